@@ -1,0 +1,71 @@
+# From a clean clone, `make demo` and `make test` need Python 3.11 or later, make, and a package index that pip can reach.
+
+PYTHON ?= python3
+# Processes of pytest; each of them computes on one thread.
+WORKERS ?= 2
+# More arguments for `skyrl run`: make demo ARGS="trainer.epochs=1"
+ARGS ?=
+# More arguments for pytest: make test PYTEST_ARGS="--reference=DIR"
+PYTEST_ARGS ?=
+# The build of torch that `make constraints` starts from.
+TORCH ?= torch==2.13.0
+
+BIN := .venv/bin
+PIP := -m pip --disable-pip-version-check --no-input --quiet
+CODE := conftest.py skyrl tests $(wildcard property_tests examples benchmarks)
+
+.PHONY: demo test test-long lint fmt constraints clean demo-clean
+.DELETE_ON_ERROR:
+
+demo: .venv/train.stamp
+	$(BIN)/python examples/quickstart/prepare.py
+	$(BIN)/skyrl run examples/quickstart/grpo.toml $(ARGS)
+
+test: lint
+	$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+test-long: .venv/dev.stamp
+	$(BIN)/pytest -n $(WORKERS) --long --hypothesis-profile=long $(PYTEST_ARGS)
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy $(CODE)
+	$(BIN)/lint-imports --no-logo
+
+fmt: .venv/dev.stamp
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# Resolves everything anew in an environment of its own; run `make test` afterwards. Local build tags (+cpu) are cut off.
+constraints: .venv/made.stamp
+	rm -rf .venv-constraints
+	$(PYTHON) -m venv .venv-constraints
+	.venv-constraints/bin/python $(PIP) install -e '.[dev]' '$(TORCH)'
+	.venv-constraints/bin/python $(PIP) freeze --exclude-editable > .venv-constraints/frozen.txt
+	{ grep '^#' constraints.txt; sed 's/+[a-z0-9.]*$$//' .venv-constraints/frozen.txt; } > .venv-constraints/new.txt
+	mv .venv-constraints/new.txt constraints.txt
+	rm -rf .venv-constraints
+
+clean:
+	rm -rf .venv .venv-constraints build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+demo-clean:
+	rm -rf runs/quickstart*
+
+.venv/made.stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "skyrl needs Python 3.11 or later and '$(PYTHON)' is not that; name another with: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/train.stamp: .venv/made.stamp pyproject.toml constraints.txt
+	@echo "Installing skyrl[train] into .venv; torch makes this take minutes on a slow line."
+	@$(BIN)/python $(PIP) install -e '.[train]' -c constraints.txt
+	@touch $@
+
+.venv/dev.stamp: .venv/made.stamp pyproject.toml constraints.txt
+	@echo "Installing skyrl[dev] into .venv; torch makes this take minutes on a slow line."
+	@$(BIN)/python $(PIP) install -e '.[dev]' -c constraints.txt
+	@touch $@ .venv/train.stamp

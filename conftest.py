@@ -1,0 +1,70 @@
+"""What both test roots share: the folder of facts, which tests run, and how Hypothesis searches."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Set before anything imports torch or transformers.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs a network is not one
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores already
+
+# No test may fail because a machine is slow, so Hypothesis measures no time.
+settings.register_profile("skyrl", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("long", parent=settings.get_profile("skyrl"), max_examples=2_000)
+settings.load_profile("skyrl")
+
+
+def _folder(text: str) -> Path:
+    """An existing folder, as an absolute path: a test may change the working directory."""
+    folder = Path(text).resolve()
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"{folder} is not a folder")
+    return folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds --reference and --long."""
+    parser.addoption(
+        "--reference",
+        type=_folder,
+        default=Path(__file__).parent / "tests" / "reference",
+        metavar="DIR",
+        help="take the reference cases from this folder: files of the same names and formats as in tests/reference "
+        "(write --reference=DIR; pytest reads a separate DIR as a test path when it looks for its own settings)",
+    )
+    parser.addoption("--long", action="store_true", help="run the tests marked long, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is long, unless asked for, and skips what needs a GPU where there is none."""
+    if not config.getoption("--long"):
+        long = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        if long:
+            config.hook.pytest_deselected(items=long)
+    for item in _without_a_gpu(items):
+        item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _without_a_gpu(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """The items marked gpu, on a machine that has none; torch is imported only if there are any."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked:
+        import torch
+
+        if not torch.cuda.is_available():
+            yield from marked
+
+
+@pytest.fixture(scope="session")
+def reference(pytestconfig: pytest.Config) -> Path:
+    """The folder that reference cases are read from: tests/reference, or what --reference names."""
+    folder: Path = pytestconfig.getoption("--reference")
+    return folder

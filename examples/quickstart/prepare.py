@@ -1,0 +1,235 @@
+"""Makes what the quick start needs from nothing: a tokenizer, a small model with the wrong habit, and two datasets.
+
+    python examples/quickstart/prepare.py [--out runs/quickstart-base] [--seed 0]
+
+Start with `prepare`: it is the list of what is made. Nothing is downloaded and no GPU is needed; two cores take about
+half a minute. A folder that is complete is left alone, and one that holds anything else is never overwritten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from reward import sorted_exactly
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.utils import logging
+
+RECIPE = 1
+"""Raised whenever this script would make something else from the same seed; a folder made by another one is refused."""
+
+LETTERS = "abcdefgh"
+TRAIN_ROWS, VALIDATION_ROWS = 4096, 256
+STEPS, BATCH, LEARNING_RATE = 300, 40, 5e-4
+ASCENDING = 7
+"""Of the 40 answers in a supervised batch. The other 33 are descending: a model that sorts, and sorts the wrong way."""
+
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+{%- if message['role'] not in ['user', 'assistant'] %}
+{{- raise_exception('this model knows the roles user and assistant, not ' + message['role']) }}
+{%- endif %}
+{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}"""
+
+
+def prepare(folder: Path, seed: int) -> float:
+    """Fills `folder`, the marker last. Returns the share of right answers, which is where training starts."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    validation = draw_words(rng, VALIDATION_ROWS, taken=())
+    train = draw_words(rng, TRAIN_ROWS, taken=validation)
+    write_rows(folder / "validation.parquet", validation)
+    write_rows(folder / "train.parquet", train)
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer)
+    warm_start(model, tokenizer, train, rng)
+    accuracy = sampled_accuracy(model, tokenizer, validation)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    compare_round_trip(tokenizer, folder / "model")
+    marker = {"recipe": RECIPE, "seed": seed, "accuracy": accuracy}
+    (folder / "prepared.json").write_text(json.dumps(marker) + "\n")
+    return accuracy
+
+
+def draw_words(rng: random.Random, count: int, taken: Sequence[str]) -> list[str]:
+    """Different words of 3 to 7 letters, none of them taken, none whose letters are all the same."""
+    words = dict.fromkeys(taken)
+    while len(words) < len(taken) + count:
+        word = "".join(rng.choices(LETTERS, k=rng.randint(3, 7)))
+        if len(set(word)) > 1:
+            words[word] = None
+    return list(words)[len(taken) :]
+
+
+def chat(word: str) -> list[dict[str, str]]:
+    """The prompt for a word."""
+    return [{"role": "user", "content": f"sort: {word}"}]
+
+
+def write_rows(path: Path, words: Sequence[str]) -> None:
+    """SkyRL's columns. Rows name no `env_class`, so each is rewarded as the configuration says."""
+    rows = [
+        {
+            "data_source": "sort",
+            "prompt": chat(word),
+            "reward_spec": {"method": "rule", "ground_truth": "".join(sorted(word))},
+            "extra_info": {"split": path.stem, "index": index},
+        }
+        for index, word in enumerate(words)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def build_tokenizer() -> Any:
+    """Byte-level BPE without a merge: 256 bytes and four special tokens. A letter is always one token.
+
+    Merged letters would hide their order from a model this small. The class is Qwen2's because transformers builds that
+    pipeline for a tokenizer beside a Qwen2 model, whatever was saved there.
+    """
+    return Qwen2Tokenizer(
+        vocab={character: index for index, character in enumerate(sorted(ByteLevel.alphabet()))},
+        merges=[],
+        unk_token=None,  # type: ignore[arg-type]  # a byte is never unknown
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        extra_special_tokens=["<|user|>", "<|assistant|>"],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=128,
+    )
+
+
+def compare_round_trip(tokenizer: Any, folder: Path) -> None:
+    """What comes back from disk must read and write text as what was saved."""
+    reloaded = AutoTokenizer.from_pretrained(folder)
+    written, read = (each.apply_chat_template(chat("hgdbha"), tokenize=False) for each in (tokenizer, reloaded))
+    ids = tokenizer.encode(written)
+    if (written, written, ids) != (read, reloaded.decode(ids), reloaded.encode(read)):
+        raise SystemExit(f"the tokenizer in {folder} came back different: it reads {read!r} as {reloaded.encode(read)}")
+
+
+def build_model(tokenizer: Any) -> Any:
+    """Qwen2 in miniature, fresh: 3.0 million parameters."""
+    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        initializer_range=0.04,
+        bos_token_id=None,
+        **special,
+    )
+    model = Qwen2ForCausalLM(config)
+    model.generation_config = GenerationConfig(do_sample=True, **special)
+    return model
+
+
+def warm_start(model: Any, tokenizer: Any, words: Sequence[str], rng: random.Random) -> None:
+    """Supervised steps on answers most of which are in the wrong order. Only answer tokens are learned."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
+    ramps = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 20, (STEPS - step) / 100))
+    model.train()
+    for step in range(1, STEPS + 1):
+        answers = [
+            (word, "".join(sorted(word, reverse=position >= ASCENDING)))
+            for position, word in enumerate(rng.sample(words, BATCH))
+        ]
+        loss = model(**supervised_batch(tokenizer, answers)).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        ramps.step()
+        optimizer.zero_grad()
+        if step % 100 == 0:
+            print(f"  step {step} of {STEPS}: loss {loss.item():.2f}", flush=True)
+
+
+def supervised_batch(tokenizer: Any, answers: Sequence[tuple[str, str]]) -> dict[str, torch.Tensor]:
+    """Right-padded (B, L) ids of prompt and answer, and labels that are -100 outside the answer."""
+    rows = []
+    for word, answer in answers:
+        prompt = tokenizer.apply_chat_template(chat(word), add_generation_prompt=True, return_dict=False)
+        rows.append((prompt, [*tokenizer.encode(answer), tokenizer.eos_token_id]))
+    width = max(len(prompt) + len(target) for prompt, target in rows)
+    ids = torch.full((len(rows), width), tokenizer.pad_token_id)
+    labels = torch.full((len(rows), width), -100)
+    for row, (prompt, target) in enumerate(rows):
+        end = len(prompt) + len(target)
+        ids[row, :end] = torch.tensor([*prompt, *target])
+        labels[row, len(prompt) : end] = torch.tensor(target)
+    return {"input_ids": ids, "labels": labels}
+
+
+@torch.no_grad()
+def sampled_accuracy(model: Any, tokenizer: Any, words: Sequence[str], answers_per_word: int = 4) -> float:
+    """Mean reward at temperature 1: what the first evaluation of the run will show, up to the luck of the draw."""
+    model.eval()
+    prompts = tokenizer.apply_chat_template(
+        [chat(word) for word in words],
+        add_generation_prompt=True,
+        padding=True,
+        padding_side="left",
+        return_tensors="pt",
+    )
+    sequences = model.generate(**prompts, max_new_tokens=12, num_return_sequences=answers_per_word)
+    answers = tokenizer.batch_decode(sequences[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
+    rewards = [
+        sorted_exactly(answer, ground_truth="".join(sorted(words[index // answers_per_word])))
+        for index, answer in enumerate(answers)
+    ]
+    return sum(rewards) / len(rewards)
+
+
+def refuse_unless_complete(out: Path, seed: int) -> None:
+    """Where the result should go, only this script's complete result for the same seed may stand."""
+    marker = out / "prepared.json"
+    if not marker.is_file():
+        raise SystemExit(f"{out} was not made by this script. Remove it, or choose another folder with --out.")
+    made = json.loads(marker.read_text())
+    for name, wanted in {"recipe": RECIPE, "seed": seed}.items():
+        if made[name] != wanted:
+            raise SystemExit(f"{out} was made with {name} {made[name]}, not {wanted}. Remove it, or choose another --out.")
+
+
+def main() -> None:
+    """Prepares in a folder beside the result, which gets its name when everything is in it."""
+    parser = argparse.ArgumentParser(description="Make the tokenizer, the model and the datasets of the quick start.")
+    parser.add_argument("--out", type=Path, default=Path("runs/quickstart-base"), help="folder to make (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of data, model and warm start (%(default)s)")
+    arguments = parser.parse_args()
+    out: Path = arguments.out
+    if out.exists():
+        refuse_unless_complete(out, arguments.seed)
+        print(f"{out} is complete already: nothing to do")
+        return
+    logging.disable_progress_bar()
+    started = time.perf_counter()
+    print(f"Preparing {out}: data, tokenizer, and {STEPS} supervised steps of a 3.0 million parameter model")
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    accuracy = prepare(partial, arguments.seed)
+    partial.rename(out)
+    seconds = time.perf_counter() - started
+    print(f"Done in {seconds:.0f} s. Right answers to the validation prompts, sampled at temperature 1: {accuracy:.3f}")
+
+
+if __name__ == "__main__":
+    main()

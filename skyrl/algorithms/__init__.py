@@ -1,0 +1,1 @@
+"""Pure tensor functions: advantages, losses, KL, corrections and reductions, each with its paper."""

@@ -1,0 +1,88 @@
+"""What the learner sees of a rollout: rows of token ids and, for each token, the numbers that the objective needs.
+
+One row is prompt, then response, then padding: `input_ids[b, t]` is the t-th token of row b, and every per-token tensor has
+the same shape (B, L) and speaks about that token. So `old_logprobs[b, t]` is log pi_old(token t | tokens before t), in nats,
+and is only meaningful where `loss_mask` is true. A batch is frozen; each stage of a step returns a fuller copy:
+
+    batch = batch.given(old_logprobs=...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+import attrs
+import torch
+from torch import Tensor
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TrainingBatch:
+    """B rows of at most L tokens. Fields that a later stage fills are None until then.
+
+    Example: the rows [5, 6 | 7, 8] and [5 | 9], prompt before the bar, make
+    `input_ids=[[5, 6, 7, 8], [5, 9, 0, 0]]`, `lengths=[4, 2]`, `loss_mask=[[0, 0, 1, 1], [0, 1, 0, 0]]`.
+    """
+
+    input_ids: Tensor
+    """(B, L) int64; what stands after a row's length is padding and never read."""
+
+    lengths: Tensor
+    """(B,) int64: tokens of each row, padding excluded."""
+
+    loss_mask: Tensor
+    """(B, L) bool: true where the policy sampled the token. Never true at column 0."""
+
+    rollout_logprobs: Tensor
+    """(B, L) float32: the engine's log-probability of the token when it was sampled."""
+
+    rewards: Tensor
+    """(B, L) float32: reward credited to the token; a row's sum is its return."""
+
+    groups: Tensor
+    """(B,) int64: rows with the same number answer the same prompt."""
+
+    old_logprobs: Tensor | None = None
+    """(B, L) float32: under the policy before this batch's first update. None where it would equal the current one."""
+
+    ref_logprobs: Tensor | None = None
+    """(B, L) float32: under the reference model."""
+
+    advantages: Tensor | None = None
+    """(B, L) float32, 0 where `loss_mask` is false."""
+
+    loss_weights: Tensor | None = None
+    """(B, L) float32: share of each token in the policy loss of the mini-batch."""
+
+    kl_weights: Tensor | None = None
+    """(B, L) float32: share of each token in the KL loss of the mini-batch."""
+
+    def __len__(self) -> int:
+        return int(self.input_ids.shape[0])
+
+    def given(self, **fields: Any) -> Self:
+        """A copy with some fields filled. Raises ValueError if a per-token tensor has another shape than the batch."""
+        for name, value in fields.items():
+            if isinstance(value, Tensor) and value.shape != self.input_ids.shape:
+                raise ValueError(f"{name} has shape {tuple(value.shape)}, the batch {tuple(self.input_ids.shape)}")
+        return attrs.evolve(self, **fields)
+
+    def rows(self, start: int, stop: int) -> Self:
+        """The rows from `start` to `stop` (exclusive), padding trimmed to the longest of them."""
+        width = int(self.lengths[start:stop].max())
+        return self._map(lambda tensor: tensor[start:stop] if tensor.dim() == 1 else tensor[start:stop, :width])
+
+    def split(self, size: int) -> Iterator[Self]:
+        """Consecutive batches of `size` rows; the last may be smaller."""
+        for start in range(0, len(self), size):
+            yield self.rows(start, min(start + size, len(self)))
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same batch on another device."""
+        return self._map(lambda tensor: tensor.to(device))
+
+    def _map(self, change: Any) -> Self:
+        tensors = {each.name: getattr(self, each.name) for each in attrs.fields(type(self))}
+        return attrs.evolve(self, **{name: change(tensor) for name, tensor in tensors.items() if tensor is not None})
+

@@ -1,0 +1,1 @@
+"""What a run needs to go on after it stopped, stored whole or not at all."""

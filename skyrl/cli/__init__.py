@@ -1,0 +1,1 @@
+"""The `skyrl` command: reads arguments, prints results, and turns errors into messages and exit codes."""

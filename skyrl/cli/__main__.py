@@ -1,0 +1,5 @@
+"""`python -m skyrl.cli`."""
+
+from skyrl.cli.main import main
+
+main()

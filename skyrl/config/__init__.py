@@ -1,0 +1,90 @@
+"""The run as its author wrote it: immutable classes and nothing that can touch a GPU.
+
+Read `root.py` first: it is the tree. `load.py` reads one from files and arguments, `resolve.py` fills what follows from the
+rest, `check.py` says which trees can run.
+"""
+
+from skyrl.config.algorithm import AlgorithmConfig, DynamicSamplingConfig, KLCtrlConfig
+from skyrl.config.check import check
+from skyrl.config.data import DataConfig
+from skyrl.config.deepspeed import DeepSpeedConfig, OffloadConfig, ZeroOptimizationConfig
+from skyrl.config.engines import InferenceEngineConfig
+from skyrl.config.environment import (
+    EnvironmentConfig,
+    GSM8kLLMJudgeEnvConfig,
+    SearchEnvConfig,
+    SkyRLGymConfig,
+    Text2SQLEnvConfig,
+)
+from skyrl.config.extension import make_config
+from skyrl.config.generator import ChatTemplateConfig, GeneratorConfig, SamplingParams
+from skyrl.config.learners import (
+    CriticConfig,
+    FSDPConfig,
+    MixedPrecisionConfig,
+    OptimizerConfig,
+    PolicyConfig,
+    RefConfig,
+)
+from skyrl.config.load import Composed, Loaded, compose, load
+from skyrl.config.losses import CISPOConfig, ClipCovConfig, KLCovConfig, OffPolicyCorrectionConfig, SAPOConfig
+from skyrl.config.megatron import (
+    MegatronConfig,
+    MegatronDDPConfig,
+    MegatronLoraConfig,
+    MegatronTorchProfilerConfig,
+)
+from skyrl.config.models import ModelConfig, SkyRLLoraConfig
+from skyrl.config.placement import PlacementConfig
+from skyrl.config.resolve import resolve
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.trainer import FullyAsyncConfig, TrainerConfig
+from skyrl.errors import ConfigError
+
+__all__ = [
+    "AlgorithmConfig",
+    "CISPOConfig",
+    "ChatTemplateConfig",
+    "ClipCovConfig",
+    "Composed",
+    "ConfigError",
+    "CriticConfig",
+    "DataConfig",
+    "DeepSpeedConfig",
+    "DynamicSamplingConfig",
+    "EnvironmentConfig",
+    "FSDPConfig",
+    "FullyAsyncConfig",
+    "GSM8kLLMJudgeEnvConfig",
+    "GeneratorConfig",
+    "InferenceEngineConfig",
+    "KLCovConfig",
+    "KLCtrlConfig",
+    "Loaded",
+    "MegatronConfig",
+    "MegatronDDPConfig",
+    "MegatronLoraConfig",
+    "MegatronTorchProfilerConfig",
+    "MixedPrecisionConfig",
+    "ModelConfig",
+    "OffPolicyCorrectionConfig",
+    "OffloadConfig",
+    "OptimizerConfig",
+    "PlacementConfig",
+    "PolicyConfig",
+    "RefConfig",
+    "SAPOConfig",
+    "SamplingParams",
+    "SearchEnvConfig",
+    "SkyRLGymConfig",
+    "SkyRLLoraConfig",
+    "SkyRLTrainConfig",
+    "Text2SQLEnvConfig",
+    "TrainerConfig",
+    "ZeroOptimizationConfig",
+    "check",
+    "compose",
+    "load",
+    "make_config",
+    "resolve",
+]

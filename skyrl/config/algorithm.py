@@ -1,0 +1,142 @@
+"""What is optimized: how rewards become advantages, and advantages a loss."""
+
+from typing import Literal
+
+from skyrl.config.losses import CISPOConfig, ClipCovConfig, KLCovConfig, OffPolicyCorrectionConfig, SAPOConfig
+from skyrl.tree import IDENTITY, field, frozen
+from skyrl.tree.validators import at_least, fraction, non_negative, positive, positive_or_off
+
+LossReduction = Literal["token_mean", "token_mean_legacy", "sequence_mean", "seq_mean_token_sum_norm", "prompt_mean"]
+"""How the losses of the tokens of a mini-batch become one number."""
+
+
+@frozen
+class KLCtrlConfig:
+    """How the weight of the KL penalty changes, from `kl_loss_coef` on; read with `use_kl_in_reward` only."""
+
+    type: Literal["fixed", "adaptive"] = "fixed"
+    """adaptive: the weight rises while the measured KL divergence is above `kl_target` and falls while it is below
+    (arXiv:1909.08593)."""
+
+    kl_target: float = field(default=0.1, validator=positive)
+    """KL divergence per token that `adaptive` steers to, in nats."""
+
+    horizon: int = field(default=10000, validator=positive)
+    """Samples over which `adaptive` makes up for a deviation; larger is slower."""
+
+
+@frozen
+class DynamicSamplingConfig:
+    """What happens to groups whose samples all got the same reward: they teach nothing."""
+
+    type: Literal["filter", "replace"] | None = None
+    """filter: such groups are dropped and more are drawn until the batch is full (DAPO, arXiv:2503.14476); replace:
+    copies of good groups of the same batch take their place. None: they stay."""
+
+    max_sample_batches: int = field(default=30, validator=at_least(-1))
+    """Batches that may be drawn for one step before the run stops with an error. -1 or 0: no limit."""
+
+    min_replace_ratio: float = field(default=0.3, validator=fraction)
+    """Under `replace`: part of the groups that must be good; below it the whole batch is drawn again."""
+
+
+@frozen
+class AlgorithmConfig:
+    """The objective."""
+
+    advantage_estimator: str = field(default="grpo", metadata=IDENTITY)
+    """How rewards become advantages: grpo, rloo, maxrl, reinforce++, gae (needs a critic), a registered name, or an
+    import path (`my_package.advantages:mine`)."""
+
+    policy_loss_type: str = field(default="regular", metadata=IDENTITY)
+    """How advantages become a loss: regular (PPO), dual_clip, gspo, cispo, sapo, clip_cov, kl_cov, rollout_is, a
+    registered name, or an import path."""
+
+    loss_reduction: LossReduction = "token_mean"
+    """token_mean: mean over the tokens of the mini-batch; token_mean_legacy: over those of each micro-batch, then over
+    micro-batches; sequence_mean: over each sequence's tokens, then over sequences; prompt_mean: over the tokens of each
+    prompt's samples, then over prompts; seq_mean_token_sum_norm: mean of each sequence's sum by `max_seq_len`."""
+
+    max_seq_len: int | None = field(default=None, validator=positive)
+    """Tokens by which `seq_mean_token_sum_norm` divides a sequence's sum. None: `generator.max_input_length` plus
+    `generator.sampling_params.max_generate_length`, which is right for one turn only: give it for several."""
+
+    temperature: float | None = field(default=None, validator=non_negative)
+    """The learner divides logits by this. None: `generator.sampling_params.temperature`, since ratios of probabilities
+    mean something only at the temperature that the tokens were drawn at. 0 cannot be trained on."""
+
+    grpo_norm_by_std: bool = True
+    """Under grpo: divide by the group's standard deviation. False is Dr. GRPO (arXiv:2503.20783)."""
+
+    advantage_batch_normalize: bool = False
+    """Shift and scale the advantages of a batch to mean 0 and standard deviation 1 over its tokens."""
+
+    gamma: float = field(default=1.0, validator=fraction)
+    """Discount per token; read by gae and reinforce++."""
+
+    lambd: float = field(default=1.0, validator=fraction)
+    """Lambda of generalized advantage estimation (arXiv:1506.02438); read by gae. 1: plain returns minus values."""
+
+    value_head_prefix: str = "value_head"
+    """Name of the critic's value head among its weights."""
+
+    value_clip: float | None = field(default=0.2, validator=non_negative)
+    """The critic's loss counts a value at most this far from the one before the update. None: plain squared error."""
+
+    use_kl_loss: bool = True
+    """Add `kl_loss_coef` times the KL divergence from the reference to the policy loss. Not with `use_kl_in_reward`."""
+
+    use_kl_in_reward: bool = False
+    """Take the weighted KL divergence of each token from its reward. Not with `use_kl_loss`."""
+
+    kl_loss_coef: float = field(default=0.001, validator=non_negative)
+    """Weight of the KL divergence; in the reward, the weight to start with."""
+
+    kl_estimator_type: Literal["k1", "k2", "k3", "abs"] = "k3"
+    """Estimate of the divergence from one token, with d = log pi_ref - log pi. k1: -d; abs: |d|; k2: d^2 / 2; k3:
+    e^d - d - 1, which is unbiased and never negative (joschu.net/blog/kl-approx.html)."""
+
+    kl_ctrl: KLCtrlConfig = KLCtrlConfig()
+    """How the weight changes; with `use_kl_in_reward` only."""
+
+    use_entropy_loss: bool = False
+    """Take `entropy_loss_coef` times the policy's entropy from the loss, so that it is kept high."""
+
+    entropy_loss_coef: float = 0.01
+    """Weight of the entropy. Negative drives it down."""
+
+    eps_clip_low: float = field(default=0.2, validator=non_negative)
+    """The ratio pi / pi_old is clipped below at 1 minus this. 1 or more: no lower bound."""
+
+    eps_clip_high: float = field(default=0.2, validator=non_negative)
+    """The ratio pi / pi_old is clipped above at 1 plus this; larger than `eps_clip_low` is DAPO's clip-higher."""
+
+    clip_ratio_c: float = field(default=3.0, validator=at_least(1))
+    """Under dual_clip: with a negative advantage A the loss is at most -A times this (arXiv:1912.09729)."""
+
+    zero_variance_filter: bool = False
+    """Leave groups whose rewards are all equal out of the loss."""
+
+    dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
+    """Replace such groups."""
+
+    off_policy_correction: OffPolicyCorrectionConfig = OffPolicyCorrectionConfig()
+    """Corrections for the gap between engine and learner."""
+
+    use_tis: bool = False
+    """Old spelling of `off_policy_correction.tis_ratio_type = "token"`."""
+
+    tis_imp_ratio_cap: float = field(default=-1.0, validator=positive_or_off)
+    """Old spelling of `off_policy_correction.token_tis_ratio_clip_high`; read with `use_tis`. -1: unset."""
+
+    sapo: SAPOConfig = SAPOConfig()
+    """For sapo."""
+
+    clip_cov: ClipCovConfig = ClipCovConfig()
+    """For clip_cov."""
+
+    kl_cov: KLCovConfig = KLCovConfig()
+    """For kl_cov."""
+
+    cispo: CISPOConfig = CISPOConfig()
+    """For cispo."""

@@ -1,0 +1,237 @@
+"""`check()`: which resolved trees can run. One small function for each rule that involves several fields.
+
+Each yields problems with a remedy. What a single field may hold is a validator on the field; what depends on the machine
+(files, keys, GPUs) is looked at when a run starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from skyrl.config.effects import without_effect
+from skyrl.config.not_yet import LATER_NAMES, not_implemented_yet
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.errors import Problem
+from skyrl.tree.names import nearest
+from skyrl.tree.origins import Origins
+from skyrl.tree.rules import Check, find_problems
+
+ADVANTAGE_ESTIMATORS = ("grpo",)
+POLICY_LOSSES = ("regular",)
+
+
+def the_policy_has_a_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """There is something to train."""
+    if not run.trainer.policy.model.path:
+        hint = "give a local folder or a hub name, such as Qwen/Qwen2.5-1.5B-Instruct"
+        yield Problem(path="trainer.policy.model.path", message="no model to train", hint=hint)
+
+
+def there_is_data_to_train_on(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """At least one source of prompts."""
+    if not run.data.train_data:
+        yield Problem(path="data.train_data", message="the list is empty", hint="name at least one file of prompts")
+
+
+def evaluation_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """An evaluation that is asked for has prompts."""
+    asked = run.trainer.eval_before_train or run.trainer.eval_interval > 0
+    if asked and not run.data.val_data:
+        hint = "name a file, or set trainer.eval_before_train = false and trainer.eval_interval = -1"
+        yield Problem(path="data.val_data", message="evaluation is on but the list is empty", hint=hint)
+
+
+def mini_batches_divide_the_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Every optimizer step sees the same number of prompts."""
+    yield from _divides(run.trainer.train_batch_size, run.trainer.policy_mini_batch_size, "trainer.policy_mini_batch_size")
+
+
+def critic_mini_batches_divide_the_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """As for the policy, when there is a critic."""
+    if run.trainer.critic.model.path:
+        batch, mini = run.trainer.train_batch_size, run.trainer.critic_mini_batch_size
+        yield from _divides(batch, mini, "trainer.critic_mini_batch_size")
+
+
+def micro_batches_divide_the_mini_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Every micro-batch has the same number of samples."""
+    samples = run.trainer.policy_mini_batch_size * run.generator.n_samples_per_prompt
+    micro = run.trainer.micro_train_batch_size_per_gpu
+    if micro > 0 and samples % micro:
+        yield Problem(
+            path="trainer.micro_train_batch_size_per_gpu",
+            message=f"{micro} samples do not divide the mini-batch of {samples} "
+            f"({run.trainer.policy_mini_batch_size} prompts x {run.generator.n_samples_per_prompt})",
+            hint=_nearest_divisors(micro, samples),
+        )
+
+
+def gae_has_a_critic(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Generalised advantage estimation needs values."""
+    if run.trainer.algorithm.advantage_estimator == "gae" and not run.trainer.critic.model.path:
+        yield Problem(path="trainer.critic.model.path", message="gae needs a critic", hint="give the critic a model")
+
+
+def kl_is_counted_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A KL penalty goes into the reward or into the loss."""
+    algorithm = run.trainer.algorithm
+    if algorithm.use_kl_in_reward and algorithm.use_kl_loss:
+        message = "use_kl_in_reward and use_kl_loss are both on, which counts the penalty twice"
+        yield Problem(path="trainer.algorithm.use_kl_in_reward", message=message, hint="turn one of them off")
+
+
+def the_advantage_estimator_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """By name."""
+    yield from _exists(run.trainer.algorithm.advantage_estimator, ADVANTAGE_ESTIMATORS, "trainer.algorithm.advantage_estimator")
+
+
+def the_policy_loss_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """By name."""
+    yield from _exists(run.trainer.algorithm.policy_loss_type, POLICY_LOSSES, "trainer.algorithm.policy_loss_type")
+
+
+def the_learner_scores_at_the_rollout_temperature(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Importance ratios compare probabilities of the same distribution."""
+    learner, rollout = run.trainer.algorithm.temperature, run.generator.sampling_params.temperature
+    if learner is not None and learner != rollout:
+        yield Problem(
+            path="trainer.algorithm.temperature",
+            message=f"{learner} is not generator.sampling_params.temperature = {rollout}",
+            hint="leave it out: it is derived",
+        )
+
+
+def training_samples_are_random(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """At temperature 0 all samples of a prompt are one, and no advantage is left."""
+    if run.generator.sampling_params.temperature == 0:
+        yield Problem(
+            path="generator.sampling_params.temperature",
+            message="0 is greedy: every sample of a prompt would be the same",
+            hint="training needs a temperature above 0; 1.0 is usual",
+        )
+
+
+def a_group_has_something_to_compare(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Group-relative advantages of a single sample are its bare reward."""
+    if run.trainer.algorithm.advantage_estimator == "grpo" and run.generator.n_samples_per_prompt == 1:
+        yield Problem(
+            path="generator.n_samples_per_prompt",
+            message="grpo compares the samples of a prompt, and there is only one",
+            hint="use 4 or more",
+            severity="warning",
+        )
+
+
+def a_single_turn_is_given_the_prompt(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """With one turn the longest input is the longest prompt; with several it is at least that."""
+    longest, prompt = run.generator.max_input_length, run.trainer.max_prompt_length
+    if longest is None or longest == prompt or (run.generator.max_turns > 1 and longest > prompt):
+        return
+    wanted = "equal to" if run.generator.max_turns == 1 else "at least"
+    yield Problem(
+        path="generator.max_input_length",
+        message=f"{longest} is not {wanted} trainer.max_prompt_length = {prompt} (max_turns = {run.generator.max_turns})",
+        hint="leave it out in single-turn runs: it is derived",
+    )
+
+
+def a_resumed_run_has_a_path(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """`from_path` says where from, and only it does."""
+    if run.trainer.resume_mode == "from_path" and not run.trainer.resume_path:
+        hint = "give the folder of a checkpoint: .../global_step_N"
+        yield Problem(path="trainer.resume_path", message="resume_mode = from_path needs it", hint=hint)
+    if run.trainer.resume_path and run.trainer.resume_mode != "from_path":
+        message = f"is not read with resume_mode = {run.trainer.resume_mode}"
+        yield Problem(path="trainer.resume_path", message=message, hint="set trainer.resume_mode = from_path")
+
+
+def one_process_has_one_rank(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Without Ray there is one learner and one engine."""
+    if run.trainer.placement.executor != "in_process":
+        return
+    placement = run.trainer.placement
+    for name in ("policy_num_nodes", "policy_num_gpus_per_node", "ref_num_nodes", "ref_num_gpus_per_node"):
+        if getattr(placement, name) != 1:
+            yield Problem(
+                path=f"trainer.placement.{name}",
+                message=f"{getattr(placement, name)} ranks do not fit into one process",
+                hint="set trainer.placement.executor = ray, or 1 here",
+            )
+    if run.generator.inference_engine.num_engines != 1:
+        yield Problem(
+            path="generator.inference_engine.num_engines",
+            message=f"{run.generator.inference_engine.num_engines} engines do not fit into one process",
+            hint="set trainer.placement.executor = ray, or 1 here",
+        )
+
+
+def an_embedded_engine_shares_the_device(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A deterministic engine computes in float32 kernels that repeat; on CUDA that is not promised yet."""
+    if run.trainer.deterministic and run.trainer.device == "cuda":
+        yield Problem(
+            path="trainer.deterministic",
+            message="bit-for-bit repeatable runs are promised on a CPU only",
+            severity="warning",
+        )
+
+
+CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
+    the_policy_has_a_model,
+    there_is_data_to_train_on,
+    evaluation_has_data,
+    mini_batches_divide_the_batch,
+    critic_mini_batches_divide_the_batch,
+    micro_batches_divide_the_mini_batch,
+    gae_has_a_critic,
+    kl_is_counted_once,
+    the_advantage_estimator_exists,
+    the_policy_loss_exists,
+    the_learner_scores_at_the_rollout_temperature,
+    training_samples_are_random,
+    a_group_has_something_to_compare,
+    a_single_turn_is_given_the_prompt,
+    a_resumed_run_has_a_path,
+    one_process_has_one_rank,
+    an_embedded_engine_shares_the_device,
+    not_implemented_yet,
+)
+
+
+def check(config: SkyRLTrainConfig, origins: Origins | None = None, broken: Iterable[str] = ()) -> list[Problem]:
+    """Every problem of a resolved tree, errors and warnings, each with its place.
+
+    `origins` tell what was written; without them, written means different from the default.
+    """
+    checks: tuple[Any, ...] = CHECKS
+    found = find_problems(config, checks, origins or {}, broken)
+    return found + without_effect(config, origins)
+
+
+def _divides(batch: int, part: int, path: str) -> Iterator[Problem]:
+    if part > 0 and batch % part:
+        yield Problem(
+            path=path,
+            message=f"{part} prompts do not divide trainer.train_batch_size = {batch}",
+            hint=_nearest_divisors(part, batch),
+        )
+
+
+def _nearest_divisors(part: int, whole: int) -> str:
+    divisors = [number for number in range(1, whole + 1) if whole % number == 0]
+    below = max((number for number in divisors if number < part), default=None)
+    above = min((number for number in divisors if number > part), default=None)
+    found = " and ".join(str(number) for number in (below, above) if number is not None)
+    return f"nearest divisors: {found}"
+
+
+def _exists(name: str, known: tuple[str, ...], path: str) -> Iterator[Problem]:
+    if name in known:
+        return
+    if name in LATER_NAMES.get(path, ()):
+        message = f"{name!r} is not implemented yet in this version"
+        yield Problem(path=path, message=message, hint=f"available: {', '.join(known)}")
+        return
+    meant = nearest(name, (*known, *LATER_NAMES.get(path, ())))
+    hint = f"did you mean {meant}?" if meant else f"available: {', '.join(known)}"
+    yield Problem(path=path, message=f"{name!r} is unknown", hint=hint)

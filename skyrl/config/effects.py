@@ -1,0 +1,149 @@
+"""When a field has an effect. A value that was written and has none in this run is a warning: a person meant something by it.
+
+Real configurations carry such keys (a KL coefficient with KL off), so that they stop a run only under `--strict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import frozen
+
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.errors import Problem
+from skyrl.tree import differences
+from skyrl.tree.origins import Origins, was_written
+from skyrl.tree.rules import place_of
+
+
+@frozen
+class Effect:
+    """One path, or every path inside a table, and when it acts."""
+
+    path: str
+    when: str
+    acts: Callable[[SkyRLTrainConfig], bool]
+
+
+def _loss_is(name: str) -> Callable[[SkyRLTrainConfig], bool]:
+    return lambda run: run.trainer.algorithm.policy_loss_type == name
+
+
+def _env_is(name: str) -> Callable[[SkyRLTrainConfig], bool]:
+    return lambda run: run.environment.env_class == name
+
+
+def _kl_is_on(run: SkyRLTrainConfig) -> bool:
+    return run.trainer.algorithm.use_kl_loss or run.trainer.algorithm.use_kl_in_reward
+
+
+def _on_cuda(run: SkyRLTrainConfig) -> bool:
+    return run.trainer.device == "cuda"
+
+
+def _engine_is_vllm(run: SkyRLTrainConfig) -> bool:
+    return run.generator.inference_engine.backend == "vllm"
+
+
+def _evaluates(run: SkyRLTrainConfig) -> bool:
+    return run.trainer.eval_before_train or run.trainer.eval_interval > 0
+
+
+def _has_critic(run: SkyRLTrainConfig) -> bool:
+    return bool(run.trainer.critic.model.path)
+
+
+def _strategy_is(*names: str) -> Callable[[SkyRLTrainConfig], bool]:
+    return lambda run: run.trainer.strategy in names
+
+
+EFFECTS: tuple[Effect, ...] = (
+    Effect("trainer.algorithm.kl_loss_coef", "trainer.algorithm.use_kl_loss is on", lambda run: run.trainer.algorithm.use_kl_loss),
+    Effect("trainer.algorithm.kl_estimator_type", "a KL term is on", _kl_is_on),
+    Effect("trainer.algorithm.kl_ctrl", "use_kl_in_reward is on", lambda run: run.trainer.algorithm.use_kl_in_reward),
+    Effect("trainer.ref", "a KL term is on", _kl_is_on),
+    Effect("trainer.critic.optimizer_config", "there is a critic", _has_critic),
+    Effect("trainer.critic.fsdp_config", "there is a critic", _has_critic),
+    Effect("trainer.critic_mini_batch_size", "there is a critic", _has_critic),
+    Effect("trainer.algorithm.value_clip", "there is a critic", _has_critic),
+    Effect("trainer.algorithm.entropy_loss_coef", "use_entropy_loss is on", lambda run: run.trainer.algorithm.use_entropy_loss),
+    Effect("trainer.algorithm.lambd", "the estimator is gae", lambda run: run.trainer.algorithm.advantage_estimator == "gae"),
+    Effect(
+        "trainer.algorithm.gamma",
+        "the estimator is gae or reinforce++",
+        lambda run: run.trainer.algorithm.advantage_estimator in ("gae", "reinforce++"),
+    ),
+    Effect("trainer.algorithm.clip_ratio_c", "the loss is dual_clip", _loss_is("dual_clip")),
+    Effect("trainer.algorithm.sapo", "the loss is sapo", _loss_is("sapo")),
+    Effect("trainer.algorithm.cispo", "the loss is cispo", _loss_is("cispo")),
+    Effect("trainer.algorithm.clip_cov", "the loss is clip_cov", _loss_is("clip_cov")),
+    Effect("trainer.algorithm.kl_cov", "the loss is kl_cov", _loss_is("kl_cov")),
+    Effect("trainer.algorithm.tis_imp_ratio_cap", "use_tis is on", lambda run: run.trainer.algorithm.use_tis),
+    Effect("trainer.policy.megatron_config", "the strategy is megatron", _strategy_is("megatron")),
+    Effect("trainer.policy.deepspeed_config", "the strategy is deepspeed", _strategy_is("deepspeed")),
+    Effect("trainer.policy.fsdp_config", "the strategy is fsdp2 and there are several ranks", lambda run: _ranks(run) > 1),
+    Effect("trainer.policy.model.lora", "lora.rank is above 0", lambda run: run.trainer.policy.model.lora.rank > 0),
+    Effect("trainer.placement.colocate_all", "the run is on Ray", lambda run: run.trainer.placement.executor == "ray"),
+    Effect("trainer.placement.colocate_policy_ref", "the run is on Ray", lambda run: run.trainer.placement.executor == "ray"),
+    Effect("trainer.bf16", "the device is cuda (a CPU computes in float32)", _on_cuda),
+    Effect("trainer.flash_attn", "the device is cuda (a CPU uses sdpa)", _on_cuda),
+    Effect("trainer.gradient_checkpointing", "the device is cuda (a CPU has the memory)", _on_cuda),
+    Effect("trainer.gradient_checkpointing_use_reentrant", "activations are recomputed", lambda run: bool(run.trainer.recompute_activations)),
+    Effect("trainer.eval_batch_size", "evaluation is on", _evaluates),
+    Effect("generator.eval_sampling_params", "evaluation is on", _evaluates),
+    Effect("generator.eval_n_samples_per_prompt", "evaluation is on", _evaluates),
+    Effect("trainer.fully_async", "training is asynchronous", lambda run: False),
+    Effect("environment.skyrl_gym.text2sql", "environment.env_class is text2sql", _env_is("text2sql")),
+    Effect("environment.skyrl_gym.search", "environment.env_class is search", _env_is("search")),
+    Effect("environment.skyrl_gym.llm_as_a_judge", "environment.env_class is gsm8k_llm_judge", _env_is("gsm8k_llm_judge")),
+    *(
+        Effect(f"generator.inference_engine.{name}", "the engine is vllm", _engine_is_vllm)
+        for name in (
+            "model_dtype",
+            "weight_sync_backend",
+            "weight_transfer_threshold_cuda_ipc_GB",
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "expert_parallel_size",
+            "data_parallel_size",
+            "async_engine",
+            "vllm_v1_disable_multiproc",
+            "enable_prefix_caching",
+            "enable_chunked_prefill",
+            "max_num_batched_tokens",
+            "enforce_eager",
+            "fully_sharded_loras",
+            "enable_ray_prometheus_stats",
+            "gpu_memory_utilization",
+            "distributed_executor_backend",
+            "override_existing_update_group",
+        )
+    ),
+)
+
+
+def without_effect(run: SkyRLTrainConfig, origins: Origins | None) -> list[Problem]:
+    """A warning for each written value that does nothing in this run.
+
+    Without `origins`, written means different from the default tree.
+    """
+    return [
+        Problem(
+            path=effect.path,
+            message=f"has no effect in this run: it acts only when {effect.when}",
+            place=place_of(effect.path, origins or {}),
+            severity="warning",
+        )
+        for effect in EFFECTS
+        if not effect.acts(run) and _written(run, effect.path, origins)
+    ]
+
+
+def _written(run: SkyRLTrainConfig, path: str, origins: Origins | None) -> bool:
+    if origins is not None:
+        return was_written(origins, path)
+    return any(changed == path or changed.startswith(path + ".") for changed in differences(type(run)(), run))
+
+
+def _ranks(run: SkyRLTrainConfig) -> int:
+    return run.trainer.placement.policy_num_nodes * run.trainer.placement.policy_num_gpus_per_node

@@ -1,0 +1,111 @@
+"""The inference engines: how many, how large, how they get new weights, and how others reach them."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from skyrl.config.models import Dtype
+from skyrl.tree import FREE, FrozenDict, field, frozen
+from skyrl.tree.validators import port, positive, positive_fraction
+
+
+@frozen
+class InferenceEngineConfig:
+    """What serves the policy. One engine takes data x pipeline x tensor GPUs."""
+
+    backend: Literal["vllm", "torch", "http", "sglang"] = "vllm"
+    """vllm: vLLM engines that the run starts; torch: the embedded engine, beside the learner, without a server; http:
+    servers that run already, at `external_server_urls`. sglang is known from old configurations, and refused."""
+
+    model_dtype: Dtype = "bfloat16"
+    """Type in which the engines hold weights, and to which weights are rounded on their way to them."""
+
+    run_engines_locally: bool = True
+    """The run starts the engines. False: they run already, at the external addresses."""
+
+    num_engines: int = field(default=1, validator=positive)
+    """Replicas; prompts are spread over them."""
+
+    tensor_parallel_size: int = field(default=1, validator=positive)
+    """GPUs that share each matrix of an engine."""
+
+    pipeline_parallel_size: int = field(default=1, validator=positive)
+    """GPUs that each hold a run of an engine's layers."""
+
+    data_parallel_size: int = field(default=1, validator=positive)
+    """Copies of the weights inside one engine."""
+
+    expert_parallel_size: int = field(default=1, validator=positive)
+    """GPUs over which experts are spread. 1: off; otherwise data times tensor parallel size."""
+
+    deterministic: bool | None = None
+    """A sample's tokens do not depend on what runs beside it: the torch engine gathers requests in ordered waves and
+    computes in fixed batch shapes. Slower. None: as `trainer.deterministic`."""
+
+    async_engine: bool = True
+    """Requests join and leave a running batch. False: vLLM's offline engine, which takes whole batches."""
+
+    vllm_v1_disable_multiproc: bool = True
+    """Run vLLM's scheduler in the engine's process (VLLM_ENABLE_V1_MULTIPROCESSING=0), for a repeatable order."""
+
+    distributed_executor_backend: Literal["ray", "mp"] = field(default="ray", metadata=FREE)
+    """How one vLLM engine runs on several GPUs: Ray actors, or child processes on one node."""
+
+    enforce_eager: bool = True
+    """Compute without CUDA graphs. False is faster and was seen to disturb long runs."""
+
+    enable_prefix_caching: bool = True
+    """Reuse the keys and values of a prompt's beginning among requests. vllm and torch."""
+
+    enable_chunked_prefill: bool = True
+    """Read long prompts in pieces between steps of generation. vllm."""
+
+    max_num_batched_tokens: int = field(default=8192, validator=positive)
+    """Tokens that one step of an engine computes, at most."""
+
+    max_num_seqs: int = field(default=1024, validator=positive)
+    """Sequences that an engine runs at once, at most."""
+
+    gpu_memory_utilization: float = field(default=0.8, validator=positive_fraction, metadata=FREE)
+    """Part of a GPU's memory that an engine takes for weights and cache."""
+
+    weight_sync_backend: Literal["nccl", "gloo", "delta"] = field(default="nccl", metadata=FREE)
+    """How new weights travel to engines in other processes: broadcast over nccl (through CUDA IPC where GPUs are
+    shared) or gloo, or as files of differences. Nothing travels to the embedded engine."""
+
+    weight_transfer_threshold_cuda_ipc_GB: float = field(default=1.0, validator=positive, metadata=FREE)
+    """Gigabytes of weights that are handed over at a time through CUDA IPC."""
+
+    override_existing_update_group: Literal["auto", "enable", "disable"] = field(default="auto", metadata=FREE)
+    """Whether engines give up the group through which an earlier run sent them weights. auto: those that the run did
+    not start do."""
+
+    fully_sharded_loras: bool = False
+    """Shard adapters over tensor-parallel GPUs wholly, not by half."""
+
+    remote_urls: tuple[str, ...] = field(default=(), metadata=FREE)
+    """Old form of `external_server_urls`: `host:port` of engines that run already."""
+
+    external_proxy_url: str | None = field(default=None, metadata=FREE)
+    """Address of a router in front of engines that run already: requests for text go there."""
+
+    external_server_urls: tuple[str, ...] | None = field(default=None, metadata=FREE)
+    """Addresses of the engines themselves: weights and commands go there."""
+
+    enable_http_endpoint: bool = field(default=False, metadata=FREE)
+    """Serve the policy over HTTP while it trains, in OpenAI's protocol, so that agents can call it. Set
+    `trainer.algorithm.temperature` to the temperature that they use."""
+
+    http_endpoint_host: str = field(default="127.0.0.1", metadata=FREE)
+    """Address that the endpoint listens on. The default answers this machine only."""
+
+    http_endpoint_port: int = field(default=8000, validator=port, metadata=FREE)
+    """Port that the endpoint listens on."""
+
+    served_model_name: str | None = field(default=None, metadata=FREE)
+    """Model name that requests to the endpoint must carry. None: the policy's path."""
+
+    enable_ray_prometheus_stats: bool = field(default=False, metadata=FREE)
+    """Export vLLM's statistics through Ray's Prometheus metrics."""
+
+    engine_init_kwargs: Mapping[str, Any] = FrozenDict()
+    """More arguments of the engine, by its own names (vLLM: those of its EngineArgs)."""

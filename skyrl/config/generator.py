@@ -1,0 +1,112 @@
+"""How samples are drawn: by which engine, with which parameters, over how many turns."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from skyrl.config.engines import InferenceEngineConfig
+from skyrl.tree import FrozenDict, field, frozen
+from skyrl.tree.validators import at_least, fraction, non_negative, positive, positive_fraction
+
+
+@frozen
+class SamplingParams:
+    """How one completion is drawn from the policy."""
+
+    max_generate_length: int = field(default=1024, validator=positive)
+    """Longest completion of one turn, in tokens, prompt excluded."""
+
+    temperature: float = field(default=1.0, validator=non_negative)
+    """Softmax temperature, unitless. 0 is greedy, which evaluation may use and training may not."""
+
+    top_p: float = field(default=1.0, validator=positive_fraction)
+    """Draw from the likeliest tokens that together have this probability. 1: from all."""
+
+    min_p: float = field(default=0.0, validator=fraction)
+    """Draw from tokens at least this likely relative to the likeliest (arXiv:2407.01082). 0: from all."""
+
+    top_k: int = field(default=-1, validator=at_least(-1))
+    """Draw from this many of the likeliest tokens. -1 or 0: from all."""
+
+    repetition_penalty: float = field(default=1.0, validator=positive)
+    """Above 1, tokens that occurred before become less likely; below 1, likelier. 1: off. The learner does not know of
+    it, so ratios are off by it."""
+
+    logprobs: Literal[0, 1] | None = 1
+    """The engine returns the log-probability of each drawn token: 0 and 1 both mean just that one. None: none, which
+    rules out corrections and losses that need them."""
+
+    stop: tuple[str, ...] | None = None
+    """Texts that end a completion; they stay in it. None: only the end-of-sequence token does."""
+
+    additional_kwargs: Mapping[str, Any] | None = None
+    """More sampling parameters, handed to the engine as they are. None: none."""
+
+
+@frozen
+class ChatTemplateConfig:
+    """A chat template in place of the tokenizer's. With one, the history is tokenized anew at every turn."""
+
+    source: Literal["name", "file"] = "name"
+    """What `name_or_path` is: a file, or the name of a template (qwen3_with_thinking, qwen3_without_thinking)."""
+
+    name_or_path: str | None = None
+    """The name, or the path of a Jinja file. None: the tokenizer's own template."""
+
+
+@frozen
+class GeneratorConfig:
+    """The generating half of a run."""
+
+    inference_engine: InferenceEngineConfig = InferenceEngineConfig()
+    """What serves the policy."""
+
+    sampling_params: SamplingParams = SamplingParams()
+    """How training samples are drawn."""
+
+    eval_sampling_params: SamplingParams | None = None
+    """How evaluation samples are drawn. None: greedily, with the training samples' `max_generate_length`. Once any of
+    its fields is written, the others have the defaults of SamplingParams."""
+
+    n_samples_per_prompt: int = field(default=5, validator=positive)
+    """Samples per training prompt: the size of a group."""
+
+    eval_n_samples_per_prompt: int = field(default=1, validator=positive)
+    """Samples per evaluation prompt; with N of them, pass@N is reported."""
+
+    max_turns: int = field(default=1, validator=positive)
+    """Turns of the policy in one trajectory, at most."""
+
+    max_input_length: int | None = field(default=None, validator=positive)
+    """Tokens that a turn may start from: prompt and all turns before. Where there are more, the trajectory ends. None:
+    `trainer.max_prompt_length`, which is the only value that fits a single turn."""
+
+    batched: bool = False
+    """Generate the whole batch in one call of the engine; single-turn only. False: each trajectory runs on its own."""
+
+    use_conversation_multi_turn: bool = True
+    """Each turn and each observation is a message of its own. False: all of them continue one assistant message."""
+
+    append_eos_token_after_stop_str_in_multi_turn: bool = True
+    """End a turn that a stop text ended with the end-of-sequence token, as the model's chats do; that token is not
+    trained on. Read where `use_conversation_multi_turn` is on and `sampling_params.stop` is given."""
+
+    step_wise_trajectories: bool = False
+    """Each turn is a training sample of its own, with its own prompt; all turns get the trajectory's advantage."""
+
+    chat_template: ChatTemplateConfig = ChatTemplateConfig()
+    """A chat template in place of the tokenizer's."""
+
+    chat_template_kwargs: Mapping[str, Any] = FrozenDict()
+    """Variables for the chat template, such as `enable_thinking`."""
+
+    zero_reward_on_non_stop: bool = False
+    """Reward 0 for a trajectory that did not end by itself (its stop reason is not `stop`)."""
+
+    apply_overlong_filtering: bool = False
+    """Leave trajectories that were cut off at the length limit out of the loss (DAPO, arXiv:2503.14476)."""
+
+    rope_scaling: Mapping[str, Any] | None = None
+    """As `trainer.rope_scaling`, for the engines. None: what the trainer's says."""
+
+    rope_theta: float | None = field(default=None, validator=positive)
+    """As `trainer.rope_theta`, for the engines. None: what the trainer's says."""

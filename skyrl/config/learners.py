@@ -1,0 +1,185 @@
+"""The three models of a run and how each is sharded and optimized: policy, critic, reference.
+
+The sharding settings of every strategy stand side by side; `trainer.strategy` says which of them is read.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from skyrl.config.deepspeed import DeepSpeedConfig, OffloadConfig, ZeroOptimizationConfig
+from skyrl.config.megatron import MegatronConfig
+from skyrl.config.models import Dtype, ModelConfig
+from skyrl.tree import FREE, FrozenDict, field, frozen
+from skyrl.tree.validators import (
+    non_negative,
+    number_of_items,
+    positive,
+    positive_or_minus_one,
+    rule_of_one_field,
+)
+
+Scheduler = Literal[
+    "constant",
+    "constant_with_warmup",
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "cosine_with_min_lr",
+    "cosine_warmup_with_min_lr",
+    "polynomial",
+    "inverse_sqrt",
+    "reduce_lr_on_plateau",
+    "warmup_stable_decay",
+    "greedy",
+]
+"""Names of learning-rate schedules, as transformers' `get_scheduler` knows them."""
+
+
+@frozen
+class OptimizerConfig:
+    """AdamW (arXiv:1711.05101), its learning-rate schedule, and gradient clipping, on every strategy."""
+
+    lr: float = field(default=1e-6, validator=non_negative)
+    """Learning rate after warm-up. 0 leaves the weights as they are, which shows whether anything else moves them."""
+
+    adam_betas: tuple[float, ...] = field(
+        default=(0.9, 0.999),
+        validator=number_of_items(2, lambda beta: 0 <= beta < 1, "two numbers, each at least 0 and below 1"),
+    )
+    """Decay rates of the running means of the gradient and of its square."""
+
+    weight_decay: float = field(default=0.01, validator=non_negative)
+    """Decoupled weight decay: in each step a weight loses this part, times the learning rate, of itself."""
+
+    max_grad_norm: float = field(default=1.0, validator=non_negative)
+    """The gradient's global L2 norm is scaled down to this where it is larger. 0: no clipping."""
+
+    offload_after_step: bool = field(default=True, metadata=FREE)
+    """Move the optimizer's state to CPU memory between training phases; only with `placement.colocate_all`."""
+
+    num_warmup_steps: int = field(default=0, validator=non_negative)
+    """Optimizer steps (mini-batches, not training steps) over which the rate rises from 0 to `lr`."""
+
+    scheduler: Scheduler = "constant_with_warmup"
+    """Shape of the learning rate after warm-up. Those that decay are laid out over the whole run: its length counts."""
+
+
+@frozen
+class MixedPrecisionConfig:
+    """Types in which FSDP computes; master weights stay float32."""
+
+    param_dtype: Dtype = "bf16"
+    """Of the gathered weights, and so of forward and backward."""
+
+    reduce_dtype: Dtype = "fp32"
+    """In which gradients are summed over ranks."""
+
+    buffer_dtype: Dtype = "fp32"
+    """Of buffers, such as rotary frequencies."""
+
+
+@frozen
+class FSDPConfig:
+    """Sharding with PyTorch's fully sharded data parallelism; read when `trainer.strategy` is `fsdp` or `fsdp2`."""
+
+    cpu_offload: bool = False
+    """Keep weights, gradients and optimizer state in CPU memory and copy weights to the GPU when a layer needs them.
+    Unlike the offloading between phases that colocation does, this costs time in every pass."""
+
+    reshard_after_forward: bool | int = field(
+        default=True,
+        validator=rule_of_one_field(
+            lambda value: isinstance(value, bool) or value > 0, "true, false or a positive number"
+        ),
+    )
+    """Free a layer's gathered weights after forward, and gather them again in backward. False keeps them (as ZeRO-2
+    does); a number, at most `fsdp_size`, keeps them sharded over that many ranks."""
+
+    fsdp_size: int = field(default=-1, validator=positive_or_minus_one("all ranks"))
+    """Ranks that share one copy of the weights; beyond it, copies are replicated (hybrid sharding). -1: all ranks."""
+
+    mixed_precision: MixedPrecisionConfig | None = None
+    """None: `trainer.compute_dtype` for the weights, float32 for sums and buffers."""
+
+    wrap_policy: Mapping[str, Any] = FrozenDict()
+    """Modules sharded as a unit: `transformer_layer_cls_to_wrap` lists classes. Empty: the model's own list."""
+
+
+@frozen
+class PolicyConfig:
+    """The model that is trained and that the inference engines serve."""
+
+    model: ModelConfig = ModelConfig(path="Qwen/Qwen2.5-1.5B-Instruct")
+    """Weights to start from."""
+
+    optimizer_config: OptimizerConfig = OptimizerConfig()
+    """How the weights are updated."""
+
+    fsdp_config: FSDPConfig = FSDPConfig()
+    """Sharding under FSDP."""
+
+    deepspeed_config: DeepSpeedConfig = DeepSpeedConfig()
+    """Sharding under DeepSpeed."""
+
+    megatron_config: MegatronConfig = MegatronConfig()
+    """Sharding under Megatron."""
+
+    sequence_parallel_size: int = field(default=1, validator=positive)
+    """Ranks that share one sequence (Ulysses, arXiv:2309.14509). Under Megatron: `context_parallel_size` instead."""
+
+    use_torch_compile: bool = False
+    """Compile the computation of log-probabilities and entropy from logits with `torch.compile`."""
+
+    record_memory: bool = field(default=False, metadata=FREE)
+    """Write a snapshot of CUDA memory after every training phase, to `memory_snapshots` under `trainer.ckpt_path`."""
+
+    model_config_kwargs: Mapping[str, Any] = FrozenDict()
+    """Overrides of the Hugging Face configuration. Under Megatron: `megatron_config.transformer_config_kwargs`."""
+
+
+@frozen
+class CriticConfig:
+    """The model that predicts returns, for `advantage_estimator = "gae"`; there is one if its `model.path` is given."""
+
+    model: ModelConfig = ModelConfig()
+    """Weights to start from; the value head is new."""
+
+    optimizer_config: OptimizerConfig = OptimizerConfig(lr=5e-6)
+    """How the weights are updated; the learning rate starts out five times the policy's."""
+
+    fsdp_config: FSDPConfig = FSDPConfig()
+    """Sharding under FSDP."""
+
+    deepspeed_config: DeepSpeedConfig = DeepSpeedConfig()
+    """Sharding under DeepSpeed."""
+
+    sequence_parallel_size: int = field(default=1, validator=positive)
+    """Ranks that share one sequence. 1: none."""
+
+    model_config_kwargs: Mapping[str, Any] = FrozenDict()
+    """Overrides of the Hugging Face model configuration."""
+
+
+@frozen
+class RefConfig:
+    """The frozen model that the policy is held near to; loaded only if `use_kl_loss` or `use_kl_in_reward` is on."""
+
+    model: ModelConfig = ModelConfig()
+    """Its weights; without a path, those that the policy starts from."""
+
+    sequence_parallel_size: int = field(default=1, validator=positive)
+    """Ranks that share one sequence. 1: none."""
+
+    fsdp_config: FSDPConfig = FSDPConfig()
+    """Sharding under FSDP."""
+
+    deepspeed_config: DeepSpeedConfig = DeepSpeedConfig(
+        zero_optimization=ZeroOptimizationConfig(offload_param=OffloadConfig(device="cpu"))
+    )
+    """Sharding under DeepSpeed; its weights rest in CPU memory, since they are read once a step."""
+
+    megatron_config: MegatronConfig = MegatronConfig()
+    """Sharding under Megatron."""
+
+    model_config_kwargs: Mapping[str, Any] = FrozenDict()
+    """Overrides of the Hugging Face model configuration."""

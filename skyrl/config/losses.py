@@ -1,0 +1,102 @@
+"""Settings of single policy losses and of the corrections around them. Formulas and papers are with the functions."""
+
+from typing import Literal
+
+from skyrl.tree import field, frozen
+from skyrl.tree.validators import fraction, non_negative, positive
+
+
+@frozen
+class SAPOConfig:
+    """Soft gates in place of clipping; read by `policy_loss_type = "sapo"`."""
+
+    tau_pos: float = field(default=1.0, validator=positive)
+    """Steepness of the gate for tokens with a positive advantage."""
+
+    tau_neg: float = field(default=1.05, validator=positive)
+    """Steepness of the gate for the others; a larger one damps them faster."""
+
+
+@frozen
+class ClipCovConfig:
+    """Takes some tokens whose log-probability and advantage covary out of the loss; `policy_loss_type = "clip_cov"`."""
+
+    clip_ratio: float = field(default=0.0002, validator=fraction)
+    """Part of the tokens that are taken out; at least one is."""
+
+    clip_cov_lb: float = 1.0
+    """They are drawn at random from tokens whose covariance is above this ..."""
+
+    clip_cov_ub: float = 5.0
+    """... and below this."""
+
+
+@frozen
+class KLCovConfig:
+    """A penalty on the tokens that covary the most, to keep entropy up; read by `policy_loss_type = "kl_cov"`."""
+
+    kl_cov_frac: float = field(default=0.2, validator=fraction)
+    """Part of the tokens that are penalized; at least one is."""
+
+    ppo_kl_coef: float = field(default=1.0, validator=non_negative)
+    """Weight of the penalty |log pi - log pi_old|."""
+
+
+@frozen
+class CISPOConfig:
+    """Clips the importance weight, not the token's update; read by `policy_loss_type = "cispo"`.
+
+    The weight is held in [1 - cispo_eps_clip_low, 1 + cispo_eps_clip_high].
+    """
+
+    cispo_eps_clip_low: float = field(default=0.0, validator=non_negative)
+    """Distance of the lower bound from 1. 0: weights below 1 become 1; 1 or more: no lower bound."""
+
+    cispo_eps_clip_high: float = field(default=5.0, validator=non_negative)
+    """Distance of the upper bound from 1."""
+
+
+@frozen
+class OffPolicyCorrectionConfig:
+    """Corrections for the gap between the engine that drew the tokens and the learner that scores them.
+
+    They use the ratio rho = exp(log pi_old - log pi_rollout) of each token, so they need the engine's log-probabilities
+    (`sampling_params.logprobs`). Order: outlier masks, token mask, truncated importance sampling, sequence mask.
+    """
+
+    tis_ratio_type: Literal["token", "sequence"] | None = None
+    """Truncated importance sampling: multiply each token's loss by its own ratio, or by its sequence's (the product),
+    cut off above. None: off."""
+
+    token_tis_ratio_clip_high: float = field(default=2.0, validator=positive)
+    """Cut of the ratio under `token`; 1.5 to 5 is usual."""
+
+    sequence_tis_ratio_clip_high: float = field(default=5.0, validator=positive)
+    """Cut of the ratio under `sequence`; 2 to 10 is usual."""
+
+    sequence_mask_metric: Literal["geometric", "product"] | None = None
+    """Leave out whole sequences by the geometric mean, or by the product, of their ratios. None: off."""
+
+    geo_mask_high: float = field(default=1.01, validator=positive)
+    """Under `geometric`: sequences above this are left out. Mixture-of-experts models may need a wider range."""
+
+    geo_mask_low: float = field(default=0.99, validator=non_negative)
+    """Under `geometric`: sequences below this are left out."""
+
+    product_mask_high: float = field(default=2.0, validator=positive)
+    """Under `product`: sequences above this are left out."""
+
+    product_mask_low: float = field(default=0.5, validator=non_negative)
+    """Under `product`: sequences below this are left out."""
+
+    outlier_token_is_threshold_low: float | None = field(default=None, validator=non_negative)
+    """Leave out a sequence if any token's ratio is below this, such as 1e-4. None: off."""
+
+    outlier_token_is_threshold_high: float | None = field(default=None, validator=positive)
+    """Leave out a sequence if any token's ratio is above this, such as 100. None: off."""
+
+    token_mask_is_threshold_low: float | None = field(default=None, validator=non_negative)
+    """Leave out a token whose ratio is below this; given together with the upper bound. None: off."""
+
+    token_mask_is_threshold_high: float | None = field(default=None, validator=positive)
+    """Leave out a token whose ratio is above this; given together with the lower bound. None: off."""

@@ -1,0 +1,143 @@
+"""How Megatron-core splits a model; read when `trainer.strategy` is `megatron`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from skyrl.tree import FREE, FrozenDict, field, frozen
+from skyrl.tree.validators import positive, rule_of_one_field
+
+OPTIMIZER_DEFAULTS = FrozenDict(
+    {
+        "overlap_cpu_optimizer_d2h_h2d": False,
+        "use_precision_aware_optimizer": False,
+        "optimizer_cpu_offload": False,
+        "optimizer_offload_fraction": 0.0,
+    }
+)
+"""What `optimizer_config_kwargs` holds where its author says nothing: optimizer state stays on the GPU."""
+
+TRANSFORMER_DEFAULTS = FrozenDict(
+    {
+        "recompute_granularity": "full",
+        "recompute_modules": ["core_attn"],
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    }
+)
+"""What `transformer_config_kwargs` holds where its author says nothing: every layer is recomputed in backward."""
+
+
+def filled_up(defaults: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """A converter that adds the entries of `defaults` that a table lacks. An entry is switched off by writing it."""
+
+    def convert(value: Any) -> Any:
+        return {**defaults, **value} if isinstance(value, Mapping) else value
+
+    return convert
+
+
+@frozen
+class MegatronDDPConfig:
+    """Megatron's distributed data parallelism."""
+
+    grad_reduce_in_fp32: bool = True
+    """Sum gradients over ranks in float32 whatever the model computes in."""
+
+    overlap_grad_reduce: bool = False
+    """Sum gradients while backward goes on."""
+
+    overlap_param_gather: bool = False
+    """Gather updated weights while forward goes on; needs `overlap_grad_reduce`."""
+
+    average_in_collective: bool = True
+    """Average in the collective itself; false divides before and sums."""
+
+
+@frozen
+class MegatronLoraConfig:
+    """The form of adapters under Megatron; their size is in `model.lora`."""
+
+    lora_type: Literal["lora", "canonical_lora"] = "lora"
+    """lora: one adapter for a fused projection (query, key and value together); canonical_lora: one for each part."""
+
+
+@frozen
+class MegatronTorchProfilerConfig:
+    """Traces by torch.profiler of a training phase."""
+
+    enable: bool = field(default=False, metadata=FREE)
+    """Record traces."""
+
+    ranks: tuple[int, ...] = field(
+        default=(),
+        validator=rule_of_one_field(lambda ranks: all(rank >= 0 for rank in ranks), "a list of ranks (0 and up)"),
+        metadata=FREE,
+    )
+    """Ranks that are traced. With `enable` it may not be empty."""
+
+    save_path: str | None = field(default=None, metadata=FREE)
+    """Local folder for the traces. With `enable` it must be given."""
+
+
+@frozen
+class MegatronConfig:
+    """Degrees of parallelism and options of Megatron-core. Ranks = data x tensor x pipeline x context."""
+
+    tensor_model_parallel_size: int = field(default=1, validator=positive)
+    """Ranks that share each matrix."""
+
+    pipeline_model_parallel_size: int = field(default=1, validator=positive)
+    """Ranks that each hold a run of layers."""
+
+    context_parallel_size: int = field(default=1, validator=positive)
+    """Ranks that share one sequence; above 1 it needs `trainer.use_sample_packing`."""
+
+    expert_model_parallel_size: int = field(default=1, validator=positive)
+    """Ranks over which the experts of a mixture-of-experts model are spread."""
+
+    expert_tensor_parallel_size: int | None = field(default=None, validator=positive)
+    """Ranks that share each expert's matrices. None: `tensor_model_parallel_size`."""
+
+    moe_token_dispatcher_type: Literal["alltoall", "allgather", "flex"] = "alltoall"
+    """How tokens reach their experts on other ranks."""
+
+    moe_router_load_balancing_type: Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"] = "none"
+    """How the router is kept from overloading experts. none: it is left as it is, so that the engines agree."""
+
+    moe_grouped_gemm: bool = True
+    """Compute the experts of a rank in one kernel."""
+
+    moe_router_score_function: Literal["softmax", "sigmoid", "sqrtsoftplus"] | None = None
+    """How router logits become scores. None: what the model's own configuration says."""
+
+    moe_router_enable_expert_bias: bool | None = None
+    """Route with a bias per expert, trained outside the loss. None: what the model's own configuration says."""
+
+    ddp_config: MegatronDDPConfig = MegatronDDPConfig()
+    """Data parallelism."""
+
+    torch_profiler_config: MegatronTorchProfilerConfig = MegatronTorchProfilerConfig()
+    """Traces."""
+
+    lora_config: MegatronLoraConfig = MegatronLoraConfig()
+    """Form of adapters."""
+
+    optimizer_config_kwargs: Mapping[str, Any] = field(
+        default=OPTIMIZER_DEFAULTS, converter=filled_up(OPTIMIZER_DEFAULTS)
+    )
+    """Fields of Megatron's OptimizerConfig. Entries that are not written keep the defaults shown."""
+
+    transformer_config_kwargs: Mapping[str, Any] = field(
+        default=TRANSFORMER_DEFAULTS, converter=filled_up(TRANSFORMER_DEFAULTS)
+    )
+    """Fields of Megatron's TransformerConfig. Entries that are not written keep the defaults shown; recomputation is
+    switched off by `recompute_granularity = null`."""
+
+    empty_cuda_cache: bool | None = field(default=None, metadata=FREE)
+    """Give cached GPU memory back after every optimizer step. None: no."""
+
+    model_config_kwargs: Mapping[str, Any] = FrozenDict()
+    """Overrides of the Hugging Face model configuration before it is translated to Megatron's."""
+
+    dist_ckpt_optim_fully_reshardable: bool = field(default=False, metadata=FREE)
+    """Store optimizer state so that any other number of ranks and any parallelism can load it; slower to write."""

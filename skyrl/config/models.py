@@ -1,0 +1,54 @@
+"""A model to load, and the low-rank adapter that may be trained instead of its weights."""
+
+import re
+from typing import Literal
+
+from skyrl.tree import FREE, IDENTITY, field, frozen
+from skyrl.tree.validators import fraction_below_one, non_negative, positive, rule_of_one_field
+
+Dtype = Literal["bfloat16", "bf16", "float16", "fp16", "float32", "fp32"]
+"""A floating-point type, in its long or its short spelling."""
+
+_INITS = ("kaiming", "xavier", "normal", "zero", "gaussian", "eva", "olora", "pissa", "corda", "loftq", "orthogonal")
+_adapter_init = rule_of_one_field(
+    lambda value: value in _INITS or re.fullmatch(r"pissa_niter_[1-9]\d*", value) is not None,
+    f"one of: {', '.join(_INITS)}, pissa_niter_<iterations>",
+)
+
+
+@frozen
+class SkyRLLoraConfig:
+    """Low-rank adaptation (LoRA, arXiv:2106.09685): W is kept, W + (alpha / rank) B A is used, A and B are trained."""
+
+    rank: int = field(default=0, validator=non_negative, metadata=IDENTITY)
+    """Inner dimension of A and B. 0: no adapter, all weights are trained."""
+
+    alpha: int = field(default=16, validator=positive)
+    """Scale of the adapter: its output is multiplied by `alpha / rank`."""
+
+    dropout: float = field(default=0.0, validator=fraction_below_one)
+    """Probability that an input of the adapter is dropped while training. 0: none."""
+
+    lora_sync_path: str = field(default="/tmp/skyrl_lora_sync", metadata=FREE)
+    """Folder through which the adapter goes to the inference engines; shared by all nodes where there are several."""
+
+    target_modules: str | tuple[str, ...] = field(default="all-linear", metadata=IDENTITY)
+    """Modules that get an adapter: `all-linear` for every linear layer but the head, a regular expression, or names."""
+
+    exclude_modules: str | tuple[str, ...] | None = field(default=None, metadata=IDENTITY)
+    """Modules that get none although `target_modules` matches them: a regular expression, or names."""
+
+    init_method: str = field(default="kaiming", validator=_adapter_init)
+    """How A starts; B starts at zero. FSDP and DeepSpeed take the names of PEFT's `init_lora_weights` (`kaiming` is its
+    default), Megatron takes kaiming, xavier, normal and zero."""
+
+
+@frozen
+class ModelConfig:
+    """One set of weights."""
+
+    path: str | None = field(default=None, metadata=IDENTITY)
+    """Hugging Face name or folder. None: for the reference, the policy's model; for the critic, no critic."""
+
+    lora: SkyRLLoraConfig = SkyRLLoraConfig()
+    """Adapter to train on top of the weights; read for the policy and the critic."""

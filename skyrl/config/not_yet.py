@@ -1,0 +1,211 @@
+"""What the tree can say and this version cannot do yet. The table may only become shorter.
+
+A field is either read by a component or covered here; a test proves it and prints the count. An entry names the values that
+run; any other value that would have an effect is refused with the capability that is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.errors import Problem
+from skyrl.tree import FrozenDict, get_at
+from skyrl.tree.classes import leaf_paths
+
+LATER_NAMES = {
+    "trainer.algorithm.advantage_estimator": ("rloo", "reinforce++", "gae", "maxrl"),
+    "trainer.algorithm.policy_loss_type": (
+        "dual_clip",
+        "gspo",
+        "cispo",
+        "sapo",
+        "clip_cov",
+        "kl_cov",
+        "rollout_is",
+        "dppo",
+        "cross_entropy",
+        "importance_sampling",
+    ),
+}
+"""Names of the field that are known and not implemented yet."""
+
+
+@frozen
+class NotYet:
+    """One path, or every path inside one table, that no component reads yet."""
+
+    path: str
+    what: str
+    """The capability that is missing."""
+
+    runs: tuple[Any, ...] | None = None
+    """Values that run; None where any value does, because what it belongs to is refused by another entry or cannot arise."""
+
+
+_ENGINE = "generator.inference_engine."
+_POLICY = "trainer.policy."
+_ALGORITHM = "trainer.algorithm."
+
+NOT_YET: tuple[NotYet, ...] = (
+    # learners
+    NotYet("trainer.strategy", "DeepSpeed and Megatron learners", ("fsdp", "fsdp2")),
+    NotYet("trainer.sequence_parallel_backend", "sequence parallelism"),
+    NotYet(_POLICY + "sequence_parallel_size", "sequence parallelism", (1,)),
+    NotYet(_POLICY + "model.lora.rank", "LoRA", (0,)),
+    NotYet(_POLICY + "model.lora", "LoRA"),
+    NotYet(_POLICY + "optimizer_config.offload_after_step", "time-sharing of one GPU"),
+    NotYet(_POLICY + "fsdp_config.cpu_offload", "offloading", (False,)),
+    NotYet(_POLICY + "fsdp_config.mixed_precision", "per-part precision", (None,)),
+    NotYet(_POLICY + "fsdp_config", "sharding over several ranks"),
+    NotYet(_POLICY + "deepspeed_config", "DeepSpeed learners"),
+    NotYet(_POLICY + "megatron_config", "Megatron learners"),
+    NotYet(_POLICY + "use_torch_compile", "torch.compile", (False,)),
+    NotYet(_POLICY + "record_memory", "memory snapshots", (False,)),
+    NotYet(_POLICY + "model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
+    NotYet("trainer.ref.model.lora", "LoRA"),
+    NotYet("trainer.ref.sequence_parallel_size", "sequence parallelism", (1,)),
+    NotYet("trainer.ref.fsdp_config.cpu_offload", "offloading", (False,)),
+    NotYet("trainer.ref.fsdp_config.mixed_precision", "per-part precision", (None,)),
+    NotYet("trainer.ref.fsdp_config", "sharding over several ranks"),
+    NotYet("trainer.ref.deepspeed_config", "DeepSpeed learners"),
+    NotYet("trainer.ref.megatron_config", "Megatron learners"),
+    NotYet("trainer.ref.model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
+    NotYet("trainer.critic.model.path", "critics", (None,)),
+    NotYet("trainer.critic", "critics"),
+    NotYet("trainer.critic_mini_batch_size", "critics"),
+    NotYet("trainer.critic_mini_batch_size_in_samples", "critics"),
+    NotYet("trainer.rope_scaling", "rotary embeddings other than the model's own", (None,)),
+    NotYet("trainer.rope_theta", "rotary embeddings other than the model's own", (None,)),
+    # placement
+    NotYet("trainer.placement.executor", "running on Ray", ("in_process",)),
+    NotYet("trainer.placement", "placement over several processes"),
+    # algorithms
+    NotYet(_ALGORITHM + "use_kl_in_reward", "KL in the reward", (False,)),
+    NotYet(_ALGORITHM + "kl_ctrl", "KL in the reward"),
+    NotYet(_ALGORITHM + "use_entropy_loss", "the entropy bonus", (False,)),
+    NotYet(_ALGORITHM + "entropy_loss_coef", "the entropy bonus"),
+    NotYet(_ALGORITHM + "advantage_batch_normalize", "normalising advantages over the batch", (False,)),
+    NotYet(_ALGORITHM + "value_head_prefix", "critics"),
+    NotYet(_ALGORITHM + "value_clip", "critics"),
+    NotYet(_ALGORITHM + "lambd", "gae"),
+    NotYet(_ALGORITHM + "gamma", "gae and reinforce++"),
+    NotYet(_ALGORITHM + "loss_reduction", "this reduction", ("token_mean",)),
+    NotYet(_ALGORITHM + "max_seq_len", "reductions by a fixed length"),
+    NotYet(_ALGORITHM + "zero_variance_filter", "filtering groups of equal reward", (False,)),
+    NotYet(_ALGORITHM + "dynamic_sampling.type", "dynamic sampling", (None,)),
+    NotYet(_ALGORITHM + "dynamic_sampling", "dynamic sampling"),
+    NotYet(_ALGORITHM + "clip_ratio_c", "dual_clip"),
+    NotYet(_ALGORITHM + "sapo", "sapo"),
+    NotYet(_ALGORITHM + "cispo", "cispo"),
+    NotYet(_ALGORITHM + "clip_cov", "clip_cov"),
+    NotYet(_ALGORITHM + "kl_cov", "kl_cov"),
+    NotYet(_ALGORITHM + "use_tis", "truncated importance sampling"),
+    NotYet(_ALGORITHM + "tis_imp_ratio_cap", "truncated importance sampling"),
+    NotYet(_ALGORITHM + "off_policy_correction.tis_ratio_type", "truncated importance sampling", (None,)),
+    NotYet(_ALGORITHM + "off_policy_correction.sequence_mask_metric", "sequence masks", (None,)),
+    NotYet(_ALGORITHM + "off_policy_correction.outlier_token_is_threshold_low", "outlier masks", (None,)),
+    NotYet(_ALGORITHM + "off_policy_correction.outlier_token_is_threshold_high", "outlier masks", (None,)),
+    NotYet(_ALGORITHM + "off_policy_correction.token_mask_is_threshold_low", "token masks", (None,)),
+    NotYet(_ALGORITHM + "off_policy_correction.token_mask_is_threshold_high", "token masks", (None,)),
+    NotYet(_ALGORITHM + "off_policy_correction", "off-policy corrections"),
+    # the loop
+    NotYet("trainer.fully_async", "asynchronous training"),
+    NotYet("trainer.update_ref_every_epoch", "refreshing the reference", (False,)),
+    NotYet("trainer.logger", "trackers other than the console", ("console", ("console",))),
+    NotYet("trainer.dump_data_batch", "dumping training batches", (False,)),
+    NotYet("trainer.log_path", "one log file for each rank"),
+    # rollouts
+    NotYet("generator.batched", "one engine call for a whole batch", (False,)),
+    NotYet("generator.max_turns", "multi-turn rollouts", (1,)),
+    NotYet("generator.use_conversation_multi_turn", "multi-turn rollouts"),
+    NotYet("generator.append_eos_token_after_stop_str_in_multi_turn", "multi-turn rollouts"),
+    NotYet("generator.step_wise_trajectories", "step-wise trajectories", (False,)),
+    NotYet("generator.chat_template.name_or_path", "chat templates other than the model's own", (None,)),
+    NotYet("generator.chat_template", "chat templates other than the model's own"),
+    NotYet("generator.rope_scaling", "rotary embeddings other than the model's own", (None,)),
+    NotYet("generator.rope_theta", "rotary embeddings other than the model's own", (None,)),
+    NotYet("generator.sampling_params.additional_kwargs", "engine-specific sampling settings", (None,)),
+    NotYet("generator.eval_sampling_params.additional_kwargs", "engine-specific sampling settings", (None,)),
+    NotYet("generator.sampling_params.logprobs", "engines that can leave log-probabilities out"),
+    NotYet("generator.eval_sampling_params.logprobs", "engines that can leave log-probabilities out"),
+    # engines
+    NotYet(_ENGINE + "backend", "engines other than the embedded one", ("torch",)),
+    NotYet(_ENGINE + "num_engines", "several engines", (1,)),
+    NotYet(_ENGINE + "run_engines_locally", "engines of others", (True,)),
+    NotYet(_ENGINE + "external_proxy_url", "engines of others", (None,)),
+    NotYet(_ENGINE + "external_server_urls", "engines of others", (None,)),
+    NotYet(_ENGINE + "remote_urls", "engines of others", ((),)),
+    NotYet(_ENGINE + "enable_http_endpoint", "the HTTP endpoint", (False,)),
+    NotYet(_ENGINE + "engine_init_kwargs", "engine-specific settings", (FrozenDict(),)),
+    *(
+        NotYet(_ENGINE + name, "vLLM engines")
+        for name in (
+            "model_dtype",
+            "weight_sync_backend",
+            "weight_transfer_threshold_cuda_ipc_GB",
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "expert_parallel_size",
+            "data_parallel_size",
+            "async_engine",
+            "vllm_v1_disable_multiproc",
+            "enable_prefix_caching",
+            "enable_chunked_prefill",
+            "max_num_batched_tokens",
+            "enforce_eager",
+            "fully_sharded_loras",
+            "enable_ray_prometheus_stats",
+            "gpu_memory_utilization",
+            "http_endpoint_host",
+            "http_endpoint_port",
+            "served_model_name",
+            "distributed_executor_backend",
+            "override_existing_update_group",
+        )
+    ),
+    # environments
+    NotYet("environment.skyrl_gym.text2sql", "the text2sql environment"),
+    NotYet("environment.skyrl_gym.llm_as_a_judge", "judges"),
+    NotYet("environment.skyrl_gym.search", "the search environment"),
+)
+
+
+def not_implemented_yet(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Every value that asks for something has a component that does it."""
+    on_another_engine = run.generator.inference_engine.backend != "torch"
+    for entry in NOT_YET:
+        if entry.runs is None:
+            continue
+        if entry.path == "trainer.placement.executor" and on_another_engine:
+            continue  # the engine is what is refused
+        value = get_at(run, entry.path)
+        if not any(type(value) is type(runs) and value == runs for runs in entry.runs):
+            available = " or ".join(_spelled(runs) for runs in entry.runs)
+            yield Problem(
+                path=entry.path,
+                message=f"{value!r} does not run in this version, which has not implemented it yet: {entry.what}",
+                hint=f"what runs: {available}",
+            )
+
+
+def paths_not_read(root: type[SkyRLTrainConfig] = SkyRLTrainConfig) -> tuple[str, ...]:
+    """Every leaf of the tree that the table covers."""
+    return tuple(path for path, _ in leaf_paths(root) if any(_covers(entry.path, path) for entry in NOT_YET))
+
+
+def _covers(entry: str, path: str) -> bool:
+    return path == entry or path.startswith(entry + ".")
+
+
+def _spelled(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value in ((), FrozenDict()):
+        return "empty"
+    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)

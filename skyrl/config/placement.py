@@ -1,0 +1,41 @@
+"""Which GPUs each model gets, and who starts the processes."""
+
+from typing import Literal
+
+from skyrl.tree import FREE, field, frozen
+from skyrl.tree.validators import positive
+
+
+@frozen
+class PlacementConfig:
+    """Nodes and GPUs of each model. On a machine without GPUs the counts are processes."""
+
+    colocate_all: bool = True
+    """Training and inference take turns on the same GPUs: the policy's GPUs must then be as many as the engines'.
+    False: engines have GPUs of their own."""
+
+    colocate_policy_ref: bool = True
+    """Without `colocate_all`: policy and reference (and critic) share GPUs, so their counts must agree. False: each has
+    its own."""
+
+    policy_num_nodes: int = field(default=1, validator=positive)
+    """Nodes of the policy."""
+
+    policy_num_gpus_per_node: int = field(default=1, validator=positive)
+    """GPUs of the policy on each of its nodes."""
+
+    critic_num_nodes: int = field(default=1, validator=positive)
+    """Nodes of the critic, if there is one."""
+
+    critic_num_gpus_per_node: int = field(default=1, validator=positive)
+    """GPUs of the critic on each of its nodes."""
+
+    ref_num_nodes: int = field(default=1, validator=positive)
+    """Nodes of the reference, if there is one."""
+
+    ref_num_gpus_per_node: int = field(default=1, validator=positive)
+    """GPUs of the reference on each of its nodes."""
+
+    executor: Literal["auto", "in_process", "ray"] = field(default="auto", metadata=FREE)
+    """in_process: everything runs in the process of the command, so one process per model must be enough; ray: Ray
+    actors. auto: in_process where one is enough, ray otherwise."""

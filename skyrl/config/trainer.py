@@ -1,0 +1,195 @@
+"""How the run is trained: where, for how long, in which batches, and what is kept."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.learners import CriticConfig, PolicyConfig, RefConfig
+from skyrl.config.placement import PlacementConfig
+from skyrl.tree import FREE, IDENTITY, field, frozen
+from skyrl.tree.validators import (
+    interval,
+    non_negative,
+    positive,
+    positive_or_minus_one,
+)
+
+Tracker = Literal["console", "wandb", "tensorboard", "mlflow", "swanlab"]
+"""Where metrics go."""
+
+
+@frozen
+class FullyAsyncConfig:
+    """Generating the next batches while this one is trained on; read by the asynchronous experiments."""
+
+    max_staleness_steps: int = field(default=4, validator=non_negative)
+    """A group that was begun at training step i is trained on at step i + this at the latest. 0: on policy."""
+
+    num_parallel_generation_workers: int = field(default=768, validator=positive)
+    """Groups generated at the same time: one mini-batch of prompts at least, `max_staleness_steps + 1` at most."""
+
+
+@frozen
+class TrainerConfig:
+    """The training half of a run. A learner can be built from this alone, with no generation settings."""
+
+    placement: PlacementConfig = PlacementConfig()
+    """Which GPUs each model gets."""
+
+    strategy: Literal["fsdp", "fsdp2", "deepspeed", "megatron"] = "fsdp2"
+    """How models are spread over ranks. `fsdp` and `fsdp2` are one: PyTorch's second fully sharded data parallelism."""
+
+    sequence_parallel_backend: Literal["ulysses"] = "ulysses"
+    """How ranks share a sequence where a model's `sequence_parallel_size` is above 1."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What learners and the embedded engine compute on. auto: cuda where there is a GPU, cpu otherwise."""
+
+    policy: PolicyConfig = PolicyConfig()
+    """The model that is trained."""
+
+    ref: RefConfig = RefConfig()
+    """The frozen model that it is held near to."""
+
+    critic: CriticConfig = CriticConfig()
+    """The model that predicts returns."""
+
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    """What is optimized."""
+
+    fully_async: FullyAsyncConfig = FullyAsyncConfig()
+    """Generation and training at the same time."""
+
+    seed: int = field(default=42, validator=non_negative, metadata=IDENTITY)
+    """Every random choice follows from it: order of prompts, tokens, dropout, fresh weights."""
+
+    deterministic: bool = False
+    """Two runs of this configuration on the same machine give the same bits: deterministic kernels in the learners, and
+    the engine's deterministic mode. Slower."""
+
+    epochs: int = field(default=1, validator=non_negative, metadata=FREE)
+    """Passes over the training prompts. 0: evaluate and stop. It may be raised on resume, to train longer; a schedule
+    that decays is then laid out anew."""
+
+    max_training_steps: int | None = field(default=None, validator=positive, metadata=FREE)
+    """Stop after this many training steps, even within an epoch. None: `epochs` decides. May be raised on resume."""
+
+    train_batch_size: int = field(default=1024, validator=positive)
+    """Prompts per training step; each gives `generator.n_samples_per_prompt` samples."""
+
+    policy_mini_batch_size: int = field(default=256, validator=positive)
+    """Prompts per optimizer step of the policy, over all ranks; it divides `train_batch_size`."""
+
+    policy_mini_batch_size_in_samples: int | None = field(default=None, validator=positive)
+    """The same in samples, which is what a learner counts. None: times `generator.n_samples_per_prompt`."""
+
+    critic_mini_batch_size: int = field(default=256, validator=positive)
+    """Prompts per optimizer step of the critic, over all ranks; it divides `train_batch_size`."""
+
+    critic_mini_batch_size_in_samples: int | None = field(default=None, validator=positive)
+    """The same in samples, which is what a learner counts. None: times `generator.n_samples_per_prompt`."""
+
+    update_epochs_per_batch: int = field(default=1, validator=positive)
+    """Passes over each training batch (PPO's epochs). 1: every sample is used once."""
+
+    micro_train_batch_size_per_gpu: int = field(default=1, validator=positive)
+    """Samples in one forward and backward pass on one GPU; gradients add up to the mini-batch. More is faster and needs
+    more memory; results differ by rounding only."""
+
+    micro_forward_batch_size_per_gpu: int = field(default=1, validator=positive)
+    """Samples in one forward pass without gradients on one GPU, for log-probabilities and values."""
+
+    use_sample_packing: bool = True
+    """Lay the samples of a micro-batch end to end without padding; the result is the same up to rounding."""
+
+    update_ref_every_epoch: bool = False
+    """Copy the policy into the reference at the end of every epoch."""
+
+    max_prompt_length: int = field(default=512, validator=positive)
+    """Tokens of a prompt with its chat template. Longer prompts are left out of the data, and counted."""
+
+    disable_fast_tokenizer: bool = False
+    """Use the tokenizer written in Python."""
+
+    bf16: bool = True
+    """Compute in bfloat16 where the device is cuda; see `compute_dtype`."""
+
+    compute_dtype: Literal["float32", "bfloat16"] | None = None
+    """Type of forward and backward; master weights and the optimizer are float32. None: bfloat16 where `bf16` is on and
+    the device is cuda, float32 otherwise: a CPU multiplies small float32 matrices faster, and exactly."""
+
+    flash_attn: bool = True
+    """Use FlashAttention where the device is cuda; see `attention`."""
+
+    attention: Literal["sdpa", "flash_attention_2", "eager"] | None = None
+    """Implementation of attention in the learners. None: flash_attention_2 where `flash_attn` is on and the device is
+    cuda, sdpa otherwise."""
+
+    gradient_checkpointing: bool = field(default=True, metadata=FREE)
+    """Keep only the layers' inputs and compute the rest again in backward, on cuda; see `recompute_activations`."""
+
+    gradient_checkpointing_use_reentrant: bool = field(default=False, metadata=FREE)
+    """Use PyTorch's older, reentrant form of it."""
+
+    recompute_activations: bool | None = field(default=None, metadata=FREE)
+    """Gradient checkpointing as it is done. None: `gradient_checkpointing` where the device is cuda; off on a CPU,
+    where memory is not what is short."""
+
+    rope_scaling: Mapping[str, Any] | None = None
+    """Override of the model's rotary scaling, as its Hugging Face configuration spells it (`rope_type`, `factor`, ...).
+    None: the model's own."""
+
+    rope_theta: float | None = field(default=None, validator=positive)
+    """Override of the base of the model's rotary frequencies. None: the model's own."""
+
+    eval_before_train: bool = field(default=True, metadata=FREE)
+    """Evaluate once before the first training step."""
+
+    eval_interval: int = field(default=5, validator=interval, metadata=FREE)
+    """Training steps between evaluations; one more follows the last step. -1 or 0: no evaluation while training."""
+
+    eval_batch_size: int = field(default=1024, validator=positive)
+    """Prompts evaluated at a time; the last batch may be smaller."""
+
+    resume_mode: Literal["none", "latest", "from_path"] | None = field(default="latest", metadata=FREE)
+    """latest: go on from the newest whole checkpoint of this run, if there is one; from_path: from `resume_path`; none
+    or null: start anew. A checkpoint of another run is refused."""
+
+    resume_path: str | None = field(default=None, metadata=FREE)
+    """Checkpoint folder (`.../global_step_N`) for `from_path`."""
+
+    ckpt_path: str = field(default="~/ckpts/", metadata=FREE)
+    """Folder of the checkpoints, which hold all that is needed to go on."""
+
+    ckpt_interval: int = field(default=10, validator=interval, metadata=FREE)
+    """Training steps between checkpoints; the last step is saved too. -1 or 0: none."""
+
+    max_ckpts_to_keep: int = field(default=-1, validator=positive_or_minus_one("all"), metadata=FREE)
+    """Checkpoints kept; older ones are deleted once a newer one is verified. -1: all."""
+
+    hf_save_interval: int = field(default=-1, validator=interval, metadata=FREE)
+    """Training steps between exports of the policy in Hugging Face format. -1 or 0: none."""
+
+    export_path: str = field(default="~/exports/", metadata=FREE)
+    """Folder of exported models and dumps."""
+
+    run_path: str | None = field(default=None, metadata=FREE)
+    """The run's own folder: its configuration, metrics, samples, curve and trained model. None: `runs/<run_name>`."""
+
+    log_path: str = field(default="/tmp/skyrl-logs", metadata=FREE)
+    """Folder of the logs of engines and workers; a shared one gathers those of all nodes."""
+
+    project_name: str = field(default="skyrl", metadata=FREE)
+    """Name under which trackers group runs."""
+
+    run_name: str = field(default="test_run", metadata=FREE)
+    """Name of this run for trackers, and of its folder."""
+
+    logger: Tracker | tuple[Tracker, ...] = field(default="wandb", metadata=FREE)
+    """Where metrics go besides the run's folder: one tracker, or a list of them."""
+
+    dump_data_batch: bool = field(default=False, metadata=FREE)
+    """Write every training batch below `export_path`, for debugging."""
+
+    dump_eval_results: bool = field(default=True, metadata=FREE)
+    """Write every evaluated sample and the scores below `export_path`."""

@@ -1,0 +1,1 @@
+"""Sources of prompts, their filters and order, and the cursor that resumes."""

@@ -1,0 +1,6 @@
+"""Tasks: what an environment is (`env.py`), how it is found by name (`registry.py`), and those that come with skyrl."""
+
+from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.registry import find_env, register, registered_names
+
+__all__ = ["Env", "EnvStep", "find_env", "register", "registered_names"]

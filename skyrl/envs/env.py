@@ -1,0 +1,57 @@
+"""What an environment is: it looks at an answer, says what it was worth, and in multi-turn tasks answers back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+Message = Mapping[str, str]
+
+
+@frozen(kw_only=True)
+class EnvStep:
+    """The environment's answer to one turn of the policy. Example: `EnvStep(reward=1.0, done=True)`"""
+
+    reward: float
+    """Credited to the turn's last token. Must be finite."""
+
+    done: bool
+    """No further turn."""
+
+    observations: tuple[Message, ...] = ()
+    """Messages that the policy sees before its next turn."""
+
+    metadata: Mapping[str, Any] = field(factory=dict)
+    """For logs only."""
+
+
+class Env:
+    """A single-use environment: one instance for one trajectory. Subclass it and write `step`.
+
+    Example:
+
+        class Echo(Env):
+            def step(self, action: str) -> EnvStep:
+                return EnvStep(reward=float(action == self.extras["reward_spec"]["ground_truth"]), done=True)
+    """
+
+    def __init__(self, extras: Mapping[str, Any]) -> None:
+        """`extras` are the columns of the prompt's row, `reward_spec` and `extra_info` among them."""
+        self.extras = extras
+
+    def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
+        """The messages to start from, and information for logs; by default the row's own prompt."""
+        return prompt, {}
+
+    def step(self, action: str) -> EnvStep:
+        """Judge one answer: `action` is its text, without special tokens."""
+        raise TypeError(f"{type(self).__name__} does not define step()")
+
+    def get_metrics(self) -> dict[str, float]:
+        """Numbers to average over trajectories, by name."""
+        return {}
+
+    def close(self) -> None:
+        """Release what the environment holds; called once, whatever happened."""

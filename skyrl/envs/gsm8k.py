@@ -1,0 +1,35 @@
+"""GSM8K (arXiv:2110.14168): grade-school arithmetic whose solutions end in `#### answer`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl.envs.env import Env, EnvStep
+from skyrl.errors import TaskError
+
+_ANSWER = re.compile(r"#### (-?[0-9.,]+)")
+
+
+class GSM8kEnv(Env):
+    """Reward 1 for the right final answer, else 0; one turn. The row's `reward_spec.ground_truth` holds the answer."""
+
+    def __init__(self, extras: Mapping[str, Any]) -> None:
+        super().__init__(extras)
+        spec = extras.get("reward_spec")
+        if not isinstance(spec, Mapping) or not isinstance(spec.get("ground_truth"), str):
+            raise TaskError("gsm8k needs the column reward_spec with a text under ground_truth in every row")
+        self.ground_truth: str = spec["ground_truth"]
+
+    def step(self, action: str) -> EnvStep:
+        return EnvStep(reward=score(action, self.ground_truth), done=True)
+
+
+def score(solution: str, ground_truth: str) -> float:
+    """1.0 if the first `#### number` equals the ground truth as text, once commas and dollar signs are gone, else 0.0.
+
+    The rule of SkyRL-Gym's gsm8k: a full stop after the number belongs to it, so "#### 72." is wrong.
+    """
+    found = _ANSWER.search(solution)
+    return float(found is not None and found[1].replace(",", "").replace("$", "") == ground_truth)

@@ -1,0 +1,118 @@
+"""Finding a task by its name: one of ours, or an import path that the user's own configuration names.
+
+    gsm8k                       a registered environment
+    my_pkg.tasks:MyEnv          a class with `step`, or a plain reward function, from an importable module
+    rewards.py:my_reward        the same from a file
+
+A reward function is called as `function(completion, ground_truth=..., **extras)` and returns a number.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.gsm8k import GSM8kEnv
+from skyrl.errors import TaskError
+
+MakeEnv = Callable[[Mapping[str, Any]], Env]
+"""Extras of a row -> a fresh environment."""
+
+_REGISTERED: dict[str, MakeEnv] = {"gsm8k": GSM8kEnv}
+
+
+def register(name: str, make: MakeEnv) -> None:
+    """Give an environment a name that datasets may use. Raises `TaskError` if the name is taken or not a plain name."""
+    if ":" in name or not name:
+        raise TaskError(f"{name!r} cannot be a registered name: a colon marks an import path")
+    if name in _REGISTERED and _REGISTERED[name] is not make:
+        raise TaskError(f"an environment named {name!r} is registered already")
+    _REGISTERED[name] = make
+
+
+def registered_names() -> tuple[str, ...]:
+    """Every name that `find_env` knows without importing anything."""
+    return tuple(sorted(_REGISTERED))
+
+
+def find_env(name: str) -> MakeEnv:
+    """What makes environments of this name. An import path is followed: give it only names from the user's configuration.
+
+    Raises `TaskError` that says what was looked for and where.
+    """
+    if name in _REGISTERED:
+        return _REGISTERED[name]
+    if ":" not in name:
+        known = ", ".join(registered_names())
+        raise TaskError(f"there is no environment named {name!r}. Registered: {known}; your own: file.py:name or module:name")
+    target = _import(name)
+    if isinstance(target, type) and callable(getattr(target, "step", None)):
+        return target
+    if callable(target) and not isinstance(target, type):
+        return lambda extras: RewardFunctionEnv(extras, target, name)
+    raise TaskError(f"{name} is neither an environment class with a step method nor a reward function")
+
+
+class RewardFunctionEnv(Env):
+    """One turn, rewarded by a plain function."""
+
+    def __init__(self, extras: Mapping[str, Any], function: Callable[..., Any], name: str) -> None:
+        super().__init__(extras)
+        self._function, self._name = function, name
+
+    def step(self, action: str) -> EnvStep:
+        spec = self.extras.get("reward_spec")
+        others = {key: value for key, value in self.extras.items() if key != "ground_truth"}
+        ground_truth = spec.get("ground_truth") if isinstance(spec, Mapping) else self.extras.get("ground_truth")
+        try:
+            reward = self._function(action, ground_truth=ground_truth, **others)
+        except Exception as error:
+            raise TaskError(
+                f"the reward function {self._name} raised {type(error).__name__}: {error} (answer {action[:80]!r})"
+            ) from error
+        if isinstance(reward, bool | int | float):
+            return EnvStep(reward=float(reward), done=True)
+        raise TaskError(f"the reward function {self._name} returned {reward!r} instead of a number")
+
+
+def _import(name: str) -> Any:
+    where, _, attribute = name.rpartition(":")
+    module = _load_file(Path(where).expanduser()) if where.endswith(".py") else _load_module(where)
+    if not hasattr(module, attribute):
+        raise TaskError(f"{where} has no {attribute!r}")
+    return getattr(module, attribute)
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise TaskError(f"the module {error.name} cannot be found; install it, or name a file: path/to/file.py:name") from error
+    except Exception as error:
+        raise TaskError(f"importing {name} failed: {type(error).__name__}: {error}") from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise TaskError(f"there is no file {path} (relative paths start at the folder the command runs in)")
+    unique = f"skyrl_user_{path.stem}_{sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    if unique in sys.modules:
+        return sys.modules[unique]
+    spec = importlib.util.spec_from_file_location(unique, path)
+    if spec is None or spec.loader is None:
+        raise TaskError(f"{path} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[unique] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[unique]
+        raise TaskError(f"importing {path} failed: {type(error).__name__}: {error}") from error
+    return module

@@ -1,0 +1,112 @@
+"""Every exception that skyrl raises on purpose, on one screen.
+
+    SkyRLError                  anything below; the command prints its message, never a traceback
+    +-- UserError               the user's input: exit code 2, nothing was started
+    |   +-- ConfigError         the configuration: every problem at once, each with its place
+    |   +-- DataError           a dataset: the file, the row number, what was expected
+    |   +-- ModelError          a model or tokenizer that cannot be loaded
+    |   +-- TaskError           an environment or reward function that cannot be found or used
+    |   +-- ResumeError         a checkpoint or run folder that this run must not continue
+    +-- RunError                the run itself: exit code 1, what was saved stays
+        +-- NonFiniteError      NaN or infinity where a number had to be
+        +-- WeightSyncError     an engine that does not hold the learner's weights
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class Problem:
+    """One mistake in a configuration, or one warning about it.
+
+    Example: `Problem(path="trainer.epochs", message="'two' is not a whole number", place="run.toml:14")`
+    """
+
+    path: str
+    """Dotted path of the field, as the user would write it."""
+
+    message: str
+    """What was found and what is allowed."""
+
+    hint: str = ""
+    """What to do about it, when that is known."""
+
+    place: str = ""
+    """Where the value was written: `file:line`, `argument 2`, or empty for a default."""
+
+    severity: Literal["error", "warning"] = "error"
+    """A warning does not stop a run, except under `--strict`."""
+
+
+class SkyRLError(Exception):
+    """Raised on purpose; its message is complete without a traceback."""
+
+    exit_code = 1
+
+
+class UserError(SkyRLError):
+    """Something the user gave cannot be used; nothing was started."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError, ValueError):
+    """A configuration that cannot run. `problems` lists everything that is wrong with it."""
+
+    def __init__(self, problems: Iterable[Problem], title: str = "This run cannot start") -> None:
+        self.problems = tuple(problems)
+        self.title = title
+        super().__init__(self.problems, title)
+
+    def __str__(self) -> str:
+        return render(self.problems, self.title)
+
+
+class DataError(UserError):
+    """A dataset cannot be read as prompts."""
+
+
+class ModelError(UserError):
+    """A model or tokenizer cannot be loaded."""
+
+
+class TaskError(UserError):
+    """An environment or reward function cannot be found or used."""
+
+
+class ResumeError(UserError):
+    """A checkpoint or run folder does not belong to this run."""
+
+
+class RunError(SkyRLError):
+    """A run that had started cannot go on."""
+
+
+class NonFiniteError(RunError):
+    """NaN or infinity would have reached an optimizer step."""
+
+
+class WeightSyncError(RunError):
+    """The engine's weights are not the learner's."""
+
+
+def render(problems: Iterable[Problem], title: str) -> str:
+    """A table of problems: path, message, place; the hint on a line of its own."""
+    rows = tuple(problems)
+    if not rows:
+        return title
+    noun = "warning" if all(row.severity == "warning" for row in rows) else "problem"
+    count = f"1 {noun}" if len(rows) == 1 else f"{len(rows)} {noun}s"
+    path_width = min(max(len(row.path) for row in rows), 60)
+    message_width = min(max((len(row.message) for row in rows if row.place), default=0), 72)
+    lines = [f"{title} ({count}):"]
+    for row in rows:
+        lines.append(f"  {row.path:<{path_width}}  {row.message:<{message_width}}  {row.place}".rstrip())
+        if row.hint:
+            lines.append(f"  {'':<{path_width}}  {row.hint}")
+    return "\n".join(lines)

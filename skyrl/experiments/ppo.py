@@ -1,0 +1,277 @@
+"""A training run, put together: each collaborator is built from its own part of the configuration and handed to the trainer.
+
+Subclass `BasePPOExp` and override one `get_...` to bring your own collaborator; override `get_config_cls` for a configuration
+with fields of your own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import cattrs
+import torch
+
+from skyrl.checkpoint.store import Checkpoint, CheckpointStore, load_checkpoint
+from skyrl.config import SkyRLTrainConfig
+from skyrl.data.cursor import PromptCursor
+from skyrl.data.prompts import PromptDataset, load_prompts
+from skyrl.errors import DataError, ResumeError
+from skyrl.experiments.run_folder import RunFolder, refuse_changed
+from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.torch_engine import TorchEngine
+from skyrl.learners.fsdp import PolicyWorker, RefWorker, required_device
+from skyrl.models.loading import load_causal_lm, load_tokenizer, save_pretrained
+from skyrl.rollout.batches import Rollouts, SynchronousRollouts
+from skyrl.rollout.generator import SkyRLGymGenerator
+from skyrl.tracking.console import Console
+from skyrl.tracking.jsonlines import MetricsFile, sample_records
+from skyrl.tracking.timing import Clock, timed
+from skyrl.tracking.tracker import Tracker, Trackers
+from skyrl.training.advantage import advantage_estimator
+from skyrl.training.evaluation import Evaluation
+from skyrl.training.objective import policy_objective
+from skyrl.training.trainer import PPOTrainer
+from skyrl.trajectory import TrajectoryGroup
+from skyrl.tree import fingerprint, required
+from skyrl.weight_sync.publish import WeightSync
+
+
+class BasePPOExp:
+    """One run of policy-gradient training in this process."""
+
+    def __init__(self, cfg: SkyRLTrainConfig) -> None:
+        """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
+        self.cfg = cfg
+        self.clock = Clock()
+        self.folder = RunFolder(cfg)
+        self.checkpoints = CheckpointStore(Path(cfg.trainer.ckpt_path).expanduser(), cfg.trainer.max_ckpts_to_keep)
+
+    @classmethod
+    def get_config_cls(cls) -> type[SkyRLTrainConfig]:
+        """The root class that files and arguments are read into."""
+        return SkyRLTrainConfig
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return self.get_tokenizer()
+
+    def get_tokenizer(self) -> Any:
+        """The policy's tokenizer."""
+        trainer = self.cfg.trainer
+        path = required(trainer.policy.model.path, "trainer.policy.model.path")
+        return load_tokenizer(path, use_fast=not trainer.disable_fast_tokenizer)
+
+    def get_train_dataset(self) -> PromptDataset:
+        """The prompts to train on. Raises `DataError` if they do not fill one batch."""
+        dataset = self._load(self.cfg.data.train_data)
+        batch = self.cfg.trainer.train_batch_size
+        if len(dataset) < batch:
+            raise DataError(
+                f"trainer.train_batch_size = {batch} prompts, but the training data has {len(dataset)}"
+                + (f" ({dataset.too_long} more are longer than trainer.max_prompt_length)" if dataset.too_long else "")
+            )
+        return dataset
+
+    def get_eval_dataset(self) -> PromptDataset | None:
+        """The prompts to evaluate on, or None if this run never evaluates."""
+        trainer = self.cfg.trainer
+        wanted = trainer.eval_before_train or trainer.eval_interval > 0
+        return self._load(self.cfg.data.val_data) if wanted else None
+
+    def get_inference_client(self) -> InferenceEngineClient:
+        """The engines that sample: one, embedded in this process, with weights of its own."""
+        trainer, engine = self.cfg.trainer, self.cfg.generator.inference_engine
+        path = required(trainer.policy.model.path, "trainer.policy.model.path")
+        model = load_causal_lm(
+            path,
+            dtype=getattr(torch, required(trainer.compute_dtype, "trainer.compute_dtype")),
+            attention=required(trainer.attention, "trainer.attention"),
+            device=torch.device(required_device(trainer)),
+        )
+        deterministic = required(engine.deterministic, "generator.inference_engine.deterministic")
+        embedded = TorchEngine(
+            model, self.tokenizer, max_num_seqs=engine.max_num_seqs, deterministic=deterministic
+        )
+        return InferenceEngineClient([embedded], self.tokenizer, path, trainer.policy.model.lora, engine)
+
+    def get_generator(self, client: InferenceEngineClient) -> SkyRLGymGenerator:
+        """What turns prompts into rewarded trajectories."""
+        model = self.cfg.trainer.policy.model
+        return SkyRLGymGenerator(
+            required(model.path, "trainer.policy.model.path"),
+            model.lora,
+            self.cfg.generator,
+            self.cfg.environment.skyrl_gym,
+            client,
+            self.tokenizer,
+            user_env_class=self.cfg.environment.env_class,
+            seed=self.cfg.trainer.seed,
+        )
+
+    def get_policy(self, total_steps: int) -> PolicyWorker:
+        """The model that learns. `total_steps` counts batches."""
+        trainer = self.cfg.trainer
+        updates = trainer.update_epochs_per_batch * (trainer.train_batch_size // trainer.policy_mini_batch_size)
+        return PolicyWorker(trainer, policy_objective(trainer.algorithm), total_steps * updates)
+
+    def get_reference(self) -> RefWorker | None:
+        """The model that the KL term measures the distance from, if there is a KL term."""
+        return RefWorker(self.cfg.trainer) if self.cfg.trainer.algorithm.use_kl_loss else None
+
+    def get_tracker(self, total_steps: int, first_step: int) -> Tracker:
+        """Where metrics go: the run folder and the console."""
+        return Trackers([MetricsFile(self.folder.metrics), Console(total_steps, first_step)])
+
+    def get_rollouts(self, dataset: PromptDataset, generator: SkyRLGymGenerator) -> Rollouts:
+        """What `next_batch` is asked of."""
+        cursor = PromptCursor(dataset.prompts, self.cfg.trainer.train_batch_size, self.cfg.trainer.seed)
+        return SynchronousRollouts(cursor, generator, self.cfg.generator)
+
+    def run(self) -> bool:
+        """Train to the end; False if an earlier session had already done so. What was saved stays, whatever happens."""
+        train_dataset, eval_dataset = self.get_train_dataset(), self.get_eval_dataset()
+        total_steps = self.total_steps(train_dataset)
+        self.folder.open()
+        try:
+            checkpoint = self.find_checkpoint()
+            if checkpoint is not None and checkpoint.step >= total_steps:
+                return False
+            self._train(train_dataset, eval_dataset, total_steps, checkpoint)
+        finally:
+            self.folder.close()
+        return True
+
+    def total_steps(self, dataset: PromptDataset) -> int:
+        """Batches in all epochs, at most `max_training_steps`."""
+        trainer = self.cfg.trainer
+        steps = trainer.epochs * (len(dataset) // trainer.train_batch_size)
+        return min(steps, trainer.max_training_steps or steps)
+
+    def find_checkpoint(self) -> Checkpoint | None:
+        """Where to resume from, as `resume_mode` says. Raises `ResumeError` if that is another run's."""
+        trainer = self.cfg.trainer
+        found: Checkpoint | None = None
+        match trainer.resume_mode:
+            case "from_path":
+                found = load_checkpoint(Path(required(trainer.resume_path, "trainer.resume_path")).expanduser())
+            case "latest":
+                found = self.checkpoints.latest()
+            case _:
+                self._refuse_to_overwrite()
+        if found is not None:
+            refuse_changed(found.config, self.cfg, str(self.checkpoints.folder), "trainer.ckpt_path")
+        return found
+
+    def _train(
+        self, train: PromptDataset, evaluate: PromptDataset | None, total_steps: int, checkpoint: Checkpoint | None
+    ) -> None:
+        client = self.get_inference_client()
+        generator = self.get_generator(client)
+        policy = self.get_policy(total_steps)
+        trainer = self.get_trainer(train, evaluate, total_steps, checkpoint, client, generator, policy)
+        if checkpoint is not None:
+            policy.load_state(checkpoint.tensors, checkpoint.state["policy"])
+            trainer.load_state(dict(checkpoint.state["trainer"]))
+        self.folder.forget_after(trainer.version)
+        self.folder.record_config()
+        asyncio.run(self._run_loop(trainer, client))
+        self._export(policy, self.folder.model)
+        self.folder.draw_curve()
+
+    async def _run_loop(self, trainer: PPOTrainer, client: InferenceEngineClient) -> None:
+        try:
+            await trainer.train()
+        finally:
+            trainer.tracker.close()
+            await client.close()
+
+    def get_trainer(
+        self,
+        train: PromptDataset,
+        evaluate: PromptDataset | None,
+        total_steps: int,
+        checkpoint: Checkpoint | None,
+        client: InferenceEngineClient,
+        generator: SkyRLGymGenerator,
+        policy: PolicyWorker,
+    ) -> PPOTrainer:
+        """The loop with its collaborators, each timed."""
+        reference = self.get_reference()
+
+        def save(step: int) -> None:
+            self.checkpoints.save(self._checkpoint(trainer, policy, step))
+
+        def export(step: int) -> None:
+            self._export(policy, Path(self.cfg.trainer.export_path).expanduser() / f"global_step_{step}" / "policy")
+
+        trainer = PPOTrainer(
+            self.cfg.trainer,
+            rollouts=timed(self.get_rollouts(train, generator), self.clock, next_batch="generate"),
+            policy=timed(policy, self.clock, score="policy_logprobs", update="policy_train"),
+            reference=reference and timed(reference, self.clock, score="ref_logprobs"),
+            weights=timed(WeightSync(policy, client), self.clock, publish="sync_weights"),
+            estimate=advantage_estimator(self.cfg.trainer.algorithm),
+            evaluation=self._evaluation(evaluate, generator) if evaluate is not None else None,
+            tracker=self.get_tracker(total_steps, checkpoint.step if checkpoint else 0),
+            clock=self.clock,
+            total_steps=total_steps,
+            save=save,
+            export=export,
+            on_samples=self._record_samples,
+        )
+        return trainer
+
+    def _evaluation(self, dataset: PromptDataset, generator: SkyRLGymGenerator) -> Evaluation:
+        trainer = self.cfg.trainer
+        dumps = Path(trainer.export_path).expanduser() / "dumped_evals" if trainer.dump_eval_results else None
+        return Evaluation(
+            dataset.prompts,
+            generator,
+            self.cfg.generator,
+            batch_size=trainer.eval_batch_size,
+            dump_folder=dumps,
+            decode=self._decode,
+        )
+
+    def _checkpoint(self, trainer: PPOTrainer, policy: PolicyWorker, step: int) -> Checkpoint:
+        tensors, numbers = policy.state()
+        return Checkpoint(
+            step=step,
+            tensors=tensors,
+            state={"policy": numbers, "trainer": trainer.state()},
+            config=cattrs.unstructure(self.cfg),
+            fingerprint=fingerprint(self.cfg),
+        )
+
+    def _refuse_to_overwrite(self) -> None:
+        """Starting anew beside what an earlier session left would overwrite it step by step."""
+        if self.checkpoints.steps():
+            raise ResumeError(
+                f"{self.checkpoints.folder} holds checkpoints already, and with trainer.resume_mode = "
+                f"{self.cfg.trainer.resume_mode} this run would overwrite them: choose another trainer.ckpt_path, "
+                "or trainer.resume_mode = latest to continue"
+            )
+
+    def _export(self, policy: PolicyWorker, folder: Path) -> None:
+        save_pretrained(dict(policy.weights()), policy.model, self.tokenizer, folder)
+
+    def _record_samples(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
+        for record in sample_records(step, groups, self._decode):
+            self.folder.trajectories.append(record)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
+    def _load(self, sources: Sequence[str]) -> PromptDataset:
+        return load_prompts(
+            sources,
+            self.tokenizer,
+            env_class=self.cfg.environment.env_class,
+            max_prompt_length=self.cfg.trainer.max_prompt_length,
+            chat_template_kwargs=self.cfg.generator.chat_template_kwargs,
+        )

@@ -1,0 +1,45 @@
+"""What a finished run tells the person who started it: where everything is, and whether it helped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.experiments.run_folder import RunFolder
+
+
+def summary(run: SkyRLTrainConfig, folder: RunFolder) -> Iterator[str]:
+    """Lines for the terminal; the last one compares the first evaluation with the last."""
+    places = (
+        ("configuration", folder.path / "config.json"),
+        ("metrics", folder.path / "metrics.jsonl"),
+        ("samples", folder.path / "trajectories.jsonl"),
+        ("reward curve", folder.path / "reward_curve.png"),
+        ("trained model", folder.model),
+        ("checkpoints", Path(run.trainer.ckpt_path).expanduser()),
+        ("evaluations", Path(run.trainer.export_path).expanduser() / "dumped_evals"),
+    )
+    for name, path in places:
+        if path.exists():
+            yield f"  {name:<14} {path}"
+    yield from _scores(folder)
+
+
+def _scores(folder: RunFolder) -> Iterator[str]:
+    name = "eval/all/avg_score"
+    records = [record for record in folder.metrics.read() if name in record]
+    if not records:
+        return
+    before, after = records[0], records[-1]
+    what = "accuracy" if all(_is_share(record) for record in records) else "score"
+    if before is after:
+        yield f"{what} {after[name]:.2f} at step {after['step']}"
+    else:
+        yield f"{what} before {before[name]:.2f} after {after[name]:.2f}"
+
+
+def _is_share(record: dict[str, float]) -> bool:
+    """Rewards of 0 and 1 only: the score is then the share of right answers, and equals pass@1 and its positive part."""
+    score = record["eval/all/avg_score"]
+    return score == record["eval/all/mean_positive_reward"] and record.get("eval/all/pass_at_1", score) == score

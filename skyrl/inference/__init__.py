@@ -1,0 +1,1 @@
+"""Token ids in, sampled token ids with their log-probabilities out."""

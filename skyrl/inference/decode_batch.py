@@ -1,0 +1,163 @@
+"""The rows in flight: jobs join, every step adds one token to each row, finished rows leave.
+
+Read `advance` first. Rows join and leave at any step (continuous batching). That changes no random number, and logits
+only by the rounding of a matrix product of another size. A step does no work per row in Python, except for rows with
+stop strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skyrl.errors import NonFiniteError
+from skyrl.inference import stop_strings
+from skyrl.inference.causal_lm import CausalLM
+from skyrl.inference.draws import sample_seed, uniforms
+from skyrl.inference.engine import Completion
+from skyrl.inference.kv_cache import RowCache
+from skyrl.inference.rows import Job, Row, RowTensors
+from skyrl.inference.sampling import choose, penalised
+
+
+class DecodeBatch:
+    """All rows in flight on one model. One thread at a time may call it."""
+
+    def __init__(self, model: CausalLM, tokenizer: Any, *, eos_ids: Sequence[int], weight_version: int) -> None:
+        self.rows: list[Row] = []
+        self._model, self._tokenizer, self._weight_version = model, tokenizer, weight_version
+        self._eos = torch.tensor(list(eos_ids), dtype=torch.int64, device=model.device)
+        self._cache = RowCache(model.device)
+        self._describe_rows()
+
+    @torch.inference_mode()
+    def advance(self, leaving: Collection[Job], joining: Sequence[Job], interrupted: Callable[[], bool]) -> list[Job]:
+        """Lets jobs leave and join, then decodes until one is done, or nothing is left, or `interrupted()`.
+
+        Returns the jobs that are done; those that leave are forgotten. Raises `NonFiniteError` for logits that are not
+        finite, and whatever the model raises: the batch is then lost.
+        """
+        if leaving:
+            self._keep([place for place, row in enumerate(self.rows) if row.job not in leaving])
+        if joining:
+            self._admit(joining)
+        done = self._retire()
+        while not done and self.rows and not interrupted():
+            self._step()
+            done = self._retire()
+        return done
+
+    def _admit(self, jobs: Sequence[Job]) -> None:
+        """Computes each prompt once, copies it to the rows of its samples and draws their first tokens."""
+        samples, joined = sum(len(job.keys) for job in jobs), len(self.rows)
+        longest, ahead = max(len(job.prompt_ids) for job in jobs), max(job.limit for job in jobs)
+        prefixes = self._model.prefill([job.prompt_ids for job in jobs])
+        self._reserve(samples, before=longest, ahead=ahead)
+        for job, prefix in zip(jobs, prefixes, strict=True):
+            start = self._cache.place(job.prompt_ids, prefix.layers, len(job.keys))
+            seeds = enumerate(map(sample_seed, job.keys))
+            self.rows += [Row(job=job, index=index, seed=seed, start=start) for index, seed in seeds]
+        copies = torch.tensor([len(job.keys) for job in jobs], device=self._model.device)
+        logits = torch.stack([prefix.logits for prefix in prefixes]).repeat_interleave(copies, dim=0)
+        self._sample(logits, joined, RowTensors.of(self.rows[joined:], self._model.device))
+        self._describe_rows()
+
+    def _step(self) -> None:
+        """One more token for every row."""
+        self._reserve(0, before=0, ahead=0)
+        logits = self._model.decode(self._cache, self._tensors.starts, ragged=self._ragged)
+        self._cache.window.end += 1
+        self._sample(logits, 0, self._tensors)
+
+    def _reserve(self, count: int, *, before: int, ahead: int) -> None:
+        shift = self._cache.reserve(count, before=before, ahead=max(ahead, self._last + 1 - self._cache.window.end))
+        if shift:
+            for row in self.rows:
+                row.start += shift
+            self._describe_rows()
+
+    def _sample(self, logits: Tensor, joined: int, rows: RowTensors) -> None:
+        """Draws the tokens in column `end` of the rows from `joined` on, which `rows` describes."""
+        cache, end = self._cache, self._cache.window.end
+        if rows.settings.any_penalised:
+            logits = penalised(logits.float(), self._seen(joined, rows.starts), rows.settings.repetition_penalty)
+        tokens, logprobs = choose(logits, rows.settings, uniforms(rows.seeds, end - rows.firsts))
+        cache.tokens[joined : len(self.rows), 0, end] = tokens
+        cache.logprobs[joined : len(self.rows), 0, end] = logprobs
+
+    def _seen(self, joined: int, starts: Tensor) -> Tensor:
+        """Ids of prompt and completion so far, (R, columns); columns before a row's own repeat its newest id."""
+        begin, end = min(row.start for row in self.rows[joined:]), self._cache.window.end
+        ids = self._cache.tokens[joined : len(self.rows), 0, begin:end]
+        return torch.where(torch.arange(begin, end, device=ids.device) >= starts.unsqueeze(1), ids, ids[:, -1:])
+
+    def _retire(self) -> list[Job]:
+        """Turns finished rows into completions and drops them; returns the jobs that this finished."""
+        end = self._cache.window.end
+        newest, logprobs = (stored[: len(self.rows), 0, end] for stored in (self._cache.tokens, self._cache.logprobs))
+        finite, ended, stopped = logprobs.isfinite(), torch.isin(newest, self._eos), self._stopped()
+        if not stopped and not bool((ended | ~finite | (self._tensors.lasts <= end)).any()):
+            return []
+        self._refuse_non_finite(finite.tolist())
+        eos = {place for place, is_eos in enumerate(ended.tolist()) if is_eos}
+        leaving = [place for place, row in enumerate(self.rows) if place in eos | stopped or row.last <= end]
+        for place in leaving:
+            row = self.rows[place]
+            row.job.completions[row.index] = self._completion(place, place in eos, place in stopped)
+        jobs = {row.job: None for row in map(self.rows.__getitem__, leaving)}
+        self._keep([place for place in range(len(self.rows)) if place not in set(leaving)])
+        return [job for job in jobs if job.done]
+
+    def _stopped(self) -> set[int]:
+        """Places of the rows whose newest token completed a stop string."""
+        if not self._watched:
+            return set()
+        end, depth = self._cache.window.end + 1, max(self.rows[place].tail for place in self._watched)
+        recent = self._cache.tokens[self._watched, 0, max(end - depth, 0) : end].tolist()
+        found = set()
+        for place, ids in zip(self._watched, recent, strict=True):
+            row = self.rows[place]
+            newest = ids[-min(row.tail, end - row.first) :]
+            if stop_strings.completed(self._tokenizer, newest, row.job.sampling.stop or ()):
+                found.add(place)
+        return found
+
+    def _completion(self, place: int, eos: bool, stopped: bool) -> Completion:
+        row, cache = self.rows[place], self._cache
+        columns = slice(row.first, cache.window.end + 1)
+        ids = cache.tokens[place, 0, columns].tolist()
+        return Completion(
+            token_ids=tuple(ids),
+            text=stop_strings.text_of(self._tokenizer, ids, (row.job.sampling.stop or ()) if stopped else ()),
+            logprobs=tuple(cache.logprobs[place, 0, columns].tolist()),
+            weight_versions=(self._weight_version,) * len(ids),
+            stop_reason="stop" if eos or stopped else "length",
+        )
+
+    def _refuse_non_finite(self, finite: list[bool]) -> None:
+        if all(finite):
+            return
+        row = self.rows[finite.index(False)]
+        key, drawn = row.job.keys[row.index], self._cache.window.end - row.first
+        raise NonFiniteError(
+            f"prompt {key.prompt_id!r}, sample {key.sample_index}: the model's logits after {drawn} sampled tokens are "
+            f"not finite (weights of version {self._weight_version})"
+        )
+
+    def _keep(self, places: list[int]) -> None:
+        self.rows = [self.rows[place] for place in self._cache.keep(places)]
+        if not self.rows:
+            self._cache = RowCache(self._model.device)
+        self._describe_rows()
+
+    def _describe_rows(self) -> None:
+        """Everything that is derived from the list of rows; called whenever it, or a row's column, changed."""
+        starts = {row.start for row in self.rows}
+        self._tensors = RowTensors.of(self.rows, self._model.device)
+        self._ragged = len(starts) > 1
+        self._last = max((row.last for row in self.rows), default=0)
+        self._watched = [place for place, row in enumerate(self.rows) if row.tail]
+        self._cache.window.start = min(starts, default=0)

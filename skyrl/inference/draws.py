@@ -1,0 +1,45 @@
+"""Random numbers that belong to a sample, not to a stream that samples share.
+
+The uniform behind token t of a sample is a function of (seed, t), and the seed a hash of the sample's key. Which rows
+share the batch, in which order they came and how many tokens others have drawn cannot change it.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+
+import attrs
+import torch
+from torch import Tensor
+
+from skyrl.inference.engine import SampleKey
+
+_GAMMA = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed number; torch has no arithmetic on uint64
+_MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
+_MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+
+
+def sample_seed(key: SampleKey) -> int:
+    """A signed 64-bit number: BLAKE2b of the key's fields as a JSON list, which no two different keys share."""
+    text = json.dumps(attrs.astuple(key), separators=(",", ":"))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
+    """One number in [0, 1 - 2**-52] per row: output `positions[r]` of a SplitMix64 generator started at `seeds[r]`.
+
+    SplitMix64 is a counter passed through a mixing function (Steele, Lea and Flood, "Fast splittable pseudorandom
+    number generators", OOPSLA 2014), so any position is computed directly. Shapes: all (R,); int64 in, float64 out.
+    The top 52 bits are kept: with one more, `u * total` could round up to `total`.
+    """
+    mixed = seeds + (positions + 1) * _GAMMA  # int64 wraps modulo 2**64, as uint64 would
+    mixed = (mixed ^ _shifted(mixed, 30)) * _MIX_1
+    mixed = (mixed ^ _shifted(mixed, 27)) * _MIX_2
+    mixed = mixed ^ _shifted(mixed, 31)
+    return _shifted(mixed, 12).to(torch.float64) * 2.0**-52
+
+
+def _shifted(bits: Tensor, by: int) -> Tensor:
+    """Right shift that fills with zeros: torch's own repeats the sign bit."""
+    return (bits >> by) & ((1 << (64 - by)) - 1)

@@ -1,0 +1,89 @@
+"""What an inference engine is: token ids in, sampled token ids with their log-probabilities out.
+
+An engine knows tokens, sampling settings and weights. It knows nothing of prompts as text, tasks or rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from attrs import frozen
+
+from skyrl.config import SamplingParams
+from skyrl.trajectory import StopReason
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@frozen(kw_only=True)
+class SampleKey:
+    """Names one sample of one run, so that its random numbers are its own.
+
+    The seed of a sample is a hash of these, never a position in a stream that other samples share: the same sample
+    draws the same numbers in any batch, on any number of engines, and after a resume.
+    """
+
+    run_seed: int
+    weight_version: int
+    """Version of the weights when the sample was scheduled."""
+
+    prompt_id: str
+    sample_index: int
+    turn: int = 0
+    attempt: int = 0
+    purpose: str = "train"
+    """`train` or `eval`: an evaluation must not reuse the draws of training."""
+
+
+@frozen(kw_only=True)
+class GenerationRequest:
+    """One prompt and the samples wanted of it: the prompt is prefilled once for all of them."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    keys: tuple[SampleKey, ...]
+    """One for each sample wanted; their number is n."""
+
+
+@frozen(kw_only=True)
+class Completion:
+    """One sample. `token_ids`, `logprobs` and `weight_versions` have the same length."""
+
+    token_ids: tuple[int, ...]
+    """Sampled tokens; the last one is the end-of-sequence token when that is what ended it."""
+
+    text: str
+    """`token_ids` decoded without special tokens; ends with the stop string if that is what ended it."""
+
+    logprobs: tuple[float, ...]
+    """Natural-log probability of each token under the distribution it was drawn from, before top-p, top-k and min-p cut
+    it: the tempered softmax that the learner scores with."""
+
+    weight_versions: tuple[int, ...]
+    stop_reason: StopReason
+
+
+class InferenceEngine(Protocol):
+    """The contract that every engine keeps (and every fake engine, under the same tests)."""
+
+    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+        """One completion per key, in order of `request.keys`. Calls may run concurrently and are batched together."""
+
+    async def pause(self) -> None:
+        """Take no new work and return when nothing is running."""
+
+    async def resume(self) -> None:
+        """Take work again."""
+
+    async def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Replace all weights, drop every cache computed from the old ones and adopt `version`.
+
+        Called while paused. Names are those of the Hugging Face state dict without tied duplicates. Raises
+        `WeightSyncError` when a name is missing, unknown, or has another shape, and then keeps the old weights.
+        """
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights it samples from."""

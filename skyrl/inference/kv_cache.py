@@ -1,0 +1,145 @@
+"""What the engine remembers of each row in flight: keys and values per layer, tokens and their log-probabilities.
+
+Every row ends at the same column, however long it is, so that a new token is one slice written for all rows:
+
+        start                 end
+    row 0   . p p p p s s s s | s      p  prompt        columns [its own start, end)
+    row 1   p p p p p p p s s | s      s  sampled       column `end`: not yet in keys and values
+    row 2   . . . . p p s s s | s      .  unused, masked
+
+Storage is larger than what is live and grows by doubling. A row that finished is overwritten by the last live one: the
+batch shrinks by copying single rows, never the whole cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from attrs import define
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+@define
+class Window:
+    """The live part of the storage: rows [0, rows) and columns [start, end)."""
+
+    rows: int = 0
+    start: int = 0
+    end: int = 0
+
+
+class RowLayer(CacheLayerMixin):
+    """Keys and values of one layer, (row capacity, kv_heads, column capacity, head_dim), seen through the window."""
+
+    keys: Tensor
+    values: Tensor
+    is_sliding = False  # all columns are kept; a model with windows gets them from its mask
+
+    def __init__(self, window: Window, keys: Tensor, values: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.window, self.keys, self.values = window, keys, values
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the storage came with the first prompt."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Adds those of the new token, (rows, kv_heads, 1, head_dim), and returns those of all live columns."""
+        rows, start, end = self.window.rows, self.window.start, self.window.end
+        self.keys[:rows, :, end : end + 1] = key_states
+        self.values[:rows, :, end : end + 1] = value_states
+        return self.keys[:rows, :, start : end + 1], self.values[:rows, :, start : end + 1]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.window.end - self.window.start
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class RowCache(Cache):
+    """The cache of all rows in flight, as transformers' models read and write it."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._layers: list[RowLayer] = []
+        super().__init__(layers=cast(Any, self._layers))  # the same list: what is added here, transformers sees
+        self.window = Window()
+        self.tokens = torch.zeros((0, 1, 0), dtype=torch.int64, device=device)
+        """(row capacity, 1, column capacity): prompt and sampled ids."""
+        self.logprobs = torch.zeros((0, 1, 0), dtype=torch.float32, device=device)
+        """Same shape: log-probabilities of the sampled ids."""
+
+    def reserve(self, rows: int, *, before: int, ahead: int) -> int:
+        """Makes room for `rows` more rows, for `before` columns left of `end`, and for the next token of every row.
+
+        `ahead` is how many columns from `end` on can be needed at most: storage never grows beyond them. Returns by
+        how much the live columns moved to the right (to the left where negative).
+        """
+        window, (row_room, _, column_room) = self.window, self.tokens.shape
+        needed = window.rows + rows
+        if needed <= row_room and before <= window.end and window.end + min(ahead, 2) <= column_room:
+            return 0
+        before = max(before, window.end - window.start)
+        size, shift = (needed, before + min(ahead, max(before, 64))), before - window.end
+        self.tokens, self.logprobs = (_moved(old, window, size, shift) for old in (self.tokens, self.logprobs))
+        for layer in self._layers:
+            layer.keys, layer.values = (_moved(old, window, size, shift) for old in (layer.keys, layer.values))
+        window.start, window.end = window.start + shift, before
+        return shift
+
+    def place(self, ids: Sequence[int], layers: Sequence[tuple[Tensor, Tensor]], copies: int) -> int:
+        """Appends `copies` rows that hold the same prompt, in space reserved before; returns their first column.
+
+        `layers`: keys and values of the prompt, (kv_heads, len(ids), head_dim) each.
+        """
+        window = self.window
+        rows, columns = slice(window.rows, window.rows + copies), slice(window.end - len(ids), window.end)
+        if not self._layers:
+            self._layers += [RowLayer(window, *(self._storage_for(states) for states in layer)) for layer in layers]
+        for layer, (keys, values) in zip(self._layers, layers, strict=True):
+            layer.keys[rows, :, columns] = keys
+            layer.values[rows, :, columns] = values
+        self.tokens[rows, 0, columns] = torch.tensor(ids, device=self.tokens.device)
+        window.rows, window.start = window.rows + copies, min(window.start, columns.start)
+        return columns.start
+
+    def keep(self, rows: Sequence[int]) -> list[int]:
+        """Drops all rows but these (ascending); returns the old row that now stands at each place."""
+        kept, tail = set(rows), [row for row in rows if row >= len(rows)]
+        order = [place if place in kept else tail.pop() for place in range(len(rows))]
+        columns = slice(self.window.start, self.window.end + 1)
+        for place, row in enumerate(order):
+            if place != row:
+                for tensor in self._storages():
+                    tensor[place, :, columns] = tensor[row, :, columns]
+        self.window.rows = len(rows)
+        return order
+
+    def _storages(self) -> Iterator[Tensor]:
+        yield self.tokens
+        yield self.logprobs
+        for layer in self._layers:
+            yield layer.keys
+            yield layer.values
+
+    def _storage_for(self, states: Tensor) -> Tensor:
+        rows, _, columns = self.tokens.shape
+        return states.new_zeros((rows, states.shape[0], columns, states.shape[2]))
+
+
+def _moved(old: Tensor, window: Window, size: tuple[int, int], shift: int) -> Tensor:
+    """Storage of `size` (rows, columns) with the live part of `old`, its columns `shift` further right.
+
+    The rest is zero, not uninitialised: a masked column still takes part as 0 * value, which garbage can make NaN.
+    """
+    rows, columns = size
+    new = old.new_zeros((rows, old.shape[1], columns, *old.shape[3:]))
+    live = old[: window.rows, :, window.start : window.end + 1]
+    new[: window.rows, :, window.start + shift : window.start + shift + live.shape[2]] = live
+    return new

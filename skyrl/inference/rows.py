@@ -1,0 +1,88 @@
+"""Who is in a decoding batch: jobs, the rows of their samples, and the rows as tensors.
+
+The list of rows on the host is the truth; the tensors are built from it whenever it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from skyrl.config import SamplingParams
+from skyrl.inference.engine import Completion, SampleKey
+from skyrl.inference.sampling import RowSettings
+from skyrl.inference.stop_strings import tail_length
+
+
+@define(eq=False, kw_only=True)
+class Job:
+    """Samples of one prompt that join a batch together and are handed back together."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    keys: tuple[SampleKey, ...]
+    limit: int
+    """Longest completion in tokens, at least 1: the smaller of what was asked for and what the model has room for."""
+
+    completions: dict[int, Completion] = field(factory=dict)
+    """Finished samples by their index in `keys`."""
+
+    @property
+    def done(self) -> bool:
+        return len(self.completions) == len(self.keys)
+
+
+@define(eq=False, kw_only=True)
+class Row:
+    """One sample in flight. Columns are those of the cache."""
+
+    job: Job
+    index: int
+    """Of the sample in its job."""
+
+    seed: int
+    start: int
+    """Column of the first prompt token."""
+
+    tail: int = field(init=False)
+    """How many newest tokens are searched for stop strings; 0 without stop strings."""
+
+    def __attrs_post_init__(self) -> None:
+        self.tail = tail_length(self.job.sampling.stop) if self.job.sampling.stop else 0
+
+    @property
+    def first(self) -> int:
+        """Column of the first sampled token."""
+        return self.start + len(self.job.prompt_ids)
+
+    @property
+    def last(self) -> int:
+        """Column of the last token that the limit allows."""
+        return self.first + self.job.limit - 1
+
+
+@frozen(kw_only=True, eq=False)
+class RowTensors:
+    """What a step has to know of R rows, on the model's device; shapes (R,), int64."""
+
+    starts: Tensor
+    firsts: Tensor
+    lasts: Tensor
+    seeds: Tensor
+    settings: RowSettings
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], device: torch.device) -> RowTensors:
+        def column(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        return cls(
+            starts=column([row.start for row in rows]),
+            firsts=column([row.first for row in rows]),
+            lasts=column([row.last for row in rows]),
+            seeds=column([row.seed for row in rows]),
+            settings=RowSettings.of([row.job.sampling for row in rows], device),
+        )

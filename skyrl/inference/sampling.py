@@ -1,0 +1,116 @@
+"""From logits to a token and its log-probability, for rows that may each have their own settings.
+
+    logits --penalised--> --tempered--> scores --cut--> --draw--> token;   log-probability = log softmax(scores)[token]
+
+The log-probability is that of `scores`, before top-k, top-p and min-p cut them: the distribution that a learner can
+compute again from the same temperature. The draw inverts the cumulative distribution at a number that belongs to the
+sample (see `draws.py`); the running sum is in float64 and each row's own, so that a row's token depends on its logits
+and its number alone. Shapes: R rows, V tokens in the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from skyrl.config import SamplingParams
+
+
+@frozen(kw_only=True, eq=False)
+class RowSettings:
+    """The sampling settings of R rows as tensors of shape (R,), and which of them do anything."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    repetition_penalty: Tensor
+    any_tempered: bool
+    any_greedy: bool
+    any_cut: bool
+    any_penalised: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[SamplingParams], device: torch.device | str) -> RowSettings:
+        """Greedy rows have temperature 0; their log-probabilities are reported at temperature 1."""
+
+        def column(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=device)
+
+        return cls(
+            temperature=column([row.temperature for row in rows]),
+            top_k=torch.tensor([row.top_k for row in rows], device=device),
+            top_p=column([row.top_p for row in rows]),
+            min_p=column([row.min_p for row in rows]),
+            repetition_penalty=column([row.repetition_penalty for row in rows]),
+            any_tempered=any(row.temperature not in (0.0, 1.0) for row in rows),
+            any_greedy=any(row.temperature == 0.0 for row in rows),
+            any_cut=any(row.top_k > 0 or row.top_p < 1.0 or row.min_p > 0.0 for row in rows),
+            any_penalised=any(row.repetition_penalty != 1.0 for row in rows),
+        )
+
+
+def choose(logits: Tensor, settings: RowSettings, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """One token per row and its natural-log probability. Shapes: (R, V), (R,) -> (R,) int64, (R,) float32.
+
+    `logits` are penalised already. A row whose logits hold NaN or +infinity gets some token and a log-probability
+    that is not finite: the caller looks at that, and nothing else has to be checked.
+    """
+    scores = tempered(logits, settings)
+    tokens = draw(cut(scores, settings) if settings.any_cut else scores, uniform)
+    if settings.any_greedy:
+        tokens = torch.where(settings.temperature == 0.0, logits.argmax(-1), tokens)
+    chosen = scores.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    return tokens, chosen - scores.logsumexp(-1)
+
+
+def penalised(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+    """Logits of tokens that occurred are divided by the penalty where positive, multiplied by it where negative.
+
+    CTRL, arXiv:1909.05858, section 4.1, with the sign rule of Hugging Face and vLLM. Shapes: (R, V), `seen` (R, S)
+    token ids of prompt and completion in any order, repeats allowed, `penalty` (R,).
+    """
+    scores = logits.gather(1, seen)
+    factor = penalty.unsqueeze(1)
+    return logits.scatter(1, seen, torch.where(scores < 0, scores * factor, scores / factor))
+
+
+def tempered(logits: Tensor, settings: RowSettings) -> Tensor:
+    """Logits over temperature in float32, (R, V); greedy rows keep temperature 1."""
+    scores = logits.float()
+    if not settings.any_tempered:
+        return scores
+    temperature = settings.temperature
+    return scores / torch.where(temperature == 0.0, 1.0, temperature).unsqueeze(1)
+
+
+def cut(scores: Tensor, settings: RowSettings) -> Tensor:
+    """Scores with -infinity outside the top-k tokens, then the top-p nucleus of those, then above min-p. (R, V).
+
+    The order and the ties (all tokens as likely as the k-th stay) are those of Hugging Face's logits processors.
+    Nucleus: arXiv:1904.09751; min-p: arXiv:2407.01082. The most likely token always stays.
+    """
+    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+    vocabulary = scores.shape[-1]
+    k = torch.where(settings.top_k > 0, settings.top_k, vocabulary).clamp(max=vocabulary).unsqueeze(1)
+    keep = ordered >= ordered.gather(1, k - 1)
+    probabilities = ordered.masked_fill(~keep, -torch.inf).softmax(-1)
+    before = probabilities.cumsum(-1, dtype=torch.float64) - probabilities
+    top_p, min_p = settings.top_p.unsqueeze(1), settings.min_p.unsqueeze(1)
+    keep &= (before < top_p) | (top_p >= 1.0)  # at 1 nothing is cut, whatever the rounding of the sum
+    keep &= probabilities >= min_p * probabilities[:, :1]
+    return scores.masked_fill(~torch.empty_like(keep).scatter_(1, order, keep), -torch.inf)
+
+
+def draw(scores: Tensor, uniform: Tensor) -> Tensor:
+    """The first token whose cumulative probability exceeds `uniform`: (R, V), (R,) in [0, 1) -> (R,) int64.
+
+    A token of probability zero adds nothing to the sum and is therefore never the first to exceed anything.
+    """
+    cumulative = scores.softmax(-1).cumsum(-1, dtype=torch.float64)
+    target = uniform.unsqueeze(1) * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, target, right=True).squeeze(1)
+    return tokens.clamp(max=scores.shape[-1] - 1)  # only rows with NaN reach past the end

@@ -1,0 +1,150 @@
+"""Which jobs are in the decoding batch, and who waits for them: the asyncio half of the torch engine.
+
+    complete(jobs) --> waiting --> batch, on a thread of its own --> each job's future
+
+Waiting jobs join in the order they came, as soon as all samples of the first one fit. Nothing here touches a tensor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from skyrl.errors import RunError
+from skyrl.inference.decode_batch import DecodeBatch
+from skyrl.inference.rows import Job
+
+
+class Scheduler:
+    """Runs jobs to completion. Belongs to one event loop at a time."""
+
+    def __init__(self, new_batch: Callable[[], DecodeBatch], *, max_rows: int, one_job_at_a_time: bool) -> None:
+        """`max_rows`: most samples in flight; no job may have more. `one_job_at_a_time`: jobs never share a batch."""
+        self._new_batch, self._max_rows, self._alone = new_batch, max_rows, one_job_at_a_time
+        self._batch = new_batch()
+        self._waiting: deque[Job] = deque()
+        self._running: list[Job] = []
+        self._futures: dict[Job, asyncio.Future[None]] = {}
+        self._abandoned: set[Job] = set()
+        self._paused = self._closed = False
+        self._runner: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-engine")
+
+    @property
+    def idle(self) -> bool:
+        """Paused, and nothing is running."""
+        return self._paused and (self._runner is None or self._runner.done())
+
+    async def complete(self, jobs: Sequence[Job]) -> None:
+        """Returns when every job is done; raises what stopped the batch that one of them was in."""
+        if self._closed:
+            raise RunError("this inference engine was closed")
+        loop = asyncio.get_running_loop()
+        futures = [self._futures.setdefault(job, loop.create_future()) for job in jobs]
+        self._waiting.extend(jobs)
+        self._start()
+        try:
+            await asyncio.gather(*futures)
+        finally:
+            for job in jobs:
+                del self._futures[job]
+            self._abandoned.update(job for job in jobs if not job.done)
+
+    async def pause(self) -> None:
+        """Lets no waiting job join and returns when nothing is running."""
+        self._paused = True
+        while self._runner is not None and not self._runner.done():
+            await asyncio.wait([self._runner])
+
+    def resume(self) -> None:
+        """Lets jobs join again."""
+        self._paused = False
+        self._start()
+
+    def renew(self) -> None:
+        """Starts from an empty batch. Only while idle."""
+        self._batch = self._new_batch()
+
+    async def close(self) -> None:
+        """Finishes what is running, fails what is waiting, and ends the thread."""
+        self._closed = True
+        await self.pause()
+        self._fail(self._waiting, RunError("this inference engine was closed"))
+        self._waiting.clear()
+        self._thread.shutdown()
+
+    def _start(self) -> None:
+        if self._waiting and not self._paused and (self._runner is None or self._runner.done()):
+            self._runner = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._running or (self._waiting and not self._paused):
+                await self._everyone_ready()
+                await self._turn(self._batch)
+        finally:  # reached with running jobs only when the event loop ends
+            if self._running:
+                self._start_over(RunError("the event loop ended while samples were being drawn"))
+
+    async def _everyone_ready(self) -> None:
+        """Turns the event loop until no more jobs arrive, so that they join in one batch."""
+        seen = -1
+        while seen != len(self._waiting):
+            seen = len(self._waiting)
+            await asyncio.sleep(0)
+
+    async def _turn(self, batch: DecodeBatch) -> None:
+        """Lets jobs leave and join, and decodes until that has to happen again."""
+        try:
+            leaving, joining = self._leaving(), self._joining()
+            self._running += joining
+            done = await asyncio.get_running_loop().run_in_executor(
+                self._thread, batch.advance, leaving, joining, lambda: self._interrupts(batch)
+            )
+        except Exception as error:  # noqa: BLE001 - whatever it was, those who wait have to hear of it
+            self._start_over(error)
+            return
+        self._running = [job for job in self._running if not job.done]
+        for job in done:
+            future = self._futures.get(job)
+            if future is not None and not future.done():
+                future.set_result(None)
+
+    def _joining(self) -> list[Job]:
+        jobs: list[Job] = []
+        while self._fits(sum(len(job.keys) for job in jobs)):
+            jobs.append(self._waiting.popleft())
+        return jobs
+
+    def _fits(self, joining: int) -> bool:
+        """Whether the next waiting job may join, beside `joining` rows that join with it."""
+        if not self._waiting or self._paused:
+            return False
+        rows = len(self._batch.rows) + joining
+        return rows == 0 if self._alone else rows + len(self._waiting[0].keys) <= self._max_rows
+
+    def _interrupts(self, batch: DecodeBatch) -> bool:
+        """Whether decoding has to stop for a moment; asked from its thread before every step."""
+        return bool(self._abandoned) or self._fits(0) or self._batch is not batch
+
+    def _leaving(self) -> set[Job]:
+        """The jobs that nobody waits for any more; forgets them here."""
+        gone, self._abandoned = self._abandoned, set()
+        if gone:
+            self._waiting = deque(job for job in self._waiting if job not in gone)
+            self._running = [job for job in self._running if job not in gone]
+        return gone
+
+    def _start_over(self, error: Exception) -> None:
+        """Fails every job in the batch and goes on with an empty one."""
+        self._fail(self._running, error)
+        self._running = []
+        self._batch = self._new_batch()
+
+    def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
+        for job in jobs:
+            future = self._futures.get(job)
+            if future is not None and not future.done():
+                future.set_exception(error)

@@ -1,0 +1,137 @@
+"""The embedded engine: samples from a transformers model in this process, CPU or one GPU, no server.
+
+    GenerationRequest --> Job --Scheduler--> DecodeBatch --> Completion
+
+All calls of `generate` share one decoding batch. Whatever is ready joins it between two steps, and a request is
+answered as soon as its own samples are finished. Start in `decode_batch.py` for how tokens are made.
+
+**Deterministic mode.** A row of a matrix product differs in its last bits (about 1e-6) between products of another
+size, because the kernels split the sum differently; over a few tokens that can turn a draw. So where results have to
+be equal bit for bit, every request is decoded in a batch of its own: prompt length, batch size, the steps at which
+rows leave, all shapes then follow from the request alone, and with counter-based draws so do tokens and
+log-probabilities, whatever else is in flight. It costs the larger batch. (A batch padded to a fixed size would promise
+less: elementwise kernels round the last few elements of a tensor differently, so a row's place in it would count.)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from skyrl.errors import RunError, UserError, WeightSyncError
+from skyrl.inference.causal_lm import CausalLM
+from skyrl.inference.decode_batch import DecodeBatch
+from skyrl.inference.engine import Completion, GenerationRequest
+from skyrl.inference.rows import Job
+from skyrl.inference.scheduler import Scheduler
+from skyrl.inference.weights import replace_weights
+
+
+class TorchEngine:
+    """An `InferenceEngine` over a transformers causal language model that nothing else uses.
+
+    Example: `TorchEngine(AutoModelForCausalLM.from_pretrained(path), tokenizer, max_num_seqs=64)`
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        max_num_seqs: int,
+        max_model_len: int | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        """Raises `ModelError` for a model that it cannot sample from.
+
+        At most `max_num_seqs` samples are decoded together. `max_model_len` is in tokens, prompt and completion
+        together; None is the model's `max_position_embeddings`.
+        """
+        self._model = CausalLM(model)
+        self._tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
+        self._eos_ids = _eos_ids(model, tokenizer)
+        self._max_num_seqs = max_num_seqs
+        self._max_model_len: int = max_model_len or model.config.get_text_config().max_position_embeddings
+        self._weight_version = 0
+        self._scheduler = Scheduler(self._new_batch, max_rows=max_num_seqs, one_job_at_a_time=deterministic)
+
+    @property
+    def weight_version(self) -> int:
+        """0 until weights are loaded."""
+        return self._weight_version
+
+    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+        """One completion per key, in order. Raises `RunError` for a prompt that is empty or longer than the model.
+
+        When a forward pass fails or its logits are not finite, every request in that batch raises it, and the engine
+        goes on with the next.
+        """
+        limit = self._longest_completion(request)
+        if limit == 0:
+            nothing = Completion(token_ids=(), text="", logprobs=(), weight_versions=(), stop_reason="length")
+            return (nothing,) * len(request.keys)
+        jobs = self._jobs(request, limit)
+        await self._scheduler.complete(jobs)
+        return tuple(job.completions[index] for job in jobs for index in range(len(job.keys)))
+
+    async def pause(self) -> None:
+        """Returns when nothing is running. Requests made from now on, and those still waiting, wait for `resume`."""
+        await self._scheduler.pause()
+
+    async def resume(self) -> None:
+        """Takes work again."""
+        self._scheduler.resume()
+
+    async def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Copies the weights into the model and adopts `version`; see `InferenceEngine.load_weights`.
+
+        No key or value outlives the batch it was computed in, and while paused there is none: no cache is left to drop.
+        """
+        if not self._scheduler.idle:
+            raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
+        replace_weights(self._model.model, weights)
+        self._weight_version = version
+        self._scheduler.renew()
+
+    async def close(self) -> None:
+        """Finishes what is running; requests that still wait raise `RunError`, and so do later ones."""
+        await self._scheduler.close()
+
+    def _new_batch(self) -> DecodeBatch:
+        return DecodeBatch(self._model, self._tokenizer, eos_ids=self._eos_ids, weight_version=self._weight_version)
+
+    def _longest_completion(self, request: GenerationRequest) -> int:
+        """In tokens; 0 when the prompt alone fills the model."""
+        name = f"prompt {request.keys[0].prompt_id!r}" if request.keys else "a prompt"
+        length = len(request.prompt_ids)
+        if request.sampling.additional_kwargs:
+            unknown = ", ".join(sorted(request.sampling.additional_kwargs))
+            raise UserError(f"sampling_params.additional_kwargs: the torch engine has no setting called {unknown}")
+        if length == 0:
+            raise RunError(f"{name} is empty: there is nothing to continue")
+        if length > self._max_model_len:
+            raise RunError(f"{name} has {length} tokens, more than max_model_len = {self._max_model_len}")
+        return min(request.sampling.max_generate_length, self._max_model_len - length)
+
+    def _jobs(self, request: GenerationRequest, limit: int) -> list[Job]:
+        """One job, or several where more samples are wanted than are decoded together."""
+        starts = range(0, len(request.keys), self._max_num_seqs)
+        return [
+            Job(
+                prompt_ids=request.prompt_ids,
+                sampling=request.sampling,
+                keys=request.keys[start : start + self._max_num_seqs],
+                limit=limit,
+            )
+            for start in starts
+        ]
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Every id that ends a completion: the generation config's one or several, and the tokenizer's."""
+    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+    listed = configured if isinstance(configured, list | tuple) else [configured]
+    return tuple(sorted({int(eos) for eos in (*listed, tokenizer.eos_token_id) if eos is not None}))

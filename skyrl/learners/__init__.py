@@ -1,0 +1,1 @@
+"""Policy, critic and reference: models that score tokens and, but for the reference, learn."""

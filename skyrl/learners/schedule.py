@@ -1,0 +1,24 @@
+"""The learning rate over optimizer steps, by the schedule names of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from skyrl.config import OptimizerConfig
+
+
+def learning_rate_schedule(optimizer: Optimizer, config: OptimizerConfig, num_training_steps: int | None) -> Any:
+    """A torch scheduler that warms up over `num_warmup_steps` optimizer steps and then follows `scheduler`.
+
+    Raises ValueError if the schedule ends somewhere and `num_training_steps` is None.
+    """
+    from transformers import get_scheduler
+
+    return get_scheduler(
+        config.scheduler,
+        optimizer,
+        num_warmup_steps=config.num_warmup_steps,
+        num_training_steps=num_training_steps,
+    )

@@ -1,0 +1,1 @@
+"""Loading transformers models and tokenizers, and scoring tokens with them."""

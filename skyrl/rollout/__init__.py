@@ -1,0 +1,1 @@
+"""Prompts in, groups of trajectories out: chat templates, loss masks, filters and refilling."""

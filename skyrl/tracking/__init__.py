@@ -1,0 +1,1 @@
+"""Where metrics and samples go: console, files and trackers."""

@@ -1,0 +1,29 @@
+"""The reward curve of a run, as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def draw_reward_curve(records: Iterable[Mapping[str, Any]], path: Path, title: str) -> None:
+    """Draw reward and evaluation score over steps into a PNG, from the records of `metrics.jsonl`."""
+    from matplotlib.figure import Figure
+
+    rows = list(records)
+    figure = Figure(figsize=(7, 4), dpi=120)
+    axes = figure.subplots()
+    for name, label, style in (
+        ("reward/avg_raw_reward", "reward of sampled answers", "-"),
+        ("eval/all/avg_score", "evaluation", "o--"),
+    ):
+        points = [(row["step"], row[name]) for row in rows if name in row]
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=label)
+    axes.set(xlabel="step", ylabel="reward", title=title)
+    axes.grid(alpha=0.3)
+    if axes.has_data():
+        axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, format="png")

@@ -1,0 +1,68 @@
+"""JSON lines that survive a restart: metrics of each step, and the trajectories that were sampled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from skyrl.trajectory import TrajectoryGroup
+
+
+class JsonLines:
+    """A file of JSON objects, one a line, each flushed when it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add one line."""
+        with self._path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Every complete line; one that a kill cut short is left out."""
+        if not self._path.is_file():
+            return
+        with self._path.open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.endswith("\n"):
+                    yield json.loads(line)
+
+    def forget_after(self, step: int) -> None:
+        """Drop the records of later steps, which a run that resumes from `step` will write again."""
+        kept = [record for record in self.read() if record["step"] <= step]
+        scratch = self._path.with_suffix(".tmp")
+        scratch.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept), encoding="utf-8")
+        scratch.replace(self._path)
+
+
+class MetricsFile:
+    """A tracker that keeps `metrics.jsonl`: `{"step": 3, "reward/avg_raw_reward": 0.41, ...}`."""
+
+    def __init__(self, lines: JsonLines) -> None:
+        self._lines = lines
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._lines.append({"step": step, **metrics})
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def sample_records(step: int, groups: Sequence[TrajectoryGroup], decode: Any) -> Iterator[dict[str, Any]]:
+    """Each trajectory as a record: prompt, answer, reward, why it ended. `decode` turns token ids into text."""
+    for group in groups:
+        for trajectory in group.trajectories:
+            yield {
+                "step": step,
+                "prompt_id": group.prompt.id,
+                "sample": trajectory.sample_index,
+                "prompt": [dict(message) for message in group.prompt.messages],
+                "response": decode(trajectory.response_ids),
+                "reward": trajectory.reward,
+                "stop_reason": trajectory.stop_reason,
+                "response_ids": list(trajectory.response_ids),
+                "weight_version": max(trajectory.weight_versions, default=None),
+            }

@@ -1,0 +1,53 @@
+"""How long the parts of a step took. Collaborators are wrapped, so that the loop does not mention time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+
+
+class Clock:
+    """Seconds by name, summed until they are taken."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Add the wall-clock time of the block to `name`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def take(self) -> dict[str, float]:
+        """`timing/<name>` -> seconds since the last time this was asked, and start again at zero."""
+        taken = {f"timing/{name}": seconds for name, seconds in self._seconds.items()}
+        self._seconds = {}
+        return taken
+
+
+def timed(collaborator: T, clock: Clock, **names: str) -> T:
+    """`collaborator`, whose coroutine methods given as `method="name"` are measured under that name."""
+    return cast(T, _Timed(collaborator, clock, names))
+
+
+class _Timed:
+    def __init__(self, collaborator: Any, clock: Clock, names: dict[str, str]) -> None:
+        self._collaborator, self._clock, self._names = collaborator, clock, names
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._collaborator, name)
+        if name not in self._names:
+            return attribute
+
+        async def measured(*args: Any, **kwargs: Any) -> Any:
+            with self._clock.measure(self._names[name]):
+                return await attribute(*args, **kwargs)
+
+        return measured

@@ -1,0 +1,31 @@
+"""Where the numbers of a run go. A tracker takes the metrics of one step; several make one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+
+class Tracker(Protocol):
+    """Something that metrics are logged to."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics of one step, by name; step 0 is what was measured before training."""
+
+    def close(self) -> None:
+        """Everything logged is where it belongs when this returns."""
+
+
+class Trackers:
+    """Several trackers as one."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = tuple(trackers)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()

@@ -1,0 +1,52 @@
+"""From groups of trajectories to one training batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
+from skyrl.errors import RunError
+from skyrl.trajectory import Trajectory, TrajectoryGroup
+
+
+def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
+    """Rows in the order of the groups and of the samples in them: prompt, response, padding on the right.
+
+    Raises `RunError` if no token of the whole batch may be trained on.
+    """
+    rows = [trajectory for group in groups for trajectory in group.trajectories]
+    numbers = [number for number, group in enumerate(groups) for _ in group.trajectories]
+    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
+    shape = (len(rows), max(lengths))
+    input_ids = torch.zeros(shape, dtype=torch.long)
+    loss_mask = torch.zeros(shape, dtype=torch.bool)
+    logprobs = torch.zeros(shape)
+    rewards = torch.zeros(shape)
+    for index, row in enumerate(rows):
+        answer = slice(len(row.prompt_ids), lengths[index])
+        input_ids[index, : lengths[index]] = torch.tensor(row.prompt_ids + row.response_ids)
+        loss_mask[index, answer] = torch.tensor(row.loss_mask, dtype=torch.bool)
+        logprobs[index, answer] = torch.tensor(row.rollout_logprobs)
+        _credit(rewards[index], row)
+    if not loss_mask.any():
+        raise RunError(
+            "no answer of this batch came to its end, and generator.apply_overlong_filtering leaves the others out: "
+            "raise generator.sampling_params.max_generate_length"
+        )
+    return TrainingBatch(
+        input_ids=input_ids,
+        lengths=torch.tensor(lengths),
+        loss_mask=loss_mask,
+        rollout_logprobs=logprobs,
+        rewards=rewards,
+        groups=torch.tensor(numbers),
+    )
+
+
+def _credit(rewards: Tensor, row: Trajectory) -> None:
+    """Put each turn's reward on its last token; a turn that sampled nothing credits the last token of the prompt."""
+    for turn in row.rewards:
+        rewards[len(row.prompt_ids) + turn.token] += turn.reward

@@ -1,0 +1,76 @@
+"""How good the policy is on prompts it does not train on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from skyrl.config import GeneratorConfig
+from skyrl.rollout.generator import SkyRLGymGenerator
+from skyrl.tracking.jsonlines import sample_records
+from skyrl.training.describe import Metrics, mean_positive, pass_rate
+from skyrl.tree import required
+from skyrl.trajectory import Prompt, TrajectoryGroup
+
+
+class Evaluation:
+    """Samples every evaluation prompt under `eval_sampling_params` and reports scores for each data source and for all."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        generator: SkyRLGymGenerator,
+        config: GeneratorConfig,
+        *,
+        batch_size: int,
+        dump_folder: Path | None,
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
+        """`batch_size` counts prompts in flight at a time; answers are written below `dump_folder` unless it is None."""
+        self._prompts = prompts
+        self._generator = generator
+        self._sampling = required(config.eval_sampling_params, "generator.eval_sampling_params")
+        self._samples = config.eval_n_samples_per_prompt
+        self._batch_size = batch_size
+        self._dump_folder = dump_folder
+        self._decode = decode
+
+    async def run(self, version: int) -> Metrics:
+        """Metrics `eval/<data source>/{avg_score, pass_at_n, mean_positive_reward}`, and the same under `eval/all`."""
+        groups: list[TrajectoryGroup] = []
+        for start in range(0, len(self._prompts), self._batch_size):
+            groups += await self._generator.generate(
+                self._prompts[start : start + self._batch_size],
+                sampling=self._sampling,
+                samples_per_prompt=self._samples,
+                weight_version=version,
+                purpose="eval",
+            )
+        by_source: dict[str, list[TrajectoryGroup]] = {}
+        for group in groups:
+            by_source.setdefault(group.prompt.data_source, []).append(group)
+        metrics = self._score("all", groups)
+        for source, own in by_source.items():
+            metrics |= self._score(source, own)
+        if self._dump_folder is not None:
+            self._dump(self._dump_folder / f"global_step_{version}_evals", version, by_source, metrics)
+        return metrics
+
+    def _score(self, source: str, groups: Sequence[TrajectoryGroup]) -> Metrics:
+        rewards = [reward for group in groups for reward in group.rewards]
+        return {
+            f"eval/{source}/avg_score": fmean(rewards),
+            f"eval/{source}/pass_at_{self._samples}": pass_rate(groups),
+            f"eval/{source}/mean_positive_reward": mean_positive(rewards),
+        }
+
+    def _dump(self, folder: Path, step: int, by_source: dict[str, list[TrajectoryGroup]], metrics: Metrics) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for source, groups in by_source.items():
+            lines = [json.dumps(record, ensure_ascii=False) for record in sample_records(step, groups, self._decode)]
+            name = re.sub(r"[^A-Za-z0-9._-]", "_", source)
+            (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (folder / "aggregated_results.jsonl").write_text(json.dumps(metrics) + "\n", encoding="utf-8")

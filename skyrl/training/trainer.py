@@ -1,0 +1,155 @@
+"""The loop. `step` is the algorithm; everything around it is when to evaluate, save, export and log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
+from skyrl.config import TrainerConfig
+from skyrl.rollout.batches import Rollouts
+from skyrl.tracking.timing import Clock
+from skyrl.tracking.tracker import Tracker
+from skyrl.training.advantage import Estimator
+from skyrl.training.collate import collate
+from skyrl.training.describe import Metrics, average, describe, describe_advantages, prefixed
+from skyrl.training.evaluation import Evaluation
+from skyrl.trajectory import TrajectoryGroup
+from skyrl.tree import required
+
+
+class Scorer(Protocol):
+    """A model that gives log-probabilities."""
+
+    async def score(self, batch: TrainingBatch) -> Tensor:
+        """(B, L) log-probabilities of the sampled tokens, in nats."""
+
+
+class Learner(Scorer, Protocol):
+    """A model that also learns."""
+
+    async def update(self, batch: TrainingBatch) -> Metrics:
+        """One optimizer step over the mini-batch."""
+
+
+class Publisher(Protocol):
+    """The road from the learner to the engines."""
+
+    async def publish(self, version: int) -> None:
+        """The engines sample from the learner's weights, as `version`, when this returns."""
+
+
+class PPOTrainer:
+    """Policy-gradient training with groups of samples: GRPO and its kin.
+
+    It holds its collaborators and its configuration, and knows neither how batches are generated nor where models live.
+    """
+
+    def __init__(
+        self,
+        trainer_cfg: TrainerConfig,
+        *,
+        rollouts: Rollouts,
+        policy: Learner,
+        reference: Scorer | None,
+        weights: Publisher,
+        estimate: Estimator,
+        evaluation: Evaluation | None,
+        tracker: Tracker,
+        clock: Clock,
+        total_steps: int,
+        save: Callable[[int], None],
+        export: Callable[[int], None],
+        on_samples: Callable[[int, Sequence[TrajectoryGroup]], None],
+    ) -> None:
+        """`save` and `export` write a checkpoint and a model of the step they are given; `on_samples` sees every rollout.
+
+        `total_steps` counts batches. `version` is the number of steps that the policy's weights have behind them.
+        """
+        self._config = trainer_cfg
+        self.rollouts = rollouts
+        self.policy = policy
+        self.reference = reference
+        self.weights = weights
+        self.estimate = estimate
+        self.evaluation = evaluation
+        self.tracker = tracker
+        self.clock = clock
+        self.total_steps = total_steps
+        self.version = 0
+        self._save, self._export, self._on_samples = save, export, on_samples
+        self._mini_batch = required(
+            trainer_cfg.policy_mini_batch_size_in_samples, "trainer.policy_mini_batch_size_in_samples"
+        )
+
+    async def step(self) -> Metrics:
+        """One batch of prompts, from sampling to new weights in the engines (GRPO, arXiv:2402.03300, algorithm 1)."""
+        groups = await self.rollouts.next_batch(self.version)  # x ~ data, y_1..y_n ~ pi_old, r_i = R(x, y_i)
+        self._on_samples(self.version + 1, groups)
+        batch = collate(groups)
+        if self._takes_several_updates(batch):  # else pi_old is the policy itself, exactly
+            batch = batch.given(old_logprobs=await self.policy.score(batch))  # log pi_old
+        if self.reference:
+            batch = batch.given(ref_logprobs=await self.reference.score(batch))  # log pi_ref
+        batch = batch.given(advantages=self.estimate(batch))
+        metrics = await self.improve(batch)  # epochs x mini-batches of policy updates
+        await self.weights.publish(self.version + 1)  # pi_old <- pi_theta
+        return describe(groups) | describe_advantages(batch) | metrics
+
+    async def improve(self, batch: TrainingBatch) -> Metrics:
+        """`update_epochs_per_batch` passes over the batch, one optimizer step for each mini-batch; metrics are averages."""
+        updates = [
+            await self.policy.update(mini_batch)
+            for _ in range(self._config.update_epochs_per_batch)
+            for mini_batch in batch.split(self._mini_batch)
+        ]
+        lengths = batch.loss_mask.sum(1).float()
+        return prefixed("policy", average(updates)) | {"policy/response_length": lengths.mean().item()}
+
+    async def train(self) -> None:
+        """From the current version to the last step."""
+        await self.weights.publish(self.version)
+        if self.version == 0 and self._config.eval_before_train:
+            self.tracker.log(0, await self._evaluate() | self.clock.take())
+        self.clock.take()
+        while self.version < self.total_steps:
+            with self.clock.measure("step"):
+                metrics = await self.step()
+            self.version += 1
+            metrics |= {"trainer/epoch": self.rollouts.epoch, "trainer/global_step": self.version}
+            if self._is_due(self._config.eval_interval):
+                metrics |= await self._evaluate()
+            if self._is_due(self._config.ckpt_interval):
+                with self.clock.measure("save_checkpoints"):
+                    self._save(self.version)
+            if self._is_due(self._config.hf_save_interval):
+                self._export(self.version)
+            self.tracker.log(self.version, metrics | self._timings(metrics))
+
+    async def _evaluate(self) -> Metrics:
+        if self.evaluation is None:
+            return {}
+        with self.clock.measure("eval"):
+            return await self.evaluation.run(self.version)
+
+    def _is_due(self, interval: int) -> bool:
+        """Every `interval` steps and at the last one; never where the interval is not positive."""
+        return interval > 0 and (self.version % interval == 0 or self.version == self.total_steps)
+
+    def _takes_several_updates(self, batch: TrainingBatch) -> bool:
+        return self._config.update_epochs_per_batch > 1 or len(batch) > self._mini_batch
+
+    def _timings(self, metrics: Metrics) -> Metrics:
+        timings = self.clock.take()
+        return timings | {"trainer/tokens_per_second": metrics["generate/num_tokens"] / timings["timing/step"]}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint stores of the loop."""
+        return {"version": self.version, "rollouts": self.rollouts.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on after the step that `state` was taken at."""
+        self.version = int(state["version"])
+        self.rollouts.load_state(state["rollouts"])

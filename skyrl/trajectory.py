@@ -1,0 +1,100 @@
+"""What happened in a rollout, in tokens: a prompt, what was sampled after it, and how it was rewarded.
+
+    Prompt --rollout--> Trajectory x n = TrajectoryGroup
+
+Everything here is frozen and free of torch, so that it can be stored, sent and compared. Token ids are exactly those
+that the engine sampled: nothing downstream tokenises text again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from attrs import field, frozen
+
+StopReason = Literal["stop", "length"]
+"""Why sampling ended: an end-of-sequence token or stop string, or the length limit."""
+
+
+@frozen(kw_only=True)
+class Prompt:
+    """One row of a dataset, ready to be sampled from.
+
+    Example: `Prompt(id="17", messages=({"role": "user", "content": "2+2?"},), env_class="gsm8k", token_ids=(5, 9))`
+    """
+
+    id: str
+    """Unique in its dataset; samples of one prompt form a group under this id."""
+
+    messages: tuple[Mapping[str, str], ...]
+    """The conversation so far: `{"role": ..., "content": ...}` each."""
+
+    token_ids: tuple[int, ...]
+    """`messages` through the chat template, with the header that asks for an answer."""
+
+    env_class: str
+    """The task that rewards an answer: a registered name, or an import path from the configuration."""
+
+    data_source: str = "default"
+    """Which dataset the row came from; evaluation is reported for each."""
+
+    extras: Mapping[str, Any] = field(factory=dict)
+    """Every other column, `reward_spec` and `extra_info` among them: what the environment needs."""
+
+
+@frozen(kw_only=True)
+class TurnReward:
+    """The reward of one turn, and the token that it is credited to."""
+
+    token: int
+    """Index into `Trajectory.response_ids` of the turn's last token; -1 when the turn sampled nothing."""
+
+    reward: float
+    """As the environment gave it, before scaling or shaping."""
+
+
+@frozen(kw_only=True)
+class Trajectory:
+    """One sampled answer. The per-token tuples have the length of `response_ids`."""
+
+    prompt_id: str
+    sample_index: int
+    """0 to n - 1 within its group."""
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    """Everything after the prompt: sampled tokens, and in multi-turn tasks the observations between them."""
+
+    loss_mask: tuple[int, ...]
+    """1 where the policy sampled the token, 0 where the environment or the template put it."""
+
+    rollout_logprobs: tuple[float, ...]
+    """The engine's log-probability of each token under the tempered distribution it was drawn from, in nats; 0 where
+    `loss_mask` is 0."""
+
+    weight_versions: tuple[int, ...]
+    """Version of the weights that produced each token."""
+
+    rewards: tuple[TurnReward, ...]
+    stop_reason: StopReason
+    metrics: Mapping[str, float] = field(factory=dict)
+    """What the environment measured, for logging only."""
+
+    @property
+    def reward(self) -> float:
+        """Sum over turns: the raw reward of the answer."""
+        return float(sum(turn.reward for turn in self.rewards))
+
+
+@frozen(kw_only=True)
+class TrajectoryGroup:
+    """All samples of one prompt, drawn under the same settings: what group-relative advantages compare."""
+
+    prompt: Prompt
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Raw reward of each sample, in order of `sample_index`."""
+        return tuple(trajectory.reward for trajectory in self.trajectories)

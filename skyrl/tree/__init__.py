@@ -1,0 +1,28 @@
+"""The configuration engine: typed, frozen trees that know where each value came from. It knows no field name.
+
+Read `classes.py` first (what a configuration class is), then `draft.py` (how assignments become a tree) and `rules.py` (how
+the rest is derived and checked).
+"""
+
+from attrs import field
+
+from skyrl.tree.access import evolve_at, get_at, required
+from skyrl.tree.classes import FREE, IDENTITY, frozen
+from skyrl.tree.dump import differences, fingerprint, to_dict
+from skyrl.tree.frozen import FrozenDict, freeze, thaw
+
+__all__ = [
+    "FREE",
+    "IDENTITY",
+    "FrozenDict",
+    "differences",
+    "evolve_at",
+    "field",
+    "fingerprint",
+    "freeze",
+    "frozen",
+    "get_at",
+    "required",
+    "thaw",
+    "to_dict",
+]

@@ -1,0 +1,47 @@
+"""Reading `path=value` from a command line. The value stays text until the type of its field is known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree.origins import Assignment, Origin, Path
+
+_NAME = r'(?:"(?:[^"\\]|\\.)*"|[^."=\s]+)'
+_PATH = rf"{_NAME}(?:\.{_NAME})*"
+_ARGUMENT = re.compile(rf"\s*(?P<path>{_PATH})\s*=(?P<value>.*)", re.DOTALL)
+
+
+def read_argument(argument: str, number: int) -> Assignment:
+    """One `path=value`, the `number`-th on its command line. Raises `ConfigError`."""
+    origin = Origin(kind="argument", where=str(number))
+    path = argument.partition("=")[0].strip()
+    if argument.startswith("+"):
+        message = "the prefix + is not supported: every field exists already, so write it without"
+        hint = f"write {argument.lstrip('+')}; a field of your own comes with a subclass of the configuration class"
+        raise ConfigError([Problem(path=path, message=message, hint=hint, place=origin.place)])
+    if "=" not in argument:
+        raise ConfigError([Problem(path=path, message="neither a file nor path=value", place=origin.place)])
+    found = _ARGUMENT.fullmatch(argument)
+    if not found:
+        raise ConfigError([Problem(path=path, message=_NO_PATH, place=origin.place)])
+    return Assignment(path=split_path(found["path"]), value=found["value"], origin=origin, is_text=True)
+
+
+def read_python(overrides: Mapping[str, Any], where: str = "Python") -> list[Assignment]:
+    """Overrides given in Python: dotted paths to values of the field's own type. Raises `ConfigError`."""
+    origin = Origin(kind="python", where=where)
+    return [Assignment(path=split_path(path), value=value, origin=origin) for path, value in overrides.items()]
+
+
+def split_path(path: str) -> Path:
+    """`a.b."c.d"` as `("a", "b", "c.d")`. Raises `ConfigError` for an empty name."""
+    if not re.fullmatch(_PATH, path):
+        raise ConfigError([Problem(path=path, message=_NO_PATH)])
+    names = re.findall(_NAME, path)
+    return tuple(re.sub(r"\\(.)", r"\1", name[1:-1]) if name.startswith('"') else name for name in names)
+
+
+_NO_PATH = "is not a dotted path, such as trainer.policy.model.path"

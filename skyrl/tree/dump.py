@@ -1,0 +1,106 @@
+"""Trees as data: complete dictionaries, differences, fingerprints.
+
+Importing `skyrl.tree` teaches cattrs' global converter our classes, and only ours: `cattrs.unstructure(config)` is a complete
+JSON-able dictionary, and `cattrs.structure(data, cls)` takes it back through the same rules as a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import attrs
+import cattrs
+
+from skyrl.tree.classes import class_name, fields_of, is_config, leaf_paths, role_of
+from skyrl.tree.draft import structure
+from skyrl.tree.types import config_class
+
+SCHEMA_VERSION = 1
+"""Of the stored form; it goes into every fingerprint."""
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Every field as plain data. A subclass in the place of its base is named under the key `class`."""
+    return _to_dict(config, type(config)())
+
+
+def _to_dict(config: Any, start: Any) -> dict[str, Any]:
+    """`start` is the instance that reading begins with: where the class is another one, it has to be named."""
+    data: dict[str, Any] = {}
+    for name, attribute in fields_of(type(config)).items():
+        value, default = getattr(config, name), getattr(start, name)
+        nested = config_class(attribute.type)
+        if nested is None or value is None:
+            data[name] = _plain(value)
+            continue
+        default = nested() if default is None else default
+        if type(default) is type(value):
+            data[name] = _to_dict(value, default)
+        else:
+            data[name] = {"class": class_name(type(value)), **to_dict(value)}
+    return data
+
+
+def _plain(value: Any) -> Any:
+    """The value of a leaf in the form that JSON has for it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return cattrs.unstructure(value)  # a nested configuration, or a type of somebody else's with a hook
+
+
+def fingerprint(config: Any) -> str:
+    """sha256 of what makes the run what it is: the `identity` and `numerics` fields and the schema version, as JSON."""
+    import hashlib
+
+    kept = flatten(config, ("identity", "numerics"))
+    return hashlib.sha256(_canonical({"schema": SCHEMA_VERSION, "fields": kept}).encode()).hexdigest()
+
+
+def flatten(config: Any, roles: Collection[str] = ("identity", "numerics", "free")) -> dict[str, Any]:
+    """Dotted path -> plain value, of every leaf whose role is among `roles`; a table that is None appears as itself."""
+    flat: dict[str, Any] = {}
+
+    def visit(table: Any, prefix: str) -> None:
+        for name, attribute in fields_of(type(table)).items():
+            value = getattr(table, name)
+            if attrs.has(type(value)):
+                visit(value, f"{prefix}{name}.")
+            elif role_of(attribute) in roles:
+                flat[prefix + name] = _plain(value)
+
+    visit(config, "")
+    return flat
+
+
+def differences(
+    before: Any, after: Any, roles: Collection[str] = ("identity", "numerics", "free")
+) -> dict[str, tuple[Any, Any]]:
+    """Dotted path -> (value before, value after), where value or type differ. A path of one side only shows as None
+    there.
+    """
+    old, new = flatten(before, roles), flatten(after, roles)
+    return {
+        path: (old.get(path), new.get(path))
+        for path in dict.fromkeys([*old, *new])
+        if _canonical(old.get(path)) != _canonical(new.get(path))
+    }
+
+
+def _canonical(value: Any) -> str:
+    import json
+
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def count_fields(cls: type[Any]) -> int:
+    """How many leaves a tree has."""
+    return sum(1 for _ in leaf_paths(cls))
+
+
+cattrs.register_unstructure_hook_func(is_config, to_dict)
+cattrs.register_structure_hook_func(is_config, structure)

@@ -1,0 +1,65 @@
+"""What a piece of text means where its field says nothing about types: a free-form table, a list, a union."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from skyrl.tree.plain import Misfit, plain, scalar, shown
+
+NULL_WORDS = ("null", "none", "None")
+"""Text on a command line that stands for null, where null is allowed."""
+
+
+def literal(text: str) -> Any:
+    """Null, true or false, a number, a list or a table, as JSON, TOML or Python spell it; anything else is text.
+
+    Raises `Misfit` for brackets around what none of them can read: the shell has probably taken the quotes away.
+    """
+    if text in NULL_WORDS:
+        return None
+    if text in ("True", "False"):
+        return text == "True"
+    for read in (_json, _toml, _python):
+        try:
+            return plain(read(text))
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    if is_bracketed(text):
+        raise Misfit(f"{shown(text)} is no list or table", hint=quoting_hint(text.startswith("[")))
+    return scalar(text, str)
+
+
+def is_bracketed(text: str) -> bool:
+    """Does it look like a list or a table?"""
+    return text[:1] + text[-1:] in ("[]", "{}")
+
+
+def quoting_hint(is_list: bool) -> str:
+    """How to write a list or a table on a command line."""
+    return "quote it for the shell: " + ("'[\"a\", \"b\"]'" if is_list else "'{\"key\": 1}'")
+
+
+def _json(text: str) -> Any:
+    import json
+
+    return json.loads(text)
+
+
+def _toml(text: str) -> Any:
+    import tomllib
+
+    if text[:1] not in ("[", "{", '"', "'"):  # numbers are JSON too, and a date is to stay text
+        raise ValueError(text)
+    [value] = tomllib.loads(f"value = {text}").values()
+    return value
+
+
+def _python(text: str) -> Any:
+    import warnings
+
+    with warnings.catch_warnings(action="error"):  # an escape that Python only warns of is a mistake
+        value = ast.literal_eval(text)
+    if text[:1] not in ("[", "{", "(", '"', "'") and (type(value) not in (int, float) or "#" in text):
+        raise ValueError(text)
+    return value

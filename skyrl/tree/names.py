@@ -1,0 +1,91 @@
+"""What was meant by a name that does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from os.path import commonprefix
+from typing import Any
+
+from skyrl.tree.classes import fields_of, leaf_paths, table_paths
+from skyrl.tree.origins import Path
+
+_MOST = 3
+"""Suggestions that one message makes."""
+
+
+def suggestion(root: type[Any], owner: type[Any], path: Path, depth: int) -> tuple[str, tuple[str, ...]]:
+    """A sentence for the unknown name `path[depth]` in the table `owner`, and the paths of `root` that it names.
+
+    A sibling one slip away is meant more likely than the same name elsewhere, and that more than a name somewhat alike.
+    """
+    name, siblings = path[depth], tuple(fields_of(owner))
+    everywhere = dict.fromkeys([*table_paths(root), *(leaf for leaf, _ in leaf_paths(root))])
+    beside = _in_place_of(path, depth, slips(name, siblings), everywhere)
+    if beside:
+        return _question(beside)
+    tail = "." + ".".join(path[depth:])
+    homes = sorted((each for each in everywhere if each.endswith(tail)), key=lambda each: -_names_shared(path, each))
+    if homes:
+        return f"this name belongs at {_or(homes[:_MOST])}", tuple(homes[:_MOST])
+    beside = _in_place_of(path, depth, alike(name, siblings), everywhere)
+    if beside:
+        return _question(beside)
+    last_names = dict.fromkeys(each.rpartition(".")[2] for each in everywhere)
+    near = slips(path[-1], last_names) or alike(path[-1], last_names)
+    homes = sorted(
+        (each for each in everywhere if each.rpartition(".")[2] in near), key=lambda each: -_names_shared(path, each)
+    )
+    return _question(homes) if homes else ("", ())
+
+
+def nearest(name: str, candidates: Sequence[str]) -> str | None:
+    """The candidate that `name` is most likely a slip of, if any is close."""
+    return next(iter(slips(name, candidates) or alike(name, candidates)), None)
+
+
+def slips(name: str, candidates: Iterable[str]) -> list[str]:
+    """Candidates that differ by one letter more, less or other, by two neighbours exchanged, or by case and dashes only."""
+    return [candidate for candidate in candidates if _is_slip(_folded(name), _folded(candidate))]
+
+
+def alike(name: str, candidates: Iterable[str]) -> list[str]:
+    """The candidate that shares most letters with `name`, if it is most of them, or those of which `name` is an end."""
+    from difflib import get_close_matches
+
+    folded = {_folded(candidate): candidate for candidate in candidates}
+    wanted = _folded(name)
+    close = get_close_matches(wanted, folded, n=1, cutoff=0.7)
+    if not close and len(wanted) > 3:
+        close = [key for key in folded if key.startswith(wanted) or key.endswith("_" + wanted)]
+    return [folded[key] for key in close]
+
+
+def _is_slip(one: str, other: str) -> bool:
+    start = len(commonprefix([one, other]))
+    one, other = one[start:], other[start:]
+    end = len(commonprefix([one[::-1], other[::-1]]))
+    one, other = one[: len(one) - end], other[: len(other) - end]
+    return max(len(one), len(other)) < 2 or (len(one) == 2 and one == other[::-1])
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def _in_place_of(path: Path, depth: int, names: Iterable[str], everywhere: Iterable[str]) -> list[str]:
+    """The paths with each of `names` at `depth`: those that exist as a whole, else those that exist as far as there."""
+    cut = [(*path[:depth], name) for name in names]
+    whole = [".".join((*each, *path[depth + 1 :])) for each in cut]
+    return [each for each in whole if each in everywhere] or [".".join(each) for each in cut]
+
+
+def _names_shared(path: Path, other: str) -> int:
+    return len(commonprefix([path, tuple(other.split("."))]))
+
+
+def _question(paths: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    return f"did you mean {_or(paths[:_MOST])}?", tuple(paths[:_MOST])
+
+
+def _or(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))

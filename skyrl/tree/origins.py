@@ -1,0 +1,112 @@
+"""Where a value came from. Every source hands over assignments, and each assignment carries its origin from the start.
+
+The chain of origins of a path, winner last, is kept beside the tree, so that the tree itself stays plain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+from attrs import field, frozen
+
+Path = tuple[str, ...]
+
+
+def dotted(path: Path) -> str:
+    """A path as a person writes it: names that hold a dot, a space or the like stand in quotes."""
+    return ".".join(name if _BARE.fullmatch(name) else '"' + _SPECIAL.sub(r"\\\g<0>", name) + '"' for name in path)
+
+
+_BARE = re.compile(r'[^."=\s]+')
+_SPECIAL = re.compile(r'["\\]')
+
+
+class Source(Protocol):
+    """A file that was read: it can say on which line a path stands."""
+
+    name: str
+
+    def line_of(self, path: Path) -> int | None:
+        """1-based line of the key, or None when it cannot be told."""
+
+
+@frozen(kw_only=True)
+class Origin:
+    """One place that gave a value. `place` is how a person is told about it."""
+
+    kind: Literal["default", "file", "argument", "python", "rule"]
+    where: str = ""
+    """The file's name, the argument's number, or the name of the rule."""
+
+    reads: tuple[str, ...] = ()
+    """For a rule: the paths that it derived the value from."""
+
+    path: Path = ()
+    source: Source | None = field(default=None, eq=False, repr=False)
+
+    def at(self, name: str) -> Origin:
+        """The origin of a key inside the table that this is the origin of."""
+        return Origin(kind=self.kind, where=self.where, path=(*self.path, name), source=self.source)
+
+    @property
+    def place(self) -> str:
+        """`run.toml:14`, `argument 2`, `derived by <rule>`; empty for a default. Lines are looked up only here."""
+        match self.kind:
+            case "default":
+                return ""
+            case "file":
+                line = self.source.line_of(self.path) if self.source else None
+                return f"{self.where}:{line}" if line else self.where
+            case "argument":
+                return f"argument {self.where}"
+            case "rule":
+                return f"derived by {self.where}"
+            case "python":
+                return self.where or "Python"
+
+
+DEFAULT = Origin(kind="default")
+
+Origins = Mapping[str, tuple[Origin, ...]]
+"""Dotted path -> every origin that set it, winner last. A path that is absent has its default."""
+
+
+@frozen(kw_only=True)
+class Assignment:
+    """`path = value`, from one place. A mapping assigned to a table merges into it; a list replaces a list."""
+
+    path: Path
+    value: Any
+    origin: Origin
+    is_text: bool = False
+    """The value is command-line text, whose meaning depends on the type of the field."""
+
+    def inside(self, name: str, value: Any) -> Assignment:
+        """The part of it that goes to the key `name` of the table it is about."""
+        return Assignment(path=(*self.path, name), value=value, origin=self.origin.at(name))
+
+
+def place_of(path: str, origins: Origins) -> str:
+    """Where the value at `path` was written: that of the path itself, else of what is in it, else of a table around it."""
+    if path in origins:
+        return origins[path][-1].place
+    for known, chain in origins.items():
+        if known.startswith(path + "."):
+            return chain[-1].place
+    while path := path.rpartition(".")[0]:
+        if path in origins:
+            return origins[path][-1].place
+    return ""
+
+
+def was_written(origins: Origins, path: str) -> bool:
+    """Did a person write this path, or one inside it?"""
+    inside = path + "."
+    return any(
+        origin.kind not in ("default", "rule")
+        for key, chain in origins.items()
+        if key == path or key.startswith(inside)
+        for origin in chain
+    )

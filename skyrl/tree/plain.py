@@ -1,0 +1,96 @@
+"""Plain data, what every file format can hold: null, true and false, numbers, text, and lists and tables of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl.tree.frozen import FrozenDict
+
+DEEPEST = 50
+"""Levels of lists and tables that a free-form value may have."""
+
+NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
+"""How a person would say these types."""
+
+
+class Misfit(ValueError):
+    """A value that its type does not allow. The message is a sentence about the value: `'fast' is not a number`."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """`value`, frozen, if it is plain data. Raises `Misfit`."""
+    if value is None or type(value) is bool:
+        return value
+    if type(value) is float:
+        return number(value)
+    if type(value) in (int, str):
+        return scalar(value, type(value))
+    if depth == DEEPEST:
+        raise Misfit(f"a value may have {DEEPEST} levels of lists and tables, and this one has more")
+    if isinstance(value, list | tuple):
+        return tuple(plain(item, depth + 1) for item in value)
+    if isinstance(value, Mapping):
+        return FrozenDict({key_of_table(key): plain(item, depth + 1) for key, item in value.items()})
+    raise Misfit(f"{shown(value)} is not plain data: null, true or false, a number, text, a list or a table")
+
+
+def scalar(value: Any, kind: Any) -> Any:
+    """`value` if it is exactly a bool, an int (of at most 64 bits) or a str (that UTF-8 can hold). Raises `Misfit`."""
+    if type(value) is not kind:
+        raise Misfit(f"{shown(value)} is not {NAMES[kind]}", hint=_spelling_hint(value, kind))
+    if kind is int and not -(2**63) <= value < 2**64:
+        raise Misfit(f"{shown(value)} does not fit into 64 bits")
+    if kind is str and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise Misfit(f"{shown(value)} is not Unicode text") from None
+    return value
+
+
+def number(value: Any) -> float:
+    """`value` as a finite float, if it is an int or a float. Raises `Misfit`."""
+    if type(value) not in (int, float):
+        raise Misfit(f"{shown(value)} is not {NAMES[float]}", hint=_spelling_hint(value, float))
+    try:
+        converted = float(value)
+    except OverflowError:
+        converted = math.inf
+    if not math.isfinite(converted):
+        raise Misfit(f"{shown(value)} is not a finite number")
+    return converted + 0.0  # never -0.0, which equals 0.0 and would have another fingerprint
+
+
+def key_of_table(key: Any) -> str:
+    """`key` if it is text. Raises `Misfit`."""
+    if type(key) is not str:
+        raise Misfit(f"key {shown(key)} is not text")
+    scalar(key, str)
+    return key
+
+
+def shown(value: Any) -> str:
+    """A value as it is spelled, cut short where it is long: for messages."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a whole number of thousands of digits, a list in a list in a list ...
+        text = f"this {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
+
+
+def _spelling_hint(value: Any, kind: Any) -> str:
+    if kind is str:
+        return "put it in quotes" if type(value) in (bool, int, float) else ""
+    if type(value) is not str:
+        return ""
+    try:
+        meant = value.lower() in ("true", "false") if kind is bool else math.isfinite(kind(value))
+    except (ValueError, OverflowError):
+        return ""
+    return "remove the quotes" if meant else ""

@@ -1,0 +1,131 @@
+"""The engine of `resolve()` and `check()`: derivation rules and checks are small named functions in a tuple.
+
+A rule fills one path that was left unset, from the paths that it says it reads. A check looks at the whole tree and yields
+problems. Both are skipped where a value they read could not be used, so that one mistake is reported once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import attrs
+
+from skyrl.errors import Problem
+from skyrl.tree.access import evolve_at, get_at
+from skyrl.tree.origins import DEFAULT, Origin, Origins, place_of, was_written
+
+T = TypeVar("T")
+
+Check = Callable[[T], Iterator[Problem]]
+"""Reads the resolved tree, yields what is wrong with it. Its docstring says in one sentence what must hold."""
+
+
+@attrs.frozen(kw_only=True)
+class Rule(Generic[T]):
+    """One derivation: the path it writes, the paths it reads, and the function that computes the value."""
+
+    writes: str
+    reads: tuple[str, ...]
+    unset: Any
+    """The value that means "derive this": None in almost every field."""
+
+    placeholder: bool
+    """Writing `unset` by hand also asks for derivation. False where it is an ordinary value, such as a default of 2.0."""
+
+    compute: Callable[[T], Any]
+
+    @property
+    def name(self) -> str:
+        """The function's name, which says what follows from what."""
+        return self.compute.__name__
+
+    def applies(self, config: T, origins: Origins) -> bool:
+        """Is the path still unset?"""
+        value = get_at(config, self.writes)
+        is_unset = type(value) is type(self.unset) and bool(value == self.unset)
+        return is_unset and (self.placeholder or not was_written(origins, self.writes))
+
+
+def rule(
+    *, writes: str, reads: Sequence[str], unset: Any = None, placeholder: bool = True
+) -> Callable[[Callable[[T], Any]], Rule[T]]:
+    """Make a function from tree to value a rule. Returning the `unset` value leaves the path as it is."""
+
+    def decorate(compute: Callable[[T], Any]) -> Rule[T]:
+        return Rule(writes=writes, reads=tuple(reads), unset=unset, placeholder=placeholder, compute=compute)
+
+    return decorate
+
+
+def derive(
+    config: T, rules: Iterable[Rule[T]], origins: Origins, broken: Iterable[str] = ()
+) -> tuple[T, Origins, frozenset[str]]:
+    """Apply the rules in order: a new tree; its origins, with a `rule` origin for each value that was derived; and the
+    paths that are broken, with those that would have been derived from them.
+    """
+    out_of_use = set(broken)
+    grown = dict(origins)
+    for step in rules:
+        if touches([*step.reads, step.writes], out_of_use):
+            if step.applies(config, grown):
+                out_of_use.add(step.writes)
+            continue
+        if not step.applies(config, grown):
+            continue
+        value = step.compute(config)
+        if value == step.unset and type(value) is type(step.unset):
+            continue
+        config = evolve_at(config, step.writes, value)
+        origin = Origin(kind="rule", where=step.name, reads=step.reads)
+        grown[step.writes] = (*grown.get(step.writes, (DEFAULT,)), origin)
+    return config, grown, frozenset(out_of_use)
+
+
+def find_problems(config: T, checks: Iterable[Check[T]], origins: Origins, broken: Iterable[str] = ()) -> list[Problem]:
+    """What every check yields, each problem with the place of the value that it is about."""
+    out_of_use = set(broken)
+    found = []
+    for check in checks:
+        reads: set[str] = set()
+        problems = list(check(_Watched(config, "", reads)))  # type: ignore[arg-type]  # stands in for the tree
+        if not touches(reads, out_of_use):
+            found += [attrs.evolve(each, place=each.place or place_of(each.path, origins)) for each in problems]
+    return found
+
+
+def paths_read(function: Callable[[Any], Any], config: Any) -> set[str]:
+    """The dotted leaf paths that `function` reads of `config`."""
+    reads: set[str] = set()
+    result = function(_Watched(config, "", reads))
+    if isinstance(result, Iterator):
+        list(result)
+    return reads
+
+
+def touches(paths: Iterable[str], broken: Collection[str]) -> bool:
+    """Does any of the paths lie at, in, or around a broken one? The empty path is the root: everything is in it."""
+    return any(
+        bad in ("", path) or path.startswith(bad + ".") or bad.startswith(path + ".") for path in paths for bad in broken
+    )
+
+
+class _Watched:
+    """Stands in for a tree and notes which leaves are read."""
+
+    def __init__(self, config: Any, path: str, reads: set[str]) -> None:
+        self._config, self._path, self._reads = config, path, reads
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._config, name)
+        path = f"{self._path}.{name}" if self._path else name
+        if attrs.has(type(value)):
+            return _Watched(value, path, self._reads)
+        self._reads.add(path)
+        return value
+
+    def __eq__(self, other: object) -> bool:
+        self._reads.add(self._path)
+        return bool(self._config == (other._config if isinstance(other, _Watched) else other))
+
+    __hash__ = None  # type: ignore[assignment]  # nothing keeps these

@@ -1,0 +1,252 @@
+"""Does this value fit that type? Exactly, never by casting.
+
+`fit` takes values from typed sources (TOML, JSON, Python), `parse` takes text from a command line, where the field's
+type decides what the text means: `run_name=1e5` is text, `lr=1e5` a number. Both return frozen values or raise `Misfit`.
+Types that are not listed here go to cattrs' global converter, so that a hook registered there works in a config class.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
+
+import attrs
+import cattrs
+
+from skyrl.tree.frozen import FrozenDict
+from skyrl.tree.literals import NULL_WORDS, is_bracketed, literal, quoting_hint
+from skyrl.tree.plain import NAMES, Misfit, key_of_table, number, plain, scalar, shown
+
+_LISTS = (tuple, list, Sequence)
+_MAPPINGS = (Mapping, dict, FrozenDict)
+
+
+def fit(value: Any, kind: Any) -> Any:
+    """`value` as a frozen member of the type `kind`; whole numbers pass where a number is wanted, nothing else is cast.
+
+    Raises `Misfit`.
+    """
+    kind = bare(kind)
+    if kind is Any or kind is object:
+        return plain(value)
+    if kind is float:
+        return number(value)
+    if kind in (bool, int, str):
+        return scalar(value, kind)
+    if kind is type(None):
+        if value is None:
+            return None
+        raise Misfit(f"{shown(value)} is not null")
+    if get_origin(kind) is Literal:
+        return _member(value, kind)
+    if is_union(kind):
+        return _fit_union(value, kind)
+    if is_list(kind):
+        return _fit_list(value, kind)
+    if is_mapping(kind):
+        return _fit_mapping(value, kind)
+    if attrs.has(kind):
+        return _instance(value, kind)
+    return _by_cattrs(value, kind)
+
+
+def parse(text: str, kind: Any) -> Any:
+    """The member of `kind` that `text` spells on a command line. Raises `Misfit`."""
+    kind = bare(kind)
+    if kind is str:
+        return scalar(text, str)
+    if kind is Any or kind is object:
+        return literal(text)
+    if kind is bool:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise Misfit(f"{shown(text)} is not {describe(bool)}")
+    if kind in (int, float):
+        return _parse_number(text, kind)
+    if is_union(kind):
+        return _parse_union(text, kind)
+    if get_origin(kind) is Literal:
+        spelled = {str(member): member for member in get_args(kind)}
+        return _member(spelled.get(text, text), kind)
+    if is_list(kind) or is_mapping(kind) or attrs.has(kind):
+        value = literal(text)
+        if value is None or isinstance(value, str):
+            raise Misfit(f"{shown(text)} is not {describe(kind)}", hint=quoting_hint(is_list(kind)))
+        return value if attrs.has(kind) else fit(value, kind)
+    return _by_cattrs(text, kind)
+
+
+def describe(kind: Any) -> str:
+    """A type as a person would say it: `a list of text`, `true or false`, `one of: none, latest`."""
+    kind = bare(kind)
+    if kind is Any or kind is object:
+        return "any value"
+    if kind in NAMES:
+        return NAMES[kind]
+    if get_origin(kind) is Literal:
+        return "one of: " + ", ".join(str(member) for member in get_args(kind))
+    if is_union(kind):
+        return " or ".join(describe(arm) for arm in get_args(kind))
+    if is_list(kind):
+        items = [item for item in get_args(kind) if item is not ...] or [Any]
+        return "a list of " + ", ".join(_plural(describe(item)) for item in items)
+    if is_mapping(kind):
+        return "a table"
+    if attrs.has(kind):
+        return f"a table ({kind.__name__})"
+    return f"a {getattr(kind, '__name__', kind)}"
+
+
+def bare(kind: Any) -> Any:
+    """The type itself, without the remarks and names that `Annotated` and `NewType` put on it."""
+    while True:
+        if get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
+        elif isinstance(kind, NewType):
+            kind = kind.__supertype__
+        else:
+            return kind
+
+
+def is_union(kind: Any) -> bool:
+    """`A | B`, `Optional[A]` or `Union[A, B]`."""
+    return get_origin(kind) in (Union, types.UnionType)
+
+
+def is_optional(kind: Any) -> bool:
+    """May the value be None?"""
+    return is_union(kind) and type(None) in get_args(kind)
+
+
+def is_list(kind: Any) -> bool:
+    """`tuple[T, ...]`, `list[T]` or `Sequence[T]`, each of which is stored as a tuple; or `tuple[A, B]`."""
+    return (get_origin(kind) or kind) in _LISTS
+
+
+def is_mapping(kind: Any) -> bool:
+    """A free-form table: `Mapping[str, T]`, alone or optional."""
+    return _mapping_arm(kind) is not None
+
+
+def value_kind(kind: Any) -> Any:
+    """The type of the values of a free-form table: T of `Mapping[str, T]`."""
+    return (*get_args(_mapping_arm(kind)), Any, Any)[1]
+
+
+def config_class(kind: Any) -> type[attrs.AttrsInstance] | None:
+    """The nested class that `kind` names, alone or as one arm of an optional."""
+    arms = get_args(kind) if is_union(kind) else (kind,)
+    for arm in map(bare, arms):
+        if isinstance(arm, type) and attrs.has(arm):
+            return arm
+    return None
+
+
+def _member(value: Any, kind: Any) -> Any:
+    for member in get_args(kind):
+        if type(member) is type(value) and member == value:
+            return member
+    raise Misfit(f"{shown(value)} is not {describe(kind)}")
+
+
+def _instance(value: Any, kind: type[Any]) -> Any:
+    if not isinstance(value, kind):
+        raise Misfit(f"{shown(value)} is not {describe(kind)}")
+    if "__attrs_attrs__" not in vars(type(value)):
+        raise Misfit(f"{type(value).__name__} lacks the decorator @frozen: its own fields would be ignored")
+    return value
+
+
+def _fit_union(value: Any, kind: Any) -> Any:
+    if is_optional(kind) and (value is None or (type(value) is str and value == "none" and not _lists_none(kind))):
+        return None
+    return _first_that_takes(_arms(kind), lambda arm: fit(value, arm), value, kind)
+
+
+def _parse_union(text: str, kind: Any) -> Any:
+    if is_optional(kind) and text in NULL_WORDS and not (text == "none" and _lists_none(kind)):
+        return None
+    arms = sorted(_arms(kind), key=lambda arm: arm is str)  # text takes everything, so it is tried last
+    if is_bracketed(text) and any(map(is_list, arms)):
+        arms = [arm for arm in arms if arm is not str]  # a list that the shell took the quotes of is a mistake
+    return _first_that_takes(arms, lambda arm: parse(text, arm), text, kind)
+
+
+def _first_that_takes(arms: Iterable[Any], take: Callable[[Any], Any], value: Any, kind: Any) -> Any:
+    refused: list[Misfit] = []
+    for arm in arms:
+        try:
+            return take(arm)
+        except Misfit as misfit:
+            refused.append(misfit)
+    if len(refused) == 1:
+        raise refused[0]
+    hint = next((misfit.hint for misfit in refused if misfit.hint), "")
+    raise Misfit(f"{shown(value)} is not {describe(kind)}", hint=hint)
+
+
+def _arms(kind: Any) -> list[Any]:
+    return [bare(arm) for arm in get_args(kind) if arm is not type(None)]
+
+
+def _lists_none(kind: Any) -> bool:
+    return any(get_origin(arm) is Literal and "none" in get_args(arm) for arm in get_args(kind))
+
+
+def _fit_list(value: Any, kind: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise Misfit(f"{shown(value)} is not {describe(kind)}", hint=f"write [{value!r}]" if type(value) is str else "")
+    kinds = get_args(kind) or (Any, ...)
+    if get_origin(kind) is not tuple or kinds[-1] is ...:
+        kinds = (kinds[0],) * len(value)
+    if len(kinds) != len(value):
+        raise Misfit(f"{shown(value)} is not {describe(kind)}")
+    fitted = []
+    for index, (item, item_kind) in enumerate(zip(value, kinds, strict=True)):
+        try:
+            is_table = isinstance(item, Mapping) and attrs.has(item_kind)
+            fitted.append(_by_cattrs(item, item_kind) if is_table else fit(item, item_kind))
+        except Misfit as misfit:
+            raise Misfit(f"item {index}: {misfit}", hint=misfit.hint) from None
+    return tuple(fitted)
+
+
+def _fit_mapping(value: Any, kind: Any) -> FrozenDict:
+    if not isinstance(value, Mapping):
+        raise Misfit(f"{shown(value)} is not a table")
+    fitted = {}
+    for key, item in value.items():
+        try:
+            fitted[key_of_table(key)] = fit(item, value_kind(kind))
+        except Misfit as misfit:
+            raise Misfit(f"key {key}: {misfit}", hint=misfit.hint) from None
+    return FrozenDict(fitted)
+
+
+def _mapping_arm(kind: Any) -> Any:
+    if is_union(kind):
+        return next((arm for arm in _arms(kind) if is_mapping(arm)), None)
+    return kind if (get_origin(kind) or kind) in _MAPPINGS else None
+
+
+def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
+    try:
+        value = kind(text)
+    except ValueError:
+        raise Misfit(f"{shown(text)} is not {describe(kind)}") from None
+    fitted: int | float = fit(value, kind)
+    return fitted
+
+
+def _plural(phrase: str) -> str:
+    return {"a number": "numbers", "a whole number": "whole numbers", "any value": "any values"}.get(phrase, phrase)
+
+
+def _by_cattrs(value: Any, kind: Any) -> Any:
+    if isinstance(kind, type) and isinstance(value, kind):
+        return value
+    try:
+        return cattrs.structure(value, kind)
+    except Exception as error:  # noqa: BLE001  # a hook of somebody else's may raise anything
+        raise Misfit(f"{shown(value)} is not {describe(kind)} ({type(error).__name__}: {error})") from None

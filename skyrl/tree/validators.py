@@ -1,0 +1,58 @@
+"""One-field rules, as attrs validators: `field(default=1e-6, validator=non_negative)`.
+
+Each raises `ConfigError` with one problem. None passes every rule: whether a field may be empty is its type's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import Attribute
+
+from skyrl.errors import ConfigError, Problem
+
+Validator = Callable[[Any, "Attribute[Any]", Any], None]
+
+
+def rule_of_one_field(holds: Callable[[Any], bool], wanted: str) -> Validator:
+    """A validator from a predicate on the value and the words for what is allowed (`a positive number`)."""
+
+    def validate(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+        if value is not None and not holds(value):
+            owner = type(instance).__name__ if instance is not None else "value"
+            problem = Problem(path=attribute.name, message=f"{value!r} is not {wanted}")
+            raise ConfigError([problem], title=f"{owner} cannot be built")
+
+    return validate
+
+
+positive = rule_of_one_field(lambda value: value > 0, "positive")
+non_negative = rule_of_one_field(lambda value: value >= 0, "zero or positive")
+fraction = rule_of_one_field(lambda value: 0 <= value <= 1, "between 0 and 1")
+positive_fraction = rule_of_one_field(lambda value: 0 < value <= 1, "above 0 and at most 1")
+not_empty = rule_of_one_field(lambda value: len(value) > 0, "allowed: it may not be empty")
+port = rule_of_one_field(lambda value: 0 < value < 65536, "a port (1 to 65535)")
+positive_or_off = rule_of_one_field(lambda value: value > 0 or value == -1, "positive, or -1 for off")
+fraction_below_one = rule_of_one_field(lambda value: 0 <= value < 1, "at least 0 and below 1")
+interval = rule_of_one_field(lambda value: value >= -1, "a number of steps, or -1 for never")
+
+
+def at_least(bound: float) -> Validator:
+    """Not below `bound`."""
+    return rule_of_one_field(lambda value: value >= bound, f"at least {bound}")
+
+
+def positive_or_minus_one(meaning: str) -> Validator:
+    """Positive, or the -1 that stands for something: `positive_or_minus_one("all ranks")`."""
+    return rule_of_one_field(lambda value: value > 0 or value == -1, f"positive, or -1 for {meaning}")
+
+
+def left_alone(instead: str) -> Validator:
+    """Not settable at all, because another setting does this; the message names that one."""
+    return rule_of_one_field(lambda value: False, f"allowed here: {instead}")
+
+
+def number_of_items(count: int, each: Callable[[Any], bool], wanted: str) -> Validator:
+    """A list of exactly `count` items for which `each` holds."""
+    return rule_of_one_field(lambda value: len(value) == count and all(map(each, value)), wanted)

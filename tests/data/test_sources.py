@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from skyrl.data.prompts import load_prompts
+from skyrl.data.sources import read_rows
+from skyrl.errors import DataError
+
+CHAT = [{"role": "user", "content": "hello"}]
+
+
+class Letters:
+    """A tokenizer with one token for each letter of a chat."""
+
+    def apply_chat_template(self, chats: list[list[dict[str, str]]], **_: Any) -> list[list[int]]:
+        return [[ord(letter) for message in chat for letter in message["content"]] for chat in chats]
+
+
+def parquet(folder: Path, rows: list[dict[str, Any]]) -> str:
+    file = folder / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    return str(file)
+
+
+def jsonl(folder: Path, text: str) -> str:
+    file = folder / "rows.jsonl"
+    file.write_text(text, encoding="utf-8")
+    return str(file)
+
+
+def prompts_of(source: str, **changes: Any) -> Any:
+    return load_prompts([source], Letters(), **{"env_class": "gsm8k", "max_prompt_length": 100, **changes})
+
+
+def test_parquet_and_jsonl_give_the_same_prompts(tmp_path: Path) -> None:
+    row = {"prompt": CHAT, "reward_spec": {"ground_truth": "5"}, "data_source": "math"}
+    for source in (parquet(tmp_path, [row]), jsonl(tmp_path, json.dumps(row) + "\n")):
+        (prompt,) = prompts_of(source).prompts
+        assert prompt.messages == tuple(CHAT)
+        assert prompt.token_ids == tuple(map(ord, "hello"))
+        assert prompt.data_source == "math"
+        assert prompt.extras == {"reward_spec": {"ground_truth": "5"}}
+        assert prompt.id == f"{source}:0"
+
+
+def test_a_row_may_name_its_own_environment(tmp_path: Path) -> None:
+    source = jsonl(tmp_path, json.dumps({"prompt": CHAT, "env_class": "other"}) + "\n" + json.dumps({"prompt": CHAT}))
+    assert [prompt.env_class for prompt in prompts_of(source).prompts] == ["other", "gsm8k"]
+
+
+def test_a_row_without_an_environment_is_refused_when_there_is_no_default(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="names no env_class"):
+        prompts_of(jsonl(tmp_path, json.dumps({"prompt": CHAT})), env_class=None)
+
+
+def test_rows_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
+    long = [{"role": "user", "content": "x" * 101}]
+    dataset = prompts_of(jsonl(tmp_path, json.dumps({"prompt": long}) + "\n" + json.dumps({"prompt": CHAT})))
+    assert (len(dataset), dataset.too_long) == (1, 1)
+
+
+def test_a_dataset_of_which_every_row_is_too_long_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="all 1 rows .*max_prompt_length = 3"):
+        prompts_of(jsonl(tmp_path, json.dumps({"prompt": CHAT})), max_prompt_length=3)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["hello", [], None, [{"role": "user"}], [{"role": "user", "content": 5}], ["hello"]],
+)
+def test_a_broken_prompt_is_named_by_its_row(tmp_path: Path, prompt: Any) -> None:
+    source = jsonl(tmp_path, json.dumps({"prompt": CHAT}) + "\n" + json.dumps({"prompt": prompt}))
+    with pytest.raises(DataError, match="rows.jsonl, row 1"):
+        prompts_of(source)
+
+
+def test_a_file_without_the_prompt_column_lists_its_columns(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no column 'prompt'; its columns are question, answer"):
+        read_rows(parquet(tmp_path, [{"question": "?", "answer": "!"}]))
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no rows"):
+        read_rows(jsonl(tmp_path, ""))
+
+
+def test_an_empty_parquet_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "empty.parquet"
+    pq.write_table(pa.table({"prompt": pa.array([], type=pa.list_(pa.string()))}), file)
+    with pytest.raises(DataError, match="holds no rows"):
+        read_rows(str(file))
+
+
+def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "text.parquet"
+    file.write_text("not parquet", encoding="utf-8")
+    with pytest.raises(DataError, match="cannot be read as parquet"):
+        read_rows(str(file))
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="rows.jsonl:2 is not JSON"):
+        read_rows(jsonl(tmp_path, json.dumps({"prompt": CHAT}) + "\n{oops\n"))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no data file .*gone.parquet"):
+        read_rows(str(tmp_path / "gone.parquet"))
+
+
+def test_a_source_that_is_nothing_known_says_what_there_is() -> None:
+    with pytest.raises(DataError, match="neither a .parquet"):
+        read_rows("data.csv")

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skyrl.envs import Env, EnvStep, find_env, register
+from skyrl.errors import TaskError
+
+EXTRAS = {"reward_spec": {"method": "rule", "ground_truth": "abc"}, "extra_info": {"index": 3}}
+
+
+def write(folder: Path, text: str) -> str:
+    file = folder / "task.py"
+    file.write_text(text, encoding="utf-8")
+    return str(file)
+
+
+def test_gsm8k_is_found_by_its_name_and_rewards_the_right_answer() -> None:
+    env = find_env("gsm8k")({"reward_spec": {"ground_truth": "1200"}})
+    assert env.step("so #### 1,200") == EnvStep(reward=1.0, done=True)
+    assert env.step("so 1200") == EnvStep(reward=0.0, done=True)
+
+
+def test_gsm8k_says_which_column_it_misses() -> None:
+    with pytest.raises(TaskError, match="ground_truth"):
+        find_env("gsm8k")({})
+
+
+def test_a_reward_function_in_a_file_becomes_an_environment(tmp_path: Path) -> None:
+    file = write(tmp_path, "def same(completion, ground_truth, **others):\n    return completion == ground_truth\n")
+    env = find_env(f"{file}:same")(EXTRAS)
+    assert env.step("abc").reward == 1.0
+    assert env.step("abd").reward == 0.0
+
+
+def test_a_reward_function_sees_the_other_columns_of_the_row(tmp_path: Path) -> None:
+    file = write(tmp_path, "def index(completion, ground_truth, extra_info, **others):\n    return extra_info['index']\n")
+    assert find_env(f"{file}:index")(EXTRAS).step("").reward == 3.0
+
+
+def test_an_environment_class_in_a_file_is_used_as_it_is(tmp_path: Path) -> None:
+    text = "from skyrl.envs import Env, EnvStep\nclass Half(Env):\n    def step(self, action):\n        return EnvStep(reward=0.5, done=True)\n"
+    assert find_env(f"{write(tmp_path, text)}:Half")({}).step("x").reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gsm9k", "Registered: gsm8k"),
+        ("no_such_module_anywhere:f", "no_such_module_anywhere cannot be found"),
+        ("nowhere/task.py:f", "there is no file nowhere/task.py"),
+        ("math:no_such_name", "math has no 'no_such_name'"),
+        ("math:pi", "neither an environment class"),
+    ],
+)
+def test_a_task_that_cannot_be_found_says_what_was_looked_for(name: str, said: str) -> None:
+    with pytest.raises(TaskError, match=said):
+        find_env(name)
+
+
+def test_a_task_file_that_does_not_import_says_why(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="ZeroDivisionError"):
+        find_env(f"{write(tmp_path, '1 / 0')}:f")
+
+
+def test_a_reward_function_that_raises_is_named_with_the_answer(tmp_path: Path) -> None:
+    file = write(tmp_path, "def broken(completion, ground_truth, **others):\n    return {}['x']\n")
+    with pytest.raises(TaskError, match=r"broken raised KeyError: 'x' \(answer 'hello'\)"):
+        find_env(f"{file}:broken")(EXTRAS).step("hello")
+
+
+def test_a_reward_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, "def text(completion, ground_truth, **others):\n    return 'good'\n")
+    with pytest.raises(TaskError, match="'good' instead of a number"):
+        find_env(f"{file}:text")(EXTRAS).step("hello")
+
+
+def test_a_registered_name_cannot_be_taken_twice() -> None:
+    class Other(Env):
+        def step(self, action: str) -> EnvStep:
+            return EnvStep(reward=0.0, done=True)
+
+    with pytest.raises(TaskError, match="registered already"):
+        register("gsm8k", Other)

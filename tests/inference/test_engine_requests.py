@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from skyrl.errors import ModelError, RunError
+from skyrl.inference.torch_engine import TorchEngine
+from tests.inference.nano import nano_model, nano_tokenizer, prompts, request
+
+
+class Shapes(list[tuple[int, int]]):
+    """The (rows, tokens) of every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+
+    def note(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        rows, tokens = kwargs["input_ids"].shape
+        self.append((rows, tokens))
+        self.begun.set()
+
+
+def watched(**options: Any) -> tuple[TorchEngine, Shapes, Any]:
+    """An engine without an end-of-sequence token, the shapes of what it computes, and its model."""
+    model, shapes = nano_model(), Shapes()
+    model.generation_config.eos_token_id = None
+    tokenizer = nano_tokenizer()
+    tokenizer.eos_token = None
+    model.register_forward_pre_hook(shapes.note, with_kwargs=True)
+    return TorchEngine(model, tokenizer, **{"max_num_seqs": 16, **options}), shapes, model
+
+
+async def test_requests_made_together_share_every_forward_pass_and_prompts_are_computed_once() -> None:
+    engine, shapes, _ = watched()
+    asked = [request(p, count=4, max_generate_length=5) for p in prompts(5, 8, 20)]
+    await asyncio.gather(*map(engine.generate, asked))
+    assert shapes == [(2, 8), (1, 20), *[(12, 1)] * 4]  # the first of five tokens comes from the prefill
+
+
+async def test_rows_that_finished_leave_the_batch() -> None:
+    engine, shapes, _ = watched()
+    lengths = [1, 2, 2, 5]
+    asked = [request((1, 2), count=3, max_generate_length=n, name=str(i)) for i, n in enumerate(lengths)]
+    answers = await asyncio.gather(*map(engine.generate, asked))
+    assert [[len(c.token_ids) for c in group] for group in answers] == [[n] * 3 for n in lengths]
+    assert shapes[1:] == [(9, 1), (3, 1), (3, 1), (3, 1)]
+
+
+async def test_no_more_rows_than_allowed_are_decoded_together_and_freed_rows_are_filled_again() -> None:
+    engine, shapes, _ = watched(max_num_seqs=4)
+    asked = [request((1, 2), count=2, max_generate_length=n, name=str(n)) for n in (3, 9, 4)]
+    await asyncio.gather(*map(engine.generate, asked))
+    assert max(rows for rows, tokens in shapes if tokens == 1) == 4
+    assert len([1 for _, tokens in shapes if tokens == 1]) == 8  # the third request ran beside the second
+
+
+async def test_more_samples_than_rows_are_drawn_in_turns() -> None:
+    engine, shapes, _ = watched(max_num_seqs=4)
+    wide, _, _ = watched(max_num_seqs=16)
+    asked = request((1, 2), count=10, max_generate_length=6)
+    answer = await engine.generate(asked)
+    assert [c.token_ids for c in answer] == [c.token_ids for c in await wide.generate(asked)]
+    assert max(rows for rows, _ in shapes) == 4
+
+
+async def test_a_request_is_answered_while_longer_ones_go_on() -> None:
+    engine, _, _ = watched()
+    long = asyncio.create_task(engine.generate(request((1,), max_generate_length=200)))
+    await engine.generate(request((2,), max_generate_length=2))
+    assert not long.done()
+    assert len((await long)[0].token_ids) == 200
+
+
+async def test_the_event_loop_goes_on_while_the_model_computes() -> None:
+    engine, _, _ = watched()
+    running = asyncio.create_task(engine.generate(request((1,), count=8, max_generate_length=200)))
+    turns = 0
+    while not running.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 100
+
+
+async def test_a_model_that_fails_fails_every_request_in_the_batch_and_none_hangs() -> None:
+    engine, _, model = watched(max_num_seqs=4)
+
+    def explode(*_: object) -> None:
+        raise ZeroDivisionError("out of memory")
+
+    hook = model.model.layers[1].register_forward_hook(explode)
+    asked = [request(p, count=2, max_generate_length=5) for p in prompts(3, 4, 5, 6, 7)]
+    answers = await asyncio.wait_for(asyncio.gather(*map(engine.generate, asked), return_exceptions=True), 30)
+    assert [type(answer) for answer in answers] == [ZeroDivisionError] * 5
+    hook.remove()
+    (group,) = await asyncio.gather(engine.generate(asked[0]))
+    assert [len(c.token_ids) for c in group] == [5, 5]
+
+
+async def test_requests_made_while_paused_wait_until_resumed() -> None:
+    engine, shapes, _ = watched()
+    await engine.pause()
+    waiting = asyncio.create_task(engine.generate(request((1, 2))))
+    await asyncio.sleep(0.05)
+    assert shapes == [] and not waiting.done()
+    await engine.resume()
+    assert len(await waiting) == 1
+
+
+async def test_pause_returns_when_what_is_running_has_finished() -> None:
+    engine, shapes, _ = watched(max_num_seqs=2)
+    running = asyncio.create_task(engine.generate(request((1,), count=2, max_generate_length=100)))
+    queued = asyncio.create_task(engine.generate(request((2,), count=2, max_generate_length=3)))
+    await asyncio.to_thread(shapes.begun.wait)
+    await engine.pause()
+    steps = len(shapes)
+    assert len((await running)[0].token_ids) == 100
+    assert not queued.done()
+    await asyncio.sleep(0.05)
+    assert len(shapes) == steps == 100
+    await engine.resume()
+    assert len((await queued)[0].token_ids) == 3
+
+
+async def test_a_request_that_nobody_waits_for_leaves_the_batch() -> None:
+    engine, shapes, _ = watched()
+    forgotten = asyncio.create_task(engine.generate(request((1,), count=8, max_generate_length=250)))
+    wanted = asyncio.create_task(engine.generate(request((2,), max_generate_length=200)))
+    await asyncio.to_thread(shapes.begun.wait)
+    forgotten.cancel()
+    assert len((await wanted)[0].token_ids) == 200
+    assert shapes[-1] == (1, 1)
+    await engine.pause()
+
+
+def test_an_engine_outlives_the_event_loop_that_used_it() -> None:
+    engine, _, _ = watched()
+    asked = request((1, 2), max_generate_length=250)
+
+    async def give_up() -> None:
+        await asyncio.wait_for(engine.generate(asked), 0.05)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(give_up())
+    (completion,) = asyncio.run(engine.generate(asked))
+    assert len(completion.token_ids) == 250
+
+
+async def test_a_closed_engine_refuses_work() -> None:
+    engine, _, _ = watched()
+    running = asyncio.create_task(engine.generate(request((1, 2), max_generate_length=5)))
+    await asyncio.sleep(0.001)
+    await engine.close()
+    assert len(await running) == 1
+    with pytest.raises(RunError, match="closed"):
+        await engine.generate(request((1, 2)))
+
+
+def test_a_model_with_a_recurrent_state_is_refused() -> None:
+    model = nano_model()
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(ModelError, match="a state other than keys and values"):
+        TorchEngine(model, nano_tokenizer(), max_num_seqs=1)
+
+
+async def test_no_gradient_is_kept() -> None:
+    engine, _, model = watched()
+    await engine.generate(request((1, 2)))
+    assert all(p.grad is None and not p.is_inference() for p in model.parameters())
+    assert torch.is_grad_enabled()

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.config import GeneratorConfig, InferenceEngineConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
+from skyrl.errors import TaskError
+from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.engine import Completion, GenerationRequest
+from skyrl.rollout.generator import SkyRLGymGenerator
+from skyrl.trajectory import Prompt, TurnReward
+
+SPEC = {"reward_spec": {"ground_truth": "1"}}
+
+
+class Scripted:
+    """An engine that answers each sample of a prompt with the next of its texts."""
+
+    weight_version = 0
+
+    def __init__(self, *texts: str, stop_reason: Any = "stop") -> None:
+        self.texts, self.stop_reason = texts, stop_reason
+        self.requests: list[GenerationRequest] = []
+
+    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+        self.requests.append(request)
+        return tuple(
+            Completion(
+                token_ids=(7, 8),
+                text=self.texts[key.sample_index],
+                logprobs=(-0.1, -0.2),
+                weight_versions=(3, 3),
+                stop_reason=self.stop_reason,
+            )
+            for key in request.keys
+        )
+
+
+def prompt(env_class: str = "gsm8k", **extras: Any) -> Prompt:
+    messages = ({"role": "user", "content": "?"},)
+    return Prompt(id="p", messages=messages, token_ids=(1, 2, 3), env_class=env_class, extras=extras or SPEC)
+
+
+def generator(engine: Scripted, config: GeneratorConfig | None = None, **more: Any) -> SkyRLGymGenerator:
+    lora = SkyRLLoraConfig()
+    engines: list[Any] = [engine]
+    client = InferenceEngineClient(engines, None, "model", lora, InferenceEngineConfig())
+    return SkyRLGymGenerator("model", lora, config or GeneratorConfig(), SkyRLGymConfig(), client, None, **more)
+
+
+async def sample(made: SkyRLGymGenerator, *prompts: Prompt, samples: int = 2) -> Any:
+    return await made.generate(prompts, sampling=SamplingParams(), samples_per_prompt=samples, weight_version=3)
+
+
+async def test_a_group_holds_every_sample_as_the_engine_gave_it_with_its_reward() -> None:
+    ((first, second),) = [group.trajectories for group in await sample(generator(Scripted("#### 1", "#### 2")), prompt())]
+    assert (first.reward, second.reward) == (1.0, 0.0)
+    assert first.response_ids == (7, 8)
+    assert first.rollout_logprobs == (-0.1, -0.2)
+    assert first.loss_mask == (1, 1)
+    assert first.weight_versions == (3, 3)
+    assert first.rewards == (TurnReward(token=1, reward=1.0),)
+    assert [first.sample_index, second.sample_index] == [0, 1]
+
+
+async def test_every_sample_has_a_key_of_its_own_and_evaluation_has_others() -> None:
+    engine = Scripted("a", "b")
+    made = generator(engine, seed=11)
+    await sample(made, prompt())
+    await made.generate(
+        [prompt()], sampling=SamplingParams(), samples_per_prompt=2, weight_version=3, purpose="eval"
+    )
+    keys = [key for request in engine.requests for key in request.keys]
+    assert len(set(keys)) == 4
+    assert {key.run_seed for key in keys} == {11}
+
+
+async def test_one_request_asks_for_all_samples_of_a_prompt() -> None:
+    engine = Scripted("a", "b", "c")
+    await sample(generator(engine), prompt(), prompt(), samples=3)
+    assert [len(request.keys) for request in engine.requests] == [3, 3]
+
+
+async def test_an_answer_that_was_cut_off_can_be_denied_its_reward() -> None:
+    engine = Scripted("#### 1", "#### 1", stop_reason="length")
+    (group,) = await sample(generator(engine, GeneratorConfig(zero_reward_on_non_stop=True)), prompt())
+    assert group.rewards == (0.0, 0.0)
+
+
+async def test_overlong_filtering_keeps_an_unfinished_answer_out_of_the_loss_and_its_reward() -> None:
+    engine = Scripted("#### 1", "#### 1", stop_reason="length")
+    (group,) = await sample(generator(engine, GeneratorConfig(apply_overlong_filtering=True)), prompt())
+    assert group.trajectories[0].loss_mask == (0, 0)
+    assert group.rewards == (1.0, 1.0)
+
+
+async def test_an_import_path_in_a_row_of_the_data_is_never_followed(tmp_path: Path) -> None:
+    planted = tmp_path / "planted.py"
+    planted.write_text(f"open({str(tmp_path / 'proof')!r}, 'w')\ndef f(*a, **k): return 1\n", encoding="utf-8")
+    with pytest.raises(TaskError, match="only\nfollowed|only followed"):
+        await sample(generator(Scripted("a", "b")), prompt(f"{planted}:f"))
+    assert not (tmp_path / "proof").exists()
+
+
+async def test_the_import_path_of_the_configuration_is_followed(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def always(completion, **others):\n    return 0.25\n", encoding="utf-8")
+    name = f"{file}:always"
+    (group,) = await sample(generator(Scripted("a", "b"), user_env_class=name), prompt(name))
+    assert group.rewards == (0.25, 0.25)
+
+
+async def test_a_reward_that_is_not_finite_stops_the_run_and_names_the_answer(tmp_path: Path) -> None:
+    file = tmp_path / "nan.py"
+    file.write_text("def nan(completion, **others):\n    return float('nan')\n", encoding="utf-8")
+    name = f"{file}:nan"
+    with pytest.raises(TaskError, match="reward nan .*answer 'a'"):
+        await sample(generator(Scripted("a", "b"), user_env_class=name), prompt(name))

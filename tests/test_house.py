@@ -1,0 +1,101 @@
+"""Rules of the house that no linter knows: where code may lie, and what it may never do."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted((ROOT / "skyrl").rglob("*.py"))
+TESTS = [ROOT / "conftest.py", *(ROOT / "tests").rglob("*.py"), *(ROOT / "property_tests").rglob("*.py")]
+
+SAYS_NOTHING = {"base", "common", "core", "helper", "helpers", "misc", "util", "utils"}
+RUNS_WHAT_IT_READS = {"cloudpickle", "dill", "marshal", "pickle"}
+OPENS_A_DOOR = {("allow_pickle", True), ("trust_remote_code", True), ("weights_only", False)}
+SEE_THE_WHOLE_TREE = {"cli", "config", "experiments"}
+SKIPS = {"importorskip", "skip", "skipif", "xfail"}
+
+FOLDERS = "home|opt|root|tmp|work|Users"
+ABSOLUTE_PATH = re.compile(rf"(?<![\w.~}}-])/(?:{FOLDERS})/[\w./-]+")
+DEFAULTS_OF_THE_TREE = {"/tmp/skyrl-logs", "/tmp/skyrl_lora_sync", "/home/ray/default/sql_data"}
+
+
+def nodes(files: list[Path]) -> Iterator[tuple[str, ast.AST]]:
+    """Every node of every file, with its place."""
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            yield f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", node
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Every line that the project publishes, with its place. The reference cases are facts, and not ours to edit."""
+    suffixes = {".cfg", ".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml", ""}
+    folders = (".ci", "benchmarks", "docs", "examples", "property_tests", "schemas", "skyrl", "tests")
+    files = [*ROOT.iterdir(), *(file for folder in folders for file in (ROOT / folder).rglob("*"))]
+    for file in files:
+        if file.is_file() and file.suffix in suffixes and ROOT / "tests" / "reference" not in file.parents:
+            for number, line in enumerate(file.read_text().splitlines(), start=1):
+                yield f"{file.relative_to(ROOT)}:{number}", line
+
+
+def imported(node: ast.AST) -> set[str]:
+    """Top-level names of what an import statement imports."""
+    match node:
+        case ast.Import(names=names):
+            return {alias.name.partition(".")[0] for alias in names}
+        case ast.ImportFrom(module=str(module)):
+            return {module.partition(".")[0]}
+    return set()
+
+
+def test_modules_lie_in_a_room_and_no_deeper() -> None:
+    relative = [module.relative_to(ROOT / "skyrl") for module in MODULES]
+    assert [str(path) for path in relative if len(path.parts) > 2 + (path.parts[0] == "envs")] == []
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    assert [str(module) for module in MODULES if SAYS_NOTHING & {module.stem, module.parent.name}] == []
+
+
+def test_every_package_says_what_it_is() -> None:
+    folders = {module.parent for module in MODULES}
+    faces = [folder / "__init__.py" for folder in sorted(folders)]
+    assert [
+        str(face) for face in faces if not face.exists() or not ast.get_docstring(ast.parse(face.read_text()))
+    ] == []
+
+
+def test_a_component_takes_its_own_part_of_the_configuration() -> None:
+    below = [module for module in MODULES if module.relative_to(ROOT / "skyrl").parts[0] not in SEE_THE_WHOLE_TREE]
+    imports = ((place, node) for place, node in nodes(below) if isinstance(node, ast.ImportFrom))
+    assert [place for place, node in imports if "SkyRLTrainConfig" in {alias.name for alias in node.names}] == []
+
+
+def test_nothing_is_unpickled() -> None:
+    assert [place for place, node in nodes(MODULES) if imported(node) & RUNS_WHAT_IT_READS] == []
+
+
+def test_no_library_is_told_to_run_what_it_reads() -> None:
+    """A flag of the user's configuration may say so; a constant in our code may not."""
+    given = ((place, node.arg, node.value) for place, node in nodes(MODULES) if isinstance(node, ast.keyword))
+    constant = ((place, (name, value.value)) for place, name, value in given if isinstance(value, ast.Constant))
+    assert [place for place, flag in constant if flag in OPENS_A_DOOR] == []
+
+
+def test_no_string_is_run_as_code() -> None:
+    calls = ((place, node.func) for place, node in nodes(MODULES) if isinstance(node, ast.Call))
+    assert [place for place, name in calls if isinstance(name, ast.Name) and name.id in {"eval", "exec"}] == []
+
+
+def test_no_test_skips_itself() -> None:
+    """`gpu` is the one reason not to run, and conftest.py decides it."""
+    names = ((place, node) for place, node in nodes(TESTS) if isinstance(node, ast.Attribute) and node.attr in SKIPS)
+    on_pytest = [place for place, node in names if ast.unparse(node).startswith("pytest.")]
+    assert [place for place in on_pytest if not place.startswith("conftest.py")] == []
+
+
+def test_nothing_names_a_folder_of_one_machine() -> None:
+    found = [(place, path) for place, line in texts() for path in ABSOLUTE_PATH.findall(line)]
+    assert [(place, path) for place, path in found if path.rstrip(".") not in DEFAULTS_OF_THE_TREE] == []

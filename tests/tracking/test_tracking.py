@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from skyrl.tracking.console import Console
+from skyrl.tracking.curve import draw_reward_curve
+from skyrl.tracking.jsonlines import JsonLines, MetricsFile
+from skyrl.tracking.timing import Clock, timed
+from skyrl.tracking.tracker import Trackers
+
+
+def test_metrics_come_back_as_they_were_logged(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    Trackers([MetricsFile(lines)]).log(3, {"reward/avg_raw_reward": 0.25})
+    assert list(lines.read()) == [{"step": 3, "reward/avg_raw_reward": 0.25}]
+
+
+def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2, "rew', encoding="utf-8")
+    assert list(JsonLines(file).read()) == [{"step": 1}]
+
+
+def test_what_happened_after_the_step_that_a_run_resumes_from_is_forgotten(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    for step in range(5):
+        lines.append({"step": step})
+    lines.forget_after(2)
+    assert [record["step"] for record in lines.read()] == [0, 1, 2]
+
+
+def test_without_a_terminal_every_step_is_one_plain_line() -> None:
+    stream = io.StringIO()
+    console = Console(total_steps=20, stream=stream)
+    console.log(0, {"eval/all/avg_score": 0.125})
+    console.log(1, {"reward/avg_raw_reward": 0.5, "trainer/tokens_per_second": 1234.5})
+    console.close()
+    first, second = stream.getvalue().splitlines()
+    assert first == "step  0/20  evaluation 0.125"
+    assert second.startswith("step  1/20  reward 0.500  1,234 tokens/s  ")
+    assert second.endswith(" left")
+
+
+async def test_a_timed_collaborator_answers_as_before_and_its_seconds_are_taken_once() -> None:
+    class Slow:
+        name = "slow"
+
+        async def work(self, number: int) -> int:
+            return number + 1
+
+    clock = Clock()
+    slow = timed(Slow(), clock, work="working")
+    assert (await slow.work(1), slow.name) == (2, "slow")
+    assert list(clock.take()) == ["timing/working"]
+    assert clock.take() == {}
+
+
+def test_the_curve_is_a_picture_even_of_a_run_that_only_evaluated(tmp_path: Path) -> None:
+    for number, records in enumerate(([{"step": 0, "eval/all/avg_score": 0.1}], [])):
+        picture = tmp_path / f"{number}.png"
+        draw_reward_curve(records, picture, "title")
+        assert picture.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from skyrl.errors import RunError
+from skyrl.training.collate import collate
+from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
+
+
+def trajectory(prompt: tuple[int, ...], answer: tuple[int, ...], reward: float, index: int = 0, mask: int = 1) -> Trajectory:
+    return Trajectory(
+        prompt_id="p",
+        sample_index=index,
+        prompt_ids=prompt,
+        response_ids=answer,
+        loss_mask=(mask,) * len(answer),
+        rollout_logprobs=tuple(-token / 10 for token in answer),
+        weight_versions=(0,) * len(answer),
+        rewards=(TurnReward(token=len(answer) - 1, reward=reward),),
+        stop_reason="stop",
+    )
+
+
+def group(*trajectories: Trajectory) -> TrajectoryGroup:
+    prompt = Prompt(id="p", messages=(), token_ids=trajectories[0].prompt_ids, env_class="gsm8k")
+    return TrajectoryGroup(prompt=prompt, trajectories=trajectories)
+
+
+def test_rows_are_prompt_answer_and_padding_with_every_number_on_its_token() -> None:
+    batch = collate(
+        [group(trajectory((5, 6), (7, 8), 1.0), trajectory((5, 6), (9,), 0.0, 1)), group(trajectory((4,), (3, 2, 1), 0.5))]
+    )
+    assert batch.input_ids.tolist() == [[5, 6, 7, 8], [5, 6, 9, 0], [4, 3, 2, 1]]
+    assert batch.lengths.tolist() == [4, 3, 4]
+    assert batch.loss_mask.int().tolist() == [[0, 0, 1, 1], [0, 0, 1, 0], [0, 1, 1, 1]]
+    torch.testing.assert_close(batch.rollout_logprobs[0], torch.tensor([0.0, 0.0, -0.7, -0.8]))
+    assert batch.rewards.tolist() == [[0, 0, 0, 1.0], [0, 0, 0, 0], [0, 0, 0, 0.5]]
+    assert batch.groups.tolist() == [0, 0, 1]
+
+
+def test_an_answer_without_a_token_credits_the_last_token_of_the_prompt() -> None:
+    batch = collate([group(trajectory((5, 6), (), -1.0), trajectory((5, 6), (7,), 0.0, 1))])
+    assert batch.rewards.tolist() == [[0, -1.0, 0], [0, 0, 0]]
+
+
+def test_a_batch_with_nothing_to_learn_from_says_why() -> None:
+    with pytest.raises(RunError, match="apply_overlong_filtering"):
+        collate([group(trajectory((5,), (7,), 0.0, mask=0))])
+
+
+def test_a_tensor_of_another_shape_is_refused_by_name() -> None:
+    batch = collate([group(trajectory((5,), (7,), 0.0))])
+    with pytest.raises(ValueError, match=r"old_logprobs has shape \(1, 3\), the batch \(1, 2\)"):
+        batch.given(old_logprobs=torch.zeros(1, 3))
+
+
+def test_splitting_trims_padding_and_loses_no_row() -> None:
+    batch = collate([group(trajectory((5,), (7,), 0.0), trajectory((5,), (7, 8, 9), 1.0, 1))])
+    first, second = batch.split(1)
+    assert first.input_ids.tolist() == [[5, 7]]
+    assert second.input_ids.tolist() == [[5, 7, 8, 9]]
