@@ -5,6 +5,10 @@ PYTHON ?= python3
 WORKERS ?= 2
 # More arguments for `skyrl run`: make demo ARGS="trainer.epochs=1"
 ARGS ?=
+# make demo SEED=2: another seed, in a folder of its own, since a folder belongs to one run
+SEED ?=
+SEEDED := $(if $(SEED),trainer.seed=$(SEED) $(foreach name,run_path= ckpt_path=/checkpoints export_path=/exports,\
+  trainer.$(subst =,=runs/quickstart-seed$(SEED),$(name))))
 # More arguments for pytest: make test PYTEST_ARGS="--reference=DIR"
 PYTEST_ARGS ?=
 # The build of torch that `make constraints` starts from.
@@ -19,7 +23,7 @@ CODE := conftest.py skyrl tests $(wildcard property_tests examples benchmarks)
 
 demo: .venv/train.stamp
 	$(BIN)/python examples/quickstart/prepare.py
-	$(BIN)/skyrl run examples/quickstart/grpo.toml $(ARGS)
+	$(BIN)/skyrl run examples/quickstart/grpo.toml $(SEEDED) $(ARGS)
 
 test: lint
 	$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)

@@ -63,6 +63,7 @@ def cases() -> dict[str, Case]:
 
 
 def model() -> Any:
+    """Random, since speed does not depend on what it says."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=VOCABULARY,
@@ -114,15 +115,17 @@ def of_generate(reference: Any, case: Case) -> None:
 def rates(case: Case, sides: dict[str, Callable[[Case], None]]) -> dict[str, float]:
     """Useful tokens per CPU-second of each side, best of the rounds; the first round only warms up."""
     best = dict.fromkeys(sides, 0.0)
-    for _ in range(ROUNDS + 1):
+    for attempt in range(ROUNDS + 1):
         for name, run in sides.items():
             begun = time.process_time()
             run(case)
-            best[name] = max(best[name], case.useful / (time.process_time() - begun)) if _ else 0.0
+            rate = case.useful / (time.process_time() - begun)
+            best[name] = max(best[name], rate) if attempt else 0.0
     return best
 
 
 def main() -> None:
+    """Prints the line."""
     torch.set_num_threads(1)
     reference, words = model(), tokenizer()
     engines = {

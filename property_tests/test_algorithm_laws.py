@@ -50,9 +50,7 @@ def batches(draw: st.DrawFn) -> tuple[TrainingBatch, Tensor]:
     return batch, new
 
 
-OBJECTIVE = PolicyObjective(
-    policy_loss=RegularLoss(clip_low=0.2, clip_high=0.28), kl_loss_coef=0.1, kl_estimator="k3"
-)
+OBJECTIVE = PolicyObjective(policy_loss=RegularLoss(clip_low=0.2, clip_high=0.28), kl_loss_coef=0.1, kl_estimator="k3")
 
 
 def loss_and_gradient(batch: TrainingBatch, logprobs: Tensor, rows_at_once: int) -> tuple[float, Tensor]:
@@ -101,7 +99,9 @@ def test_k3_is_never_negative(pairs: list[tuple[float, float]]) -> None:
 
 
 @given(batches(), st.integers(1, 6))
-def test_splitting_a_mini_batch_changes_neither_loss_nor_gradient(made: tuple[TrainingBatch, Tensor], rows: int) -> None:
+def test_splitting_a_mini_batch_changes_neither_loss_nor_gradient(
+    made: tuple[TrainingBatch, Tensor], rows: int
+) -> None:
     batch, logprobs = made
     whole, whole_gradient = loss_and_gradient(batch, logprobs, len(batch))
     parts, parts_gradient = loss_and_gradient(batch, logprobs, rows)
@@ -135,4 +135,3 @@ def test_at_ratio_one_clipping_changes_nothing(made: tuple[TrainingBatch, Tensor
     assert batch.advantages is not None
     loss = ppo_clip(logprobs, logprobs, batch.advantages, clip_low=0.2, clip_high=0.2)
     torch.testing.assert_close(loss, -batch.advantages)
-

@@ -1,8 +1,9 @@
 """What the learner sees of a rollout: rows of token ids and, for each token, the numbers that the objective needs.
 
-One row is prompt, then response, then padding: `input_ids[b, t]` is the t-th token of row b, and every per-token tensor has
-the same shape (B, L) and speaks about that token. So `old_logprobs[b, t]` is log pi_old(token t | tokens before t), in nats,
-and is only meaningful where `loss_mask` is true. A batch is frozen; each stage of a step returns a fuller copy:
+One row is prompt, then response, then padding: `input_ids[b, t]` is the t-th token of row b, and every per-token
+tensor has the same shape (B, L) and speaks about that token. So `old_logprobs[b, t]` is log pi_old(token t | tokens
+before t), in nats, and is only meaningful where `loss_mask` is true. A batch is frozen; each stage of a step returns
+a fuller copy:
 
     batch = batch.given(old_logprobs=...)
 """
@@ -85,4 +86,3 @@ class TrainingBatch:
     def _map(self, change: Any) -> Self:
         tensors = {each.name: getattr(self, each.name) for each in attrs.fields(type(self))}
         return attrs.evolve(self, **{name: change(tensor) for name, tensor in tensors.items() if tensor is not None})
-

@@ -10,6 +10,8 @@
     +-- RunError                the run itself: exit code 1, what was saved stays
         +-- NonFiniteError      NaN or infinity where a number had to be
         +-- WeightSyncError     an engine that does not hold the learner's weights
+
+A message says what is wrong, where, and what to do.
 """
 
 from __future__ import annotations
@@ -109,4 +111,9 @@ def render(problems: Iterable[Problem], title: str) -> str:
         lines.append(f"  {row.path:<{path_width}}  {row.message:<{message_width}}  {row.place}".rstrip())
         if row.hint:
             lines.append(f"  {'':<{path_width}}  {row.hint}")
-    return "\n".join(lines)
+    return _printable("\n".join(lines))
+
+
+def _printable(text: str) -> str:
+    """Without the control characters that a name out of a file may hold: they would act on the terminal."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)

@@ -108,6 +108,7 @@ def build_tokenizer() -> Any:
         extra_special_tokens=["<|user|>", "<|assistant|>"],
         chat_template=CHAT_TEMPLATE,
         model_max_length=128,
+        padding_side="left",
     )
 
 
@@ -182,11 +183,7 @@ def sampled_accuracy(model: Any, tokenizer: Any, words: Sequence[str], answers_p
     """Mean reward at temperature 1: what the first evaluation of the run will show, up to the luck of the draw."""
     model.eval()
     prompts = tokenizer.apply_chat_template(
-        [chat(word) for word in words],
-        add_generation_prompt=True,
-        padding=True,
-        padding_side="left",
-        return_tensors="pt",
+        [chat(word) for word in words], add_generation_prompt=True, padding=True, return_tensors="pt"
     )
     sequences = model.generate(**prompts, max_new_tokens=12, num_return_sequences=answers_per_word)
     answers = tokenizer.batch_decode(sequences[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
@@ -205,7 +202,7 @@ def refuse_unless_complete(out: Path, seed: int) -> None:
     made = json.loads(marker.read_text())
     for name, wanted in {"recipe": RECIPE, "seed": seed}.items():
         if made[name] != wanted:
-            raise SystemExit(f"{out} was made with {name} {made[name]}, not {wanted}. Remove it, or choose another --out.")
+            raise SystemExit(f"{out} was made with {name} {made[name]}, not {wanted}. Remove it, or choose another.")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The task of the quick start as an environment class, for tasks that need more than a function of the answer.
 
-A function such as `sorted_exactly` sees one answer and returns a number. An environment is an object for one trajectory:
-it can set something up, report numbers of its own, and clean up. To use this one:
+A function such as `sorted_exactly` sees one answer and returns a number. An environment is an object for one
+trajectory: it can set something up, report numbers of its own, and clean up. To use this one:
 
     skyrl run examples/quickstart/grpo.toml environment.env_class=examples/quickstart/sort_env.py:SortEnv
 

@@ -7,11 +7,12 @@ from torch import Tensor
 
 
 def group_relative(scores: Tensor, groups: Tensor, *, normalize_by_std: bool) -> Tensor:
-    """(s_i - mean_G) / (std_G + 1e-6) over the group G of each answer; without the division if `normalize_by_std` is off.
+    """(s_i - mean_G) / (std_G + 1e-6) over the group G of each answer; without the division if `normalize_by_std` is
+    off.
 
-    GRPO, DeepSeekMath, arXiv:2402.03300, section 4.1.2; without the division it is Dr. GRPO, arXiv:2503.20783. The standard
-    deviation is the unbiased one. A group of one has nothing to be compared with: its mean counts as 0 and its deviation
-    as 1, so that the advantage is its score. A group whose scores are all equal gets zeros.
+    GRPO, DeepSeekMath, arXiv:2402.03300, section 4.1.2; without the division it is Dr. GRPO, arXiv:2503.20783. The
+    standard deviation is the unbiased one. A group of one has nothing to be compared with: its mean counts as 0 and
+    its deviation as 1, so that the advantage is its score. A group whose scores are all equal gets zeros.
 
     Shapes: `scores` (B,) float, `groups` (B,) integers, equal where two answers belong together in any order of rows;
     the result (B,).
@@ -30,7 +31,9 @@ def group_relative(scores: Tensor, groups: Tensor, *, normalize_by_std: bool) ->
 
 
 def _is_constant(scores: Tensor, member_of: Tensor, count: Tensor) -> Tensor:
-    """(B,) bool: does the answer's group, of two or more, have one score only? Rounding would leave it a tiny advantage."""
+    """(B,) bool: does the answer's group, of two or more, have one score only? Rounding would leave it a tiny
+    advantage.
+    """
     highest = torch.full_like(count, -torch.inf).scatter_reduce_(0, member_of, scores, "amax")
     lowest = torch.full_like(count, torch.inf).scatter_reduce_(0, member_of, scores, "amin")
     return ((highest == lowest) & (count > 1))[member_of]

@@ -37,7 +37,9 @@ class PolicyLoss(Protocol):
         """Shares and means over the selected tokens, by name."""
 
 
-def ppo_clip(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
+def ppo_clip(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+) -> Tensor:
     """Clipped surrogate -min(r A, clip(r, 1 - low, 1 + high) A) with r = pi / pi_old, per token.
 
     PPO, arXiv:1707.06347, eq. 7; `clip_high > clip_low` is the clip-higher of DAPO, arXiv:2503.14476.

@@ -1,7 +1,7 @@
 """From per-token losses to one number: the share of each token in the mini-batch.
 
-A reduction is a tensor of weights, computed once over the whole mini-batch; the loss is the sum of weight x loss. Splitting
-the mini-batch, padding it or packing it therefore changes neither the loss nor its gradient.
+A reduction is a tensor of weights, computed once over the whole mini-batch; the loss is the sum of weight x loss.
+Splitting the mini-batch, padding it or packing it therefore changes neither the loss nor its gradient.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The `skyrl` command. Heavy imports happen inside the commands that need them: `skyrl config check` imports no torch."""
+"""The `skyrl` command. Heavy imports happen inside the commands that need them: `skyrl config check` imports no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -107,5 +109,3 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _warn(warnings: Sequence[Problem]) -> None:
     if warnings:
         click.echo(render(warnings, "Worth a look"), err=True)
-
-

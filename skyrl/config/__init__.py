@@ -1,7 +1,7 @@
 """The run as its author wrote it: immutable classes and nothing that can touch a GPU.
 
-Read `root.py` first: it is the tree. `load.py` reads one from files and arguments, `resolve.py` fills what follows from the
-rest, `check.py` says which trees can run.
+Read `root.py` first: it is the tree. `load.py` reads one from files and arguments, `resolve.py` fills what follows
+from the rest, `check.py` says which trees can run.
 """
 
 from skyrl.config.algorithm import AlgorithmConfig, DynamicSamplingConfig, KLCtrlConfig

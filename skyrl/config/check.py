@@ -1,21 +1,25 @@
 """`check()`: which resolved trees can run. One small function for each rule that involves several fields.
 
-Each yields problems with a remedy. What a single field may hold is a validator on the field; what depends on the machine
-(files, keys, GPUs) is looked at when a run starts.
+Each yields problems with a remedy. What a single field may hold is a validator on the field; what depends on the
+machine (files, keys, GPUs) is looked at when a run starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
+from math import isqrt
 from typing import Any
 
 from skyrl.config.effects import without_effect
-from skyrl.config.not_yet import LATER_NAMES, not_implemented_yet
+from skyrl.config.not_yet import LATER_NAMES, NOT_YET
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.names import nearest
 from skyrl.tree.origins import Origins
 from skyrl.tree.rules import Check, find_problems
+
+_LARGEST_TO_DIVIDE = 10**12
+"""Nobody has such a batch, and finding its divisors takes seconds."""
 
 ADVANTAGE_ESTIMATORS = ("grpo",)
 POLICY_LOSSES = ("regular",)
@@ -44,7 +48,9 @@ def evaluation_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def mini_batches_divide_the_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Every optimizer step sees the same number of prompts."""
-    yield from _divides(run.trainer.train_batch_size, run.trainer.policy_mini_batch_size, "trainer.policy_mini_batch_size")
+    yield from _divides(
+        run.trainer.train_batch_size, run.trainer.policy_mini_batch_size, "trainer.policy_mini_batch_size"
+    )
 
 
 def critic_mini_batches_divide_the_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -83,7 +89,9 @@ def kl_is_counted_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def the_advantage_estimator_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """By name."""
-    yield from _exists(run.trainer.algorithm.advantage_estimator, ADVANTAGE_ESTIMATORS, "trainer.algorithm.advantage_estimator")
+    yield from _exists(
+        run.trainer.algorithm.advantage_estimator, ADVANTAGE_ESTIMATORS, "trainer.algorithm.advantage_estimator"
+    )
 
 
 def the_policy_loss_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -128,10 +136,11 @@ def a_single_turn_is_given_the_prompt(run: SkyRLTrainConfig) -> Iterator[Problem
     longest, prompt = run.generator.max_input_length, run.trainer.max_prompt_length
     if longest is None or longest == prompt or (run.generator.max_turns > 1 and longest > prompt):
         return
-    wanted = "equal to" if run.generator.max_turns == 1 else "at least"
+    turns = run.generator.max_turns
+    wanted = "equal to" if turns == 1 else "at least"
     yield Problem(
         path="generator.max_input_length",
-        message=f"{longest} is not {wanted} trainer.max_prompt_length = {prompt} (max_turns = {run.generator.max_turns})",
+        message=f"{longest} is not {wanted} trainer.max_prompt_length = {prompt} (max_turns = {turns})",
         hint="leave it out in single-turn runs: it is derived",
     )
 
@@ -194,18 +203,18 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     a_resumed_run_has_a_path,
     one_process_has_one_rank,
     an_embedded_engine_shares_the_device,
-    not_implemented_yet,
+    *(entry.check for entry in NOT_YET),
 )
 
 
-def check(config: SkyRLTrainConfig, origins: Origins | None = None, broken: Iterable[str] = ()) -> list[Problem]:
+def check(config: SkyRLTrainConfig, origins: Origins | None = None, broken: Collection[str] = ()) -> list[Problem]:
     """Every problem of a resolved tree, errors and warnings, each with its place.
 
     `origins` tell what was written; without them, written means different from the default.
     """
     checks: tuple[Any, ...] = CHECKS
     found = find_problems(config, checks, origins or {}, broken)
-    return found + without_effect(config, origins)
+    return found + without_effect(config, origins, broken)
 
 
 def _divides(batch: int, part: int, path: str) -> Iterator[Problem]:
@@ -218,7 +227,10 @@ def _divides(batch: int, part: int, path: str) -> Iterator[Problem]:
 
 
 def _nearest_divisors(part: int, whole: int) -> str:
-    divisors = [number for number in range(1, whole + 1) if whole % number == 0]
+    if whole > _LARGEST_TO_DIVIDE:
+        return ""
+    small = [number for number in range(1, isqrt(whole) + 1) if whole % number == 0]
+    divisors = [*small, *(whole // number for number in small)]
     below = max((number for number in divisors if number < part), default=None)
     above = min((number for number in divisors if number > part), default=None)
     found = " and ".join(str(number) for number in (below, above) if number is not None)

@@ -1,19 +1,20 @@
-"""When a field has an effect. A value that was written and has none in this run is a warning: a person meant something by it.
+"""When a field has an effect. A value that was written and has none in this run is a warning: somebody meant something.
 
 Real configurations carry such keys (a KL coefficient with KL off), so that they stop a run only under `--strict`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from attrs import frozen
 
+from skyrl.config.resolve import RULES
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree import differences
-from skyrl.tree.origins import Origins, was_written
-from skyrl.tree.rules import place_of
+from skyrl.tree.origins import Origin, Origins, place_of, was_written
+from skyrl.tree.rules import paths_read, touches
 
 
 @frozen
@@ -58,7 +59,7 @@ def _strategy_is(*names: str) -> Callable[[SkyRLTrainConfig], bool]:
 
 
 EFFECTS: tuple[Effect, ...] = (
-    Effect("trainer.algorithm.kl_loss_coef", "trainer.algorithm.use_kl_loss is on", lambda run: run.trainer.algorithm.use_kl_loss),
+    Effect("trainer.algorithm.kl_loss_coef", "a KL term is on", _kl_is_on),
     Effect("trainer.algorithm.kl_estimator_type", "a KL term is on", _kl_is_on),
     Effect("trainer.algorithm.kl_ctrl", "use_kl_in_reward is on", lambda run: run.trainer.algorithm.use_kl_in_reward),
     Effect("trainer.ref", "a KL term is on", _kl_is_on),
@@ -66,8 +67,16 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.critic.fsdp_config", "there is a critic", _has_critic),
     Effect("trainer.critic_mini_batch_size", "there is a critic", _has_critic),
     Effect("trainer.algorithm.value_clip", "there is a critic", _has_critic),
-    Effect("trainer.algorithm.entropy_loss_coef", "use_entropy_loss is on", lambda run: run.trainer.algorithm.use_entropy_loss),
-    Effect("trainer.algorithm.lambd", "the estimator is gae", lambda run: run.trainer.algorithm.advantage_estimator == "gae"),
+    Effect(
+        "trainer.algorithm.entropy_loss_coef",
+        "use_entropy_loss is on",
+        lambda run: run.trainer.algorithm.use_entropy_loss,
+    ),
+    Effect(
+        "trainer.algorithm.lambd",
+        "the estimator is gae",
+        lambda run: run.trainer.algorithm.advantage_estimator == "gae",
+    ),
     Effect(
         "trainer.algorithm.gamma",
         "the estimator is gae or reinforce++",
@@ -81,21 +90,33 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.algorithm.tis_imp_ratio_cap", "use_tis is on", lambda run: run.trainer.algorithm.use_tis),
     Effect("trainer.policy.megatron_config", "the strategy is megatron", _strategy_is("megatron")),
     Effect("trainer.policy.deepspeed_config", "the strategy is deepspeed", _strategy_is("deepspeed")),
-    Effect("trainer.policy.fsdp_config", "the strategy is fsdp2 and there are several ranks", lambda run: _ranks(run) > 1),
+    Effect(
+        "trainer.policy.fsdp_config", "the strategy is fsdp2 and there are several ranks", lambda run: _ranks(run) > 1
+    ),
     Effect("trainer.policy.model.lora", "lora.rank is above 0", lambda run: run.trainer.policy.model.lora.rank > 0),
     Effect("trainer.placement.colocate_all", "the run is on Ray", lambda run: run.trainer.placement.executor == "ray"),
-    Effect("trainer.placement.colocate_policy_ref", "the run is on Ray", lambda run: run.trainer.placement.executor == "ray"),
+    Effect(
+        "trainer.placement.colocate_policy_ref",
+        "the run is on Ray",
+        lambda run: run.trainer.placement.executor == "ray",
+    ),
     Effect("trainer.bf16", "the device is cuda (a CPU computes in float32)", _on_cuda),
     Effect("trainer.flash_attn", "the device is cuda (a CPU uses sdpa)", _on_cuda),
     Effect("trainer.gradient_checkpointing", "the device is cuda (a CPU has the memory)", _on_cuda),
-    Effect("trainer.gradient_checkpointing_use_reentrant", "activations are recomputed", lambda run: bool(run.trainer.recompute_activations)),
+    Effect(
+        "trainer.gradient_checkpointing_use_reentrant",
+        "activations are recomputed",
+        lambda run: bool(run.trainer.recompute_activations),
+    ),
     Effect("trainer.eval_batch_size", "evaluation is on", _evaluates),
     Effect("generator.eval_sampling_params", "evaluation is on", _evaluates),
     Effect("generator.eval_n_samples_per_prompt", "evaluation is on", _evaluates),
     Effect("trainer.fully_async", "training is asynchronous", lambda run: False),
     Effect("environment.skyrl_gym.text2sql", "environment.env_class is text2sql", _env_is("text2sql")),
     Effect("environment.skyrl_gym.search", "environment.env_class is search", _env_is("search")),
-    Effect("environment.skyrl_gym.llm_as_a_judge", "environment.env_class is gsm8k_llm_judge", _env_is("gsm8k_llm_judge")),
+    Effect(
+        "environment.skyrl_gym.llm_as_a_judge", "environment.env_class is gsm8k_llm_judge", _env_is("gsm8k_llm_judge")
+    ),
     *(
         Effect(f"generator.inference_engine.{name}", "the engine is vllm", _engine_is_vllm)
         for name in (
@@ -122,11 +143,12 @@ EFFECTS: tuple[Effect, ...] = (
 )
 
 
-def without_effect(run: SkyRLTrainConfig, origins: Origins | None) -> list[Problem]:
-    """A warning for each written value that does nothing in this run.
+def without_effect(run: SkyRLTrainConfig, origins: Origins | None, broken: Collection[str] = ()) -> list[Problem]:
+    """A warning for each written value that does nothing in this run; silent where that depends on a broken value.
 
     Without `origins`, written means different from the default tree.
     """
+    written = _changed(run) if origins is None else origins
     return [
         Problem(
             path=effect.path,
@@ -135,14 +157,17 @@ def without_effect(run: SkyRLTrainConfig, origins: Origins | None) -> list[Probl
             severity="warning",
         )
         for effect in EFFECTS
-        if not effect.acts(run) and _written(run, effect.path, origins)
+        if was_written(written, effect.path)
+        and not effect.acts(run)
+        and not (broken and touches(paths_read(effect.acts, run), broken))
     ]
 
 
-def _written(run: SkyRLTrainConfig, path: str, origins: Origins | None) -> bool:
-    if origins is not None:
-        return was_written(origins, path)
-    return any(changed == path or changed.startswith(path + ".") for changed in differences(type(run)(), run))
+def _changed(run: SkyRLTrainConfig) -> Origins:
+    """As if every value that differs from its default, and may not have been derived, had been written in Python."""
+    derived = [rule.writes for rule in RULES]
+    changed = differences(type(run)(), run)
+    return {path: (Origin(kind="python"),) for path in changed if not touches([path], derived)}
 
 
 def _ranks(run: SkyRLTrainConfig) -> int:

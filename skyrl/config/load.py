@@ -1,12 +1,14 @@
 """From files and arguments to a tree that can run.
 
-    load(files, overrides)      the tree as written, and where each value came from
-    compose(files, overrides)   that, resolved and checked: what `skyrl run` starts
+`load(files, overrides)` gives the tree as written, and where each value came from; `compose(files, overrides)` gives
+that resolved and checked: what `skyrl run` starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike, fspath
 from typing import Any, Generic, cast
 
 from attrs import frozen
@@ -22,6 +24,7 @@ from skyrl.tree.origins import Assignment, Origins
 from skyrl.tree.toml import read_toml
 
 C = TypeVar("C", bound=SkyRLTrainConfig, default=SkyRLTrainConfig)
+Files = Sequence[str | PathLike[str]] | str | PathLike[str]
 Overrides = Sequence[str] | Mapping[str, Any]
 """`["trainer.epochs=2"]` as on a command line, or `{"trainer.epochs": 2}` from Python."""
 
@@ -48,7 +51,7 @@ class Composed(Generic[C]):
     warnings: tuple[Problem, ...]
 
 
-def load(files: Sequence[str] = (), overrides: Overrides = (), root: type[C] | None = None) -> Loaded[C]:
+def load(files: Files = (), overrides: Overrides = (), root: type[C] | None = None) -> Loaded[C]:
     """Patch files, then overrides, onto the default tree; a later value wins, leaf by leaf.
 
     Raises `ConfigError` listing every unreadable file, unknown name and value that does not fit.
@@ -61,17 +64,17 @@ def load(files: Sequence[str] = (), overrides: Overrides = (), root: type[C] | N
 
 
 def compose(
-    files: Sequence[str] = (),
+    files: Files = (),
     overrides: Overrides = (),
     root: type[C] | None = None,
     *,
     strict: bool = False,
 ) -> Composed[C]:
-    """Load, resolve and check, so that one `ConfigError` lists everything that is wrong; `strict` makes warnings errors."""
+    """Load, resolve and check: one `ConfigError` lists everything that is wrong; `strict` makes warnings errors."""
     draft = _draft(files, overrides, root)
     written = draft.build()
-    config, origins = resolve_with_origins(written, draft.origins, draft.broken)
-    found = [*draft.problems, *check(config, origins, draft.broken)]
+    config, origins, broken = resolve_with_origins(written, draft.origins, draft.broken)
+    found = [*draft.problems, *check(config, origins, broken)]
     warnings = tuple(_by_place(problem for problem in found if problem.severity == "warning"))
     errors = found if strict else [problem for problem in found if problem.severity == "error"]
     if errors:
@@ -79,33 +82,44 @@ def compose(
     return Composed(written=written, config=config, origins=origins, warnings=warnings)
 
 
-def _draft(files: Sequence[str], overrides: Overrides, root: type[C] | None) -> Draft[C]:
+def _draft(files: Files, overrides: Overrides, root: type[C] | None) -> Draft[C]:
     draft = Draft(root() if root else cast(C, SkyRLTrainConfig()))
-    for file in files:
-        _collect(draft, lambda file=file: [read_toml(file)])  # type: ignore[misc]
-    if isinstance(overrides, Mapping):
-        _collect(draft, lambda: read_python(overrides))
-    else:
-        for number, argument in enumerate(overrides, start=1):
-            _collect(draft, lambda a=argument, n=number: [read_argument(a, n)])  # type: ignore[misc]
+    for file in [files] if isinstance(files, str | PathLike) else files:
+        try:
+            draft.assign(read_toml(fspath(file)))
+        except ConfigError as error:
+            draft.problems.extend(error.problems)
+            draft.broken.add("")  # without the file nothing can be said about the rest
+    for number, override in enumerate(_each(overrides), start=1):
+        try:
+            draft.assign(_read(override, number))
+        except ConfigError as error:
+            draft.problems.extend(error.problems)
+            draft.broken.update(problem.path.lstrip("+") for problem in error.problems)
     return draft
 
 
-def _collect(draft: Draft[C], read: Callable[[], Iterable[Assignment]]) -> None:
-    """Assign what `read` gives; what it refuses joins the draft's problems."""
-    try:
-        draft.assign_all(read())
-    except ConfigError as error:
-        draft.problems.extend(error.problems)
+def _each(overrides: Overrides) -> Iterable[str | tuple[str, Any]]:
+    if isinstance(overrides, Mapping):
+        return overrides.items()
+    return [overrides] if isinstance(overrides, str) else overrides
+
+
+def _read(override: str | tuple[str, Any], number: int) -> Assignment:
+    if isinstance(override, str):
+        return read_argument(override, number)
+    [assignment] = read_python(dict([override]))
+    return assignment
 
 
 def _by_place(problems: Iterable[Problem]) -> list[Problem]:
-    """Files first, in the order of their lines, then arguments, then what was never written."""
+    """Files in the order of their lines, then arguments, then what was never written."""
     return sorted(problems, key=lambda problem: _sort_key(problem.place))
 
 
 def _sort_key(place: str) -> tuple[int, str, int]:
-    if place.startswith("argument "):
-        return (1, "", int(place.removeprefix("argument ")))
-    name, _, line = place.rpartition(":")
-    return (0, name, int(line)) if line.isdigit() else (2, place, 0)
+    if argument := re.fullmatch(r"argument ([0-9]+)", place):
+        return (1, "", int(argument[1]))
+    if line := re.fullmatch(r"(.*):([0-9]+)", place, re.DOTALL):
+        return (0, line[1], int(line[2]))
+    return (2, place, 0)

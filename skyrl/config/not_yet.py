@@ -1,7 +1,7 @@
 """What the tree can say and this version cannot do yet. The table may only become shorter.
 
-A field is either read by a component or covered here; a test proves it and prints the count. An entry names the values that
-run; any other value that would have an effect is refused with the capability that is missing.
+A field is either read by a component or covered here; a test proves it and prints the count. An entry names the values
+that run; any other value that would have an effect is refused with the capability that is missing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree import FrozenDict, get_at
 from skyrl.tree.classes import leaf_paths
+from skyrl.tree.plain import shown
 
 LATER_NAMES = {
     "trainer.algorithm.advantage_estimator": ("rloo", "reinforce++", "gae", "maxrl"),
@@ -43,7 +44,19 @@ class NotYet:
     """The capability that is missing."""
 
     runs: tuple[Any, ...] | None = None
-    """Values that run; None where any value does, because what it belongs to is refused by another entry or cannot arise."""
+    """Values that run; None where any does, because what it belongs to is refused by another entry or cannot arise."""
+
+    def check(self, run: SkyRLTrainConfig) -> Iterator[Problem]:
+        """What the value asks for has a component that does it."""
+        if self.runs is None or (self.path == "trainer.placement.executor" and _engine_is_refused(run)):
+            return
+        value = get_at(run, self.path)
+        if not any(type(value) is type(runs) and value == runs for runs in self.runs):
+            yield Problem(
+                path=self.path,
+                message=f"{shown(value)} does not run in this version, which has not implemented it yet: {self.what}",
+                hint=f"what runs: {' or '.join(_spelled(runs) for runs in self.runs)}",
+            )
 
 
 _ENGINE = "generator.inference_engine."
@@ -121,6 +134,7 @@ NOT_YET: tuple[NotYet, ...] = (
     # rollouts
     NotYet("generator.batched", "one engine call for a whole batch", (False,)),
     NotYet("generator.max_turns", "multi-turn rollouts", (1,)),
+    NotYet("generator.max_input_length", "multi-turn rollouts"),
     NotYet("generator.use_conversation_multi_turn", "multi-turn rollouts"),
     NotYet("generator.append_eos_token_after_stop_str_in_multi_turn", "multi-turn rollouts"),
     NotYet("generator.step_wise_trajectories", "step-wise trajectories", (False,)),
@@ -174,27 +188,13 @@ NOT_YET: tuple[NotYet, ...] = (
 )
 
 
-def not_implemented_yet(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Every value that asks for something has a component that does it."""
-    on_another_engine = run.generator.inference_engine.backend != "torch"
-    for entry in NOT_YET:
-        if entry.runs is None:
-            continue
-        if entry.path == "trainer.placement.executor" and on_another_engine:
-            continue  # the engine is what is refused
-        value = get_at(run, entry.path)
-        if not any(type(value) is type(runs) and value == runs for runs in entry.runs):
-            available = " or ".join(_spelled(runs) for runs in entry.runs)
-            yield Problem(
-                path=entry.path,
-                message=f"{value!r} does not run in this version, which has not implemented it yet: {entry.what}",
-                hint=f"what runs: {available}",
-            )
-
-
 def paths_not_read(root: type[SkyRLTrainConfig] = SkyRLTrainConfig) -> tuple[str, ...]:
     """Every leaf of the tree that the table covers."""
     return tuple(path for path, _ in leaf_paths(root) if any(_covers(entry.path, path) for entry in NOT_YET))
+
+
+def _engine_is_refused(run: SkyRLTrainConfig) -> bool:
+    return run.generator.inference_engine.backend != "torch"
 
 
 def _covers(entry: str, path: str) -> bool:

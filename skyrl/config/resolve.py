@@ -1,7 +1,7 @@
 """`resolve()`: everything that follows from what was written, derived once, in the open.
 
-Each rule below fills one path that was left unset, says what it reads, and never changes what a person wrote. The result is
-a new tree; nothing else in the program derives or changes configuration.
+Each rule below fills one path that was left unset, says what it reads, and never changes what a person wrote. The
+result is a new tree; nothing else in the program derives or changes configuration.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def device_is_what_the_machine_has(run: SkyRLTrainConfig) -> str:
     unset="auto",
 )
 def one_process_suffices_for_one_embedded_engine(run: SkyRLTrainConfig) -> str:
-    """Ray is for what does not fit into one process: several ranks or engines, or an engine with processes of its own."""
+    """Ray is for what one process cannot hold: several ranks or engines, or an engine with processes of its own."""
     placement, engine = run.trainer.placement, run.generator.inference_engine
     ranks = placement.policy_num_nodes * placement.policy_num_gpus_per_node
     return "in_process" if engine.backend == "torch" and ranks == engine.num_engines == 1 else "ray"
@@ -195,7 +195,7 @@ def resolve(config: C) -> C:
     return resolve_with_origins(config, {})[0]
 
 
-def resolve_with_origins(config: C, origins: Origins, broken: Iterable[str] = ()) -> tuple[C, Origins]:
-    """`resolve`, keeping track of which rule derived what, and skipping rules that read a broken path."""
+def resolve_with_origins(config: C, origins: Origins, broken: Iterable[str] = ()) -> tuple[C, Origins, frozenset[str]]:
+    """`resolve`, keeping track of which rule derived what; what cannot be derived from broken paths is broken, too."""
     rules: Any = RULES
     return derive(config, rules, origins, broken)

@@ -35,8 +35,9 @@ def load_prompts(
 ) -> PromptDataset:
     """Read every source and tokenize each row's chat with the model's template.
 
-    Rows longer than `max_prompt_length` tokens are left out and counted. A row may name its own `env_class`; without one
-    it gets `env_class`, if that is not None. Raises `DataError` for a bad source or row, and when no row is short enough.
+    Rows longer than `max_prompt_length` tokens are left out and counted. A row may name its own `env_class`; without
+    one it gets `env_class`, if that is not None. Raises `DataError` for a bad source or row, and when no row is short
+    enough.
     """
     prompts: list[Prompt] = []
     too_long = 0
@@ -52,7 +53,8 @@ def load_prompts(
                 prompts.append(_prompt(row, chat, token_ids, f"{source}:{number}", env_class))
     if not prompts:
         raise DataError(
-            f"all {too_long} rows of {', '.join(sources)} are longer than trainer.max_prompt_length = {max_prompt_length} tokens"
+            f"all {too_long} rows of {', '.join(sources)} are longer than "
+            f"trainer.max_prompt_length = {max_prompt_length} tokens"
         )
     return PromptDataset(prompts=tuple(prompts), too_long=too_long)
 

@@ -43,9 +43,13 @@ def chat_of(row: Row, number: int, source: str) -> tuple[Mapping[str, str], ...]
     prompt = row.get("prompt")
     where = f"{source}, row {number}"
     if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
-        raise DataError(f"{where}: prompt is {_short(prompt)}, not a list of messages such as {{'role': 'user', 'content': ...}}")
+        raise DataError(
+            f"{where}: prompt is {_short(prompt)}, not a list of messages such as {{'role': 'user', 'content': ...}}"
+        )
     for message in prompt:
-        if not isinstance(message, Mapping) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+        if not isinstance(message, Mapping) or not all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        ):
             raise DataError(f"{where}: the message {_short(message)} needs the texts 'role' and 'content'")
     return tuple({"role": message["role"], "content": message["content"]} for message in prompt)
 
@@ -103,7 +107,9 @@ def _read_json(path: Path) -> list[Row]:
 def _read_hub(source: str) -> list[Row]:
     name, _, split = source.partition(":")
     if "/" not in name or name.startswith((".", "/", "~")):
-        raise DataError(f"{source} is neither a .parquet, .jsonl or .json file nor a hub dataset (owner/name or owner/name:split)")
+        raise DataError(
+            f"{source} is neither a .parquet, .jsonl or .json file nor a hub dataset (owner/name or owner/name:split)"
+        )
     try:
         from datasets import load_dataset
     except ImportError:

@@ -12,7 +12,7 @@ Message = Mapping[str, str]
 
 @frozen(kw_only=True)
 class EnvStep:
-    """The environment's answer to one turn of the policy. Example: `EnvStep(reward=1.0, done=True)`"""
+    """The environment's answer to one turn of the policy, such as `EnvStep(reward=1.0, done=True)`."""
 
     reward: float
     """Credited to the turn's last token. Must be finite."""
@@ -31,7 +31,6 @@ class Env:
     """A single-use environment: one instance for one trajectory. Subclass it and write `step`.
 
     Example:
-
         class Echo(Env):
             def step(self, action: str) -> EnvStep:
                 return EnvStep(reward=float(action == self.extras["reward_spec"]["ground_truth"]), done=True)

@@ -43,7 +43,8 @@ def registered_names() -> tuple[str, ...]:
 
 
 def find_env(name: str) -> MakeEnv:
-    """What makes environments of this name. An import path is followed: give it only names from the user's configuration.
+    """What makes environments of this name. An import path is followed: give it only names from the user's
+    configuration.
 
     Raises `TaskError` that says what was looked for and where.
     """
@@ -51,7 +52,9 @@ def find_env(name: str) -> MakeEnv:
         return _REGISTERED[name]
     if ":" not in name:
         known = ", ".join(registered_names())
-        raise TaskError(f"there is no environment named {name!r}. Registered: {known}; your own: file.py:name or module:name")
+        raise TaskError(
+            f"there is no environment named {name!r}. Registered: {known}; your own: file.py:name or module:name"
+        )
     target = _import(name)
     if isinstance(target, type) and callable(getattr(target, "step", None)):
         return target
@@ -94,7 +97,9 @@ def _load_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise TaskError(f"the module {error.name} cannot be found; install it, or name a file: path/to/file.py:name") from error
+        raise TaskError(
+            f"the module {error.name} cannot be found; install it, or name a file: path/to/file.py:name"
+        ) from error
     except Exception as error:
         raise TaskError(f"importing {name} failed: {type(error).__name__}: {error}") from error
 

@@ -1,7 +1,8 @@
-"""A training run, put together: each collaborator is built from its own part of the configuration and handed to the trainer.
+"""A training run, put together: each collaborator is built from its own part of the configuration and handed to the
+trainer.
 
-Subclass `BasePPOExp` and override one `get_...` to bring your own collaborator; override `get_config_cls` for a configuration
-with fields of your own.
+Subclass `BasePPOExp` and override one `get_...` to bring your own collaborator; override `get_config_cls` for a
+configuration with fields of your own.
 """
 
 from __future__ import annotations
@@ -93,9 +94,7 @@ class BasePPOExp:
             device=torch.device(required_device(trainer)),
         )
         deterministic = required(engine.deterministic, "generator.inference_engine.deterministic")
-        embedded = TorchEngine(
-            model, self.tokenizer, max_num_seqs=engine.max_num_seqs, deterministic=deterministic
-        )
+        embedded = TorchEngine(model, self.tokenizer, max_num_seqs=engine.max_num_seqs, deterministic=deterministic)
         return InferenceEngineClient([embedded], self.tokenizer, path, trainer.policy.model.lora, engine)
 
     def get_generator(self, client: InferenceEngineClient) -> SkyRLGymGenerator:

@@ -1,4 +1,6 @@
-"""What depends on this machine, looked at before anything heavy is imported: files, models, tasks. Everything at once."""
+"""What depends on this machine, looked at before anything heavy is imported: files, models, tasks. Everything at
+once.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,7 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.envs import find_env
 from skyrl.errors import ConfigError, Problem, TaskError
 from skyrl.models.paths import check_model_path
-from skyrl.tree.origins import Origins
-from skyrl.tree.rules import place_of
+from skyrl.tree.origins import Origins, place_of
 
 
 def preflight(run: SkyRLTrainConfig, origins: Origins) -> None:

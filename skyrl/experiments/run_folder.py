@@ -1,14 +1,15 @@
 """The folder of a run: everything that a person wants to find afterwards, and the rule that one folder holds one run.
 
-    config.json           the resolved configuration, and its fingerprint
-    metrics.jsonl         one line for each step
-    trajectories.jsonl    sampled answers with their rewards
-    reward_curve.png
-    model/                the trained model in Hugging Face format
+config.json           the resolved configuration, and its fingerprint
+metrics.jsonl         one line for each step
+trajectories.jsonl    sampled answers with their rewards
+reward_curve.png
+model/                the trained model in Hugging Face format
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -36,13 +37,17 @@ class RunFolder:
         self._lock = FileLock(self.path / ".lock")
 
     def open(self) -> None:
-        """Make the folder and take it. Raises `UserError` if another process has it, `ResumeError` if another run does."""
+        """Make the folder and take it. Raises `UserError` if another process has it, `ResumeError` if another run
+        does.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
         except Timeout:
             owner = _read_text(self.path / ".owner")
-            raise UserError(f"{self.path} is in use by a run that is going on ({owner}): choose another trainer.run_path") from None
+            raise UserError(
+                f"{self.path} is in use by a run that is going on ({owner}): choose another trainer.run_path"
+            ) from None
         except OSError as error:
             raise UserError(f"the run folder {self.path} cannot be made: {error.strerror}") from None
         (self.path / ".owner").write_text(f"process {os.getpid()}", encoding="utf-8")
@@ -62,7 +67,8 @@ class RunFolder:
 
     def draw_curve(self) -> None:
         """Draw `reward_curve.png` from the metrics."""
-        draw_reward_curve(self.metrics.read(), self.path / "reward_curve.png", self._run.trainer.run_name)
+        title = f"{self._run.trainer.project_name} / {self._run.trainer.run_name}"
+        draw_reward_curve(self.metrics.read(), self.path / "reward_curve.png", title)
 
     def close(self) -> None:
         """Let the next process have it."""
@@ -75,24 +81,43 @@ class RunFolder:
         try:
             stored = json.loads(text)["config"]
         except (ValueError, KeyError) as error:
-            raise ResumeError(f"{self.path / 'config.json'} is damaged ({error}): choose another trainer.run_path") from error
+            raise ResumeError(
+                f"{self.path / 'config.json'} is damaged ({error}): choose another trainer.run_path"
+            ) from error
         refuse_changed(stored, self._run, str(self.path), "trainer.run_path")
 
 
 def refuse_changed(stored: Any, run: SkyRLTrainConfig, where: str, field: str) -> None:
-    """Raises `ResumeError` with the differences if `stored` describes another run than `run` in what determines its numbers."""
+    """Raises `ResumeError` with the differences if `stored` describes another run than `run` in what determines its
+    numbers.
+    """
     try:
         before = cattrs.structure(stored, type(run))
     except ValueError as error:
-        raise ResumeError(f"{where} was written by a version whose configuration this one cannot read: {error}") from error
+        raise ResumeError(
+            f"{where} was written by a version whose configuration this one cannot read: {error}"
+        ) from error
     changed = differences(before, run, roles=("identity", "numerics"))
     if not changed:
         return
     rows = "\n".join(f"  {path}: {_short(old)} there, {_short(new)} here" for path, (old, new) in changed.items())
     raise ResumeError(
         f"{where} belongs to a run with another configuration:\n{rows}\n"
-        f"To continue that run, set these back; to start a new one, choose another {field}."
+        f"To continue that run, set these back. To start a new one beside it, choose another {field}, for example:\n"
+        f"  {_folders_beside(run)}"
     )
+
+
+def _folders_beside(run: SkyRLTrainConfig) -> str:
+    """Arguments that move the run folder, and what is kept inside or outside of it, to names that are free."""
+    own = required(run.trainer.run_path, "trainer.run_path").rstrip("/")
+    number = next(count for count in itertools.count(2) if not Path(f"{own}-{count}").expanduser().exists())
+    paths = {"run_path": own, "ckpt_path": run.trainer.ckpt_path, "export_path": run.trainer.export_path}
+    moved = {
+        name: f"{own}-{number}{path.removeprefix(own)}" if path.startswith(own) else f"{path.rstrip('/')}-{number}"
+        for name, path in paths.items()
+    }
+    return " ".join(f"trainer.{name}={path}" for name, path in moved.items())
 
 
 def _read_text(path: Path) -> str:

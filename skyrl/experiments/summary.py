@@ -40,6 +40,8 @@ def _scores(folder: RunFolder) -> Iterator[str]:
 
 
 def _is_share(record: dict[str, float]) -> bool:
-    """Rewards of 0 and 1 only: the score is then the share of right answers, and equals pass@1 and its positive part."""
+    """Rewards of 0 and 1 only: the score is then the share of right answers, and equals pass@1 and its positive
+    part.
+    """
     score = record["eval/all/avg_score"]
     return score == record["eval/all/mean_positive_reward"] and record.get("eval/all/pass_at_1", score) == score

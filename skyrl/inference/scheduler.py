@@ -101,7 +101,7 @@ class Scheduler:
             leaving, joining = self._leaving(), self._joining()
             self._running += joining
             done = await asyncio.get_running_loop().run_in_executor(
-                self._thread, batch.advance, leaving, joining, lambda: self._interrupts(batch)
+                self._thread, self._advance, batch, leaving, joining
             )
         except Exception as error:  # noqa: BLE001 - whatever it was, those who wait have to hear of it
             self._start_over(error)
@@ -124,6 +124,13 @@ class Scheduler:
             return False
         rows = len(self._batch.rows) + joining
         return rows == 0 if self._alone else rows + len(self._waiting[0].keys) <= self._max_rows
+
+    def _advance(self, batch: DecodeBatch, leaving: set[Job], joining: Sequence[Job]) -> list[Job]:
+        """On the decoding thread."""
+        try:
+            return batch.advance(leaving, joining, lambda: self._interrupts(batch))
+        except StopIteration as error:  # a future refuses to carry one, and whoever awaits it would wait for ever
+            raise RuntimeError("StopIteration was raised while decoding") from error
 
     def _interrupts(self, batch: DecodeBatch) -> bool:
         """Whether decoding has to stop for a moment; asked from its thread before every step."""

@@ -33,4 +33,4 @@ def text_of(tokenizer: Any, token_ids: Sequence[int], stopped_by: Sequence[str])
     if ends:
         return text[: min(ends)]
     whole = tokenizer.decode(token_ids, skip_special_tokens=False)
-    return text + next(stop for stop in stopped_by if stop in whole)
+    return text + next((stop for stop in stopped_by if stop in whole), "")

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from skyrl.errors import RunError, UserError, WeightSyncError
+from skyrl.errors import ModelError, RunError, UserError, WeightSyncError
 from skyrl.inference.causal_lm import CausalLM
 from skyrl.inference.decode_batch import DecodeBatch
 from skyrl.inference.engine import Completion, GenerationRequest
@@ -54,7 +54,7 @@ class TorchEngine:
         self._tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
         self._eos_ids = _eos_ids(model, tokenizer)
         self._max_num_seqs = max_num_seqs
-        self._max_model_len: int = max_model_len or model.config.get_text_config().max_position_embeddings
+        self._max_model_len = max_model_len or _positions(model)
         self._weight_version = 0
         self._scheduler = Scheduler(self._new_batch, max_rows=max_num_seqs, one_job_at_a_time=deterministic)
 
@@ -128,6 +128,14 @@ class TorchEngine:
             )
             for start in starts
         ]
+
+
+def _positions(model: Any) -> int:
+    """How many tokens the model was made for."""
+    positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is None:
+        raise ModelError(f"{type(model).__name__} does not say how many positions it has: give max_model_len")
+    return positions
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

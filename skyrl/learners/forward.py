@@ -14,8 +14,9 @@ from skyrl.batch import TrainingBatch
 def sampled_logprobs(model: Any, batch: TrainingBatch, *, temperature: float, pack: bool) -> tuple[Tensor, Tensor]:
     """Log-probability, and entropy of the distribution it was drawn from, of every token that `loss_mask` selects.
 
-    `model` is a transformers causal language model; `pack` joins the rows into one, without padding, each row attending to
-    itself alone. Shapes: both results (B, L) float32 in nats, 0 where `loss_mask` is false; only the first has a gradient.
+    `model` is a transformers causal language model; `pack` joins the rows into one, without padding, each row
+    attending to itself alone. Shapes: both results (B, L) float32 in nats, 0 where `loss_mask` is false; only the
+    first has a gradient.
     """
     logits = _packed_logits(model, batch) if pack else _padded_logits(model, batch)
     targets = batch.input_ids[batch.loss_mask]

@@ -1,7 +1,7 @@
 """The torch learner: a policy that is scored and updated, a reference that is only scored.
 
-With one rank nothing is sharded and nothing is wrapped. Each worker is built from its own configuration: it knows nothing of
-how batches were generated.
+With one rank nothing is sharded and nothing is wrapped. Each worker is built from its own configuration: it knows
+nothing of how batches were generated.
 """
 
 from __future__ import annotations
@@ -136,7 +136,10 @@ class PolicyWorker(ModelWorker):
         optimizer = self.optimizer.state_dict()
         for index, slots in optimizer["state"].items():
             tensors |= {f"optimizer.{index}.{slot}": tensor for slot, tensor in slots.items()}
-        return tensors, {"schedule": self.schedule.state_dict(), "lr": [group["lr"] for group in optimizer["param_groups"]]}
+        return tensors, {
+            "schedule": self.schedule.state_dict(),
+            "lr": [group["lr"] for group in optimizer["param_groups"]],
+        }
 
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Become the learner that `state()` described, bit for bit."""
@@ -155,7 +158,8 @@ class PolicyWorker(ModelWorker):
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
         if not torch.isfinite(norm):
             raise NonFiniteError(
-                f"the gradient norm is {norm.item()} (loss {totals.get('final_loss')}): the optimizer step was not taken. "
+                f"the gradient norm is {norm.item()} (loss {totals.get('final_loss')}): "
+                "the optimizer step was not taken. "
                 "Lower trainer.policy.optimizer_config.lr, or look at the rewards and log-probabilities of this step."
             )
         self.optimizer.step()

@@ -9,11 +9,22 @@ from torch import Tensor
 
 
 def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Name and parameter of every weight, in the order of the module; tied ones once, under their first name."""
-    yield from model.named_parameters(remove_duplicate=True)
+    """Name and value of every entry of the state dict, in its order; a tied one once, under the first of its names.
+
+    The tensors are the model's own, without their gradient history: writing into one changes the model.
+    """
+    tied = tied_names(model)
+    for name, tensor in model.state_dict().items():
+        if name not in tied:
+            yield name, tensor
 
 
-def tied_names(model: Any) -> frozenset[str]:
-    """Names of parameters that are another one under a second name, such as `lm_head.weight` of a tied head."""
-    own = {name for name, _ in model.named_parameters(remove_duplicate=True)}
-    return frozenset(name for name, _ in model.named_parameters(remove_duplicate=False) if name not in own)
+def tied_names(model: Any) -> dict[str, str]:
+    """Every name that is a second one for the same tensor, and the first: `lm_head.weight` of a tied head, usually."""
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        known = first.setdefault(id(tensor), name)
+        if known != name:
+            tied[name] = known
+    return tied

@@ -1,4 +1,6 @@
-"""What the trainer sees of rollouts: `next_batch`. Where prompts come from and how a batch is filled stays behind it."""
+"""What the trainer sees of rollouts: `next_batch`. Where prompts come from and how a batch is filled stays behind
+it.
+"""
 
 from __future__ import annotations
 

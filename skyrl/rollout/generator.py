@@ -34,7 +34,9 @@ class SkyRLGymGenerator:
         user_env_class: str | None = None,
         seed: int = 0,
     ) -> None:
-        """`user_env_class` is the task that the user's configuration names: the only import path that is ever followed."""
+        """`user_env_class` is the task that the user's configuration names: the only import path that is ever
+        followed.
+        """
         self.model_path = model_path
         self.lora_config = lora_config
         self._config = generator_cfg
@@ -90,7 +92,9 @@ class SkyRLGymGenerator:
         async with self._env_slots:
             step, metrics = _play(make, prompt, completion.text)
         if not math.isfinite(step.reward):
-            raise TaskError(f"{prompt.env_class} gave the reward {step.reward} for {prompt.id} (answer {completion.text[:80]!r})")
+            raise TaskError(
+                f"{prompt.env_class} gave the reward {step.reward} for {prompt.id} (answer {completion.text[:80]!r})"
+            )
         reward = step.reward
         if self._config.zero_reward_on_non_stop and completion.stop_reason != "stop":
             reward = 0.0
@@ -116,8 +120,8 @@ class SkyRLGymGenerator:
         if env_class not in self._makers:
             if env_class != self._user_env_class and env_class not in registered_names():
                 raise TaskError(
-                    f"a row of the data names the environment {env_class!r}, which is not registered. Import paths are only "
-                    f"followed from environment.env_class. Registered: {', '.join(registered_names())}"
+                    f"a row of the data names the environment {env_class!r}, which is not registered. Import paths "
+                    f"are followed from environment.env_class only. Registered: {', '.join(registered_names())}"
                 )
             self._makers[env_class] = find_env(env_class)
         return self._makers[env_class]
@@ -133,7 +137,8 @@ def _play(make: MakeEnv, prompt: Prompt, answer: str) -> tuple[EnvStep, dict[str
         raise
     except Exception as error:
         raise TaskError(
-            f"the environment {prompt.env_class} raised {type(error).__name__}: {error} on {prompt.id} (answer {answer[:80]!r})"
+            f"the environment {prompt.env_class} raised {type(error).__name__}: {error} on {prompt.id} "
+            f"(answer {answer[:80]!r})"
         ) from error
     finally:
         env.close()

@@ -75,6 +75,4 @@ def _lengths(rows: Sequence[Trajectory]) -> Metrics:
 
 def _environment(rows: Sequence[Trajectory]) -> Metrics:
     names = dict.fromkeys(name for row in rows for name in row.metrics)
-    return {
-        f"environment/{name}": fmean(row.metrics[name] for row in rows if name in row.metrics) for name in names
-    }
+    return {f"environment/{name}": fmean(row.metrics[name] for row in rows if name in row.metrics) for name in names}

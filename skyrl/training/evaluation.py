@@ -12,12 +12,14 @@ from skyrl.config import GeneratorConfig
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.tracking.jsonlines import sample_records
 from skyrl.training.describe import Metrics, mean_positive, pass_rate
-from skyrl.tree import required
 from skyrl.trajectory import Prompt, TrajectoryGroup
+from skyrl.tree import required
 
 
 class Evaluation:
-    """Samples every evaluation prompt under `eval_sampling_params` and reports scores for each data source and for all."""
+    """Samples every evaluation prompt under `eval_sampling_params` and reports scores for each data source and for
+    all.
+    """
 
     def __init__(
         self,
@@ -29,7 +31,9 @@ class Evaluation:
         dump_folder: Path | None,
         decode: Callable[[Sequence[int]], str],
     ) -> None:
-        """`batch_size` counts prompts in flight at a time; answers are written below `dump_folder` unless it is None."""
+        """`batch_size` counts prompts in flight at a time; answers are written below `dump_folder` unless it is
+        None.
+        """
         self._prompts = prompts
         self._generator = generator
         self._sampling = required(config.eval_sampling_params, "generator.eval_sampling_params")

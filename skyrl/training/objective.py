@@ -1,4 +1,6 @@
-"""From configuration to loss: which policy loss, which KL estimate, and how tokens are weighed. The one place that selects."""
+"""From configuration to loss: which policy loss, which KL estimate, and how tokens are weighed. The one place that
+selects.
+"""
 
 from __future__ import annotations
 
@@ -89,11 +91,11 @@ def _policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
         case "regular":
             return RegularLoss(clip_low=algorithm.eps_clip_low, clip_high=algorithm.eps_clip_high)
         case unknown:
-            raise ConfigError([Problem(path="trainer.algorithm.policy_loss_type", message=f"no policy loss {unknown!r}")])
+            raise ConfigError(
+                [Problem(path="trainer.algorithm.policy_loss_type", message=f"no policy loss {unknown!r}")]
+            )
 
 
 def _weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
     """Sum of weight x value; where the weight is 0 the value is not touched, so that NaN there reaches no gradient."""
     return (torch.where(weights != 0, values, 0.0) * weights).sum()
-
-

@@ -64,7 +64,8 @@ class PPOTrainer:
         export: Callable[[int], None],
         on_samples: Callable[[int, Sequence[TrajectoryGroup]], None],
     ) -> None:
-        """`save` and `export` write a checkpoint and a model of the step they are given; `on_samples` sees every rollout.
+        """`save` and `export` write a checkpoint and a model of the step they are given; `on_samples` sees every
+        rollout.
 
         `total_steps` counts batches. `version` is the number of steps that the policy's weights have behind them.
         """
@@ -99,7 +100,9 @@ class PPOTrainer:
         return describe(groups) | describe_advantages(batch) | metrics
 
     async def improve(self, batch: TrainingBatch) -> Metrics:
-        """`update_epochs_per_batch` passes over the batch, one optimizer step for each mini-batch; metrics are averages."""
+        """`update_epochs_per_batch` passes over the batch, one optimizer step for each mini-batch; metrics are
+        averages.
+        """
         updates = [
             await self.policy.update(mini_batch)
             for _ in range(self._config.update_epochs_per_batch)

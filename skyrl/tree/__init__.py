@@ -1,7 +1,7 @@
 """The configuration engine: typed, frozen trees that know where each value came from. It knows no field name.
 
-Read `classes.py` first (what a configuration class is), then `draft.py` (how assignments become a tree) and `rules.py` (how
-the rest is derived and checked).
+Read `classes.py` first (what a configuration class is), then `draft.py` (how assignments become a tree) and `rules.py`
+(how the rest is derived and checked).
 """
 
 from attrs import field

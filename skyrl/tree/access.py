@@ -37,7 +37,7 @@ def evolve_at(config: T, path: str, value: Any) -> T:
 
 
 def required(value: T | None, path: str) -> T:
-    """`value`, which derivation must have filled. A component asks so at its door. Raises `ConfigError` if it is None."""
+    """`value`, which derivation must have filled: so a component asks at its door. Raises `ConfigError` on None."""
     if value is None:
         message = "is not set, and this component was built without resolve()"
         raise ConfigError([Problem(path=path, message=message, hint="call resolve(config) first, or give the value")])

@@ -5,8 +5,8 @@
         temperature: float = field(default=1.0, validator=non_negative)
         \"\"\"Softmax temperature, unitless. 0 is greedy.\"\"\"
 
-`frozen` is `attrs.frozen(kw_only=True)` whose every field has a converter that freezes the value and refuses one that does
-not fit the field's type, so that `OptimizerConfig(lr="fast")` fails in Python as it does in a file.
+`frozen` is `attrs.frozen(kw_only=True)` whose every field has a converter that freezes the value and refuses one that
+does not fit the field's type, so that `OptimizerConfig(lr="fast")` fails in Python as it does in a file.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import inspect
 import textwrap
 import typing
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, Literal, TypeVar, cast, dataclass_transform
 
 import attrs
@@ -32,7 +33,7 @@ IDENTITY = {"role": "identity"}
 """Metadata of a field that says which run this is: another value makes it another run."""
 
 FREE = {"role": "free"}
-"""Metadata of a field that changes no number the run computes: it may differ on resume and is not in the fingerprint."""
+"""Metadata of a field that changes no number of the run: it may differ on resume and is not in the fingerprint."""
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
@@ -143,8 +144,8 @@ def _types_of(cls: type[Any]) -> dict[str, Any]:
         return typing.get_type_hints(cls)
     except NameError as error:
         raise TypeError(
-            f"a field of {cls.__qualname__} is annotated with {error.name}, which its module does not hold at run time: "
-            "define or import it at the top of the module, outside of TYPE_CHECKING"
+            f"a field of {cls.__qualname__} is annotated with {error.name}, which its module does not hold at run "
+            "time: define or import it at the top of the module, outside of TYPE_CHECKING"
         ) from None
 
 
@@ -156,7 +157,7 @@ def _own_docs(cls: type[Any]) -> dict[str, str]:
     body = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)).body
     return {
         above.target.id: inspect.cleandoc(below.value.value)
-        for above, below in zip(body, body[1:], strict=False)
+        for above, below in pairwise(body)
         if isinstance(above, ast.AnnAssign)
         and isinstance(above.target, ast.Name)
         and isinstance(below, ast.Expr)

@@ -1,8 +1,7 @@
-"""Patching the default instance: assignments go onto it one by one, everything that is wrong is collected, and a new
-frozen tree comes out.
+"""Patching the default instance: assignments go onto it one by one, and a new frozen tree comes out.
 
 The default *instance*, not the default class: `critic.optimizer_config.weight_decay=0.2` must leave lr at the 5e-6 that
-the critic's default instance has.
+the critic's default instance has. Everything that is wrong is collected.
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ class Draft(Generic[T]):
         """Put one value in its place, or note why it cannot stand there."""
         try:
             self._assign(self._root, 0, assignment)
-        except ConfigError as error:
-            self.broken.add(dotted(assignment.path))
-            for problem in error.problems:
-                place = assignment.origin.place
-                self.problems.append(attrs.evolve(problem, path=dotted(assignment.path), place=place))
+        except ValueError as error:
+            path = dotted(assignment.path)
+            self.broken.add(path)
+            for problem in _problems(error):
+                self.problems.append(attrs.evolve(problem, path=path, place=assignment.origin.place))
 
     def build(self) -> T:
         """The patched tree. What a class refuses as a whole keeps the table at what it was."""
@@ -86,9 +85,7 @@ class Draft(Generic[T]):
 
     def _merge(self, table: _Table, assignment: Assignment) -> None:
         """A mapping assigned to a table: each key on its own, with its own origin; `class` first."""
-        value = assignment.value
-        if assignment.is_text:
-            value = _read(assignment, table.cls)
+        value = parse(assignment.value, table.cls) if assignment.is_text else assignment.value
         if not isinstance(value, Mapping):
             raise _refusal(f"{shown(value)} is not {describe(table.cls)}")
         for key in sorted(value, key=lambda key: key != "class"):
@@ -104,6 +101,7 @@ class Draft(Generic[T]):
             table.changes[attribute.name] = fit(value, nested)
         else:
             return False
+        self._forget_inside(assignment.path)
         self._record(assignment)
         for path in _written_in(value, assignment.path):
             self._origins[dotted(path)] = [assignment.origin]
@@ -118,6 +116,8 @@ class Draft(Generic[T]):
                 self.assign(assignment.inside(key, item))
         else:
             table.changes[attribute.name] = _accepted(attribute, value, table.base)
+            if is_mapping(attribute.type):
+                self._forget_inside(assignment.path)
             self._record(assignment)
 
     def _set_inside(self, table: _Table, attribute: Any, depth: int, assignment: Assignment) -> None:
@@ -135,19 +135,24 @@ class Draft(Generic[T]):
             holder = holder[name]
         if not isinstance(value, Mapping) or not isinstance(holder.get(key), dict):
             holder[key] = thaw(value)
+            self._forget_inside(assignment.path)
         self._record(assignment)
 
     def _record(self, assignment: Assignment) -> None:
-        """Note where the value came from; what was written inside a table that it replaced is gone."""
-        path = dotted(assignment.path)
-        for inside in [known for known in self._origins if known.startswith(path + ".")]:
-            del self._origins[inside]
-        self._origins.setdefault(path, []).append(assignment.origin)
+        self._origins.setdefault(dotted(assignment.path), []).append(assignment.origin)
+
+    def _forget_inside(self, path: Path) -> None:
+        """What was written inside a table that is now replaced is gone."""
+        inside = dotted(path) + "."
+        for known in [known for known in self._origins if known.startswith(inside)]:
+            del self._origins[known]
 
     def _refuse_unknown(self, table: _Table, depth: int, path: Path) -> None:
-        hint, meant = suggestion(self._root.cls, table.cls, path, depth)
+        sentence, meant = suggestion(self._root.cls, table.cls, path, depth)
         self.broken.update(meant)
-        raise _refusal("no such field" + (f"; {hint}" if hint else f" of {table.cls.__name__}"))
+        if len(meant) == 1:
+            raise _refusal(f"no such field; {sentence}")
+        raise _refusal(f"no such field of {table.cls.__name__}", hint=sentence)
 
     def _build(self, table: _Table, path: Path) -> Any:
         changes = {
@@ -193,7 +198,7 @@ class _Table:
         return self.changes[name] if name in self.changes else getattr(self.base, name)
 
     def child(self, name: str, declared: type[Any]) -> _Table:
-        """The nested table `name`, made from its current value, or from the defaults of its class where that is None."""
+        """The nested table `name`, made from its current value, or from its class's defaults where that is None."""
         value = self.current(name)
         if not isinstance(value, _Table):
             value = self.changes[name] = _Table(declared, declared() if value is None else value)
@@ -202,9 +207,9 @@ class _Table:
     def mapping(self, name: str) -> dict[str, Any]:
         """The free-form table `name`, to be changed; empty where it was None."""
         value = self.current(name)
-        if not isinstance(value, dict):
-            value = self.changes[name] = thaw(value) if isinstance(value, Mapping) else {}
-        return value
+        made: dict[str, Any] = value if isinstance(value, dict) else thaw(value or {})
+        self.changes[name] = made
+        return made
 
     def become(self, name: Any) -> None:
         """Take another, already imported, class: the `class` key of a stored tree. What differs from defaults stays."""
@@ -219,22 +224,16 @@ class _Table:
 
 
 def _read(assignment: Assignment, kind: Any) -> Any:
-    """The value as one of that type; a configuration class takes a mapping, which is then merged key by key."""
-    try:
-        if assignment.is_text:
-            return parse(assignment.value, kind)
-        return fit(assignment.value, kind)
-    except ValueError as error:
-        raise ConfigError(_problems(error)) from None
+    return parse(assignment.value, kind) if assignment.is_text else fit(assignment.value, kind)
 
 
 def _accepted(attribute: Any, value: Any, owner: Any) -> Any:
-    """The value, once the field's converter and validators have taken it."""
+    """The value, once the field's converter and validators have taken it. Raises ValueError."""
     try:
         value = fit(value, attribute.type) if attribute.converter is None else attribute.converter(value)
         if attribute.validator is not None:
             attribute.validator(owner, attribute, value)
-    except (TypeError, ValueError) as error:
+    except TypeError as error:  # so attrs' own validators refuse a type
         raise ConfigError(_problems(error)) from None
     return value
 
@@ -247,8 +246,8 @@ def _problems(error: Exception) -> tuple[Problem, ...]:
     return (Problem(path="", message=message, hint=getattr(error, "hint", "")),)
 
 
-def _refusal(message: str) -> ConfigError:
-    return ConfigError([Problem(path="", message=message)])
+def _refusal(message: str, hint: str = "") -> ConfigError:
+    return ConfigError([Problem(path="", message=message, hint=hint)])
 
 
 def _written_in(value: Any, path: Path, default: Any = None) -> Iterator[Path]:

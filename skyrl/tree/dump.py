@@ -1,7 +1,7 @@
 """Trees as data: complete dictionaries, differences, fingerprints.
 
-Importing `skyrl.tree` teaches cattrs' global converter our classes, and only ours: `cattrs.unstructure(config)` is a complete
-JSON-able dictionary, and `cattrs.structure(data, cls)` takes it back through the same rules as a file.
+Importing `skyrl.tree` teaches cattrs' global converter our classes, and only ours: `cattrs.unstructure(config)` is a
+complete JSON-able dictionary, and `cattrs.structure(data, cls)` takes it back through the same rules as a file.
 """
 
 from __future__ import annotations
@@ -80,9 +80,7 @@ def flatten(config: Any, roles: Collection[str] = ("identity", "numerics", "free
 def differences(
     before: Any, after: Any, roles: Collection[str] = ("identity", "numerics", "free")
 ) -> dict[str, tuple[Any, Any]]:
-    """Dotted path -> (value before, value after), where value or type differ. A path of one side only shows as None
-    there.
-    """
+    """Dotted path -> (value before, value after), where value or type differ; what one side lacks shows as None."""
     old, new = flatten(before, roles), flatten(after, roles)
     return {
         path: (old.get(path), new.get(path))

@@ -56,7 +56,7 @@ def freeze(value: Any) -> Any:
 
 
 def thaw(value: Any) -> Any:
-    """The plain form of frozen data: tuples become lists and mappings become dicts, for JSON and for keyword arguments."""
+    """The plain form of frozen data, for JSON and keyword arguments: tuples become lists, mappings become dicts."""
     if isinstance(value, Mapping):
         return {key: thaw(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -37,7 +37,7 @@ def is_bracketed(text: str) -> bool:
 
 def quoting_hint(is_list: bool) -> str:
     """How to write a list or a table on a command line."""
-    return "quote it for the shell: " + ("'[\"a\", \"b\"]'" if is_list else "'{\"key\": 1}'")
+    return "quote it for the shell: " + ('\'["a", "b"]\'' if is_list else "'{\"key\": 1}'")
 
 
 def _json(text: str) -> Any:

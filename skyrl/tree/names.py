@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from os.path import commonprefix
 from typing import Any
 
 from skyrl.tree.classes import fields_of, leaf_paths, table_paths
@@ -13,29 +12,29 @@ _MOST = 3
 """Suggestions that one message makes."""
 
 
-def suggestion(root: type[Any], owner: type[Any], path: Path, depth: int) -> tuple[str, tuple[str, ...]]:
+def suggestion(root: type[Any], owner: type[Any], path: Path, depth: int) -> tuple[str, list[str]]:
     """A sentence for the unknown name `path[depth]` in the table `owner`, and the paths of `root` that it names.
 
     A sibling one slip away is meant more likely than the same name elsewhere, and that more than a name somewhat alike.
     """
     name, siblings = path[depth], tuple(fields_of(owner))
     everywhere = dict.fromkeys([*table_paths(root), *(leaf for leaf, _ in leaf_paths(root))])
-    beside = _in_place_of(path, depth, slips(name, siblings), everywhere)
-    if beside:
-        return _question(beside)
+    last_names = {each: each.rpartition(".")[2] for each in everywhere}
     tail = "." + ".".join(path[depth:])
-    homes = sorted((each for each in everywhere if each.endswith(tail)), key=lambda each: -_names_shared(path, each))
-    if homes:
-        return f"this name belongs at {_or(homes[:_MOST])}", tuple(homes[:_MOST])
-    beside = _in_place_of(path, depth, alike(name, siblings), everywhere)
-    if beside:
-        return _question(beside)
-    last_names = dict.fromkeys(each.rpartition(".")[2] for each in everywhere)
-    near = slips(path[-1], last_names) or alike(path[-1], last_names)
-    homes = sorted(
-        (each for each in everywhere if each.rpartition(".")[2] in near), key=lambda each: -_names_shared(path, each)
-    )
-    return _question(homes) if homes else ("", ())
+
+    def near(candidates: Iterable[str]) -> list[str]:
+        return sorted(candidates, key=lambda each: -_names_shared(path, each))[:_MOST]
+
+    if beside := _in_place_of(path, depth, slips(name, siblings), everywhere):
+        return f"did you mean {_or(beside)}?", beside
+    if homes := near(each for each in everywhere if each.endswith(tail)):
+        return f"this name belongs at {_or(homes)}", homes
+    if beside := _in_place_of(path, depth, alike(name, siblings), everywhere):
+        return f"did you mean {_or(beside)}?", beside
+    names = slips(path[-1], last_names.values()) or alike(path[-1], last_names.values())
+    if homes := near(each for each in everywhere if last_names[each] in names):
+        return f"did you mean {_or(homes)}?", homes
+    return "", []
 
 
 def nearest(name: str, candidates: Sequence[str]) -> str | None:
@@ -44,7 +43,7 @@ def nearest(name: str, candidates: Sequence[str]) -> str | None:
 
 
 def slips(name: str, candidates: Iterable[str]) -> list[str]:
-    """Candidates that differ by one letter more, less or other, by two neighbours exchanged, or by case and dashes only."""
+    """Candidates that differ by a letter more, less or other, by two neighbours exchanged, or in case and dashes."""
     return [candidate for candidate in candidates if _is_slip(_folded(name), _folded(candidate))]
 
 
@@ -61,9 +60,9 @@ def alike(name: str, candidates: Iterable[str]) -> list[str]:
 
 
 def _is_slip(one: str, other: str) -> bool:
-    start = len(commonprefix([one, other]))
+    start = _shared(one, other)
     one, other = one[start:], other[start:]
-    end = len(commonprefix([one[::-1], other[::-1]]))
+    end = _shared(one[::-1], other[::-1])
     one, other = one[: len(one) - end], other[: len(other) - end]
     return max(len(one), len(other)) < 2 or (len(one) == 2 and one == other[::-1])
 
@@ -74,17 +73,19 @@ def _folded(name: str) -> str:
 
 def _in_place_of(path: Path, depth: int, names: Iterable[str], everywhere: Iterable[str]) -> list[str]:
     """The paths with each of `names` at `depth`: those that exist as a whole, else those that exist as far as there."""
-    cut = [(*path[:depth], name) for name in names]
+    cut = [(*path[:depth], name) for name in names][:_MOST]
     whole = [".".join((*each, *path[depth + 1 :])) for each in cut]
     return [each for each in whole if each in everywhere] or [".".join(each) for each in cut]
 
 
 def _names_shared(path: Path, other: str) -> int:
-    return len(commonprefix([path, tuple(other.split("."))]))
+    return _shared(path, other.split("."))
 
 
-def _question(paths: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    return f"did you mean {_or(paths[:_MOST])}?", tuple(paths[:_MOST])
+def _shared(one: Sequence[str], other: Sequence[str]) -> int:
+    """How many items two sequences have in common at their beginning."""
+    pairs = zip(one, other, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _or(words: Sequence[str]) -> str:

@@ -89,7 +89,7 @@ class Assignment:
 
 
 def place_of(path: str, origins: Origins) -> str:
-    """Where the value at `path` was written: that of the path itself, else of what is in it, else of a table around it."""
+    """Where the value at `path` was written: the place of the path, of what is in it, or of a table around it."""
     if path in origins:
         return origins[path][-1].place
     for known, chain in origins.items():

@@ -1,7 +1,7 @@
 """The engine of `resolve()` and `check()`: derivation rules and checks are small named functions in a tuple.
 
-A rule fills one path that was left unset, from the paths that it says it reads. A check looks at the whole tree and yields
-problems. Both are skipped where a value they read could not be used, so that one mistake is reported once.
+A rule fills one path that was left unset, from the paths that it says it reads. A check looks at the whole tree and
+yields problems. Both are skipped where a value they read could not be used, so that one mistake is reported once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Rule(Generic[T]):
     """The value that means "derive this": None in almost every field."""
 
     placeholder: bool
-    """Writing `unset` by hand also asks for derivation. False where it is an ordinary value, such as a default of 2.0."""
+    """Writing `unset` by hand asks for derivation, too. False where it is an ordinary value, such as 2.0."""
 
     compute: Callable[[T], Any]
 
@@ -61,8 +61,9 @@ def rule(
 def derive(
     config: T, rules: Iterable[Rule[T]], origins: Origins, broken: Iterable[str] = ()
 ) -> tuple[T, Origins, frozenset[str]]:
-    """Apply the rules in order: a new tree; its origins, with a `rule` origin for each value that was derived; and the
-    paths that are broken, with those that would have been derived from them.
+    """Apply the rules in order: a new tree, its origins, and the broken paths.
+
+    What was derived has a `rule` origin; what would have been derived from a broken path is broken, too.
     """
     out_of_use = set(broken)
     grown = dict(origins)
@@ -106,7 +107,9 @@ def paths_read(function: Callable[[Any], Any], config: Any) -> set[str]:
 def touches(paths: Iterable[str], broken: Collection[str]) -> bool:
     """Does any of the paths lie at, in, or around a broken one? The empty path is the root: everything is in it."""
     return any(
-        bad in ("", path) or path.startswith(bad + ".") or bad.startswith(path + ".") for path in paths for bad in broken
+        bad in ("", path) or path.startswith(bad + ".") or bad.startswith(path + ".")
+        for path in paths
+        for bad in broken
     )
 
 

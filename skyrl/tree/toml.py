@@ -1,4 +1,4 @@
-"""Reading TOML: values by the standard library, line numbers by a scan of the text that happens only when one is asked for."""
+"""Reading TOML: values by the standard library, line numbers by a scan of the text, and only when one is asked for."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TomlText:
 
 
 def scan_lines(text: str) -> dict[Path, int]:
-    """Where each header and key of a valid TOML text stands: key path -> 1-based line. Items of `[[x]]` share a path."""
+    """Where each header and key of a valid TOML text stands: path -> 1-based line. Items of `[[x]]` share a path."""
     lines: dict[Path, int] = {}
     table: Path = ()
     position, line = 0, 1

@@ -1,7 +1,7 @@
 """Does this value fit that type? Exactly, never by casting.
 
 `fit` takes values from typed sources (TOML, JSON, Python), `parse` takes text from a command line, where the field's
-type decides what the text means: `run_name=1e5` is text, `lr=1e5` a number. Both return frozen values or raise `Misfit`.
+type decides what it means: `run_name=1e5` is text, `lr=1e5` a number. Both return frozen values or raise `Misfit`.
 Types that are not listed here go to cattrs' global converter, so that a hook registered there works in a config class.
 """
 

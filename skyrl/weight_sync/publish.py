@@ -1,4 +1,6 @@
-"""The road from learner to engines, as one operation that leaves an engine with all of the new weights or all of the old."""
+"""The road from learner to engines, as one operation that leaves an engine with all of the new weights or all of the
+old.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient() -> None:
 
 
 def test_a_log_ratio_beyond_all_bounds_stays_finite() -> None:
-    loss = ppo_clip(torch.tensor([[0.0]]), torch.tensor([[-500.0]]), torch.tensor([[-1.0]]), clip_low=0.2, clip_high=0.2)
+    loss = ppo_clip(
+        torch.tensor([[0.0]]), torch.tensor([[-500.0]]), torch.tensor([[-1.0]]), clip_low=0.2, clip_high=0.2
+    )
     assert torch.isfinite(loss).all()
 
 

@@ -116,7 +116,10 @@ def expect_equal(case: Case, ours: dict[str, Any]) -> None:
         expected = case["expected"][name]
         if isinstance(expected, dict):
             for key, value in expected.items():
-                assert ours[name][key] == pytest.approx(value, rel=bounds["rtol"], abs=bounds["atol"]), (case["id"], key)
+                assert ours[name][key] == pytest.approx(value, rel=bounds["rtol"], abs=bounds["atol"]), (
+                    case["id"],
+                    key,
+                )
             continue
         wanted = tensor(expected) if isinstance(expected, list) else torch.tensor(float(expected))
         found = torch.as_tensor(ours[name], dtype=torch.float32)

@@ -35,12 +35,19 @@ def test_a_reward_function_in_a_file_becomes_an_environment(tmp_path: Path) -> N
 
 
 def test_a_reward_function_sees_the_other_columns_of_the_row(tmp_path: Path) -> None:
-    file = write(tmp_path, "def index(completion, ground_truth, extra_info, **others):\n    return extra_info['index']\n")
+    file = write(
+        tmp_path, "def index(completion, ground_truth, extra_info, **others):\n    return extra_info['index']\n"
+    )
     assert find_env(f"{file}:index")(EXTRAS).step("").reward == 3.0
 
 
 def test_an_environment_class_in_a_file_is_used_as_it_is(tmp_path: Path) -> None:
-    text = "from skyrl.envs import Env, EnvStep\nclass Half(Env):\n    def step(self, action):\n        return EnvStep(reward=0.5, done=True)\n"
+    text = (
+        "from skyrl.envs import Env, EnvStep\n"
+        "class Half(Env):\n"
+        "    def step(self, action):\n"
+        "        return EnvStep(reward=0.5, done=True)\n"
+    )
     assert find_env(f"{write(tmp_path, text)}:Half")({}).step("x").reward == 0.5
 
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from skyrl.inference.engine import GenerationRequest
+from skyrl.inference.engine import GenerationRequest, InferenceEngine
 from skyrl.inference.torch_engine import TorchEngine
 from tests.inference.nano import EOS, KINDS, PAD, full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
 
 
-def engine_for(kind: str = "qwen2", *, rows: int = 64, deterministic: bool = False) -> TorchEngine:
+def engine_for(kind: str = "qwen2", *, rows: int = 64, deterministic: bool = False) -> InferenceEngine:
     return TorchEngine(nano_model(kind), nano_tokenizer(), max_num_seqs=rows, deterministic=deterministic)
 
 
@@ -52,6 +52,8 @@ async def test_a_repetition_penalty_counts_prompt_and_completion_as_transformers
         )
         expected = model.generate(torch.tensor([question.prompt_ids]), generation_config=config)[0]
         assert completion.token_ids == tuple(expected[len(question.prompt_ids) :].tolist())
+        (alone,) = await engine_for().generate(question)
+        assert completion.logprobs == pytest.approx(alone.logprobs, abs=1e-5)  # padding was not counted
 
 
 def crowd() -> list[GenerationRequest]:

@@ -55,7 +55,9 @@ async def sample(made: SkyRLGymGenerator, *prompts: Prompt, samples: int = 2) ->
 
 
 async def test_a_group_holds_every_sample_as_the_engine_gave_it_with_its_reward() -> None:
-    ((first, second),) = [group.trajectories for group in await sample(generator(Scripted("#### 1", "#### 2")), prompt())]
+    ((first, second),) = [
+        group.trajectories for group in await sample(generator(Scripted("#### 1", "#### 2")), prompt())
+    ]
     assert (first.reward, second.reward) == (1.0, 0.0)
     assert first.response_ids == (7, 8)
     assert first.rollout_logprobs == (-0.1, -0.2)
@@ -69,9 +71,7 @@ async def test_every_sample_has_a_key_of_its_own_and_evaluation_has_others() -> 
     engine = Scripted("a", "b")
     made = generator(engine, seed=11)
     await sample(made, prompt())
-    await made.generate(
-        [prompt()], sampling=SamplingParams(), samples_per_prompt=2, weight_version=3, purpose="eval"
-    )
+    await made.generate([prompt()], sampling=SamplingParams(), samples_per_prompt=2, weight_version=3, purpose="eval")
     keys = [key for request in engine.requests for key in request.keys]
     assert len(set(keys)) == 4
     assert {key.run_seed for key in keys} == {11}
@@ -99,7 +99,7 @@ async def test_overlong_filtering_keeps_an_unfinished_answer_out_of_the_loss_and
 async def test_an_import_path_in_a_row_of_the_data_is_never_followed(tmp_path: Path) -> None:
     planted = tmp_path / "planted.py"
     planted.write_text(f"open({str(tmp_path / 'proof')!r}, 'w')\ndef f(*a, **k): return 1\n", encoding="utf-8")
-    with pytest.raises(TaskError, match="only\nfollowed|only followed"):
+    with pytest.raises(TaskError, match="from environment.env_class only"):
         await sample(generator(Scripted("a", "b")), prompt(f"{planted}:f"))
     assert not (tmp_path / "proof").exists()
 

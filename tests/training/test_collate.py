@@ -8,7 +8,9 @@ from skyrl.training.collate import collate
 from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
 
 
-def trajectory(prompt: tuple[int, ...], answer: tuple[int, ...], reward: float, index: int = 0, mask: int = 1) -> Trajectory:
+def trajectory(
+    prompt: tuple[int, ...], answer: tuple[int, ...], reward: float, index: int = 0, mask: int = 1
+) -> Trajectory:
     return Trajectory(
         prompt_id="p",
         sample_index=index,
@@ -29,7 +31,10 @@ def group(*trajectories: Trajectory) -> TrajectoryGroup:
 
 def test_rows_are_prompt_answer_and_padding_with_every_number_on_its_token() -> None:
     batch = collate(
-        [group(trajectory((5, 6), (7, 8), 1.0), trajectory((5, 6), (9,), 0.0, 1)), group(trajectory((4,), (3, 2, 1), 0.5))]
+        [
+            group(trajectory((5, 6), (7, 8), 1.0), trajectory((5, 6), (9,), 0.0, 1)),
+            group(trajectory((4,), (3, 2, 1), 0.5)),
+        ]
     )
     assert batch.input_ids.tolist() == [[5, 6, 7, 8], [5, 6, 9, 0], [4, 3, 2, 1]]
     assert batch.lengths.tolist() == [4, 3, 4]

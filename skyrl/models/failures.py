@@ -1,0 +1,37 @@
+"""What went wrong when transformers could not load something, in one sentence and with a remedy."""
+
+from __future__ import annotations
+
+from safetensors import SafetensorError
+
+from skyrl.errors import ModelError
+
+_REMEDIES: tuple[tuple[str, str], ...] = (
+    ("couldn't connect", "there is no such folder here, and the hub cannot be reached to fetch it: download it first"),
+    ("is not a local folder", "it is neither a folder here nor a model of the hub that this account may see"),
+    ("gated repo", "its authors ask for consent: accept their terms on its page and log in with `hf auth login`"),
+    ("does not recognize this architecture", "this transformers does not know its architecture; a newer one may"),
+    ("Unrecognized configuration class", "it is not a causal language model"),
+    ("custom code", "it needs code of its own to be executed, and that was not allowed"),
+    ("FlashAttention2", "FlashAttention is not installed: set trainer.flash_attn = false, or install flash-attn"),
+    ("not a valid JSON file", "its config.json is damaged: copy it again"),
+    ("ignore_mismatched_sizes", "its weights have other shapes than its config.json says: they are not of one model"),
+    ("instantiate the backend tokenizer", "the folder holds none: copy tokenizer.json and its like there"),
+)
+"""A piece of transformers' message -> ours."""
+
+
+def model_error(what: str, path: str, error: Exception) -> ModelError:
+    """`what` is `model` or `tokenizer`. Raise the result from `error`."""
+    return ModelError(f"the {what} {path} cannot be loaded: {_why(error)}")
+
+
+def _why(error: Exception) -> str:
+    text = str(error).strip()
+    if isinstance(error, SafetensorError):
+        return f"its weights are damaged or incomplete ({text}): copy them again"
+    for piece, remedy in _REMEDIES:
+        if piece in text:
+            return remedy
+    first_line = text.splitlines()[0] if text else "no message"
+    return f"{type(error).__name__}: {first_line}"

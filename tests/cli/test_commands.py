@@ -1,0 +1,175 @@
+"""The command as a person meets it: in a process of its own, mostly being given nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tomli_w
+
+from skyrl.tree import to_dict
+from tests.nano_run import config, overrides
+
+
+def skyrl(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run `skyrl` with plain output, and see to it that nothing ever ends in a traceback."""
+    done = subprocess.run(
+        [sys.executable, "-m", "skyrl.cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        check=False,
+        timeout=240,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+@pytest.fixture
+def run_toml(nano: Path, tmp_path: Path) -> Path:
+    """The nano run as a file, two steps long."""
+    nested: dict[str, object] = {}
+    for path, value in overrides(nano, tmp_path, trainer__max_training_steps=2).items():
+        *tables, key = path.split(".")
+        table = nested
+        for name in tables:
+            table = table.setdefault(name, {})  # type: ignore[assignment]
+        table[key] = value
+    file = tmp_path / "run.toml"
+    file.write_text(tomli_w.dumps(nested), encoding="utf-8")
+    return file
+
+
+def refused(done: subprocess.CompletedProcess[str], *said: str) -> None:
+    assert done.returncode == 2, done.stderr
+    for words in said:
+        assert words in done.stderr
+
+
+def test_a_run_ends_with_where_everything_is_and_what_it_achieved(run_toml: Path, tmp_path: Path) -> None:
+    done = skyrl("run", "run.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1].startswith("accuracy before 0.") and " after 0." in lines[-1]
+    assert any("trained model" in line for line in lines)
+    assert "step 2/2  reward 0." in done.stderr
+    again = skyrl("run", "run.toml", cwd=tmp_path)
+    assert again.returncode == 0
+    assert "nothing was trained" in again.stdout
+    assert again.stdout.splitlines()[-1] == lines[-1]
+
+
+def test_show_prints_the_resolved_tree(run_toml: Path, nano: Path, tmp_path: Path) -> None:
+    done = skyrl("config", "show", "run.toml", cwd=tmp_path)
+    assert json.loads(done.stdout) == to_dict(config(nano, tmp_path, trainer__max_training_steps=2))
+
+
+def test_three_mistakes_are_told_at_once_with_what_was_meant(run_toml: Path, tmp_path: Path) -> None:
+    mistakes = ["trainer.policy.optimizer_config.lr=fast", "trainer.epoch=2", "generator.n_samples_per_prompt=2.5"]
+    refused(
+        skyrl("run", "run.toml", *mistakes, cwd=tmp_path),
+        "(3 problems)",
+        "'fast' is not a number",
+        "did you mean trainer.epochs?",
+        "'2.5' is not a whole number",
+        "argument 3",
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("trainer.policy.optimizer_config.lr=fast", "'fast' is not a number"),
+        ("trainer.epochs=true", "not a whole number"),
+        ("trainer.train_batch_size=3.5", "not a whole number"),
+        ("data.train_data=rows.parquet", "is not a list of text"),
+        ("trainer.policy.optimizer_config.lr=-1", "-1"),
+        ("trainer.polcy.seed=3", "did you mean trainer.policy"),
+        ("trainer.policy.model.path=/nowhere/model", "there is no model folder /nowhere/model"),
+        ("trainer.policy_mini_batch_size=3", "nearest divisors: 2 and 4"),
+        ("environment.env_class=gsm9k", "Registered: gsm8k"),
+        ("data.train_data=['gone.parquet']", "there is no file gone.parquet"),
+        ("trainer.strategy=deepspeed", "not implemented"),
+        ("trainer.algorithm.policy_loss_type=gspo", "not implemented yet"),
+        ("trainer.algorithm.policy_loss_type=gspoo", "did you mean gspo?"),
+        ("+trainer.new=3", "the prefix + is not supported"),
+        ("trainer", "cannot be read"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_told_and_nothing_starts(
+    run_toml: Path, tmp_path: Path, argument: str, said: str
+) -> None:
+    refused(skyrl("run", "run.toml", argument, cwd=tmp_path), said)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_file_and_a_wrong_argument_are_told_together(tmp_path: Path) -> None:
+    refused(
+        skyrl("config", "check", "gone.toml", "trainer.epochs=x", cwd=tmp_path), "there is no such file", "'x' is not"
+    )
+
+
+def test_a_file_that_does_not_parse_is_told_with_line_and_column(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("[trainer]\nepochs = = 2\n", encoding="utf-8")
+    refused(skyrl("config", "check", "bad.toml", cwd=tmp_path), "bad.toml:2:10", "line 2, column 10")
+
+
+def test_a_value_in_a_file_is_told_with_its_line(run_toml: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.toml").write_text('[trainer]\nepochs = 2\nseed = "one"\n', encoding="utf-8")
+    refused(skyrl("config", "check", "run.toml", "more.toml", cwd=tmp_path), "more.toml:3")
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"question": "?"}], "no column 'prompt'"),
+        ([], "holds no rows"),
+        ([{"prompt": [{"role": "user", "content": "a"}]}, {"prompt": None}], "row 1"),
+        ([{"prompt": [{"role": "user", "content": "a"}]}] * 3, "the training data has 3"),
+    ],
+)
+def test_data_that_cannot_be_used_is_told_and_nothing_starts(
+    run_toml: Path, tmp_path: Path, rows: list[dict[str, object]], said: str
+) -> None:
+    schema = None if rows else pa.schema({"prompt": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))})
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), tmp_path / "data.parquet")
+    refused(skyrl("run", "run.toml", "data.train_data=['data.parquet']", cwd=tmp_path), said)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_folder_that_holds_garbage_is_told(run_toml: Path, tmp_path: Path, nano: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in (nano / "model").iterdir():
+        (broken / file.name).write_bytes(b"garbage" if file.suffix == ".safetensors" else file.read_bytes())
+    refused(
+        skyrl("run", "run.toml", "trainer.policy.model.path=broken", cwd=tmp_path), "the model broken cannot be loaded"
+    )
+
+
+def test_strict_makes_a_value_without_effect_a_mistake(run_toml: Path, tmp_path: Path) -> None:
+    argument = "trainer.algorithm.kl_loss_coef=0.1"
+    relaxed = skyrl("config", "check", "run.toml", argument, cwd=tmp_path)
+    assert relaxed.returncode == 0
+    assert "has no effect in this run" in relaxed.stderr
+    refused(skyrl("config", "check", "--strict", "run.toml", argument, cwd=tmp_path), "has no effect in this run")
+
+
+def test_checking_a_configuration_imports_nothing_heavy(run_toml: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "skyrl.cli", "config", "check", "run.toml"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=True,
+        env={**os.environ},
+    )
+    imported = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
+    assert "skyrl" in imported
+    assert not imported & {"torch", "ray", "transformers", "rich", "yaml", "numpy", "pyarrow"}

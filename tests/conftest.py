@@ -1,0 +1,66 @@
+"""A model, a tokenizer and data small enough that a whole run takes a second."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `model/`, `train.jsonl` (24 rows), `validation.jsonl` (6 rows) and `reward.py`."""
+    folder = tmp_path_factory.mktemp("nano")
+    _save_model(folder / "model")
+    letters = random.Random(0).choices("abcdefgh", k=30)
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": letter}],
+            "reward_spec": {"method": "rule", "ground_truth": letter},
+            "data_source": "letters",
+        }
+        for letter in letters
+    ]
+    for name, part in (("train", rows[:24]), ("validation", rows[24:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
+    (folder / "reward.py").write_text(
+        "def in_ascii(completion, ground_truth, **others):\n"
+        "    return float(bool(completion) and completion.isascii())\n",
+        encoding="utf-8",
+    )
+    return folder
+
+
+def _save_model(folder: Path) -> None:
+    import torch
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+    tokenizer = Qwen2Tokenizer(
+        vocab={symbol: index for index, symbol in enumerate(sorted(ByteLevel.alphabet()))},
+        merges=[],
+        unk_token="<|unknown|>",
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        chat_template="{% for message in messages %}{{ message['content'] }}<|end|>{% endfor %}",
+    )
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+            tie_word_embeddings=True,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

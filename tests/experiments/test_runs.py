@@ -1,0 +1,210 @@
+"""Whole runs of a nano model, in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cattrs
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from skyrl.checkpoint.store import CheckpointStore
+from skyrl.config import SkyRLTrainConfig
+from skyrl.errors import DataError, NonFiniteError, ResumeError, TaskError, UserError
+from skyrl.experiments.ppo import BasePPOExp
+from skyrl.experiments.summary import summary
+from tests.nano_run import config, metrics, train
+
+DETERMINISTIC: dict[str, Any] = {"trainer__deterministic": True}
+
+
+def final_weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "run" / "model" / "model.safetensors")
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    first, second = final_weights(one), final_weights(other)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_run_leaves_its_configuration_metrics_samples_curve_and_model(nano: Path, tmp_path: Path) -> None:
+    experiment = train(nano, tmp_path)
+    folder = tmp_path / "run"
+    stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert cattrs.structure(stored["config"], SkyRLTrainConfig) == experiment.cfg
+    assert [row["step"] for row in metrics(tmp_path)] == [0, 1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in metrics(tmp_path) if "eval/all/avg_score" in row] == [0, 3, 6]
+    samples = [json.loads(line) for line in (folder / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(samples) == 6 * 4 * 3
+    assert (folder / "reward_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert list(summary(experiment.cfg, experiment.folder))[-1].startswith("accuracy before 0.")
+
+
+def test_the_policy_learns_what_is_rewarded(nano: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path, trainer__epochs=4, generator__n_samples_per_prompt=8, trainer__eval_interval=-1)
+    rewards = [row["reward/avg_raw_reward"] for row in metrics(tmp_path) if "reward/avg_raw_reward" in row]
+    assert sum(rewards[:4]) / 4 < 0.4
+    assert sum(rewards[-4:]) / 4 > 0.8
+
+
+def test_the_trained_model_loads_in_transformers_and_is_the_last_checkpoint(nano: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    train(nano, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    assert AutoTokenizer.from_pretrained(tmp_path / "run" / "model").decode(model.config.eos_token_id) == "<|end|>"
+    latest = CheckpointStore(tmp_path / "checkpoints").latest()
+    assert latest is not None and latest.step == 6
+    for name, weight in model.named_parameters():
+        assert torch.equal(latest.tensors[f"model.{name}"], weight.detach())
+
+
+def test_two_deterministic_runs_write_the_same_metrics_and_weights(nano: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        train(nano, tmp_path / name, **DETERMINISTIC)
+    assert metrics(tmp_path / "one") == metrics(tmp_path / "two")
+    assert_same_weights(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.parametrize("kl", [False, True])
+def test_a_run_that_was_stopped_and_resumed_ends_like_one_that_was_not(nano: Path, tmp_path: Path, kl: bool) -> None:
+    changes = {**DETERMINISTIC, "trainer__epochs": 2, "trainer__algorithm__use_kl_loss": kl}
+    train(nano, tmp_path / "whole", **changes)
+    train(nano, tmp_path / "stopped", **changes, trainer__max_training_steps=6)
+    train(nano, tmp_path / "stopped", **changes)
+    assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
+    assert_same_weights(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_a_run_that_died_between_checkpoints_repeats_the_lost_steps_once(nano: Path, tmp_path: Path) -> None:
+    class Dies(BasePPOExp):
+        def _record_samples(self, step: int, groups: Any) -> None:
+            super()._record_samples(step, groups)
+            if step == 4:
+                raise KeyboardInterrupt
+
+    changes = {**DETERMINISTIC, "trainer__ckpt_interval": 3}
+    train(nano, tmp_path / "whole", **changes)
+    with pytest.raises(KeyboardInterrupt):
+        Dies(config(nano, tmp_path / "died", **changes)).run()
+    train(nano, tmp_path / "died", **changes)
+    assert metrics(tmp_path / "died") == metrics(tmp_path / "whole")
+    assert_same_weights(tmp_path / "died", tmp_path / "whole")
+    samples = (tmp_path / "died" / "run" / "trajectories.jsonl").read_text(encoding="utf-8")
+    assert samples == (tmp_path / "whole" / "run" / "trajectories.jsonl").read_text(encoding="utf-8")
+
+
+def test_a_finished_run_is_not_trained_again(nano: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path)
+    assert BasePPOExp(config(nano, tmp_path)).run() is False
+    assert [row["step"] for row in metrics(tmp_path)][-1] == 6
+
+
+def test_a_folder_refuses_another_run_with_the_difference(nano: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path)
+    with pytest.raises(ResumeError, match=r"optimizer_config.lr: 0.01 there, 0.02 here(.|\n)*trainer.run_path"):
+        train(nano, tmp_path, trainer__policy__optimizer_config__lr=0.02)
+
+
+def test_checkpoints_of_another_run_are_refused_in_a_new_folder_too(nano: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path)
+    with pytest.raises(ResumeError, match=r"trainer.seed: 42 there, 7 here(.|\n)*trainer.ckpt_path"):
+        train(nano, tmp_path, trainer__seed=7, trainer__run_path=str(tmp_path / "elsewhere"))
+
+
+def test_fields_that_change_no_number_may_differ_on_resume(nano: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path, trainer__max_training_steps=4)
+    assert BasePPOExp(config(nano, tmp_path, trainer__run_name="other", trainer__eval_interval=2)).run() is True
+
+
+def test_without_resuming_nothing_that_is_there_is_overwritten(nano: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path)
+    with pytest.raises(ResumeError, match="would overwrite them"):
+        train(nano, tmp_path, trainer__resume_mode="none")
+
+
+def test_a_named_checkpoint_is_the_one_that_is_resumed(nano: Path, tmp_path: Path) -> None:
+    changes = {**DETERMINISTIC}
+    train(nano, tmp_path / "one", **changes)
+    two = {"trainer__resume_mode": "from_path", "trainer__resume_path": str(tmp_path / "one/checkpoints/global_step_2")}
+    train(nano, tmp_path / "two", **changes, **two)
+    assert [row["step"] for row in metrics(tmp_path / "two")] == [3, 4, 5, 6]
+    assert_same_weights(tmp_path / "one", tmp_path / "two")
+
+
+def test_a_second_process_in_the_same_folder_is_told_who_has_it(nano: Path, tmp_path: Path) -> None:
+    holder = BasePPOExp(config(nano, tmp_path))
+    holder.folder.open()
+    try:
+        with pytest.raises(UserError, match="in use by a run that is going on"):
+            train(nano, tmp_path)
+    finally:
+        holder.folder.close()
+
+
+def test_a_batch_larger_than_the_data_is_refused_before_anything_is_made(nano: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="train_batch_size = 32 prompts, but the training data has 24"):
+        train(nano, tmp_path, trainer__train_batch_size=32, trainer__policy_mini_batch_size=32)
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_updates_on_one_batch_score_it_first_and_clip(nano: Path, tmp_path: Path) -> None:
+    several = {"trainer__policy_mini_batch_size": 2, "trainer__update_epochs_per_batch": 2}
+    train(nano, tmp_path, **several, trainer__micro_train_batch_size_per_gpu=3, trainer__max_training_steps=2)
+    raw = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert all("timing/policy_logprobs" in row for row in raw[1:])
+    assert any(row["policy/clip_ratio"] > 0 for row in raw[1:])
+
+
+def test_one_update_on_a_batch_needs_no_scoring_pass(nano: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path, trainer__max_training_steps=2)
+    raw = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert all("timing/policy_logprobs" not in row for row in raw)
+
+
+def test_a_kl_loss_pulls_towards_the_reference(nano: Path, tmp_path: Path) -> None:
+    drift = {}
+    for coefficient in (0.0, 5.0):
+        out = tmp_path / str(coefficient)
+        kl = {"trainer__algorithm__use_kl_loss": True, "trainer__algorithm__kl_loss_coef": coefficient}
+        train(nano, out, **kl, trainer__policy__optimizer_config__lr=3e-3)
+        drift[coefficient] = metrics(out)[-1].get("policy/policy_kl", float("nan"))
+    assert 0 <= drift[5.0] < 0.5
+
+
+def test_the_engine_and_the_learner_agree_on_every_token(nano: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path)
+    gaps = [row["policy/rollout_train_logprobs_abs_diff_max"] for row in metrics(tmp_path) if row["step"]]
+    assert max(gaps) < 1e-4
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_the_step(nano: Path, tmp_path: Path) -> None:
+    class Poisoned(BasePPOExp):
+        def get_policy(self, total_steps: int) -> Any:
+            policy = super().get_policy(total_steps)
+            original = policy.objective
+
+            class Infinite:
+                weigh = staticmethod(original.weigh)
+
+                def __call__(self, logprobs: torch.Tensor, batch: Any) -> Any:
+                    loss, parts = original(logprobs, batch)
+                    return loss * float("inf"), parts
+
+            policy.objective = Infinite()
+            return policy
+
+    with pytest.raises(NonFiniteError, match="optimizer step was not taken"):
+        Poisoned(config(nano, tmp_path)).run()
+    assert CheckpointStore(tmp_path / "checkpoints").steps() == []
+
+
+def test_a_reward_function_that_fails_ends_the_run_with_its_name(nano: Path, tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("def broken(completion, **others):\n    raise RuntimeError('no')\n", encoding="utf-8")
+    with pytest.raises(TaskError, match=r"broken raised RuntimeError: no"):
+        train(nano, tmp_path, environment__env_class=f"{file}:broken")

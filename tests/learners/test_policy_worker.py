@@ -1,0 +1,176 @@
+"""The policy worker on a nano model: what an update may and may not depend on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
+from skyrl.config import TrainerConfig
+from skyrl.errors import ConfigError
+from skyrl.learners.fsdp import PolicyWorker, RefWorker
+from skyrl.training.objective import policy_objective
+from skyrl.tree import evolve_at
+from tests.nano_run import config
+
+
+@pytest.fixture
+def trainer(nano: Path, tmp_path: Path) -> TrainerConfig:
+    return config(nano, tmp_path).trainer
+
+
+def worker(trainer: TrainerConfig, **changes: Any) -> PolicyWorker:
+    for path, value in changes.items():
+        trainer = evolve_at(trainer, path.replace("__", "."), value)
+    return PolicyWorker(trainer, policy_objective(trainer.algorithm))
+
+
+def batch(rows: int = 6) -> TrainingBatch:
+    """Rows of different lengths, each with a few selected tokens in its second half."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.tensor([5, 12, 8, 12, 6, 9, 7, 10][:rows])
+    columns = torch.arange(int(lengths.max()))
+    mask = (columns >= lengths.unsqueeze(1) // 2) & (columns < lengths.unsqueeze(1))
+    shape = mask.shape
+    return TrainingBatch(
+        input_ids=torch.randint(0, 250, shape, generator=generator),
+        lengths=lengths,
+        loss_mask=mask,
+        rollout_logprobs=torch.zeros(shape),
+        rewards=torch.zeros(shape),
+        groups=torch.arange(rows) // 2,
+        advantages=torch.randn(rows, 1, generator=generator) * mask,
+    )
+
+
+def gradients(policy: PolicyWorker) -> Tensor:
+    return torch.cat(
+        [parameter.grad.flatten() for parameter in policy.model.parameters() if parameter.grad is not None]
+    )
+
+
+@pytest.mark.parametrize(
+    "changes", [{"micro_train_batch_size_per_gpu": n} for n in (2, 3)] + [{"use_sample_packing": False}]
+)
+async def test_micro_batches_and_packing_change_neither_loss_nor_gradient(trainer: TrainerConfig, changes: Any) -> None:
+    whole, other = worker(trainer, micro_train_batch_size_per_gpu=6), worker(trainer, **changes)
+    one, two = await whole.update(batch()), await other.update(batch())
+    assert two["final_loss"] == pytest.approx(one["final_loss"], abs=1e-5)
+    assert two["grad_norm"] == pytest.approx(one["grad_norm"], abs=1e-5, rel=1e-5)
+    assert two["policy_entropy"] == pytest.approx(one["policy_entropy"], abs=1e-5)
+    torch.testing.assert_close(gradients(other), gradients(whole), atol=1e-5, rtol=1e-4)
+
+
+async def test_scores_are_the_log_probabilities_of_each_row_alone(trainer: TrainerConfig) -> None:
+    policy, rows = worker(trainer), batch()
+    scores = await policy.score(rows)
+    for index, length in enumerate(rows.lengths.tolist()):
+        ids = rows.input_ids[index : index + 1, :length]
+        with torch.no_grad():
+            logprobs = policy.model(input_ids=ids).logits[0].log_softmax(-1)
+        expected = logprobs[:-1].gather(-1, ids[0, 1:].unsqueeze(-1)).squeeze(-1)
+        selected = rows.loss_mask[index, 1:length]
+        torch.testing.assert_close(scores[index, 1:length][selected], expected[selected], atol=1e-5, rtol=1e-5)
+    assert (scores[~rows.loss_mask] == 0).all()
+
+
+async def test_what_stands_in_the_padding_changes_nothing(trainer: TrainerConfig) -> None:
+    rows = batch()
+    padding = torch.arange(rows.input_ids.shape[1]) >= rows.lengths.unsqueeze(1)
+    other = evolve(rows, input_ids=torch.where(padding, 77, rows.input_ids))
+    for packed in (True, False):
+        policy = worker(trainer, use_sample_packing=packed)
+        assert torch.equal(await policy.score(rows), await policy.score(other))
+
+
+async def test_temperature_divides_the_logits(trainer: TrainerConfig) -> None:
+    hot = worker(trainer, algorithm__temperature=2.0)
+    rows = batch(1)
+    ids = rows.input_ids[:, : int(rows.lengths)]
+    with torch.no_grad():
+        logprobs = (hot.model(input_ids=ids).logits[0] / 2.0).log_softmax(-1)
+    expected = logprobs[:-1].gather(-1, ids[0, 1:].unsqueeze(-1)).squeeze(-1)[rows.loss_mask[0, 1:]]
+    torch.testing.assert_close((await hot.score(rows))[rows.loss_mask], expected, atol=1e-5, rtol=1e-5)
+
+
+async def test_an_update_without_old_scores_is_the_one_with_the_current_ones(trainer: TrainerConfig) -> None:
+    skipped, scored = worker(trainer), worker(trainer)
+    rows = batch()
+    await skipped.update(rows)
+    await scored.update(rows.given(old_logprobs=await scored.score(rows)))
+    torch.testing.assert_close(gradients(skipped), gradients(scored), atol=1e-5, rtol=1e-4)
+
+
+async def test_the_gradient_is_clipped_to_its_largest_norm(trainer: TrainerConfig) -> None:
+    policy = worker(trainer, policy__optimizer_config__max_grad_norm=0.01)
+    reported = (await policy.update(batch()))["grad_norm"]
+    assert reported > 0.01
+    assert gradients(policy).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+async def test_the_learning_rate_warms_up_step_by_step(trainer: TrainerConfig) -> None:
+    policy = worker(trainer, policy__optimizer_config__num_warmup_steps=4)
+    rates = [(await policy.update(batch()))["policy_lr"] for _ in range(6)]
+    assert rates == pytest.approx([0.0, 0.0025, 0.005, 0.0075, 0.01, 0.01])
+
+
+async def test_a_restored_worker_goes_on_bit_for_bit(trainer: TrainerConfig) -> None:
+    original, restored = worker(trainer), worker(trainer)
+    await original.update(batch())
+    tensors, numbers = original.state()
+    restored.load_state({name: tensor.clone() for name, tensor in tensors.items()}, numbers)
+    await original.update(batch())
+    await restored.update(batch())
+    for one, two in zip(original.model.parameters(), restored.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+async def test_recomputing_activations_changes_no_gradient(trainer: TrainerConfig) -> None:
+    plain, saving = worker(trainer), worker(trainer, recompute_activations=True)
+    await plain.update(batch())
+    await saving.update(batch())
+    torch.testing.assert_close(gradients(saving), gradients(plain), atol=1e-6, rtol=1e-5)
+
+
+async def test_the_reference_scores_as_the_policy_it_began_as(trainer: TrainerConfig) -> None:
+    assert torch.equal(await RefWorker(trainer).score(batch()), await worker(trainer).score(batch()))
+
+
+def test_a_configuration_that_was_not_resolved_is_told_so() -> None:
+    with pytest.raises(ConfigError, match=r"call resolve\(config\) first"):
+        RefWorker(TrainerConfig())
+
+
+def test_a_policy_worker_needs_no_rollout_and_no_engine(nano: Path, tmp_path: Path) -> None:
+    script = f"""
+import asyncio, sys, torch
+from skyrl.batch import TrainingBatch
+from skyrl.config import AlgorithmConfig, ModelConfig, PolicyConfig, TrainerConfig
+from skyrl.learners.fsdp import PolicyWorker
+from skyrl.training.objective import policy_objective
+
+trainer = TrainerConfig(
+    policy=PolicyConfig(model=ModelConfig(path={str(nano / "model")!r})),
+    algorithm=AlgorithmConfig(temperature=1.0, use_kl_loss=False),
+    device="cpu", compute_dtype="float32", attention="sdpa",
+)
+worker = PolicyWorker(trainer, policy_objective(trainer.algorithm))
+mask = torch.tensor([[False, True, True]])
+batch = TrainingBatch(
+    input_ids=torch.tensor([[1, 2, 3]]), lengths=torch.tensor([3]), loss_mask=mask, rollout_logprobs=torch.zeros(1, 3),
+    rewards=torch.zeros(1, 3), groups=torch.zeros(1, dtype=torch.long), advantages=mask.float(),
+)
+before = [weight.clone() for _, weight in worker.weights()]
+print(asyncio.run(worker.update(batch))["grad_norm"] > 0)
+print(any(not torch.equal(old, new) for old, (_, new) in zip(before, worker.weights())))
+print([name for name in sys.modules if name.startswith(("skyrl.rollout", "skyrl.inference"))])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout.split("\n")[:3] == ["True", "True", "[]"]

@@ -1,0 +1,58 @@
+"""Running the nano model of `conftest.py`: its configuration, and what a finished run left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from skyrl.config import SkyRLTrainConfig, compose
+from skyrl.experiments.ppo import BasePPOExp
+
+
+def overrides(nano: Path, out: Path, **changes: Any) -> dict[str, Any]:
+    """Dotted paths and values of a run of six steps of four prompts, everything below `out`; `__` stands for a dot."""
+    values: dict[str, Any] = {
+        "data.train_data": [str(nano / "train.jsonl")],
+        "data.val_data": [str(nano / "validation.jsonl")],
+        "trainer.policy.model.path": str(nano / "model"),
+        "trainer.policy.optimizer_config.lr": 1e-2,
+        "trainer.run_path": str(out / "run"),
+        "trainer.ckpt_path": str(out / "checkpoints"),
+        "trainer.export_path": str(out / "exports"),
+        "trainer.logger": "console",
+        "trainer.device": "cpu",
+        "trainer.train_batch_size": 4,
+        "trainer.policy_mini_batch_size": 4,
+        "trainer.micro_train_batch_size_per_gpu": 4,
+        "trainer.micro_forward_batch_size_per_gpu": 8,
+        "trainer.eval_interval": 3,
+        "trainer.ckpt_interval": 2,
+        "trainer.algorithm.use_kl_loss": False,
+        "generator.n_samples_per_prompt": 3,
+        "generator.sampling_params.max_generate_length": 5,
+        "generator.inference_engine.backend": "torch",
+        "environment.env_class": f"{nano / 'reward.py'}:in_ascii",
+    }
+    return values | {name.replace("__", "."): value for name, value in changes.items()}
+
+
+def config(nano: Path, out: Path, **changes: Any) -> SkyRLTrainConfig:
+    """The same, resolved and checked."""
+    return compose([], overrides(nano, out, **changes)).config
+
+
+def train(nano: Path, out: Path, **changes: Any) -> BasePPOExp:
+    """The same, trained to the end in this process."""
+    experiment = BasePPOExp(config(nano, out, **changes))
+    experiment.run()
+    return experiment
+
+
+def metrics(out: Path) -> list[dict[str, Any]]:
+    """`metrics.jsonl` without what is measured in time."""
+    lines = (out / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [
+        {name: value for name, value in json.loads(line).items() if "timing/" not in name and "per_second" not in name}
+        for line in lines
+    ]

@@ -1,0 +1,242 @@
+"""The strictness table: which value fits which type. Nothing is cast, but a whole number to a number."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, NewType, Optional, Union
+
+import pytest
+
+from skyrl.tree import FrozenDict, frozen
+from skyrl.tree.plain import DEEPEST, Misfit, shown
+from skyrl.tree.types import config_class, describe, fit, is_mapping, is_optional
+
+Tokens = NewType("Tokens", int)
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+@frozen
+class Table:
+    size: int = 1
+
+
+@frozen
+class Wider(Table):
+    more: int = 2
+
+
+class Undecorated(Table):
+    lost: int = 3
+
+
+class Text(str):
+    """Text of somebody else's class."""
+
+
+def nested(depth: int) -> list[Any]:
+    """A list in a list in a list ..."""
+    value: list[Any] = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+ACCEPTED: list[tuple[Any, Any, Any]] = [
+    # type, value, what is stored
+    (bool, True, True),
+    (int, 7, 7),
+    (int, -(2**63), -(2**63)),
+    (float, 7, 7.0),
+    (float, 1e-6, 1e-6),
+    (float, -0.0, 0.0),
+    (str, "1e5", "1e5"),
+    (str, "", ""),
+    (str, "äß 漢", "äß 漢"),
+    (None | int, None, None),
+    (int | None, "none", None),
+    (str | None, "none", None),
+    (str | None, "null", "null"),
+    (Optional[float], 3, 3.0),  # noqa: UP045  # the older spelling counts, too
+    (Union[int, None], 3, 3),  # noqa: UP007
+    (Literal["none", "a"], "none", "none"),
+    (Literal["none", "a"] | None, "none", "none"),
+    (Literal["none", "a"] | None, None, None),
+    (Literal[0, 1], 1, 1),
+    (bool | int, True, True),
+    (bool | int, 1, 1),
+    (int | Literal["auto"], "auto", "auto"),
+    (str | tuple[str, ...], "all", "all"),
+    (str | tuple[str, ...], ["q", "v"], ("q", "v")),
+    (tuple[float, ...], [1, 0.5], (1.0, 0.5)),
+    (tuple[str, ...], (), ()),
+    (list[str], ["a"], ("a",)),
+    (Sequence[int], (1,), (1,)),
+    (tuple[int, str], [1, "a"], (1, "a")),
+    (tuple[tuple[int, ...], ...], [[1], []], ((1,), ())),
+    (Mapping[str, Any], {"a": [1]}, FrozenDict({"a": (1,)})),
+    (dict[str, float], {"a": 1}, FrozenDict({"a": 1.0})),
+    (Mapping[str, Any] | None, None, None),
+    (Mapping[str, Any], {"a": "none"}, FrozenDict({"a": "none"})),
+    (Any, None, None),
+    (Any, [1, {"a": 2.0}], (1, FrozenDict({"a": 2.0}))),
+    (Any, "none", "none"),
+    (Table, Table(size=2), Table(size=2)),
+    (Table, Wider(), Wider()),
+    (Table | None, None, None),
+    (Annotated[int, "tokens"], 5, 5),
+    (Annotated[int, "tokens"] | None, None, None),
+    (Tokens, 5, 5),
+    (Color, "red", Color.RED),
+    (Color, Color.RED, Color.RED),
+    (PurePosixPath, PurePosixPath("a"), PurePosixPath("a")),
+]
+
+REFUSED: list[tuple[Any, Any, str]] = [
+    # type, value, message
+    (bool, 1, "1 is not true or false"),
+    (bool, "true", "'true' is not true or false"),
+    (bool, None, "None is not true or false"),
+    (int, True, "True is not a whole number"),
+    (int, 1.0, "1.0 is not a whole number"),
+    (int, "1", "'1' is not a whole number"),
+    (int, 2**64, "18446744073709551616 does not fit into 64 bits"),
+    (int, None, "None is not a whole number"),
+    (float, True, "True is not a number"),
+    (float, "1e-6", "'1e-6' is not a number"),
+    (float, math.nan, "nan is not a finite number"),
+    (float, math.inf, "inf is not a finite number"),
+    (float, -math.inf, "-inf is not a finite number"),
+    (float, 10**400, " is not a finite number"),
+    (float, 16**5000, "this int is not a finite number"),
+    (str, 5, "5 is not text"),
+    (str, None, "None is not text"),
+    (str, Text("a"), "'a' is not text"),
+    (str, b"a", "b'a' is not text"),
+    (str, "\udcff", "'\\udcff' is not Unicode text"),
+    (int | None, "null", "'null' is not a whole number"),
+    (int | None, 1.5, "1.5 is not a whole number"),
+    (Literal[0, 1], True, "True is not one of: 0, 1"),
+    (Literal[0, 1], 1.0, "1.0 is not one of: 0, 1"),
+    (Literal["a", "b"], "c", "'c' is not one of: a, b"),
+    (Literal["a"], None, "None is not one of: a"),
+    (bool | int, 1.0, "1.0 is not true or false or a whole number"),
+    (bool | int, "true", "'true' is not true or false or a whole number"),
+    (tuple[str, ...], "abc", "'abc' is not a list of text"),
+    (tuple[str, ...], {"a": 1}, "{'a': 1} is not a list of text"),
+    (tuple[str, ...], {"a"}, "{'a'} is not a list of text"),
+    (tuple[float, ...], [1.0, "x"], "item 1: 'x' is not a number"),
+    (tuple[int, ...], [True], "item 0: True is not a whole number"),
+    (tuple[int, str], [1], "[1] is not a list of whole numbers, text"),
+    (str | tuple[str, ...], [1], "[1] is not text or a list of text"),
+    (Mapping[str, Any], [1], "[1] is not a table"),
+    (Mapping[str, Any], "a", "'a' is not a table"),
+    (Mapping[str, Any], {1: 2}, "key 1 is not text"),
+    (Mapping[str, float], {"a": "x"}, "key a: 'x' is not a number"),
+    (Mapping[str, Any], {"a": math.nan}, "key a: nan is not a finite number"),
+    (Mapping[str, Any], {"a": {"b": {1, 2}}}, "key a: {1, 2} is not plain data"),
+    (Any, object, "<class 'object'> is not plain data"),
+    (Any, nested(DEEPEST + 1), f"a value may have {DEEPEST} levels"),
+    (Table, {"size": 2}, "{'size': 2} is not a table (Table)"),
+    (Table, None, "None is not a table (Table)"),
+    (Table, Undecorated(), "Undecorated lacks the decorator @frozen"),
+    (Annotated[int, "tokens"], "5", "'5' is not a whole number"),
+    (Tokens, "5", "'5' is not a whole number"),
+    (Color, "blue", "'blue' is not a Color"),
+]
+
+
+def spelled(value: Any) -> str:
+    """A test's name for a type or value."""
+    text = getattr(value, "__name__", None) or shown(value)[:40]
+    return text.encode("ascii", "replace").decode()
+
+
+@pytest.mark.parametrize(("kind", "value", "stored"), ACCEPTED, ids=spelled)
+def test_a_value_that_fits_is_stored_with_its_type(kind: Any, value: Any, stored: Any) -> None:
+    fitted = fit(value, kind)
+    assert (type(fitted), fitted) == (type(stored), stored)
+    assert repr(fitted) == repr(stored)  # of the items, too: 1 is not 1.0
+
+
+@pytest.mark.parametrize(("kind", "value", "message"), REFUSED, ids=spelled)
+def test_a_value_that_does_not_fit_is_refused_in_words(kind: Any, value: Any, message: str) -> None:
+    with pytest.raises(Misfit) as caught:
+        fit(value, kind)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "value", "stored"), ACCEPTED, ids=spelled)
+def test_fitting_again_changes_nothing(kind: Any, value: Any, stored: Any) -> None:
+    assert fit(fit(value, kind), kind) == stored
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "hint"),
+    [
+        (float, "1e-6", "remove the quotes"),
+        (int, "5", "remove the quotes"),
+        (bool, "False", "remove the quotes"),
+        (float | None, "3", "remove the quotes"),
+        (float, "fast", ""),
+        (float, "nan", ""),
+        (str, 5, "put it in quotes"),
+        (tuple[str, ...], "a", "write ['a']"),
+    ],
+    ids=spelled,
+)
+def test_a_slip_of_spelling_is_told(kind: Any, value: Any, hint: str) -> None:
+    with pytest.raises(Misfit) as caught:
+        fit(value, kind)
+    assert caught.value.hint == hint
+
+
+def test_a_long_value_is_cut_short_in_the_message() -> None:
+    with pytest.raises(Misfit) as caught:
+        fit("x" * 1_000, int)
+    assert len(str(caught.value)) < 120
+
+
+def test_a_list_that_contains_itself_is_refused() -> None:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    with pytest.raises(Misfit, match="levels of lists"):
+        fit(cycle, Any)
+
+
+def test_the_deepest_allowed_value_is_taken() -> None:
+    assert fit(nested(DEEPEST), Any)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (int | None, "a whole number or null"),
+        (tuple[float, ...], "a list of numbers"),
+        (str | tuple[str, ...] | None, "text or a list of text or null"),
+        (Literal[0, 1], "one of: 0, 1"),
+        (Mapping[str, Any], "a table"),
+        (Table, "a table (Table)"),
+        (Any, "any value"),
+        (list, "a list of any values"),
+        (Color, "a Color"),
+    ],
+    ids=spelled,
+)
+def test_a_type_is_described_as_a_person_would(kind: Any, words: str) -> None:
+    assert describe(kind) == words
+
+
+def test_what_a_type_is_can_be_asked() -> None:
+    assert config_class(Table) is config_class(Table | None) is Table
+    assert config_class(int | None) is None
+    assert is_optional(Table | None)
+    assert not is_optional(Table)
+    assert is_mapping(Mapping[str, Any] | None)
+    assert is_mapping(dict)
+    assert not is_mapping(str | None)

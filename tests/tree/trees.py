@@ -1,0 +1,106 @@
+"""A small tree with a field of every kind, and how the tests of this folder write to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
+from skyrl.tree.arguments import read_argument, read_python
+from skyrl.tree.draft import Draft
+from skyrl.tree.toml import read_toml
+from skyrl.tree.validators import non_negative, positive
+
+T = TypeVar("T")
+
+
+@frozen
+class Optimizer:
+    """One of several tables of the same class."""
+
+    lr: float = field(default=1e-6, validator=non_negative)
+    """Learning rate."""
+
+    decay: float = 0.01
+    """Weight decay."""
+
+    betas: tuple[float, ...] = (0.9, 0.999)
+    """Decay rates."""
+
+
+@frozen
+class Model:
+    """A table of tables."""
+
+    path: str | None = field(default=None, metadata=IDENTITY)
+    """Where it is."""
+
+    optimizer: Optimizer = Optimizer()
+    """How it learns."""
+
+    extra: Mapping[str, Any] = FrozenDict()
+    """Anything."""
+
+
+@frozen
+class Run:
+    """The root."""
+
+    seed: int = 42
+    name: str = field(default="run", metadata=FREE)
+    on: bool = True
+    steps: int | None = field(default=None, validator=positive)
+    mode: Literal["none", "latest"] | None = "latest"
+    logprobs: Literal[0, 1] = 1
+    stop: tuple[str, ...] | None = None
+    modules: str | tuple[str, ...] = "all"
+    shard: bool | int = True
+    weights: Mapping[str, float] = FrozenDict()
+    options: Mapping[str, Any] | None = None
+    policy: Model = Model(path="start")
+    critic: Model = Model(optimizer=Optimizer(lr=5e-6))
+    judge: Model | None = None
+
+
+def arguments(*given: str) -> Draft[Run]:
+    """A draft of `Run` to which these command-line arguments were assigned."""
+    draft = Draft(Run())
+    draft.assign_all(read_argument(argument, number) for number, argument in enumerate(given, start=1))
+    return draft
+
+
+def values(**given: Any) -> Draft[Run]:
+    """A draft of `Run` to which these values were assigned from Python; `policy__path` stands for policy.path."""
+    draft = Draft(Run())
+    draft.assign_all(read_python({path.replace("__", "."): value for path, value in given.items()}))
+    return draft
+
+
+def toml(folder: Path, *texts: str) -> Draft[Run]:
+    """A draft of `Run` to which TOML files of these texts were assigned: 1.toml, 2.toml, ..."""
+    draft = Draft(Run())
+    for number, text in enumerate(texts, start=1):
+        file = folder / f"{number}.toml"
+        file.write_text(text, encoding="utf-8")
+        draft.assign(read_toml(str(file)))
+    return draft
+
+
+def built(draft: Draft[T]) -> T:
+    """The tree, of which nothing may have been refused."""
+    assert draft.problems == []
+    return draft.build()
+
+
+def only_problem(draft: Draft[Any]) -> Problem:
+    """The one problem of a draft."""
+    draft.build()
+    [problem] = draft.problems
+    return problem
+
+
+def paths_of(error: ConfigError) -> list[str]:
+    """What the problems of an error are about."""
+    return [problem.path for problem in error.problems]
