@@ -18,6 +18,9 @@ BIN := .venv/bin
 PIP := -m pip --disable-pip-version-check --no-input --quiet
 CODE := conftest.py skyrl tests $(wildcard property_tests examples benchmarks)
 
+# Threads that wait for each other give up their core, which somebody else may need.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 .PHONY: demo test test-long lint fmt constraints clean demo-clean
 .DELETE_ON_ERROR:
 

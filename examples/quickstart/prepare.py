@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+# Threads of torch that wait for each other by spinning bring a shared machine to a stop. Read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pyarrow as pa
 import pyarrow.parquet as pq

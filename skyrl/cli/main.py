@@ -5,6 +5,7 @@ torch.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -38,6 +39,8 @@ def run(words: tuple[str, ...], strict: bool) -> None:
     composed = compose(*split_words(words), strict=strict)
     _warn(composed.warnings)
     preflight(composed.config, composed.origins)
+    # Threads of torch that wait for each other by spinning bring a shared machine to a stop. Read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from skyrl.experiments.ppo import BasePPOExp
     from skyrl.experiments.summary import summary
 
@@ -80,6 +83,15 @@ def show(words: tuple[str, ...], written: bool) -> None:
 
     loaded = load(*split_words(words)).config
     click.echo(json.dumps(to_dict(loaded if written else resolve(loaded)), indent=2, ensure_ascii=False))
+
+
+@config.command()
+def schema() -> None:
+    """Print the JSON schema of configuration files, for editors that complete and check them."""
+    from skyrl.config import SkyRLTrainConfig
+    from skyrl.tree.schema import json_schema
+
+    click.echo(json.dumps(json_schema(SkyRLTrainConfig), indent=2, ensure_ascii=False))
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:

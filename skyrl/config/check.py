@@ -120,6 +120,17 @@ def training_samples_are_random(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
+def the_learner_can_score_what_was_sampled(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A repetition penalty changes the distribution by the history of the answer, which the learner does not undo."""
+    if run.generator.sampling_params.repetition_penalty != 1.0:
+        yield Problem(
+            path="generator.sampling_params.repetition_penalty",
+            message="the learner scores without it, so training is off policy by as much as it changes",
+            hint="leave it at 1.0 in training; generator.eval_sampling_params may have one",
+            severity="warning",
+        )
+
+
 def a_group_has_something_to_compare(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Group-relative advantages of a single sample are its bare reward."""
     if run.trainer.algorithm.advantage_estimator == "grpo" and run.generator.n_samples_per_prompt == 1:
@@ -198,6 +209,7 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     the_policy_loss_exists,
     the_learner_scores_at_the_rollout_temperature,
     training_samples_are_random,
+    the_learner_can_score_what_was_sampled,
     a_group_has_something_to_compare,
     a_single_turn_is_given_the_prompt,
     a_resumed_run_has_a_path,

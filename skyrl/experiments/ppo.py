@@ -175,7 +175,7 @@ class BasePPOExp:
         if checkpoint is not None:
             policy.load_state(checkpoint.tensors, checkpoint.state["policy"])
             trainer.load_state(dict(checkpoint.state["trainer"]))
-        self.folder.forget_after(trainer.version)
+        self.folder.forget_after(checkpoint.step if checkpoint is not None else -1)
         self.folder.record_config()
         asyncio.run(self._run_loop(trainer, client))
         self._export(policy, self.folder.model)

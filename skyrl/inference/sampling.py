@@ -2,10 +2,12 @@
 
     logits --penalised--> --tempered--> scores --cut--> --draw--> token;   log-probability = log softmax(scores)[token]
 
-The log-probability is that of `scores`, before top-k, top-p and min-p cut them: the distribution that a learner can
-compute again from the same temperature. The draw inverts the cumulative distribution at a number that belongs to the
-sample (see `draws.py`); the running sum is in float64 and each row's own, so that a row's token depends on its logits
-and its number alone. Shapes: R rows, V tokens in the vocabulary.
+The log-probability is that of `scores`, before top-k, top-p and min-p cut them: what a learner computes again when it
+knows the temperature. (A repetition penalty is part of `scores`, too, and that it cannot know.) The draw inverts the
+cumulative distribution at a number that belongs to the sample (see `draws.py`); the running sum is in float64 and each
+row's own, so that a row's token depends on its logits and its number alone.
+
+Shapes: R rows, V tokens in the vocabulary.
 """
 
 from __future__ import annotations

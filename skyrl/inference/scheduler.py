@@ -42,11 +42,12 @@ class Scheduler:
         if self._closed:
             raise RunError("this inference engine was closed")
         loop = asyncio.get_running_loop()
-        futures = [self._futures.setdefault(job, loop.create_future()) for job in jobs]
+        futures = {job: loop.create_future() for job in jobs}
+        self._futures.update(futures)
         self._waiting.extend(jobs)
         self._start()
         try:
-            await asyncio.gather(*futures)
+            await asyncio.gather(*futures.values())
         finally:
             for job in jobs:
                 del self._futures[job]

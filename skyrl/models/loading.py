@@ -49,7 +49,8 @@ def load_causal_lm(
     model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:
-        raise ModelError(f"the model {path} lacks {len(missing)} weights of its architecture, such as {missing[0]}")
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"the model {path} is incomplete: no weights are stored for {missing[0]}{more}")
     return model.to(device)
 
 

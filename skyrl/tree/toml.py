@@ -48,9 +48,9 @@ def read_toml(name: str) -> Assignment:
     try:
         value = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
-        raise _not_toml(name, str(error)) from None
+        raise _not_toml(name, text, str(error)) from None
     except RecursionError:
-        raise _not_toml(name, "nested too deeply") from None
+        raise _not_toml(name, text, "nested too deeply") from None
     return Assignment(path=(), value=value, origin=Origin(kind="file", where=name, source=TomlText(name, text)))
 
 
@@ -124,11 +124,11 @@ def _cannot_read(name: str, why: str) -> ConfigError:
     return ConfigError([Problem(path=name, message=f"cannot be read: {why}")], title="The configuration cannot be read")
 
 
-def _not_toml(name: str, why: str) -> ConfigError:
-    found = re.search(r" ?\(at (?:line (\d+), column (\d+)|end of document)\)", why)
-    place = f"{name}:{found[1]}:{found[2]}" if found and found[1] else name
-    message = re.sub(r" \(at line .*\)", "", why)
-    message = f"not valid TOML: {message[0].lower()}{message[1:]}"
-    if found and found[1]:
-        message += f" (line {found[1]}, column {found[2]})"
-    return ConfigError([Problem(path=name, message=message, place=place)], title="The configuration cannot be read")
+def _not_toml(name: str, text: str, why: str) -> ConfigError:
+    place = name
+    if found := re.search(r"\(at line (\d+), column (\d+)\)", why):
+        place = f"{name}:{found[1]}:{found[2]}"
+    elif "(at end of document)" in why:
+        place = f"{name}:{text.count(chr(10)) + 1}"
+    problem = Problem(path=name, message=f"not valid TOML: {why[:1].lower()}{why[1:]}", place=place)
+    return ConfigError([problem], title="The configuration cannot be read")

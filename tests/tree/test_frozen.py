@@ -33,10 +33,10 @@ def test_thawing_gives_back_what_was_frozen() -> None:
 
 
 def test_a_source_that_changes_later_changes_nothing() -> None:
-    source = {"a": [1, 2], "b": {"c": [3]}}
+    source: dict[str, Any] = {"a": [1, 2], "b": {"c": [3]}}
     frozen = FrozenDict(source)
-    source["a"].append(9)  # type: ignore[attr-defined]
-    source["b"]["c"].append(9)  # type: ignore[call-overload]
+    source["a"].append(9)
+    source["b"]["c"].append(9)
     source["d"] = [9]
     assert frozen == {"a": (1, 2), "b": {"c": (3,)}}
 

@@ -11,9 +11,13 @@ from skyrl.tree import FrozenDict
 from skyrl.tree.plain import Misfit
 from skyrl.tree.types import parse
 
+AS_A_LIST = """quote it for the shell: '["a", "b"]'"""
+AS_A_TABLE = """quote it for the shell: '{"key": 1}'"""
+VERBATIM = ("1e5", "007", "true", "null", "none", "None", "", " a b ", "[a]", '"quoted"', "a=b")
+
 READ: list[tuple[Any, str, Any]] = [
     # type, text, value
-    *((str, text, text) for text in ("1e5", "007", "true", "null", "none", "None", "", " a b ", "[a]", '"quoted"', "a=b")),
+    *((str, text, text) for text in VERBATIM),
     (bool, "true", True),
     (bool, "False", False),
     (bool, "TRUE", True),
@@ -99,18 +103,18 @@ NOT_READ: list[tuple[Any, str, str, str]] = [
     (str, "\udcff", "is not Unicode text", ""),
     (Literal["a", "b"], "c", "'c' is not one of: a, b", ""),
     (int | None, "nil", "'nil' is not a whole number", ""),
-    (tuple[str, ...], "a,b", "'a,b' is not a list of text", "quote it for the shell: '[\"a\", \"b\"]'"),
-    (tuple[str, ...], "[a,b]", "'[a,b]' is no list or table", "quote it for the shell: '[\"a\", \"b\"]'"),
-    (tuple[str, ...], "null", "'null' is not a list of text", "quote it for the shell: '[\"a\", \"b\"]'"),
+    (tuple[str, ...], "a,b", "'a,b' is not a list of text", AS_A_LIST),
+    (tuple[str, ...], "[a,b]", "'[a,b]' is no list or table", AS_A_LIST),
+    (tuple[str, ...], "null", "'null' is not a list of text", AS_A_LIST),
     (tuple[str, ...], "[1]", "item 0: 1 is not text", "put it in quotes"),
-    (tuple[str, ...], r'["\d"]', "is no list or table", "quote it for the shell: '[\"a\", \"b\"]'"),
-    (str | tuple[str, ...], "[q,v]", "'[q,v]' is no list or table", "quote it for the shell: '[\"a\", \"b\"]'"),
-    (Mapping[str, Any], "{a:1}", "'{a:1}' is no list or table", "quote it for the shell: '{\"key\": 1}'"),
+    (tuple[str, ...], r'["\d"]', "is no list or table", AS_A_LIST),
+    (str | tuple[str, ...], "[q,v]", "'[q,v]' is no list or table", AS_A_LIST),
+    (Mapping[str, Any], "{a:1}", "'{a:1}' is no list or table", AS_A_TABLE),
     (Mapping[str, Any], "5", "5 is not a table", ""),
-    (Mapping[str, Any], "[NaN]", "'[NaN]' is no list or table", "quote it for the shell: '[\"a\", \"b\"]'"),
-    (Any, "[a,b]", "'[a,b]' is no list or table", "quote it for the shell: '[\"a\", \"b\"]'"),
-    (tuple[str, ...], "[" * 100_000, "is not a list of text", "quote it for the shell: '[\"a\", \"b\"]'"),
-    (Any, "[" * 900 + "]" * 900, "is no list or table", "quote it for the shell: '[\"a\", \"b\"]'"),
+    (Mapping[str, Any], "[NaN]", "'[NaN]' is no list or table", AS_A_LIST),
+    (Any, "[a,b]", "'[a,b]' is no list or table", AS_A_LIST),
+    (tuple[str, ...], "[" * 100_000, "is not a list of text", AS_A_LIST),
+    (Any, "[" * 900 + "]" * 900, "is no list or table", AS_A_LIST),
 ]
 
 

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+from skyrl.errors import RunError
+from skyrl.models.loading import load_causal_lm, load_tokenizer, save_pretrained
+from skyrl.models.naming import named_weights
+
+IDS = torch.tensor([[3, 1, 4, 1, 5]])
+
+
+def load(folder: Path) -> tuple[Any, Any]:
+    device = torch.device("cpu")
+    model = load_causal_lm(str(folder), dtype=torch.float32, attention="sdpa", device=device)
+    return model, load_tokenizer(str(folder))
+
+
+def store(model: Any, tokenizer: Any, folder: Path) -> None:
+    save_pretrained(dict(named_weights(model)), model, tokenizer, folder)
+
+
+def trained(model: Any) -> Any:
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.5)
+    return model
+
+
+def test_a_stored_model_computes_the_same_when_transformers_loads_it(folder: Path, tmp_path: Path) -> None:
+    model, tokenizer = load(folder)
+    store(trained(model), tokenizer, tmp_path / "export")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    torch.testing.assert_close(again(IDS).logits, model(IDS).logits, rtol=0, atol=0)
+    assert again.generation_config.eos_token_id == model.generation_config.eos_token_id
+    reader = AutoTokenizer.from_pretrained(tmp_path / "export")
+    assert (reader.chat_template, reader.encode("sort: ab")) == (tokenizer.chat_template, tokenizer.encode("sort: ab"))
+
+
+def test_a_tied_head_is_stored_once(folder: Path, tmp_path: Path) -> None:
+    store(*load(folder), tmp_path / "export")
+    assert "lm_head.weight" not in load_file(tmp_path / "export" / "model.safetensors")
+
+
+def test_a_head_of_its_own_is_stored_too(folder: Path, tmp_path: Path) -> None:
+    tied, tokenizer = load(folder)
+    model = Qwen2ForCausalLM(Qwen2Config(**tied.config.to_dict() | {"tie_word_embeddings": False}))
+    store(model, tokenizer, tmp_path / "export")
+    again, _ = load(tmp_path / "export")
+    torch.testing.assert_close(again(IDS).logits, model.eval()(IDS).logits, rtol=0, atol=0)
+
+
+def test_an_older_model_is_replaced_and_nothing_is_left_beside_it(folder: Path) -> None:
+    model, tokenizer = load(folder)
+    (folder / "stale.txt").touch()
+    store(trained(model), tokenizer, folder)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert not (folder / "stale.txt").exists()
+    again, _ = load(folder)
+    torch.testing.assert_close(again(IDS).logits, model(IDS).logits, rtol=0, atol=0)
+
+
+def test_what_an_interrupted_export_left_is_cleared_by_the_next(folder: Path) -> None:
+    shutil.copytree(folder, folder.with_name(".model.new"))
+    store(*load(folder), folder)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_failing_disk_is_told_and_the_older_model_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = load(folder)
+    before = (folder / "model.safetensors").read_bytes()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tokenizer, "save_pretrained", full)
+    with pytest.raises(RunError, match="cannot be stored in .*: .*No space left"):
+        store(trained(model), tokenizer, folder)
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_sampling_settings_that_contradict_each_other_do_not_cost_the_model(folder: Path, tmp_path: Path) -> None:
+    model, tokenizer = load(folder)
+    model.generation_config = GenerationConfig(do_sample=False, temperature=0.6)
+    store(model, tokenizer, tmp_path / "export")
+    stored = GenerationConfig.from_pretrained(tmp_path / "export")
+    assert (stored.do_sample, stored.temperature) == (True, 0.6)

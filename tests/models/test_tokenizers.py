@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from skyrl.errors import ModelError
+from skyrl.models.loading import load_tokenizer
+
+
+def test_a_tokenizer_reads_and_writes_text_as_it_was_stored(folder: Path) -> None:
+    stored = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = load_tokenizer(str(folder))
+    text = "sort: hgdbha\n\tnaïve 東京<|end|>"
+    assert tokenizer.encode(text) == stored.encode(text).ids
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_padding_token_is_kept_and_without_one_the_end_of_sequence_serves(folder: Path) -> None:
+    assert load_tokenizer(str(folder)).pad_token == "<|pad|>"
+    PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), eos_token="<|end|>", chat_template="{{ messages }}"
+    ).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "phi3"}))  # a type that keeps what is stored
+    assert load_tokenizer(str(folder)).pad_token == "<|end|>"
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused_with_the_way_out(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ModelError, match=r"has no chat template, .* put a chat_template\.jinja beside it"):
+        load_tokenizer(str(folder))
+
+
+def test_a_tokenizer_without_an_end_of_sequence_is_refused(folder: Path) -> None:
+    PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), chat_template="{{ messages }}"
+    ).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "phi3"}))
+    with pytest.raises(ModelError, match="no end-of-sequence token"):
+        load_tokenizer(str(folder))
+
+
+def test_a_folder_without_a_tokenizer_is_refused_although_transformers_makes_an_empty_one(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    with pytest.raises(ModelError, match=r"knows no text: copy tokenizer\.json"):
+        load_tokenizer(str(folder))
+
+
+def test_a_pipeline_that_transformers_replaced_is_refused(folder: Path) -> None:
+    """A tokenizer of whole words beside a qwen2 model comes back as byte-level BPE: spaces and newlines are lost."""
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "<eos>": 1, "Sort": 2, ":": 3, "end": 4}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unk>", eos_token="<eos>", chat_template="{{ messages }}"
+    ).save_pretrained(folder)
+    with pytest.raises(ModelError, match=r"does not read text as its own tokenizer\.json does"):
+        load_tokenizer(str(folder))
+
+
+def test_a_damaged_tokenizer_is_told(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match="the tokenizer of .* cannot be loaded"):
+        load_tokenizer(str(folder))
+
+
+def test_a_hub_tokenizer_that_cannot_be_fetched_is_told() -> None:
+    with pytest.raises(ModelError, match="the tokenizer of nobody/nothing cannot be loaded: .* cannot be reached"):
+        load_tokenizer("nobody/nothing")
+
+
+def test_the_tokenizer_written_in_python_is_refused_where_there_is_none(folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"set trainer\.disable_fast_tokenizer = false"):
+        load_tokenizer(str(folder), use_fast=False)

@@ -1,0 +1,46 @@
+"""Reading and replacing one value of a tree."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyrl.errors import ConfigError
+from skyrl.tree import evolve_at, get_at, required
+from tests.tree.trees import Model, Optimizer, Run
+
+
+def test_a_value_is_read_by_its_path() -> None:
+    assert get_at(Run(), "critic.optimizer.lr") == 5e-6
+
+
+def test_below_a_table_that_is_null_everything_is_null() -> None:
+    assert get_at(Run(), "judge.optimizer.lr") is None
+
+
+def test_a_name_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(AttributeError):
+        get_at(Run(), "policy.nothing")
+
+
+def test_a_new_tree_has_one_value_replaced_and_shares_the_rest() -> None:
+    run = Run()
+    changed = evolve_at(run, "critic.optimizer.decay", 0.5)
+    assert changed.critic.optimizer == Optimizer(lr=5e-6, decay=0.5)
+    assert changed.policy is run.policy
+    assert run.critic.optimizer.decay == 0.01
+
+
+def test_a_table_that_is_null_starts_from_its_defaults() -> None:
+    assert evolve_at(Run(), "judge.optimizer.lr", 1).judge == Model(optimizer=Optimizer(lr=1.0))
+
+
+def test_a_replaced_value_has_to_fit() -> None:
+    with pytest.raises(ConfigError, match="'x' is not a number"):
+        evolve_at(Run(), "policy.optimizer.lr", "x")
+
+
+def test_a_component_asks_for_what_derivation_must_have_filled() -> None:
+    assert required(0, "a.b") == 0
+    with pytest.raises(ConfigError, match=r"a\.b +is not set") as caught:
+        required(None, "a.b")
+    assert caught.value.problems[0].path == "a.b"

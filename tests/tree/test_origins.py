@@ -1,0 +1,81 @@
+"""Where each value came from: the whole chain, the winner last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from skyrl.tree.arguments import read_argument
+from skyrl.tree.draft import Draft
+from skyrl.tree.origins import DEFAULT, Origin, dotted, place_of, was_written
+from skyrl.tree.toml import read_toml
+from tests.tree.trees import Model, Optimizer, Run, arguments, toml, values
+
+
+def places(draft: Draft[Run], path: str) -> list[str]:
+    """Where a path was written, winner last."""
+    return [origin.place for origin in draft.origins.get(path, ())]
+
+
+def test_the_chain_of_a_value_has_every_file_and_argument_that_set_it(tmp_path: Path) -> None:
+    for number, text in enumerate(("seed = 1", "\nseed = 2"), start=1):
+        (tmp_path / f"{number}.toml").write_text(text)
+    draft = Draft(Run())
+    draft.assign_all([read_toml(f"{tmp_path}/1.toml"), read_toml(f"{tmp_path}/2.toml"), read_argument("seed=3", 1)])
+    assert places(draft, "seed") == [f"{tmp_path}/1.toml:1", f"{tmp_path}/2.toml:2", "argument 1"]
+    assert draft.build().seed == 3
+
+
+def test_every_key_of_a_table_has_its_own_line(tmp_path: Path) -> None:
+    draft = toml(tmp_path, "[options]\na = 1\n[options.in]\nb = 2\nc.d = 3")
+    assert {path: chain[-1].place[-1] for path, chain in draft.origins.items()} == {
+        "options.a": "2",
+        "options.in.b": "4",
+        "options.in.c.d": "5",
+    }
+
+
+def test_a_refused_value_has_no_origin() -> None:
+    assert arguments("seed=x").origins == {}
+
+
+def test_what_was_written_inside_a_replaced_table_is_gone() -> None:
+    draft = arguments("judge.path=a", "judge=null", "judge.optimizer.lr=1")
+    assert set(draft.origins) == {"judge", "judge.optimizer.lr"}
+    draft = arguments("options.a.b=1", "options.a=2")
+    assert set(draft.origins) == {"options.a"}
+
+
+def test_an_instance_has_written_what_it_does_not_have_from_its_class() -> None:
+    draft = values(critic=Model(path="x", optimizer=Optimizer(decay=0.5)))
+    assert set(draft.origins) == {"critic", "critic.path", "critic.optimizer.decay"}
+    assert was_written(draft.origins, "critic.optimizer")
+    assert not was_written(draft.origins, "critic.optimizer.lr")
+
+
+def test_written_means_by_a_person_at_the_path_or_inside_it() -> None:
+    rule = Origin(kind="rule", where="a_rule")
+    origins = {"a.b": (DEFAULT, rule), "a.c": (Origin(kind="argument", where="1"), rule), "ab": (rule,)}
+    assert was_written(origins, "a")
+    assert was_written(origins, "a.c")
+    assert not was_written(origins, "a.b")
+    assert not was_written(origins, "ab")
+    assert not was_written(origins, "a.c.d")
+
+
+def test_the_place_of_a_table_is_that_of_what_is_in_it_and_of_a_field_that_of_the_table_around_it() -> None:
+    origins = {"a.b": (Origin(kind="argument", where="1"),), "c": (Origin(kind="file", where="run.toml"),)}
+    assert place_of("a.b", origins) == place_of("a", origins) == "argument 1"
+    assert place_of("c.d.e", origins) == "run.toml"
+    assert place_of("a.x", origins) == place_of("b", origins) == ""
+
+
+def test_a_place_is_told_as_a_person_would() -> None:
+    assert Origin(kind="rule", where="a_rule").place == "derived by a_rule"
+    assert Origin(kind="python").place == "Python"
+    assert Origin(kind="file", where="run.toml").place == "run.toml"
+    assert DEFAULT.place == ""
+
+
+def test_a_dotted_path_quotes_what_has_to_be_quoted() -> None:
+    assert dotted(("a", "b-c", "d")) == "a.b-c.d"
+    assert dotted(("a", "b.c", "", 'd"e', "f g")) == 'a."b.c"."".' + r'"d\"e"' + '."f g"'

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.tree import to_dict
+from skyrl.tree.schema import json_schema
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def schema() -> Draft202012Validator:
+    return Draft202012Validator(json_schema(SkyRLTrainConfig))
+
+
+def test_the_stored_schema_is_that_of_the_classes() -> None:
+    stored = json.loads((ROOT / "schemas" / "skyrl.schema.json").read_text(encoding="utf-8"))
+    assert stored == json_schema(SkyRLTrainConfig), "skyrl config schema > schemas/skyrl.schema.json"
+
+
+def test_the_schema_is_a_valid_one() -> None:
+    Draft202012Validator.check_schema(json_schema(SkyRLTrainConfig))
+
+
+def test_the_default_tree_and_the_quick_start_are_valid(schema: Draft202012Validator) -> None:
+    schema.validate(to_dict(SkyRLTrainConfig()))
+    schema.validate(tomllib.loads((ROOT / "examples/quickstart/grpo.toml").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"trainer": {"epoch": 2}}, {"trainer": {"epochs": "two"}}, {"trainer": {"strategy": "fsdp3"}}, {"data": {"train_data": "x"}}],
+)
+def test_what_the_loader_refuses_an_editor_marks_too(schema: Draft202012Validator, wrong: dict[str, Any]) -> None:
+    assert not schema.is_valid(wrong)
+
+
+def test_null_is_written_none_in_toml(schema: Draft202012Validator) -> None:
+    assert schema.is_valid({"generator": {"eval_sampling_params": "none"}})
