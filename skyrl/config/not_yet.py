@@ -51,7 +51,7 @@ class NotYet:
         if self.runs is None or (self.path == "trainer.placement.executor" and _engine_is_refused(run)):
             return
         value = get_at(run, self.path)
-        if not any(type(value) is type(runs) and value == runs for runs in self.runs):
+        if not any(value == runs and type(value) is type(runs) for runs in self.runs):
             yield Problem(
                 path=self.path,
                 message=f"{shown(value)} does not run in this version, which has not implemented it yet: {self.what}",

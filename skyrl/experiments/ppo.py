@@ -8,6 +8,7 @@ configuration with fields of your own.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -42,7 +43,10 @@ from skyrl.weight_sync.publish import WeightSync
 
 
 class BasePPOExp:
-    """One run of policy-gradient training in this process."""
+    """One run of policy-gradient training in this process.
+
+    Each collaborator is made by its `get_...` method when it is first needed, and then kept.
+    """
 
     def __init__(self, cfg: SkyRLTrainConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
@@ -56,15 +60,42 @@ class BasePPOExp:
         """The root class that files and arguments are read into."""
         return SkyRLTrainConfig
 
+    # What a run is made of, kept once made. Override the method that makes it.
+
     @cached_property
     def tokenizer(self) -> Any:
         return self.get_tokenizer()
 
+    @cached_property
+    def train_dataset(self) -> PromptDataset:
+        return self.get_train_dataset()
+
+    @cached_property
+    def eval_dataset(self) -> PromptDataset | None:
+        return self.get_eval_dataset()
+
+    @cached_property
+    def client(self) -> InferenceEngineClient:
+        return self.get_inference_client()
+
+    @cached_property
+    def generator(self) -> SkyRLGymGenerator:
+        return self.get_generator()
+
+    @cached_property
+    def policy(self) -> PolicyWorker:
+        return self.get_policy()
+
+    @cached_property
+    def total_steps(self) -> int:
+        """Batches in all epochs, at most `max_training_steps`."""
+        trainer = self.cfg.trainer
+        steps = trainer.epochs * (len(self.train_dataset) // trainer.train_batch_size)
+        return steps if trainer.max_training_steps is None else min(steps, trainer.max_training_steps)
+
     def get_tokenizer(self) -> Any:
         """The policy's tokenizer."""
-        trainer = self.cfg.trainer
-        path = required(trainer.policy.model.path, "trainer.policy.model.path")
-        return load_tokenizer(path, use_fast=not trainer.disable_fast_tokenizer)
+        return load_tokenizer(self._model_path, use_fast=not self.cfg.trainer.disable_fast_tokenizer)
 
     def get_train_dataset(self) -> PromptDataset:
         """The prompts to train on. Raises `DataError` if they do not fill one batch."""
@@ -85,70 +116,100 @@ class BasePPOExp:
 
     def get_inference_client(self) -> InferenceEngineClient:
         """The engines that sample: one, embedded in this process, with weights of its own."""
-        trainer, engine = self.cfg.trainer, self.cfg.generator.inference_engine
-        path = required(trainer.policy.model.path, "trainer.policy.model.path")
+        trainer, config = self.cfg.trainer, self.cfg.generator.inference_engine
         model = load_causal_lm(
-            path,
+            self._model_path,
             dtype=getattr(torch, required(trainer.compute_dtype, "trainer.compute_dtype")),
             attention=required(trainer.attention, "trainer.attention"),
             device=torch.device(required_device(trainer)),
         )
-        deterministic = required(engine.deterministic, "generator.inference_engine.deterministic")
-        embedded = TorchEngine(model, self.tokenizer, max_num_seqs=engine.max_num_seqs, deterministic=deterministic)
-        return InferenceEngineClient([embedded], self.tokenizer, path, trainer.policy.model.lora, engine)
+        engine = TorchEngine(
+            model,
+            self.tokenizer,
+            max_num_seqs=config.max_num_seqs,
+            deterministic=required(config.deterministic, "generator.inference_engine.deterministic"),
+        )
+        return InferenceEngineClient([engine], self.tokenizer, self._model_path, trainer.policy.model.lora, config)
 
-    def get_generator(self, client: InferenceEngineClient) -> SkyRLGymGenerator:
+    def get_generator(self) -> SkyRLGymGenerator:
         """What turns prompts into rewarded trajectories."""
-        model = self.cfg.trainer.policy.model
         return SkyRLGymGenerator(
-            required(model.path, "trainer.policy.model.path"),
-            model.lora,
+            self._model_path,
+            self.cfg.trainer.policy.model.lora,
             self.cfg.generator,
             self.cfg.environment.skyrl_gym,
-            client,
+            self.client,
             self.tokenizer,
             user_env_class=self.cfg.environment.env_class,
             seed=self.cfg.trainer.seed,
         )
 
-    def get_policy(self, total_steps: int) -> PolicyWorker:
-        """The model that learns. `total_steps` counts batches."""
+    def get_policy(self) -> PolicyWorker:
+        """The model that learns."""
         trainer = self.cfg.trainer
         updates = trainer.update_epochs_per_batch * (trainer.train_batch_size // trainer.policy_mini_batch_size)
-        return PolicyWorker(trainer, policy_objective(trainer.algorithm), total_steps * updates)
+        return PolicyWorker(trainer, policy_objective(trainer.algorithm), self.total_steps * updates)
 
     def get_reference(self) -> RefWorker | None:
         """The model that the KL term measures the distance from, if there is a KL term."""
         return RefWorker(self.cfg.trainer) if self.cfg.trainer.algorithm.use_kl_loss else None
 
-    def get_tracker(self, total_steps: int, first_step: int) -> Tracker:
-        """Where metrics go: the run folder and the console."""
-        return Trackers([MetricsFile(self.folder.metrics), Console(total_steps, first_step)])
-
-    def get_rollouts(self, dataset: PromptDataset, generator: SkyRLGymGenerator) -> Rollouts:
+    def get_rollouts(self) -> Rollouts:
         """What `next_batch` is asked of."""
-        cursor = PromptCursor(dataset.prompts, self.cfg.trainer.train_batch_size, self.cfg.trainer.seed)
-        return SynchronousRollouts(cursor, generator, self.cfg.generator)
+        trainer = self.cfg.trainer
+        cursor = PromptCursor(self.train_dataset.prompts, trainer.train_batch_size, trainer.seed)
+        return SynchronousRollouts(cursor, self.generator, self.cfg.generator)
+
+    def get_evaluation(self) -> Evaluation | None:
+        """What measures the policy on other prompts, if this run evaluates."""
+        if self.eval_dataset is None:
+            return None
+        trainer = self.cfg.trainer
+        return Evaluation(
+            self.eval_dataset.prompts,
+            self.generator,
+            self.cfg.generator,
+            batch_size=trainer.eval_batch_size,
+            dump_folder=self._exports / "dumped_evals" if trainer.dump_eval_results else None,
+            decode=self._decode,
+        )
+
+    def get_tracker(self, first_step: int) -> Tracker:
+        """Where metrics go: the run folder and the console."""
+        return Trackers([MetricsFile(self.folder.metrics), Console(self.total_steps, first_step)])
+
+    def get_trainer(self, tracker: Tracker) -> PPOTrainer:
+        """The loop with its collaborators, each timed."""
+        reference = self.get_reference()
+        trainer = PPOTrainer(
+            self.cfg.trainer,
+            rollouts=timed(self.get_rollouts(), self.clock, next_batch="generate"),
+            policy=timed(self.policy, self.clock, score="policy_logprobs", update="policy_train"),
+            reference=reference and timed(reference, self.clock, score="ref_logprobs"),
+            weights=timed(WeightSync(self.policy, self.client), self.clock, publish="sync_weights"),
+            estimate=advantage_estimator(self.cfg.trainer.algorithm),
+            evaluation=self.get_evaluation(),
+            tracker=tracker,
+            clock=self.clock,
+            total_steps=self.total_steps,
+            save=lambda step: self._save(trainer, step),
+            export=lambda step: self._export(self._exports / f"global_step_{step}" / "policy"),
+            on_samples=self._record_samples,
+        )
+        return trainer
 
     def run(self) -> bool:
         """Train to the end; False if an earlier session had already done so. What was saved stays, whatever happens."""
-        train_dataset, eval_dataset = self.get_train_dataset(), self.get_eval_dataset()
-        total_steps = self.total_steps(train_dataset)
+        self._say_what_is_left_out()  # reads all data: what is wrong with it is told before anything is made
         self.folder.open()
         try:
             checkpoint = self.find_checkpoint()
-            if checkpoint is not None and checkpoint.step >= total_steps:
+            if checkpoint is not None and checkpoint.step >= self.total_steps:
                 return False
-            self._train(train_dataset, eval_dataset, total_steps, checkpoint)
+            self._train(checkpoint)
         finally:
             self.folder.close()
         return True
-
-    def total_steps(self, dataset: PromptDataset) -> int:
-        """Batches in all epochs, at most `max_training_steps`."""
-        trainer = self.cfg.trainer
-        steps = trainer.epochs * (len(dataset) // trainer.train_batch_size)
-        return min(steps, trainer.max_training_steps or steps)
 
     def find_checkpoint(self) -> Checkpoint | None:
         """Where to resume from, as `resume_mode` says. Raises `ResumeError` if that is another run's."""
@@ -165,85 +226,34 @@ class BasePPOExp:
             refuse_changed(found.config, self.cfg, str(self.checkpoints.folder), "trainer.ckpt_path")
         return found
 
-    def _train(
-        self, train: PromptDataset, evaluate: PromptDataset | None, total_steps: int, checkpoint: Checkpoint | None
-    ) -> None:
-        client = self.get_inference_client()
-        generator = self.get_generator(client)
-        policy = self.get_policy(total_steps)
-        trainer = self.get_trainer(train, evaluate, total_steps, checkpoint, client, generator, policy)
+    def _train(self, checkpoint: Checkpoint | None) -> None:
+        trainer = self.get_trainer(self.get_tracker(checkpoint.step if checkpoint else 0))
         if checkpoint is not None:
-            policy.load_state(checkpoint.tensors, checkpoint.state["policy"])
+            self.policy.load_state(checkpoint.tensors, checkpoint.state["policy"])
             trainer.load_state(dict(checkpoint.state["trainer"]))
-        self.folder.forget_after(checkpoint.step if checkpoint is not None else -1)
+        self.folder.forget_after(checkpoint.step if checkpoint else -1)
         self.folder.record_config()
-        asyncio.run(self._run_loop(trainer, client))
-        self._export(policy, self.folder.model)
+        asyncio.run(self._loop(trainer))
+        self._export(self.folder.model)
         self.folder.draw_curve()
 
-    async def _run_loop(self, trainer: PPOTrainer, client: InferenceEngineClient) -> None:
+    async def _loop(self, trainer: PPOTrainer) -> None:
         try:
             await trainer.train()
         finally:
             trainer.tracker.close()
-            await client.close()
+            await self.client.close()
 
-    def get_trainer(
-        self,
-        train: PromptDataset,
-        evaluate: PromptDataset | None,
-        total_steps: int,
-        checkpoint: Checkpoint | None,
-        client: InferenceEngineClient,
-        generator: SkyRLGymGenerator,
-        policy: PolicyWorker,
-    ) -> PPOTrainer:
-        """The loop with its collaborators, each timed."""
-        reference = self.get_reference()
-
-        def save(step: int) -> None:
-            self.checkpoints.save(self._checkpoint(trainer, policy, step))
-
-        def export(step: int) -> None:
-            self._export(policy, Path(self.cfg.trainer.export_path).expanduser() / f"global_step_{step}" / "policy")
-
-        trainer = PPOTrainer(
-            self.cfg.trainer,
-            rollouts=timed(self.get_rollouts(train, generator), self.clock, next_batch="generate"),
-            policy=timed(policy, self.clock, score="policy_logprobs", update="policy_train"),
-            reference=reference and timed(reference, self.clock, score="ref_logprobs"),
-            weights=timed(WeightSync(policy, client), self.clock, publish="sync_weights"),
-            estimate=advantage_estimator(self.cfg.trainer.algorithm),
-            evaluation=self._evaluation(evaluate, generator) if evaluate is not None else None,
-            tracker=self.get_tracker(total_steps, checkpoint.step if checkpoint else 0),
-            clock=self.clock,
-            total_steps=total_steps,
-            save=save,
-            export=export,
-            on_samples=self._record_samples,
-        )
-        return trainer
-
-    def _evaluation(self, dataset: PromptDataset, generator: SkyRLGymGenerator) -> Evaluation:
-        trainer = self.cfg.trainer
-        dumps = Path(trainer.export_path).expanduser() / "dumped_evals" if trainer.dump_eval_results else None
-        return Evaluation(
-            dataset.prompts,
-            generator,
-            self.cfg.generator,
-            batch_size=trainer.eval_batch_size,
-            dump_folder=dumps,
-            decode=self._decode,
-        )
-
-    def _checkpoint(self, trainer: PPOTrainer, policy: PolicyWorker, step: int) -> Checkpoint:
-        tensors, numbers = policy.state()
-        return Checkpoint(
-            step=step,
-            tensors=tensors,
-            state={"policy": numbers, "trainer": trainer.state()},
-            config=cattrs.unstructure(self.cfg),
-            fingerprint=fingerprint(self.cfg),
+    def _save(self, trainer: PPOTrainer, step: int) -> None:
+        tensors, numbers = self.policy.state()
+        self.checkpoints.save(
+            Checkpoint(
+                step=step,
+                tensors=tensors,
+                state={"policy": numbers, "trainer": trainer.state()},
+                config=cattrs.unstructure(self.cfg),
+                fingerprint=fingerprint(self.cfg),
+            )
         )
 
     def _refuse_to_overwrite(self) -> None:
@@ -255,8 +265,17 @@ class BasePPOExp:
                 "or trainer.resume_mode = latest to continue"
             )
 
-    def _export(self, policy: PolicyWorker, folder: Path) -> None:
-        save_pretrained(dict(policy.weights()), policy.model, self.tokenizer, folder)
+    def _say_what_is_left_out(self) -> None:
+        """Nothing is dropped in silence: prompts that are too long, and those that never fill a batch."""
+        for name, dataset in (("training", self.train_dataset), ("evaluation", self.eval_dataset)):
+            if dataset is not None and dataset.too_long:
+                _say(f"{dataset.too_long} {name} prompts are longer than trainer.max_prompt_length and left out")
+        rest = len(self.train_dataset) % self.cfg.trainer.train_batch_size
+        if rest:
+            _say(f"{rest} training prompts, others in each epoch, do not fill a batch and are left out")
+
+    def _export(self, folder: Path) -> None:
+        save_pretrained(dict(self.policy.weights()), self.policy.model, self.tokenizer, folder)
 
     def _record_samples(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         for record in sample_records(step, groups, self._decode):
@@ -274,3 +293,15 @@ class BasePPOExp:
             max_prompt_length=self.cfg.trainer.max_prompt_length,
             chat_template_kwargs=self.cfg.generator.chat_template_kwargs,
         )
+
+    @property
+    def _model_path(self) -> str:
+        return required(self.cfg.trainer.policy.model.path, "trainer.policy.model.path")
+
+    @property
+    def _exports(self) -> Path:
+        return Path(self.cfg.trainer.export_path).expanduser()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -131,4 +131,8 @@ class _Watched:
         self._reads.add(self._path)
         return bool(self._config == (other._config if isinstance(other, _Watched) else other))
 
+    def __repr__(self) -> str:
+        self._reads.add(self._path)
+        return repr(self._config)
+
     __hash__ = None  # type: ignore[assignment]  # nothing keeps these

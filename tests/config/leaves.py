@@ -1,0 +1,70 @@
+"""Every leaf of the tree, and for each a value other than its default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+import attrs
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.errors import ConfigError
+from skyrl.tree import get_at
+from skyrl.tree.classes import fields_of, leaf_paths
+from skyrl.tree.types import config_class, is_list, is_mapping, is_union
+
+LEAVES: dict[str, attrs.Attribute[Any]] = dict(leaf_paths(SkyRLTrainConfig))
+
+RUNNABLE: dict[str, Any] = {
+    "trainer.device": "cpu",
+    "trainer.logger": "console",
+    "generator.inference_engine.backend": "torch",
+}
+"""What has to be written so that this version can run the default tree."""
+
+
+def owner_of(path: str) -> type[Any]:
+    """The class that declares the last name of a path."""
+    cls: Any = SkyRLTrainConfig
+    for name in path.split(".")[:-1]:
+        cls = config_class(fields_of(cls)[name].type)
+    owner: type[Any] = cls
+    return owner
+
+
+def another(path: str) -> Any:
+    """A value of the leaf that is not its default, as JSON and TOML spell it. Raises LookupError where there is none."""
+    owner, name = owner_of(path), path.rpartition(".")[2]
+    default = get_at(SkyRLTrainConfig(), path)
+    for value in _candidates(LEAVES[path].type, default):
+        try:
+            built = getattr(owner(**{name: value}), name)
+        except ConfigError:
+            continue
+        if (type(built), built) != (type(default), default):
+            return value
+    raise LookupError(path)
+
+
+def _candidates(kind: Any, default: Any) -> Iterator[Any]:
+    if is_union(kind):
+        for arm in get_args(kind):
+            if arm is not type(None):
+                yield from _candidates(arm, default)
+    elif get_origin(kind) is Literal:
+        yield from get_args(kind)
+    elif is_list(kind):
+        yield from ([item, item] for item in _candidates(get_args(kind)[0], None))
+    elif is_mapping(kind):
+        yield {"key": 1}
+    else:
+        yield from {bool: (True, False), int: (3, 1), float: (0.25, 1.5), str: ("other", "zero")}[kind]
+
+
+FIXED = {
+    "trainer.sequence_parallel_backend",  # there is one
+    *(path for path in LEAVES if path.endswith("deepspeed_config.gradient_clipping")),  # another setting decides
+}
+"""Leaves that have no other value."""
+
+OTHERS: dict[str, Any] = {path: another(path) for path in LEAVES if path not in FIXED}
