@@ -1,4 +1,4 @@
-"""A tree as JSON Schema (draft 2020-12), so that an editor completes, explains and checks a file while it is written."""
+"""A tree as JSON Schema (draft 2020-12): with it an editor completes, explains and checks a file while it is written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
 def json_schema(root: type[Any]) -> dict[str, Any]:
-    """The schema of files for `root`: each class once under `$defs`, with the docs of its fields. Every key is optional."""
+    """The schema of files for `root`: each class once under `$defs`, with its fields' docs. Every key is optional."""
     definitions: dict[str, Any] = {}
     _define(root, definitions)
     return {

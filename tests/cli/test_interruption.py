@@ -20,7 +20,8 @@ LONG = {"trainer__deterministic": True, "trainer__epochs": 5, "trainer__ckpt_int
 
 def start(nano: Path, out: Path) -> subprocess.Popen[str]:
     """The command, in a process of its own."""
-    words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in overrides(nano, out, **LONG).items()]
+    values = overrides(nano, out, **LONG)
+    words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
     command = [sys.executable, "-m", "skyrl.cli", "run", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=out)
 

@@ -36,7 +36,12 @@ def test_the_default_tree_and_the_quick_start_are_valid(schema: Draft202012Valid
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"trainer": {"epoch": 2}}, {"trainer": {"epochs": "two"}}, {"trainer": {"strategy": "fsdp3"}}, {"data": {"train_data": "x"}}],
+    [
+        {"trainer": {"epoch": 2}},
+        {"trainer": {"epochs": "two"}},
+        {"trainer": {"strategy": "fsdp3"}},
+        {"data": {"train_data": "x"}},
+    ],
 )
 def test_what_the_loader_refuses_an_editor_marks_too(schema: Draft202012Validator, wrong: dict[str, Any]) -> None:
     assert not schema.is_valid(wrong)
