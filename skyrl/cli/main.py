@@ -39,7 +39,7 @@ def run(words: tuple[str, ...], strict: bool) -> None:
     composed = compose(*split_words(words), strict=strict)
     _warn(composed.warnings)
     preflight(composed.config, composed.origins)
-    # Threads of torch that wait for each other by spinning bring a shared machine to a stop; torch reads this on import.
+    # Threads of torch that wait for each other by spinning bring a shared machine to a stop; read by torch on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from skyrl.experiments.ppo import BasePPOExp
     from skyrl.experiments.summary import summary

@@ -1,4 +1,4 @@
-"""A tree as JSON Schema (draft 2020-12): with it an editor completes, explains and checks a file while it is written."""
+"""A tree as JSON Schema (draft 2020-12): with it an editor completes, explains and checks a file as it is written."""
 
 from __future__ import annotations
 
