@@ -9,6 +9,7 @@
     |   +-- ResumeError         a checkpoint or run folder that this run must not continue
     +-- RunError                the run itself: exit code 1, what was saved stays
         +-- NonFiniteError      NaN or infinity where a number had to be
+        +-- RewardError         an environment or reward function that failed while it judged an answer
         +-- WeightSyncError     an engine that does not hold the learner's weights
 
 A message says what is wrong, where, and what to do.
@@ -91,6 +92,10 @@ class RunError(SkyRLError):
 
 class NonFiniteError(RunError):
     """NaN or infinity would have reached an optimizer step."""
+
+
+class RewardError(RunError):
+    """An environment or reward function failed while it judged an answer."""
 
 
 class WeightSyncError(RunError):

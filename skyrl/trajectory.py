@@ -25,7 +25,7 @@ class Prompt:
     """
 
     id: str
-    """Unique in its dataset; samples of one prompt form a group under this id."""
+    """Unique in its dataset: number of the source and of the row in it. Samples of one prompt form a group under it."""
 
     messages: tuple[Mapping[str, str], ...]
     """The conversation so far: `{"role": ..., "content": ...}` each."""

@@ -29,6 +29,7 @@ def overrides(nano: Path, out: Path, **changes: Any) -> dict[str, Any]:
         "trainer.eval_interval": 3,
         "trainer.ckpt_interval": 2,
         "trainer.algorithm.use_kl_loss": False,
+        "trainer.max_prompt_length": 16,
         "generator.n_samples_per_prompt": 3,
         "generator.sampling_params.max_generate_length": 5,
         "generator.inference_engine.backend": "torch",

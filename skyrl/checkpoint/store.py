@@ -23,9 +23,10 @@ from attrs import field, frozen
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from skyrl.errors import ResumeError
+from skyrl.errors import ResumeError, RunError
 
 _NAME = re.compile(r"global_step_(\d+)")
+_SCRATCH = ".unfinished_"
 
 
 @frozen(kw_only=True)
@@ -50,11 +51,23 @@ class CheckpointStore:
         self._keep = keep
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write, make it last, then make it visible. The folders of older checkpoints beyond `keep` go afterwards."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Write, make it last, then make it visible. Older checkpoints beyond `keep` go afterwards.
+
+        One process at a time may save into a folder. Raises `RunError` if the disk refuses.
+        """
         final = self.folder / f"global_step_{checkpoint.step}"
-        scratch = self.folder / f".{final.name}.tmp-{os.getpid()}"
-        shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            self._write(checkpoint, final)
+        except OSError as error:
+            raise RunError(f"the checkpoint {final} cannot be written: {error.strerror or error}") from error
+        self._forget_old()
+        return final
+
+    def _write(self, checkpoint: Checkpoint, final: Path) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in self.folder.glob(f"{_SCRATCH}*"):  # what a killed process left
+            shutil.rmtree(unfinished)
+        scratch = self.folder / f"{_SCRATCH}{final.name}"
         scratch.mkdir()
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
         save_file(tensors, scratch / "tensors.safetensors")
@@ -67,8 +80,6 @@ class CheckpointStore:
             shutil.rmtree(final)
         scratch.rename(final)
         _reach_the_disk(self.folder)
-        self._forget_old()
-        return final
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, ascending."""

@@ -34,11 +34,10 @@ def cli() -> None:
 def run(words: tuple[str, ...], strict: bool) -> None:
     """Train as the configuration says."""
     from skyrl.config import compose
-    from skyrl.experiments.preflight import preflight
+    from skyrl.experiments.preflight import PREFLIGHT
 
-    composed = compose(*split_words(words), strict=strict)
+    composed = compose(*split_words(words), strict=strict, also=PREFLIGHT)
     _warn(composed.warnings)
-    preflight(composed.config, composed.origins)
     # Threads of torch that wait for each other by spinning bring a shared machine to a stop; read by torch on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from skyrl.experiments.ppo import BasePPOExp
@@ -48,8 +47,8 @@ def run(words: tuple[str, ...], strict: bool) -> None:
     trained = experiment.run()
     if not trained:
         click.echo(
-            f"{experiment.folder.path} holds this run already, finished: nothing was trained.\n"
-            "To train again, choose another folder (trainer.run_path, trainer.ckpt_path) or delete this one; "
+            f"This run is finished ({experiment.checkpoints.folder} has its last step): nothing was trained.\n"
+            "To train again, choose other folders (trainer.run_path, trainer.ckpt_path) or delete these; "
             "to train longer, raise trainer.epochs or trainer.max_training_steps."
         )
     for line in summary(composed.config, experiment.folder):

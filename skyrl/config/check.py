@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from math import isqrt
 from typing import Any
 
-from skyrl.config.effects import without_effect
+from skyrl.config.effects import evaluates, without_effect
 from skyrl.config.not_yet import LATER_NAMES, NOT_YET
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
@@ -23,6 +23,13 @@ _LARGEST_TO_DIVIDE = 10**12
 
 ADVANTAGE_ESTIMATORS = ("grpo",)
 POLICY_LOSSES = ("regular",)
+SCHEDULES_WITH_SETTINGS = (
+    "cosine_with_min_lr",
+    "cosine_warmup_with_min_lr",
+    "warmup_stable_decay",
+    "reduce_lr_on_plateau",
+    "greedy",
+)
 
 
 def the_policy_has_a_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -40,10 +47,58 @@ def there_is_data_to_train_on(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def evaluation_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """An evaluation that is asked for has prompts."""
-    asked = run.trainer.eval_before_train or run.trainer.eval_interval > 0
-    if asked and not run.data.val_data:
+    if evaluates(run) and not run.data.val_data:
         hint = "name a file, or set trainer.eval_before_train = false and trainer.eval_interval = -1"
         yield Problem(path="data.val_data", message="evaluation is on but the list is empty", hint=hint)
+
+
+def several_evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Greedy samples of a prompt are all the same, so that pass@n would be pass@1."""
+    sampling, samples = run.generator.eval_sampling_params, run.generator.eval_n_samples_per_prompt
+    if evaluates(run) and sampling is not None and sampling.temperature == 0 and samples > 1:
+        yield Problem(
+            path="generator.eval_n_samples_per_prompt",
+            message=f"the {samples} samples of a prompt are equal, since evaluation is greedy",
+            hint="give generator.eval_sampling_params a temperature above 0, or take one sample",
+            severity="warning",
+        )
+
+
+def mini_batches_in_samples_are_those_in_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """What is derived may be written, to the same value."""
+    for role in ("policy", "critic"):
+        prompts, samples = (
+            getattr(run.trainer, f"{role}_mini_batch_size"),
+            getattr(run.trainer, f"{role}_mini_batch_size_in_samples"),
+        )
+        derived = prompts * run.generator.n_samples_per_prompt
+        if samples is not None and samples != derived:
+            yield Problem(
+                path=f"trainer.{role}_mini_batch_size_in_samples",
+                message=f"{samples} is not {prompts} prompts x {run.generator.n_samples_per_prompt} = {derived}",
+                hint="leave it out: it is derived",
+            )
+
+
+def the_schedule_needs_no_settings(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Schedules with parameters of their own have no fields for them yet."""
+    schedule = run.trainer.policy.optimizer_config.scheduler
+    if schedule in SCHEDULES_WITH_SETTINGS:
+        yield Problem(
+            path="trainer.policy.optimizer_config.scheduler",
+            message=f"{schedule!r} needs settings that are not implemented yet in this version",
+            hint="constant_with_warmup, linear, cosine and inverse_sqrt need none",
+        )
+
+
+def no_source_is_named_twice(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A second copy of a source repeats its prompts in every epoch."""
+    for name in ("train_data", "val_data"):
+        sources = getattr(run.data, name)
+        twice = [source for source in dict.fromkeys(sources) if sources.count(source) > 1]
+        if twice:
+            message = f"{', '.join(twice)} stands here more than once, so its prompts are repeated"
+            yield Problem(path=f"data.{name}", message=message, severity="warning")
 
 
 def mini_batches_divide_the_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -200,6 +255,10 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     the_policy_has_a_model,
     there_is_data_to_train_on,
     evaluation_has_data,
+    several_evaluation_samples_differ,
+    no_source_is_named_twice,
+    mini_batches_in_samples_are_those_in_prompts,
+    the_schedule_needs_no_settings,
     mini_batches_divide_the_batch,
     critic_mini_batches_divide_the_batch,
     micro_batches_divide_the_mini_batch,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 
 from attrs import frozen
 
+from skyrl.config.engines import VLLM_ONLY
 from skyrl.config.resolve import RULES
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
@@ -46,7 +47,8 @@ def _engine_is_vllm(run: SkyRLTrainConfig) -> bool:
     return run.generator.inference_engine.backend == "vllm"
 
 
-def _evaluates(run: SkyRLTrainConfig) -> bool:
+def evaluates(run: SkyRLTrainConfig) -> bool:
+    """Does this run ever look at evaluation prompts?"""
     return run.trainer.eval_before_train or run.trainer.eval_interval > 0
 
 
@@ -108,38 +110,16 @@ EFFECTS: tuple[Effect, ...] = (
         "activations are recomputed",
         lambda run: bool(run.trainer.recompute_activations),
     ),
-    Effect("trainer.eval_batch_size", "evaluation is on", _evaluates),
-    Effect("generator.eval_sampling_params", "evaluation is on", _evaluates),
-    Effect("generator.eval_n_samples_per_prompt", "evaluation is on", _evaluates),
+    Effect("trainer.eval_batch_size", "evaluation is on", evaluates),
+    Effect("generator.eval_sampling_params", "evaluation is on", evaluates),
+    Effect("generator.eval_n_samples_per_prompt", "evaluation is on", evaluates),
     Effect("trainer.fully_async", "training is asynchronous", lambda run: False),
     Effect("environment.skyrl_gym.text2sql", "environment.env_class is text2sql", _env_is("text2sql")),
     Effect("environment.skyrl_gym.search", "environment.env_class is search", _env_is("search")),
     Effect(
         "environment.skyrl_gym.llm_as_a_judge", "environment.env_class is gsm8k_llm_judge", _env_is("gsm8k_llm_judge")
     ),
-    *(
-        Effect(f"generator.inference_engine.{name}", "the engine is vllm", _engine_is_vllm)
-        for name in (
-            "model_dtype",
-            "weight_sync_backend",
-            "weight_transfer_threshold_cuda_ipc_GB",
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
-            "expert_parallel_size",
-            "data_parallel_size",
-            "async_engine",
-            "vllm_v1_disable_multiproc",
-            "enable_prefix_caching",
-            "enable_chunked_prefill",
-            "max_num_batched_tokens",
-            "enforce_eager",
-            "fully_sharded_loras",
-            "enable_ray_prometheus_stats",
-            "gpu_memory_utilization",
-            "distributed_executor_backend",
-            "override_existing_update_group",
-        )
-    ),
+    *(Effect(f"generator.inference_engine.{name}", "the engine is vllm", _engine_is_vllm) for name in VLLM_ONLY),
 )
 
 

@@ -109,3 +109,26 @@ class InferenceEngineConfig:
 
     engine_init_kwargs: Mapping[str, Any] = FrozenDict()
     """More arguments of the engine, by its own names (vLLM: those of its EngineArgs)."""
+
+
+VLLM_ONLY = (
+    "model_dtype",
+    "weight_sync_backend",
+    "weight_transfer_threshold_cuda_ipc_GB",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "expert_parallel_size",
+    "data_parallel_size",
+    "async_engine",
+    "vllm_v1_disable_multiproc",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "max_num_batched_tokens",
+    "enforce_eager",
+    "fully_sharded_loras",
+    "enable_ray_prometheus_stats",
+    "gpu_memory_utilization",
+    "distributed_executor_backend",
+    "override_existing_update_group",
+)
+"""Fields of `InferenceEngineConfig` that only a vLLM engine reads."""

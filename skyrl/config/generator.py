@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from skyrl.config.engines import InferenceEngineConfig
 from skyrl.tree import FrozenDict, field, frozen
-from skyrl.tree.validators import at_least, fraction, non_negative, positive, positive_fraction
+from skyrl.tree.validators import between, fraction, no_empty_text, non_negative, positive, positive_fraction
 
 
 @frozen
@@ -24,7 +24,7 @@ class SamplingParams:
     min_p: float = field(default=0.0, validator=fraction)
     """Draw from tokens at least this likely relative to the likeliest (arXiv:2407.01082). 0: from all."""
 
-    top_k: int = field(default=-1, validator=at_least(-1))
+    top_k: int = field(default=-1, validator=between(-1, 2**31 - 1))
     """Draw from this many of the likeliest tokens. -1 or 0: from all."""
 
     repetition_penalty: float = field(default=1.0, validator=positive)
@@ -35,7 +35,7 @@ class SamplingParams:
     """The engine returns the log-probability of each drawn token: 0 and 1 both mean just that one. None: none, which
     rules out corrections and losses that need them."""
 
-    stop: tuple[str, ...] | None = None
+    stop: tuple[str, ...] | None = field(default=None, validator=no_empty_text)
     """Texts that end a completion; they stay in it. None: only the end-of-sequence token does."""
 
     additional_kwargs: Mapping[str, Any] | None = None

@@ -21,6 +21,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree.arguments import read_argument, read_python
 from skyrl.tree.draft import Draft
 from skyrl.tree.origins import Assignment, Origins
+from skyrl.tree.rules import Check, find_problems
 from skyrl.tree.toml import read_toml
 
 C = TypeVar("C", bound=SkyRLTrainConfig, default=SkyRLTrainConfig)
@@ -69,12 +70,16 @@ def compose(
     root: type[C] | None = None,
     *,
     strict: bool = False,
+    also: Sequence[Check[SkyRLTrainConfig]] = (),
 ) -> Composed[C]:
-    """Load, resolve and check: one `ConfigError` lists everything that is wrong; `strict` makes warnings errors."""
+    """Load, resolve and check: one `ConfigError` lists everything that is wrong.
+
+    `strict` makes warnings errors; `also` are further checks, such as those of what is on this machine.
+    """
     draft = _draft(files, overrides, root)
     written = draft.build()
     config, origins, broken = resolve_with_origins(written, draft.origins, draft.broken)
-    found = [*draft.problems, *check(config, origins, broken)]
+    found = [*draft.problems, *check(config, origins, broken), *find_problems(config, also, origins, broken)]
     warnings = tuple(_by_place(problem for problem in found if problem.severity == "warning"))
     errors = found if strict else [problem for problem in found if problem.severity == "error"]
     if errors:

@@ -11,6 +11,7 @@ from typing import Any
 
 from attrs import frozen
 
+from skyrl.config.engines import VLLM_ONLY
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree import FrozenDict, get_at
@@ -157,29 +158,7 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet(_ENGINE + "engine_init_kwargs", "engine-specific settings", (FrozenDict(),)),
     *(
         NotYet(_ENGINE + name, "vLLM engines")
-        for name in (
-            "model_dtype",
-            "weight_sync_backend",
-            "weight_transfer_threshold_cuda_ipc_GB",
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
-            "expert_parallel_size",
-            "data_parallel_size",
-            "async_engine",
-            "vllm_v1_disable_multiproc",
-            "enable_prefix_caching",
-            "enable_chunked_prefill",
-            "max_num_batched_tokens",
-            "enforce_eager",
-            "fully_sharded_loras",
-            "enable_ray_prometheus_stats",
-            "gpu_memory_utilization",
-            "http_endpoint_host",
-            "http_endpoint_port",
-            "served_model_name",
-            "distributed_executor_backend",
-            "override_existing_update_group",
-        )
+        for name in (*VLLM_ONLY, "served_model_name", "http_endpoint_host", "http_endpoint_port")
     ),
     # environments
     NotYet("environment.skyrl_gym.text2sql", "the text2sql environment"),

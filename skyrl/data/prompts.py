@@ -41,7 +41,7 @@ def load_prompts(
     """
     prompts: list[Prompt] = []
     too_long = 0
-    for source in sources:
+    for index, source in enumerate(sources):
         rows = read_rows(source)
         chats = [chat_of(row, number, source) for number, row in enumerate(rows)]
         for number, (row, chat, token_ids) in enumerate(
@@ -50,7 +50,7 @@ def load_prompts(
             if len(token_ids) > max_prompt_length:
                 too_long += 1
             else:
-                prompts.append(_prompt(row, chat, token_ids, f"{source}:{number}", env_class))
+                prompts.append(_prompt(row, chat, token_ids, f"{index}:{number}", env_class))
     if not prompts:
         raise DataError(
             f"all {too_long} rows of {', '.join(sources)} are longer than "
@@ -74,7 +74,9 @@ def _tokenize(
 def _prompt(row: Row, chat: Any, token_ids: Sequence[int], row_id: str, env_class: str | None) -> Prompt:
     task = row.get("env_class") or env_class
     if not isinstance(task, str):
-        raise DataError(f"{row_id} (source:row) names no env_class, and environment.env_class gives none for such rows")
+        raise DataError(
+            f"row {row_id} (source:row) names no env_class, and environment.env_class gives none for such rows"
+        )
     return Prompt(
         id=row_id,
         messages=chat,

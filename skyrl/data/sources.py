@@ -78,13 +78,13 @@ def _refuse_missing_prompt(path: Path, columns: Sequence[str]) -> list[Row]:
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield _object(path, number, line)
 
 
-def _object(path: Path, number: int, line: str) -> Row:
+def _object(path: Path, number: int, line: bytes) -> Row:
     try:
         row = json.loads(line)
     except ValueError as error:

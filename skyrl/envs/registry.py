@@ -1,7 +1,7 @@
 """Finding a task by its name: one of ours, or an import path that the user's own configuration names.
 
     gsm8k                       a registered environment
-    my_pkg.tasks:MyEnv          a class with `step`, or a plain reward function, from an importable module
+    my_pkg.tasks:MyEnv          a subclass of `Env`, or a plain reward function, from an importable module
     rewards.py:my_reward        the same from a file
 
 A reward function is called as `function(completion, ground_truth=..., **extras)` and returns a number.
@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -50,39 +51,49 @@ def find_env(name: str) -> MakeEnv:
     """
     if name in _REGISTERED:
         return _REGISTERED[name]
+    return _imported(name)
+
+
+@cache
+def _imported(name: str) -> MakeEnv:
     if ":" not in name:
         known = ", ".join(registered_names())
         raise TaskError(
             f"there is no environment named {name!r}. Registered: {known}; your own: file.py:name or module:name"
         )
     target = _import(name)
-    if isinstance(target, type) and callable(getattr(target, "step", None)):
+    if isinstance(target, type) and issubclass(target, Env):
         return target
     if callable(target) and not isinstance(target, type):
-        return lambda extras: RewardFunctionEnv(extras, target, name)
-    raise TaskError(f"{name} is neither an environment class with a step method nor a reward function")
+        return lambda extras: RewardFunctionEnv(extras, target)
+    raise TaskError(f"{name} is neither a subclass of skyrl.envs.Env nor a reward function")
+
+
+def find_task(name: str, user_env_class: str | None) -> MakeEnv:
+    """What makes the environments of a prompt, whose row may name a registered one or the one of the configuration.
+
+    `user_env_class` is `environment.env_class`, the only import path that is ever followed. Raises `TaskError`.
+    """
+    if name != user_env_class and name not in _REGISTERED:
+        raise TaskError(
+            f"a row of the data names the environment {name!r}, which is not registered. Import paths are followed "
+            f"from environment.env_class only. Registered: {', '.join(registered_names())}"
+        )
+    return find_env(name)
 
 
 class RewardFunctionEnv(Env):
     """One turn, rewarded by a plain function."""
 
-    def __init__(self, extras: Mapping[str, Any], function: Callable[..., Any], name: str) -> None:
+    def __init__(self, extras: Mapping[str, Any], function: Callable[..., Any]) -> None:
         super().__init__(extras)
-        self._function, self._name = function, name
+        self._function = function
 
     def step(self, action: str) -> EnvStep:
         spec = self.extras.get("reward_spec")
         others = {key: value for key, value in self.extras.items() if key != "ground_truth"}
         ground_truth = spec.get("ground_truth") if isinstance(spec, Mapping) else self.extras.get("ground_truth")
-        try:
-            reward = self._function(action, ground_truth=ground_truth, **others)
-        except Exception as error:
-            raise TaskError(
-                f"the reward function {self._name} raised {type(error).__name__}: {error} (answer {action[:80]!r})"
-            ) from error
-        if isinstance(reward, bool | int | float):
-            return EnvStep(reward=float(reward), done=True)
-        raise TaskError(f"the reward function {self._name} returned {reward!r} instead of a number")
+        return EnvStep(reward=self._function(action, ground_truth=ground_truth, **others), done=True)
 
 
 def _import(name: str) -> Any:
@@ -100,7 +111,7 @@ def _load_module(name: str) -> ModuleType:
         raise TaskError(
             f"the module {error.name} cannot be found; install it, or name a file: path/to/file.py:name"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TaskError(f"importing {name} failed: {type(error).__name__}: {error}") from error
 
 
@@ -117,7 +128,7 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[unique] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[unique]
         raise TaskError(f"importing {path} failed: {type(error).__name__}: {error}") from error
     return module

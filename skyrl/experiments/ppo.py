@@ -8,8 +8,10 @@ configuration with fields of your own.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,19 @@ from typing import Any
 import cattrs
 import torch
 
-from skyrl.checkpoint.store import Checkpoint, CheckpointStore, load_checkpoint
+from skyrl.checkpoint.store import Checkpoint, CheckpointStore
 from skyrl.config import SkyRLTrainConfig
 from skyrl.data.cursor import PromptCursor
 from skyrl.data.prompts import PromptDataset, load_prompts
-from skyrl.errors import DataError, ResumeError
-from skyrl.experiments.run_folder import RunFolder, refuse_changed
+from skyrl.envs.registry import find_task
+from skyrl.errors import DataError
+from skyrl.experiments.claims import Claim
+from skyrl.experiments.resume import find_start
+from skyrl.experiments.run_folder import RunFolder
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.learners.fsdp import PolicyWorker, RefWorker, required_device
-from skyrl.models.loading import load_causal_lm, load_tokenizer, save_pretrained
+from skyrl.models.loading import load_causal_lm, load_tokenizer, max_positions, refuse_small_vocabulary, save_pretrained
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.tracking.console import Console
@@ -52,7 +57,7 @@ class BasePPOExp:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
         self.cfg = cfg
         self.clock = Clock()
-        self.folder = RunFolder(cfg)
+        self.folder = RunFolder(Path(required(cfg.trainer.run_path, "trainer.run_path")).expanduser())
         self.checkpoints = CheckpointStore(Path(cfg.trainer.ckpt_path).expanduser(), cfg.trainer.max_ckpts_to_keep)
 
     @classmethod
@@ -123,6 +128,7 @@ class BasePPOExp:
             attention=required(trainer.attention, "trainer.attention"),
             device=torch.device(required_device(trainer)),
         )
+        refuse_small_vocabulary(model, self.tokenizer, self._model_path)
         engine = TorchEngine(
             model,
             self.tokenizer,
@@ -200,42 +206,47 @@ class BasePPOExp:
 
     def run(self) -> bool:
         """Train to the end; False if an earlier session had already done so. What was saved stays, whatever happens."""
-        self._say_what_is_left_out()  # reads all data: what is wrong with it is told before anything is made
-        self.folder.open()
-        try:
-            checkpoint = self.find_checkpoint()
-            if checkpoint is not None and checkpoint.step >= self.total_steps:
-                return False
-            self._train(checkpoint)
-        finally:
-            self.folder.close()
-        return True
+        self._look_at_the_data()
+        with ExitStack() as held:
+            for claim in self._claims():
+                claim.take()
+                held.callback(claim.release)
+            checkpoint = find_start(self.cfg, self.checkpoints, self.folder)
+            for claim in self._claims():
+                claim.sign()
+            finished = checkpoint is not None and checkpoint.step >= self.total_steps
+            if not finished:
+                self._train(checkpoint)
+            elif checkpoint is not None and not self.folder.model.exists():  # stopped just before the end
+                self.policy.load_state(checkpoint.tensors, checkpoint.state["policy"])
+            if not self.folder.model.exists():
+                self._finish()
+            return not finished
 
-    def find_checkpoint(self) -> Checkpoint | None:
-        """Where to resume from, as `resume_mode` says. Raises `ResumeError` if that is another run's."""
-        trainer = self.cfg.trainer
-        found: Checkpoint | None = None
-        match trainer.resume_mode:
-            case "from_path":
-                found = load_checkpoint(Path(required(trainer.resume_path, "trainer.resume_path")).expanduser())
-            case "latest":
-                found = self.checkpoints.latest()
-            case _:
-                self._refuse_to_overwrite()
-        if found is not None:
-            refuse_changed(found.config, self.cfg, str(self.checkpoints.folder), "trainer.ckpt_path")
-        return found
+    def _claims(self) -> tuple[Claim, ...]:
+        """Every folder that this run writes into, once."""
+        named = {
+            "trainer.run_path": self.folder.path,
+            "trainer.ckpt_path": self.checkpoints.folder,
+            "trainer.export_path": self._exports,
+        }
+        return tuple(
+            Claim(path, field, self.cfg) for path, field in {path: field for field, path in named.items()}.items()
+        )
 
     def _train(self, checkpoint: Checkpoint | None) -> None:
         trainer = self.get_trainer(self.get_tracker(checkpoint.step if checkpoint else 0))
         if checkpoint is not None:
             self.policy.load_state(checkpoint.tensors, checkpoint.state["policy"])
             trainer.load_state(dict(checkpoint.state["trainer"]))
+        shutil.rmtree(self.folder.model, ignore_errors=True)  # of a run that is now made longer
         self.folder.forget_after(checkpoint.step if checkpoint else -1)
-        self.folder.record_config()
         asyncio.run(self._loop(trainer))
+
+    def _finish(self) -> None:
+        """What a run leaves: the model, and a picture of how it came about."""
         self._export(self.folder.model)
-        self.folder.draw_curve()
+        self.folder.draw_curve(f"{self.cfg.trainer.project_name} / {self.cfg.trainer.run_name}")
 
     async def _loop(self, trainer: PPOTrainer) -> None:
         try:
@@ -256,23 +267,35 @@ class BasePPOExp:
             )
         )
 
-    def _refuse_to_overwrite(self) -> None:
-        """Starting anew beside what an earlier session left would overwrite it step by step."""
-        if self.checkpoints.steps():
-            raise ResumeError(
-                f"{self.checkpoints.folder} holds checkpoints already, and with trainer.resume_mode = "
-                f"{self.cfg.trainer.resume_mode} this run would overwrite them: choose another trainer.ckpt_path, "
-                "or trainer.resume_mode = latest to continue"
-            )
-
-    def _say_what_is_left_out(self) -> None:
-        """Nothing is dropped in silence: prompts that are too long, and those that never fill a batch."""
+    def _look_at_the_data(self) -> None:
+        """Read it all before anything is made: what is wrong with it is told now, and what is left out is said."""
         for name, dataset in (("training", self.train_dataset), ("evaluation", self.eval_dataset)):
-            if dataset is not None and dataset.too_long:
+            if dataset is None:
+                continue
+            for env_class in {prompt.env_class for prompt in dataset.prompts}:
+                find_task(env_class, self.cfg.environment.env_class)
+            if dataset.too_long:
                 _say(f"{dataset.too_long} {name} prompts are longer than trainer.max_prompt_length and left out")
+        self._refuse_what_the_model_cannot_hold()
         rest = len(self.train_dataset) % self.cfg.trainer.train_batch_size
         if rest:
             _say(f"{rest} training prompts, others in each epoch, do not fill a batch and are left out")
+
+    def _refuse_what_the_model_cannot_hold(self) -> None:
+        """The longest prompt and the longest answer together need as many positions as the model has."""
+        positions = max_positions(self._model_path)
+        generator = self.cfg.generator
+        sampled = ((self.train_dataset, generator.sampling_params), (self.eval_dataset, generator.eval_sampling_params))
+        for dataset, sampling in sampled:
+            if dataset is None or sampling is None or positions is None:
+                continue
+            longest = max(len(prompt.token_ids) for prompt in dataset.prompts)
+            if longest + sampling.max_generate_length > positions:
+                raise DataError(
+                    f"the longest prompt ({longest} tokens) and max_generate_length = {sampling.max_generate_length} "
+                    f"do not fit into the {positions} positions of the model: lower max_generate_length, or leave long "
+                    "prompts out with trainer.max_prompt_length"
+                )
 
     def _export(self, folder: Path) -> None:
         save_pretrained(dict(self.policy.weights()), self.policy.model, self.tokenizer, folder)

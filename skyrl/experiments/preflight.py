@@ -1,52 +1,43 @@
-"""What depends on this machine, looked at before anything heavy is imported: files, models, tasks. Everything at
-once.
-"""
+"""What depends on this machine: files, models, tasks. Looked at with the other checks, before the heavy imports."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-import attrs
-
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.effects import evaluates
 from skyrl.envs import find_env
-from skyrl.errors import ConfigError, Problem, TaskError
+from skyrl.errors import Problem, TaskError
 from skyrl.models.paths import check_model_path
-from skyrl.tree.origins import Origins, place_of
+from skyrl.tree.rules import Check
 
 
-def preflight(run: SkyRLTrainConfig, origins: Origins) -> None:
-    """Raises `ConfigError` with every path that leads nowhere and every name that cannot be imported."""
-    problems = [
-        attrs.evolve(problem, place=place_of(problem.path, origins))
-        for problem in (*_models(run), *_data(run), *_task(run), *_checkpoint(run))
-    ]
-    if problems:
-        raise ConfigError(problems)
-
-
-def _models(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def models_are_where_they_are_said_to_be(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A local model folder holds a model; a hub name can only be tried."""
     paths = {"trainer.policy.model.path": run.trainer.policy.model.path}
     if run.trainer.algorithm.use_kl_loss and run.trainer.ref.model.path != run.trainer.policy.model.path:
         paths["trainer.ref.model.path"] = run.trainer.ref.model.path
     for field, path in paths.items():
-        why = check_model_path(path) if path else None
+        why = _trouble(path) or check_model_path(path) if path else None
         if why:
             yield Problem(path=field, message=why)
 
 
-def _data(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    evaluates = run.trainer.eval_before_train or run.trainer.eval_interval > 0
-    for field, sources in (("data.train_data", run.data.train_data), ("data.val_data", run.data.val_data)):
-        if field == "data.val_data" and not evaluates:
-            continue
-        for source in sources:
-            if Path(source).suffix in (".parquet", ".jsonl", ".json") and not Path(source).expanduser().is_file():
-                yield Problem(path=field, message=f"there is no file {source}")
+def data_files_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A source that names a file is there; a hub name can only be tried."""
+    sources = {"data.train_data": run.data.train_data, "data.val_data": run.data.val_data if evaluates(run) else ()}
+    for field, named in sources.items():
+        for source in named:
+            why = _trouble(source)
+            if not why and Path(source).suffix in (".parquet", ".jsonl", ".json"):
+                why = None if Path(source).expanduser().is_file() else f"there is no file {source}"
+            if why:
+                yield Problem(path=field, message=why)
 
 
-def _task(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def the_task_can_be_imported(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The environment or reward function of the configuration exists."""
     try:
         if run.environment.env_class is not None:
             find_env(run.environment.env_class)
@@ -54,7 +45,36 @@ def _task(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="environment.env_class", message=str(error))
 
 
-def _checkpoint(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def the_checkpoint_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A checkpoint that is named is there."""
     path = run.trainer.resume_path
-    if path and not Path(path).expanduser().is_dir():
-        yield Problem(path="trainer.resume_path", message=f"there is no folder {path}")
+    if path and (why := _trouble(path) or (None if Path(path).expanduser().is_dir() else f"there is no folder {path}")):
+        yield Problem(path="trainer.resume_path", message=why)
+
+
+def folders_have_names(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Whatever a run writes goes into a folder that the user named, and not beside it."""
+    trainer = run.trainer
+    folders = {"run_path": trainer.run_path, "ckpt_path": trainer.ckpt_path, "export_path": trainer.export_path}
+    for name, path in folders.items():
+        why = "is empty: name a folder" if path == "" else path and _trouble(path)
+        if why:
+            yield Problem(path=f"trainer.{name}", message=why)
+
+
+PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
+    models_are_where_they_are_said_to_be,
+    data_files_exist,
+    the_task_can_be_imported,
+    the_checkpoint_exists,
+    folders_have_names,
+)
+
+
+def _trouble(path: str) -> str | None:
+    """Why the file system will not even look at the path, such as the home of a user who does not exist."""
+    try:
+        Path(path).expanduser().exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        return f"{path[:80]!r} is not a path here: {error}"
+    return None

@@ -32,16 +32,8 @@ def _scores(folder: RunFolder) -> Iterator[str]:
     if not records:
         return
     before, after = records[0], records[-1]
-    what = "accuracy" if all(_is_share(record) for record in records) else "score"
-    if before is after:
-        yield f"{what} {after[name]:.2f} at step {after['step']}"
-    else:
+    what = "accuracy" if all(record[name] == record["eval/all/accuracy"] for record in records) else "score"
+    if before["step"] == 0 and after["step"] > 0:
         yield f"{what} before {before[name]:.2f} after {after[name]:.2f}"
-
-
-def _is_share(record: dict[str, float]) -> bool:
-    """Rewards of 0 and 1 only: the score is then the share of right answers, and equals pass@1 and its positive
-    part.
-    """
-    score = record["eval/all/avg_score"]
-    return score == record["eval/all/mean_positive_reward"] and record.get("eval/all/pass_at_1", score) == score
+    else:
+        yield f"{what} {after[name]:.2f} at step {after['step']}"

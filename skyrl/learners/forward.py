@@ -9,6 +9,7 @@ from torch import Tensor
 
 from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.batch import TrainingBatch
+from skyrl.errors import ModelError
 
 
 def sampled_logprobs(model: Any, batch: TrainingBatch, *, temperature: float, pack: bool) -> tuple[Tensor, Tensor]:
@@ -60,3 +61,34 @@ def _packed_logits(model: Any, batch: TrainingBatch) -> Tensor:
     ).logits
     selected: Tensor = logits[0]
     return selected
+
+
+@torch.no_grad()
+def probe_forward(model: Any, *, pack: bool) -> None:
+    """See for a few tokens that the model looks back only, and that packed rows do not see each other.
+
+    Neither is announced by a model, and both fail silently. Raises `ModelError`.
+    """
+    vocabulary, device = model.get_input_embeddings().num_embeddings, model.device
+    ids = torch.arange(1, 15, device=device) * 7919 % vocabulary
+    alone = _logits(model, ids[5:]).float()
+    if _differ(_logits(model, ids[5:-2]), alone[:-2]):
+        raise ModelError("this model's output at a token depends on later tokens: it is not a causal language model")
+    if not pack:
+        return
+    positions = torch.cat([torch.arange(5), torch.arange(9)]).to(device)
+    packed = model(input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False).logits[0]
+    if _differ(packed[5:], alone):
+        raise ModelError(
+            "rows of this model see each other when they are packed into one: set trainer.use_sample_packing = false"
+        )
+
+
+def _logits(model: Any, ids: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
+    return logits
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    """By more than rounding, which is small beside the spread of the logits."""
+    return bool((one.float() - other.float()).abs().max() > 1e-2 * other.float().std().clamp(min=1e-6))

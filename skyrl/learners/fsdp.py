@@ -6,6 +6,7 @@ nothing of how batches were generated.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -16,8 +17,8 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.config import ModelConfig, OptimizerConfig, TrainerConfig
 from skyrl.errors import NonFiniteError
-from skyrl.learners.forward import sampled_logprobs
-from skyrl.learners.schedule import learning_rate_schedule
+from skyrl.learners.forward import probe_forward, sampled_logprobs
+from skyrl.learners.schedule import learning_rate_schedule, move_schedule
 from skyrl.models.loading import load_causal_lm
 from skyrl.models.naming import named_weights
 from skyrl.tree import required
@@ -51,6 +52,7 @@ class ModelWorker:
             device=self.device,
         )
         self.model.eval()
+        probe_forward(self.model, pack=self._pack)
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         """Log-probabilities (B, L) of the sampled tokens, in nats, without gradient; 0 elsewhere."""
@@ -91,11 +93,9 @@ class PolicyWorker(ModelWorker):
         self.objective = objective
         self._train_rows = trainer.micro_train_batch_size_per_gpu
         if trainer.recompute_activations:
-            reentrant = trainer.gradient_checkpointing_use_reentrant
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-            self.model.train()  # transformers recomputes in training mode only
+            recompute_activations(self.model, use_reentrant=trainer.gradient_checkpointing_use_reentrant)
         optimizer = trainer.policy.optimizer_config
-        self._max_grad_norm = optimizer.max_grad_norm
+        self._max_grad_norm = optimizer.max_grad_norm or math.inf  # 0 turns clipping off
         self.optimizer = adamw(self.model, optimizer)
         self.schedule = learning_rate_schedule(self.optimizer, optimizer, num_training_steps)
 
@@ -136,10 +136,7 @@ class PolicyWorker(ModelWorker):
         optimizer = self.optimizer.state_dict()
         for index, slots in optimizer["state"].items():
             tensors |= {f"optimizer.{index}.{slot}": tensor for slot, tensor in slots.items()}
-        return tensors, {
-            "schedule": self.schedule.state_dict(),
-            "lr": [group["lr"] for group in optimizer["param_groups"]],
-        }
+        return tensors, {"optimizer_steps": self.schedule.last_epoch}
 
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Become the learner that `state()` described, bit for bit."""
@@ -149,10 +146,8 @@ class PolicyWorker(ModelWorker):
                 weight.copy_(model[name])
         optimizer = self.optimizer.state_dict()
         optimizer["state"] = _optimizer_slots(tensors)
-        for group, rate in zip(optimizer["param_groups"], numbers["lr"], strict=True):
-            group["lr"] = rate
         self.optimizer.load_state_dict(optimizer)
-        self.schedule.load_state_dict(dict(numbers["schedule"]))
+        move_schedule(self.schedule, numbers["optimizer_steps"])
 
     def _step(self, totals: Metrics) -> float:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
@@ -165,6 +160,20 @@ class PolicyWorker(ModelWorker):
         self.optimizer.step()
         self.schedule.step()
         return float(norm)
+
+
+def recompute_activations(model: Any, *, use_reentrant: bool) -> None:
+    """Keep no activations inside a layer and compute them again in the backward pass (arXiv:1604.06174).
+
+    transformers does so in training mode only. Only the layers themselves enter it: what is inside them, dropout above
+    all, stays in evaluation mode, where a forward pass can be repeated.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
 
 
 def adamw(model: Any, config: OptimizerConfig) -> torch.optim.AdamW:

@@ -22,3 +22,11 @@ def learning_rate_schedule(optimizer: Optimizer, config: OptimizerConfig, num_tr
         num_warmup_steps=config.num_warmup_steps,
         num_training_steps=num_training_steps,
     )
+
+
+def move_schedule(schedule: Any, optimizer_steps: int) -> None:
+    """Continue after `optimizer_steps` steps, at the rate that this schedule has there."""
+    schedule.last_epoch = optimizer_steps
+    rates = [base * rate(optimizer_steps) for base, rate in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
+    for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar
 
@@ -75,6 +75,24 @@ def load_tokenizer(path: str, *, use_fast: bool = True) -> Any:
     if stored_in is not None:
         _compare_with_file(tokenizer, stored_in, path)
     return tokenizer
+
+
+def max_positions(path: str) -> int | None:
+    """How many tokens a sequence may have, from the model's configuration; None if it names no bound."""
+    source = _source(path)
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # as above
+        raise model_error("configuration of", path, error) from error
+    positions: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return positions
+
+
+def refuse_small_vocabulary(model: Any, tokenizer: Any, path: str) -> None:
+    """Raises `ModelError` if the tokenizer has tokens that the model has no embedding for."""
+    rows = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise ModelError(f"the tokenizer of {path} has {len(tokenizer)} tokens, its model embeddings for {rows} only")
 
 
 def save_pretrained(weights: Mapping[str, Tensor], model: Any, tokenizer: Any, folder: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 from skyrl.config import GeneratorConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
-from skyrl.envs import Env, EnvStep, find_env
-from skyrl.envs.registry import MakeEnv, registered_names
-from skyrl.errors import TaskError
+from skyrl.envs import EnvStep
+from skyrl.envs.registry import MakeEnv, find_task
+from skyrl.errors import RewardError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
@@ -44,8 +46,7 @@ class SkyRLGymGenerator:
         self._tokenizer = tokenizer
         self._seed = seed
         self._user_env_class = user_env_class
-        self._env_slots = asyncio.Semaphore(skyrl_gym_cfg.max_env_workers)
-        self._makers: dict[str, MakeEnv] = {}
+        self._env_workers = ThreadPoolExecutor(skyrl_gym_cfg.max_env_workers, thread_name_prefix="environment")
 
     async def generate(
         self,
@@ -58,10 +59,10 @@ class SkyRLGymGenerator:
     ) -> tuple[TrajectoryGroup, ...]:
         """One group for each prompt, in order.
 
-        `purpose` (`train` or `eval`) and `weight_version` go into the seed of every sample. Raises `TaskError` if an
-        environment fails or gives a reward that is not finite, `RunError` if the engine fails.
+        `purpose` (`train` or `eval`) and `weight_version` go into the seed of every sample. Raises `RewardError` if an
+        environment fails or gives a reward that is not finite, another `RunError` if the engine fails.
         """
-        makers = [self._maker(prompt.env_class) for prompt in prompts]  # a bad name fails before anything is sampled
+        makers = [find_task(prompt.env_class, self._user_env_class) for prompt in prompts]
         groups = [
             self._group(prompt, make, sampling, samples_per_prompt, weight_version, purpose)
             for prompt, make in zip(prompts, makers, strict=True)
@@ -89,13 +90,8 @@ class SkyRLGymGenerator:
         return TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectories))
 
     async def _judge(self, prompt: Prompt, make: MakeEnv, index: int, completion: Completion) -> Trajectory:
-        async with self._env_slots:
-            step, metrics = _play(make, prompt, completion.text)
-        if not math.isfinite(step.reward):
-            raise TaskError(
-                f"{prompt.env_class} gave the reward {step.reward} for {prompt.id} (answer {completion.text[:80]!r})"
-            )
-        reward = step.reward
+        loop = asyncio.get_running_loop()
+        reward, metrics = await loop.run_in_executor(self._env_workers, judge, make, prompt, completion.text)
         if self._config.zero_reward_on_non_stop and completion.stop_reason != "stop":
             reward = 0.0
         return Trajectory(
@@ -116,29 +112,35 @@ class SkyRLGymGenerator:
         cut_off = self._config.apply_overlong_filtering and completion.stop_reason != "stop"
         return (0 if cut_off else 1,) * len(completion.token_ids)
 
-    def _maker(self, env_class: str) -> MakeEnv:
-        if env_class not in self._makers:
-            if env_class != self._user_env_class and env_class not in registered_names():
-                raise TaskError(
-                    f"a row of the data names the environment {env_class!r}, which is not registered. Import paths "
-                    f"are followed from environment.env_class only. Registered: {', '.join(registered_names())}"
-                )
-            self._makers[env_class] = find_env(env_class)
-        return self._makers[env_class]
 
+def judge(make: MakeEnv, prompt: Prompt, answer: str) -> tuple[float, dict[str, float]]:
+    """Reward and metrics of one answer, from a fresh environment that is closed whatever happens.
 
-def _play(make: MakeEnv, prompt: Prompt, answer: str) -> tuple[EnvStep, dict[str, float]]:
-    """One turn in a fresh environment, which is closed whatever happens."""
-    env: Env = make(prompt.extras)
+    Raises `RewardError` with the answer if the environment fails, or gives anything but finite numbers.
+    """
+    where = f"{prompt.env_class}, judging an answer to prompt {prompt.id} ({answer[:80]!r}),"
     try:
-        env.init(prompt.messages)
-        return env.step(answer), env.get_metrics()
-    except TaskError:
-        raise
-    except Exception as error:
-        raise TaskError(
-            f"the environment {prompt.env_class} raised {type(error).__name__}: {error} on {prompt.id} "
-            f"(answer {answer[:80]!r})"
-        ) from error
-    finally:
-        env.close()
+        env = make(prompt.extras)
+        with closing(env):
+            env.init(prompt.messages)
+            step = env.step(answer)
+            metrics = env.get_metrics()
+    except (Exception, SystemExit) as error:
+        raise RewardError(f"{where} raised {type(error).__name__}: {error}") from error
+    if not isinstance(step, EnvStep):
+        raise RewardError(f"{where} returned {step!r} from step() instead of an EnvStep")
+    if not step.done:
+        raise RewardError(f"{where} wants another turn, but generator.max_turns is 1")
+    numbers = {name: _number(value, f"{where} measured {name} =") for name, value in metrics.items()}
+    return _number(step.reward, f"{where} gave the reward"), numbers
+
+
+def _number(value: Any, what: str) -> float:
+    """Any kind of finite number, as a float."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, str) or not math.isfinite(number):
+        raise RewardError(f"{what} {value!r}, which is not a finite number")
+    return number

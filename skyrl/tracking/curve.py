@@ -21,7 +21,8 @@ def draw_reward_curve(records: Iterable[Mapping[str, Any]], path: Path, title: s
         points = [(row["step"], row[name]) for row in rows if name in row]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=label)
-    axes.set(xlabel="step", ylabel="reward", title=title)
+    axes.set(xlabel="step", ylabel="reward")
+    axes.set_title(title, parse_math=False)
     axes.grid(alpha=0.3)
     if axes.has_data():
         axes.legend()

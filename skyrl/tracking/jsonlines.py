@@ -25,9 +25,9 @@ class JsonLines:
         """Every complete line; one that a kill cut short is left out."""
         if not self._path.is_file():
             return
-        with self._path.open(encoding="utf-8") as lines:
+        with self._path.open("rb") as lines:
             for line in lines:
-                if line.endswith("\n"):
+                if line.endswith(b"\n"):
                     yield json.loads(line)
 
     def forget_after(self, step: int) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
+from urllib.parse import quote
 
 from skyrl.config import GeneratorConfig
 from skyrl.rollout.generator import SkyRLGymGenerator
@@ -43,7 +43,9 @@ class Evaluation:
         self._decode = decode
 
     async def run(self, version: int) -> Metrics:
-        """Metrics `eval/<data source>/{avg_score, pass_at_n, mean_positive_reward}`, and the same under `eval/all`."""
+        """Metrics `eval/<data source>/{avg_score, pass_at_n, mean_positive_reward,
+        accuracy}`, and the same under `eval/all`; accuracy is the share of answers with reward 1.
+        """
         groups: list[TrajectoryGroup] = []
         for start in range(0, len(self._prompts), self._batch_size):
             groups += await self._generator.generate(
@@ -56,9 +58,10 @@ class Evaluation:
         by_source: dict[str, list[TrajectoryGroup]] = {}
         for group in groups:
             by_source.setdefault(group.prompt.data_source, []).append(group)
-        metrics = self._score("all", groups)
+        metrics: Metrics = {}
         for source, own in by_source.items():
             metrics |= self._score(source, own)
+        metrics |= self._score("all", groups)
         if self._dump_folder is not None:
             self._dump(self._dump_folder / f"global_step_{version}_evals", version, by_source, metrics)
         return metrics
@@ -69,12 +72,12 @@ class Evaluation:
             f"eval/{source}/avg_score": fmean(rewards),
             f"eval/{source}/pass_at_{self._samples}": pass_rate(groups),
             f"eval/{source}/mean_positive_reward": mean_positive(rewards),
+            f"eval/{source}/accuracy": fmean(reward == 1.0 for reward in rewards),
         }
 
     def _dump(self, folder: Path, step: int, by_source: dict[str, list[TrajectoryGroup]], metrics: Metrics) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for source, groups in by_source.items():
             lines = [json.dumps(record, ensure_ascii=False) for record in sample_records(step, groups, self._decode)]
-            name = re.sub(r"[^A-Za-z0-9._-]", "_", source)
-            (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            (folder / f"{quote(source, safe='')}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         (folder / "aggregated_results.jsonl").write_text(json.dumps(metrics) + "\n", encoding="utf-8")

@@ -103,13 +103,17 @@ class PPOTrainer:
         """`update_epochs_per_batch` passes over the batch, one optimizer step for each mini-batch; metrics are
         averages.
         """
+        mini_batches = list(batch.split(self._mini_batch))
+        learnable = [mini_batch for mini_batch in mini_batches if mini_batch.loss_mask.any()]
         updates = [
             await self.policy.update(mini_batch)
             for _ in range(self._config.update_epochs_per_batch)
-            for mini_batch in batch.split(self._mini_batch)
+            for mini_batch in learnable
         ]
-        lengths = batch.loss_mask.sum(1).float()
-        return prefixed("policy", average(updates)) | {"policy/response_length": lengths.mean().item()}
+        return prefixed("policy", average(updates)) | {
+            "policy/response_length": batch.loss_mask.sum(1).float().mean().item(),
+            "policy/mini_batches_without_a_token": len(mini_batches) - len(learnable),
+        }
 
     async def train(self) -> None:
         """From the current version to the last step."""
@@ -124,12 +128,14 @@ class PPOTrainer:
             metrics |= {"trainer/epoch": self.rollouts.epoch, "trainer/global_step": self.version}
             if self._is_due(self._config.eval_interval):
                 metrics |= await self._evaluate()
+            self.tracker.log(
+                self.version, metrics | self._timings(metrics)
+            )  # before saving: a checkpoint has its record
             if self._is_due(self._config.ckpt_interval):
                 with self.clock.measure("save_checkpoints"):
                     self._save(self.version)
             if self._is_due(self._config.hf_save_interval):
                 self._export(self.version)
-            self.tracker.log(self.version, metrics | self._timings(metrics))
 
     async def _evaluate(self) -> Metrics:
         if self.evaluation is None:

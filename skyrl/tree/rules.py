@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
-from skyrl.errors import Problem
+from skyrl.errors import ConfigError, Problem
 from skyrl.tree.access import evolve_at, get_at
 from skyrl.tree.origins import DEFAULT, Origin, Origins, place_of, was_written
 
@@ -77,10 +77,18 @@ def derive(
         value = step.compute(config)
         if value == step.unset and type(value) is type(step.unset):
             continue
-        config = evolve_at(config, step.writes, value)
+        config = _written(config, step, value)
         origin = Origin(kind="rule", where=step.name, reads=step.reads)
         grown[step.writes] = (*grown.get(step.writes, (DEFAULT,)), origin)
     return config, grown, frozenset(out_of_use)
+
+
+def _written(config: T, step: Rule[T], value: Any) -> T:
+    try:
+        return evolve_at(config, step.writes, value)
+    except ConfigError as error:  # the values that it follows from are absurd, if each of them is allowed
+        hint = f"it follows from {', '.join(step.reads)}"
+        raise ConfigError([attrs.evolve(each, path=step.writes, hint=hint) for each in error.problems]) from None
 
 
 def find_problems(config: T, checks: Iterable[Check[T]], origins: Origins, broken: Iterable[str] = ()) -> list[Problem]:

@@ -56,3 +56,11 @@ def left_alone(instead: str) -> Validator:
 def number_of_items(count: int, each: Callable[[Any], bool], wanted: str) -> Validator:
     """A list of exactly `count` items for which `each` holds."""
     return rule_of_one_field(lambda value: len(value) == count and all(map(each, value)), wanted)
+
+
+def between(low: float, high: float) -> Validator:
+    """From `low` to `high`, both included."""
+    return rule_of_one_field(lambda value: low <= value <= high, f"between {low} and {high}")
+
+
+no_empty_text = rule_of_one_field(all, "allowed: a text in it is empty")

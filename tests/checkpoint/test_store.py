@@ -41,8 +41,10 @@ def test_the_latest_is_the_highest_step_and_not_the_last_name(tmp_path: Path) ->
 def test_a_folder_that_was_never_finished_is_not_a_checkpoint(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.save(checkpoint(1))
-    (tmp_path / ".global_step_2.tmp-99").mkdir()
+    (tmp_path / ".unfinished_global_step_2").mkdir()
     assert store.steps() == [1]
+    store.save(checkpoint(3))
+    assert not (tmp_path / ".unfinished_global_step_2").exists()
 
 
 def test_only_the_newest_are_kept_when_told_so(tmp_path: Path) -> None:

@@ -100,6 +100,9 @@ def test_three_mistakes_are_told_at_once_with_what_was_meant(run_toml: Path, tmp
         ("trainer.algorithm.policy_loss_type=gspoo", "did you mean gspo?"),
         ("+trainer.new=3", "the prefix + is not supported"),
         ("trainer", "cannot be read"),
+        ("trainer.ckpt_path=", "name a folder"),
+        ("data.train_data=['~nobody-of-this-name/x.parquet']", "is not a path here"),
+        ("trainer.policy.optimizer_config.scheduler=warmup_stable_decay", "not implemented yet"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_told_and_nothing_starts(

@@ -33,7 +33,7 @@ def owner_of(path: str) -> type[Any]:
 
 
 def another(path: str) -> Any:
-    """A value of the leaf that is not its default, as JSON and TOML spell it. Raises LookupError where there is none."""
+    """A value of the leaf other than its default, as JSON and TOML spell it. Raises LookupError if there is none."""
     owner, name = owner_of(path), path.rpartition(".")[2]
     default = get_at(SkyRLTrainConfig(), path)
     for value in _candidates(LEAVES[path].type, default):

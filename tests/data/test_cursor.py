@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import pytest
+
 from skyrl.data.cursor import PromptCursor
+from skyrl.errors import ResumeError
 from skyrl.trajectory import Prompt
 
 
@@ -32,3 +35,10 @@ def test_a_cursor_goes_on_where_another_stopped() -> None:
     resumed = PromptCursor(prompts(10), 3, seed=5)
     resumed.load_state(stopped.state())
     assert ids(resumed, 4) == expected[4:]
+
+
+def test_a_cursor_does_not_go_on_through_other_data() -> None:
+    taken = PromptCursor(prompts(10), 3, seed=5)
+    taken.take()
+    with pytest.raises(ResumeError, match="the training data is not what it was"):
+        PromptCursor(list(reversed(prompts(10))), 3, seed=5).load_state(taken.state())

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from skyrl.envs import Env, EnvStep, find_env, register
+from skyrl.envs.registry import find_task
 from skyrl.errors import TaskError
 
 EXTRAS = {"reward_spec": {"method": "rule", "ground_truth": "abc"}, "extra_info": {"index": 3}}
@@ -58,7 +59,7 @@ def test_an_environment_class_in_a_file_is_used_as_it_is(tmp_path: Path) -> None
         ("no_such_module_anywhere:f", "no_such_module_anywhere cannot be found"),
         ("nowhere/task.py:f", "there is no file nowhere/task.py"),
         ("math:no_such_name", "math has no 'no_such_name'"),
-        ("math:pi", "neither an environment class"),
+        ("math:pi", "neither a subclass of skyrl.envs.Env"),
     ],
 )
 def test_a_task_that_cannot_be_found_says_what_was_looked_for(name: str, said: str) -> None:
@@ -71,16 +72,17 @@ def test_a_task_file_that_does_not_import_says_why(tmp_path: Path) -> None:
         find_env(f"{write(tmp_path, '1 / 0')}:f")
 
 
-def test_a_reward_function_that_raises_is_named_with_the_answer(tmp_path: Path) -> None:
-    file = write(tmp_path, "def broken(completion, ground_truth, **others):\n    return {}['x']\n")
-    with pytest.raises(TaskError, match=r"broken raised KeyError: 'x' \(answer 'hello'\)"):
-        find_env(f"{file}:broken")(EXTRAS).step("hello")
+def test_a_task_file_that_ends_the_process_is_a_task_that_cannot_be_imported(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="SystemExit"):
+        find_env(f"{write(tmp_path, 'import sys; sys.exit(0)')}:f")
 
 
-def test_a_reward_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
-    file = write(tmp_path, "def text(completion, ground_truth, **others):\n    return 'good'\n")
-    with pytest.raises(TaskError, match="'good' instead of a number"):
-        find_env(f"{file}:text")(EXTRAS).step("hello")
+def test_a_row_may_name_what_is_registered_or_what_the_configuration_names(tmp_path: Path) -> None:
+    mine = f"{write(tmp_path, 'def f(completion, **others): return 1')}:f"
+    assert find_task("gsm8k", None) is find_env("gsm8k")
+    assert find_task(mine, mine) is find_env(mine)
+    with pytest.raises(TaskError, match=r"environment\.env_class only"):
+        find_task(mine, "gsm8k")
 
 
 def test_a_registered_name_cannot_be_taken_twice() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from safetensors.torch import load_file
 
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.config import SkyRLTrainConfig
-from skyrl.errors import DataError, NonFiniteError, ResumeError, TaskError, UserError
+from skyrl.errors import DataError, NonFiniteError, ResumeError, RewardError, TaskError, UserError
+from skyrl.experiments.claims import Claim
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.summary import summary
 from tests.nano_run import config, metrics, train
@@ -70,9 +72,8 @@ def test_two_deterministic_runs_write_the_same_metrics_and_weights(nano: Path, t
     assert_same_weights(tmp_path / "one", tmp_path / "two")
 
 
-@pytest.mark.parametrize("kl", [False, True])
-def test_a_run_that_was_stopped_and_resumed_ends_like_one_that_was_not(nano: Path, tmp_path: Path, kl: bool) -> None:
-    changes = {**DETERMINISTIC, "trainer__epochs": 2, "trainer__algorithm__use_kl_loss": kl}
+def test_a_run_that_was_stopped_and_made_longer_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:
+    changes = {**DETERMINISTIC, "trainer__epochs": 2}
     train(nano, tmp_path / "whole", **changes)
     train(nano, tmp_path / "stopped", **changes, trainer__max_training_steps=6)
     train(nano, tmp_path / "stopped", **changes)
@@ -80,14 +81,42 @@ def test_a_run_that_was_stopped_and_resumed_ends_like_one_that_was_not(nano: Pat
     assert_same_weights(tmp_path / "stopped", tmp_path / "whole")
 
 
-def test_a_run_that_died_between_checkpoints_repeats_the_lost_steps_once(nano: Path, tmp_path: Path) -> None:
-    class Dies(BasePPOExp):
-        def _record_samples(self, step: int, groups: Any) -> None:
-            super()._record_samples(step, groups)
-            if step == 4:
-                raise KeyboardInterrupt
+OTHER_SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"trainer__algorithm__use_kl_loss": True, "trainer__use_sample_packing": False},
+    {
+        "trainer__policy__optimizer_config__scheduler": "cosine",
+        "trainer__policy__optimizer_config__num_warmup_steps": 2,
+        "trainer__policy_mini_batch_size": 2,
+        "trainer__micro_train_batch_size_per_gpu": 3,
+        "trainer__update_epochs_per_batch": 2,
+    },
+)
 
-    changes = {**DETERMINISTIC, "trainer__ckpt_interval": 3}
+
+@pytest.mark.parametrize("settings", OTHER_SETTINGS)
+@pytest.mark.parametrize("moment", ["_record_samples", "_save", "after _save", "_finish"])
+def test_a_run_that_died_at_any_moment_ends_like_one_that_did_not(
+    nano: Path, tmp_path: Path, moment: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {**DETERMINISTIC, "trainer__ckpt_interval": 3, **settings}
+    method = moment.removeprefix("after ")
+    original = getattr(BasePPOExp, method)
+    times = []
+
+    def dies(self: BasePPOExp, *arguments: Any) -> None:
+        times.append(arguments)
+        if len(times) < 4 and method == "_record_samples":
+            original(self, *arguments)
+            return
+        if moment.startswith("after"):
+            original(self, *arguments)
+        raise KeyboardInterrupt
+
+    class Dies(BasePPOExp):
+        pass
+
+    monkeypatch.setattr(Dies, method, dies)
     train(nano, tmp_path / "whole", **changes)
     with pytest.raises(KeyboardInterrupt):
         Dies(config(nano, tmp_path / "died", **changes)).run()
@@ -123,8 +152,79 @@ def test_fields_that_change_no_number_may_differ_on_resume(nano: Path, tmp_path:
 
 def test_without_resuming_nothing_that_is_there_is_overwritten(nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path)
-    with pytest.raises(ResumeError, match="would overwrite them"):
+    with pytest.raises(ResumeError, match=r"later steps \(2, 4, 6\), which this run would overwrite"):
         train(nano, tmp_path, trainer__resume_mode="none")
+
+
+def test_a_trained_model_without_checkpoints_is_not_replaced(nano: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path, trainer__ckpt_interval=-1)
+    with pytest.raises(ResumeError, match="holds a trained model, and no checkpoint to go on from"):
+        train(nano, tmp_path, trainer__ckpt_interval=-1)
+
+
+def test_a_run_that_stopped_just_before_its_end_still_leaves_its_model(nano: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path)
+    before = final_weights(tmp_path)
+    shutil.rmtree(tmp_path / "run" / "model")
+    assert BasePPOExp(config(nano, tmp_path)).run() is False
+    assert all(torch.equal(weight, before[name]) for name, weight in final_weights(tmp_path).items())
+
+
+def test_a_finished_run_can_be_made_longer(nano: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path, trainer__max_training_steps=4)
+    train(nano, tmp_path)
+    assert [row["step"] for row in metrics(tmp_path)] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_an_earlier_checkpoint_is_not_continued_among_later_ones(nano: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path)
+    shutil.rmtree(tmp_path / "run")
+    named = {"trainer__resume_mode": "from_path", "trainer__resume_path": str(tmp_path / "checkpoints/global_step_2")}
+    with pytest.raises(ResumeError, match=r"later steps \(4, 6\)"):
+        train(nano, tmp_path, **named)
+
+
+def test_a_run_that_cannot_save_says_so_before_it_trains(nano: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(UserError, match=r"trainer\.ckpt_path = .*file.* cannot be written to"):
+        train(nano, tmp_path, trainer__ckpt_path=str(tmp_path / "file"))
+
+
+def test_data_that_changed_under_a_run_is_noticed(nano: Path, tmp_path: Path) -> None:
+    data = tmp_path / "train.jsonl"
+    lines = (nano / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    data.write_text("".join(lines), encoding="utf-8")
+    train(nano, tmp_path, data__train_data=[str(data)], trainer__max_training_steps=2)
+    data.write_text("".join(reversed(lines)), encoding="utf-8")
+    with pytest.raises(ResumeError, match="the training data is not what it was"):
+        train(nano, tmp_path, data__train_data=[str(data)])
+
+
+def test_a_row_with_an_unknown_task_is_told_before_anything_is_made(nano: Path, tmp_path: Path) -> None:
+    data = tmp_path / "train.jsonl"
+    row = {"prompt": [{"role": "user", "content": "a"}], "env_class": "elsewhere.py:task"}
+    data.write_text((json.dumps(row) + "\n") * 4, encoding="utf-8")
+    with pytest.raises(TaskError, match="elsewhere.py:task"):
+        train(nano, tmp_path, data__train_data=[str(data)])
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_answer_that_does_not_fit_into_the_model_is_refused(nano: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="max_generate_length = 70 do not fit into the 64 positions"):
+        train(nano, tmp_path, generator__sampling_params__max_generate_length=70)
+
+
+def test_a_mini_batch_without_a_finished_answer_is_skipped_and_counted(nano: Path, tmp_path: Path) -> None:
+    several = {"trainer__policy_mini_batch_size": 1, "trainer__micro_train_batch_size_per_gpu": 3}
+    train(
+        nano,
+        tmp_path,
+        **several,
+        generator__apply_overlong_filtering=True,
+        generator__sampling_params__max_generate_length=40,
+    )
+    skipped = [row["policy/mini_batches_without_a_token"] for row in metrics(tmp_path)[1:]]
+    assert max(skipped) > 0
 
 
 def test_a_named_checkpoint_is_the_one_that_is_resumed(nano: Path, tmp_path: Path) -> None:
@@ -137,13 +237,19 @@ def test_a_named_checkpoint_is_the_one_that_is_resumed(nano: Path, tmp_path: Pat
 
 
 def test_a_second_process_in_the_same_folder_is_told_who_has_it(nano: Path, tmp_path: Path) -> None:
-    holder = BasePPOExp(config(nano, tmp_path))
-    holder.folder.open()
-    try:
-        with pytest.raises(UserError, match="in use by a run that is going on"):
-            train(nano, tmp_path)
-    finally:
-        holder.folder.close()
+    for folder, field in (
+        ("run", "trainer.run_path"),
+        ("checkpoints", "trainer.ckpt_path"),
+        ("exports", "trainer.export_path"),
+    ):
+        holder = Claim(tmp_path / folder, field, config(nano, tmp_path))
+        holder.take()
+        try:
+            with pytest.raises(UserError, match=rf"in use by a run that is going on(.|\n)*{field}"):
+                train(nano, tmp_path)
+        finally:
+            holder.release()
+    train(nano, tmp_path)
 
 
 def test_a_batch_larger_than_the_data_is_refused_before_anything_is_made(nano: Path, tmp_path: Path) -> None:
@@ -168,12 +274,12 @@ def test_one_update_on_a_batch_needs_no_scoring_pass(nano: Path, tmp_path: Path)
 
 def test_a_kl_loss_pulls_towards_the_reference(nano: Path, tmp_path: Path) -> None:
     drift = {}
-    for coefficient in (0.0, 5.0):
+    for coefficient in (1e-9, 5.0):
         out = tmp_path / str(coefficient)
         kl = {"trainer__algorithm__use_kl_loss": True, "trainer__algorithm__kl_loss_coef": coefficient}
-        train(nano, out, **kl, trainer__policy__optimizer_config__lr=3e-3)
-        drift[coefficient] = metrics(out)[-1].get("policy/policy_kl", float("nan"))
-    assert 0 <= drift[5.0] < 0.5
+        train(nano, out, **kl, trainer__epochs=4, trainer__eval_interval=-1)
+        drift[coefficient] = metrics(out)[-1]["policy/policy_kl"]
+    assert 0 < 2 * drift[5.0] < drift[1e-9]
 
 
 def test_the_engine_and_the_learner_agree_on_every_token(nano: Path, tmp_path: Path) -> None:
@@ -206,5 +312,5 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_step(nano: Path,
 def test_a_reward_function_that_fails_ends_the_run_with_its_name(nano: Path, tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     file.write_text("def broken(completion, **others):\n    raise RuntimeError('no')\n", encoding="utf-8")
-    with pytest.raises(TaskError, match=r"broken raised RuntimeError: no"):
+    with pytest.raises(RewardError, match=r"broken.py:broken, judging .* raised RuntimeError: no"):
         train(nano, tmp_path, environment__env_class=f"{file}:broken")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +13,11 @@ import pytest
 import torch
 from attrs import evolve
 from torch import Tensor
+from transformers import BertConfig, BertLMHeadModel
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
-from skyrl.errors import ConfigError
+from skyrl.errors import ConfigError, ModelError
 from skyrl.learners.fsdp import PolicyWorker, RefWorker
 from skyrl.training.objective import policy_objective
 from skyrl.tree import evolve_at
@@ -115,6 +118,14 @@ async def test_the_gradient_is_clipped_to_its_largest_norm(trainer: TrainerConfi
     assert gradients(policy).norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
+async def test_a_largest_norm_of_zero_turns_clipping_off(trainer: TrainerConfig) -> None:
+    free, loose = (worker(trainer, policy__optimizer_config__max_grad_norm=norm) for norm in (0.0, 1e9))
+    await free.update(batch())
+    await loose.update(batch())
+    assert gradients(free).norm() > 0
+    assert torch.equal(gradients(free), gradients(loose))
+
+
 async def test_the_learning_rate_warms_up_step_by_step(trainer: TrainerConfig) -> None:
     policy = worker(trainer, policy__optimizer_config__num_warmup_steps=4)
     rates = [(await policy.update(batch()))["policy_lr"] for _ in range(6)]
@@ -137,6 +148,44 @@ async def test_recomputing_activations_changes_no_gradient(trainer: TrainerConfi
     await plain.update(batch())
     await saving.update(batch())
     torch.testing.assert_close(gradients(saving), gradients(plain), atol=1e-6, rtol=1e-5)
+
+
+async def test_recomputing_activations_leaves_dropout_off(nano: Path, trainer: TrainerConfig, tmp_path: Path) -> None:
+    folder = tmp_path / "dropout"
+    shutil.copytree(nano / "model", folder)
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {"attention_dropout": 0.5}
+    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    policy = worker(trainer, recompute_activations=True, policy__model__path=str(folder))
+    assert torch.equal(await policy.score(batch()), await policy.score(batch()))
+
+
+def test_a_model_that_looks_ahead_is_refused(trainer: TrainerConfig, tmp_path: Path) -> None:
+    BertLMHeadModel(bert(is_decoder=False)).save_pretrained(tmp_path / "bert")
+    with pytest.raises(ModelError, match="not a causal language model"):
+        worker(trainer, policy__model__path=str(tmp_path / "bert"))
+
+
+def test_a_model_whose_packed_rows_see_each_other_is_refused_unless_packing_is_off(
+    trainer: TrainerConfig, tmp_path: Path
+) -> None:
+    BertLMHeadModel(bert(is_decoder=True)).save_pretrained(tmp_path / "bert")
+    path = str(tmp_path / "bert")
+    with pytest.raises(ModelError, match=r"set trainer\.use_sample_packing = false"):
+        worker(trainer, policy__model__path=path)
+    worker(trainer, policy__model__path=path, use_sample_packing=False)
+
+
+def bert(*, is_decoder: bool) -> BertConfig:
+    return BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+        is_decoder=is_decoder,
+    )
 
 
 async def test_the_reference_scores_as_the_policy_it_began_as(trainer: TrainerConfig) -> None:

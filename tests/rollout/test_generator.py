@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skyrl.config import GeneratorConfig, InferenceEngineConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
-from skyrl.errors import TaskError
+from skyrl.errors import RewardError, TaskError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.rollout.generator import SkyRLGymGenerator
@@ -112,9 +113,48 @@ async def test_the_import_path_of_the_configuration_is_followed(tmp_path: Path) 
     assert group.rewards == (0.25, 0.25)
 
 
-async def test_a_reward_that_is_not_finite_stops_the_run_and_names_the_answer(tmp_path: Path) -> None:
-    file = tmp_path / "nan.py"
-    file.write_text("def nan(completion, **others):\n    return float('nan')\n", encoding="utf-8")
-    name = f"{file}:nan"
-    with pytest.raises(TaskError, match="reward nan .*answer 'a'"):
-        await sample(generator(Scripted("a", "b"), user_env_class=name), prompt(name))
+CLASS = "from skyrl.envs import Env, EnvStep\nclass Task(Env):\n"
+STEP = "    def step(self, action): return EnvStep(reward=1, done=True)\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def Task(completion, **others): return float('nan')", "gave the reward nan, which is not a finite number"),
+        ("def Task(completion, **others): return 'good'", "gave the reward 'good'"),
+        ("def Task(completion, **others): return None", "gave the reward None"),
+        ("def Task(completion, **others): return {}['x']", "raised KeyError: 'x'"),
+        ("import sys\ndef Task(completion, **others): sys.exit(0)", "raised SystemExit: 0"),
+        (CLASS + "    def __init__(self, extras): 1 / 0\n" + STEP, "raised ZeroDivisionError"),
+        (CLASS + "    def close(self): 1 / 0\n" + STEP, "raised ZeroDivisionError"),
+        (CLASS + "    def step(self, action): return 1.0\n", "returned 1.0 from step()"),
+        (CLASS + "    def step(self, action): return EnvStep(reward=1, done=False)\n", "wants another turn"),
+        (CLASS + "    def get_metrics(self): return {'depth': 'low'}\n" + STEP, "measured depth = 'low'"),
+    ],
+)
+async def test_a_task_that_fails_stops_the_run_and_names_the_answer(tmp_path: Path, source: str, said: str) -> None:
+    file = tmp_path / "task.py"
+    file.write_text(source, encoding="utf-8")
+    name = f"{file}:Task"
+    with pytest.raises(RewardError, match=re.escape(said)) as failure:
+        await sample(generator(Scripted("the answer", "b"), user_env_class=name), prompt(name))
+    assert "task.py:Task, judging an answer to prompt p (" in str(failure.value)
+
+
+async def test_any_kind_of_number_is_a_reward(tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    file.write_text("import numpy\ndef half(completion, **others): return numpy.float32(0.5)\n", encoding="utf-8")
+    (group,) = await sample(generator(Scripted("a", "b"), user_env_class=f"{file}:half"), prompt(f"{file}:half"))
+    assert group.rewards == (0.5, 0.5)
+
+
+async def test_slow_tasks_are_judged_side_by_side(tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    text = (
+        "import threading\n"
+        "both = threading.Barrier(2, timeout=60)\n"
+        "def meet(completion, **others): both.wait(); return 1\n"
+    )
+    file.write_text(text, encoding="utf-8")
+    (group,) = await sample(generator(Scripted("a", "b"), user_env_class=f"{file}:meet"), prompt(f"{file}:meet"))
+    assert group.rewards == (1.0, 1.0)

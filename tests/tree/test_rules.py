@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.errors import Problem
+import pytest
+
+from skyrl.errors import ConfigError, Problem
 from skyrl.tree import evolve_at
 from skyrl.tree.origins import DEFAULT, Origin
 from skyrl.tree.rules import derive, find_problems, paths_read, rule, touches
@@ -59,6 +61,12 @@ def test_rules_fill_what_is_unset_one_after_the_other() -> None:
 def test_what_was_written_is_never_changed() -> None:
     written = Run(steps=5, judge=Model(path="j"), policy=Model(optimizer=Optimizer(decay=0.5)))
     assert derive(written, RULES, {})[0] == written
+
+
+def test_a_derived_value_that_its_field_refuses_is_told_with_what_it_follows_from() -> None:
+    with pytest.raises(ConfigError) as caught:
+        derive(Run(seed=-2), RULES, {})
+    assert caught.value.problems == (Problem(path="steps", message="-4 is not positive", hint="it follows from seed"),)
 
 
 def test_deriving_again_changes_nothing() -> None:

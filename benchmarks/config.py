@@ -1,0 +1,167 @@
+"""The cost of answering about a configuration: one JSON line.
+
+    python benchmarks/config.py [ROUNDS]
+
+Cold: CPU time of a whole process of `skyrl config check FILE`, beside that of a process that only defines the same tree
+in plain attrs (no types checked, no file read) and takes its defaults. The two take turns; compare the ratio of the
+least times, since other work on the machine can only add to one. Warm: milliseconds in a process that has done it before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from skyrl.config import SkyRLTrainConfig, check, compose, load, resolve
+from skyrl.tree import thaw
+from skyrl.tree.classes import fields_of
+from skyrl.tree.types import config_class
+
+RUN = """\
+[data]
+train_data = ["train.parquet"]
+val_data = ["validation.parquet"]
+
+[trainer]
+device = "cpu"
+logger = "console"
+epochs = 20
+train_batch_size = 512
+policy_mini_batch_size = 256
+max_prompt_length = 1024
+run_name = "benchmark"
+
+[trainer.policy.model]
+path = "Qwen/Qwen2.5-0.5B-Instruct"
+
+[trainer.policy.optimizer_config]
+lr = 1e-6
+max_grad_norm = 0.5
+
+[trainer.algorithm]
+use_kl_loss = true
+kl_loss_coef = 0.001
+eps_clip_high = 0.28
+
+[generator]
+n_samples_per_prompt = 8
+
+[generator.sampling_params]
+temperature = 1.0
+max_generate_length = 1024
+
+[generator.inference_engine]
+backend = "torch"
+"""
+
+
+def main(rounds: int) -> None:
+    """Measure and print."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "run.toml")
+        file.write_text(RUN)
+        Path(folder, "plain_tree.py").write_text(plain_attrs())
+        commands = {
+            "plain_attrs": [sys.executable, "-c", "import plain_tree; plain_tree.SkyRLTrainConfig()"],
+            "skyrl_config_check": [sys.executable, "-m", "skyrl.cli", "config", "check", str(file)],
+        }
+        cold = take_turns(commands, rounds, folder)
+        warm = {
+            "load": warm_ms(lambda: load([file])),
+            "resolve": warm_ms(lambda: resolve(SkyRLTrainConfig())),
+            "check": warm_ms(lambda tree=resolve(load([file]).config): check(tree, {})),
+            "load_resolve_check": warm_ms(lambda: compose([file])),
+        }
+    least = {name: min(times) for name, times in cold.items()}
+    middle = {name: statistics.median(times) for name, times in cold.items()}
+    result = {
+        "benchmark": "config",
+        "rounds": rounds,
+        "cold_cpu_ms": {name: {"min": round(least[name], 1), "median": round(middle[name], 1)} for name in commands},
+        "ratio": round(least["skyrl_config_check"] / least["plain_attrs"], 3),
+        "ratio_of_medians": round(middle["skyrl_config_check"] / middle["plain_attrs"], 3),
+        "warm_ms": {name: round(value, 3) for name, value in warm.items()},
+    }
+    print(json.dumps(result))
+
+
+def take_turns(commands: Mapping[str, list[str]], rounds: int, folder: str) -> dict[str, list[float]]:
+    """CPU milliseconds of each command in each round, after a first one that compiles to bytecode."""
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    path = os.pathsep.join([folder, str(Path(__file__).parents[1])])
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONPYCACHEPREFIX": str(Path(folder, "bytecode"))}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    for turn in range(rounds + 1):
+        for name, command in commands.items():
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            if process.returncode:
+                raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+            if turn:
+                times[name].append(1e3 * (usage.ru_utime + usage.ru_stime))
+    return times
+
+
+def warm_ms(work: Callable[[], Any], repeats: int = 200) -> float:
+    """The least of many times."""
+    work()
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return 1e3 * min(taken)
+
+
+def plain_attrs() -> str:
+    """A module that defines the tree's classes, fields, types and defaults in attrs, as one would by hand."""
+    lines = ["import collections.abc", "import typing", "", "import attrs", "", "NoneType = type(None)", ""]
+    for cls in dict.fromkeys(classes(SkyRLTrainConfig)):
+        lines += ["", "@attrs.frozen(kw_only=True)", f"class {cls.__name__}:"]
+        for name, attribute in fields_of(cls).items():
+            lines.append(f"    {name}: {type_source(attribute.type)} = {default_source(attribute.default)}")
+    return "\n".join(lines) + "\n"
+
+
+def classes(cls: type[Any]) -> Iterator[type[Any]]:
+    """Those that a class is made of, before itself."""
+    for attribute in fields_of(cls).values():
+        nested = config_class(attribute.type)
+        if nested is not None:
+            yield from classes(nested)
+    yield cls
+
+
+def type_source(kind: Any) -> str:
+    """A type as one writes it."""
+    nested = config_class(kind)
+    if nested is not None:
+        return nested.__name__ if kind is nested else f"{nested.__name__} | None"
+    return kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else repr(kind)
+
+
+def default_source(value: Any) -> str:
+    """A default as one writes it; a table gets a factory."""
+    if isinstance(value, Mapping):
+        return f"attrs.field(factory=lambda: {thaw(value)!r})"
+    if attrs.has(type(value)):
+        default = type(value)()
+        changed = [name for name in fields_of(type(value)) if getattr(value, name) != getattr(default, name)]
+        inside = ", ".join(f"{name}={default_source(getattr(value, name))}" for name in changed)
+        return f"{type(value).__name__}({inside})"
+    return repr(value)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)

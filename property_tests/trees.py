@@ -1,0 +1,118 @@
+"""Random values for every leaf of the tree, and random sets of overrides in every spelling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin
+
+import attrs
+from hypothesis import strategies as st
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.errors import ConfigError
+from skyrl.tree.classes import leaf_paths
+from skyrl.tree.literals import NULL_WORDS
+from skyrl.tree.types import is_list, is_mapping, is_optional, is_union
+
+LEAVES: dict[str, attrs.Attribute[Any]] = dict(leaf_paths(SkyRLTrainConfig))
+
+Overrides = dict[str, Any]
+"""Dotted paths and values, as JSON has them."""
+
+RUNNABLE: Overrides = {
+    "trainer.device": "cpu",
+    "trainer.logger": "console",
+    "generator.inference_engine.backend": "torch",
+}
+"""What has to be written so that this version can run the default tree."""
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
+    ["1e5", "007", "true", "null", "none", "None", "nan", "a.b", "x = 1", "[y]", "#", '"', "'''", "\\"]
+)
+whole_numbers = st.integers(-(2**63), 2**64 - 1) | st.integers(-3, 100)
+numbers = st.floats(allow_nan=False, allow_infinity=False) | st.floats(0, 1) | st.sampled_from([0.0, 1.0, 0.5, 1e-6])
+scalars = st.booleans() | whole_numbers | numbers | texts
+
+
+def data(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Lists and tables of `leaves`, not too deep."""
+    return st.recursive(
+        leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=6
+    )
+
+
+def overrides(*, max_size: int = 12, null_inside: bool = True) -> st.SearchStrategy[Overrides]:
+    """Some leaves with values that they take; `null_inside` free-form tables cannot be written in TOML."""
+
+    @st.composite
+    def draw_them(draw: st.DrawFn) -> Overrides:
+        paths = draw(st.lists(st.sampled_from(sorted(LEAVES)), unique=True, max_size=max_size))
+        return {path: draw(value_of(path, null_inside=null_inside)) for path in paths}
+
+    return draw_them()
+
+
+def value_of(path: str, *, null_inside: bool = True) -> st.SearchStrategy[Any]:
+    """A value that the leaf takes."""
+    attribute = LEAVES[path]
+
+    def is_taken(value: Any) -> bool:
+        try:
+            stored = attribute.converter(value)  # type: ignore[misc, operator]
+            if attribute.validator is not None:
+                attribute.validator(None, attribute, stored)
+        except ConfigError:
+            return False
+        return True
+
+    return _of_type(attribute.type, null_inside).filter(is_taken)
+
+
+def as_tables(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted paths as tables in tables."""
+    tables: dict[str, Any] = {}
+    for path, value in values.items():
+        *parents, name = path.split(".")
+        table = tables
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[name] = value
+    return tables
+
+
+def as_toml_has_it(values: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML has no null: the text `none` stands for it."""
+    return {path: "none" if value is None else value for path, value in values.items()}
+
+
+def as_arguments(values: Mapping[str, Any]) -> list[str]:
+    """`path=value` for each."""
+    return [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
+
+
+def can_be_in_toml(path: str, value: Any) -> bool:
+    """Null has no spelling where `none` is a word of the field's own."""
+    return not (value is None and any("none" in get_args(arm) for arm in get_args(LEAVES[path].type)))
+
+
+def can_be_an_argument(path: str, value: Any) -> bool:
+    """The text `null` has no spelling where null may stand, nor has a text that looks like a list where one may."""
+    kind = LEAVES[path].type
+    if not isinstance(value, str) or not is_union(kind):
+        return True
+    lists = any(is_list(arm) for arm in get_args(kind))
+    return not (is_optional(kind) and value in NULL_WORDS) and not (lists and value[:1] in ("[", "(", "'", '"'))
+
+
+def _of_type(kind: Any, null_inside: bool) -> st.SearchStrategy[Any]:
+    if is_union(kind):
+        return st.one_of([_of_type(arm, null_inside) for arm in get_args(kind)])
+    if get_origin(kind) is Literal:
+        return st.sampled_from(get_args(kind))
+    if is_list(kind):
+        return st.lists(_of_type(get_args(kind)[0], null_inside), max_size=3)
+    if is_mapping(kind):
+        return st.dictionaries(texts, data(scalars | st.none() if null_inside else scalars), max_size=3)
+    by_kind = {bool: st.booleans(), int: whole_numbers, float: numbers | st.integers(0, 9), str: texts}
+    return st.none() if kind is type(None) else by_kind[kind]

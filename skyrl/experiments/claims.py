@@ -1,0 +1,113 @@
+"""One folder holds one run, and one process at a time writes into it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import cattrs
+from filelock import FileLock, Timeout
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.errors import ResumeError, UserError
+from skyrl.tree import differences, fingerprint, required
+
+
+class Claim:
+    """A folder that a run writes into: taken before anything is started, signed with the run's configuration."""
+
+    def __init__(self, folder: Path, field: str, run: SkyRLTrainConfig) -> None:
+        """`field` is the dotted path of the configuration that names the folder."""
+        self.folder = folder
+        self._field, self._run = field, run
+        self._lock = FileLock(folder / ".lock")
+        self._signature = folder / "config.json"
+
+    def take(self) -> None:
+        """Make the folder and lock it.
+
+        Raises `UserError` if it cannot be made or another process has it, `ResumeError` if it belongs to another run.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=0)
+            (self.folder / ".owner").write_text(f"process {os.getpid()}", encoding="utf-8")
+        except Timeout:
+            owner = _read_text(self.folder / ".owner")
+            message = f"{self.folder} is in use by a run that is going on ({owner}): choose another {self._field}"
+            raise UserError(message) from None
+        except OSError as error:
+            raise UserError(f"{self._field} = {self.folder} cannot be written to: {error.strerror}") from None
+        try:
+            self._compare()
+        except ResumeError:
+            self.release()
+            raise
+
+    def sign(self) -> None:
+        """Write the resolved configuration and its fingerprint into `config.json`."""
+        data = {"fingerprint": fingerprint(self._run), "config": cattrs.unstructure(self._run)}
+        scratch = self._signature.with_suffix(".tmp")
+        scratch.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        scratch.replace(self._signature)
+
+    def release(self) -> None:
+        """Let the next process have it."""
+        self._lock.release()
+
+    def _compare(self) -> None:
+        text = _read_text(self._signature)
+        if not text:
+            return
+        try:
+            stored = json.loads(text)["config"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ResumeError(f"{self._signature} is damaged ({error}): choose another {self._field}") from error
+        refuse_changed(stored, self._run, str(self.folder), self._field)
+
+
+def refuse_changed(stored: Any, run: SkyRLTrainConfig, where: str, field: str) -> None:
+    """Compare a stored configuration with this run's in everything that determines its numbers.
+
+    Raises `ResumeError` with the differences and the two ways out.
+    """
+    try:
+        before = cattrs.structure(stored, type(run))
+    except ValueError as error:
+        raise ResumeError(f"{where} has a configuration that this version cannot read: {error}") from error
+    changed = differences(before, run, roles=("identity", "numerics"))
+    if not changed:
+        return
+    rows = "\n".join(f"  {path}: {_short(old)} there, {_short(new)} here" for path, (old, new) in changed.items())
+    raise ResumeError(
+        f"{where} belongs to a run with another configuration:\n{rows}\n"
+        f"To continue that run, set these back. To start a new one beside it, choose another {field}, for example:\n"
+        f"  {_folders_beside(run)}"
+    )
+
+
+def _folders_beside(run: SkyRLTrainConfig) -> str:
+    """Arguments that move the run folder, and what is kept inside or outside of it, to names that are free."""
+    own = required(run.trainer.run_path, "trainer.run_path").rstrip("/")
+    number = next(count for count in itertools.count(2) if not Path(f"{own}-{count}").expanduser().exists())
+    paths = {"run_path": own, "ckpt_path": run.trainer.ckpt_path, "export_path": run.trainer.export_path}
+    moved = {
+        name: f"{own}-{number}{path.removeprefix(own)}" if path.startswith(own) else f"{path.rstrip('/')}-{number}"
+        for name, path in paths.items()
+    }
+    return " ".join(f"trainer.{name}={path}" for name, path in moved.items())
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."

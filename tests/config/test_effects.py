@@ -1,0 +1,130 @@
+"""A value that was written and does nothing in this run is told; one that was not written, or acts, is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skyrl.config import SkyRLTrainConfig, load
+from skyrl.config.effects import EFFECTS, Effect, without_effect
+from skyrl.config.resolve import resolve_with_origins
+from skyrl.errors import Problem
+from skyrl.tree.classes import table_paths
+from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE
+
+NO_KL = {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_kl_in_reward": False}
+NO_EVALUATION = {"trainer.eval_before_train": False, "trainer.eval_interval": 0}
+
+OFF: dict[str, dict[str, Any]] = {
+    # effect: what switches it off, where the run of RUNNABLE does not
+    "trainer.algorithm.kl_loss_coef": NO_KL,
+    "trainer.algorithm.kl_estimator_type": NO_KL,
+    "trainer.ref": NO_KL,
+    "trainer.eval_batch_size": NO_EVALUATION,
+    "generator.eval_sampling_params": NO_EVALUATION,
+    "generator.eval_n_samples_per_prompt": NO_EVALUATION,
+}
+
+CUDA = {"trainer.device": "cuda"}
+CRITIC = {"trainer.critic.model.path": "critic"}
+RAY = {"trainer.placement.executor": "ray"}
+ON: dict[str, dict[str, Any]] = {
+    # effect: what switches it on, where the run of RUNNABLE does not
+    "trainer.algorithm.kl_ctrl": {"trainer.algorithm.use_kl_in_reward": True},
+    "trainer.critic.optimizer_config": CRITIC,
+    "trainer.critic.fsdp_config": CRITIC,
+    "trainer.critic_mini_batch_size": CRITIC,
+    "trainer.algorithm.value_clip": CRITIC,
+    "trainer.algorithm.entropy_loss_coef": {"trainer.algorithm.use_entropy_loss": True},
+    "trainer.algorithm.lambd": {"trainer.algorithm.advantage_estimator": "gae"},
+    "trainer.algorithm.gamma": {"trainer.algorithm.advantage_estimator": "reinforce++"},
+    "trainer.algorithm.clip_ratio_c": {"trainer.algorithm.policy_loss_type": "dual_clip"},
+    "trainer.algorithm.sapo": {"trainer.algorithm.policy_loss_type": "sapo"},
+    "trainer.algorithm.cispo": {"trainer.algorithm.policy_loss_type": "cispo"},
+    "trainer.algorithm.clip_cov": {"trainer.algorithm.policy_loss_type": "clip_cov"},
+    "trainer.algorithm.kl_cov": {"trainer.algorithm.policy_loss_type": "kl_cov"},
+    "trainer.algorithm.tis_imp_ratio_cap": {"trainer.algorithm.use_tis": True},
+    "trainer.policy.megatron_config": {"trainer.strategy": "megatron"},
+    "trainer.policy.deepspeed_config": {"trainer.strategy": "deepspeed"},
+    "trainer.policy.fsdp_config": {"trainer.placement.policy_num_gpus_per_node": 2},
+    "trainer.policy.model.lora": {"trainer.policy.model.lora.rank": 8},
+    "trainer.placement.colocate_all": RAY,
+    "trainer.placement.colocate_policy_ref": RAY,
+    "trainer.bf16": CUDA,
+    "trainer.flash_attn": CUDA,
+    "trainer.gradient_checkpointing": CUDA,
+    "trainer.gradient_checkpointing_use_reentrant": CUDA,
+    "environment.skyrl_gym.text2sql": {"environment.env_class": "text2sql"},
+    "environment.skyrl_gym.search": {"environment.env_class": "search"},
+    "environment.skyrl_gym.llm_as_a_judge": {"environment.env_class": "gsm8k_llm_judge"},
+    **{
+        effect.path: {"generator.inference_engine.backend": "vllm"}
+        for effect in EFFECTS
+        if effect.path.startswith("generator.inference_engine.")
+    },
+}
+NEVER_ACT = {"trainer.fully_async"}
+
+
+def leaf_in(path: str) -> str:
+    """A leaf at or in a path that can have another value, the adapter's size apart: that one switches it on."""
+    inside = [leaf for leaf in LEAVES if leaf == path or leaf.startswith(path + ".")]
+    return next(leaf for leaf in inside if leaf not in FIXED and not leaf.endswith("lora.rank"))
+
+
+def warnings(values: dict[str, Any]) -> list[Problem]:
+    """What is said about a run of these values."""
+    loaded = load([], RUNNABLE | values)
+    config, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+    return without_effect(config, origins)
+
+
+def told(path: str, values: dict[str, Any]) -> list[Problem]:
+    """What is said about one path."""
+    return [problem for problem in warnings(values) if problem.path == path]
+
+
+@pytest.mark.parametrize("effect", EFFECTS, ids=lambda effect: effect.path)
+def test_a_written_value_that_does_nothing_is_told(effect: Effect) -> None:
+    leaf = leaf_in(effect.path)
+    [problem] = told(effect.path, OFF.get(effect.path, {}) | {leaf: OTHERS[leaf]})
+    assert (problem.severity, problem.place) == ("warning", "Python")
+    assert problem.message == f"has no effect in this run: it acts only when {effect.when}"
+
+
+@pytest.mark.parametrize("effect", EFFECTS, ids=lambda effect: effect.path)
+def test_a_value_that_was_not_written_is_not_told(effect: Effect) -> None:
+    assert told(effect.path, OFF.get(effect.path, {})) == []
+
+
+@pytest.mark.parametrize("effect", EFFECTS, ids=lambda effect: effect.path)
+def test_a_written_value_that_acts_is_not_told(effect: Effect) -> None:
+    leaf = leaf_in(effect.path)
+    assert (told(effect.path, {leaf: OTHERS[leaf]} | ON.get(effect.path, {})) != []) == (effect.path in NEVER_ACT)
+
+
+def test_nothing_is_told_about_the_run_that_was_not_asked_for_anything() -> None:
+    assert warnings({}) == []
+
+
+def test_writing_a_value_that_equals_the_default_is_writing_it() -> None:
+    assert [problem.path for problem in warnings({"trainer.algorithm.lambd": 1.0})] == ["trainer.algorithm.lambd"]
+
+
+def test_one_table_is_told_once() -> None:
+    values = {"trainer.algorithm.sapo.tau_pos": 2.0, "trainer.algorithm.sapo.tau_neg": 2.0}
+    assert [problem.path for problem in warnings(values)] == ["trainer.algorithm.sapo"]
+
+
+def test_an_effect_that_depends_on_a_broken_value_is_not_judged() -> None:
+    loaded = load([], RUNNABLE | {"trainer.algorithm.lambd": 0.5})
+    config, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+    assert without_effect(config, origins, {"trainer.algorithm.advantage_estimator"}) == []
+    assert len(without_effect(config, origins, {"trainer.algorithm.use_kl_loss"})) == 1
+
+
+def test_effects_are_about_paths_that_exist_each_once() -> None:
+    paths = [effect.path for effect in EFFECTS]
+    assert set(paths) <= set(LEAVES) | set(table_paths(SkyRLTrainConfig))
+    assert len(paths) == len(set(paths))

@@ -1,0 +1,46 @@
+"""Answering about a TOML file is cheap: nothing heavy is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.config.leaves import RUNNABLE
+
+HEAVY = (
+    "torch",
+    "ray",
+    "transformers",
+    "rich",
+    "yaml",
+    "numpy",
+    "pyarrow",
+    "tomli_w",
+    "hypothesis",
+    "difflib",
+    "pydoc",
+)
+
+COMMANDS = {
+    "load, resolve and check": "from skyrl.config import compose; compose([sys.argv[1]])",
+    "store": "import cattrs; from skyrl.config import load; cattrs.unstructure(load([sys.argv[1]]).config)",
+    "skyrl config check": "import skyrl.cli.main as m; m.cli(['config', 'check', sys.argv[1]], standalone_mode=False)",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
+def test_a_toml_file_is_answered_without_heavy_imports(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("\n".join(f"{path} = {value!r}" for path, value in RUNNABLE.items()))
+    program = f"import sys; {command}; print(*sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(file)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.strip() == ""

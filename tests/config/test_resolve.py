@@ -1,0 +1,205 @@
+"""Derivation: what follows is filled in, by rules that say what they read, and nothing written is changed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.config import AlgorithmConfig, SamplingParams, SkyRLTrainConfig, load, make_config, resolve
+from skyrl.config.resolve import RULES, resolve_with_origins
+from skyrl.tree import differences, evolve_at, frozen, get_at, thaw
+from skyrl.tree.classes import table_paths
+from skyrl.tree.rules import Rule, paths_read
+from tests.config.leaves import LEAVES, OTHERS, RUNNABLE
+
+PATHS = set(LEAVES) | set(table_paths(SkyRLTrainConfig))
+
+EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
+    # written, path, derived
+    ({"trainer.device": "cuda"}, "trainer.compute_dtype", "bfloat16"),
+    ({"trainer.device": "cuda", "trainer.bf16": False}, "trainer.compute_dtype", "float32"),
+    ({"trainer.device": "cpu"}, "trainer.compute_dtype", "float32"),
+    ({"trainer.device": "cuda"}, "trainer.attention", "flash_attention_2"),
+    ({"trainer.device": "cuda", "trainer.flash_attn": False}, "trainer.attention", "sdpa"),
+    ({"trainer.device": "cpu"}, "trainer.attention", "sdpa"),
+    ({"trainer.device": "cuda"}, "trainer.recompute_activations", True),
+    ({"trainer.device": "cpu"}, "trainer.recompute_activations", False),
+    ({"generator.inference_engine.backend": "torch"}, "trainer.placement.executor", "in_process"),
+    ({"generator.inference_engine.backend": "vllm"}, "trainer.placement.executor", "ray"),
+    (
+        {"generator.inference_engine.backend": "torch", "generator.inference_engine.num_engines": 2},
+        "trainer.placement.executor",
+        "ray",
+    ),
+    (
+        {"generator.inference_engine.backend": "torch", "trainer.placement.policy_num_nodes": 2},
+        "trainer.placement.executor",
+        "ray",
+    ),
+    ({"trainer.run_name": "mine"}, "trainer.run_path", "runs/mine"),
+    ({"trainer.policy.model.path": "my/model"}, "trainer.ref.model.path", "my/model"),
+    ({"trainer.max_prompt_length": 77}, "generator.max_input_length", 77),
+    ({"generator.sampling_params.temperature": 0.7}, "trainer.algorithm.temperature", 0.7),
+    (
+        {"generator.sampling_params.max_generate_length": 99, "generator.sampling_params.top_p": 0.5},
+        "generator.eval_sampling_params",
+        SamplingParams(temperature=0.0, max_generate_length=99),
+    ),
+    ({"generator.eval_sampling_params.top_p": 0.5}, "generator.eval_sampling_params", SamplingParams(top_p=0.5)),
+    (
+        {"trainer.max_prompt_length": 100, "generator.sampling_params.max_generate_length": 28},
+        "trainer.algorithm.max_seq_len",
+        128,
+    ),
+    ({"generator.max_input_length": 1000}, "trainer.algorithm.max_seq_len", 2024),
+    (
+        {"trainer.policy_mini_batch_size": 16, "generator.n_samples_per_prompt": 3},
+        "trainer.policy_mini_batch_size_in_samples",
+        48,
+    ),
+    (
+        {"trainer.critic_mini_batch_size": 8, "generator.n_samples_per_prompt": 3},
+        "trainer.critic_mini_batch_size_in_samples",
+        24,
+    ),
+    ({"trainer.algorithm.use_tis": True}, "trainer.algorithm.off_policy_correction.tis_ratio_type", "token"),
+    (
+        {"trainer.algorithm.use_tis": True, "trainer.algorithm.tis_imp_ratio_cap": 3},
+        "trainer.algorithm.off_policy_correction.token_tis_ratio_clip_high",
+        3.0,
+    ),
+    (
+        {"trainer.algorithm.tis_imp_ratio_cap": 3},
+        "trainer.algorithm.off_policy_correction.token_tis_ratio_clip_high",
+        2.0,
+    ),
+    (
+        {"trainer.algorithm.use_tis": True, "generator.sampling_params.logprobs": None},
+        "generator.sampling_params.logprobs",
+        1,
+    ),
+    ({"generator.sampling_params.logprobs": None}, "generator.sampling_params.logprobs", None),
+    ({"trainer.rope_theta": 1e4}, "generator.rope_theta", 1e4),
+    ({"trainer.rope_scaling": {"factor": 2}}, "generator.rope_scaling", {"factor": 2}),
+    ({"trainer.deterministic": True}, "generator.inference_engine.deterministic", True),
+]
+
+
+@frozen
+class Own(AlgorithmConfig):
+    own: int = 1
+
+
+def written(values: dict[str, Any]) -> SkyRLTrainConfig:
+    """The tree of these overrides."""
+    return load([], values).config
+
+
+def variants(rule: Rule[Any]) -> list[SkyRLTrainConfig]:
+    """Trees that differ in everything the rule reads, so that all its branches are taken."""
+    trees = [SkyRLTrainConfig(), resolve(SkyRLTrainConfig()), resolve(written(RUNNABLE | {"trainer.device": "cuda"}))]
+    for path in rule.reads:
+        trees += [evolve_at(tree, path, OTHERS[path]) for tree in list(trees)]
+    return trees
+
+
+# The rules
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_reads_what_it_says(rule: Rule[Any]) -> None:
+    assert set().union(*(paths_read(rule.compute, tree) for tree in variants(rule))) == set(rule.reads)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_the_paths_of_a_rule_exist(rule: Rule[Any]) -> None:
+    assert {*rule.reads, rule.writes} <= PATHS
+
+
+def test_a_rule_comes_after_those_that_write_what_it_reads() -> None:
+    order = {rule.writes: number for number, rule in enumerate(RULES)}
+    assert len(order) == len(RULES)
+    late = [rule.name for number, rule in enumerate(RULES) if any(order.get(path, -1) >= number for path in rule.reads)]
+    assert late == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_says_in_a_sentence_what_follows(rule: Rule[Any]) -> None:
+    assert rule.compute.__doc__
+    assert rule.name.count("_") >= 2
+
+
+@pytest.mark.parametrize(("values", "path", "derived"), EXAMPLES)
+def test_what_follows_can_be_redone_by_hand(values: dict[str, Any], path: str, derived: Any) -> None:
+    value = get_at(resolve(written(values)), path)
+    assert (type(value), value) == (type(derived), derived) or value == derived == {"factor": 2}
+
+
+def test_every_rule_has_an_example() -> None:
+    assert {rule.writes for rule in RULES} - {path for _, path, _ in EXAMPLES} == {"trainer.device"}
+
+
+@pytest.mark.parametrize(("found", "device"), [(True, "cuda"), (False, "cpu")])
+def test_the_device_is_what_the_machine_has(found: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["skyrl.config.resolve"], "has_cuda_device", lambda: found)
+    assert resolve(SkyRLTrainConfig()).trainer.device == device
+    assert resolve(written({"trainer.device": "cpu"})).trainer.device == "cpu"
+
+
+# The pass
+
+
+def test_the_defaults_of_the_seeds_hold_after_derivation(reference: Path) -> None:
+    facts = json.loads((reference / "skyrl_config_fields.json").read_text())["constructed_defaults"]
+    resolved = resolve(SkyRLTrainConfig())
+    ours = {path: thaw(get_at(resolved, path)) for path in facts}
+    assert {path: ours[path] for path in facts if json.dumps(ours[path]) != json.dumps(facts[path])} == {}
+
+
+@pytest.mark.parametrize("values", [{}, RUNNABLE, OTHERS, *(values for values, _, _ in EXAMPLES)])
+def test_resolving_again_changes_nothing(values: dict[str, Any]) -> None:
+    once = resolve(written(values))
+    assert differences(once, resolve(once)) == {}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_what_a_person_wrote_stays(rule: Rule[Any]) -> None:
+    value = OTHERS.get(rule.writes, SamplingParams(top_p=0.5))
+    loaded = load([], {rule.writes: value})
+    resolved, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+    assert get_at(resolved, rule.writes) == get_at(loaded.config, rule.writes)
+    written = [chain for path, chain in origins.items() if f"{path}.".startswith(f"{rule.writes}.")]
+    assert {origin.kind for chain in written for origin in chain} == {"python"}
+
+
+def test_a_written_value_that_equals_the_default_is_not_replaced_by_an_older_spelling() -> None:
+    path = "trainer.algorithm.off_policy_correction.token_tis_ratio_clip_high"
+    older = {"trainer.algorithm.use_tis": True, "trainer.algorithm.tis_imp_ratio_cap": 3.0}
+    loaded = load([], older | {path: 2.0})
+    assert get_at(resolve_with_origins(loaded.config, loaded.origins)[0], path) == 2.0
+
+
+def test_the_origin_of_a_derived_value_is_its_rule() -> None:
+    loaded = load([], ["trainer.run_name=mine"])
+    _, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+    default, rule = origins["trainer.run_path"]
+    assert (default.kind, rule.kind, rule.where) == ("default", "rule", "a_run_has_a_folder_of_its_name")
+    assert rule.reads == ("trainer.run_name",)
+
+
+def test_only_rules_write() -> None:
+    changed = differences(SkyRLTrainConfig(), resolve(SkyRLTrainConfig()))
+    allowed = {rule.writes for rule in RULES}
+    assert {path for path in changed if path not in allowed and path.rpartition(".")[0] not in allowed} == set()
+
+
+def test_a_tree_of_ones_own_classes_is_resolved_like_ours() -> None:
+    root = make_config(algorithm_cls=Own)
+    resolved = resolve(root())
+    assert type(resolved) is root
+    assert isinstance(resolved.trainer.algorithm, Own)
+    assert resolved.trainer.algorithm.temperature == 1.0
