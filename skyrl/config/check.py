@@ -241,8 +241,8 @@ def one_process_has_one_rank(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def an_embedded_engine_shares_the_device(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A deterministic engine computes in float32 kernels that repeat; on CUDA that is not promised yet."""
+def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Kernels that repeat bit for bit are tested on CPUs; on CUDA that is not promised yet."""
     if run.trainer.deterministic and run.trainer.device == "cuda":
         yield Problem(
             path="trainer.deterministic",
@@ -273,7 +273,7 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     a_single_turn_is_given_the_prompt,
     a_resumed_run_has_a_path,
     one_process_has_one_rank,
-    an_embedded_engine_shares_the_device,
+    repeatable_runs_are_promised_on_a_cpu,
     *(entry.check for entry in NOT_YET),
 )
 

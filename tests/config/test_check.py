@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import SkyRLTrainConfig, check, compose, load, resolve
-from skyrl.config.check import CHECKS
+from skyrl.config.check import CHECKS, SCHEDULES_WITH_SETTINGS
 from skyrl.config.not_yet import LATER_NAMES, NOT_YET, NotYet
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import FrozenDict, evolve_at, get_at
@@ -38,6 +38,21 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "micro_batches_divide_the_mini_batch": [
         ({"trainer.micro_train_batch_size_per_gpu": 3}, "trainer.micro_train_batch_size_per_gpu")
+    ],
+    "several_evaluation_samples_differ": [
+        ({"generator.eval_n_samples_per_prompt": 4}, "generator.eval_n_samples_per_prompt")
+    ],
+    "no_source_is_named_twice": [
+        ({"data.train_data": ["a.parquet", "b.parquet", "a.parquet"]}, "data.train_data"),
+        ({"data.val_data": ["a.parquet", "a.parquet"]}, "data.val_data"),
+    ],
+    "mini_batches_in_samples_are_those_in_prompts": [
+        ({f"trainer.{role}_mini_batch_size_in_samples": 5}, f"trainer.{role}_mini_batch_size_in_samples")
+        for role in ("policy", "critic")
+    ],
+    "the_schedule_needs_no_settings": [
+        ({"trainer.policy.optimizer_config.scheduler": name}, "trainer.policy.optimizer_config.scheduler")
+        for name in SCHEDULES_WITH_SETTINGS
     ],
     "gae_has_a_critic": [({"trainer.algorithm.advantage_estimator": "gae"}, "trainer.critic.model.path")],
     "kl_is_counted_once": [({"trainer.algorithm.use_kl_in_reward": True}, "trainer.algorithm.use_kl_in_reward")],
@@ -78,7 +93,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             "generator.inference_engine.num_engines",
         )
     ],
-    "an_embedded_engine_shares_the_device": [
+    "repeatable_runs_are_promised_on_a_cpu": [
         ({"trainer.deterministic": True, "trainer.device": "cuda"}, "trainer.deterministic")
     ],
 }
@@ -89,6 +104,17 @@ SILENT: dict[str, dict[str, Any]] = {
     "mini_batches_divide_the_batch": {"trainer.policy_mini_batch_size": 512},
     "critic_mini_batches_divide_the_batch": {"trainer.critic_mini_batch_size": 300},
     "micro_batches_divide_the_mini_batch": {"trainer.micro_train_batch_size_per_gpu": 5},
+    "several_evaluation_samples_differ": {
+        "generator.eval_n_samples_per_prompt": 4,
+        "generator.eval_sampling_params.temperature": 0.6,
+    },
+    "no_source_is_named_twice": {"data.train_data": ["a.parquet"], "data.val_data": ["a.parquet"]},
+    "mini_batches_in_samples_are_those_in_prompts": {
+        "trainer.policy_mini_batch_size": 256,
+        "generator.n_samples_per_prompt": 4,
+        "trainer.policy_mini_batch_size_in_samples": 1024,
+    },
+    "the_schedule_needs_no_settings": {"trainer.policy.optimizer_config.scheduler": "inverse_sqrt"},
     "gae_has_a_critic": {"trainer.algorithm.advantage_estimator": "gae", "trainer.critic.model.path": "critic"},
     "kl_is_counted_once": {"trainer.algorithm.use_kl_in_reward": True, "trainer.algorithm.use_kl_loss": False},
     "the_learner_scores_at_the_rollout_temperature": {
@@ -100,7 +126,7 @@ SILENT: dict[str, dict[str, Any]] = {
     "a_single_turn_is_given_the_prompt": {"generator.max_input_length": 2000, "generator.max_turns": 2},
     "a_resumed_run_has_a_path": {"trainer.resume_mode": "from_path", "trainer.resume_path": "ckpts/global_step_1"},
     "one_process_has_one_rank": {"trainer.placement.policy_num_nodes": 2},
-    "an_embedded_engine_shares_the_device": {"trainer.deterministic": True},
+    "repeatable_runs_are_promised_on_a_cpu": {"trainer.deterministic": True},
 }
 
 NAMED: dict[str, Any] = {

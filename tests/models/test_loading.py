@@ -106,7 +106,7 @@ def test_a_failure_that_nobody_foresaw_keeps_its_first_line(folder: Path) -> Non
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_cuda_device_that_is_not_there_is_told(folder: Path) -> None:
+def test_a_cuda_device_that_is_not_there_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ModelError, match=r"set trainer\.device = cpu"):
         load(folder, device=torch.device("cuda"))

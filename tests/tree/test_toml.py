@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.toml import read_toml, scan_lines
+from skyrl.tree.lines import scan_lines
+from skyrl.tree.toml import read_toml
 
 
 def refused(name: str) -> Problem:
