@@ -4,7 +4,6 @@ torch.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -77,6 +76,8 @@ def check(words: tuple[str, ...], strict: bool) -> None:
 @click.option("--written", is_flag=True, help="As written, before anything is derived.")
 def show(words: tuple[str, ...], written: bool) -> None:
     """Print the whole configuration as JSON, with everything derived."""
+    import json
+
     from skyrl.config import load, resolve
     from skyrl.tree import to_dict
 
@@ -87,6 +88,8 @@ def show(words: tuple[str, ...], written: bool) -> None:
 @config.command()
 def schema() -> None:
     """Print the JSON schema of configuration files, for editors that complete and check them."""
+    import json
+
     from skyrl.config import SkyRLTrainConfig
     from skyrl.tree.schema import json_schema
 

@@ -61,7 +61,7 @@ class TrainerConfig:
     """Generation and training at the same time."""
 
     seed: int = field(default=42, validator=non_negative, metadata=IDENTITY)
-    """Every random choice follows from it: order of prompts, tokens, dropout, fresh weights."""
+    """Every random choice follows from it: the order of prompts, and every token that is sampled. Dropout is off."""
 
     deterministic: bool = False
     """Two runs of this configuration on the same machine give the same bits: deterministic kernels in the learners, and
@@ -122,7 +122,7 @@ class TrainerConfig:
     """Use FlashAttention where the device is cuda; see `attention`."""
 
     attention: Literal["sdpa", "flash_attention_2", "eager"] | None = None
-    """Implementation of attention in the learners. None: flash_attention_2 where `flash_attn` is on and the device is
+    """Implementation of attention in learners and the embedded engine. None: flash_attention_2 where `flash_attn` is on and the device is
     cuda, sdpa otherwise."""
 
     gradient_checkpointing: bool = field(default=True, metadata=FREE)
@@ -165,7 +165,7 @@ class TrainerConfig:
     """Training steps between checkpoints; the last step is saved too. -1 or 0: none."""
 
     max_ckpts_to_keep: int = field(default=-1, validator=positive_or_minus_one("all"), metadata=FREE)
-    """Checkpoints kept; older ones are deleted once a newer one is verified. -1: all."""
+    """Checkpoints kept; older ones are deleted once a newer one is complete on disk. -1: all."""
 
     hf_save_interval: int = field(default=-1, validator=interval, metadata=FREE)
     """Training steps between exports of the policy in Hugging Face format. -1 or 0: none."""

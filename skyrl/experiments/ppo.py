@@ -1,5 +1,4 @@
-"""A training run, put together: each collaborator is built from its own part of the configuration and handed to the
-trainer.
+"""A training run, put together: each collaborator is built from its own part of the configuration.
 
 Subclass `BasePPOExp` and override one `get_...` to bring your own collaborator; override `get_config_cls` for a
 configuration with fields of your own.
@@ -158,7 +157,11 @@ class BasePPOExp:
 
     def get_reference(self) -> RefWorker | None:
         """The model that the KL term measures the distance from, if there is a KL term."""
-        return RefWorker(self.cfg.trainer) if self.cfg.trainer.algorithm.use_kl_loss else None
+        if not self.cfg.trainer.algorithm.use_kl_loss:
+            return None
+        reference = RefWorker(self.cfg.trainer)
+        refuse_small_vocabulary(reference.model, self.tokenizer, str(self.cfg.trainer.ref.model.path))
+        return reference
 
     def get_rollouts(self) -> Rollouts:
         """What `next_batch` is asked of."""
@@ -225,14 +228,12 @@ class BasePPOExp:
 
     def _claims(self) -> tuple[Claim, ...]:
         """Every folder that this run writes into, once."""
-        named = {
-            "trainer.run_path": self.folder.path,
-            "trainer.ckpt_path": self.checkpoints.folder,
-            "trainer.export_path": self._exports,
+        fields = {
+            self._exports: "trainer.export_path",
+            self.checkpoints.folder: "trainer.ckpt_path",
+            self.folder.path: "trainer.run_path",
         }
-        return tuple(
-            Claim(path, field, self.cfg) for path, field in {path: field for field, path in named.items()}.items()
-        )
+        return tuple(Claim(path, field, self.cfg) for path, field in fields.items())
 
     def _train(self, checkpoint: Checkpoint | None) -> None:
         trainer = self.get_trainer(self.get_tracker(checkpoint.step if checkpoint else 0))

@@ -11,7 +11,7 @@ from skyrl.tree.origins import Assignment, Origin, Path
 
 _NAME = r'(?:"(?:[^"\\]|\\.)*"|[^."=\s]+)'
 _PATH = rf"{_NAME}(?:\.{_NAME})*"
-_ARGUMENT = re.compile(rf"\s*(?P<path>{_PATH})\s*=(?P<value>.*)", re.DOTALL)
+_ARGUMENT = rf"\s*(?P<path>{_PATH})\s*=(?P<value>.*)"
 
 
 def read_argument(argument: str, number: int) -> Assignment:
@@ -24,7 +24,7 @@ def read_argument(argument: str, number: int) -> Assignment:
         raise ConfigError([Problem(path=path, message=message, hint=hint, place=origin.place)])
     if "=" not in argument:
         raise ConfigError([Problem(path=path, message="neither a file nor path=value", place=origin.place)])
-    found = _ARGUMENT.fullmatch(argument)
+    found = re.fullmatch(_ARGUMENT, argument, re.DOTALL)
     if not found:
         raise ConfigError([Problem(path=path, message=_NO_PATH, place=origin.place)])
     return Assignment(path=split_path(found["path"]), value=found["value"], origin=origin, is_text=True)

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.classes import class_name, fields_of, known_class
+from skyrl.tree.classes import class_name, fields_of, fit_field, known_class
 from skyrl.tree.frozen import thaw
 from skyrl.tree.literals import NULL_WORDS
 from skyrl.tree.names import suggestion
@@ -230,7 +230,7 @@ def _read(assignment: Assignment, kind: Any) -> Any:
 def _accepted(attribute: Any, value: Any, owner: Any) -> Any:
     """The value, once the field's converter and validators have taken it. Raises ValueError."""
     try:
-        value = fit(value, attribute.type) if attribute.converter is None else attribute.converter(value)
+        value = fit_field(attribute, value)
         if attribute.validator is not None:
             attribute.validator(owner, attribute, value)
     except TypeError as error:  # so attrs' own validators refuse a type

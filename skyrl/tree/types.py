@@ -27,13 +27,14 @@ def fit(value: Any, kind: Any) -> Any:
 
     Raises `Misfit`.
     """
-    kind = bare(kind)
     if kind is Any or kind is object:
         return plain(value)
     if kind is float:
         return number(value)
     if kind in (bool, int, str):
         return scalar(value, kind)
+    if kind is not bare(kind):
+        return fit(value, bare(kind))
     if kind is type(None):
         if value is None:
             return None
