@@ -12,7 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from property_tests.trees import data, scalars, texts
-from skyrl.tree.toml import TomlText, scan_lines
+from skyrl.tree.lines import scan_lines
+from skyrl.tree.toml import TomlText
 
 Path = tuple[str, ...]
 Lines = dict[Path, int]

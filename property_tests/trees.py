@@ -10,8 +10,7 @@ import attrs
 from hypothesis import strategies as st
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.errors import ConfigError
-from skyrl.tree.classes import leaf_paths
+from skyrl.tree.classes import fit_field, leaf_paths
 from skyrl.tree.literals import NULL_WORDS
 from skyrl.tree.types import is_list, is_mapping, is_optional, is_union
 
@@ -59,10 +58,10 @@ def value_of(path: str, *, null_inside: bool = True) -> st.SearchStrategy[Any]:
 
     def is_taken(value: Any) -> bool:
         try:
-            stored = attribute.converter(value)  # type: ignore[misc, operator]
+            stored = fit_field(attribute, value)
             if attribute.validator is not None:
                 attribute.validator(None, attribute, stored)
-        except ConfigError:
+        except ValueError:
             return False
         return True
 

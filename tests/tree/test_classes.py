@@ -66,6 +66,73 @@ def test_a_validator_names_the_field_and_the_class() -> None:
         Optimizer(lr=-1)
 
 
+def test_everything_that_does_not_fit_is_told_at_once() -> None:
+    wrong: dict[str, Any] = {"lr": "fast", "decay": None, "betas": [0.9, "x"]}
+    with pytest.raises(ConfigError) as caught:
+        Optimizer(**wrong)
+    assert [(problem.path, problem.message) for problem in caught.value.problems] == [
+        ("lr", "'fast' is not a number"),
+        ("decay", "None is not a number"),
+        ("betas", "item 1: 'x' is not a number"),
+    ]
+
+
+def test_a_default_is_frozen_and_has_to_fit_like_any_other_value() -> None:
+    @frozen
+    class Defaults:
+        names: tuple[str, ...] = ["a"]  # type: ignore[assignment]
+        table: Mapping[str, Any] = attrs.field(factory=lambda: {"a": [1]})
+        rate: float = 1
+
+    assert repr(Defaults()).endswith("Defaults(names=('a',), table=FrozenDict({'a': (1,)}), rate=1.0)")
+    assert Defaults() == Defaults(names=("a",), table={"a": [1]}, rate=1.0)
+
+    @frozen
+    class Wrong:
+        rate: float = "fast"  # type: ignore[assignment]
+
+    with pytest.raises(ConfigError, match="'fast' is not a number"):
+        Wrong()
+
+
+def test_an_unknown_name_is_a_type_error_as_for_any_function() -> None:
+    make: Callable[..., Any] = Optimizer
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rate'"):
+        make(rate=1.0)
+
+
+def test_equality_and_text_go_by_the_fields_unless_one_is_left_out() -> None:
+    @frozen
+    class Secretive:
+        shown: int = 1
+        key: str = attrs.field(default="", repr=False, eq=False)
+
+    assert Secretive(key="k") == Secretive(key="l") != Secretive(shown=2)
+    assert hash(Secretive(key="k")) == hash(Secretive(key="l"))
+    assert repr(Secretive(key="k")).endswith("Secretive(shown=1)")
+    assert Optimizer() != Faster()
+    assert Optimizer() != "Optimizer"
+    assert repr(Model(path="p")).startswith("Model(path='p', optimizer=Optimizer(lr=1e-06, decay=0.01, betas=(0.9")
+
+
+def test_a_class_may_bring_its_own_equality_and_text() -> None:
+    @frozen
+    class Own:
+        size: int = 1
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Own)
+
+        def __hash__(self) -> int:
+            return 7
+
+        def __repr__(self) -> str:
+            return "mine"
+
+    assert Own(size=1) == Own(size=2)
+    assert (hash(Own()), repr(Own())) == (7, "mine")
+
+
 def test_instances_cannot_be_changed() -> None:
     run: Any = Run()
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
