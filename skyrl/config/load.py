@@ -106,15 +106,15 @@ def _draft(files: Files, overrides: Overrides, root: type[C] | None) -> Draft[C]
 
 def _each(overrides: Overrides) -> Iterable[str | tuple[str, Any]]:
     if isinstance(overrides, Mapping):
-        return overrides.items()
+        return ((str(path), value) for path, value in overrides.items())
     return [overrides] if isinstance(overrides, str) else overrides
 
 
 def _read(override: str | tuple[str, Any], number: int) -> Assignment:
-    if isinstance(override, str):
-        return read_argument(override, number)
-    [assignment] = read_python(dict([override]))
-    return assignment
+    if isinstance(override, tuple):
+        [assignment] = read_python(dict([override]))
+        return assignment
+    return read_argument(str(override), number)
 
 
 def _by_place(problems: Iterable[Problem]) -> list[Problem]:

@@ -32,7 +32,7 @@ def suggestion(root: type[Any], owner: type[Any], path: Path, depth: int) -> tup
     if beside := _in_place_of(path, depth, alike(name, siblings), everywhere):
         return f"did you mean {_or(beside)}?", beside
     names = slips(path[-1], last_names.values()) or alike(path[-1], last_names.values())
-    if homes := near(each for each in everywhere if last_names[each] in names):
+    if homes := near(each for each in everywhere if last_names[each] in names and {*path[:-1]} < {*each.split(".")}):
         return f"did you mean {_or(homes)}?", homes
     return "", []
 

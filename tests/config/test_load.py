@@ -283,6 +283,13 @@ def test_a_wrong_file_is_told_with_line_and_column(tmp_path: Path) -> None:
     assert (problem.path, problem.place) == (file, f"{file}:2:10")
 
 
+def test_what_is_no_text_is_no_argument() -> None:
+    overrides: Any = [5, None, b"trainer.epochs=2"]
+    assert [problem.place for problem in refused([], overrides)] == ["argument 1", "argument 2", "argument 3"]
+    mapping: Any = {5: 1, None: 2}
+    assert [problem.path for problem in refused([], mapping)] == ["5", "None"]
+
+
 def test_overrides_in_python_are_judged_one_by_one() -> None:
     problems = refused([], {"a..b": 1, "trainer.epochs": "two", "trainer": 5})
     assert sorted(problem.path for problem in problems) == ["a..b", "trainer", "trainer.epochs"]

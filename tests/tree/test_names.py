@@ -27,7 +27,10 @@ from tests.tree.trees import arguments, only_problem
         # somewhat alike
         ("log_probs", "did you mean logprobs?"),
         ("policy.optimizer.weight_decay", ""),
-        ("critic.weight", "did you mean weights?"),
+        ("critic.weight", ""),
+        ("weight", "did you mean weights?"),
+        ("judge.decays", "did you mean judge.optimizer.decay?"),
+        ("judge.nothing.decays", ""),
         # nothing like it
         ("zzz", ""),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -10,6 +11,11 @@ import pytest
 from skyrl.tree import FrozenDict
 from skyrl.tree.plain import Misfit
 from skyrl.tree.types import parse
+
+
+class Color(enum.Enum):
+    RED = "red"
+
 
 AS_A_LIST = """quote it for the shell: '["a", "b"]'"""
 AS_A_TABLE = """quote it for the shell: '{"key": 1}'"""
@@ -53,6 +59,7 @@ READ: list[tuple[Any, str, Any]] = [
     (Mapping[str, Any], "{a = 1.5, b = 'x'}", FrozenDict({"a": 1.5, "b": "x"})),
     (Mapping[str, Any], "{'a': None}", FrozenDict({"a": None})),
     (Mapping[str, Any] | None, "null", None),
+    (Color, "red", Color.RED),
 ]
 
 ANYTHING: list[tuple[str, Any]] = [
@@ -102,6 +109,7 @@ NOT_READ: list[tuple[Any, str, str, str]] = [
     (float, "", "'' is not a number", ""),
     (str, "\udcff", "is not Unicode text", ""),
     (Literal["a", "b"], "c", "'c' is not one of: a, b", ""),
+    (Color, "blue", "'blue' is not a Color (ValueError: 'blue' is not a valid Color)", ""),
     (int | None, "nil", "'nil' is not a whole number", ""),
     (tuple[str, ...], "a,b", "'a,b' is not a list of text", AS_A_LIST),
     (tuple[str, ...], "[a,b]", "'[a,b]' is no list or table", AS_A_LIST),
