@@ -68,7 +68,7 @@ def check(words: tuple[str, ...], strict: bool) -> None:
 
     composed = compose(*split_words(words), strict=strict)
     _warn(composed.warnings)
-    click.echo("This configuration can run.")
+    click.echo("The values fit together. Files, models and tasks are looked at when it runs.")
 
 
 @config.command()
@@ -115,7 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         click.echo(str(error), err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("Stopped. The same command goes on from the last checkpoint.", err=True)
+        click.echo(
+            "Stopped. The same command goes on from the last checkpoint, or begins anew where there is none.", err=True
+        )
         sys.exit(130)
     sys.exit(0)
 

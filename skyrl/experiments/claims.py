@@ -25,6 +25,7 @@ class Claim:
         self._field, self._run = field, run
         self._lock = FileLock(folder / ".lock")
         self._signature = folder / "config.json"
+        self._is_new = False
 
     def take(self) -> None:
         """Make the folder and lock it.
@@ -49,10 +50,16 @@ class Claim:
 
     def sign(self) -> None:
         """Write the resolved configuration and its fingerprint into `config.json`."""
+        self._is_new = not self._signature.exists()
         data = {"fingerprint": fingerprint(self._run), "config": cattrs.unstructure(self._run)}
         scratch = self._signature.with_suffix(".tmp")
         scratch.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         scratch.replace(self._signature)
+
+    def unsign(self) -> None:
+        """Give up a folder that this session signed first: it has kept nothing there."""
+        if self._is_new:
+            self._signature.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Let the next process have it."""
@@ -84,21 +91,17 @@ def refuse_changed(stored: Any, run: SkyRLTrainConfig, where: str, field: str) -
     rows = "\n".join(f"  {path}: {_short(old)} there, {_short(new)} here" for path, (old, new) in changed.items())
     raise ResumeError(
         f"{where} belongs to a run with another configuration:\n{rows}\n"
-        f"To continue that run, set these back. To start a new one beside it, choose another {field}, for example:\n"
+        f"To continue that run, set these back. To start a new one, choose another {field}, for example:\n"
         f"  {_folders_beside(run)}"
     )
 
 
 def _folders_beside(run: SkyRLTrainConfig) -> str:
-    """Arguments that move the run folder, and what is kept inside or outside of it, to names that are free."""
+    """Arguments that give the run a folder of its own, with everything it writes inside."""
     own = required(run.trainer.run_path, "trainer.run_path").rstrip("/")
-    number = next(count for count in itertools.count(2) if not Path(f"{own}-{count}").expanduser().exists())
-    paths = {"run_path": own, "ckpt_path": run.trainer.ckpt_path, "export_path": run.trainer.export_path}
-    moved = {
-        name: f"{own}-{number}{path.removeprefix(own)}" if path.startswith(own) else f"{path.rstrip('/')}-{number}"
-        for name, path in paths.items()
-    }
-    return " ".join(f"trainer.{name}={path}" for name, path in moved.items())
+    names = itertools.chain([own], (f"{own}-{number}" for number in itertools.count(2)))
+    free = next(name for name in names if not (Path(name).expanduser() / "config.json").exists())
+    return f"trainer.run_path={free} trainer.ckpt_path={free}/checkpoints trainer.export_path={free}/exports"
 
 
 def _read_text(path: Path) -> str:

@@ -211,12 +211,14 @@ class BasePPOExp:
         """Train to the end; False if an earlier session had already done so. What was saved stays, whatever happens."""
         self._look_at_the_data()
         with ExitStack() as held:
-            for claim in self._claims():
+            claims = self._claims()
+            for claim in claims:
                 claim.take()
                 held.callback(claim.release)
             checkpoint = find_start(self.cfg, self.checkpoints, self.folder)
-            for claim in self._claims():
+            for claim in claims:
                 claim.sign()
+                held.callback(self._keep_or_unsign, claim)
             finished = checkpoint is not None and checkpoint.step >= self.total_steps
             if not finished:
                 self._train(checkpoint)
@@ -235,9 +237,15 @@ class BasePPOExp:
         }
         return tuple(Claim(path, field, self.cfg) for path, field in fields.items())
 
+    def _keep_or_unsign(self, claim: Claim) -> None:
+        """A run that failed before it kept anything leaves its folders free."""
+        if not self.checkpoints.steps() and not self.folder.model.exists():
+            claim.unsign()
+
     def _train(self, checkpoint: Checkpoint | None) -> None:
         trainer = self.get_trainer(self.get_tracker(checkpoint.step if checkpoint else 0))
         if checkpoint is not None:
+            _say(f"Going on after step {checkpoint.step}, from a checkpoint")
             self.policy.load_state(checkpoint.tensors, checkpoint.state["policy"])
             trainer.load_state(dict(checkpoint.state["trainer"]))
         shutil.rmtree(self.folder.model, ignore_errors=True)  # of a run that is now made longer

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeVar
 
 from skyrl.config import GeneratorConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
 from skyrl.envs import EnvStep
@@ -16,6 +16,8 @@ from skyrl.errors import RewardError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
+
+T = TypeVar("T")
 
 
 class SkyRLGymGenerator:
@@ -67,7 +69,7 @@ class SkyRLGymGenerator:
             self._group(prompt, make, sampling, samples_per_prompt, weight_version, purpose)
             for prompt, make in zip(prompts, makers, strict=True)
         ]
-        return tuple(await asyncio.gather(*groups))
+        return tuple(await _all(groups))
 
     async def _group(
         self, prompt: Prompt, make: MakeEnv, sampling: SamplingParams, samples: int, weight_version: int, purpose: str
@@ -84,8 +86,8 @@ class SkyRLGymGenerator:
         )
         request = GenerationRequest(prompt_ids=prompt.token_ids, sampling=sampling, keys=keys)
         completions = await self._client.generate(request)
-        trajectories = await asyncio.gather(
-            *(self._judge(prompt, make, index, completion) for index, completion in enumerate(completions))
+        trajectories = await _all(
+            [self._judge(prompt, make, index, completion) for index, completion in enumerate(completions)]
         )
         return TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectories))
 
@@ -111,6 +113,18 @@ class SkyRLGymGenerator:
         """Every token was sampled; overlong filtering leaves out of the loss what did not come to an end."""
         cut_off = self._config.apply_overlong_filtering and completion.stop_reason != "stop"
         return (0 if cut_off else 1,) * len(completion.token_ids)
+
+
+async def _all(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run side by side. The first failure ends the others, quietly, before it is raised."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def judge(make: MakeEnv, prompt: Prompt, answer: str) -> tuple[float, dict[str, float]]:

@@ -60,4 +60,7 @@ def test_control_c_ends_a_run_at_once_with_one_line_and_130(nano: Path, tmp_path
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
-    assert errors.splitlines()[-1] == "Stopped. The same command goes on from the last checkpoint."
+    assert (
+        errors.splitlines()[-1]
+        == "Stopped. The same command goes on from the last checkpoint, or begins anew where there is none."
+    )

@@ -127,6 +127,14 @@ def test_a_run_that_died_at_any_moment_ends_like_one_that_did_not(
     assert samples == (tmp_path / "whole" / "run" / "trajectories.jsonl").read_text(encoding="utf-8")
 
 
+def test_a_run_that_failed_before_it_kept_anything_leaves_its_folders_free(nano: Path, tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("def broken(completion, **others):\n    return None\n", encoding="utf-8")
+    with pytest.raises(RewardError):
+        train(nano, tmp_path, environment__env_class=f"{file}:broken")
+    train(nano, tmp_path, trainer__max_training_steps=1)
+
+
 def test_a_finished_run_is_not_trained_again(nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path)
     assert BasePPOExp(config(nano, tmp_path)).run() is False

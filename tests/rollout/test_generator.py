@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,12 @@ async def test_slow_tasks_are_judged_side_by_side(tmp_path: Path) -> None:
     file.write_text(text, encoding="utf-8")
     (group,) = await sample(generator(Scripted("a", "b"), user_env_class=f"{file}:meet"), prompt(f"{file}:meet"))
     assert group.rewards == (1.0, 1.0)
+
+
+async def test_one_failure_among_many_is_the_only_thing_that_is_raised(tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    file.write_text("def broken(completion, **others): return None\n", encoding="utf-8")
+    made = generator(Scripted("a", "b"), user_env_class=f"{file}:broken")
+    with pytest.raises(RewardError):
+        await sample(made, *[prompt(f"{file}:broken") for _ in range(8)])
+    assert asyncio.all_tasks() == {asyncio.current_task()}
