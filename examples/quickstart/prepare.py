@@ -2,8 +2,8 @@
 
     python examples/quickstart/prepare.py [--out runs/quickstart-base] [--seed 0]
 
-Start with `prepare`: it is the list of what is made. Nothing is downloaded and no GPU is needed; two cores take about
-half a minute. A folder that is complete is left alone, and one that holds anything else is never overwritten.
+Start with `prepare`: it is the list of what is made. Nothing is downloaded and no GPU is needed; two cores take less
+than a minute. A folder that is complete is left alone, and one that holds anything else is never overwritten.
 """
 
 from __future__ import annotations
