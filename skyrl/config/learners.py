@@ -54,8 +54,12 @@ class OptimizerConfig:
     max_grad_norm: float = field(default=1.0, validator=non_negative)
     """The gradient's global L2 norm is scaled down to this where it is larger. 0: no clipping."""
 
+    max_skipped_updates: int = field(default=3, validator=non_negative)
+    """Optimizer steps in a row that may be left out because their gradient is not finite; one more ends the run. All
+    are counted. 0: the first one ends it."""
+
     offload_after_step: bool = field(default=True, metadata=FREE)
-    """Move the optimizer's state to CPU memory between training phases; only with `placement.colocate_all`."""
+    """Move the optimizer's state to CPU memory while others have the GPU, where models or engines take turns on it."""
 
     num_warmup_steps: int = field(default=0, validator=non_negative)
     """Optimizer steps (mini-batches, not training steps) over which the rate rises from 0 to `lr`."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from attrs import frozen
 
-from skyrl.config.engines import VLLM_ONLY
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree import FrozenDict, get_at
@@ -49,7 +48,7 @@ class NotYet:
 
     def check(self, run: SkyRLTrainConfig) -> Iterator[Problem]:
         """What the value asks for has a component that does it."""
-        if self.runs is None or (self.path == "trainer.placement.executor" and _engine_is_refused(run)):
+        if self.runs is None:
             return
         value = get_at(run, self.path)
         if not any(value == runs and type(value) is type(runs) for runs in self.runs):
@@ -66,26 +65,16 @@ _ALGORITHM = "trainer.algorithm."
 
 NOT_YET: tuple[NotYet, ...] = (
     # learners
-    NotYet("trainer.strategy", "DeepSpeed and Megatron learners", ("fsdp", "fsdp2")),
     NotYet("trainer.sequence_parallel_backend", "sequence parallelism"),
     NotYet(_POLICY + "sequence_parallel_size", "sequence parallelism", (1,)),
     NotYet(_POLICY + "model.lora.rank", "LoRA", (0,)),
     NotYet(_POLICY + "model.lora", "LoRA"),
-    NotYet(_POLICY + "optimizer_config.offload_after_step", "time-sharing of one GPU"),
-    NotYet(_POLICY + "fsdp_config.cpu_offload", "offloading", (False,)),
-    NotYet(_POLICY + "fsdp_config.mixed_precision", "per-part precision", (None,)),
-    NotYet(_POLICY + "fsdp_config", "sharding over several ranks"),
-    NotYet(_POLICY + "deepspeed_config", "DeepSpeed learners"),
     NotYet(_POLICY + "megatron_config", "Megatron learners"),
     NotYet(_POLICY + "use_torch_compile", "torch.compile", (False,)),
     NotYet(_POLICY + "record_memory", "memory snapshots", (False,)),
     NotYet(_POLICY + "model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
     NotYet("trainer.ref.model.lora", "LoRA"),
     NotYet("trainer.ref.sequence_parallel_size", "sequence parallelism", (1,)),
-    NotYet("trainer.ref.fsdp_config.cpu_offload", "offloading", (False,)),
-    NotYet("trainer.ref.fsdp_config.mixed_precision", "per-part precision", (None,)),
-    NotYet("trainer.ref.fsdp_config", "sharding over several ranks"),
-    NotYet("trainer.ref.deepspeed_config", "DeepSpeed learners"),
     NotYet("trainer.ref.megatron_config", "Megatron learners"),
     NotYet("trainer.ref.model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
     NotYet("trainer.critic.model.path", "critics", (None,)),
@@ -95,8 +84,8 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("trainer.rope_scaling", "rotary embeddings other than the model's own", (None,)),
     NotYet("trainer.rope_theta", "rotary embeddings other than the model's own", (None,)),
     # placement
-    NotYet("trainer.placement.executor", "running on Ray", ("in_process",)),
-    NotYet("trainer.placement", "placement over several processes"),
+    NotYet("trainer.placement.critic_num_nodes", "critics"),
+    NotYet("trainer.placement.critic_num_gpus_per_node", "critics"),
     # algorithms
     NotYet(_ALGORITHM + "use_kl_in_reward", "KL in the reward", (False,)),
     NotYet(_ALGORITHM + "kl_ctrl", "KL in the reward"),
@@ -131,7 +120,6 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("trainer.update_ref_every_epoch", "refreshing the reference", (False,)),
     NotYet("trainer.logger", "trackers other than the console", ("console", ("console",))),
     NotYet("trainer.dump_data_batch", "dumping training batches", (False,)),
-    NotYet("trainer.log_path", "one log file for each rank"),
     # rollouts
     NotYet("generator.batched", "one engine call for a whole batch", (False,)),
     NotYet("generator.max_turns", "multi-turn rollouts", (1,)),
@@ -143,37 +131,38 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("generator.chat_template", "chat templates other than the model's own"),
     NotYet("generator.rope_scaling", "rotary embeddings other than the model's own", (None,)),
     NotYet("generator.rope_theta", "rotary embeddings other than the model's own", (None,)),
-    NotYet("generator.sampling_params.additional_kwargs", "engine-specific sampling settings", (None,)),
-    NotYet("generator.eval_sampling_params.additional_kwargs", "engine-specific sampling settings", (None,)),
     NotYet("generator.sampling_params.logprobs", "engines that can leave log-probabilities out"),
     NotYet("generator.eval_sampling_params.logprobs", "engines that can leave log-probabilities out"),
     # engines
-    NotYet(_ENGINE + "backend", "engines other than the embedded one", ("torch",)),
-    NotYet(_ENGINE + "num_engines", "several engines", (1,)),
     NotYet(_ENGINE + "run_engines_locally", "engines of others", (True,)),
     NotYet(_ENGINE + "external_proxy_url", "engines of others", (None,)),
     NotYet(_ENGINE + "external_server_urls", "engines of others", (None,)),
     NotYet(_ENGINE + "remote_urls", "engines of others", ((),)),
     NotYet(_ENGINE + "enable_http_endpoint", "the HTTP endpoint", (False,)),
-    NotYet(_ENGINE + "engine_init_kwargs", "engine-specific settings", (FrozenDict(),)),
     *(
-        NotYet(_ENGINE + name, "vLLM engines")
-        for name in (*VLLM_ONLY, "served_model_name", "http_endpoint_host", "http_endpoint_port")
+        NotYet(_ENGINE + name, "the HTTP endpoint")
+        for name in ("served_model_name", "http_endpoint_host", "http_endpoint_port")
     ),
+    NotYet(_ENGINE + "override_existing_update_group", "engines of others"),
+    NotYet(_ENGINE + "weight_transfer_threshold_cuda_ipc_GB", "weights through CUDA IPC"),
+    NotYet(_ENGINE + "fully_sharded_loras", "LoRA", (False,)),
     # environments
     NotYet("environment.skyrl_gym.text2sql", "the text2sql environment"),
     NotYet("environment.skyrl_gym.llm_as_a_judge", "judges"),
     NotYet("environment.skyrl_gym.search", "the search environment"),
 )
 
+VALUES_NOT_YET: tuple[NotYet, ...] = (
+    NotYet("trainer.strategy", "Megatron learners", ("fsdp", "fsdp2", "deepspeed")),
+    NotYet(_ENGINE + "backend", "engines of others", ("torch", "vllm")),
+    NotYet(_ENGINE + "weight_sync_backend", "sending the differences alone", ("nccl", "gloo", "disk")),
+)
+"""Fields that components read, with values that none does yet."""
+
 
 def paths_not_read(root: type[SkyRLTrainConfig] = SkyRLTrainConfig) -> tuple[str, ...]:
     """Every leaf of the tree that the table covers."""
     return tuple(path for path, _ in leaf_paths(root) if any(_covers(entry.path, path) for entry in NOT_YET))
-
-
-def _engine_is_refused(run: SkyRLTrainConfig) -> bool:
-    return run.generator.inference_engine.backend != "torch"
 
 
 def _covers(entry: str, path: str) -> bool:

@@ -39,3 +39,19 @@ class PlacementConfig:
     executor: Literal["auto", "in_process", "ray"] = field(default="auto", metadata=FREE)
     """in_process: everything runs in the process of the command, so one process per model must be enough; ray: Ray
     actors. auto: in_process where one is enough, ray otherwise."""
+
+    ray_address: str | None = field(default=None, metadata=FREE)
+    """Ray cluster that the run joins, as `host:port`; `auto` is one that runs on this machine. None: the run starts one
+    of its own here and ends it. Read when the executor is ray."""
+
+    start_timeout_seconds: float = field(default=600.0, validator=positive, metadata=FREE)
+    """How long all processes may take to be there, with their models loaded, before the run ends and says who is
+    missing. Read when the executor is ray."""
+
+    call_timeout_seconds: float = field(default=3600.0, validator=positive, metadata=FREE)
+    """Longest that anything asked of a process may take: one batch of samples, one update, one transfer of weights.
+    Read when the executor is ray."""
+
+    heartbeat_timeout_seconds: float = field(default=60.0, validator=positive, metadata=FREE)
+    """A process that gives no sign of life for so long ends the run. A busy one gives signs, a stopped one does not.
+    Read when the executor is ray."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from skyrl.config.generator import SamplingParams
 from skyrl.config.machine import has_cuda_device
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import grid_of, models_of
 from skyrl.tree.origins import Origins
 from skyrl.tree.rules import Rule, derive, rule
 
@@ -29,6 +30,13 @@ def device_is_what_the_machine_has(run: SkyRLTrainConfig) -> str:
     reads=(
         "trainer.placement.policy_num_nodes",
         "trainer.placement.policy_num_gpus_per_node",
+        "trainer.placement.critic_num_nodes",
+        "trainer.placement.critic_num_gpus_per_node",
+        "trainer.placement.ref_num_nodes",
+        "trainer.placement.ref_num_gpus_per_node",
+        "trainer.critic.model.path",
+        "trainer.algorithm.use_kl_loss",
+        "trainer.algorithm.use_kl_in_reward",
         "generator.inference_engine.backend",
         "generator.inference_engine.num_engines",
     ),
@@ -36,9 +44,9 @@ def device_is_what_the_machine_has(run: SkyRLTrainConfig) -> str:
 )
 def one_process_suffices_for_one_embedded_engine(run: SkyRLTrainConfig) -> str:
     """Ray is for what one process cannot hold: several ranks or engines, or an engine with processes of its own."""
-    placement, engine = run.trainer.placement, run.generator.inference_engine
-    ranks = placement.policy_num_nodes * placement.policy_num_gpus_per_node
-    return "in_process" if engine.backend == "torch" and ranks == engine.num_engines == 1 else "ray"
+    engine = run.generator.inference_engine
+    alone = all(grid_of(run, model).ranks == 1 for model in models_of(run))
+    return "in_process" if engine.backend == "torch" and alone and engine.num_engines == 1 else "ray"
 
 
 @rule(writes="trainer.compute_dtype", reads=("trainer.bf16", "trainer.device"))
@@ -166,6 +174,45 @@ def a_deterministic_run_samples_deterministically(run: SkyRLTrainConfig) -> bool
     return run.trainer.deterministic
 
 
+@rule(
+    writes="generator.inference_engine.weight_sync_backend",
+    reads=("trainer.device",),
+    unset="nccl",
+    placeholder=False,
+)
+def nccl_is_for_cuda(run: SkyRLTrainConfig) -> str:
+    """Between processes that compute on CPUs, weights travel over gloo."""
+    return "nccl" if run.trainer.device == "cuda" else "gloo"
+
+
+@rule(
+    writes="generator.inference_engine.logprob_parity_bound",
+    reads=(
+        "trainer.compute_dtype",
+        "generator.inference_engine.backend",
+        "generator.inference_engine.model_dtype",
+    ),
+)
+def precision_bounds_how_far_engine_and_learner_differ(run: SkyRLTrainConfig) -> float:
+    """Two float32 forward passes differ by rounding, of about 1e-5 nats; in bfloat16 it is some hundredths."""
+    engine = run.generator.inference_engine
+    whole = run.trainer.compute_dtype == "float32" and (
+        engine.backend == "torch" or engine.model_dtype in ("float32", "fp32")
+    )
+    return 1e-3 if whole else 0.1
+
+
+@rule(
+    writes="trainer.log_path",
+    reads=("trainer.run_path", "trainer.run_name"),
+    unset="/tmp/skyrl-logs",
+    placeholder=False,
+)
+def logs_lie_in_the_runs_folder(run: SkyRLTrainConfig) -> str:
+    """Beside the metrics, where a person looks for them."""
+    return f"{run.trainer.run_path or f'runs/{run.trainer.run_name}'}/logs"
+
+
 RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
     device_is_what_the_machine_has,
     one_process_suffices_for_one_embedded_engine,
@@ -186,6 +233,9 @@ RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
     the_engine_scales_rope_as_the_trainer,
     the_engine_uses_the_trainers_rope_base,
     a_deterministic_run_samples_deterministically,
+    nccl_is_for_cuda,
+    precision_bounds_how_far_engine_and_learner_differ,
+    logs_lie_in_the_runs_folder,
 )
 """In order: a rule comes after those that write what it reads."""
 

@@ -177,7 +177,8 @@ class TrainerConfig:
     """The run's own folder: its configuration, metrics, samples, curve and trained model. None: `runs/<run_name>`."""
 
     log_path: str = field(default="/tmp/skyrl-logs", metadata=FREE)
-    """Folder of the logs of engines and workers; a shared one gathers those of all nodes."""
+    """Folder of the logs of engines and learners on Ray, one file for each process; each node writes those of its own.
+    Unless it is written, it is `logs` in the run's folder."""
 
     project_name: str = field(default="skyrl", metadata=FREE)
     """Name under which trackers group runs."""

@@ -8,29 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import cattrs
-import torch
 
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.sizes import Model, grid_of, has_reference
 from skyrl.data.cursor import PromptCursor
 from skyrl.data.prompts import PromptDataset, load_prompts
-from skyrl.envs.registry import find_task
 from skyrl.errors import DataError
 from skyrl.experiments.claims import Claim
+from skyrl.experiments.collaborators import engine_makers, parity_canary, start_processes, weight_road
+from skyrl.experiments.first_look import look_at_the_data, look_at_the_models, say
 from skyrl.experiments.resume import find_start
 from skyrl.experiments.run_folder import RunFolder
+from skyrl.experiments.steps_in_logs import StepsInLogs
 from skyrl.inference.client import InferenceEngineClient
-from skyrl.inference.torch_engine import TorchEngine
-from skyrl.learners.fsdp import PolicyWorker, RefWorker, required_device
-from skyrl.models.loading import load_causal_lm, load_tokenizer, max_positions, refuse_small_vocabulary, save_pretrained
+from skyrl.inference.remote_engine import RemoteEngine
+from skyrl.learners.group import LearnerGroup, ScorerGroup
+from skyrl.learners.ranks import Ranks, Rendezvous
+from skyrl.learners.workers import PolicyWorker, RefWorker
+from skyrl.models.loading import load_tokenizer
+from skyrl.models.storing import Export
+from skyrl.processes.handles import Processes
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.tracking.console import Console
@@ -40,6 +45,7 @@ from skyrl.tracking.tracker import Tracker, Trackers
 from skyrl.training.advantage import advantage_estimator
 from skyrl.training.evaluation import Evaluation
 from skyrl.training.objective import policy_objective
+from skyrl.training.time_sharing import Movable, TimeSharing, after
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import fingerprint, required
@@ -47,7 +53,7 @@ from skyrl.weight_sync.publish import WeightSync
 
 
 class BasePPOExp:
-    """One run of policy-gradient training in this process.
+    """One run of policy-gradient training, in this process or spread over those of a Ray cluster.
 
     Each collaborator is made by its `get_...` method when it is first needed, and then kept.
     """
@@ -56,8 +62,9 @@ class BasePPOExp:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
         self.cfg = cfg
         self.clock = Clock()
-        self.folder = RunFolder(Path(required(cfg.trainer.run_path, "trainer.run_path")).expanduser())
+        self.folder = RunFolder(Path(required(cfg.trainer.run_path, "trainer.run_path")).expanduser().absolute())
         self.checkpoints = CheckpointStore(Path(cfg.trainer.ckpt_path).expanduser(), cfg.trainer.max_ckpts_to_keep)
+        self._held = ExitStack()
 
     @classmethod
     def get_config_cls(cls) -> type[SkyRLTrainConfig]:
@@ -79,6 +86,16 @@ class BasePPOExp:
         return self.get_eval_dataset()
 
     @cached_property
+    def processes(self) -> Processes:
+        processes = self.get_processes()
+        self._held.callback(processes.close)
+        return processes
+
+    @cached_property
+    def rendezvous(self) -> Rendezvous:
+        return self._held.enter_context(Rendezvous(timeout=self.cfg.trainer.placement.start_timeout_seconds))
+
+    @cached_property
     def client(self) -> InferenceEngineClient:
         return self.get_inference_client()
 
@@ -87,8 +104,16 @@ class BasePPOExp:
         return self.get_generator()
 
     @cached_property
-    def policy(self) -> PolicyWorker:
+    def policy(self) -> LearnerGroup[PolicyWorker]:
         return self.get_policy()
+
+    @cached_property
+    def reference(self) -> ScorerGroup[RefWorker] | None:
+        return self.get_reference()
+
+    @cached_property
+    def time_sharing(self) -> TimeSharing:
+        return self.get_time_sharing()
 
     @cached_property
     def total_steps(self) -> int:
@@ -118,23 +143,20 @@ class BasePPOExp:
         wanted = trainer.eval_before_train or trainer.eval_interval > 0
         return self._load(self.cfg.data.val_data) if wanted else None
 
+    def get_processes(self) -> Processes:
+        """Where models and engines live."""
+        return start_processes(self.cfg)
+
     def get_inference_client(self) -> InferenceEngineClient:
-        """The engines that sample: one, embedded in this process, with weights of its own."""
-        trainer, config = self.cfg.trainer, self.cfg.generator.inference_engine
-        model = load_causal_lm(
-            self._model_path,
-            dtype=getattr(torch, required(trainer.compute_dtype, "trainer.compute_dtype")),
-            attention=required(trainer.attention, "trainer.attention"),
-            device=torch.device(required_device(trainer)),
-        )
-        refuse_small_vocabulary(model, self.tokenizer, self._model_path)
-        engine = TorchEngine(
-            model,
+        """The engines that sample, each with weights of its own."""
+        handles = self.processes.start("engine", engine_makers(self.cfg)).handles
+        return InferenceEngineClient(
+            [RemoteEngine(handle) for handle in handles],
             self.tokenizer,
-            max_num_seqs=config.max_num_seqs,
-            deterministic=required(config.deterministic, "generator.inference_engine.deterministic"),
+            self._model_path,
+            self.cfg.trainer.policy.model.lora,
+            self.cfg.generator.inference_engine,
         )
-        return InferenceEngineClient([engine], self.tokenizer, self._model_path, trainer.policy.model.lora, config)
 
     def get_generator(self) -> SkyRLGymGenerator:
         """What turns prompts into rewarded trajectories."""
@@ -149,19 +171,40 @@ class BasePPOExp:
             seed=self.cfg.trainer.seed,
         )
 
-    def get_policy(self) -> PolicyWorker:
-        """The model that learns."""
+    def get_policy(self) -> LearnerGroup[PolicyWorker]:
+        """The model that learns, on all its ranks."""
         trainer = self.cfg.trainer
         updates = trainer.update_epochs_per_batch * (trainer.train_batch_size // trainer.policy_mini_batch_size)
-        return PolicyWorker(trainer, policy_objective(trainer.algorithm), self.total_steps * updates)
+        objective = policy_objective(trainer.algorithm)
+        makers = [
+            partial(PolicyWorker, trainer, objective, self.total_steps * updates, ranks=ranks)
+            for ranks in self._ranks("policy")
+        ]
+        return LearnerGroup(self.processes.start("policy", makers), objective)
 
-    def get_reference(self) -> RefWorker | None:
+    def get_reference(self) -> ScorerGroup[RefWorker] | None:
         """The model that the KL term measures the distance from, if there is a KL term."""
-        if not self.cfg.trainer.algorithm.use_kl_loss:
+        if not has_reference(self.cfg):
             return None
-        reference = RefWorker(self.cfg.trainer)
-        refuse_small_vocabulary(reference.model, self.tokenizer, str(self.cfg.trainer.ref.model.path))
-        return reference
+        makers = [partial(RefWorker, self.cfg.trainer, ranks=ranks) for ranks in self._ranks("ref")]
+        return ScorerGroup(self.processes.start("ref", makers))
+
+    def get_time_sharing(self) -> TimeSharing:
+        """Who makes room for whom, where models or engines share devices."""
+        placement = self.cfg.trainer.placement
+        models: dict[str, Movable] = {"policy": self.policy} | ({"ref": self.reference} if self.reference else {})
+        share = placement.colocate_all or (placement.colocate_policy_ref and len(models) > 1)
+        return TimeSharing(
+            models if share else {},
+            (lambda: self.client) if placement.colocate_all else None,
+            move_optimizer=self.cfg.trainer.policy.optimizer_config.offload_after_step,
+        )
+
+    def get_weight_sync(self) -> WeightSync:
+        """The road from the policy to the engines."""
+        prompts = [prompt.token_ids for prompt in self.train_dataset.prompts]
+        road = weight_road(self.cfg, self.rendezvous, self.folder.path / "weights")
+        return WeightSync(self.policy, self.client, road, parity_canary(self.cfg, prompts))
 
     def get_rollouts(self) -> Rollouts:
         """What `next_batch` is asked of."""
@@ -188,16 +231,22 @@ class BasePPOExp:
         return Trackers([MetricsFile(self.folder.metrics), Console(self.total_steps, first_step)])
 
     def get_trainer(self, tracker: Tracker) -> PPOTrainer:
-        """The loop with its collaborators, each timed."""
-        reference = self.get_reference()
+        """The loop with its collaborators, each in its turn, and timed."""
+        turns, evaluation = self.time_sharing, self.get_evaluation()
+        rollouts = after(self.get_rollouts(), next_batch=turns.for_engines)
+        policy = after(
+            self.policy, score=partial(turns.for_scoring, "policy"), update=partial(turns.for_learning, "policy")
+        )
+        reference = self.reference and after(self.reference, score=partial(turns.for_scoring, "ref"))
+        weights = after(self.get_weight_sync(), publish=partial(turns.for_travel, "policy"))
         trainer = PPOTrainer(
             self.cfg.trainer,
-            rollouts=timed(self.get_rollouts(), self.clock, next_batch="generate"),
-            policy=timed(self.policy, self.clock, score="policy_logprobs", update="policy_train"),
+            rollouts=timed(rollouts, self.clock, next_batch="generate"),
+            policy=timed(policy, self.clock, score="policy_logprobs", update="policy_train"),
             reference=reference and timed(reference, self.clock, score="ref_logprobs"),
-            weights=timed(WeightSync(self.policy, self.client), self.clock, publish="sync_weights"),
+            weights=timed(weights, self.clock, publish="sync_weights"),
             estimate=advantage_estimator(self.cfg.trainer.algorithm),
-            evaluation=self.get_evaluation(),
+            evaluation=evaluation and after(evaluation, run=turns.for_engines),
             tracker=tracker,
             clock=self.clock,
             total_steps=self.total_steps,
@@ -209,23 +258,20 @@ class BasePPOExp:
 
     def run(self) -> bool:
         """Train to the end; False if an earlier session had already done so. What was saved stays, whatever happens."""
-        self._look_at_the_data()
-        with ExitStack() as held:
+        with self._held:
+            look_at_the_data(self.cfg, self.train_dataset, self.eval_dataset)
+            look_at_the_models(self.cfg, self.tokenizer, self.train_dataset, self.eval_dataset)
             claims = self._claims()
             for claim in claims:
                 claim.take()
-                held.callback(claim.release)
+                self._held.callback(claim.release)
             checkpoint = find_start(self.cfg, self.checkpoints, self.folder)
             for claim in claims:
                 claim.sign()
-                held.callback(self._keep_or_unsign, claim)
+                self._held.callback(self._keep_or_unsign, claim)
             finished = checkpoint is not None and checkpoint.step >= self.total_steps
-            if not finished:
-                self._train(checkpoint)
-            elif checkpoint is not None and not self.folder.model.exists():  # stopped just before the end
-                self.policy.load_state(checkpoint.tensors, checkpoint.state["policy"])
-            if not self.folder.model.exists():
-                self._finish()
+            if not finished or not self.folder.model.exists():  # the latter: stopped just before the end
+                asyncio.run(self._go_on(checkpoint, finished))
             return not finished
 
     def _claims(self) -> tuple[Claim, ...]:
@@ -242,30 +288,36 @@ class BasePPOExp:
         if not self.checkpoints.steps() and not self.folder.model.exists():
             claim.unsign()
 
-    def _train(self, checkpoint: Checkpoint | None) -> None:
-        trainer = self.get_trainer(self.get_tracker(checkpoint.step if checkpoint else 0))
+    async def _go_on(self, checkpoint: Checkpoint | None, finished: bool) -> None:
         if checkpoint is not None:
-            _say(f"Going on after step {checkpoint.step}, from a checkpoint")
-            self.policy.load_state(checkpoint.tensors, checkpoint.state["policy"])
+            await self.policy.load_state(checkpoint.tensors, checkpoint.state["policy"])
+        if not finished:
+            await self._train(checkpoint)
+        await self._finish()
+
+    async def _train(self, checkpoint: Checkpoint | None) -> None:
+        await self.time_sharing.for_engines()  # which find the room that they start with
+        first = checkpoint.step if checkpoint else 0
+        trainer = self.get_trainer(Trackers([self.get_tracker(first), StepsInLogs(self.processes, first)]))
+        if checkpoint is not None:
+            say(f"Going on after step {checkpoint.step}, from a checkpoint")
             trainer.load_state(dict(checkpoint.state["trainer"]))
         shutil.rmtree(self.folder.model, ignore_errors=True)  # of a run that is now made longer
         self.folder.forget_after(checkpoint.step if checkpoint else -1)
-        asyncio.run(self._loop(trainer))
-
-    def _finish(self) -> None:
-        """What a run leaves: the model, and a picture of how it came about."""
-        self._export(self.folder.model)
-        self.folder.draw_curve(f"{self.cfg.trainer.project_name} / {self.cfg.trainer.run_name}")
-
-    async def _loop(self, trainer: PPOTrainer) -> None:
         try:
             await trainer.train()
         finally:
             trainer.tracker.close()
             await self.client.close()
 
-    def _save(self, trainer: PPOTrainer, step: int) -> None:
-        tensors, numbers = self.policy.state()
+    async def _finish(self) -> None:
+        """What a run leaves: the model, and a picture of how it came about."""
+        await self._export(self.folder.model)
+        self.folder.draw_curve(f"{self.cfg.trainer.project_name} / {self.cfg.trainer.run_name}")
+
+    async def _save(self, trainer: PPOTrainer, step: int) -> None:
+        await self.time_sharing.for_learning("policy")
+        tensors, numbers = await self.policy.state()
         self.checkpoints.save(
             Checkpoint(
                 step=step,
@@ -276,38 +328,15 @@ class BasePPOExp:
             )
         )
 
-    def _look_at_the_data(self) -> None:
-        """Read it all before anything is made: what is wrong with it is told now, and what is left out is said."""
-        for name, dataset in (("training", self.train_dataset), ("evaluation", self.eval_dataset)):
-            if dataset is None:
-                continue
-            for env_class in {prompt.env_class for prompt in dataset.prompts}:
-                find_task(env_class, self.cfg.environment.env_class)
-            if dataset.too_long:
-                _say(f"{dataset.too_long} {name} prompts are longer than trainer.max_prompt_length and left out")
-        self._refuse_what_the_model_cannot_hold()
-        rest = len(self.train_dataset) % self.cfg.trainer.train_batch_size
-        if rest:
-            _say(f"{rest} training prompts, others in each epoch, do not fill a batch and are left out")
+    async def _export(self, folder: Path) -> None:
+        await self.time_sharing.for_learning("policy")
+        fast = not self.cfg.trainer.disable_fast_tokenizer
+        await self.policy.stream(Export(like=self._model_path, use_fast_tokenizer=fast, folder=folder))
 
-    def _refuse_what_the_model_cannot_hold(self) -> None:
-        """The longest prompt and the longest answer together need as many positions as the model has."""
-        positions = max_positions(self._model_path)
-        generator = self.cfg.generator
-        sampled = ((self.train_dataset, generator.sampling_params), (self.eval_dataset, generator.eval_sampling_params))
-        for dataset, sampling in sampled:
-            if dataset is None or sampling is None or positions is None:
-                continue
-            longest = max(len(prompt.token_ids) for prompt in dataset.prompts)
-            if longest + sampling.max_generate_length > positions:
-                raise DataError(
-                    f"the longest prompt ({longest} tokens) and max_generate_length = {sampling.max_generate_length} "
-                    f"do not fit into the {positions} positions of the model: lower max_generate_length, or leave long "
-                    "prompts out with trainer.max_prompt_length"
-                )
-
-    def _export(self, folder: Path) -> None:
-        save_pretrained(dict(self.policy.weights()), self.policy.model, self.tokenizer, folder)
+    def _ranks(self, role: Model) -> tuple[Ranks, ...]:
+        """The ranks of a role; one alone meets nobody."""
+        size = grid_of(self.cfg, role).ranks
+        return (Ranks(name=role),) if size == 1 else self.rendezvous.ranks(role, size)
 
     def _record_samples(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         for record in sample_records(step, groups, self._decode):
@@ -332,8 +361,4 @@ class BasePPOExp:
 
     @property
     def _exports(self) -> Path:
-        return Path(self.cfg.trainer.export_path).expanduser()
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+        return Path(self.cfg.trainer.export_path).expanduser().absolute()

@@ -5,6 +5,7 @@
     trajectories.jsonl    sampled answers with their rewards
     reward_curve.png
     model/                the trained model in Hugging Face format
+    logs/                 of processes other than the command's own: one file for each
 
 A record of a step is written before the step's checkpoint, so that a run that resumes can cut both files back to it.
 """

@@ -1,24 +1,42 @@
-"""Several engines behind one door: requests go to the least loaded one, everything else to all of them."""
+"""Several engines behind one door: requests go to the least loaded one, everything else to all of them.
+
+    generate --> wait for room --> engine with the fewest samples in flight --> another one if it fails
+
+An engine that dies, or that can no longer prove which weights it holds, leaves service for good; the run goes on with
+those that remain, and ends with the cause when none does.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
-from torch import Tensor
+from attrs import define
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
-from skyrl.errors import WeightSyncError
+from skyrl.errors import ProcessError, RunError, WeightSyncError
+from skyrl.inference.arrival import Arrival
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
 
+T = TypeVar("T")
 
-@runtime_checkable
-class Closable(Protocol):
-    """An engine that holds something to give back: a thread, a process, a connection."""
+_LOST = (ProcessError, WeightSyncError)
+"""What an engine raises that will not be of use again."""
 
-    async def close(self) -> None:
-        """Finishes what is running and refuses what comes later."""
+_log = logging.getLogger(__name__)
+
+
+@define(eq=False)
+class _Served:
+    """An engine and what it is doing."""
+
+    number: int
+    engine: InferenceEngine
+    samples: int = 0
+    """In flight."""
 
 
 class InferenceEngineClient:
@@ -33,52 +51,163 @@ class InferenceEngineClient:
         inference_engine_config: InferenceEngineConfig,
     ) -> None:
         assert engines, "an inference client needs at least one engine"
-        self.engines = tuple(engines)
         self.tokenizer, self.model_path = tokenizer, model_path
         self.lora_cfg, self.inference_engine_config = lora_cfg, inference_engine_config
-        self._samples = [0] * len(self.engines)
+        self._serving = [_Served(number, engine) for number, engine in enumerate(engines)]
+        self._all = tuple(engines)
+        self._waiting: deque[tuple[int, asyncio.Future[_Served]]] = deque()
+        self._open = True
+
+    @property
+    def engines(self) -> tuple[InferenceEngine, ...]:
+        """Every engine that there ever was."""
+        return self._all
+
+    @property
+    def in_service(self) -> tuple[InferenceEngine, ...]:
+        """The engines that take work, in order: those that weights have to reach."""
+        return tuple(served.engine for served in self._serving)
 
     @property
     def weight_version(self) -> int:
-        """The one version that every engine samples from. Raises `WeightSyncError` when they differ."""
-        versions = [engine.weight_version for engine in self.engines]
+        """The one version that every engine in service samples from. Raises `WeightSyncError` when they differ."""
+        versions = [engine.weight_version for engine in self.in_service]
         if len(set(versions)) > 1:
             raise WeightSyncError(f"the engines hold different weights: versions {versions}, in order of engines")
         return versions[0]
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """How many engines serve, and how many were lost since the start."""
+        serving = len(self._serving)
+        return {"inference/engines_in_service": float(serving), "inference/engines_lost": len(self._all) - serving}
+
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        """All samples of a request come from one engine, the one with the fewest samples in flight."""
-        chosen = self._samples.index(min(self._samples))
-        self._samples[chosen] += len(request.keys)
-        try:
-            return await self.engines[chosen].generate(request)
-        finally:
-            self._samples[chosen] -= len(request.keys)
+        """All samples of a request come from one engine, the one with the fewest samples in flight.
+
+        An engine is given `max_num_seqs` samples at a time; what is beyond that waits here, where any engine that gets
+        free can take it. When an engine is lost, its requests are drawn anew elsewhere from the same keys, so that the
+        draws are the same. Raises what was the matter with the last engine when none is left.
+        """
+        while True:
+            served = await self._admitted(request)
+            try:
+                return await served.engine.generate(request)
+            except _LOST as error:
+                self._lose(served, error)
+            finally:
+                served.samples -= len(request.keys)
+                self._admit()
 
     async def pause(self) -> None:
-        """Returns when nothing runs on any engine."""
-        await _all(engine.pause() for engine in self.engines)
+        """Returns when nothing runs on any engine. Requests made from now on wait."""
+        self._open = False
+        await self._everywhere(lambda engine: engine.pause())
 
     async def resume(self) -> None:
         """Lets every engine take work again."""
-        await _all(engine.resume() for engine in self.engines)
+        await self._everywhere(lambda engine: engine.resume())
+        self._open = True
+        self._admit()
 
-    async def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Gives every engine the weights.
+    async def load_weights(self, arrivals: Sequence[Arrival], version: int) -> None:
+        """Gives each engine in service its arrival, in the order of `in_service`.
 
-        When one refuses, that is raised after the others have finished, and `weight_version` raises until all agree.
+        Where some engines take the weights, one that does not is lost. Where none does, the first error is raised, and
+        every engine holds its old weights or refuses work.
         """
-        shared = weights if len(self.engines) == 1 else list(weights)
-        await _all(engine.load_weights(shared, version) for engine in self.engines)
+        serving = list(self._serving)
+        assert len(arrivals) == len(serving), f"{len(arrivals)} arrivals for {len(serving)} engines in service"
+        calls = [s.engine.load_weights(arrival, version) for s, arrival in zip(serving, arrivals, strict=True)]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        failed: list[tuple[_Served, RunError]] = []
+        for served, outcome in zip(serving, outcomes, strict=True):
+            if isinstance(outcome, _LOST):
+                failed.append((served, outcome))
+            elif outcome is not None:
+                raise outcome
+        nobody = len(failed) == len(serving)
+        for served, error in failed:
+            if isinstance(error, ProcessError) or not nobody:
+                self._lose(served, error)
+        if nobody:
+            raise failed[0][1]
+
+    async def inspect(self, look: Callable[[Sequence[InferenceEngine]], Awaitable[T]]) -> T:
+        """What `look` returns of the engines in service. They take its requests, and none that comes through here.
+
+        Called while paused, and leaves everything paused, so that what `look` raises comes before the first token.
+        """
+        await self._everywhere(lambda engine: engine.resume())
+        try:
+            return await look(self.in_service)
+        finally:
+            await self._everywhere(lambda engine: engine.pause())
+
+    async def sleep(self) -> None:
+        """Every engine gives back what memory it can. Called while paused."""
+        await self._everywhere(lambda engine: engine.sleep())
+
+    async def wake(self) -> None:
+        """Every engine takes its memory again."""
+        await self._everywhere(lambda engine: engine.wake())
 
     async def close(self) -> None:
-        """Closes every engine that can be closed."""
-        await _all(engine.close() for engine in self.engines if isinstance(engine, Closable))
+        """Closes every engine, the lost ones too. Raises the first error of one that was in service."""
+        outcomes = await asyncio.gather(*(engine.close() for engine in self._all), return_exceptions=True)
+        self._open = True
+        self._admit()
+        serving = self.in_service
+        for engine, outcome in zip(self._all, outcomes, strict=True):
+            if isinstance(outcome, BaseException) and engine in serving and not isinstance(outcome, ProcessError):
+                raise outcome
 
+    async def _admitted(self, request: GenerationRequest) -> _Served:
+        """The engine that the request was counted in for, once one has room; first come, first served."""
+        waiting: asyncio.Future[_Served] = asyncio.get_running_loop().create_future()
+        self._waiting.append((len(request.keys), waiting))
+        self._admit()
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled():
+                waiting.result().samples -= len(request.keys)
+                self._admit()
+            raise
 
-async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Waits for every call, then raises the first error there was."""
-    outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
+    def _admit(self) -> None:
+        """Lets those in for whom there is room, in the order in which they came."""
+        while self._open and self._waiting:
+            samples, waiting = self._waiting[0]
+            served = self._with_room(samples)
+            if served is None and not waiting.done():
+                return
+            self._waiting.popleft()
+            if served is not None and not waiting.done():
+                served.samples += samples
+                waiting.set_result(served)
+
+    def _with_room(self, samples: int) -> _Served | None:
+        """The engine with the fewest samples in flight, if they leave room; an idle one takes any request."""
+        served = min(self._serving, key=lambda each: each.samples)
+        fits = served.samples + samples <= self.inference_engine_config.max_num_seqs
+        return served if fits or served.samples == 0 else None
+
+    async def _everywhere(self, call: Callable[[InferenceEngine], Awaitable[None]]) -> None:
+        """Waits for every engine in service. A dead one is lost; any other error is raised, the first there was."""
+        serving = list(self._serving)
+        outcomes = await asyncio.gather(*(call(served.engine) for served in serving), return_exceptions=True)
+        for served, outcome in zip(serving, outcomes, strict=True):
+            if isinstance(outcome, ProcessError):
+                self._lose(served, outcome)
+            elif outcome is not None:
+                raise outcome
+
+    def _lose(self, served: _Served, cause: RunError) -> None:
+        """Takes the engine out of service and says so once. Raises the cause if it was the last."""
+        if served in self._serving and len(self._serving) > 1:
+            self._serving.remove(served)
+            left = len(self._serving)
+            _log.warning("inference engine %d is out of service, %d left: %s", served.number, left, cause)
+        elif served in self._serving:
+            raise cause

@@ -5,7 +5,6 @@ An engine knows tokens, sampling settings and weights. It knows nothing of promp
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
@@ -14,7 +13,7 @@ from skyrl.config import SamplingParams
 from skyrl.trajectory import StopReason
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from skyrl.inference.arrival import Arrival
 
 
 @frozen(kw_only=True)
@@ -77,12 +76,22 @@ class InferenceEngine(Protocol):
     async def resume(self) -> None:
         """Take work again."""
 
-    async def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    async def load_weights(self, arrival: Arrival, version: int) -> None:
         """Replace all weights, drop every cache computed from the old ones and adopt `version`.
 
         Called while paused. Names are those of the Hugging Face state dict without tied duplicates. Raises
-        `WeightSyncError` when a name is missing, unknown, or has another shape, and then keeps the old weights.
+        `WeightSyncError` when a name is missing, unknown, or has another shape, or when bytes were changed on the way.
+        The engine then keeps the old weights, or, where it had begun to replace them, refuses all work from then on.
         """
+
+    async def sleep(self) -> None:
+        """Give back what memory of the device can be had back. Called while paused; the weights need not survive."""
+
+    async def wake(self) -> None:
+        """Take the memory again. Weights that were given up come with the next `load_weights`."""
+
+    async def close(self) -> None:
+        """Finish what is running and refuse what comes later."""
 
     @property
     def weight_version(self) -> int:

@@ -15,19 +15,24 @@ less: elementwise kernels round the last few elements of a tensor differently, s
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections.abc import Iterable
+import logging
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from skyrl.errors import ModelError, RunError, UserError, WeightSyncError
+from skyrl.inference.arrival import Arrival
 from skyrl.inference.causal_lm import CausalLM
 from skyrl.inference.decode_batch import DecodeBatch
 from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.inference.rows import Job
 from skyrl.inference.scheduler import Scheduler
 from skyrl.inference.weights import replace_weights
+from skyrl.models.loading import load_causal_lm, load_tokenizer
+
+_log = logging.getLogger(__name__)
 
 
 class TorchEngine:
@@ -51,6 +56,7 @@ class TorchEngine:
         together; None is the model's `max_position_embeddings`.
         """
         self._model = CausalLM(model)
+        self._device = model.device
         self._tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
         self._eos_ids = _eos_ids(model, tokenizer)
         self._max_num_seqs = max_num_seqs
@@ -85,16 +91,25 @@ class TorchEngine:
         """Takes work again."""
         self._scheduler.resume()
 
-    async def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    async def load_weights(self, arrival: Arrival, version: int) -> None:
         """Copies the weights into the model and adopts `version`; see `InferenceEngine.load_weights`.
 
         No key or value outlives the batch it was computed in, and while paused there is none: no cache is left to drop.
         """
         if not self._scheduler.idle:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
-        replace_weights(self._model.model, weights)
+        await asyncio.to_thread(replace_weights, self._model.model, arrival)
         self._weight_version = version
+        _log.info("weights of version %d", version)
         self._scheduler.renew()
+
+    async def sleep(self) -> None:
+        """Moves the model to the memory of the host."""
+        await asyncio.to_thread(self._model.model.to, "cpu")
+
+    async def wake(self) -> None:
+        """Moves the model back to where it computes."""
+        await asyncio.to_thread(self._model.model.to, self._device)
 
     async def close(self) -> None:
         """Finishes what is running; requests that still wait raise `RunError`, and so do later ones."""
@@ -128,6 +143,25 @@ class TorchEngine:
             )
             for start in starts
         ]
+
+
+def load_torch_engine(
+    path: str,
+    *,
+    dtype: str,
+    attention: str,
+    device: str,
+    use_fast_tokenizer: bool = True,
+    max_num_seqs: int,
+    deterministic: bool = False,
+) -> TorchEngine:
+    """The engine over the model at `path` (folder or hub name), with weights of its own. Raises `ModelError`.
+
+    `dtype` as torch names it (`float32`), `attention` as transformers does (`sdpa`), `device` is `cpu` or `cuda`.
+    """
+    model = load_causal_lm(path, dtype=getattr(torch, dtype), attention=attention, device=torch.device(device))
+    tokenizer = load_tokenizer(path, use_fast=use_fast_tokenizer)
+    return TorchEngine(model, tokenizer, max_num_seqs=max_num_seqs, deterministic=deterministic)
 
 
 def _positions(model: Any) -> int:

@@ -2,58 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from skyrl.errors import WeightSyncError
+from skyrl.inference.arrival import Arrival, Shared, WeightInfo
 
 
-def replace_weights(model: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Copies a complete set of weights into `model`, cast to its types.
+def replace_weights(model: Any, arrival: Arrival) -> None:
+    """Copies a complete set of weights into `model`, cast to its types, once all of it is there.
 
     Names are those of `model.state_dict()`. A tied tensor may come under any of its names, or under several if they
-    agree. Raises `WeightSyncError`, with the old weights untouched, when a name is missing, unknown or there twice, or
-    a shape differs.
+    agree. Raises `WeightSyncError`, with the old weights untouched, when a name is missing, unknown or there twice, a
+    shape differs, or something is lost or changed on the way.
     """
     held: dict[str, Tensor] = model.state_dict(keep_vars=True)
-    received: dict[str, Tensor] = {}
-    for name, tensor in weights:
-        if name in received:
-            raise WeightSyncError(f"{name} was sent twice")
-        received[name] = tensor
-    problems = [*_unusable(held, received), *_incomplete(held, received)]
-    if problems:
-        raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {_few(problems)}")
+    tied = _names_of_each(held)
+    _refuse([*_unusable(held, arrival.weights), *_missing(tied, {info.name for info in arrival.weights})])
+    with arrival.open() as weights:
+        received = {name: _kept(tensor, arrival) for name, tensor in weights}
+    _refuse([*_missing(tied, received), *_contradictions(tied, received)])
     with torch.no_grad():
         for name, tensor in received.items():
             held[name].copy_(tensor)
 
 
-def _unusable(held: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> Iterable[str]:
-    for name, tensor in received.items():
-        if name not in held:
-            yield f"{name} is not a weight of this model"
-        elif tensor.shape != held[name].shape:
-            yield f"{name} has shape {tuple(tensor.shape)}, this model's has {tuple(held[name].shape)}"
+def _kept(tensor: Tensor, arrival: Arrival) -> Tensor:
+    """The tensor for longer than until the next one comes. Those of this process stay where they are."""
+    return tensor if isinstance(arrival, Shared) else tensor.clone()
 
 
-def _incomplete(held: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> Iterable[str]:
-    """Weights sent under none of their names, and tied ones sent under several with different values."""
-    tied: dict[int, list[str]] = {}
+def _names_of_each(held: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
+    """Every tensor's names; a tied one has several."""
+    names: dict[int, list[str]] = {}
     for name, tensor in held.items():
-        tied.setdefault(id(tensor), []).append(name)
-    for names in tied.values():
-        sent = [name for name in names if name in received]
-        if not sent:
-            yield f"{names[0]} is missing"
-        for other in sent[1:]:
-            if not torch.equal(received[sent[0]], received[other].to(received[sent[0]])):
-                yield f"{sent[0]} and {other} are tied in this model and were sent with different values"
+        names.setdefault(id(tensor), []).append(name)
+    return tuple(map(tuple, names.values()))
 
 
-def _few(problems: list[str]) -> str:
-    more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
-    return "; ".join(problems[:5] + more)
+def _unusable(held: Mapping[str, Tensor], announced: Iterable[WeightInfo]) -> Iterable[str]:
+    seen: set[str] = set()
+    for info in announced:
+        if info.name in seen:
+            yield f"{info.name} is sent twice"
+        elif info.name not in held:
+            yield f"{info.name} is not a weight of this model"
+        elif info.shape != tuple(held[info.name].shape):
+            yield f"{info.name} has shape {info.shape}, this model's has {tuple(held[info.name].shape)}"
+        seen.add(info.name)
+
+
+def _missing(tied: Iterable[tuple[str, ...]], sent: Container[str]) -> Iterable[str]:
+    return (f"{names[0]} is missing" for names in tied if not any(name in sent for name in names))
+
+
+def _contradictions(tied: Iterable[tuple[str, ...]], received: Mapping[str, Tensor]) -> Iterable[str]:
+    """Tied weights that came under several names, with different values."""
+    for names in tied:
+        first, *others = (name for name in names if name in received)
+        for other in others:
+            if not torch.equal(received[first], received[other].to(received[first])):
+                yield f"{first} and {other} are tied in this model and were sent with different values"
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
+        few = "; ".join(problems[:5] + more)
+        raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {few}")

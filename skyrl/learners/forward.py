@@ -1,7 +1,8 @@
-"""A causal language model's log-probabilities of the tokens of a batch, as padded rows or packed into one row."""
+"""What a model says about the tokens of a batch, as padded rows or packed into one row: log-probabilities, values."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,11 @@ from torch import Tensor
 from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.batch import TrainingBatch
 from skyrl.errors import ModelError
+
+Reading = Callable[[Any, TrainingBatch], tuple[Tensor, dict[str, Tensor]]]
+"""What a role asks of its model: (B, L) with gradient, 0 where `loss_mask` is false, and by name numbers for each
+selected token that are worth logging.
+"""
 
 
 def sampled_logprobs(model: Any, batch: TrainingBatch, *, temperature: float, pack: bool) -> tuple[Tensor, Tensor]:
@@ -29,12 +35,39 @@ def sampled_logprobs(model: Any, batch: TrainingBatch, *, temperature: float, pa
     return values, entropies
 
 
+def read_logprobs(
+    model: Any, batch: TrainingBatch, *, temperature: float, pack: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """A policy's `Reading`: log-probabilities, and for each selected token the entropy and the distance, in nats, from
+    what the engine said.
+    """
+    logprobs, entropies = sampled_logprobs(model, batch, temperature=temperature, pack=pack)
+    distance = (logprobs.detach() - batch.rollout_logprobs).abs()
+    return logprobs, {
+        "policy_entropy": entropies[batch.loss_mask],
+        "rollout_train_logprobs_abs_diff": distance[batch.loss_mask],
+    }
+
+
+def read_values(model: Any, batch: TrainingBatch, *, pack: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    """A critic's `Reading`: the value of the state in which each selected token was sampled, the token excluded.
+
+    `model` has one logit. Shape (B, L) float32, 0 where `loss_mask` is false; with gradient.
+    """
+    logits = _packed_logits(model, batch) if pack else _padded_logits(model, batch)
+    values = torch.zeros(batch.input_ids.shape, device=batch.input_ids.device)
+    values = values.masked_scatter(batch.loss_mask, logits.float().squeeze(-1))
+    return values, {"critic_values": values.detach()[batch.loss_mask]}
+
+
 def _padded_logits(model: Any, batch: TrainingBatch) -> Tensor:
     """(N, V) logits that predict the selected tokens, in row order.
 
-    Padding stands on the right, where causal attention keeps it out of every real token, so no mask is needed.
+    Padding stands on the right, where causal attention keeps it out of every real token, so no mask is needed. A batch
+    without selected tokens goes through the model all the same: other ranks wait for this one in every layer.
     """
-    first = int(batch.loss_mask.any(0).int().argmax())  # no column before it is ever selected
+    used = batch.loss_mask.any(0)
+    first = int(used.int().argmax()) if used.any() else len(used)  # no column before it is ever selected
     columns = torch.arange(first - 1, batch.input_ids.shape[1] - 1, device=batch.input_ids.device)
     logits = model(input_ids=batch.input_ids, use_cache=False, logits_to_keep=columns).logits
     selected: Tensor = logits[batch.loss_mask[:, first:]]
@@ -64,14 +97,14 @@ def _packed_logits(model: Any, batch: TrainingBatch) -> Tensor:
 
 
 @torch.no_grad()
-def probe_forward(model: Any, *, pack: bool) -> None:
+def probe_forward(model: Any, *, pack: bool, device: torch.device) -> None:
     """See for a few tokens that the model looks back only, and that packed rows do not see each other.
 
     Neither is announced by a model, and both fail silently. Raises `ModelError`.
     """
-    vocabulary, device = model.get_input_embeddings().num_embeddings, model.device
+    vocabulary = model.get_input_embeddings().num_embeddings
     ids = torch.arange(1, 15, device=device) * 7919 % vocabulary
-    alone = _logits(model, ids[5:]).float()
+    alone = _logits(model, ids[5:])
     if _differ(_logits(model, ids[5:-2]), alone[:-2]):
         raise ModelError("this model's output at a token depends on later tokens: it is not a causal language model")
     if not pack:
@@ -90,5 +123,6 @@ def _logits(model: Any, ids: Tensor) -> Tensor:
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
-    """By more than rounding, which is small beside the spread of the logits."""
-    return bool((one.float() - other.float()).abs().max() > 1e-2 * other.float().std().clamp(min=1e-6))
+    """By more than rounding, which is small beside the spread of the logits, and less small in 16 bits."""
+    bound = 1e-2 if one.dtype == torch.float32 else 0.25
+    return bool((one.float() - other.float()).abs().max() > bound * other.float().std().clamp(min=1e-6))

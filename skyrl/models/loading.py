@@ -1,22 +1,16 @@
-"""Loading transformers models and tokenizers, and storing them for others. What cannot be loaded is a `ModelError`."""
+"""Loading transformers models and tokenizers. What cannot be loaded is a `ModelError`."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from tokenizers import Tokenizer
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar
 
-from skyrl.errors import ModelError, RunError
+from skyrl.errors import ModelError
 from skyrl.models.failures import model_error
 from skyrl.models.paths import check_model_path, local_folder
 
@@ -31,7 +25,7 @@ def load_causal_lm(
     `attention` is a name of transformers: `sdpa`, `flash_attention_2`, `eager`. Raises `ModelError`, also for weights
     that are not all there: transformers would draw the rest at random.
     """
-    source = _source(path)
+    source = model_source(path)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("trainer.device is cuda, but this torch sees no CUDA device: set trainer.device = cpu")
     disable_progress_bar()
@@ -59,7 +53,7 @@ def load_tokenizer(path: str, *, use_fast: bool = True) -> Any:
 
     `use_fast=False` asks for the one written in Python; it is refused where transformers has none.
     """
-    source = _source(path)
+    source = model_source(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, use_fast=use_fast, trust_remote_code=False)
         stored_in = cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
@@ -79,46 +73,27 @@ def load_tokenizer(path: str, *, use_fast: bool = True) -> Any:
 
 def max_positions(path: str) -> int | None:
     """How many tokens a sequence may have, from the model's configuration; None if it names no bound."""
-    source = _source(path)
-    try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # as above
-        raise model_error("configuration of", path, error) from error
-    positions: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    positions: int | None = getattr(load_config(path).get_text_config(), "max_position_embeddings", None)
     return positions
 
 
-def refuse_small_vocabulary(model: Any, tokenizer: Any, path: str) -> None:
+def refuse_small_vocabulary(path: str, tokenizer: Any) -> None:
     """Raises `ModelError` if the tokenizer has tokens that the model has no embedding for."""
-    rows = model.get_input_embeddings().num_embeddings
+    rows = load_config(path).get_text_config().vocab_size
     if len(tokenizer) > rows:
-        raise ModelError(f"the tokenizer of {path} has {len(tokenizer)} tokens, its model embeddings for {rows} only")
+        raise ModelError(f"the tokenizer has {len(tokenizer)} tokens, the model {path} embeddings for {rows} only")
 
 
-def save_pretrained(weights: Mapping[str, Tensor], model: Any, tokenizer: Any, folder: Path) -> None:
-    """Store a model as transformers does, from `weights` under their state-dict names, all of it or nothing.
-
-    `model` gives the architecture and the generation defaults. A model that stood in `folder` before is replaced, and
-    lost only once the new one is whole. Raises `RunError` if the disk does not take it.
-    """
-    scratch, old = (folder.with_name(f".{folder.name}.{state}") for state in ("new", "old"))
+def load_config(path: str) -> Any:
+    """The model's transformers configuration. Raises `ModelError`."""
+    source = model_source(path)
     try:
-        for leftover in (scratch, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        scratch.mkdir(parents=True)
-        _make_storable(model.generation_config)
-        model.save_pretrained(scratch, state_dict={name: weight.detach().cpu() for name, weight in weights.items()})
-        tokenizer.save_pretrained(scratch)
-        _to_disk(scratch)
-        if folder.exists():
-            folder.rename(old)
-        scratch.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"the model cannot be stored in {folder}: {error}") from error
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # as above
+        raise model_error("configuration of", path, error) from error
 
 
-def _source(path: str) -> str:
+def model_source(path: str) -> str:
     """What transformers is given. Raises `ModelError` if it is a folder that cannot be a model."""
     why = check_model_path(path)
     if why:
@@ -153,22 +128,3 @@ def _compare_with_file(tokenizer: Any, file: str, path: str) -> None:
             f"transformers makes a {type(tokenizer).__name__} of whatever is stored. Store one of that class "
             "(for qwen2: byte-level BPE)"
         )
-
-
-def _make_storable(generation: Any) -> None:
-    """Sampling settings with sampling off come with many models, and transformers stores them only with sampling on."""
-    if generation is not None:
-        try:
-            generation.validate(strict=True)
-        except ValueError:
-            generation.do_sample = True
-
-
-def _to_disk(folder: Path) -> None:
-    """Nothing of it is left in the system's buffers."""
-    for path in (*folder.iterdir(), folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from statistics import fmean, pstdev
 
 from skyrl.batch import TrainingBatch
@@ -48,8 +49,14 @@ def mean_positive(rewards: Sequence[float]) -> float:
 
 
 def average(updates: Sequence[Mapping[str, float]]) -> Metrics:
-    """Mean of each metric over the optimizer steps of a batch."""
-    return {name: fmean(update[name] for update in updates) for name in updates[0]}
+    """Mean of each metric over the optimizer steps of a batch; `skipped_updates` is their number.
+
+    What a skipped step measured is left out; where all were skipped, metrics that are not finite are left out.
+    """
+    taken = [update for update in updates if not update["skipped_updates"]] or updates
+    means = {name: fmean(update[name] for update in taken) for name in taken[0]}
+    finite = {name: mean for name, mean in means.items() if isfinite(mean)}
+    return finite | {"skipped_updates": sum(update["skipped_updates"] for update in updates)}
 
 
 def prefixed(prefix: str, metrics: Mapping[str, float]) -> Metrics:

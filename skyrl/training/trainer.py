@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -37,8 +37,8 @@ class Learner(Scorer, Protocol):
 class Publisher(Protocol):
     """The road from the learner to the engines."""
 
-    async def publish(self, version: int) -> None:
-        """The engines sample from the learner's weights, as `version`, when this returns."""
+    async def publish(self, version: int) -> Metrics:
+        """The engines sample from the learner's weights, as `version`, when this returns; how far apart both are."""
 
 
 class PPOTrainer:
@@ -60,8 +60,8 @@ class PPOTrainer:
         tracker: Tracker,
         clock: Clock,
         total_steps: int,
-        save: Callable[[int], None],
-        export: Callable[[int], None],
+        save: Callable[[int], Awaitable[None]],
+        export: Callable[[int], Awaitable[None]],
         on_samples: Callable[[int, Sequence[TrajectoryGroup]], None],
     ) -> None:
         """`save` and `export` write a checkpoint and a model of the step they are given; `on_samples` sees every
@@ -96,7 +96,7 @@ class PPOTrainer:
             batch = batch.given(ref_logprobs=await self.reference.score(batch))  # log pi_ref
         batch = batch.given(advantages=self.estimate(batch))
         metrics = await self.improve(batch)  # epochs x mini-batches of policy updates
-        await self.weights.publish(self.version + 1)  # pi_old <- pi_theta
+        metrics |= await self.weights.publish(self.version + 1)  # pi_old <- pi_theta
         return describe(groups) | describe_advantages(batch) | metrics
 
     async def improve(self, batch: TrainingBatch) -> Metrics:
@@ -133,9 +133,9 @@ class PPOTrainer:
             )  # before saving: a checkpoint has its record
             if self._is_due(self._config.ckpt_interval):
                 with self.clock.measure("save_checkpoints"):
-                    self._save(self.version)
+                    await self._save(self.version)
             if self._is_due(self._config.hf_save_interval):
-                self._export(self.version)
+                await self._export(self.version)
 
     async def _evaluate(self) -> Metrics:
         if self.evaluation is None:

@@ -1,38 +1,36 @@
-"""The road from learner to engines, as one operation that leaves an engine with all of the new weights or all of the
-old.
+"""New weights for the engines, as one operation that leaves each engine with all of the new weights or all of the old,
+or out of service.
+
+    pause -> send, verified tensor by tensor -> caches dropped, version adopted -> canary -> resume
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
-
-from torch import Tensor
-
+from skyrl.errors import WeightSyncError
 from skyrl.inference.client import InferenceEngineClient
-
-
-class WeightSource(Protocol):
-    """Whoever holds the newest weights."""
-
-    def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Name and value of every weight, tied ones once."""
+from skyrl.weight_sync.canary import Canary, Metrics
+from skyrl.weight_sync.roads import Road, WeightSource
 
 
 class WeightSync:
-    """Brings the learner's weights into the engines of this process."""
+    """Brings the learner's weights into the engines."""
 
-    def __init__(self, source: WeightSource, client: InferenceEngineClient) -> None:
-        self._source = source
-        self._client = client
+    def __init__(self, source: WeightSource, client: InferenceEngineClient, road: Road, canary: Canary) -> None:
+        self._source, self._client, self._road, self._canary = source, client, road, canary
 
-    async def publish(self, version: int) -> None:
-        """Pause, send, adopt `version` with every cache of the old weights dropped, resume.
+    async def publish(self, version: int) -> Metrics:
+        """Every engine samples from the learner's weights, as `version`, when this returns; how close they are is
+        returned.
 
-        Raises `WeightSyncError` if names or shapes do not match; the engines then still sample from the old weights.
+        Raises `WeightSyncError`. No token is sampled from weights that are not whole: an engine that was touched and
+        not verified takes no work any more.
         """
         await self._client.pause()
         try:
-            await self._client.load_weights(self._source.weights(), version)
-        finally:
-            await self._client.resume()
+            await self._road.carry(self._source, self._client, version)
+        except WeightSyncError:
+            await self._client.resume()  # who is still in service holds whole weights
+            raise
+        metrics = await self._client.inspect(lambda engines: self._canary.compare(self._source, engines, version))
+        await self._client.resume()
+        return metrics

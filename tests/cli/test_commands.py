@@ -95,7 +95,7 @@ def test_three_mistakes_are_told_at_once_with_what_was_meant(run_toml: Path, tmp
         ("trainer.policy_mini_batch_size=3", "nearest divisors: 2 and 4"),
         ("environment.env_class=gsm9k", "Registered: gsm8k"),
         ("data.train_data=['gone.parquet']", "there is no file gone.parquet"),
-        ("trainer.strategy=deepspeed", "not implemented"),
+        ("trainer.strategy=megatron", "not implemented"),
         ("trainer.algorithm.policy_loss_type=gspo", "not implemented yet"),
         ("trainer.algorithm.policy_loss_type=gspoo", "did you mean gspo?"),
         ("+trainer.new=3", "the prefix + is not supported"),

@@ -7,14 +7,37 @@ from typing import Any
 
 import pytest
 
-from skyrl.config import SkyRLTrainConfig, check, compose, load, resolve
+from skyrl.config import SkyRLTrainConfig, check, compose, load
 from skyrl.config.check import CHECKS, SCHEDULES_WITH_SETTINGS
-from skyrl.config.not_yet import LATER_NAMES, NOT_YET, NotYet
+from skyrl.config.check_batches import BATCH_CHECKS
+from skyrl.config.not_yet import LATER_NAMES, NOT_YET, VALUES_NOT_YET, NotYet
+from skyrl.config.resolve import resolve_with_origins
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import FrozenDict, evolve_at, get_at
 from skyrl.tree.classes import table_paths
 from skyrl.tree.rules import paths_read
 from tests.config.leaves import LEAVES, OTHERS, RUNNABLE
+
+PLACEMENT = "trainer.placement."
+ENGINE = "generator.inference_engine."
+RAY: dict[str, Any] = {PLACEMENT + "executor": "ray"}
+APART: dict[str, Any] = {**RAY, PLACEMENT + "colocate_all": False, PLACEMENT + "colocate_policy_ref": False}
+VLLM: dict[str, Any] = {**RAY, ENGINE + "backend": "vllm"}
+MEGATRON: dict[str, Any] = {**VLLM, "trainer.strategy": "megatron"}
+NO_KL: dict[str, Any] = {"trainer.algorithm.use_kl_loss": False}
+CRITIC: dict[str, Any] = {"trainer.critic.model.path": "critic"}
+
+
+def gpus(number: int, *models: str) -> dict[str, Any]:
+    """So many GPUs on one node for each of the models."""
+    return {f"{PLACEMENT}{model}_num_gpus_per_node": number for model in models}
+
+
+def split(tensor: int, pipeline: int, context: int) -> dict[str, Any]:
+    """How Megatron splits the policy."""
+    sizes = {"tensor_model": tensor, "pipeline_model": pipeline, "context": context}
+    return {f"trainer.policy.megatron_config.{name}_parallel_size": size for name, size in sizes.items()}
+
 
 PATHS = set(LEAVES) | set(table_paths(SkyRLTrainConfig))
 
@@ -37,7 +60,143 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         )
     ],
     "micro_batches_divide_the_mini_batch": [
-        ({"trainer.micro_train_batch_size_per_gpu": 3}, "trainer.micro_train_batch_size_per_gpu")
+        ({"trainer.micro_train_batch_size_per_gpu": 3}, "trainer.micro_train_batch_size_per_gpu"),
+        # 1,280 samples on 8 ranks are 160 for each, which 64 does not divide though it divides 1,280
+        ({**gpus(8, "policy"), "trainer.micro_train_batch_size_per_gpu": 64}, "trainer.micro_train_batch_size_per_gpu"),
+        # the policy's 1,280 are a multiple of 256, the critic's 128 x 5 = 640 are not
+        (
+            {
+                **CRITIC,
+                "trainer.critic_mini_batch_size": 128,
+                "trainer.micro_train_batch_size_per_gpu": 256,
+            },
+            "trainer.micro_train_batch_size_per_gpu",
+        ),
+    ],
+    "ranks_form_whole_groups": [
+        (
+            {**gpus(6, role), **CRITIC, f"trainer.{role}.sequence_parallel_size": 4},
+            f"trainer.{role}.sequence_parallel_size",
+        )
+        for role in ("policy", "critic", "ref")
+    ]
+    + [
+        ({**MEGATRON, **gpus(12, "policy"), **split(2, 2, 2)}, "trainer.policy.megatron_config"),
+        (
+            {**MEGATRON, **gpus(3, "ref"), "trainer.ref.megatron_config.tensor_model_parallel_size": 2},
+            "trainer.ref.megatron_config",
+        ),
+    ],
+    "mini_batches_deal_out_evenly": [
+        (gpus(3, "policy"), "trainer.policy_mini_batch_size"),
+        ({**gpus(3, "critic"), **CRITIC}, "trainer.critic_mini_batch_size"),
+        # fewer samples than ranks
+        (
+            {**gpus(8, "policy"), "trainer.policy_mini_batch_size": 1, "trainer.train_batch_size": 8},
+            "trainer.policy_mini_batch_size",
+        ),
+        # 1,280 samples go to 4 groups of 3 ranks that share sequences, but not to 12 ranks
+        (gpus(12, "policy"), "trainer.policy_mini_batch_size"),
+    ],
+    "the_reference_scores_equal_shares": [(gpus(3, "ref"), "trainer.train_batch_size")],
+    "models_that_share_gpus_have_as_many": [
+        ({**RAY, **CRITIC, f"{PLACEMENT}{role}_{count}": 2}, f"{PLACEMENT}{role}_{count}")
+        for role in ("critic", "ref")
+        for count in ("num_nodes", "num_gpus_per_node")
+    ]
+    + [({**RAY, PLACEMENT + "colocate_all": False, **gpus(2, "ref")}, PLACEMENT + "ref_num_gpus_per_node")],
+    "engines_that_share_gpus_take_all_of_them": [
+        ({**RAY, **gpus(2, "policy")}, ENGINE + "num_engines"),
+        ({**VLLM, **gpus(4, "policy"), ENGINE + "tensor_parallel_size": 2}, ENGINE + "num_engines"),
+        ({**VLLM, **gpus(4, "policy"), ENGINE + "tensor_parallel_size": 3}, ENGINE + "num_engines"),
+    ],
+    "engines_of_others_share_no_gpus": [
+        ({**VLLM, ENGINE + "run_engines_locally": False}, PLACEMENT + "colocate_all"),
+        ({**VLLM, ENGINE + "external_proxy_url": "http://router"}, PLACEMENT + "colocate_all"),
+        ({**VLLM, ENGINE + "remote_urls": ["host:1"]}, PLACEMENT + "colocate_all"),
+        ({**RAY, ENGINE + "backend": "http"}, PLACEMENT + "colocate_all"),
+    ],
+    "engines_of_others_have_an_address": [
+        ({ENGINE + "run_engines_locally": False}, ENGINE + "external_server_urls"),
+        ({ENGINE + "backend": "http"}, ENGINE + "external_server_urls"),
+    ],
+    "experts_take_every_gpu_of_an_engine": [
+        ({**VLLM, ENGINE + "expert_parallel_size": 2}, ENGINE + "expert_parallel_size"),
+        # pipeline stages hold different experts
+        (
+            {
+                **VLLM,
+                ENGINE + "expert_parallel_size": 4,
+                ENGINE + "tensor_parallel_size": 2,
+                ENGINE + "pipeline_parallel_size": 2,
+            },
+            ENGINE + "expert_parallel_size",
+        ),
+    ],
+    "an_engine_of_child_processes_has_one_node": [
+        (
+            {
+                **VLLM,
+                PLACEMENT + "policy_num_nodes": 2,
+                ENGINE + "distributed_executor_backend": "mp",
+                ENGINE + "tensor_parallel_size": 2,
+            },
+            ENGINE + "distributed_executor_backend",
+        ),
+        # engine 1 of 3 would have GPUs 4 and 5 of node 0 and 0 and 1 of node 1
+        (
+            {
+                **VLLM,
+                **gpus(6, "policy"),
+                PLACEMENT + "policy_num_nodes": 2,
+                ENGINE + "distributed_executor_backend": "mp",
+                ENGINE + "tensor_parallel_size": 4,
+                ENGINE + "num_engines": 3,
+            },
+            ENGINE + "distributed_executor_backend",
+        ),
+    ],
+    "copies_of_the_weights_are_whole": [
+        (
+            {**CRITIC, **gpus(8, role), f"trainer.{role}.fsdp_config.fsdp_size": size},
+            f"trainer.{role}.fsdp_config.fsdp_size",
+        )
+        for role, size in (("policy", 3), ("critic", 16), ("ref", 5))
+    ],
+    "weights_stay_sharded_over_part_of_a_copy": [
+        (
+            {**gpus(8, "policy"), "trainer.policy.fsdp_config.reshard_after_forward": 3},
+            "trainer.policy.fsdp_config.reshard_after_forward",
+        ),
+        # 8 divides the ranks, but a copy has 4
+        (
+            {
+                **gpus(8, "ref"),
+                "trainer.ref.fsdp_config.fsdp_size": 4,
+                "trainer.ref.fsdp_config.reshard_after_forward": 8,
+            },
+            "trainer.ref.fsdp_config.reshard_after_forward",
+        ),
+    ],
+    "megatron_has_no_critic": [({**MEGATRON, **CRITIC}, "trainer.critic.model.path")],
+    "megatron_feeds_vllm": [({"trainer.strategy": "megatron"}, ENGINE + "backend")],
+    "megatron_sends_weights_between_gpus": [
+        ({**MEGATRON, ENGINE + "weight_sync_backend": "gloo"}, ENGINE + "weight_sync_backend")
+    ],
+    "megatron_splits_sequences_by_context": [
+        ({**MEGATRON, f"trainer.{role}.sequence_parallel_size": 2}, f"trainer.{role}.sequence_parallel_size")
+        for role in ("policy", "ref")
+    ],
+    "context_parallel_samples_are_packed": [
+        (
+            {
+                **MEGATRON,
+                "trainer.use_sample_packing": False,
+                f"trainer.{role}.megatron_config.context_parallel_size": 2,
+            },
+            f"trainer.{role}.megatron_config.context_parallel_size",
+        )
+        for role in ("policy", "ref")
     ],
     "several_evaluation_samples_differ": [
         ({"generator.eval_n_samples_per_prompt": 4}, "generator.eval_n_samples_per_prompt")
@@ -92,6 +251,36 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             "trainer.placement.ref_num_gpus_per_node",
             "generator.inference_engine.num_engines",
         )
+    ]
+    + [
+        ({PLACEMENT + "executor": "in_process", **CRITIC, **gpus(2, "critic")}, PLACEMENT + "critic_num_gpus_per_node"),
+        (
+            {PLACEMENT + "executor": "in_process", ENGINE + "backend": "vllm", ENGINE + "tensor_parallel_size": 2},
+            ENGINE + "tensor_parallel_size",
+        ),
+    ],
+    "nccl_has_cuda": [({**RAY, ENGINE + "weight_sync_backend": "nccl"}, ENGINE + "weight_sync_backend")],
+    "vllm_on_a_cpu_computes_eagerly": [({**VLLM, ENGINE + "enforce_eager": False}, ENGINE + "enforce_eager")],
+    "vllm_on_a_cpu_promises_no_repetition": [
+        ({**VLLM, ENGINE + "deterministic": True}, ENGINE + "deterministic"),
+        ({**VLLM, "trainer.deterministic": True}, ENGINE + "deterministic"),
+    ],
+    "parts_of_an_engine_on_a_cpu_are_child_processes": [
+        ({**VLLM, ENGINE + f"{kind}_parallel_size": 2}, ENGINE + "distributed_executor_backend")
+        for kind in ("tensor", "pipeline", "data")
+    ],
+    "copies_inside_an_engine_are_asynchronous": [
+        ({**VLLM, ENGINE + "async_engine": False, ENGINE + "data_parallel_size": 2}, ENGINE + "data_parallel_size")
+    ],
+    "statistics_come_from_the_asynchronous_engine": [
+        (
+            {**VLLM, ENGINE + "async_engine": False, ENGINE + "enable_ray_prometheus_stats": True},
+            ENGINE + "enable_ray_prometheus_stats",
+        )
+    ],
+    "every_sequence_of_a_step_has_a_token": [
+        ({**VLLM, ENGINE + "max_num_batched_tokens": 1023}, ENGINE + "max_num_batched_tokens"),
+        ({**VLLM, ENGINE + "max_num_seqs": 8193}, ENGINE + "max_num_batched_tokens"),
     ],
     "repeatable_runs_are_promised_on_a_cpu": [
         ({"trainer.deterministic": True, "trainer.device": "cuda"}, "trainer.deterministic")
@@ -104,6 +293,55 @@ SILENT: dict[str, dict[str, Any]] = {
     "mini_batches_divide_the_batch": {"trainer.policy_mini_batch_size": 512},
     "critic_mini_batches_divide_the_batch": {"trainer.critic_mini_batch_size": 300},
     "micro_batches_divide_the_mini_batch": {"trainer.micro_train_batch_size_per_gpu": 5},
+    "ranks_form_whole_groups": {
+        **NO_KL,
+        **gpus(6, "policy", "critic", "ref"),
+        "trainer.policy.sequence_parallel_size": 3,
+        "trainer.critic.sequence_parallel_size": 4,  # there is no critic
+        "trainer.ref.sequence_parallel_size": 4,  # and no reference
+        "trainer.policy.megatron_config.tensor_model_parallel_size": 4,  # and no Megatron
+    },
+    "mini_batches_deal_out_evenly": {
+        **gpus(12, "policy"),
+        "trainer.policy.sequence_parallel_size": 3,  # 1,280 samples go to 4 groups
+        **gpus(3, "critic"),  # there is none
+    },
+    "the_reference_scores_equal_shares": {**gpus(6, "ref"), "trainer.ref.sequence_parallel_size": 3},
+    "models_that_share_gpus_have_as_many": {**APART, **gpus(2, "ref"), **CRITIC, PLACEMENT + "critic_num_nodes": 3},
+    "engines_that_share_gpus_take_all_of_them": {
+        **VLLM,
+        **gpus(8, "policy"),
+        ENGINE + "tensor_parallel_size": 2,
+        ENGINE + "pipeline_parallel_size": 2,
+        ENGINE + "data_parallel_size": 2,
+    },
+    "engines_of_others_share_no_gpus": {**APART, ENGINE + "run_engines_locally": False},
+    "engines_of_others_have_an_address": {ENGINE + "backend": "http", ENGINE + "external_proxy_url": "http://router"},
+    "experts_take_every_gpu_of_an_engine": {
+        **VLLM,
+        ENGINE + "expert_parallel_size": 4,
+        ENGINE + "tensor_parallel_size": 2,
+        ENGINE + "data_parallel_size": 2,
+    },
+    "an_engine_of_child_processes_has_one_node": {
+        **VLLM,
+        **gpus(8, "policy"),
+        PLACEMENT + "policy_num_nodes": 2,
+        ENGINE + "distributed_executor_backend": "mp",
+        ENGINE + "tensor_parallel_size": 4,
+        ENGINE + "num_engines": 4,
+    },
+    "copies_of_the_weights_are_whole": {**gpus(8, "policy"), "trainer.policy.fsdp_config.fsdp_size": 4},
+    "weights_stay_sharded_over_part_of_a_copy": {
+        **gpus(8, "policy"),
+        "trainer.policy.fsdp_config.fsdp_size": 4,
+        "trainer.policy.fsdp_config.reshard_after_forward": 2,
+    },
+    "megatron_has_no_critic": CRITIC,
+    "megatron_feeds_vllm": MEGATRON,
+    "megatron_sends_weights_between_gpus": {**VLLM, ENGINE + "weight_sync_backend": "gloo"},
+    "megatron_splits_sequences_by_context": {**MEGATRON, **NO_KL, "trainer.ref.sequence_parallel_size": 2},
+    "context_parallel_samples_are_packed": {**MEGATRON, **split(1, 1, 2)},
     "several_evaluation_samples_differ": {
         "generator.eval_n_samples_per_prompt": 4,
         "generator.eval_sampling_params.temperature": 0.6,
@@ -127,18 +365,31 @@ SILENT: dict[str, dict[str, Any]] = {
     "a_resumed_run_has_a_path": {"trainer.resume_mode": "from_path", "trainer.resume_path": "ckpts/global_step_1"},
     "one_process_has_one_rank": {"trainer.placement.policy_num_nodes": 2},
     "repeatable_runs_are_promised_on_a_cpu": {"trainer.deterministic": True},
+    "nccl_has_cuda": {ENGINE + "weight_sync_backend": "nccl"},  # in one process nothing travels
+    "vllm_on_a_cpu_computes_eagerly": {**VLLM, "trainer.device": "cuda", ENGINE + "enforce_eager": False},
+    "vllm_on_a_cpu_promises_no_repetition": {"trainer.deterministic": True},
+    "parts_of_an_engine_on_a_cpu_are_child_processes": {
+        **VLLM,
+        ENGINE + "tensor_parallel_size": 2,
+        ENGINE + "distributed_executor_backend": "mp",
+    },
+    "copies_inside_an_engine_are_asynchronous": {**VLLM, ENGINE + "data_parallel_size": 2},
+    "statistics_come_from_the_asynchronous_engine": {**VLLM, ENGINE + "enable_ray_prometheus_stats": True},
+    "every_sequence_of_a_step_has_a_token": {**VLLM, ENGINE + "max_num_batched_tokens": 1024},
 }
 
 NAMED: dict[str, Any] = {
     each.__name__: each for each in CHECKS if not isinstance(getattr(each, "__self__", None), NotYet)
 }
 CASES = [(name, values, path) for name, cases in FIRES.items() for values, path in cases]
-REFUSING = [entry for entry in NOT_YET if entry.runs is not None]
+LATER = (*NOT_YET, *VALUES_NOT_YET)
+REFUSING = [entry for entry in LATER if entry.runs is not None]
 
 
 def resolved(values: dict[str, Any]) -> SkyRLTrainConfig:
     """A tree that runs but for these values."""
-    return resolve(load([], RUNNABLE | values).config)
+    loaded = load([], RUNNABLE | values)
+    return resolve_with_origins(loaded.config, loaded.origins)[0]
 
 
 def other_values(entry: NotYet) -> Iterator[Any]:
@@ -150,7 +401,11 @@ def other_values(entry: NotYet) -> Iterator[Any]:
     if value not in (entry.runs or ()):
         yield value
     if entry.path == "trainer.strategy":
-        yield from ("deepspeed", "megatron")
+        yield "megatron"
+    if entry.path == ENGINE + "backend":
+        yield "http"
+    if entry.path == ENGINE + "weight_sync_backend":
+        yield "delta"
     if entry.path == "trainer.logger":
         yield from ("wandb", ["console", "wandb"])
 
@@ -230,6 +485,48 @@ def test_the_nearest_divisors_are_told(batch: int, mini: int, hint: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("values", "message", "hint"),
+    [
+        (
+            {"trainer.train_batch_size": 120, "trainer.policy_mini_batch_size": 30, **gpus(8, "policy")},
+            "150 samples (30 prompts x 5) cannot be dealt out evenly to the policy's 8 data-parallel ranks",
+            "nearest sizes that can: 24 and 40",
+        ),
+        (
+            {"trainer.train_batch_size": 12, "trainer.policy_mini_batch_size": 6, **gpus(8, "policy")},
+            "30 samples (6 prompts x 5) cannot be dealt out evenly to the policy's 8 data-parallel ranks",
+            "no size that divides trainer.train_batch_size = 12 can; nearest numbers of ranks that it can be dealt to: "
+            "6 and 10",
+        ),
+    ],
+)
+def test_the_nearest_mini_batches_divide_the_batch_too(values: dict[str, Any], message: str, hint: str) -> None:
+    [problem] = NAMED["mini_batches_deal_out_evenly"](resolved(values))
+    assert (problem.message, problem.hint) == (message, hint)
+
+
+def test_the_nearest_micro_batches_suit_policy_and_critic() -> None:
+    values = {"trainer.critic_mini_batch_size": 128, "trainer.micro_train_batch_size_per_gpu": 256}
+    [problem] = NAMED["micro_batches_divide_the_mini_batch"](resolved(CRITIC | values))
+    assert problem.message == "256 samples do not divide the critic's mini-batch of 640 (128 prompts x 5)"
+    assert problem.hint == "nearest divisors: 160 and 320"
+
+
+def test_the_nearest_batches_suit_mini_batches_and_reference() -> None:
+    [problem] = NAMED["the_reference_scores_equal_shares"](resolved(gpus(3, "ref")))
+    assert problem.message == (
+        "5120 samples (1024 prompts x 5) cannot be dealt out evenly to the reference's 3 data-parallel ranks"
+    )
+    assert problem.hint == "nearest sizes that can, and that trainer.policy_mini_batch_size divides: 768 and 1536"
+
+
+def test_a_mini_batch_that_does_not_divide_the_batch_is_told_once() -> None:
+    values = {"trainer.policy_mini_batch_size": 300, **APART, **gpus(8, "policy"), **gpus(1, "ref")}
+    found = [problem for each in BATCH_CHECKS for problem in each(resolved(values))]
+    assert [problem.path for problem in found] == ["trainer.policy_mini_batch_size"]
+
+
+@pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
         ("rloo", "'rloo' is not implemented yet in this version", "available: grpo"),
@@ -246,14 +543,16 @@ def test_an_unknown_estimator_is_told_from_one_that_is_to_come(name: str, messag
 # What is not implemented yet
 
 
-@pytest.mark.parametrize("entry", NOT_YET, ids=lambda entry: entry.path)
+@pytest.mark.parametrize("entry", LATER, ids=lambda entry: entry.path)
 def test_what_is_not_implemented_yet_is_a_path_of_the_tree(entry: NotYet) -> None:
     assert entry.path in PATHS
 
 
 @pytest.mark.parametrize("entry", REFUSING, ids=lambda entry: entry.path)
 def test_a_value_that_asks_for_what_is_missing_is_refused(entry: NotYet) -> None:
-    for value in other_values(entry):
+    values = list(other_values(entry))
+    assert values
+    for value in values:
         run = evolve_if_possible(resolved({}), entry.path, value)
         [problem] = entry.check(run)
         assert problem.path == entry.path
@@ -268,9 +567,71 @@ def test_a_value_that_runs_is_not_refused(entry: NotYet) -> None:
         assert list(entry.check(evolve_if_possible(resolved({}), entry.path, value))) == []
 
 
-def test_an_executor_is_not_refused_where_the_engine_is() -> None:
-    problems = check(resolved({"generator.inference_engine.backend": "vllm"}))
-    assert [problem.path for problem in problems] == ["generator.inference_engine.backend"]
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"trainer.strategy": "deepspeed"},  # one rank in one process
+        {"trainer.strategy": "deepspeed", **APART, **gpus(2, "policy", "ref")},
+        {**VLLM},  # vLLM runs without CUDA, too
+        {ENGINE + "backend": "vllm", PLACEMENT + "executor": "in_process"},
+        {**APART, **gpus(2, "policy"), ENGINE + "num_engines": 3},
+        {**RAY, **gpus(2, "policy", "ref"), ENGINE + "num_engines": 2},
+        {**RAY, ENGINE + "weight_sync_backend": "gloo"},
+        {**RAY, ENGINE + "weight_sync_backend": "disk"},
+        {**RAY, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"},
+        {**RAY, PLACEMENT + "ray_address": "auto", PLACEMENT + "call_timeout_seconds": 60},
+    ],
+)
+def test_a_run_on_several_processes_or_engines_is_not_refused(values: dict[str, Any]) -> None:
+    loaded = load([], RUNNABLE | values)
+    run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+    assert check(run, origins) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "message"),
+    [
+        (
+            {ENGINE + "weight_sync_backend": "delta"},
+            ENGINE + "weight_sync_backend",
+            "'delta' does not run in this version, which has not implemented it yet: sending the differences alone",
+        ),
+        (
+            {"trainer.policy.sequence_parallel_size": 2, **gpus(2, "policy", "ref"), ENGINE + "num_engines": 2},
+            "trainer.policy.sequence_parallel_size",
+            "2 does not run in this version, which has not implemented it yet: sequence parallelism",
+        ),
+        (
+            CRITIC,
+            "trainer.critic.model.path",
+            "'critic' does not run in this version, which has not implemented it yet: critics",
+        ),
+        (
+            {ENGINE + "weight_sync_backend": "nccl"},
+            ENGINE + "weight_sync_backend",
+            "nccl sends memory of GPUs, and trainer.device is cpu",
+        ),
+        (
+            gpus(2, "policy", "ref"),
+            ENGINE + "num_engines",
+            "1 engines of 1 GPUs (tensor 1 x pipeline 1 x data 1) take 1, and the policy has 2 (1 nodes of 2); with "
+            "trainer.placement.colocate_all they share them",
+        ),
+    ],
+)
+def test_what_cannot_run_on_ray_is_refused_once(values: dict[str, Any], path: str, message: str) -> None:
+    loaded = load([], RUNNABLE | RAY | values)
+    run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+    [problem] = check(run, origins)
+    assert (problem.path, problem.message, problem.severity) == (path, message, "error")
+    assert problem.hint
+
+
+def test_a_road_that_nothing_travels_on_is_told_and_not_refused() -> None:
+    with_nccl = load([], RUNNABLE | {ENGINE + "weight_sync_backend": "nccl"})
+    run, origins, _ = resolve_with_origins(with_nccl.config, with_nccl.origins)
+    [problem] = check(run, origins)
+    assert (problem.path, problem.severity) == (ENGINE + "weight_sync_backend", "warning")
 
 
 def test_names_that_are_to_come_belong_to_fields() -> None:

@@ -21,6 +21,10 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.algorithm.kl_loss_coef": NO_KL,
     "trainer.algorithm.kl_estimator_type": NO_KL,
     "trainer.ref": NO_KL,
+    "trainer.placement.ref_num_nodes": NO_KL,
+    "trainer.placement.ref_num_gpus_per_node": NO_KL,
+    "trainer.policy.fsdp_config.mixed_precision": {"trainer.strategy": "deepspeed"},
+    "trainer.ref.fsdp_config.mixed_precision": {"trainer.strategy": "deepspeed"},
     "trainer.eval_batch_size": NO_EVALUATION,
     "generator.eval_sampling_params": NO_EVALUATION,
     "generator.eval_n_samples_per_prompt": NO_EVALUATION,
@@ -34,6 +38,9 @@ ON: dict[str, dict[str, Any]] = {
     "trainer.algorithm.kl_ctrl": {"trainer.algorithm.use_kl_in_reward": True},
     "trainer.critic.optimizer_config": CRITIC,
     "trainer.critic.fsdp_config": CRITIC,
+    "trainer.critic.deepspeed_config": CRITIC,
+    "trainer.placement.critic_num_nodes": CRITIC,
+    "trainer.placement.critic_num_gpus_per_node": CRITIC,
     "trainer.critic_mini_batch_size": CRITIC,
     "trainer.algorithm.value_clip": CRITIC,
     "trainer.algorithm.entropy_loss_coef": {"trainer.algorithm.use_entropy_loss": True},
@@ -47,10 +54,21 @@ ON: dict[str, dict[str, Any]] = {
     "trainer.algorithm.tis_imp_ratio_cap": {"trainer.algorithm.use_tis": True},
     "trainer.policy.megatron_config": {"trainer.strategy": "megatron"},
     "trainer.policy.deepspeed_config": {"trainer.strategy": "deepspeed"},
-    "trainer.policy.fsdp_config": {"trainer.placement.policy_num_gpus_per_node": 2},
+    "trainer.ref.deepspeed_config": {"trainer.strategy": "deepspeed"},
+    **{
+        f"trainer.{model}.fsdp_config.{name}": {f"trainer.placement.{model}_num_gpus_per_node": 2}
+        for model in ("policy", "ref")
+        for name in ("cpu_offload", "reshard_after_forward", "fsdp_size", "wrap_policy")
+    },
+    "trainer.policy.optimizer_config.offload_after_step": CUDA,
+    "trainer.log_path": RAY,
     "trainer.policy.model.lora": {"trainer.policy.model.lora.rank": 8},
     "trainer.placement.colocate_all": RAY,
     "trainer.placement.colocate_policy_ref": RAY,
+    "trainer.placement.ray_address": RAY,
+    "trainer.placement.start_timeout_seconds": RAY,
+    "trainer.placement.call_timeout_seconds": RAY,
+    "trainer.placement.heartbeat_timeout_seconds": RAY,
     "trainer.bf16": CUDA,
     "trainer.flash_attn": CUDA,
     "trainer.gradient_checkpointing": CUDA,
@@ -63,6 +81,7 @@ ON: dict[str, dict[str, Any]] = {
         for effect in EFFECTS
         if effect.path.startswith("generator.inference_engine.")
     },
+    "generator.inference_engine.weight_sync_backend": RAY,  # whatever the engine is
 }
 NEVER_ACT = {"trainer.fully_async"}
 
@@ -102,6 +121,21 @@ def test_a_value_that_was_not_written_is_not_told(effect: Effect) -> None:
 def test_a_written_value_that_acts_is_not_told(effect: Effect) -> None:
     leaf = leaf_in(effect.path)
     assert (told(effect.path, {leaf: OTHERS[leaf]} | ON.get(effect.path, {})) != []) == (effect.path in NEVER_ACT)
+
+
+@pytest.mark.parametrize("path", ["trainer.placement.colocate_all", "trainer.placement.colocate_policy_ref"])
+def test_who_shares_the_gpu_of_one_process_is_not_told(path: str) -> None:
+    assert told(path, CUDA | {path: False}) == []
+
+
+def test_an_optimizer_that_makes_room_for_nobody_is_told() -> None:
+    path = "trainer.policy.optimizer_config.offload_after_step"
+    apart = {"trainer.placement.colocate_all": False, "trainer.placement.colocate_policy_ref": False}
+    assert told(path, CUDA | {path: False}) == []
+    assert len(told(path, CUDA | apart | {path: False})) == 1
+    with_the_reference = CUDA | {"trainer.placement.colocate_all": False, path: False}
+    assert told(path, with_the_reference) == []
+    assert len(told(path, with_the_reference | NO_KL)) == 1
 
 
 def test_nothing_is_told_about_the_run_that_was_not_asked_for_anything() -> None:

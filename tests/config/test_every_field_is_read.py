@@ -1,30 +1,96 @@
-"""No field does nothing: a component reads it in some run, or the table of what is not implemented yet has it."""
+"""No field does nothing: a component reads it in some run, or the table of what is not implemented yet has it.
+
+Runs in this process show most reads. What is read where processes start is read here by the same functions, without
+the processes; `READ_ELSEWHERE` names the few lines that only several ranks or a vLLM engine reach.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+import torch
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.not_yet import NOT_YET, paths_not_read
+from skyrl.experiments.collaborators import start_processes, weight_road
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.inference.vllm_arguments import engine_arguments
+from skyrl.inference.vllm_engine import _start as start_vllm
+from skyrl.inference.vllm_environment import variables
+from skyrl.inference.vllm_model import ModelFacts
+from skyrl.learners.fsdp2 import Fsdp2, _shard_modules
+from skyrl.learners.ranks import Rendezvous
+from skyrl.learners.zero_config import engine_config
 from skyrl.tree.classes import is_config, leaf_paths
 from tests.nano_run import config
 
-TABLE = 292
+TABLE = 199
 """Leaves in the table. This number may only fall."""
 
+WHOLE = {"param_dtype": "float32", "reduce_dtype": "float32", "buffer_dtype": "float32"}
+NVME = {"device": "nvme", "pin_memory": True, "nvme_path": "/tmp"}
+
+COMMON: dict[str, Any] = {
+    "trainer__algorithm__use_kl_loss": True,
+    "trainer__policy__fsdp_config__mixed_precision": WHOLE,
+    "trainer__ref__fsdp_config__mixed_precision": WHOLE,
+}
+
 SCENARIOS: tuple[dict[str, Any], ...] = (
-    {"trainer__recompute_activations": True, "trainer__hf_save_interval": 2, "trainer__max_training_steps": 2},
+    {
+        "trainer__recompute_activations": True,
+        "trainer__hf_save_interval": 2,
+        "trainer__max_training_steps": 2,
+    },
     {"trainer__resume_mode": "from_path", "trainer__max_training_steps": 3},
 )
-"""Runs that together use everything this version does."""
+"""Runs that together use everything that this version does in one process."""
+
+ELSEWHERE: dict[str, Any] = {
+    "trainer__placement__executor": "ray",
+    "generator__inference_engine__backend": "vllm",
+    "trainer__strategy": "deepspeed",
+    **{
+        f"trainer__{model}__deepspeed_config__zero_optimization__{offload}": NVME
+        for model in ("policy", "ref")
+        for offload in ("offload_param", "offload_optimizer")
+    },
+}
+"""A run whose processes are not started: what they would be told is read."""
+
+_FSDP_READERS: dict[str, Callable[..., Any]] = {
+    "reshard_after_forward": Fsdp2._fsdp_options,
+    "fsdp_size": Fsdp2._fsdp_options,
+    "mixed_precision.reduce_dtype": Fsdp2._fsdp_options,
+    "wrap_policy": _shard_modules,
+}
+
+READ_ELSEWHERE: dict[str, tuple[Callable[..., Any], str]] = {
+    # path: the function that reads it, and how that is written there
+    **{
+        f"trainer.{model}.fsdp_config.{name}": (reader, f"config.{name}")
+        for model in ("policy", "ref")
+        for name, reader in _FSDP_READERS.items()
+    },
+    "generator.inference_engine.async_engine": (start_vllm, "config.async_engine"),
+}
+"""Read where a model is sharded over several ranks, or where vLLM starts, and by no function that needs neither."""
+
+SIZES = "skyrl.config.sizes"
+"""The one module of the configuration that counts as a component: it turns fields into the numbers that `layout` and
+so every placement group is made from, and nobody else reads those fields."""
+
+Read = tuple[str, str]
+"""The module that read, and the path that it read."""
 
 DECIDED_BY_RULES = {
     "trainer.bf16": "trainer.compute_dtype",
@@ -35,10 +101,10 @@ DECIDED_BY_RULES = {
 
 
 @contextmanager
-def recorded(run: SkyRLTrainConfig) -> Iterator[set[str]]:
-    """The dotted paths of `run` that code of skyrl outside the configuration rooms reads inside the block."""
+def recorded(run: SkyRLTrainConfig) -> Iterator[set[Read]]:
+    """The dotted paths of `run` that `SIZES`, or code of skyrl outside the configuration rooms, reads in the block."""
     tables = {id(table): path for path, table in tables_of(run, "")}
-    reads: set[str] = set()
+    reads: set[Read] = set()
     classes = {type(table) for _, table in tables_of(run, "")}
     for cls in classes:
         cls.__getattribute__ = recorder(tables, reads)
@@ -49,14 +115,19 @@ def recorded(run: SkyRLTrainConfig) -> Iterator[set[str]]:
             del cls.__getattribute__
 
 
-def recorder(tables: dict[int, str], reads: set[str]) -> Any:
+def recorder(tables: dict[int, str], reads: set[Read]) -> Any:
     def read(self: Any, name: str) -> Any:
         module = sys._getframe(1).f_globals.get("__name__", "")
-        if id(self) in tables and module.startswith("skyrl.") and not module.startswith(("skyrl.config", "skyrl.tree")):
-            reads.add(f"{tables[id(self)]}{name}")
+        if id(self) in tables and is_component(module):
+            reads.add((module, f"{tables[id(self)]}{name}"))
         return object.__getattribute__(self, name)
 
     return read
+
+
+def is_component(module: str) -> bool:
+    """Is what this module reads used, and not only checked or derived from?"""
+    return module == SIZES or (module.startswith("skyrl.") and not module.startswith(("skyrl.config", "skyrl.tree")))
 
 
 def tables_of(table: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -73,33 +144,75 @@ def separate(table: Any) -> Any:
     return type(table)(**{name: separate(value) if is_config(type(value)) else value for name, value in values.items()})
 
 
+def tell_the_processes(run: SkyRLTrainConfig, folder: Path) -> None:
+    """Everything that is read of the configuration on the way to the processes of a run, which are not started."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skyrl.processes.ray_processes.RayProcesses", lambda *_, **__: None)  # else a cluster starts
+        start_processes(run)
+    with Rendezvous(timeout=10) as rendezvous:
+        weight_road(run, rendezvous, folder)
+    engine = run.generator.inference_engine
+    facts = ModelFacts(head_dim=64, kv_numbers_per_token=256, positions=64, eos_ids=(0,))
+    engine_arguments(engine, model_path="model", model=facts, seed=0, device="cpu", max_model_len=64, known=())
+    variables(engine, "cpu")
+    for model, optimizer in (
+        (run.trainer.policy, run.trainer.policy.optimizer_config),
+        (run.trainer.ref, None),
+    ):
+        engine_config(
+            model.deepspeed_config,
+            optimizer,
+            compute_dtype=torch.float32,
+            micro_batch_rows=1,
+            device=torch.device("cpu"),
+        )
+
+
 @pytest.fixture(scope="module")
-def read_paths(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def reads(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> set[Read]:
+    """By which module which path is read."""
     out = tmp_path_factory.mktemp("reads")
-    seen: set[str] = set()
+    seen: set[Read] = set()
     for scenario in SCENARIOS:
         extra = (
             {"trainer__resume_path": str(out / "checkpoints" / "global_step_2")}
             if "trainer__resume_mode" in scenario
             else {}
         )
-        run = separate(config(nano, out, **{"trainer__algorithm__use_kl_loss": True, **scenario, **extra}))
-        with recorded(run) as reads:
+        run = separate(config(nano, out, **COMMON, **scenario, **extra))
+        with recorded(run) as here:
             BasePPOExp(run).run()
-        seen |= reads
-    return seen
+        seen |= here
+    run = separate(config(nano, out, **COMMON, **ELSEWHERE))
+    with recorded(run) as elsewhere:
+        tell_the_processes(run, out / "weights")
+    return seen | elsewhere
 
 
-def test_every_field_is_read_by_a_component_or_listed_as_not_implemented(read_paths: set[str]) -> None:
+def test_every_field_is_read_by_a_component_or_listed_as_not_implemented(reads: set[Read]) -> None:
     listed = set(paths_not_read())
+    read_paths = {path for _, path in reads} | READ_ELSEWHERE.keys()
     unread = {path for path, _ in leaf_paths(SkyRLTrainConfig)} - read_paths - listed - set(DECIDED_BY_RULES)
     assert not unread
     print(f"{len(listed)} fields are not implemented yet")
     assert len(listed) == TABLE
 
 
-def test_nothing_that_is_read_is_still_listed(read_paths: set[str]) -> None:
+@pytest.mark.parametrize("path", READ_ELSEWHERE)
+def test_what_is_read_elsewhere_is_read_where_it_is_said_to_be(path: str) -> None:
+    function, spelling = READ_ELSEWHERE[path]
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    assert spelling in {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert path.endswith(spelling.removeprefix("config"))
+
+
+def test_what_is_read_elsewhere_is_not_read_here(reads: set[Read]) -> None:
+    assert not READ_ELSEWHERE.keys() & {path for _, path in reads}
+
+
+def test_nothing_that_is_read_is_still_listed(reads: set[Read]) -> None:
     exact = {entry.path for entry in NOT_YET}
+    read_paths = {path for module, path in reads if module != SIZES}  # sizes are those of what is to come, too
     assert not {path for path in read_paths if path in exact} - HANDED_ON
 
 
@@ -107,5 +220,7 @@ HANDED_ON = {
     "trainer.policy.model.lora",  # to the generator and the client, whose signatures have it
     "generator.sampling_params.additional_kwargs",  # looked at by the engine, to refuse them
     "generator.eval_sampling_params.additional_kwargs",
+    "generator.inference_engine.fully_sharded_loras",  # looked at by vLLM's arguments, to refuse it
+    "generator.inference_engine.served_model_name",  # to vLLM, which serves nobody but the run
 }
 """Listed fields that a component sees without doing what they ask for."""

@@ -40,7 +40,28 @@ EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
         "trainer.placement.executor",
         "ray",
     ),
+    ({"trainer.placement.ref_num_gpus_per_node": 2}, "trainer.placement.executor", "ray"),
+    (
+        {
+            "generator.inference_engine.backend": "torch",
+            "trainer.placement.ref_num_gpus_per_node": 2,
+            "trainer.algorithm.use_kl_loss": False,
+        },
+        "trainer.placement.executor",
+        "in_process",
+    ),
+    (
+        {
+            "generator.inference_engine.backend": "torch",
+            "trainer.placement.critic_num_nodes": 2,
+            "trainer.critic.model.path": "critic",
+        },
+        "trainer.placement.executor",
+        "ray",
+    ),
     ({"trainer.run_name": "mine"}, "trainer.run_path", "runs/mine"),
+    ({"trainer.run_name": "mine"}, "trainer.log_path", "runs/mine/logs"),
+    ({"trainer.run_path": "/here"}, "trainer.log_path", "/here/logs"),
     ({"trainer.policy.model.path": "my/model"}, "trainer.ref.model.path", "my/model"),
     ({"trainer.max_prompt_length": 77}, "generator.max_input_length", 77),
     ({"generator.sampling_params.temperature": 0.7}, "trainer.algorithm.temperature", 0.7),
@@ -86,6 +107,32 @@ EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
     ({"trainer.rope_theta": 1e4}, "generator.rope_theta", 1e4),
     ({"trainer.rope_scaling": {"factor": 2}}, "generator.rope_scaling", {"factor": 2}),
     ({"trainer.deterministic": True}, "generator.inference_engine.deterministic", True),
+    ({"trainer.device": "cuda"}, "generator.inference_engine.weight_sync_backend", "nccl"),
+    ({"trainer.device": "cpu"}, "generator.inference_engine.weight_sync_backend", "gloo"),
+    (
+        {"trainer.device": "cpu", "generator.inference_engine.backend": "torch"},
+        "generator.inference_engine.logprob_parity_bound",
+        1e-3,
+    ),
+    (
+        {"trainer.device": "cuda", "generator.inference_engine.backend": "torch"},
+        "generator.inference_engine.logprob_parity_bound",
+        0.1,
+    ),
+    (  # the learner computes in float32 there, but vLLM's engine in bfloat16, unless told otherwise
+        {"trainer.device": "cpu", "generator.inference_engine.backend": "vllm"},
+        "generator.inference_engine.logprob_parity_bound",
+        0.1,
+    ),
+    (
+        {
+            "trainer.device": "cpu",
+            "generator.inference_engine.backend": "vllm",
+            "generator.inference_engine.model_dtype": "float32",
+        },
+        "generator.inference_engine.logprob_parity_bound",
+        1e-3,
+    ),
 ]
 
 
@@ -153,11 +200,19 @@ def test_the_device_is_what_the_machine_has(found: bool, device: str, monkeypatc
 # The pass
 
 
-def test_the_defaults_of_the_seeds_hold_after_derivation(reference: Path) -> None:
+def test_the_defaults_of_the_seeds_hold_after_derivation_where_they_run(reference: Path) -> None:
     facts = json.loads((reference / "skyrl_config_fields.json").read_text())["constructed_defaults"]
-    resolved = resolve(SkyRLTrainConfig())
+    resolved = resolve(written({"trainer.device": "cuda"}))
     ours = {path: thaw(get_at(resolved, path)) for path in facts}
-    assert {path: ours[path] for path in facts if json.dumps(ours[path]) != json.dumps(facts[path])} == {}
+    others = {path: ours[path] for path in facts if json.dumps(ours[path]) != json.dumps(facts[path])}
+    assert others == {"trainer.log_path": "runs/test_run/logs"}  # each run's logs lie with what else it leaves
+
+
+def test_on_a_cpu_one_default_of_the_seeds_more_does_not_run(reference: Path) -> None:
+    facts = json.loads((reference / "skyrl_config_fields.json").read_text())["constructed_defaults"]
+    on = {device: resolve(written({"trainer.device": device})) for device in ("cuda", "cpu")}
+    others = {path for path in facts if get_at(on["cuda"], path) != get_at(on["cpu"], path)}
+    assert others == {"generator.inference_engine.weight_sync_backend"}
 
 
 @pytest.mark.parametrize("values", [{}, RUNNABLE, OTHERS, *(values for values, _, _ in EXAMPLES)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from safetensors.torch import load_file
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.config import SkyRLTrainConfig
 from skyrl.errors import DataError, NonFiniteError, ResumeError, RewardError, TaskError, UserError
+from skyrl.experiments import ppo
 from skyrl.experiments.claims import Claim
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.summary import summary
+from skyrl.training.objective import policy_objective
 from tests.nano_run import config, metrics, train
 
 DETERMINISTIC: dict[str, Any] = {"trainer__deterministic": True}
@@ -102,21 +106,27 @@ def test_a_run_that_died_at_any_moment_ends_like_one_that_did_not(
     changes = {**DETERMINISTIC, "trainer__ckpt_interval": 3, **settings}
     method = moment.removeprefix("after ")
     original = getattr(BasePPOExp, method)
-    times = []
+    times: list[Any] = []
 
-    def dies(self: BasePPOExp, *arguments: Any) -> None:
-        times.append(arguments)
-        if len(times) < 4 and method == "_record_samples":
-            original(self, *arguments)
-            return
-        if moment.startswith("after"):
-            original(self, *arguments)
-        raise KeyboardInterrupt
+    def dies_in(call: Callable[..., Any]) -> Callable[..., Any]:
+        def dies(self: BasePPOExp, *arguments: Any) -> None:
+            times.append(arguments)
+            if len(times) < 4:
+                call(self, *arguments)
+                return
+            raise KeyboardInterrupt
+
+        async def dies_later(self: BasePPOExp, *arguments: Any) -> None:
+            if moment.startswith("after"):
+                await call(self, *arguments)
+            raise KeyboardInterrupt
+
+        return dies_later if inspect.iscoroutinefunction(call) else dies
 
     class Dies(BasePPOExp):
         pass
 
-    monkeypatch.setattr(Dies, method, dies)
+    monkeypatch.setattr(Dies, method, dies_in(original))
     train(nano, tmp_path / "whole", **changes)
     with pytest.raises(KeyboardInterrupt):
         Dies(config(nano, tmp_path / "died", **changes)).run()
@@ -296,25 +306,42 @@ def test_the_engine_and_the_learner_agree_on_every_token(nano: Path, tmp_path: P
     assert max(gaps) < 1e-4
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_before_the_step(nano: Path, tmp_path: Path) -> None:
-    class Poisoned(BasePPOExp):
-        def get_policy(self) -> Any:
-            policy = super().get_policy()
-            original = policy.objective
+class Poisoned:
+    """An objective whose loss is infinite at some of its calls, counted from 1."""
 
-            class Infinite:
-                weigh = staticmethod(original.weigh)
+    def __init__(self, original: Any, at: Container[int]) -> None:
+        self.original, self.at, self.calls = original, at, 0
 
-                def __call__(self, logprobs: torch.Tensor, batch: Any) -> Any:
-                    loss, parts = original(logprobs, batch)
-                    return loss * float("inf"), parts
+    def weigh(self, batch: Any) -> Any:
+        return self.original.weigh(batch)
 
-            policy.objective = Infinite()
-            return policy
+    def __call__(self, logprobs: torch.Tensor, batch: Any) -> Any:
+        self.calls += 1
+        loss, parts = self.original(logprobs, batch)
+        return (loss * float("inf") if self.calls in self.at else loss), parts
 
-    with pytest.raises(NonFiniteError, match="optimizer step was not taken"):
-        Poisoned(config(nano, tmp_path)).run()
+
+def poison(monkeypatch: pytest.MonkeyPatch, at: Container[int]) -> None:
+    monkeypatch.setattr(ppo, "policy_objective", lambda algorithm: Poisoned(policy_objective(algorithm), at))
+
+
+def test_an_update_whose_gradient_is_not_finite_is_left_out_and_counted(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, at=[5])  # the second of three micro-batches of the second step
+    train(nano, tmp_path)
+    assert [row["policy/skipped_updates"] for row in metrics(tmp_path) if row["step"]] == [0, 1, 0, 0, 0, 0]
+
+
+def test_updates_that_are_left_out_too_often_stop_the_run_before_the_step(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, at=range(7, 100))  # from the third step on
+    changes = {"trainer__policy__optimizer_config__max_skipped_updates": 1, "trainer__ckpt_interval": 5}
+    with pytest.raises(NonFiniteError, match="2 times in a row(.|\n)*optimizer step was not taken"):
+        train(nano, tmp_path, **changes)
     assert CheckpointStore(tmp_path / "checkpoints").steps() == []
+    assert [row["step"] for row in metrics(tmp_path)] == [0, 1, 2, 3]
 
 
 def test_a_reward_function_that_fails_ends_the_run_with_its_name(nano: Path, tmp_path: Path) -> None:

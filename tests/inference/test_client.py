@@ -1,66 +1,91 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
-from skyrl.errors import WeightSyncError
+from skyrl.errors import ProcessError, RunError, WeightSyncError
+from skyrl.inference.arrival import Arrival, Shared
 from skyrl.inference.client import InferenceEngineClient
-from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
-from tests.inference.nano import request
+from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, SampleKey
+from tests.inference.nano import keys, request
 
 
 class SlowEngine:
-    """Answers when told to, and remembers what it was asked."""
+    """Answers when told to, remembers what it was asked, and raises what it is given to raise."""
 
-    def __init__(self, name: str, *, refuses: bool = False) -> None:
-        self.name, self.refuses = name, refuses
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.go = asyncio.Event()
         self.asked: list[str] = []
+        self.keys: list[tuple[SampleKey, ...]] = []
         self.weights: list[str] = []
         self.events: list[str] = []
         self.weight_version = 0
+        self.fault: Exception | None = None
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         self.asked.append(request.keys[0].prompt_id)
+        self.keys.append(request.keys)
         await self.go.wait()
+        self._fail()
         text = Completion(token_ids=(), text=self.name, logprobs=(), weight_versions=(), stop_reason="stop")
         return (text,) * len(request.keys)
 
     async def pause(self) -> None:
+        self._fail()
         self.events.append("pause")
 
     async def resume(self) -> None:
+        self._fail()
         self.events.append("resume")
 
-    async def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        if self.refuses:
-            raise WeightSyncError(f"{self.name} refuses")
-        self.weights = [name for name, _ in weights]
+    async def load_weights(self, arrival: Arrival, version: int) -> None:
+        self._fail()
+        self.weights = [info.name for info in arrival.weights]
         self.weight_version = version
+
+    async def sleep(self) -> None:
+        self.events.append("sleep")
+
+    async def wake(self) -> None:
+        self.events.append("wake")
 
     async def close(self) -> None:
         self.events.append("close")
 
+    def _fail(self) -> None:
+        if self.fault is not None:
+            raise self.fault
 
-def client(*engines: Any) -> InferenceEngineClient:
+
+def client(*engines: Any, **config: Any) -> InferenceEngineClient:
     contract: list[InferenceEngine] = list(engines)
-    return InferenceEngineClient(contract, None, "a/model", SkyRLLoraConfig(), InferenceEngineConfig())
+    return InferenceEngineClient(contract, None, "a/model", SkyRLLoraConfig(), InferenceEngineConfig(**config))
+
+
+def weights(name: str) -> Shared:
+    return Shared(((name, torch.zeros(1)),))
+
+
+async def asked_of(door: InferenceEngineClient, *sizes: tuple[str, int]) -> list[asyncio.Task[Any]]:
+    tasks = []
+    for name, count in sizes:
+        tasks.append(asyncio.create_task(door.generate(request((1,), count=count, name=name))))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    return tasks
 
 
 async def test_a_request_goes_to_the_engine_with_the_fewest_samples_in_flight() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
     door = client(a, b)
-    sizes = [("big", 8), ("small", 2), ("second small", 2), ("third small", 8)]
-    tasks = []
-    for name, count in sizes:
-        tasks.append(asyncio.create_task(door.generate(request((1,), count=count, name=name))))
-        await asyncio.sleep(0)
+    tasks = await asked_of(door, ("big", 8), ("small", 2), ("second small", 2), ("third small", 8))
     assert (a.asked, b.asked) == (["big"], ["small", "second small", "third small"])
     a.go.set()
     b.go.set()
@@ -69,23 +94,132 @@ async def test_a_request_goes_to_the_engine_with_the_fewest_samples_in_flight() 
     assert a.asked[-1] == "after"  # what is finished no longer counts
 
 
+async def test_no_engine_is_given_more_samples_than_it_runs_at_once() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    door = client(a, b, max_num_seqs=4)
+    tasks = await asked_of(door, ("1", 3), ("2", 3), ("3", 3), ("4", 1), ("huge", 9))
+    assert (a.asked, b.asked) == (["1"], ["2"])  # the small fourth waits its turn behind the third
+    b.go.set()
+    await tasks[1]
+    await asyncio.sleep(0.01)
+    assert (a.asked, b.asked) == (["1", "4"], ["2", "3", "huge"])  # larger than an engine: to one that is idle
+    a.go.set()
+    assert len(await tasks[4]) == 9
+
+
+async def test_a_request_that_is_given_up_while_it_waits_takes_no_room() -> None:
+    a = SlowEngine("a")
+    door = client(a, max_num_seqs=2)
+    first, waiting, third = await asked_of(door, ("1", 2), ("2", 2), ("3", 2))
+    waiting.cancel()
+    a.go.set()
+    await asyncio.gather(first, third)
+    assert a.asked == ["1", "3"]
+
+
 async def test_everything_else_goes_to_all_engines() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
     door = client(a, b)
     await door.pause()
-    await door.load_weights(((name, torch.zeros(1)) for name in "xyz"), version=3)
+    await door.sleep()
+    await door.wake()
+    await door.load_weights([weights("for a"), weights("for b")], version=3)
     await door.resume()
     await door.close()
-    assert a.events == b.events == ["pause", "resume", "close"]
-    assert a.weights == b.weights == ["x", "y", "z"]
+    assert a.events == b.events == ["pause", "sleep", "wake", "resume", "close"]
+    assert (a.weights, b.weights) == (["for a"], ["for b"])
     assert door.weight_version == 3
 
 
-async def test_engines_with_different_weights_are_an_error() -> None:
-    a, b, c = SlowEngine("a"), SlowEngine("b", refuses=True), SlowEngine("c")
+async def test_requests_of_a_dead_engine_are_drawn_elsewhere_from_the_same_keys(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    door = client(a, b)
+    tasks = await asked_of(door, ("1", 2), ("2", 2), ("3", 2))
+    a.fault = ProcessError("engine-0 died")
+    with caplog.at_level(logging.WARNING):
+        a.go.set()
+        b.go.set()
+        answers = await asyncio.gather(*tasks)
+    assert {answer[0].text for answer in answers} == {"b"}
+    assert b.keys[-2:] == [keys("1", 2), keys("3", 2)]
+    assert door.in_service == (b,)
+    assert door.metrics == {"inference/engines_in_service": 1, "inference/engines_lost": 1}
+    assert [record.message for record in caplog.records] == [  # once, for two requests
+        "inference engine 0 is out of service, 1 left: engine-0 died"
+    ]
+
+
+async def test_the_last_engine_raises_what_killed_it_for_everyone_who_waits() -> None:
+    a = SlowEngine("a")
+    door = client(a, max_num_seqs=2)
+    tasks = await asked_of(door, ("1", 2), ("2", 2))
+    a.fault = ProcessError("engine-0 died")
+    a.go.set()
+    outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+    assert [str(outcome) for outcome in outcomes] == ["engine-0 died"] * 2
+
+
+async def test_an_error_of_the_request_itself_is_not_tried_elsewhere() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    door = client(a, b)
+    a.fault = RunError("prompt 'x' is empty")
+    a.go.set()
+    with pytest.raises(RunError, match="is empty"):
+        await door.generate(request((1,)))
+    assert (b.asked, door.in_service) == ([], (a, b))
+
+
+async def test_an_engine_that_does_not_take_the_weights_that_others_took_is_lost() -> None:
+    a, b, c = SlowEngine("a"), SlowEngine("b"), SlowEngine("c")
     door = client(a, b, c)
-    with pytest.raises(WeightSyncError, match="b refuses"):
-        await door.load_weights([("x", torch.zeros(1))], version=1)
-    assert c.weight_version == 1  # one that refuses does not leave the others half loaded
-    with pytest.raises(WeightSyncError, match=r"versions \[1, 0, 1\]"):
+    b.fault = WeightSyncError("b refuses")
+    await door.load_weights([weights("x")] * 3, version=1)
+    assert door.in_service == (a, c)
+    assert door.weight_version == 1
+
+
+async def test_weights_that_no_engine_takes_are_an_error_and_all_serve_on() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    door = client(a, b)
+    a.fault = b.fault = WeightSyncError("x is missing")
+    with pytest.raises(WeightSyncError, match="x is missing"):
+        await door.load_weights([weights("y")] * 2, version=1)
+    assert door.in_service == (a, b)
+    assert door.weight_version == 0
+
+
+async def test_engines_with_different_weights_are_an_error() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    door = client(a, b)
+    b.weight_version = 1
+    with pytest.raises(WeightSyncError, match=r"versions \[0, 1\]"):
         _ = door.weight_version
+
+
+async def test_engines_can_be_looked_at_while_no_request_comes_through() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    a.go.set()
+    door = client(a, b)
+    await door.pause()
+    (waiting,) = await asked_of(door, ("outside", 1))
+
+    async def look(engines: Sequence[InferenceEngine]) -> int:
+        await engines[0].generate(request((1,), name="inside"))
+        return len(engines)
+
+    assert await door.inspect(look) == 2
+    assert (a.asked, b.asked) == (["inside"], [])
+    assert a.events == b.events == ["pause", "resume", "pause"]
+    await door.resume()
+    await waiting
+    assert a.asked == ["inside", "outside"]
+
+
+async def test_an_engine_that_dies_while_all_are_paused_is_lost() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    door = client(a, b)
+    a.fault = ProcessError("engine-0 died")
+    await door.pause()
+    assert door.in_service == (b,)

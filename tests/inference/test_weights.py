@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from skyrl.errors import WeightSyncError
+from skyrl.inference.arrival import Shared
 from skyrl.inference.torch_engine import TorchEngine
 from tests.inference.nano import nano_model, nano_tokenizer, request
 
@@ -21,6 +22,10 @@ def learned(kind: str = "qwen2") -> Weights:
     return {name: parameter.detach() for name, parameter in nano_model(kind, seed=1).named_parameters()}
 
 
+def shared(weights: Weights) -> Shared:
+    return Shared(tuple(weights.items()))
+
+
 async def paused_engine(kind: str = "qwen2") -> TorchEngine:
     engine = TorchEngine(nano_model(kind), nano_tokenizer(), max_num_seqs=8)
     await engine.generate(ASKED)
@@ -31,7 +36,7 @@ async def paused_engine(kind: str = "qwen2") -> TorchEngine:
 @pytest.mark.parametrize("kind", ["qwen2", "qwen2, tied", "llama", "qwen3"])
 async def test_new_weights_are_sampled_from_and_every_token_carries_their_version(kind: str) -> None:
     engine = await paused_engine(kind)
-    await engine.load_weights(learned(kind).items(), version=5)
+    await engine.load_weights(shared(learned(kind)), version=5)
     await engine.resume()
     expected = await TorchEngine(nano_model(kind, seed=1), nano_tokenizer(), max_num_seqs=8).generate(ASKED)
     answer = await engine.generate(ASKED)
@@ -42,8 +47,8 @@ async def test_new_weights_are_sampled_from_and_every_token_carries_their_versio
 @pytest.mark.parametrize("names", [("lm_head.weight",), ("lm_head.weight", "model.embed_tokens.weight")])
 async def test_a_tied_weight_may_come_under_any_of_its_names(names: tuple[str, ...]) -> None:
     engine, weights = await paused_engine("qwen2, tied"), learned("qwen2, tied")
-    shared = weights.pop("model.embed_tokens.weight")
-    await engine.load_weights({**weights, **dict.fromkeys(names, shared)}.items(), version=1)
+    embedding = weights.pop("model.embed_tokens.weight")
+    await engine.load_weights(shared(weights | dict.fromkeys(names, embedding)), version=1)
     await engine.resume()
     expected = await TorchEngine(nano_model("qwen2, tied", seed=1), nano_tokenizer(), max_num_seqs=8).generate(ASKED)
     assert [c.token_ids for c in await engine.generate(ASKED)] == [c.token_ids for c in expected]
@@ -67,7 +72,7 @@ async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_kept(case: s
     kind, break_them, message = BROKEN[case]
     engine = await paused_engine(kind)
     with pytest.raises(WeightSyncError, match=message):
-        await engine.load_weights(break_them(learned(kind)).items(), version=5)
+        await engine.load_weights(shared(break_them(learned(kind))), version=5)
     await engine.resume()
     assert engine.weight_version == 0
     expected = await TorchEngine(nano_model(kind), nano_tokenizer(), max_num_seqs=8).generate(ASKED)
@@ -75,9 +80,9 @@ async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_kept(case: s
 
 
 async def test_a_name_sent_twice_is_refused() -> None:
-    engine, weights = await paused_engine(), list(learned().items())
+    engine, weights = await paused_engine(), tuple(learned().items())
     with pytest.raises(WeightSyncError, match="sent twice"):
-        await engine.load_weights([*weights, weights[0]], version=1)
+        await engine.load_weights(Shared((*weights, weights[0])), version=1)
 
 
 async def test_weights_are_refused_unless_paused_and_idle() -> None:
@@ -85,20 +90,20 @@ async def test_weights_are_refused_unless_paused_and_idle() -> None:
     model.register_forward_pre_hook(lambda *_: computing.set())
     engine = TorchEngine(model, nano_tokenizer(), max_num_seqs=8)
     with pytest.raises(WeightSyncError, match="pause"):
-        await engine.load_weights(learned().items(), version=1)
+        await engine.load_weights(shared(learned()), version=1)
     running = asyncio.create_task(engine.generate(request((1, 2, 3), count=8, max_generate_length=200)))
     await asyncio.to_thread(computing.wait)
     pausing = asyncio.create_task(engine.pause())
     await asyncio.sleep(0)
     with pytest.raises(WeightSyncError, match="pause"):
-        await engine.load_weights(learned().items(), version=1)
+        await engine.load_weights(shared(learned()), version=1)
     await asyncio.gather(running, pausing)
-    await engine.load_weights(learned().items(), version=1)
+    await engine.load_weights(shared(learned()), version=1)
     assert engine.weight_version == 1
 
 
 async def test_weights_are_cast_to_the_type_of_the_model() -> None:
     engine = await paused_engine()
-    await engine.load_weights(((name, tensor.bfloat16()) for name, tensor in learned().items()), version=2)
+    await engine.load_weights(shared({name: tensor.bfloat16() for name, tensor in learned().items()}), version=2)
     await engine.resume()
     assert len(await engine.generate(ASKED)) == 2

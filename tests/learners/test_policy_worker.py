@@ -18,7 +18,7 @@ from transformers import BertConfig, BertLMHeadModel
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.errors import ConfigError, ModelError
-from skyrl.learners.fsdp import PolicyWorker, RefWorker
+from skyrl.learners.workers import PolicyWorker, RefWorker
 from skyrl.training.objective import policy_objective
 from skyrl.tree import evolve_at
 from tests.nano_run import config
@@ -202,7 +202,7 @@ def test_a_policy_worker_needs_no_rollout_and_no_engine(nano: Path, tmp_path: Pa
 import asyncio, sys, torch
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, ModelConfig, PolicyConfig, TrainerConfig
-from skyrl.learners.fsdp import PolicyWorker
+from skyrl.learners.workers import PolicyWorker
 from skyrl.training.objective import policy_objective
 
 trainer = TrainerConfig(

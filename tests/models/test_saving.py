@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from skyrl.errors import RunError
-from skyrl.models.loading import load_causal_lm, load_tokenizer, save_pretrained
+from skyrl.models.loading import load_causal_lm, load_tokenizer
 from skyrl.models.naming import named_weights
+from skyrl.models.storing import Export, save_pretrained
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 
@@ -91,3 +92,11 @@ def test_sampling_settings_that_contradict_each_other_do_not_cost_the_model(fold
     store(model, tokenizer, tmp_path / "export")
     stored = GenerationConfig.from_pretrained(tmp_path / "export")
     assert (stored.do_sample, stored.temperature) == (True, 0.6)
+
+
+def test_weights_alone_are_stored_as_the_model_they_started_from(folder: Path, tmp_path: Path) -> None:
+    model, tokenizer = load(folder)
+    store(trained(model), tokenizer, tmp_path / "whole")
+    Export(like=str(folder), folder=tmp_path / "export")(named_weights(model))
+    files = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "export").iterdir()} == files

@@ -1,0 +1,120 @@
+"""`skyrl plan`: which process would compute on which GPU, and what each would have to do, without starting anything.
+
+`plan_of` makes it, as data for `--json`; `plan_table.py` prints that for people.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skyrl.cli.plan_table import Plan, table
+
+if TYPE_CHECKING:
+    from skyrl.config import SkyRLTrainConfig
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="FILE... [PATH=VALUE...]", type=click.UNPROCESSED)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option(
+    "--gpus-per-node", type=click.IntRange(min=1), help="GPUs of one machine [default: 8, or more if needed]."
+)
+def plan(words: tuple[str, ...], as_json: bool, gpus_per_node: int | None) -> None:
+    """Print which process gets which GPUs and how much work; nothing is started."""
+    import json
+
+    from skyrl.cli.main import split_words
+    from skyrl.config import compose
+    from skyrl.errors import render
+
+    composed = compose(*split_words(words))
+    if composed.warnings:
+        click.echo(render(composed.warnings, "Worth a look"), err=True)
+    planned = plan_of(composed.config, gpus_per_node)
+    click.echo(json.dumps(planned, indent=2) if as_json else table(planned))
+
+
+def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
+    """The plan of a resolved tree that has passed `check`, on as few machines of one size as hold it.
+
+    Raises `UserError` where a machine of `gpus_per_node` GPUs is too small.
+    """
+    from skyrl.config.sizes import engines_of, on_ray, sizes_of
+    from skyrl.errors import UserError
+    from skyrl.planning.layout import Node, NoRoom, assign, on_machines
+    from skyrl.planning.sizes import layout
+
+    sizes = sizes_of(run, gpus_per_node)
+    laid = layout(sizes)
+    machine = gpus_per_node or max(sizes.gpus_per_node, *(pool.gpus_per_node for pool in laid.pools))
+    try:
+        found = assign(laid, [Node(id=str(number), gpus=machine) for number in range(sum(p.nodes for p in laid.pools))])
+    except NoRoom as error:
+        message = f"{error.pool.name} needs {error.pool.gpus_per_node} on one node, and --gpus-per-node says {machine}"
+        raise UserError(message) from None
+    places = on_machines(laid, found)
+    seats = [
+        {
+            "role": seat.role,
+            "rank": seat.rank,
+            "pool": seat.pool,
+            "places": [[int(node), gpu] for node, gpu in places[seat]],
+        }
+        for seat in laid.seats
+    ]
+    engines = engines_of(run)
+    return {
+        "executor": "ray" if on_ray(run) else "in_process",
+        "device": run.trainer.device,
+        "gpus": laid.gpus,
+        "nodes": len({node for nodes in found.values() for node in nodes}),
+        "gpus_per_node": machine,
+        "actors": len(seats) if on_ray(run) else 0,
+        "batch": _batch(run),
+        "pools": [
+            {
+                "name": pool.name,
+                "nodes": [int(node) for node in found[pool.name]],
+                "gpus_per_node": pool.gpus_per_node,
+                "share": laid.share(pool.name),
+            }
+            for pool in laid.pools
+        ],
+        "models": [_model(run, model) for model in sizes.models],
+        "engines": None
+        if engines is None
+        else {
+            "number": engines.number,
+            "gpus": engines.gpus,
+            "tensor": engines.tensor,
+            "pipeline": engines.pipeline,
+            "data": engines.data,
+        },
+        "seats": seats,
+    }
+
+
+def _batch(run: SkyRLTrainConfig) -> dict[str, int]:
+    prompts, samples = run.trainer.train_batch_size, run.generator.n_samples_per_prompt
+    return {"prompts": prompts, "samples_per_prompt": samples, "samples": prompts * samples}
+
+
+def _model(run: SkyRLTrainConfig, model: Any) -> dict[str, Any]:
+    """The sizes of a model and what one of its ranks does in one training step."""
+    import attrs
+
+    from skyrl.config.sizes import data_parallel_of, grid_of, model_parallel, work_of
+
+    trainer, work = run.trainer, work_of(run, model)
+    return {
+        "role": model,
+        "ranks": grid_of(run, model).ranks,
+        "data_parallel": data_parallel_of(run, model),
+        "model_parallel": model_parallel(run, model),
+        **attrs.asdict(work),
+        "gradient_accumulation": work.micro_batches,
+        "micro_batch_size": trainer.micro_train_batch_size_per_gpu if work.micro_batches else 0,
+        "scoring_micro_batch_size": trainer.micro_forward_batch_size_per_gpu,
+    }

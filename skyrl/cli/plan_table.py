@@ -1,0 +1,111 @@
+"""A plan as people read it; `plan.py` makes the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+Plan = Mapping[str, Any]
+"""What `skyrl plan --json` prints."""
+
+
+def table(plan: Plan) -> str:
+    """The plan for people: one line for the whole, then who sits where, then who does what in one training step."""
+    slot = "gpus" if plan["device"] == "cuda" else "slots"
+    seats = [["process", "ranks", "where"], *_seats(plan, slot)]
+    work = [["model", "ranks", "data parallel", "one training step of each rank"], *map(_work, plan["models"])]
+    return "\n".join([*_heading(plan), "", *_columns(seats), "", *_columns(work), *_engines(plan)])
+
+
+def _heading(plan: Plan) -> list[str]:
+    """What the whole takes, in words."""
+    if plan["executor"] == "in_process":
+        return ["Everything runs in the process of the command."]
+    nodes = f"{_counted(plan['nodes'], 'node')} of {plan['gpus_per_node']}"
+    if plan["device"] == "cuda":
+        return [f"{_counted(plan['gpus'], 'GPU')} on {nodes}, {_counted(plan['actors'], 'actor')} on Ray."]
+    return [
+        f"{_counted(plan['gpus'], 'slot')} on {nodes}, {_counted(plan['actors'], 'actor')} on Ray.",
+        "trainer.device is cpu: where GPUs are counted, a slot is a place for a process.",
+    ]
+
+
+def _seats(plan: Plan, slot: str) -> list[list[str]]:
+    """(role, ranks, where) for each stretch of ranks that sit alike."""
+    rows = []
+    for role, of_role in groupby(plan["seats"], key=lambda seat: str(seat["role"])):
+        by_nodes = groupby(of_role, key=lambda seat: tuple(dict.fromkeys(node for node, _ in seat["places"])))
+        stretches: list[tuple[list[int], list[int], str]] = []
+        for nodes, group in by_nodes:
+            members = list(group)
+            ranks, where = [seat["rank"] for seat in members], _on_a_node(members, nodes)
+            if stretches and stretches[-1][2] == where and stretches[-1][1][-1] + 1 == nodes[0] and len(nodes) == 1:
+                stretches[-1][0].extend(ranks)
+                stretches[-1][1].extend(nodes)
+            else:
+                stretches.append((ranks, list(nodes), where))
+        rows += [
+            [role, _ranges(ranks), f"{'node' if len(nodes) == 1 else 'nodes'} {_ranges(nodes)} {slot} {where}"]
+            for ranks, nodes, where in stretches
+        ]
+    return rows
+
+
+def _on_a_node(seats: Sequence[Mapping[str, Any]], nodes: Sequence[int]) -> str:
+    """GPUs on each of the nodes: of one-GPU ranks together, of larger ones apart."""
+    if len(nodes) == 1:
+        each = [[gpu for _, gpu in seat["places"]] for seat in seats]
+        return _ranges([gpu for gpus in each for gpu in gpus]) if len(each[0]) == 1 else " | ".join(map(_ranges, each))
+    [seat, *_] = seats
+    parts = [_ranges([gpu for place, gpu in seat["places"] if place == node]) for node in nodes]
+    return parts[0] if len(set(parts)) == 1 else " + ".join(parts)
+
+
+def _work(model: Mapping[str, Any]) -> list[str]:
+    tasks = []
+    if model["optimizer_steps"]:
+        passes = _counted(model["micro_batches"], "micro-batch", "micro-batches")
+        tasks.append(
+            f"{_counted(model['optimizer_steps'], 'optimizer step')} of "
+            f"{_counted(model['rows_per_mini_batch'], 'sample')}, each in {passes} of {model['micro_batch_size']}"
+        )
+    if model["rows_scored"]:
+        passes = _counted(model["scoring_micro_batches"], "pass", "passes")
+        tasks.append(
+            f"scores {_counted(model['rows_scored'], 'sample')} in {passes} of {model['scoring_micro_batch_size']}"
+        )
+    return [str(model["role"]), str(model["ranks"]), str(model["data_parallel"]), "; ".join(tasks)]
+
+
+def _engines(plan: Plan) -> list[str]:
+    engines = plan["engines"]
+    if engines is None:
+        return ["", "The engines run already, elsewhere."]
+    sizes = " x ".join(f"{name} {engines[name]}" for name in ("tensor", "pipeline", "data"))
+    batch = plan["batch"]
+    return [
+        "",
+        f"{_counted(engines['number'], 'engine')} of {engines['gpus']} ({sizes}); "
+        f"{batch['prompts']} prompts x {batch['samples_per_prompt']} = {batch['samples']} samples in a training step.",
+    ]
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """`0-3, 6`: ascending numbers, those that follow each other together."""
+    stretches: list[list[int]] = []
+    for number in numbers:
+        if stretches and stretches[-1][-1] + 1 == number:
+            stretches[-1].append(number)
+        else:
+            stretches.append([number])
+    return ", ".join(f"{part[0]}" if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in stretches)
+
+
+def _counted(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"

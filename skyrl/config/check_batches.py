@@ -1,0 +1,176 @@
+"""Checks of batch sizes: every rank of every model gets equal work, or the run does not start.
+
+The arithmetic is in `skyrl.planning.batches`; here it is asked, and its verdicts become problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import (
+    Model,
+    data_parallel_of,
+    grid_of,
+    has_critic,
+    has_reference,
+    model_parallel,
+    models_of,
+    trained_models,
+)
+from skyrl.errors import Problem
+from skyrl.planning.batches import (
+    divisors,
+    nearest,
+    uneven_batch,
+    uneven_micro_batch,
+    uneven_mini_batch,
+    uneven_ranks,
+    uneven_scoring,
+)
+from skyrl.tree.rules import Check
+
+_NAMES = {"policy": "policy", "critic": "critic", "ref": "reference"}
+
+
+def mini_batches_in_samples_are_those_in_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """What is derived may be written, to the same value."""
+    for role in ("policy", "critic"):
+        prompts, samples = (
+            getattr(run.trainer, f"{role}_mini_batch_size"),
+            getattr(run.trainer, f"{role}_mini_batch_size_in_samples"),
+        )
+        derived = prompts * run.generator.n_samples_per_prompt
+        if samples is not None and samples != derived:
+            yield Problem(
+                path=f"trainer.{role}_mini_batch_size_in_samples",
+                message=f"{samples} is not {prompts} prompts x {run.generator.n_samples_per_prompt} = {derived}",
+                hint="leave it out: it is derived",
+            )
+
+
+def ranks_form_whole_groups(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Ranks that compute on the same rows, because they share sequences or layers, are equally many everywhere."""
+    for model in models_of(run):
+        verdict = uneven_ranks(grid_of(run, model).ranks, model_parallel(run, model))
+        if verdict and run.trainer.strategy == "megatron" and model != "critic":
+            yield Problem(
+                path=f"trainer.{model}.megatron_config",
+                message=f"tensor x pipeline x context = {verdict.by} does not divide the {_NAMES[model]}'s "
+                f"{verdict.whole} ranks",
+                hint=f"nearest numbers of ranks that it divides: {_listed(verdict.nearest)}",
+            )
+        elif verdict:
+            yield Problem(
+                path=f"trainer.{model}.sequence_parallel_size",
+                message=f"{verdict.by} does not divide the {_NAMES[model]}'s {verdict.whole} ranks",
+                hint=f"nearest divisors: {_listed(nearest(verdict.by, divisors(verdict.whole)))}",
+            )
+
+
+def mini_batches_divide_the_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Every optimizer step sees the same number of prompts."""
+    yield from _mini_batches_divide_the_batch(run, "policy")
+
+
+def critic_mini_batches_divide_the_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """As for the policy, when there is a critic."""
+    if has_critic(run):
+        yield from _mini_batches_divide_the_batch(run, "critic")
+
+
+def mini_batches_deal_out_evenly(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Every data-parallel rank of a model that learns gets the same number of samples in every optimizer step."""
+    for model in trained_models(run):
+        batch, mini, ranks = run.trainer.train_batch_size, _mini_batch(run, model), data_parallel_of(run, model)
+        samples = run.generator.n_samples_per_prompt
+        if ranks is None or batch % mini:
+            continue  # told by another check
+        if verdict := uneven_mini_batch(batch, mini, samples, ranks):
+            others = nearest(ranks, divisors(verdict.whole))
+            yield Problem(
+                path=f"trainer.{model}_mini_batch_size",
+                message=f"{verdict.whole} samples ({mini} prompts x {samples}) cannot be dealt out evenly to the "
+                f"{_NAMES[model]}'s {ranks} data-parallel ranks",
+                hint=f"nearest sizes that can: {_listed(verdict.nearest)}"
+                if verdict.nearest
+                else f"no size that divides trainer.train_batch_size = {batch} can; nearest numbers of ranks that it "
+                f"can be dealt to: {_listed(others)}",
+            )
+
+
+def micro_batches_divide_the_mini_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Every micro-batch of a rank has the same number of samples."""
+    micro, samples = run.trainer.micro_train_batch_size_per_gpu, run.generator.n_samples_per_prompt
+    rows = {model: _rows_of_a_rank(run, model) for model in trained_models(run)}
+    for model, count in rows.items():
+        if count is None:
+            continue  # told by another check
+        if uneven := uneven_micro_batch(count, micro, also=filter(None, rows.values())):
+            mini, ranks = _mini_batch(run, model), data_parallel_of(run, model)
+            among = f" / {ranks} ranks" if ranks != 1 else ""
+            yield Problem(
+                path="trainer.micro_train_batch_size_per_gpu",
+                message=f"{micro} samples do not divide the {_NAMES[model]}'s mini-batch of {count}"
+                f"{' on each rank' if among else ''} ({mini} prompts x {samples}{among})",
+                hint=_hint("nearest divisors", uneven.nearest),
+            )
+            return  # one field, one problem: the sizes in its remedy suit every model
+
+
+def the_reference_scores_equal_shares(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Every data-parallel rank of the reference gets the same number of the batch's samples.
+
+    The models that learn need no such check: what deals out every mini-batch deals out the batch.
+    """
+    ranks = data_parallel_of(run, "ref") if has_reference(run) else None
+    batch, samples = run.trainer.train_batch_size, run.generator.n_samples_per_prompt
+    if ranks is None:
+        return
+    if verdict := uneven_scoring(batch, samples, ranks, mini=run.trainer.policy_mini_batch_size):
+        yield Problem(
+            path="trainer.train_batch_size",
+            message=f"{verdict.whole} samples ({batch} prompts x {samples}) cannot be dealt out evenly to the "
+            f"reference's {ranks} data-parallel ranks",
+            hint=f"nearest sizes that can, and that trainer.policy_mini_batch_size divides: {_listed(verdict.nearest)}",
+        )
+
+
+BATCH_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
+    mini_batches_in_samples_are_those_in_prompts,
+    ranks_form_whole_groups,
+    mini_batches_divide_the_batch,
+    critic_mini_batches_divide_the_batch,
+    mini_batches_deal_out_evenly,
+    micro_batches_divide_the_mini_batch,
+    the_reference_scores_equal_shares,
+)
+
+
+def _mini_batches_divide_the_batch(run: SkyRLTrainConfig, model: Model) -> Iterator[Problem]:
+    batch, mini = run.trainer.train_batch_size, _mini_batch(run, model)
+    samples, ranks = run.generator.n_samples_per_prompt, data_parallel_of(run, model) or 1
+    if verdict := uneven_batch(batch, mini, samples, ranks):
+        yield Problem(
+            path=f"trainer.{model}_mini_batch_size",
+            message=f"{mini} prompts do not divide trainer.train_batch_size = {batch}",
+            hint=_hint("nearest divisors", verdict.nearest),
+        )
+
+
+def _mini_batch(run: SkyRLTrainConfig, model: Model) -> int:
+    return int(getattr(run.trainer, f"{model}_mini_batch_size"))
+
+
+def _rows_of_a_rank(run: SkyRLTrainConfig, model: Model) -> int | None:
+    """Samples of one rank in one optimizer step, or None where they cannot be dealt out evenly."""
+    rows, ranks = _mini_batch(run, model) * run.generator.n_samples_per_prompt, data_parallel_of(run, model)
+    return None if ranks is None or rows % ranks else rows // ranks
+
+
+def _hint(what: str, sizes: tuple[int, ...]) -> str:
+    return f"{what}: {_listed(sizes)}" if sizes else ""
+
+
+def _listed(sizes: tuple[int, ...]) -> str:
+    return " and ".join(str(size) for size in sizes)

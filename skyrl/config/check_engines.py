@@ -1,0 +1,105 @@
+"""Checks of engines: what was chosen for them runs on the run's device, and weights have a road to them.
+
+Only what the tree alone tells is here. What depends on the model or on the installed engine is looked at when a run
+starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import on_ray
+from skyrl.errors import Problem
+from skyrl.tree.rules import Check
+
+_ENGINE = "generator.inference_engine"
+
+
+def nccl_has_cuda(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """NCCL moves memory of GPUs. In one process nothing travels, so that any road will do there."""
+    if on_ray(run) and run.trainer.device == "cpu" and run.generator.inference_engine.weight_sync_backend == "nccl":
+        yield Problem(
+            path=f"{_ENGINE}.weight_sync_backend",
+            message="nccl sends memory of GPUs, and trainer.device is cpu",
+            hint="leave it out: it is derived; on a CPU, gloo and disk run",
+        )
+
+
+def vllm_on_a_cpu_computes_eagerly(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """CUDA graphs are CUDA's."""
+    if _is_vllm_on_a_cpu(run) and not run.generator.inference_engine.enforce_eager:
+        message = "a CPU has no CUDA graphs"
+        yield Problem(path=f"{_ENGINE}.enforce_eager", message=message, hint="set it to true")
+
+
+def vllm_on_a_cpu_promises_no_repetition(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """vLLM's batch-invariant kernels are written for GPUs."""
+    if _is_vllm_on_a_cpu(run) and run.generator.inference_engine.deterministic:
+        yield Problem(
+            path=f"{_ENGINE}.deterministic",
+            message="vLLM's batch-invariant kernels need CUDA, and trainer.device is cpu",
+            hint=f"set {_ENGINE}.backend = torch, which repeats on a CPU, or this to false: it follows "
+            "trainer.deterministic",
+        )
+
+
+def parts_of_an_engine_on_a_cpu_are_child_processes(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """On CPUs, vLLM splits an engine over child processes only."""
+    engine = run.generator.inference_engine
+    parts = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
+    if _is_vllm_on_a_cpu(run) and parts > 1 and engine.distributed_executor_backend == "ray":
+        yield Problem(
+            path=f"{_ENGINE}.distributed_executor_backend",
+            message=f"on a CPU the {parts} parts of an engine are child processes",
+            hint="set it to mp",
+        )
+
+
+def copies_inside_an_engine_are_asynchronous(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """vLLM's offline engine holds one copy of the weights."""
+    engine = run.generator.inference_engine
+    if engine.backend == "vllm" and not engine.async_engine and engine.data_parallel_size > 1:
+        yield Problem(
+            path=f"{_ENGINE}.data_parallel_size",
+            message=f"{engine.data_parallel_size} copies of the weights, and vLLM's offline engine holds one",
+            hint=f"set {_ENGINE}.async_engine = true, or {_ENGINE}.num_engines to the number of copies",
+        )
+
+
+def statistics_come_from_the_asynchronous_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """vLLM's offline engine exports none."""
+    engine = run.generator.inference_engine
+    if engine.backend == "vllm" and not engine.async_engine and engine.enable_ray_prometheus_stats:
+        yield Problem(
+            path=f"{_ENGINE}.enable_ray_prometheus_stats",
+            message="vLLM's offline engine exports no statistics",
+            hint=f"set {_ENGINE}.async_engine = true",
+        )
+
+
+def every_sequence_of_a_step_has_a_token(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Each sequence that runs takes at least one of the tokens that a step of vLLM computes."""
+    engine = run.generator.inference_engine
+    if engine.backend == "vllm" and engine.max_num_batched_tokens < engine.max_num_seqs:
+        yield Problem(
+            path=f"{_ENGINE}.max_num_batched_tokens",
+            message=f"{engine.max_num_batched_tokens} tokens in a step are fewer than {_ENGINE}.max_num_seqs = "
+            f"{engine.max_num_seqs}",
+            hint=f"raise it to {engine.max_num_seqs} or more, or lower max_num_seqs",
+        )
+
+
+ENGINE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
+    nccl_has_cuda,
+    vllm_on_a_cpu_computes_eagerly,
+    vllm_on_a_cpu_promises_no_repetition,
+    parts_of_an_engine_on_a_cpu_are_child_processes,
+    copies_inside_an_engine_are_asynchronous,
+    statistics_come_from_the_asynchronous_engine,
+    every_sequence_of_a_step_has_a_token,
+)
+
+
+def _is_vllm_on_a_cpu(run: SkyRLTrainConfig) -> bool:
+    return run.generator.inference_engine.backend == "vllm" and run.trainer.device == "cpu"

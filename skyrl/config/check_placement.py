@@ -1,0 +1,244 @@
+"""Checks of placement: models and engines fit the GPUs that they are given, and each other.
+
+A rule applies only where what it constrains is in use. Whether the cluster has so many GPUs is seen when a run starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import engines_of, grid_of, has_critic, has_reference, models_of, on_ray, starts_engines
+from skyrl.errors import Problem
+from skyrl.planning.batches import divisors, nearest
+from skyrl.tree.rules import Check
+
+_ENGINE = "generator.inference_engine"
+_NAMES = {"policy": "policy", "critic": "critic", "ref": "reference"}
+
+
+def one_process_has_one_rank(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Without Ray there is one rank of each model and one engine, which computes on one GPU."""
+    if on_ray(run):
+        return
+    placement, engine = run.trainer.placement, run.generator.inference_engine
+    for model in models_of(run):
+        for name in (f"{model}_num_nodes", f"{model}_num_gpus_per_node"):
+            yield from _one(f"trainer.placement.{name}", getattr(placement, name), "ranks do")
+    yield from _one(f"{_ENGINE}.num_engines", engine.num_engines, "engines do")
+    if engine.backend == "vllm":
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            yield from _one(f"{_ENGINE}.{name}", getattr(engine, name), "parts of an engine do")
+
+
+def models_that_share_gpus_have_as_many(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Where models take turns on the same GPUs, each has a rank on every one of them."""
+    placement = run.trainer.placement
+    if not on_ray(run):
+        return
+    if not (placement.colocate_all or placement.colocate_policy_ref):
+        return
+    switch = "colocate_all" if placement.colocate_all else "colocate_policy_ref"
+    for model in models_of(run):
+        for name in ("num_nodes", "num_gpus_per_node"):
+            own, policys = getattr(placement, f"{model}_{name}"), getattr(placement, f"policy_{name}")
+            if own != policys:
+                yield Problem(
+                    path=f"trainer.placement.{model}_{name}",
+                    message=f"{own} is not trainer.placement.policy_{name} = {policys}, and the {_NAMES[model]} shares "
+                    f"the policy's GPUs (trainer.placement.{switch})",
+                    hint=f"set it to {policys}, or give the models GPUs of their own: colocate_all = false and "
+                    "colocate_policy_ref = false",
+                )
+
+
+def engines_that_share_gpus_take_all_of_them(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """With `colocate_all` engines and policy take turns on the same GPUs, and none lies idle."""
+    engines = engines_of(run)
+    if engines is None or not on_ray(run) or not run.trainer.placement.colocate_all:
+        return
+    grid, taken = grid_of(run, "policy"), engines.number * engines.gpus
+    if grid.ranks == taken:
+        return
+    fitting, rest = divmod(grid.ranks, engines.gpus)
+    fix = f"set it to {fitting}" if not rest else f"give the policy a multiple of {engines.gpus} GPUs"
+    yield Problem(
+        path=f"{_ENGINE}.num_engines",
+        message=f"{engines.number} engines of {engines.gpus} GPUs (tensor {engines.tensor} x pipeline "
+        f"{engines.pipeline} x data {engines.data}) take {taken}, and the policy has {grid.ranks} ({grid.nodes} nodes "
+        f"of {grid.gpus_per_node}); with trainer.placement.colocate_all they share them",
+        hint=f"{fix}, or give the engines GPUs of their own: trainer.placement.colocate_all = false",
+    )
+
+
+def engines_of_others_share_no_gpus(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Engines that run already cannot take turns with the policy."""
+    if on_ray(run) and run.trainer.placement.colocate_all and not starts_engines(run):
+        yield Problem(
+            path="trainer.placement.colocate_all",
+            message="the engines run already, elsewhere, and share no GPUs with this run",
+            hint="set trainer.placement.colocate_all = false",
+        )
+
+
+def engines_of_others_have_an_address(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """What the run does not start, it has to be told where to find."""
+    engine = run.generator.inference_engine
+    addressed = engine.external_proxy_url or engine.external_server_urls or engine.remote_urls
+    if not starts_engines(run) and not addressed:
+        yield Problem(
+            path=f"{_ENGINE}.external_server_urls",
+            message="the run starts no engines, and no address of any is given",
+            hint=f"list their addresses, or set {_ENGINE}.backend = vllm and run_engines_locally = true",
+        )
+
+
+def experts_take_every_gpu_of_an_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Expert parallelism spreads the experts over the data and tensor GPUs of an engine, all of them."""
+    engine = run.generator.inference_engine
+    if engine.backend != "vllm" or engine.expert_parallel_size == 1:
+        return
+    gpus = engine.data_parallel_size * engine.tensor_parallel_size
+    if engine.expert_parallel_size != gpus:
+        yield Problem(
+            path=f"{_ENGINE}.expert_parallel_size",
+            message=f"{engine.expert_parallel_size} is not data x tensor = {engine.data_parallel_size} x "
+            f"{engine.tensor_parallel_size} = {gpus}",
+            hint=f"set it to {gpus}, or to 1 for none",
+        )
+
+
+def an_engine_of_child_processes_has_one_node(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Child processes (`mp`) run where their parent does, so that no shared engine may reach over to a second node."""
+    engines = engines_of(run)
+    if engines is None or not engines.on_one_node or not on_ray(run) or not run.trainer.placement.colocate_all:
+        return
+    grid = grid_of(run, "policy")
+    if grid.ranks == engines.number * engines.gpus and grid.gpus_per_node % engines.gpus:
+        yield Problem(
+            path=f"{_ENGINE}.distributed_executor_backend",
+            message=f"mp keeps an engine on one node, and {engines.gpus} GPUs of an engine do not divide the "
+            f"{grid.gpus_per_node} of a node",
+            hint="set it to ray, or let tensor x pipeline x data divide trainer.placement.policy_num_gpus_per_node",
+        )
+
+
+def copies_of_the_weights_are_whole(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Hybrid sharding splits the ranks into groups of `fsdp_size`, each of which holds all weights."""
+    for model, ranks in _sharded(run):
+        size = getattr(run.trainer, model).fsdp_config.fsdp_size
+        if size != -1 and ranks % size:
+            yield Problem(
+                path=f"trainer.{model}.fsdp_config.fsdp_size",
+                message=f"{size} does not divide the {_NAMES[model]}'s {ranks} ranks",
+                hint=f"nearest divisors: {_listed(nearest(size, divisors(ranks)))}; -1 takes all ranks",
+            )
+
+
+def weights_stay_sharded_over_part_of_a_copy(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A number in `reshard_after_forward` splits the ranks that share one copy of the weights."""
+    for model, ranks in _sharded(run):
+        fsdp = getattr(run.trainer, model).fsdp_config
+        parts, copy = fsdp.reshard_after_forward, ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size
+        if not isinstance(parts, bool) and ranks % copy == 0 and copy % parts:
+            yield Problem(
+                path=f"trainer.{model}.fsdp_config.reshard_after_forward",
+                message=f"{parts} does not divide the {copy} ranks that share one copy of the {_NAMES[model]}'s "
+                "weights (fsdp_size)",
+                hint=f"nearest divisors: {_listed(nearest(parts, divisors(copy)))}; true frees all, false none",
+            )
+
+
+def megatron_has_no_critic(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Megatron learners have no value head."""
+    if _is_megatron(run) and has_critic(run):
+        hint = "leave it out and take an estimator without values, such as grpo, or set trainer.strategy = fsdp2"
+        yield Problem(path="trainer.critic.model.path", message="strategy = megatron trains no critic", hint=hint)
+
+
+def megatron_feeds_vllm(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Megatron's weights are translated for vLLM engines only."""
+    backend = run.generator.inference_engine.backend
+    if _is_megatron(run) and backend != "vllm":
+        message = f"strategy = megatron sends weights to vllm engines only, not to {backend}"
+        yield Problem(path=f"{_ENGINE}.backend", message=message, hint="set it to vllm, or trainer.strategy = fsdp2")
+
+
+def megatron_sends_weights_between_gpus(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Over nccl, or as files of differences."""
+    engine = run.generator.inference_engine
+    if _is_megatron(run) and engine.backend == "vllm" and engine.weight_sync_backend == "gloo":
+        message = "strategy = megatron sends weights over nccl or as delta, not over gloo"
+        yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint="set it to nccl")
+
+
+def megatron_splits_sequences_by_context(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Under Megatron `context_parallel_size` is what shares a sequence among ranks."""
+    for model in _megatron_models(run):
+        size = getattr(run.trainer, model).sequence_parallel_size
+        if size != 1:
+            yield Problem(
+                path=f"trainer.{model}.sequence_parallel_size",
+                message=f"{size}: strategy = megatron does not read it",
+                hint=f"set it to 1, and trainer.{model}.megatron_config.context_parallel_size = {size}",
+            )
+
+
+def context_parallel_samples_are_packed(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Context parallelism cuts packed samples, without padding."""
+    for model in _megatron_models(run):
+        size = getattr(run.trainer, model).megatron_config.context_parallel_size
+        if size > 1 and not run.trainer.use_sample_packing:
+            yield Problem(
+                path=f"trainer.{model}.megatron_config.context_parallel_size",
+                message=f"{size} ranks share a sequence only where samples are packed",
+                hint="set trainer.use_sample_packing = true",
+            )
+
+
+PLACEMENT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
+    one_process_has_one_rank,
+    models_that_share_gpus_have_as_many,
+    engines_that_share_gpus_take_all_of_them,
+    engines_of_others_share_no_gpus,
+    engines_of_others_have_an_address,
+    experts_take_every_gpu_of_an_engine,
+    an_engine_of_child_processes_has_one_node,
+    copies_of_the_weights_are_whole,
+    weights_stay_sharded_over_part_of_a_copy,
+    megatron_has_no_critic,
+    megatron_feeds_vllm,
+    megatron_sends_weights_between_gpus,
+    megatron_splits_sequences_by_context,
+    context_parallel_samples_are_packed,
+)
+
+
+def _one(path: str, number: int, what: str) -> Iterator[Problem]:
+    if number != 1:
+        hint = "set trainer.placement.executor = ray, or 1 here"
+        yield Problem(path=path, message=f"{number} {what} not fit into one process", hint=hint)
+
+
+def _sharded(run: SkyRLTrainConfig) -> Iterator[tuple[str, int]]:
+    """(model, ranks) of what FSDP shards: with one rank there is nothing to shard."""
+    if run.trainer.strategy not in ("fsdp", "fsdp2"):
+        return
+    for model in models_of(run):
+        ranks = grid_of(run, model).ranks
+        if ranks > 1:
+            yield model, ranks
+
+
+def _is_megatron(run: SkyRLTrainConfig) -> bool:
+    return run.trainer.strategy == "megatron"
+
+
+def _megatron_models(run: SkyRLTrainConfig) -> tuple[str, ...]:
+    if not _is_megatron(run):
+        return ()
+    return ("policy", "ref") if has_reference(run) else ("policy",)
+
+
+def _listed(sizes: tuple[int, ...]) -> str:
+    return " and ".join(str(size) for size in sizes)

@@ -1,0 +1,132 @@
+"""The sizes that a tree asks for, as plain numbers: what `check`, `skyrl plan` and whoever starts processes count with.
+
+The only place that knows which fields say how many there are of anything; the arithmetic is in `skyrl.planning`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.planning.batches import Work, data_parallel, work
+from skyrl.planning.sizes import Engines, Grid, Sizes
+
+Model = Literal["policy", "critic", "ref"]
+"""A model with ranks of its own."""
+
+GPUS_OF_A_MACHINE = 8
+"""What a machine of a GPU cluster usually has; more where a model asks for more on one node."""
+
+
+def has_critic(run: SkyRLTrainConfig) -> bool:
+    """Is there a model that predicts returns?"""
+    return bool(run.trainer.critic.model.path)
+
+
+def has_reference(run: SkyRLTrainConfig) -> bool:
+    """Is there a KL term, and so a frozen model to measure it from?"""
+    return bool(run.trainer.algorithm.use_kl_loss or run.trainer.algorithm.use_kl_in_reward)
+
+
+def models_of(run: SkyRLTrainConfig) -> tuple[Model, ...]:
+    """The models of the run that have ranks."""
+    wanted: dict[Model, bool] = {"policy": True, "critic": has_critic(run), "ref": has_reference(run)}
+    return tuple(model for model, there in wanted.items() if there)
+
+
+def trained_models(run: SkyRLTrainConfig) -> tuple[Model, ...]:
+    """Those that learn, and so have mini-batches: the policy, and the critic if there is one."""
+    return ("policy", "critic") if has_critic(run) else ("policy",)
+
+
+def on_ray(run: SkyRLTrainConfig) -> bool:
+    """Are there processes to place at all?"""
+    return run.trainer.placement.executor != "in_process"
+
+
+def starts_engines(run: SkyRLTrainConfig) -> bool:
+    """Does the run start the engines, or do they run already, elsewhere?"""
+    engine = run.generator.inference_engine
+    elsewhere = engine.external_proxy_url or engine.external_server_urls or engine.remote_urls
+    return engine.backend != "http" and engine.run_engines_locally and not elsewhere
+
+
+def grid_of(run: SkyRLTrainConfig, model: Model) -> Grid:
+    """Nodes and GPUs of a model."""
+    placement = run.trainer.placement
+    return Grid(
+        nodes=getattr(placement, f"{model}_num_nodes"), gpus_per_node=getattr(placement, f"{model}_num_gpus_per_node")
+    )
+
+
+def model_parallel(run: SkyRLTrainConfig, model: Model) -> int:
+    """Ranks of the model that compute on the same rows: under Megatron tensor x pipeline x context, else those that
+    share a sequence.
+    """
+    if run.trainer.strategy == "megatron" and model != "critic":
+        megatron = getattr(run.trainer, model).megatron_config
+        tensor, pipeline = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
+        return int(tensor * pipeline * megatron.context_parallel_size)
+    return int(getattr(run.trainer, model).sequence_parallel_size)
+
+
+def data_parallel_of(run: SkyRLTrainConfig, model: Model) -> int | None:
+    """Groups of ranks of the model that get rows of their own; None where its ranks do not form whole groups."""
+    return data_parallel(grid_of(run, model).ranks, model_parallel(run, model))
+
+
+def engines_of(run: SkyRLTrainConfig) -> Engines | None:
+    """The engines that the run starts. The embedded one computes on one GPU, whatever the sizes for vLLM say."""
+    if not starts_engines(run):
+        return None
+    engine = run.generator.inference_engine
+    if engine.backend == "torch":
+        return Engines(number=engine.num_engines)
+    return Engines(
+        number=engine.num_engines,
+        tensor=engine.tensor_parallel_size,
+        pipeline=engine.pipeline_parallel_size,
+        data=engine.data_parallel_size,
+        on_one_node=engine.distributed_executor_backend == "mp",
+    )
+
+
+def work_of(run: SkyRLTrainConfig, model: Model) -> Work:
+    """What each data-parallel rank of the model does with a batch. The tree must have passed `check`.
+
+    A policy that takes one optimizer step per batch does not score it: the old log-probabilities are those of the step.
+    """
+    trainer, learns = run.trainer, model in trained_models(run)
+    whole = work(
+        prompts=trainer.train_batch_size,
+        samples=run.generator.n_samples_per_prompt,
+        ranks=data_parallel_of(run, model) or 1,
+        forward=trainer.micro_forward_batch_size_per_gpu,
+        mini=getattr(trainer, f"{model}_mini_batch_size") if learns else 0,
+        micro=trainer.micro_train_batch_size_per_gpu,
+        passes=trainer.update_epochs_per_batch,
+    )
+    if model == "policy" and whole.optimizer_steps == 1:
+        return attrs.evolve(whole, rows_scored=0, scoring_micro_batches=0)
+    return whole
+
+
+def sizes_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Sizes:
+    """What `skyrl.planning.sizes.layout` takes, of a resolved tree that has passed `check`.
+
+    `gpus_per_node` are the GPUs of one machine. None: 8, or more where a model asks for more on one node.
+    """
+    models = {model: grid_of(run, model) for model in models_of(run)}
+    largest = max(grid.gpus_per_node for grid in models.values())
+    placement, together = run.trainer.placement, not on_ray(run)  # in one process everything is in one place
+    return Sizes(
+        policy=models["policy"],
+        critic=models.get("critic"),
+        ref=models.get("ref"),
+        engines=engines_of(run),
+        colocate_all=placement.colocate_all or together,
+        colocate_policy_ref=placement.colocate_policy_ref or together,
+        gpus_per_node=gpus_per_node or max(GPUS_OF_A_MACHINE, largest),
+    )

@@ -1,0 +1,135 @@
+"""What a configuration says of processes, engines and the roads between them, made into objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.config.sizes import sizes_of
+from skyrl.errors import ConfigError, Problem, UserError
+from skyrl.inference.engine import InferenceEngine
+from skyrl.inference.torch_engine import load_torch_engine
+from skyrl.inference.vllm_engine import VLLMEngine
+from skyrl.learners.ranks import Rendezvous
+from skyrl.models.loading import max_positions
+from skyrl.planning.sizes import layout
+from skyrl.processes.handles import Deadlines, Processes
+from skyrl.processes.in_process import InProcess
+from skyrl.tree import required
+from skyrl.weight_sync.canary import NEW_TOKENS, Canary, canary_prompts
+from skyrl.weight_sync.roads import BroadcastRoad, FolderRoad, Road, SharedRoad
+
+PASSIVE_THREADS: Mapping[str, str] = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Threads that wait for each other give up their core, which another rank may need."""
+
+LOOPBACK: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo"}
+"""On one machine, ranks speak to each other where nobody else listens."""
+
+
+def start_processes(run: SkyRLTrainConfig) -> Processes:
+    """The executor of `trainer.placement.executor`; with `ray`, a cluster that is there when this returns."""
+    placement = run.trainer.placement
+    if placement.executor == "in_process":
+        return InProcess()
+    try:
+        from skyrl.processes.ray_processes import RayProcesses
+    except ModuleNotFoundError as error:
+        raise UserError(f"trainer.placement.executor = ray needs {error.name}: pip install 'skyrl[ray]'") from error
+
+    return RayProcesses(
+        layout(sizes_of(run)),
+        deadlines=Deadlines(
+            start=placement.start_timeout_seconds,
+            call=placement.call_timeout_seconds,
+            heartbeat=placement.heartbeat_timeout_seconds,
+        ),
+        address=placement.ray_address,
+        logs=Path(run.trainer.log_path).expanduser().absolute(),
+        environment=PASSIVE_THREADS if placement.ray_address else {**PASSIVE_THREADS, **LOOPBACK},
+        device=required_device(run),
+    )
+
+
+def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
+    """One for each engine; it makes the engine in the process that it is called in."""
+    trainer, engine = run.trainer, run.generator.inference_engine
+    path = required(trainer.policy.model.path, "trainer.policy.model.path")
+    match engine.backend:
+        case "torch":
+            make: Callable[[], InferenceEngine] = partial(
+                load_torch_engine,
+                path,
+                dtype=required(trainer.compute_dtype, "trainer.compute_dtype"),
+                attention=required(trainer.attention, "trainer.attention"),
+                device=required_device(run),
+                use_fast_tokenizer=not trainer.disable_fast_tokenizer,
+                max_num_seqs=engine.max_num_seqs,
+                deterministic=required(engine.deterministic, "generator.inference_engine.deterministic"),
+            )
+        case "vllm":
+            make = partial(
+                VLLMEngine,
+                engine,
+                model_path=path,
+                device=required_device(run),
+                seed=trainer.seed,
+                max_model_len=_longest_sequence(run),
+            )
+        case unknown:
+            path = "generator.inference_engine.backend"
+            raise ConfigError([Problem(path=path, message=f"no engine {unknown!r}")])
+    return [make] * engine.num_engines
+
+
+def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> Road:
+    """How weights travel: not at all within one process, else as `weight_sync_backend` says."""
+    engine = run.generator.inference_engine
+    if run.trainer.placement.executor == "in_process":
+        return SharedRoad()
+    dtype = engine_dtype(run)
+    match engine.weight_sync_backend:
+        case "disk":
+            return FolderRoad(folder, dtype=dtype)
+        case _:
+            host, port = rendezvous.address
+            return BroadcastRoad(host, port, dtype=dtype, timeout=run.trainer.placement.call_timeout_seconds)
+
+
+def parity_canary(run: SkyRLTrainConfig, prompts: Sequence[Sequence[int]]) -> Canary:
+    """The canary over some of the run's own prompts."""
+    engine = run.generator.inference_engine
+    return Canary(
+        prompts=canary_prompts(prompts, length=min(CANARY_TOKENS, _longest_sequence(run) - NEW_TOKENS)),
+        temperature=required(run.trainer.algorithm.temperature, "trainer.algorithm.temperature"),
+        bound=required(engine.logprob_parity_bound, "generator.inference_engine.logprob_parity_bound"),
+    )
+
+
+CANARY_TOKENS = 160
+"""Of a canary prompt: more than a block of any engine's prefix cache."""
+
+
+def _longest_sequence(run: SkyRLTrainConfig) -> int:
+    """Tokens that an engine must have room for: a prompt with its answer, or a canary; at most what the model has."""
+    path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
+    evaluating = required(run.generator.eval_sampling_params, "generator.eval_sampling_params")
+    answer = max(run.generator.sampling_params.max_generate_length, evaluating.max_generate_length)
+    wanted = max(run.trainer.max_prompt_length + answer, CANARY_TOKENS + NEW_TOKENS)
+    return min(wanted, max_positions(path) or wanted)
+
+
+def engine_dtype(run: SkyRLTrainConfig) -> str:
+    """Type in which the engines hold weights, as torch writes it."""
+    engine = run.generator.inference_engine
+    short = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+    if engine.backend == "torch":
+        return required(run.trainer.compute_dtype, "trainer.compute_dtype")
+    return short.get(engine.model_dtype, engine.model_dtype)
+
+
+def required_device(run: SkyRLTrainConfig) -> Literal["cpu", "cuda"]:
+    """`trainer.device` once `resolve()` has replaced `auto`. Raises `ConfigError` if it has not."""
+    return required(None if run.trainer.device == "auto" else run.trainer.device, "trainer.device")

@@ -1,0 +1,59 @@
+"""A first look at data and models, before anything is started: what is wrong is told now, what is left out is said."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.config.sizes import has_reference
+from skyrl.data.prompts import PromptDataset
+from skyrl.envs.registry import find_task
+from skyrl.errors import DataError
+from skyrl.models.loading import max_positions, refuse_small_vocabulary
+
+
+def look_at_the_data(run: SkyRLTrainConfig, train: PromptDataset, evaluation: PromptDataset | None) -> None:
+    """Every prompt has a task; prompts that are left out are counted. Raises `TaskError`."""
+    for name, dataset in (("training", train), ("evaluation", evaluation)):
+        if dataset is None:
+            continue
+        for env_class in {prompt.env_class for prompt in dataset.prompts}:
+            find_task(env_class, run.environment.env_class)
+        if dataset.too_long:
+            say(f"{dataset.too_long} {name} prompts are longer than trainer.max_prompt_length and left out")
+    rest = len(train) % run.trainer.train_batch_size
+    if rest:
+        say(f"{rest} training prompts, others in each epoch, do not fill a batch and are left out")
+
+
+def look_at_the_models(
+    run: SkyRLTrainConfig, tokenizer: Any, train: PromptDataset, evaluation: PromptDataset | None
+) -> None:
+    """Models know every token, and hold the longest prompt with its answer. Raises `ModelError`, `DataError`."""
+    policy = str(run.trainer.policy.model.path)
+    paths = {policy, str(run.trainer.ref.model.path)} if has_reference(run) else {policy}
+    for path in sorted(paths):
+        refuse_small_vocabulary(path, tokenizer)
+    generator = run.generator
+    _refuse_long(policy, [(train, generator.sampling_params), (evaluation, generator.eval_sampling_params)])
+
+
+def _refuse_long(path: str, sampled: Iterable[tuple[PromptDataset | None, Any]]) -> None:
+    positions = max_positions(path)
+    for dataset, sampling in sampled:
+        if dataset is None or sampling is None or positions is None:
+            continue
+        longest = max(len(prompt.token_ids) for prompt in dataset.prompts)
+        if longest + sampling.max_generate_length > positions:
+            raise DataError(
+                f"the longest prompt ({longest} tokens) and max_generate_length = {sampling.max_generate_length} "
+                f"do not fit into the {positions} positions of the model: lower max_generate_length, or leave long "
+                "prompts out with trainer.max_prompt_length"
+            )
+
+
+def say(text: str) -> None:
+    """A line for whoever watches."""
+    print(text, file=sys.stderr)

@@ -1,0 +1,22 @@
+"""Which step the lines in the logs of other processes belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from skyrl.processes.handles import Processes
+
+
+class StepsInLogs:
+    """A `Tracker` that tells the processes of each step that begins."""
+
+    def __init__(self, processes: Processes, done: int) -> None:
+        """`done` steps have been recorded before."""
+        self._processes = processes
+        processes.step = done + 1
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._processes.step = step + 1
+
+    def close(self) -> None:
+        """Nothing is held."""

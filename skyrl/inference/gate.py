@@ -1,0 +1,39 @@
+"""A gate that work passes: shut it, and know when nothing is inside any more."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Gate:
+    """Lets work in while it is open, and knows how much is inside. Used on one event loop."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._opened, self._empty = asyncio.Event(), asyncio.Event()
+        self._opened.set()
+        self._empty.set()
+
+    @property
+    def idle(self) -> bool:
+        """Shut, and nothing inside."""
+        return not self._opened.is_set() and self._inside == 0
+
+    async def __aenter__(self) -> None:
+        await self._opened.wait()
+        self._inside += 1
+        self._empty.clear()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._inside -= 1
+        if self._inside == 0:
+            self._empty.set()
+
+    async def shut(self) -> None:
+        """Lets nobody in and returns when nobody is inside."""
+        self._opened.clear()
+        await self._empty.wait()
+
+    def open(self) -> None:
+        """Lets everybody in."""
+        self._opened.set()

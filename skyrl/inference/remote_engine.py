@@ -1,0 +1,42 @@
+"""An engine that lives where its handle leads, seen as any other engine."""
+
+from __future__ import annotations
+
+from skyrl.inference.arrival import Arrival
+from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
+from skyrl.processes.handles import Handle
+
+
+class RemoteEngine:
+    """`InferenceEngine` over a handle. Raises `ProcessError` from every method when the process is gone."""
+
+    def __init__(self, handle: Handle[InferenceEngine]) -> None:
+        self._handle = handle
+        self._weight_version = 0
+
+    @property
+    def weight_version(self) -> int:
+        """What it last adopted through this object; 0 until then."""
+        return self._weight_version
+
+    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+        return await self._handle.call(InferenceEngine.generate, request)
+
+    async def pause(self) -> None:
+        await self._handle.call(InferenceEngine.pause)
+
+    async def resume(self) -> None:
+        await self._handle.call(InferenceEngine.resume)
+
+    async def load_weights(self, arrival: Arrival, version: int) -> None:
+        await self._handle.call(InferenceEngine.load_weights, arrival, version)
+        self._weight_version = version
+
+    async def sleep(self) -> None:
+        await self._handle.call(InferenceEngine.sleep)
+
+    async def wake(self) -> None:
+        await self._handle.call(InferenceEngine.wake)
+
+    async def close(self) -> None:
+        await self._handle.call(InferenceEngine.close)

@@ -1,0 +1,166 @@
+"""From our settings to vLLM's arguments: what reaches it under which name, and what is refused with the reason.
+
+Start with `engine_arguments`. Nothing here imports vLLM, so that every field can be looked at without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from skyrl.config import InferenceEngineConfig
+from skyrl.errors import ConfigError, Problem
+from skyrl.inference.vllm_fields import DTYPES, FIXED, OURS, SAME_NAME, TABLE
+from skyrl.inference.vllm_model import HEAD_SIZES_ON_CPU, ModelFacts
+from skyrl.tree.names import nearest
+
+SMALLEST_CPU_CACHE = 64 * 2**20
+"""Bytes of keys and values that an engine on a CPU keeps at least, unless told otherwise."""
+
+_SEQUENCES_ON_CPU = 32
+"""Sequences of full length for which there is room by default on a CPU."""
+
+_CPU_BLOCK = 128
+"""Tokens in one block of vLLM's cache on a CPU."""
+
+
+def engine_arguments(
+    config: InferenceEngineConfig,
+    *,
+    model_path: str,
+    model: ModelFacts,
+    seed: int,
+    device: str,
+    max_model_len: int,
+    known: Collection[str],
+) -> dict[str, Any]:
+    """What vLLM's `AsyncEngineArgs` or `EngineArgs` is made from.
+
+    `device` is `cpu` or `cuda`; `max_model_len` is in tokens, prompt and completion together; `known` are the names of
+    the arguments that the installed vLLM has. Raises `ConfigError` with everything that it cannot be given.
+    """
+    problems = [*_refused(config, device, max_model_len), *_unsuitable(model, device), *_extra_refused(config, known)]
+    if problems:
+        raise ConfigError(problems, "vLLM cannot serve this run")
+    gpus = config.tensor_parallel_size * config.pipeline_parallel_size * config.data_parallel_size
+    arguments = {name: getattr(config, name) for name in SAME_NAME}
+    arguments |= {
+        "model": model_path,
+        "dtype": DTYPES.get(config.model_dtype, config.model_dtype),
+        "seed": seed % 2**32,
+        "max_model_len": max_model_len,
+        "enable_expert_parallel": config.expert_parallel_size > 1,
+        "distributed_executor_backend": config.distributed_executor_backend if gpus > 1 else None,
+        "disable_log_stats": not config.enable_ray_prometheus_stats,
+        "generation_config": "vllm",
+        "use_tqdm_on_load": False,
+        "logprobs_mode": "processed_logits",
+        "worker_extension_cls": "skyrl.inference.vllm_worker.WeightReceiver",
+    }
+    if config.served_model_name is not None:
+        arguments["served_model_name"] = config.served_model_name
+    if device == "cpu":
+        arguments["kv_cache_memory_bytes"] = _cpu_cache(config, model, arguments["dtype"], max_model_len)
+    else:
+        arguments["enable_sleep_mode"] = True
+    return arguments | {name: _thawed(value) for name, value in config.engine_init_kwargs.items()}
+
+
+def _cpu_cache(config: InferenceEngineConfig, model: ModelFacts, dtype: str, max_model_len: int) -> int:
+    """Bytes: vLLM's own default is 90 % of the machine's memory, which a run that also trains does not have."""
+    bytes_per_token = model.kv_numbers_per_token * (4 if dtype == "float32" else 2)
+    longest = -(-max_model_len // _CPU_BLOCK) * _CPU_BLOCK
+    # one block more: vLLM keeps the first for itself
+    sequences = min(config.max_num_seqs, _SEQUENCES_ON_CPU)
+    return max(SMALLEST_CPU_CACHE, bytes_per_token * (longest * sequences + _CPU_BLOCK))
+
+
+def _refused(config: InferenceEngineConfig, device: str, max_model_len: int) -> Iterator[Problem]:
+    for rule in (_refused_parallelism, _refused_sizes, _refused_features):
+        yield from rule(config, device, max_model_len)
+
+
+def _refused_parallelism(config: InferenceEngineConfig, device: str, max_model_len: int) -> Iterator[Problem]:
+    dealt = config.data_parallel_size * config.tensor_parallel_size
+    if config.expert_parallel_size not in (1, dealt):
+        yield _problem(
+            "expert_parallel_size",
+            f"{config.expert_parallel_size}: vLLM spreads experts over all {dealt} GPUs of an engine (data times "
+            "tensor parallel size) or over none",
+            f"set it to 1 or {dealt}",
+        )
+    if config.data_parallel_size > 1 and not config.async_engine:
+        yield _problem(
+            "data_parallel_size", "vLLM's offline engine holds one copy of the weights", "async_engine = true"
+        )
+    several = max(config.tensor_parallel_size, config.pipeline_parallel_size, config.data_parallel_size) > 1
+    if device == "cpu" and several and config.distributed_executor_backend == "ray":
+        yield _problem(
+            "distributed_executor_backend", "on a CPU, vLLM's parallel workers are child processes", "set it to mp"
+        )
+
+
+def _refused_sizes(config: InferenceEngineConfig, device: str, max_model_len: int) -> Iterator[Problem]:
+    tokens = config.max_num_batched_tokens
+    if tokens < config.max_num_seqs:
+        yield _problem(
+            "max_num_batched_tokens",
+            f"{tokens} tokens a step are fewer than max_num_seqs = {config.max_num_seqs}, which need one each",
+            "raise it, or lower max_num_seqs",
+        )
+    if not config.enable_chunked_prefill and tokens < max_model_len:
+        yield _problem(
+            "max_num_batched_tokens",
+            f"{tokens} tokens a step do not hold a sequence of {max_model_len}, and enable_chunked_prefill is off",
+            f"raise it to {max_model_len}, or set enable_chunked_prefill = true",
+        )
+
+
+def _refused_features(config: InferenceEngineConfig, device: str, max_model_len: int) -> Iterator[Problem]:
+    if device == "cpu" and not config.enforce_eager:
+        yield _problem(
+            "enforce_eager", "there are no CUDA graphs on a CPU, and compiling takes minutes", "set it to true"
+        )
+    if device == "cpu" and config.deterministic:
+        yield _problem(
+            "deterministic",
+            "vLLM's batch-invariant kernels exist for GPUs only",
+            'set it to false, or backend = "torch", which has a deterministic mode on a CPU',
+        )
+    if config.enable_ray_prometheus_stats and not config.async_engine:
+        yield _problem("enable_ray_prometheus_stats", "vLLM's offline engine exports none", "async_engine = true")
+    if config.fully_sharded_loras:
+        yield _problem("fully_sharded_loras", "vLLM engines take no adapters in this version", "set it to false")
+
+
+def _unsuitable(model: ModelFacts, device: str) -> Iterator[Problem]:
+    if device == "cpu" and model.head_dim not in HEAD_SIZES_ON_CPU:
+        sizes = ", ".join(map(str, HEAD_SIZES_ON_CPU))
+        yield Problem(
+            path="trainer.policy.model.path",
+            message=f"its attention heads have {model.head_dim} dimensions; vLLM on a CPU computes {sizes}",
+            hint=f'use another model, or {TABLE}.backend = "torch"',
+        )
+
+
+def _extra_refused(config: InferenceEngineConfig, known: Collection[str]) -> Iterator[Problem]:
+    for name in config.engine_init_kwargs:
+        if name in FIXED:
+            yield _problem(f"engine_init_kwargs.{name}", f"cannot be set: {FIXED[name]}", "leave it out")
+        elif name in OURS:
+            yield _problem(f"engine_init_kwargs.{name}", f"has a setting of its own: {OURS[name]}", "set that one")
+        elif name not in known or name.startswith("_"):
+            meant = nearest(name, sorted(known))
+            hint = f"did you mean {meant}?" if meant else "see vllm.AsyncEngineArgs"
+            yield _problem(f"engine_init_kwargs.{name}", "the installed vLLM has no such argument", hint)
+
+
+def _problem(field: str, message: str, hint: str) -> Problem:
+    return Problem(path=f"{TABLE}.{field}", message=message, hint=hint)
+
+
+def _thawed(value: Any) -> Any:
+    """Plain dicts and lists, which vLLM expects."""
+    if isinstance(value, Mapping):
+        return {key: _thawed(item) for key, item in value.items()}
+    return [_thawed(item) for item in value] if isinstance(value, tuple) else value

@@ -1,0 +1,120 @@
+"""vLLM's `AsyncLLM`: continuous batching in an engine process, which may die or hang without taking us along."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skyrl.errors import ProcessError, RunError
+from skyrl.inference.vllm_backend import first_line, request_maker
+
+_ALIVE_SECONDS = 120.0
+"""Without an answer for so long while samples are drawn, an engine process counts as hung."""
+
+
+class AsyncBackend:
+    """`vllm.AsyncLLM`: continuous batching in an engine process."""
+
+    shares_memory = False
+
+    def __init__(self, arguments: Mapping[str, Any], *, ray_statistics: bool) -> None:
+        before = set(multiprocessing.active_children())
+        vllm = importlib.import_module("vllm")
+        module = importlib.import_module("vllm.v1.engine.async_llm")
+        loggers = [importlib.import_module("vllm.v1.metrics.ray_wrappers").RayPrometheusStatLogger]
+        self._llm = module.AsyncLLM.from_engine_args(
+            vllm.AsyncEngineArgs(**arguments), stat_loggers=loggers if ray_statistics else None
+        )
+        self._children = set(multiprocessing.active_children()) - before
+        self._make = request_maker(vllm)
+        self._running = 0
+        self._watch: asyncio.Task[None] | None = None
+        self._hung = ""
+
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Any:
+        prompt, params = self._make(prompt_ids, sampling)
+        self._running += 1
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._watch_engine())
+        try:
+            return await self._alive(self._last(self._llm.generate(prompt, params, request_id)))
+        finally:
+            self._running -= 1
+
+    async def pause(self) -> None:
+        await self._alive(self._llm.pause_generation(mode="wait"))
+
+    async def resume(self) -> None:
+        await self._alive(self._llm.resume_generation())
+
+    async def call_workers(self, method: str, *args: Any) -> list[Any]:
+        results: list[Any] = await self._alive(self._llm.collective_rpc(method, args=args))
+        return results
+
+    async def forget(self, version: int) -> bool:
+        await self._alive(self._llm.reset_mm_cache())
+        await self._alive(self._llm.reset_encoder_cache())
+        if not await self._alive(self._llm.reset_prefix_cache()):
+            return False
+        await self._alive(self._llm.update_weight_version(str(version)))
+        return True
+
+    async def sleep(self) -> None:
+        await self._alive(self._llm.sleep(level=2, mode="wait"))
+
+    async def wake(self) -> None:
+        await self._alive(self._llm.wake_up())
+        await self.pause()  # waking starts the scheduler
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        self._llm.shutdown(timeout=5.0)
+        for child in self._children:
+            child.join(5.0)
+            if child.is_alive():
+                child.kill()
+                child.join(5.0)
+
+    async def _last(self, outputs: Any) -> Any:
+        last = None
+        async for output in outputs:
+            last = output
+        if last is None or not last.finished:
+            raise RunError("vLLM ended a request without an answer")
+        return last.outputs[0]
+
+    async def _alive(self, call: Any) -> Any:
+        """The call's result; what vLLM raises when its process is gone becomes `ProcessError`."""
+        kinds = importlib.import_module("vllm.v1.engine.exceptions")
+        try:
+            return await call
+        except kinds.EngineDeadError as error:
+            raise ProcessError(self._cause()) from error
+        except kinds.EngineGenerateError as error:
+            cause = error.__cause__ or error
+            raise RunError(f"vLLM failed on a request: {type(cause).__name__}: {first_line(cause)}") from error
+
+    async def _watch_engine(self) -> None:
+        """Asks for a sign of life while samples are drawn: vLLM notices a process that ended, not one that hangs."""
+        while self._running:
+            await asyncio.sleep(_ALIVE_SECONDS / 4)
+            try:
+                await asyncio.wait_for(self._llm.get_weight_version(), _ALIVE_SECONDS)
+            except TimeoutError:
+                self._hung = f"vLLM's engine process gave no sign of life for {_ALIVE_SECONDS:.0f} s and was ended"
+                for child in self._children:
+                    child.kill()
+                return
+
+    def _cause(self) -> str:
+        codes = [f"process {child.pid} ended with {_ending(child)}" for child in self._children if not child.is_alive()]
+        return self._hung or f"vLLM's engine died: {', '.join(codes) or 'an exception'}; its log is above"
+
+
+def _ending(child: Any) -> str:
+    code = child.exitcode
+    return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"

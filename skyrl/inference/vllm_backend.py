@@ -1,0 +1,63 @@
+"""One face for vLLM's two engines, `vllm_async.py` and `vllm_stepped.py`.
+
+Either lives on the event loop that it was made on, and is called from there alone; see `vllm_engine.py`. vLLM is
+imported by name, late: this module costs nothing where it is not used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+
+class Backend(Protocol):
+    """One vLLM engine. After any of its calls raised `ProcessError`, it is dead, and every other call raises it too."""
+
+    shares_memory: bool
+    """Workers are this process: weights need not travel."""
+
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Any:
+        """vLLM's finished `CompletionOutput`. Giving up the call gives up the sample."""
+
+    async def pause(self) -> None:
+        """The scheduler rests. Called when nothing is running."""
+
+    async def resume(self) -> None:
+        """The scheduler goes on."""
+
+    async def call_workers(self, method: str, *args: Any) -> list[Any]:
+        """What each worker's `method` returns."""
+
+    async def forget(self, version: int) -> bool:
+        """Drops every cache of computed prompts and names the weights; False where a cache was still in use."""
+
+    async def sleep(self) -> None:
+        """Gives back the memory of weights and cache."""
+
+    async def wake(self) -> None:
+        """Takes it again."""
+
+    def close(self) -> None:
+        """Ends it, with the processes it has."""
+
+
+def request_maker(vllm: Any) -> Callable[[Sequence[int], Mapping[str, Any]], tuple[Any, Any]]:
+    """Makes vLLM's prompt and sampling parameters; only the finished answer comes back, not each token."""
+    tokens_input = importlib.import_module("vllm.inputs").tokens_input
+    final = importlib.import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY
+
+    def make(prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> tuple[Any, Any]:
+        return tokens_input(list(prompt_ids)), vllm.SamplingParams(output_kind=final, **sampling)
+
+    return make
+
+
+def refusals() -> tuple[type[Exception], ...]:
+    """What vLLM raises for a request that it does not take."""
+    return (ValueError, TypeError, importlib.import_module("vllm.exceptions").VLLMClientError)
+
+
+def first_line(error: BaseException) -> str:
+    """Of its message."""
+    return next(iter(str(error).splitlines()), "no message")

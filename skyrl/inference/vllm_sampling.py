@@ -1,0 +1,113 @@
+"""Our sampling settings as vLLM's, one request for each sample, and vLLM's answers as completions.
+
+Token ids go in and come out; text is made here from the ids that came, as the torch engine makes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from skyrl.config import SamplingParams
+from skyrl.errors import NonFiniteError, RunError, UserError
+from skyrl.inference import stop_strings
+from skyrl.inference.draws import sample_seed
+from skyrl.inference.engine import Completion, SampleKey
+from skyrl.tree.names import nearest
+
+ADDITIONAL = (
+    "allowed_token_ids",
+    "bad_words",
+    "extra_args",
+    "frequency_penalty",
+    "ignore_eos",
+    "logit_bias",
+    "min_tokens",
+    "presence_penalty",
+    "stop_token_ids",
+    "thinking_token_budget",
+)
+"""Settings of vLLM that have no field of ours and change which tokens are drawn, not what an answer looks like."""
+
+SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = 0.01, 2.0
+"""vLLM raises a temperature between 0 and the first to it without a word, and refuses one beyond the second."""
+
+
+def check_sampling(sampling: SamplingParams) -> None:
+    """Raises `UserError` for what vLLM would refuse, or would do otherwise than written."""
+    temperature = sampling.temperature
+    if temperature > LARGEST_TEMPERATURE or 0 < temperature < SMALLEST_TEMPERATURE:
+        raise UserError(
+            f"sampling_params.temperature: vLLM draws at 0 (greedy) or between {SMALLEST_TEMPERATURE} and "
+            f"{LARGEST_TEMPERATURE}, not at {temperature}"
+        )
+    for name in sampling.additional_kwargs or {}:
+        if name not in ADDITIONAL:
+            meant = nearest(name, ADDITIONAL)
+            hint = f"did you mean {meant}?" if meant else f"it takes {', '.join(ADDITIONAL)}"
+            raise UserError(f"sampling_params.additional_kwargs: the vllm engine has no setting called {name}; {hint}")
+
+
+def sampling_arguments(
+    sampling: SamplingParams, key: SampleKey, *, limit: int, eos_ids: Collection[int]
+) -> dict[str, Any]:
+    """What vLLM's `SamplingParams` is made from, for one sample of at most `limit` tokens.
+
+    Ends of a sequence are given as stop tokens, so that the same ids count as in the torch engine.
+    """
+    more = {name: _thawed(value) for name, value in (sampling.additional_kwargs or {}).items()}
+    ends = set(more.pop("stop_token_ids", ())) | (set() if more.get("ignore_eos") else set(eos_ids))
+    return {
+        "ignore_eos": True,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": max(sampling.top_k, 0),
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "max_tokens": limit,
+        "seed": sample_seed(key) & (2**63 - 1),  # -1 would mean none to vLLM
+        "stop": list(sampling.stop or ()),
+        "stop_token_ids": sorted(ends),
+        "logprobs": 0,  # that of the drawn token alone
+        "flat_logprobs": True,
+        "detokenize": bool(sampling.stop) or "bad_words" in more,
+        "skip_special_tokens": False,  # `<|im_end|>` can be a stop text
+        "include_stop_str_in_output": True,
+    } | {name: value for name, value in more.items() if name != "ignore_eos"}
+
+
+def completion(output: Any, key: SampleKey, sampling: SamplingParams, tokenizer: Any) -> Completion:
+    """From vLLM's finished `CompletionOutput`. Raises `NonFiniteError` for log-probabilities that are no numbers."""
+    ids = tuple(output.token_ids)
+    logprobs = tuple(map(float, output.logprobs.logprobs)) if ids else ()
+    if not all(map(math.isfinite, logprobs)):
+        place = next(place for place, value in enumerate(logprobs) if not math.isfinite(value))
+        raise NonFiniteError(
+            f"prompt {key.prompt_id!r}, sample {key.sample_index}: the model's logits after {place} sampled tokens are "
+            "not finite"
+        )
+    if output.finish_reason not in ("stop", "length"):
+        raise RunError(f"prompt {key.prompt_id!r}: vLLM ended a sample with {output.finish_reason!r}, half drawn")
+    stopped = isinstance(output.stop_reason, str)
+    return Completion(
+        token_ids=ids,
+        text=stop_strings.text_of(tokenizer, ids, (sampling.stop or ()) if stopped else ()),
+        logprobs=logprobs,
+        weight_versions=versions_of_tokens(output.weight_versions or (), len(ids)),
+        stop_reason="stop" if output.finish_reason == "stop" else "length",
+    )
+
+
+def versions_of_tokens(spans: Iterable[Any], count: int) -> tuple[int, ...]:
+    """The weight version of each of `count` tokens, from vLLM's spans of `version`, `start` and `end` (excluded)."""
+    versions = tuple(int(span.version) for span in spans for _ in range(span.start, span.end))
+    if len(versions) != count:
+        raise RunError(f"vLLM named the weights of {len(versions)} tokens and drew {count}")
+    return versions
+
+
+def _thawed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _thawed(item) for key, item in value.items()}
+    return [_thawed(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value

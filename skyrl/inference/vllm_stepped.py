@@ -1,0 +1,94 @@
+"""vLLM's `LLMEngine`, stepped on an event loop: requests join and leave between steps, as with the asynchronous one."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from skyrl.errors import ProcessError
+from skyrl.inference.vllm_backend import first_line, request_maker
+
+
+class SteppedBackend:
+    """In this process, unless its configuration gives its scheduler one."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        vllm = importlib.import_module("vllm")
+        self._engine = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**arguments))
+        self.shares_memory = hasattr(self._engine, "model_executor") and not hasattr(
+            self._engine.model_executor, "workers"
+        )
+        self._make = request_maker(vllm)
+        self._futures: dict[str, asyncio.Future[Any]] = {}
+        self._stepping: asyncio.Task[None] | None = None
+        self._dead = ""
+
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Any:
+        prompt, params = self._make(prompt_ids, sampling)
+        if self._dead:
+            raise ProcessError(self._dead)
+        self._engine.add_request(request_id, prompt, params)  # a request that it refuses leaves it as it was
+        future = self._futures[request_id] = asyncio.get_running_loop().create_future()
+        if self._stepping is None or self._stepping.done():
+            self._stepping = asyncio.create_task(self._step_until_idle())
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._call(self._engine.abort_request, [request_id])
+            raise
+        finally:
+            del self._futures[request_id]
+
+    async def pause(self) -> None:
+        """Nothing to do: the engine rests when it is not stepped."""
+
+    async def resume(self) -> None:
+        """Nothing to do."""
+
+    async def call_workers(self, method: str, *args: Any) -> list[Any]:
+        results: list[Any] = self._call(self._engine.collective_rpc, method, args=args)
+        return results
+
+    async def forget(self, version: int) -> bool:
+        self._call(self._engine.reset_mm_cache)
+        self._call(self._engine.reset_encoder_cache)
+        if not self._call(self._engine.reset_prefix_cache):
+            return False
+        self._call(self._engine.set_weight_version, str(version))
+        return True
+
+    async def sleep(self) -> None:
+        self._call(self._engine.sleep, level=2)
+
+    async def wake(self) -> None:
+        self._call(self._engine.wake_up)
+
+    def close(self) -> None:
+        self._engine.engine_core.shutdown()
+
+    async def _step_until_idle(self) -> None:
+        while self._engine.has_unfinished_requests():
+            await asyncio.sleep(0)  # whoever is ready joins, whoever gave up leaves
+            try:
+                outputs = self._call(self._engine.step)
+            except ProcessError as error:
+                for future in self._futures.values():
+                    if not future.done():
+                        future.set_exception(error)
+                return
+            for output in outputs:
+                asked = self._futures.get(output.request_id)
+                if output.finished and asked is not None and not asked.done():
+                    asked.set_result(output.outputs[0])
+
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """An exception inside the engine leaves it in a state that nobody knows: it is dead from then on."""
+        if self._dead:
+            raise ProcessError(self._dead)
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            self._dead = f"vLLM's engine failed: {type(error).__name__}: {first_line(error)}"
+            raise ProcessError(self._dead) from error

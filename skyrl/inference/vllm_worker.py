@@ -1,0 +1,97 @@
+"""The part of an engine that runs inside vLLM's workers: it receives weights and makes log-probabilities the learner's.
+
+vLLM mixes `WeightReceiver` into its worker class (`worker_extension_cls`), so `self` is a worker there; this module is
+imported in vLLM's processes. Calls come by name through `collective_rpc`, with nothing but plain data as arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skyrl.errors import WeightSyncError
+from skyrl.inference.arrival import Arrival, Shared, from_plain
+from skyrl.inference.vllm_environment import end_with_host
+
+_GREEDY = 1e-5
+"""Temperatures below this are greedy to vLLM."""
+
+end_with_host()
+
+
+class WeightReceiver:
+    """What a worker of ours can do beyond vLLM's. Every method's name begins with `skyrl`, to be none of theirs."""
+
+    model_runner: Any
+    reload_weights: Any
+
+    def skyrl_prepare(self) -> None:
+        """Log-probabilities from now on are those of the tempered distribution, before anything is cut."""
+        sampler = self.model_runner.sampler
+        if not hasattr(sampler, "topk_topp_sampler"):
+            raise RuntimeError("skyrl needs vLLM's first model runner: leave VLLM_USE_V2_MODEL_RUNNER unset")
+        report_tempered_logprobs(sampler)
+
+    def skyrl_load_weights(self, arrival: Mapping[str, Any] | Arrival, tied: Mapping[str, str]) -> str:
+        """Replaces all weights by those that arrive; empty, or why that stopped halfway.
+
+        `arrival` comes as plain data, and as itself only from this process. `tied` holds second names of tied weights.
+        """
+        received = from_plain(arrival) if isinstance(arrival, Mapping) else arrival
+        try:
+            with received.open() as weights:
+                self.reload_weights(weights_iterator=_under_all_names(weights, tied, received))
+        except WeightSyncError as error:
+            return str(error)
+        self._skyrl_renew_heads()
+        return ""
+
+    def _skyrl_renew_heads(self) -> None:
+        """A tied head computes with a packed copy of the embedding on a CPU, which reloading leaves as it was."""
+        for module in self.model_runner.get_model().modules():
+            if any(base.__name__ == "ParallelLMHead" for base in type(module).__mro__):
+                module.quant_method.process_weights_after_loading(module)
+
+
+def _under_all_names(
+    weights: Iterator[tuple[str, Tensor]], tied: Mapping[str, str], arrival: Arrival
+) -> Iterator[tuple[str, Tensor]]:
+    """Each weight, a tied one under its second names too: vLLM would leave a head that does not come as it is.
+
+    vLLM holds a layer's tensors until all of them are there, longer than an arrival that travels keeps them.
+    """
+    names: dict[str, list[str]] = {}
+    for second, first in tied.items():
+        names.setdefault(first, [first]).append(second)
+    first_of = {name: first for first, group in names.items() for name in group}
+    for name, tensor in weights:
+        kept = tensor if isinstance(arrival, Shared) else tensor.clone()
+        for each in names.get(first_of.get(name, name), [name]):
+            yield each, kept
+
+
+def report_tempered_logprobs(sampler: Any) -> None:
+    """Makes a vLLM sampler return log softmax(logits / temperature), penalties included, top-p, top-k and min-p not.
+
+    vLLM has either the logits before the temperature or those after the cut. Greedy rows are reported at temperature 1.
+    """
+    draw = sampler.sample
+
+    def sample(logits: Tensor, metadata: Any, logprobs_mode_override: str | None = None) -> tuple[Tensor, Any]:
+        wanted = metadata.max_num_logprobs is not None
+        scores = tempered_logprobs(logits, metadata.temperature) if wanted else None  # before `draw`, which overwrites
+        tokens, processed = draw(logits, metadata, logprobs_mode_override)
+        return tokens, processed if scores is None else scores
+
+    sampler.sample = sample
+
+
+def tempered_logprobs(logits: Tensor, temperature: Tensor | None) -> Tensor:
+    """Shapes: (R, V), (R,) or None where all rows are greedy -> (R, V), float32, in nats."""
+    if temperature is None:
+        return logits.log_softmax(-1, dtype=torch.float32)
+    divisor = torch.where(temperature < _GREEDY, 1.0, temperature)
+    return (logits.float() / divisor.unsqueeze(1)).log_softmax(-1)

@@ -1,0 +1,245 @@
+"""PyTorch's fully sharded data parallelism, its second version: weights, gradients and optimizer state over the ranks.
+
+With one rank nothing is sharded and nothing is wrapped. With several, rank 0 alone reads the weights: the others build
+the model without values and receive them one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from skyrl.config import FSDPConfig, MixedPrecisionConfig
+from skyrl.errors import ModelError
+from skyrl.learners.moving import HOST
+from skyrl.learners.schedule import adamw
+from skyrl.learners.sharing import check_complete, slots_of, whole, write_into
+from skyrl.learners.strategy import ModelSource, Setting
+from skyrl.models.naming import named_weights, tied_names
+
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+    "float32": torch.float32,
+    "fp32": torch.float32,
+}
+"""Both spellings of the configuration -> type."""
+
+
+class Fsdp2:
+    """A model that is sharded over its ranks, or whole on the only one. See `Strategy` for what each method does."""
+
+    def __init__(self, source: ModelSource, config: FSDPConfig, setting: Setting) -> None:
+        self._ranks, self._device, self._mover = setting.ranks, setting.device, setting.mover
+        self._sharded = setting.ranks.size > 1
+        self._rests_on_host = config.cpu_offload and self._sharded
+        self._compute_dtype = (
+            DTYPES[config.mixed_precision.param_dtype] if config.mixed_precision else setting.compute_dtype
+        )
+        self.model: Any = self._shard(source, config) if self._sharded else source.load(setting.device)
+        if config.mixed_precision:
+            _convert_buffers(self.model, config.mixed_precision)
+        self.model.eval()
+        self.optimizer = None
+        self._max_grad_norm = float("inf")
+        if setting.optimizer is None:
+            self.model.requires_grad_(False)
+        else:
+            self.optimizer = adamw(self.model, setting.optimizer)
+            self._max_grad_norm = setting.optimizer.max_grad_norm or float("inf")  # 0 turns clipping off
+
+    @property
+    def skeleton(self) -> Any:
+        return self.model
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """One rank: autocast. Several: the shards are gathered in the type that is computed in."""
+        enabled = not self._sharded and self._compute_dtype is not torch.float32
+        return torch.autocast(self._device.type, self._compute_dtype, enabled=enabled)
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        with torch.no_grad():
+            yield
+        self._rest()
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """FSDP2 averages gradients over ranks; the factor makes the average a sum."""
+        (loss * self._ranks.size).backward()
+
+    def step(self) -> float:
+        assert self.optimizer is not None, "this model never changes"
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        if torch.isfinite(norm):
+            clip_grads_with_norm_(parameters, self._max_grad_norm, norm)
+            self.optimizer.step()
+        else:
+            self.drop_gradients()
+        return norm.item()
+
+    def drop_gradients(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def named_shapes(self) -> dict[str, Tensor]:
+        return dict(self._resting_weights())
+
+    def gather(self) -> Iterator[tuple[str, Tensor]]:
+        for name, weight in self._resting_weights():
+            yield name, _full(weight)
+
+    def state(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in self._named_state():
+            value = _full(tensor)
+            if self._sharded and self._ranks.rank == 0:
+                value = value.to(HOST, copy=True)
+            if self._ranks.rank == 0:
+                tensors[name] = value
+        return tensors
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        names = check_complete(tensors, self.named_shapes(), self._ranks)
+        self._write_weights({name.removeprefix("model."): tensor for name, tensor in tensors.items()})
+        if self.optimizer is None:
+            return
+        slots = slots_of(names)
+        self.optimizer.state.clear()
+        for name, parameter in self.model.named_parameters():
+            for slot in slots.get(name, ()):
+                like = torch.zeros(()) if slot == "step" else torch.zeros_like(parameter, requires_grad=False)
+                device = HOST if slot == "step" else self._device
+                value = whole(tensors.get(f"optimizer.{name}.{slot}"), like, device, self._ranks)
+                write_into(like, value)
+                self.optimizer.state[parameter][slot] = like
+
+    def offload(self, *, model: bool, optimizer: bool) -> int:
+        self._rest()
+        self.drop_gradients()
+        return self._move(HOST, model=model, optimizer=optimizer)
+
+    def onload(self, *, model: bool, optimizer: bool) -> int:
+        return self._move(self._device, model=model, optimizer=optimizer)
+
+    def close(self) -> None:
+        """Nothing outlives the model."""
+
+    def _shard(self, source: ModelSource, config: FSDPConfig) -> Any:
+        """The model without values, split over the ranks, and then filled from rank 0."""
+        complete = source.load(HOST) if self._ranks.rank == 0 else None
+        model = source.skeleton()
+        ties = tied_names(model)
+        _shard_modules(model, config, self._fsdp_options(config))
+        model.to_empty(device=HOST if self._rests_on_host else self._device)
+        for second, first in ties.items():  # materialising makes two of one
+            module, _, name = second.rpartition(".")
+            setattr(model.get_submodule(module), name, model.get_parameter(first))
+        self.model = model
+        self._write_weights({} if complete is None else dict(named_weights(complete)))
+        self._fill_buffers({} if complete is None else dict(complete.named_buffers()))
+        if complete is not None and hasattr(complete, "generation_config"):
+            model.generation_config = complete.generation_config
+        return model
+
+    def _fsdp_options(self, config: FSDPConfig) -> dict[str, Any]:
+        offload = CPUOffloadPolicy(pin_memory=self._device.type == "cuda") if config.cpu_offload else OffloadPolicy()
+        reduce = DTYPES[config.mixed_precision.reduce_dtype] if config.mixed_precision else torch.float32
+        return {
+            "mesh": self._ranks.mesh(self._device, shard_size=config.fsdp_size),
+            "reshard_after_forward": config.reshard_after_forward,
+            "mp_policy": MixedPrecisionPolicy(param_dtype=self._compute_dtype, reduce_dtype=reduce),
+            "offload_policy": offload,
+        }
+
+    def _write_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Rank 0's `weights` into the shards of every rank, one whole weight at a time."""
+        with torch.no_grad():
+            for name, weight in self._resting_weights():
+                write_into(weight, whole(weights.get(name), weight, self._device, self._ranks))
+
+    def _fill_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """What is computed and not stored, rotary frequencies above all, is lost on the meta device."""
+        for name, buffer in list(self.model.named_buffers()):
+            module, _, leaf = name.rpartition(".")
+            value = torch.empty_like(buffer, device=self._device)
+            if self._ranks.rank == 0:
+                value.copy_(buffers[name])
+            dist.broadcast(value, 0)
+            setattr(self.model.get_submodule(module), leaf, value)
+
+    def _resting_weights(self) -> Iterator[tuple[str, Tensor]]:
+        self._rest()
+        return named_weights(self.model)
+
+    def _named_state(self) -> Iterator[tuple[str, Tensor]]:
+        for name, weight in self._resting_weights():
+            yield f"model.{name}", weight.detach()
+        if self.optimizer is not None:
+            for name, parameter in self.model.named_parameters():
+                for slot, value in self.optimizer.state.get(parameter, {}).items():
+                    yield f"optimizer.{name}.{slot}", value
+
+    def _rest(self) -> None:
+        """Free gathered weights, so that what is read and written next are the shards."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def _move(self, device: torch.device, *, model: bool, optimizer: bool) -> int:
+        moved = 0
+        done: dict[int, Tensor] = {}  # a tied weight is met twice
+
+        def move(tensor: Tensor) -> Tensor:
+            nonlocal moved
+            if id(tensor) not in done:
+                done[id(tensor)], count = self._mover.move(tensor, device)
+                moved += count
+            return done[id(tensor)]
+
+        if self._rests_on_host:
+            return 0
+        if model:
+            self.model._apply(move)
+        if optimizer and self.optimizer is not None:
+            for slots in self.optimizer.state.values():
+                slots.update({slot: move(value) for slot, value in slots.items() if slot != "step"})
+        return moved
+
+
+def _shard_modules(model: Any, config: FSDPConfig, options: dict[str, Any]) -> None:
+    """Each layer is a unit that is gathered and freed as one; what stands outside the layers is another."""
+    named = config.wrap_policy.get("transformer_layer_cls_to_wrap") or model._no_split_modules or ()
+    classes = {named} if isinstance(named, str) else set(named)
+    layers = [module for module in model.modules() if type(module).__name__ in classes]
+    if classes and not layers:
+        raise ModelError(
+            f"fsdp_config.wrap_policy names {', '.join(sorted(classes))}, and the model has no such module: "
+            "take the class name of its decoder layers"
+        )
+    for module in (*layers, model):
+        fully_shard(module, **options)
+
+
+def _convert_buffers(model: Any, precision: MixedPrecisionConfig) -> None:
+    """FSDP2 leaves buffers alone."""
+    for name, buffer in list(model.named_buffers()):
+        if buffer.is_floating_point():
+            module, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(module), leaf, buffer.to(DTYPES[precision.buffer_dtype]))
+
+
+def _full(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,113 @@
+"""All ranks of a role as one learner: what the loop calls, wherever the ranks live.
+
+Rows are dealt in order and in equal numbers. What has to be computed over the whole mini-batch, the weights of its
+tokens, is computed here, before; what each rank reports is merged here, after. So the number of ranks changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+import attrs
+import torch
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
+from skyrl.learners.learning_worker import LearningWorker, Objective
+from skyrl.learners.model_worker import ModelWorker
+from skyrl.learners.totals import Metrics, merged
+from skyrl.processes.handles import Group, first_failure_or_all
+
+W = TypeVar("W", bound=ModelWorker)
+L = TypeVar("L", bound=LearningWorker)
+R = TypeVar("R")
+
+
+class ScorerGroup(Generic[W]):
+    """The ranks of a model that scores."""
+
+    def __init__(self, ranks: Group[W]) -> None:
+        self.ranks = ranks
+
+    async def score(self, batch: TrainingBatch) -> Tensor:
+        """(B, L), row by row what one worker would say."""
+        shares = deal(batch, len(self.ranks))
+        results: list[Tensor] = await self.ranks.deal(ModelWorker.score, shares)
+        scored = torch.zeros(sum(len(share) for share in shares), batch.input_ids.shape[1])
+        start = 0
+        for rows in results:
+            scored[start : start + len(rows), : rows.shape[1]] = rows
+            start += len(rows)
+        return scored[: len(batch)]
+
+    async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
+        """Every rank leaves its device. Bytes moved by all."""
+        return sum(await self.ranks.call(ModelWorker.offload, model=model, optimizer=optimizer))
+
+    async def onload(self, *, model: bool = True, optimizer: bool = True) -> int:
+        """Every rank comes back to its device. Bytes moved by all."""
+        return sum(await self.ranks.call(ModelWorker.onload, model=model, optimizer=optimizer))
+
+    async def close(self) -> None:
+        """Every rank leaves the others."""
+        await self.ranks.call(ModelWorker.close)
+
+
+class LearnerGroup(ScorerGroup[L]):
+    """The ranks of a model that learns."""
+
+    def __init__(self, ranks: Group[L], objective: Objective) -> None:
+        """`objective` is the one that the workers have: here it weighs whole mini-batches."""
+        super().__init__(ranks)
+        self.objective = objective
+
+    async def update(self, batch: TrainingBatch) -> Metrics:
+        """One optimizer step over the mini-batch; the metrics are those of all its tokens."""
+        shares = deal(self.objective.weigh(batch), len(self.ranks))
+        return merged(await self.ranks.deal(LearningWorker.update_share, shares)).metrics()
+
+    async def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
+        """Name, shape and type of every weight, in the order in which they are streamed."""
+        return (await self.ranks.call(LearningWorker.metadata))[0]
+
+    async def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Whole tensors by name, and numbers: the same whatever the strategy and the number of ranks."""
+        return (await self.ranks.call(LearningWorker.state))[0]
+
+    async def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        """Become what `state` described. Only rank 0 is sent the tensors. Raises `ResumeError`."""
+        first, *others = self.ranks.handles
+        await first_failure_or_all(
+            [
+                first.call(LearningWorker.load_state, tensors, numbers),
+                *(other.call(LearningWorker.load_state, {}, numbers) for other in others),
+            ]
+        )
+
+    async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R]) -> R:
+        """What `consume`, which can be pickled, makes of the whole weights, one at a time, in the process of rank 0."""
+        results: list[Any] = await self.ranks.call(LearningWorker.stream, consume)
+        result: R = results[0]
+        return result
+
+
+def deal(batch: TrainingBatch, ranks: int) -> list[TrainingBatch]:
+    """As many consecutive rows for each rank. Where they do not divide, the last row is repeated, with no token of it
+    selected: it changes no sum and no mean.
+    """
+    missing = -len(batch) % ranks
+    if missing:
+        batch = _with_idle_rows(batch, missing)
+    return list(batch.split(len(batch) // ranks))
+
+
+def _with_idle_rows(batch: TrainingBatch, count: int) -> TrainingBatch:
+    rows = len(batch)
+    index = torch.cat([torch.arange(rows), torch.full((count,), rows - 1)])
+    present = {name: value[index] for name, value in attrs.asdict(batch, recurse=False).items() if value is not None}
+    for name in ("loss_mask", "loss_weights", "kl_weights"):
+        if name in present:
+            present[name] = present[name].clone()
+            present[name][rows:] = 0
+    return attrs.evolve(batch, **present)

@@ -1,0 +1,142 @@
+"""One rank of a model that learns: what the policy and the critic have in common."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
+from skyrl.config import DeepSpeedConfig, FSDPConfig, OptimizerConfig, TrainerConfig
+from skyrl.errors import NonFiniteError
+from skyrl.learners.forward import Reading
+from skyrl.learners.model_worker import ModelWorker
+from skyrl.learners.moving import Mover
+from skyrl.learners.ranks import Ranks
+from skyrl.learners.schedule import learning_rate_schedule, move_schedule, recompute_activations
+from skyrl.learners.strategy import ModelSource
+from skyrl.learners.totals import Metrics, Moments, Totals, added
+
+R = TypeVar("R")
+
+_log = logging.getLogger(__name__)
+
+
+class Objective(Protocol):
+    """What an update minimises: weights for the whole mini-batch, then the loss of each micro-batch."""
+
+    def weigh(self, batch: TrainingBatch) -> TrainingBatch: ...
+
+    def __call__(self, outputs: Tensor, batch: TrainingBatch, /) -> tuple[Tensor, Metrics]: ...
+
+
+class LearningWorker(ModelWorker):
+    """A model that learns: scoring, optimizer steps, and its weights and state for others to copy."""
+
+    def __init__(
+        self,
+        trainer: TrainerConfig,
+        source: ModelSource,
+        read: Reading,
+        sharding: tuple[FSDPConfig, DeepSpeedConfig],
+        ranks: Ranks,
+        *,
+        role: str,
+        objective: Objective,
+        optimizer: OptimizerConfig,
+        num_training_steps: int | None,
+        mover: Mover | None,
+    ) -> None:
+        super().__init__(trainer, source, read, sharding, ranks, optimizer=optimizer, mover=mover)
+        self.objective = objective
+        self._role = role
+        self._train_rows = trainer.micro_train_batch_size_per_gpu
+        self._max_skipped = optimizer.max_skipped_updates
+        self._skipped = 0  # in a row
+        if trainer.recompute_activations:
+            recompute_activations(self.model, use_reentrant=trainer.gradient_checkpointing_use_reentrant)
+        assert self.strategy.optimizer is not None
+        self.optimizer = self.strategy.optimizer
+        self.schedule = learning_rate_schedule(self.optimizer, optimizer, num_training_steps)
+
+    async def update(self, batch: TrainingBatch) -> Metrics:
+        """One optimizer step over the mini-batch, in micro-batches whose number changes nothing but memory.
+
+        A step whose gradient is not finite is left out and counted in `skipped_updates`; raises `NonFiniteError` when
+        more than `optimizer_config.max_skipped_updates` are left out in a row. The weights are then as they were.
+        """
+        return (await self.update_share(self.objective.weigh(batch))).metrics()
+
+    async def update_share(self, batch: TrainingBatch) -> Totals:
+        """The same, together with the other ranks: `batch` is this rank's rows of a mini-batch that was weighed."""
+        sums: Metrics = {}
+        seen: dict[str, Moments] = {}
+        micro_batches = list(batch.split(self._train_rows))
+        self.strategy.drop_gradients()
+        for index, micro in enumerate(micro_batches):
+            micro = micro.to(self.device)
+            outputs, numbers = self._forward(micro)
+            loss, parts = self.objective(outputs, micro)
+            self.strategy.backward(loss, last=index == len(micro_batches) - 1)
+            sums = added(sums, parts)
+            for name, values in numbers.items():
+                seen[name] = seen.get(name, Moments()) + Moments.of(values)
+        learning_rate = self.optimizer.param_groups[0]["lr"]
+        norm = self.strategy.step()
+        self._skipped = 0 if math.isfinite(norm) else self._skipped + 1
+        if self._skipped > self._max_skipped:
+            raise NonFiniteError(self._why_to_stop(norm, sums))
+        if not self._skipped:
+            self.schedule.step()
+        _log.info("update of %d rows: gradient norm %.4g%s", len(batch), norm, ", left out" if self._skipped else "")
+        shared = {
+            f"{self._role}_lr": learning_rate,
+            "grad_norm": norm,
+            "skipped_updates": float(self._skipped > 0),
+        }
+        return Totals(sums=sums, moments=seen, shared=shared)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and value of every weight, tied ones once, in the order and under the names of the stored model.
+
+        With several ranks all of them must go through it together, and a value holds until the next is asked for.
+        """
+        return self.strategy.gather()
+
+    async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R]) -> R | None:
+        """Hand the whole weights, one at a time, to `consume` on rank 0, and return what it returns; None elsewhere.
+
+        All ranks take part in gathering each weight, to the last one, also where `consume` fails or stops early.
+        """
+        weights = self.strategy.gather()
+        try:
+            return consume(weights) if self.ranks.rank == 0 else None
+        finally:
+            for _ in weights:
+                pass
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything a resumed learner needs, under any strategy and on any number of ranks: whole tensors by name, on
+        rank 0 and nothing elsewhere, and numbers.
+        """
+        return self.strategy.state(), {"optimizer_steps": self.schedule.last_epoch}
+
+    def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        """Become the learner that `state()` described, bit for bit; only rank 0's `tensors` are read.
+
+        Raises `ResumeError` on every rank if they are not of this model.
+        """
+        self.strategy.load_state(tensors)
+        move_schedule(self.schedule, numbers["optimizer_steps"])
+
+    def _why_to_stop(self, norm: float, sums: Metrics) -> str:
+        parts = ", ".join(f"{name} {value:g}" for name, value in sums.items())
+        times = f"{self._skipped} times in a row" if self._skipped > 1 else "now"
+        return (
+            f"the {self._role}'s gradient norm is {norm} ({times}; {parts}): the optimizer step was not taken and the "
+            f"weights are as they were. Lower trainer.{self._role}.optimizer_config.lr, or look at the rewards and "
+            "log-probabilities of this step."
+        )

@@ -1,0 +1,135 @@
+"""Who computes together: the ranks of one role, and how they find each other.
+
+The driver makes a `Rendezvous`, which hosts a store on a socket of its own, and hands one `Ranks` to each process.
+`Ranks.join()` there makes the process group that everything collective in this room uses. One rank alone needs neither.
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from skyrl.errors import ProcessError
+
+REPLICATE, SHARD = "replicate", "shard"
+"""Names of the dimensions of a device mesh."""
+
+_members = 0
+"""Roles of this process that are in its process group."""
+
+
+@frozen(kw_only=True)
+class Ranks:
+    """One process among the ranks of its role. Picklable: it travels to the process that it speaks of."""
+
+    rank: int = 0
+    size: int = 1
+
+    store: tuple[str, int] | None = None
+    """Host and port of the driver's store. None where there is one rank only."""
+
+    name: str = "policy"
+    """Of the role: roles share a store, each under its own prefix."""
+
+    timeout: float = 600.0
+    """Seconds that a rank waits for the others, when they meet and in every collective operation."""
+
+    def join(self, device: torch.device) -> None:
+        """Make this process a member of the default process group: gloo on a CPU, NCCL with gloo for CPU tensors on
+        CUDA. Where a role of this process has joined already, with the same rank among as many, the group is shared.
+
+        Returns when all ranks are there. Raises `ProcessError` when the store cannot be reached or a rank does not
+        come.
+        """
+        global _members
+        if dist.is_initialized():
+            assert (dist.get_rank(), dist.get_world_size()) == (self.rank, self.size), "one process, one rank"
+        else:
+            self._meet(device)
+        _members += 1
+
+    def leave(self) -> None:
+        """Take back one `join`; the last one ends the process group."""
+        global _members
+        _members -= 1
+        if not _members:
+            dist.destroy_process_group()
+
+    def mesh(self, device: torch.device, *, shard_size: int = -1) -> DeviceMesh:
+        """One dimension that all ranks share weights over, or, where `shard_size` is less than all, (replicate, shard).
+
+        Raises ValueError if `shard_size` does not divide the number of ranks.
+        """
+        if shard_size in (-1, self.size):
+            return init_device_mesh(device.type, (self.size,), mesh_dim_names=(SHARD,))
+        if self.size % shard_size:
+            raise ValueError(f"fsdp_size = {shard_size} does not divide {self.size} ranks")
+        shape = (self.size // shard_size, shard_size)
+        return init_device_mesh(device.type, shape, mesh_dim_names=(REPLICATE, SHARD))
+
+    def _meet(self, device: torch.device) -> None:
+        patience = timedelta(seconds=self.timeout)
+        try:
+            dist.init_process_group(
+                "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+                store=self._open_store(patience),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=patience,
+                device_id=device if device.index is not None else None,
+            )
+            dist.barrier()
+        except (dist.DistError, RuntimeError) as error:
+            where = ":".join(map(str, self.store)) if self.store else "memory"
+            raise ProcessError(
+                f"rank {self.rank} of the {self.size} {self.name} ranks did not meet the others through the store at "
+                f"{where} within {self.timeout:g} s: {str(error).splitlines()[0]}"
+            ) from error
+
+    def _open_store(self, patience: timedelta) -> Store:
+        if self.store is None:
+            assert self.size == 1, f"{self.size} ranks need a store to meet at"
+            return HashStore()
+        host, port = self.store
+        return PrefixStore(self.name, TCPStore(host, port, is_master=False, timeout=patience))
+
+
+class Rendezvous:
+    """The driver's side: a store that ranks meet at. It listens on loopback unless it is given another address."""
+
+    def __init__(self, host: str = "127.0.0.1", *, timeout: float = 600.0) -> None:
+        """`host` is an address of this machine that every rank can reach; `timeout` is in seconds, as in `Ranks`."""
+        self._timeout = timeout
+        listener = socket.create_server((host, 0), backlog=1024)  # bound here, so that no other process can have it
+        self.address: tuple[str, int] = (host, listener.getsockname()[1])
+        self._store: TCPStore | None = TCPStore(
+            host,
+            self.address[1],
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout),
+            master_listen_fd=listener.detach(),
+        )
+
+    def ranks(self, name: str, size: int) -> tuple[Ranks, ...]:
+        """The ranks of one role. Names are used once: a second group under the same name would meet the first."""
+        return tuple(
+            Ranks(rank=rank, size=size, store=self.address, name=name, timeout=self._timeout) for rank in range(size)
+        )
+
+    def close(self) -> None:
+        """Stop listening. Ranks that have met do without the store."""
+        self._store = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

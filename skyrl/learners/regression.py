@@ -1,0 +1,33 @@
+"""What the critic minimises: the clipped squared distance between its values and the returns."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+from skyrl.algorithms.reductions import token_mean
+from skyrl.algorithms.values import value_loss
+from skyrl.batch import TrainingBatch
+
+
+@attrs.frozen(kw_only=True)
+class ReturnRegression:
+    """The critic's objective: `weigh` for the whole mini-batch, then the object itself for each micro-batch."""
+
+    value_clip: float | None
+    """As `trainer.algorithm.value_clip`. None: plain squared error."""
+
+    def weigh(self, batch: TrainingBatch) -> TrainingBatch:
+        """Every token of the mini-batch counts the same."""
+        return batch.given(loss_weights=token_mean(batch.loss_mask))
+
+    def __call__(self, values: Tensor, batch: TrainingBatch) -> tuple[Tensor, dict[str, float]]:
+        """Loss of one micro-batch (a scalar with gradient) and its parts, sums over tokens.
+
+        `values` (B, L) are the current critic's; the batch holds `returns`, and with clipping the old `values`.
+        """
+        assert batch.returns is not None and batch.loss_weights is not None
+        losses = value_loss(values, batch.values, batch.returns, clip=self.value_clip)
+        loss = (torch.where(batch.loss_weights != 0, losses, 0.0) * batch.loss_weights).sum()
+        return loss, {"critic_loss": loss.item()}

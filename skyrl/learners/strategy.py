@@ -1,0 +1,100 @@
+"""What a way of spreading a model over ranks has to offer; `fsdp2.py` and `zero.py` are the two there are.
+
+Everything here is collective: all ranks call the same methods in the same order. State has one form under every
+strategy and any number of ranks: whole tensors by name, on rank 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from skyrl.config import OptimizerConfig
+from skyrl.learners.moving import Mover
+from skyrl.learners.ranks import Ranks
+
+
+@frozen(kw_only=True)
+class ModelSource:
+    """Where a model comes from."""
+
+    load: Callable[[torch.device], Any]
+    """The model with its weights in float32, on the given device. Raises `ModelError`."""
+
+    skeleton: Callable[[], Any]
+    """The same modules without values, on the meta device."""
+
+
+@frozen(kw_only=True)
+class Setting:
+    """What every strategy is told."""
+
+    ranks: Ranks
+    device: torch.device
+    compute_dtype: torch.dtype
+
+    optimizer: OptimizerConfig | None
+    """None for a model that never changes: it gets no optimizer, and no memory for gradients."""
+
+    micro_batch_rows: int = 1
+    mover: Mover = field(factory=Mover)
+
+
+class Strategy(Protocol):
+    """One model on the ranks of its role."""
+
+    @property
+    def model(self) -> Any:
+        """What is called for a forward pass."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """Whose learning rate a schedule sets."""
+
+    @property
+    def skeleton(self) -> Any:
+        """The plain transformers model whose names and configuration an export has. Its values mean nothing."""
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Around a forward pass: the type it computes in."""
+
+    def scoring(self) -> AbstractContextManager[Any]:
+        """Around passes without gradient; afterwards no gathered weights are left."""
+
+    def drop_gradients(self) -> None:
+        """As if there had been no backward pass since the last step."""
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of the sum of all ranks' `loss`; `last` marks the last micro-batch before `step`."""
+
+    def step(self) -> float:
+        """Clip, let the optimizer step, and return the L2 norm of the whole gradient before clipping.
+
+        Where that is not finite nothing is changed on any rank.
+        """
+
+    def named_shapes(self) -> dict[str, Tensor]:
+        """Every weight by name, tied ones once: tensors whose shape and type are those of the whole weight."""
+
+    def gather(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by name, whole, in float32, one at a time; the model's own tensors where nothing is sharded."""
+
+    def state(self) -> dict[str, Tensor]:
+        """`model.<name>` and `optimizer.<name>.<slot>`, whole, on rank 0; nothing elsewhere."""
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Become what `state` described; only rank 0's `tensors` are read. Raises `ResumeError` on every rank."""
+
+    def offload(self, *, model: bool, optimizer: bool) -> int:
+        """Leave the device: gradients are dropped, the named parts go to host memory. Bytes moved on this rank."""
+
+    def onload(self, *, model: bool, optimizer: bool) -> int:
+        """Come back to the device. Bytes moved on this rank."""
+
+    def close(self) -> None:
+        """Let go of what outlives the model."""

@@ -1,0 +1,98 @@
+"""What one rank saw of a mini-batch, so that the metrics of all ranks together are exactly those of the mini-batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from attrs import frozen
+from torch import Tensor
+
+Metrics = dict[str, float]
+
+SPREAD = frozenset({"rollout_train_logprobs_abs_diff", "critic_values"})
+"""Numbers per token of which the maximum and the standard deviation are logged besides the mean."""
+
+
+@frozen(kw_only=True)
+class Moments:
+    """Count, mean, sum of squared deviations and maximum of numbers, in double precision."""
+
+    count: int = 0
+    mean: float = 0.0
+    deviation: float = 0.0
+    """Sum of squared distances from the mean."""
+
+    largest: float = -math.inf
+
+    @classmethod
+    def of(cls, values: Tensor) -> Moments:
+        """Of the elements of a tensor."""
+        if not values.numel():
+            return cls()
+        exact = values.detach().double()
+        mean = exact.mean()
+        return cls(
+            count=exact.numel(),
+            mean=mean.item(),
+            deviation=(exact - mean).square().sum().item(),
+            largest=exact.max().item(),
+        )
+
+    def __add__(self, other: Moments) -> Moments:
+        """Of the numbers of both (Chan, Golub and LeVeque, 1979: the update of pairwise variance)."""
+        count = self.count + other.count
+        if not count:
+            return self
+        distance = other.mean - self.mean
+        return Moments(
+            count=count,
+            mean=self.mean + distance * other.count / count,
+            deviation=self.deviation + other.deviation + distance**2 * self.count * other.count / count,
+            largest=max(self.largest, other.largest),
+        )
+
+    @property
+    def std(self) -> float:
+        """Of the numbers themselves, not an estimate from a sample."""
+        return math.sqrt(self.deviation / self.count) if self.count else 0.0
+
+
+@frozen(kw_only=True)
+class Totals:
+    """One rank's part in an optimizer step."""
+
+    sums: Metrics
+    """Add up over micro-batches and ranks."""
+
+    moments: dict[str, Moments]
+    """Of numbers per token."""
+
+    shared: Metrics
+    """The same on every rank: gradient norm, learning rate."""
+
+    def metrics(self) -> Metrics:
+        """By the names they are logged under."""
+        means = {name: moments.mean for name, moments in self.moments.items() if name not in SPREAD}
+        spreads = {
+            f"{name}_{kind}": value
+            for name, moments in self.moments.items()
+            if name in SPREAD
+            for kind, value in (("mean", moments.mean), ("max", moments.largest), ("std", moments.std))
+        }
+        return self.sums | self.shared | means | spreads
+
+
+def merged(parts: Sequence[Totals]) -> Totals:
+    """Of all ranks together."""
+    first = parts[0]
+    return Totals(
+        sums={name: math.fsum(part.sums[name] for part in parts) for name in first.sums},
+        moments={name: sum((part.moments[name] for part in parts), Moments()) for name in first.moments},
+        shared=first.shared,
+    )
+
+
+def added(one: Metrics, other: Metrics) -> Metrics:
+    """Name by name; a name that only one has keeps its value."""
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in one | other}

@@ -1,0 +1,114 @@
+"""The roles: a policy and a critic that learn, a reference that is only scored. One object is one rank of one role.
+
+Each worker is built from its own configuration: it knows nothing of how batches were generated. `fsdp2.py` and
+`zero.py` spread the model; `group.py` is how a driver speaks to all ranks of a role as to one learner. Methods that
+compute are collective: all ranks are called, each with as many rows as the others.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from skyrl.config import TrainerConfig
+from skyrl.learners.forward import Reading, read_logprobs, read_values
+from skyrl.learners.learning_worker import LearningWorker, Objective
+from skyrl.learners.model_worker import ModelWorker
+from skyrl.learners.moving import Mover
+from skyrl.learners.ranks import Ranks
+from skyrl.learners.strategy import ModelSource
+from skyrl.models.loading import load_causal_lm
+from skyrl.models.skeleton import causal_lm_skeleton
+from skyrl.models.value_head import ValueModel
+from skyrl.tree import required
+
+ALONE = Ranks()
+"""The ranks of a role that has one process."""
+
+
+class RefWorker(ModelWorker):
+    """A model that never changes and scores what the policy wrote: pi_ref of the KL penalty."""
+
+    def __init__(self, trainer: TrainerConfig, *, ranks: Ranks = ALONE, mover: Mover | None = None) -> None:
+        """Loads `trainer.ref.model`."""
+        ref = trainer.ref
+        source = _causal_lm(trainer, ref.model.path, "trainer.ref.model.path")
+        super().__init__(
+            trainer, source, _log_probabilities(trainer), (ref.fsdp_config, ref.deepspeed_config), ranks, mover=mover
+        )
+
+
+class PolicyWorker(LearningWorker):
+    """The model that is trained and that engines sample from."""
+
+    def __init__(
+        self,
+        trainer: TrainerConfig,
+        objective: Objective,
+        num_training_steps: int | None = None,
+        *,
+        ranks: Ranks = ALONE,
+        mover: Mover | None = None,
+    ) -> None:
+        """Loads `trainer.policy.model` with a new optimizer.
+
+        `num_training_steps` counts optimizer steps; only schedules that end somewhere (linear, cosine, ...) need it.
+        """
+        policy = trainer.policy
+        super().__init__(
+            trainer,
+            _causal_lm(trainer, policy.model.path, "trainer.policy.model.path"),
+            _log_probabilities(trainer),
+            (policy.fsdp_config, policy.deepspeed_config),
+            ranks,
+            role="policy",
+            objective=objective,
+            optimizer=policy.optimizer_config,
+            num_training_steps=num_training_steps,
+            mover=mover,
+        )
+
+
+class CriticWorker(LearningWorker):
+    """The model that predicts returns: its score is the value of the state in which each token was sampled."""
+
+    def __init__(
+        self,
+        trainer: TrainerConfig,
+        objective: Objective,
+        num_training_steps: int | None = None,
+        *,
+        ranks: Ranks = ALONE,
+        mover: Mover | None = None,
+    ) -> None:
+        """Loads `trainer.critic.model` under a new value head, drawn from `trainer.seed`; otherwise as the policy."""
+        critic = trainer.critic
+        body = _causal_lm(trainer, critic.model.path, "trainer.critic.model.path")
+        head = partial(ValueModel, prefix=trainer.algorithm.value_head_prefix, seed=trainer.seed)
+        super().__init__(
+            trainer,
+            ModelSource(load=lambda device: head(body.load(device)), skeleton=lambda: head(body.skeleton())),
+            partial(read_values, pack=trainer.use_sample_packing),
+            (critic.fsdp_config, critic.deepspeed_config),
+            ranks,
+            role="critic",
+            objective=objective,
+            optimizer=critic.optimizer_config,
+            num_training_steps=num_training_steps,
+            mover=mover,
+        )
+
+
+def _causal_lm(trainer: TrainerConfig, path: str | None, field: str) -> ModelSource:
+    source = required(path, field)
+    attention = required(trainer.attention, "trainer.attention")
+    return ModelSource(
+        load=lambda device: load_causal_lm(source, dtype=torch.float32, attention=attention, device=device),
+        skeleton=partial(causal_lm_skeleton, source, attention=attention),
+    )
+
+
+def _log_probabilities(trainer: TrainerConfig) -> Reading:
+    temperature = required(trainer.algorithm.temperature, "trainer.algorithm.temperature")
+    return partial(read_logprobs, temperature=temperature, pack=trainer.use_sample_packing)

@@ -1,0 +1,176 @@
+"""DeepSpeed's Zero Redundancy Optimizer (arXiv:1910.02054), stages 0 to 3, behind the same contract as FSDP2.
+
+DeepSpeed is imported when the first model is made. Its engine gets torch's AdamW and our schedule; what it is told
+otherwise is in `zero_config.py`, how its state is read and written in `zero_state.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from skyrl.config import DeepSpeedConfig
+from skyrl.errors import UserError
+from skyrl.learners.schedule import adamw
+from skyrl.learners.strategy import ModelSource, Setting
+from skyrl.learners.zero_config import engine_config
+from skyrl.learners.zero_state import ZeroState
+
+
+class Zero:
+    """A model under a DeepSpeed engine. See `Strategy` for what each method does."""
+
+    def __init__(self, source: ModelSource, config: DeepSpeedConfig, setting: Setting) -> None:
+        """Every rank reads the weights: the engine starts from whole models. Raises `UserError` without DeepSpeed."""
+        deepspeed = import_deepspeed(setting.device)
+        self._ranks, self._device = setting.ranks, setting.device
+        zero = config.zero_optimization
+        self._stage = zero.stage
+        self._offloads = zero.offload_param.device != "none" or zero.offload_optimizer.device != "none"
+        self._autocast_dtype = torch.float32 if self._stage else setting.compute_dtype
+        model = source.load(setting.device)
+        model.eval()
+        self._module: Any = model
+        self._engine: Any = None
+        self.optimizer = adamw(model, setting.optimizer) if setting.optimizer else None
+        self._max_grad_norm = (setting.optimizer.max_grad_norm if setting.optimizer else 0) or float("inf")
+        if setting.optimizer is None:
+            model.requires_grad_(False)
+        if setting.optimizer is not None or self._stage == 3:  # below stage 3, an engine only spreads the learning
+            settings = engine_config(
+                config,
+                setting.optimizer,
+                compute_dtype=setting.compute_dtype,
+                micro_batch_rows=setting.micro_batch_rows,
+                device=setting.device,
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of DeepSpeed about torch
+                self._engine, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=settings)
+            self._engine.eval()
+        self._held = ZeroState(
+            deepspeed,
+            self._engine,
+            model,
+            stage=self._stage,
+            learns=setting.optimizer is not None,
+            ranks=setting.ranks,
+            device=setting.device,
+        )
+
+    @property
+    def model(self) -> Any:
+        return self._engine or self._module
+
+    @property
+    def skeleton(self) -> Any:
+        return self._module
+
+    def computing(self) -> AbstractContextManager[Any]:
+        enabled = self._autocast_dtype is not torch.float32
+        return torch.autocast(self._device.type, self._autocast_dtype, enabled=enabled)
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        with torch.no_grad():
+            yield
+        if self._stage == 3:
+            self._engine.empty_partition_cache()
+
+    def drop_gradients(self) -> None:
+        self._engine.optimizer.zero_grad(set_to_none=True)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """DeepSpeed averages gradients over ranks; the factor makes the average a sum."""
+        self._engine.set_gradient_accumulation_boundary(last)
+        self._engine.backward(loss * self._ranks.size, scale_wrt_gas=False)
+
+    def step(self) -> float:
+        """The engine itself leaves out a step whose gradient is not finite, on all ranks; in stage 0 it would not."""
+        if self._stage == 0:
+            parameters = [parameter for parameter in self._module.parameters() if parameter.grad is not None]
+            norm = get_total_norm([parameter.grad for parameter in parameters])
+            if not torch.isfinite(norm):
+                self._engine.zero_grad()
+                return norm.item()
+            clip_grads_with_norm_(parameters, self._max_grad_norm, norm)
+            self._engine.step()
+            return norm.item()
+        self._engine.step()
+        return float("nan") if self._engine.optimizer.overflow else float(self._engine.get_global_grad_norm())
+
+    def named_shapes(self) -> dict[str, Tensor]:
+        return self._held.named_shapes()
+
+    def gather(self) -> Iterator[tuple[str, Tensor]]:
+        return self._held.gather()
+
+    def state(self) -> dict[str, Tensor]:
+        return self._held.read()
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        self._held.write(tensors)
+
+    def offload(self, *, model: bool, optimizer: bool) -> int:
+        return self._with_memory_counted(lambda: self._leave(model=model, optimizer=optimizer))
+
+    def onload(self, *, model: bool, optimizer: bool) -> int:
+        """DeepSpeed brings back all that it moved."""
+        return -self._with_memory_counted(self._engine.reload_states) if self._moves else 0
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.destroy()
+
+    @property
+    def _moves(self) -> bool:
+        """Only what is on a GPU, and not told to rest elsewhere, can leave it."""
+        return self._engine is not None and self.optimizer is not None and self._stage > 0 and not self._offloads
+
+    def _leave(self, *, model: bool, optimizer: bool) -> None:
+        if self._moves:
+            kinds = importlib.import_module("deepspeed.runtime.zero.offload_config").OffloadStateTypeEnum
+            include = [kinds.optim_states] if optimizer else []
+            include += [kinds.hp_params, kinds.lp_params, kinds.lp_grads] if model else []
+            include += [kinds.contiguous_grad_buffer] if model and self._stage == 3 else []
+            self._engine.offload_states(include=include, pin_memory=self._device.type == "cuda")
+
+    def _with_memory_counted(self, action: Any) -> int:
+        """Bytes that the action frees on the device."""
+        if self._device.type != "cuda":
+            return 0
+        before = torch.cuda.memory_allocated(self._device)
+        action()
+        return before - torch.cuda.memory_allocated(self._device)
+
+
+def import_deepspeed(device: torch.device) -> Any:
+    """The package, told to build nothing. Raises `UserError` if it is not installed.
+
+    On a CPU it would compile an operator for communication in shared memory; a process that is killed meanwhile leaves
+    a lock on which every later one waits for ever, without a word. Gloo does the same work.
+    """
+    os.environ.setdefault("DS_ACCELERATOR", device.type)  # DeepSpeed takes both from nowhere else
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed", category=FutureWarning)  # it calls old names
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            deepspeed = importlib.import_module("deepspeed")
+            importlib.import_module("deepspeed.utils")
+    except ImportError as error:
+        raise UserError(
+            'trainer.strategy = "deepspeed" needs DeepSpeed, which is not installed: pip install "skyrl[deepspeed]", '
+            'or set trainer.strategy = "fsdp2"'
+        ) from error
+    operators: dict[str, bool] = importlib.import_module("deepspeed.ops").__compatible_ops__
+    operators["deepspeed_shm_comm"] = False
+    return deepspeed

@@ -1,0 +1,82 @@
+"""Storing models as transformers does, for others to load."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.utils.logging import disable_progress_bar
+
+from skyrl.errors import RunError
+from skyrl.models.loading import load_tokenizer, model_source
+from skyrl.models.skeleton import causal_lm_skeleton
+
+
+@frozen(kw_only=True)
+class Export:
+    """Stores weights as a model folder. It runs where the weights are gathered, so it can be pickled."""
+
+    like: str
+    """The model that training started from: its architecture, its tokenizer and its generation defaults are stored."""
+
+    use_fast_tokenizer: bool = True
+    folder: Path
+
+    def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """All of `weights`, gathered in the memory of the host; see `save_pretrained`."""
+        gathered = {name: weight.detach().to("cpu", copy=True) for name, weight in weights}
+        model = causal_lm_skeleton(self.like, attention="sdpa")
+        with suppress(OSError):  # a model without such a file has the defaults of its architecture
+            model.generation_config = GenerationConfig.from_pretrained(model_source(self.like))
+        save_pretrained(gathered, model, load_tokenizer(self.like, use_fast=self.use_fast_tokenizer), self.folder)
+
+
+def save_pretrained(weights: Mapping[str, Tensor], model: Any, tokenizer: Any, folder: Path) -> None:
+    """Store a model as transformers does, from `weights` under their state-dict names, all of it or nothing.
+
+    `model` gives the architecture and the generation defaults. A model that stood in `folder` before is replaced, and
+    lost only once the new one is whole. Raises `RunError` if the disk does not take it.
+    """
+    disable_progress_bar()
+    scratch, old = (folder.with_name(f".{folder.name}.{state}") for state in ("new", "old"))
+    try:
+        for leftover in (scratch, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        _make_storable(model.generation_config)
+        model.save_pretrained(scratch, state_dict={name: weight.detach().cpu() for name, weight in weights.items()})
+        tokenizer.save_pretrained(scratch)
+        _to_disk(scratch)
+        if folder.exists():
+            folder.rename(old)
+        scratch.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"the model cannot be stored in {folder}: {error}") from error
+
+
+def _make_storable(generation: Any) -> None:
+    """Sampling settings with sampling off come with many models, and transformers stores them only with sampling on."""
+    if generation is not None:
+        try:
+            generation.validate(strict=True)
+        except ValueError:
+            generation.do_sample = True
+
+
+def _to_disk(folder: Path) -> None:
+    """Nothing of it is left in the system's buffers."""
+    for path in (*folder.iterdir(), folder):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,54 @@
+"""A critic's model: the body of a causal language model under a head that says one number at each token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import TokenClassifierOutput
+
+
+class ValueModel(nn.Module):
+    """Answers as a causal language model with a vocabulary of one does: its only logit is the value.
+
+    The body keeps its names (`model.layers...`); the head is `<prefix>.weight`, new, and small: its values start out
+    near 0 and within the noise of the returns. The language model's own head is not part of it.
+    """
+
+    def __init__(self, causal_lm: Any, *, prefix: str, seed: int) -> None:
+        """`causal_lm` gives up its body. The head is drawn from `seed`, in float32 and on the body's device."""
+        super().__init__()
+        self.config = causal_lm.config
+        self._body_name = causal_lm.base_model_prefix
+        self._head_name = prefix
+        body = getattr(causal_lm, self._body_name)
+        device = next(body.parameters()).device
+        hidden: int = causal_lm.config.get_text_config().hidden_size
+        head = nn.Linear(hidden, 1, bias=False, device=device, dtype=torch.float32)
+        if device.type != "meta":
+            drawn = torch.randn(1, hidden, generator=torch.Generator().manual_seed(seed)) / (hidden + 1)
+            with torch.no_grad():
+                head.weight.copy_(drawn)
+        self.add_module(self._body_name, body)
+        self.add_module(self._head_name, head)
+        self._no_split_modules: Sequence[str] = tuple(causal_lm._no_split_modules or ())
+
+    def forward(
+        self, input_ids: Tensor, *, logits_to_keep: Tensor | None = None, **inputs: Any
+    ) -> TokenClassifierOutput:
+        """`.logits` (B, N, 1): the values at the N kept columns, all where none are named. In an output type
+        of transformers: FSDP2 hooks the tensors in types that it knows, and in others it finds none.
+        """
+        hidden = getattr(self, self._body_name)(input_ids=input_ids, **inputs).last_hidden_state
+        kept = hidden if logits_to_keep is None else hidden[:, logits_to_keep]
+        return TokenClassifierOutput(logits=getattr(self, self._head_name)(kept))
+
+    def get_input_embeddings(self) -> Any:
+        """Of the body, as transformers names it."""
+        return getattr(self, self._body_name).get_input_embeddings()
+
+    def gradient_checkpointing_enable(self, **settings: Any) -> None:
+        """Of the body, as transformers names it."""
+        getattr(self, self._body_name).gradient_checkpointing_enable(**settings)

@@ -1,0 +1,190 @@
+"""Which process computes on which GPUs, and which machines have room for them.
+
+A `Layout` is a list of pools (GPUs reserved together) and of seats (processes, and their GPUs in a pool); `assign`
+finds machines for the pools. On machines without GPUs every GPU here is a slot for one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+from attrs import frozen
+
+SHARES = 10_000
+"""Ray counts a GPU in this many parts, and every share of one is a whole number of them."""
+
+_NODES_SHOWN = 8
+
+
+@frozen(kw_only=True)
+class Pool:
+    """GPUs that are reserved together: `nodes` machines with `gpus_per_node` each."""
+
+    name: str
+    nodes: int
+    gpus_per_node: int
+
+    @property
+    def gpus(self) -> int:
+        """GPUs on all of its nodes."""
+        return self.nodes * self.gpus_per_node
+
+
+@frozen(kw_only=True)
+class Seat:
+    """One process of a role, and the GPUs of its pool that it computes on."""
+
+    role: str
+    """policy, critic, ref or engine."""
+
+    rank: int
+    """Rank among the processes of the role, or the engine's number."""
+
+    pool: str
+    gpus: tuple[int, ...]
+    """Indices in the pool, counted node by node: node * gpus_per_node + gpu."""
+
+
+@frozen(kw_only=True)
+class Layout:
+    """All the GPUs of a run, and who computes on them."""
+
+    pools: tuple[Pool, ...]
+    seats: tuple[Seat, ...]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all pools."""
+        return sum(pool.gpus for pool in self.pools)
+
+    def pool(self, name: str) -> Pool:
+        """The pool of this name. Raises KeyError where there is none."""
+        return {pool.name: pool for pool in self.pools}[name]
+
+    def seats_of(self, role: str) -> tuple[Seat, ...]:
+        """The seats of a role, in order of ranks; empty where the run has no such role."""
+        return tuple(seat for seat in self.seats if seat.role == role)
+
+    def places(self, seat: Seat) -> tuple[tuple[int, int], ...]:
+        """(node of the pool, GPU on that node) of each of the seat's GPUs, in order."""
+        per_node = self.pool(seat.pool).gpus_per_node
+        return tuple(divmod(gpu, per_node) for gpu in seat.gpus)
+
+    def share(self, pool: str) -> float:
+        """The part of a GPU that a seat of this pool may take, so that all who compute on the GPU have room: 1.0 where
+        one does, else 1/n rounded down to a ten-thousandth, as Ray counts.
+        """
+        on_a_gpu: dict[int, int] = {}
+        for seat in self.seats:
+            if seat.pool == pool:
+                for gpu in seat.gpus:
+                    on_a_gpu[gpu] = on_a_gpu.get(gpu, 0) + 1
+        return SHARES // max(on_a_gpu.values()) / SHARES
+
+
+@frozen(kw_only=True)
+class Node:
+    """A machine of a cluster."""
+
+    id: str
+    gpus: int
+    """Free GPUs; on a machine without GPUs, free slots for processes."""
+
+
+Assignment = Mapping[str, tuple[str, ...]]
+"""Pool name -> ids of different machines, one for each node of the pool."""
+
+
+class NoRoom(ValueError):
+    """A cluster on which a layout does not fit.
+
+    `pool` is the first one without a place, and `free` are the machines with what the pools before it left of them.
+    """
+
+    def __init__(self, pool: Pool, free: tuple[Node, ...], layout: Layout, total: int, unit: str) -> None:
+        self.pool, self.free, self.layout, self.total, self.unit = pool, free, layout, total, unit
+        super().__init__(pool, free, layout, total, unit)
+
+    def __str__(self) -> str:
+        fitting = sum(node.gpus >= self.pool.gpus_per_node for node in self.free)
+        placed = sum(node.gpus for node in self.free) < self.total
+        return (
+            f"{self.pool.name} needs {_counted(self.pool.nodes, 'node')} with "
+            f"{_counted(self.pool.gpus_per_node, f'free {self.unit}')}, the cluster has {fitting}"
+            f"{' left' if placed else ''} ({_listed(self.free)}); "
+            f"all in all the run needs {_counted(self.layout.gpus, self.unit)}, and {self.total} are free"
+        )
+
+
+def assign(layout: Layout, nodes: Sequence[Node], unit: str = "GPU") -> Assignment:
+    """Machines for every pool; several pools may share a machine whose free GPUs suffice for all of them.
+
+    Pools that need much of a machine come first, and each goes to the machines that it fills best, so that whole
+    machines stay free for those that need them. Where that leaves a pool without a place, other orders are tried. The
+    same arguments always give the same answer. Raises `NoRoom`, which says what the first order lacked; `unit` is
+    its word for a GPU, where that is a place for a process.
+    """
+    refusals = []
+    for widest_first, loose, wide_loose in product((False, True), repeat=3):
+        try:
+            return _assign(layout, nodes, unit, widest_first=widest_first, loose=loose, wide_loose=wide_loose)
+        except NoRoom as refusal:
+            refusals.append(refusal)
+    raise refusals[0]
+
+
+def on_machines(layout: Layout, found: Assignment) -> dict[Seat, tuple[tuple[str, int], ...]]:
+    """(machine, GPU on it) of each GPU of every seat; pools that share a machine take its GPUs one after the other."""
+    used: dict[str, int] = {}
+    first: dict[str, list[int]] = {}
+    for pool in layout.pools:
+        first[pool.name] = [used.get(node, 0) for node in found[pool.name]]
+        used.update({node: used.get(node, 0) + pool.gpus_per_node for node in found[pool.name]})
+    sizes = {pool.name: pool.gpus_per_node for pool in layout.pools}
+    return {
+        seat: tuple(
+            (found[seat.pool][node], first[seat.pool][node] + gpu)
+            for node, gpu in (divmod(gpu, sizes[seat.pool]) for gpu in seat.gpus)
+        )
+        for seat in layout.seats
+    }
+
+
+def _assign(
+    layout: Layout, nodes: Sequence[Node], unit: str, *, widest_first: bool, loose: bool, wide_loose: bool
+) -> Assignment:
+    """One pass. A pool of one node takes the fullest machine that holds it (`loose`: the emptiest), one of several
+    nodes the fullest ones (`wide_loose`: the emptiest).
+    """
+    free = {node.id: node.gpus for node in nodes}
+    places: dict[str, tuple[str, ...]] = {}
+    for pool in sorted(layout.pools, key=_widest_first if widest_first else _largest_first):
+        fitting = [name for name, gpus in free.items() if gpus >= pool.gpus_per_node]
+        if len(fitting) < pool.nodes:
+            left = tuple(Node(id=name, gpus=gpus) for name, gpus in free.items())
+            raise NoRoom(pool, left, layout, sum(node.gpus for node in nodes), unit)
+        emptiest = wide_loose if pool.nodes > 1 else loose
+        chosen = set(sorted(fitting, key=free.__getitem__, reverse=emptiest)[: pool.nodes])
+        for name in chosen:
+            free[name] -= pool.gpus_per_node
+        places[pool.name] = tuple(name for name in free if name in chosen)
+    return places
+
+
+def _largest_first(pool: Pool) -> tuple[int, int]:
+    return (-pool.gpus_per_node, -pool.nodes)
+
+
+def _widest_first(pool: Pool) -> tuple[int, int]:
+    return (-pool.nodes, -pool.gpus_per_node)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _listed(nodes: Sequence[Node]) -> str:
+    shown = [f"{node.id}: {node.gpus}" for node in nodes[:_NODES_SHOWN]]
+    more = len(nodes) - len(shown)
+    return ", ".join([*shown, *([f"and {more} more"] if more else [])]) or "no nodes"

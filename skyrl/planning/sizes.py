@@ -1,0 +1,119 @@
+"""From how many and how large to who sits where: `layout(sizes)`.
+
+Three arrangements: everything on the same GPUs, in turns (`colocate_all`); the trained and scoring models together and
+engines elsewhere (`colocate_policy_ref`); or every model on GPUs of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import frozen
+
+from skyrl.planning.layout import Layout, Pool, Seat
+
+
+@frozen(kw_only=True)
+class Grid:
+    """Ranks of one model, one on each GPU: `nodes` machines with `gpus_per_node` each."""
+
+    nodes: int
+    gpus_per_node: int
+
+    @property
+    def ranks(self) -> int:
+        """Ranks on all of its nodes."""
+        return self.nodes * self.gpus_per_node
+
+
+@frozen(kw_only=True)
+class Engines:
+    """Inference engines, all of one size."""
+
+    number: int
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    on_one_node: bool = False
+    """The processes of an engine are children of one, and so all on its machine."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one engine."""
+        return self.tensor * self.pipeline * self.data
+
+
+@frozen(kw_only=True)
+class Sizes:
+    """How many processes a run has, and how large they are. None: the run has no such model."""
+
+    policy: Grid
+    critic: Grid | None = None
+    ref: Grid | None = None
+    engines: Engines | None = None
+    colocate_all: bool = True
+    colocate_policy_ref: bool = True
+    gpus_per_node: int = 8
+    """GPUs of one machine, which decides over how many machines an engine with GPUs of its own is spread."""
+
+    @property
+    def models(self) -> dict[str, Grid]:
+        """Role -> ranks of the models that are trained or that score."""
+        grids = {"policy": self.policy, "critic": self.critic, "ref": self.ref}
+        return {role: grid for role, grid in grids.items() if grid is not None}
+
+
+def layout(sizes: Sizes) -> Layout:
+    """The pools and seats of a run; a shared pool is named after those who share it, such as `policy+ref`.
+
+    An engine has consecutive GPUs. Among shared ones it stays on one node where its size divides the node's; with GPUs
+    of its own it has one node if it fits, else equal parts of as few nodes as hold each pipeline stage evenly.
+
+    Raises ValueError where models that share GPUs have different numbers of them.
+    """
+    models, engines = sizes.models, sizes.engines
+    if engines is not None and sizes.colocate_all:
+        return _shared(models, engines)
+    together = sizes.colocate_all or sizes.colocate_policy_ref
+    parts = [_shared(models)] if together else [_shared({role: grid}) for role, grid in models.items()]
+    if engines is not None:
+        parts += _engines(engines, sizes.gpus_per_node)
+    return Layout(
+        pools=tuple(pool for part in parts for pool in part.pools),
+        seats=tuple(seat for part in parts for seat in part.seats),
+    )
+
+
+def _shared(models: dict[str, Grid], engines: Engines | None = None) -> Layout:
+    """One pool for all of them."""
+    [grid, *others] = models.values()
+    if any(other != grid for other in others):
+        raise ValueError(f"models that share GPUs have the same number of them, not {models}")
+    if engines is not None and engines.number * engines.gpus != grid.ranks:
+        raise ValueError(f"{engines.number} engines of {engines.gpus} GPUs do not fill {grid.ranks}")
+    name = "+".join([*models, *(["engine"] if engines else [])])
+    seats = [Seat(role=role, rank=rank, pool=name, gpus=(rank,)) for role in models for rank in range(grid.ranks)]
+    for number in range(engines.number if engines else 0):
+        seats.append(_engine(number, name, first=number * engines.gpus, gpus=engines.gpus))  # type: ignore[union-attr]
+    return Layout(pools=(Pool(name=name, nodes=grid.nodes, gpus_per_node=grid.gpus_per_node),), seats=tuple(seats))
+
+
+def _engines(engines: Engines, gpus_per_node: int) -> Iterator[Layout]:
+    """A pool for each engine."""
+    nodes = (
+        1 if engines.on_one_node or engines.gpus <= gpus_per_node else engines.pipeline * _parts(engines, gpus_per_node)
+    )
+    for number in range(engines.number):
+        name = f"engine-{number}"
+        pool = Pool(name=name, nodes=nodes, gpus_per_node=engines.gpus // nodes)
+        yield Layout(pools=(pool,), seats=(_engine(number, name, first=0, gpus=engines.gpus),))
+
+
+def _parts(engines: Engines, gpus_per_node: int) -> int:
+    """Over how many nodes one pipeline stage is spread: the fewest that hold equal parts of it."""
+    stage = engines.tensor * engines.data
+    return next(parts for parts in range(1, stage + 1) if stage % parts == 0 and stage // parts <= gpus_per_node)
+
+
+def _engine(number: int, pool: str, *, first: int, gpus: int) -> Seat:
+    return Seat(role="engine", rank=number, pool=pool, gpus=tuple(range(first, first + gpus)))

@@ -1,0 +1,68 @@
+"""How a method reaches an object elsewhere: by the name that it is imported by, and how its outcome comes back."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.errors import SkyRLError
+
+Name = tuple[str, str]
+"""Module and qualified name, such as `("skyrl.inference.engine", "InferenceEngine.pause")`."""
+
+
+@frozen
+class Answer:
+    """What a call returned."""
+
+    value: Any
+
+
+@frozen
+class Failure:
+    """What a call raised, without its traceback: that one is in the log of the process."""
+
+    ours: SkyRLError | None
+    """The exception itself, where it is one of ours: its message is complete."""
+
+    summary: str
+    """Type and message, on one line."""
+
+
+def name_of(method: Callable[..., Any]) -> Name:
+    """The name that another process imports the method by. Raises TypeError where it has none."""
+    name = getattr(method, "__module__", None), getattr(method, "__qualname__", None)
+    match name:
+        case (str(module), str(qualname)) if "<" not in qualname and named((module, qualname)) is method:
+            return module, qualname
+    raise TypeError(
+        f"{method!r} cannot be called in another process: only the name of a method travels, so hand over a function "
+        "or a method of a class that stands at the top of an importable module (no lambda, partial or bound method)"
+    )
+
+
+def named(name: Name) -> Any:
+    """The object of this name; None where its module has no such object. Raises ImportError."""
+    module, qualname = name
+    try:
+        return operator.attrgetter(qualname)(importlib.import_module(module))
+    except AttributeError:
+        return None
+
+
+def apply(target: object, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """`method(target, *args, **kwargs)`; a method of a class or Protocol means the target's own version of it."""
+    owner, _, attribute = method.__qualname__.rpartition(".")
+    if owner:
+        return getattr(target, attribute)(*args, **kwargs)
+    return method(target, *args, **kwargs)
+
+
+def summary(error: BaseException) -> str:
+    """Type and message of an exception, on one line of at most 500 characters."""
+    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    return text if len(text) <= 500 else text[:497] + "..."

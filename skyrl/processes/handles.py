@@ -1,0 +1,121 @@
+"""How a caller sees an object that may live in another process: a handle, and a group of handles for the ranks of one
+role.
+
+    policies = processes.start("policy", [partial(PolicyWorker, trainer, objective, ranks=ranks) for ranks in ...])
+    await policies.call(PolicyWorker.weights_metadata)
+
+A method is called by handing over the method itself, so that its arguments and result are checked like those of any
+call. It has to be importable, since only its name travels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+
+from attrs import frozen
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+R = TypeVar("R")
+P = ParamSpec("P")
+
+
+@frozen(kw_only=True)
+class Deadlines:
+    """How long anything may take before the run ends with a message, in seconds."""
+
+    start: float = 600.0
+    """Until every process is there and has built its object, models loaded."""
+
+    call: float = 3600.0
+    """Of one call, unless the caller names another."""
+
+    heartbeat: float = 60.0
+    """Without a sign of life of a process. A process that computes still gives one; a stopped or hung one does not."""
+
+
+class Handle(Protocol[T_co]):
+    """One object, wherever it lives."""
+
+    @property
+    def name(self) -> str:
+        """Role and rank, such as `policy-1`."""
+
+    def within(self, seconds: float) -> Self:
+        """The same object; calls made through this handle have this deadline."""
+
+    @overload
+    async def call(
+        self, method: Callable[Concatenate[T_co, P], Awaitable[R]], *args: P.args, **kwargs: P.kwargs
+    ) -> R: ...
+    @overload
+    async def call(self, method: Callable[Concatenate[T_co, P], R], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    async def call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        """What `method(object, *args, **kwargs)` returns, awaited where it is a coroutine. A method of a class or
+        Protocol means the object's own version of it. Raises TypeError for what cannot be imported by its name.
+
+        An exception of ours (`SkyRLError`) is raised as it was. Raises `ProcessError` when the process died, gave no
+        sign of life or missed the deadline; its message names the process and the place of its log.
+        """
+
+
+class Group(Generic[T]):
+    """The ranks of one role, in order. They compute together: when one fails, none is waited for."""
+
+    def __init__(self, handles: Sequence[Handle[T]]) -> None:
+        assert handles, "a group has at least one member"
+        self.handles = tuple(handles)
+
+    def __len__(self) -> int:
+        return len(self.handles)
+
+    @overload
+    async def call(
+        self, method: Callable[Concatenate[T, P], Awaitable[R]], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]: ...
+    @overload
+    async def call(self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]: ...
+    async def call(self, method: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        """The same call to every rank at once; results in order of ranks. Raises what the first failed rank raises."""
+        return await first_failure_or_all([handle.call(method, *args, **kwargs) for handle in self.handles])
+
+    async def deal(self, method: Any, shares: Sequence[Any]) -> list[Any]:
+        """As `call`, with `shares[i]` as the only argument of rank i."""
+        assert len(shares) == len(self), f"{len(shares)} shares for {len(self)} ranks"
+        return await first_failure_or_all(
+            [handle.call(method, share) for handle, share in zip(self.handles, shares, strict=True)]
+        )
+
+
+class Processes(Protocol):
+    """Who starts processes, watches them, and leaves none behind."""
+
+    step: int
+    """The current step of the run, which the lines of their logs carry."""
+
+    def start(self, role: str, makers: Sequence[Callable[[], T]]) -> Group[T]:
+        """One process for each maker, rank i made by `makers[i]()` inside it; returns when all are made.
+
+        Makers are pickled: `functools.partial` over importable callables. Raises what a maker raises, or `ProcessError`
+        when the cluster has no room or the deadline passes; it says what is missing.
+        """
+
+    def close(self) -> None:
+        """Ends every process; returns when they are gone. Safe to call twice."""
+
+
+async def first_failure_or_all(calls: Sequence[Coroutine[Any, Any, R]]) -> list[R]:
+    """Every result, in order; at the first failure the other calls are given up and it is raised."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task in done:
+                task.result()
+        return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,95 @@
+"""One log file per rank: everything that a process prints or logs, and its last words if it dies.
+
+    2026-11-21T14:40:53.123Z policy-1 step 12 INFO skyrl.learners.fsdp: gradient norm 0.51
+
+Times are the driver's: each process adds the difference that was measured when it started, so that the lines of several
+machines can be put in order.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+_EXIT = "ends itself with os._exit("
+_FATAL = "Fatal Python error: "
+
+
+class RankLog:
+    """The log of the running process, from here on: standard output and error (also of C code), and `logging`."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self.name = path, name
+        self.step, self.offset = 0, 0.0
+        sys.stdout.flush()
+        sys.stderr.flush()
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.close(file)
+        sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115 - until the end
+        sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115 - until the end
+        faulthandler.enable(2)
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_Formatter(self))
+        logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+        logging.captureWarnings(True)
+        _note_exits()
+
+    def dump_stacks(self) -> None:
+        """What every thread is doing, into the log."""
+        faulthandler.dump_traceback(2, all_threads=True)
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, log: RankLog) -> None:
+        super().__init__()
+        self.log = log
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = record.created + self.log.offset
+        stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(when))}.{int(when * 1000) % 1000:03d}Z"
+        head = f"{stamp} {self.log.name} step {self.log.step} {record.levelname} {record.name}: "
+        return head + super().format(record)
+
+
+def _note_exits() -> None:
+    """Ray does not know the exit code of a process that ends itself; the log shall."""
+    leave = os._exit
+
+    def noted_exit(status: int) -> NoReturn:
+        os.write(2, f"{_EXIT}{status})\n".encode())
+        leave(status)
+
+    os._exit = noted_exit
+
+
+def last_words(path: Path) -> str:
+    """How the process of this log says that it ended, or nothing: a process that was killed has no time to say it."""
+    for line in reversed(_tail(path)):
+        if line.startswith(_EXIT):
+            return f"it called {line.removeprefix(_EXIT.removesuffix('os._exit('))}"
+        if line.startswith(_FATAL):
+            return line.removeprefix(_FATAL)
+    return ""
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log that is not empty, at most 200 characters of it."""
+    lines = [line.strip() for line in _tail(path) if line.strip()]
+    return lines[-1][:200] if lines else ""
+
+
+def _tail(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 32_768))
+            return file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []  # it is on another machine, or was never made

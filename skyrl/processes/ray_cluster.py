@@ -1,0 +1,231 @@
+"""The Ray cluster of a run: one of its own on this machine, or one that is running already.
+
+A cluster of our own listens on loopback alone, asks for a token that only this user can read, keeps everything in
+one private folder, and ends with the process that started it, however that ends (`leftovers.py`). A running
+cluster is used as it is, and stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+import ray._private.ray_constants as ray_constants
+import ray._private.worker as ray_worker
+from ray import _raylet
+
+from skyrl.errors import ProcessError
+from skyrl.processes.leftovers import RUN, folder_of_this_process, kill_marked, start_keeper, sweep
+
+Device = Literal["cuda", "cpu"]
+
+_ray: Any = _raylet  # its stub leaves out what concerns authentication
+
+_LOOPBACK = "127.0.0.1"
+_ROOM = 12
+
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # the placement deals the GPUs
+}
+
+
+class Cluster:
+    """A connection to a cluster. `folder` is the private one of a cluster that ends with this object."""
+
+    def __init__(self, folder: Path | None, keeper: subprocess.Popen[bytes] | None) -> None:
+        self.folder, self._keeper = folder, keeper
+
+    def close(self) -> None:
+        """Disconnects; ends a cluster of our own, with every process that it or its actors started."""
+        try:
+            with _quiet_end():
+                ray.shutdown()
+        finally:
+            if self.folder is not None:
+                kill_marked(RUN, self.folder.name, self.folder)
+                shutil.rmtree(self.folder, ignore_errors=True)
+                _read_token_again()
+            if self._keeper is not None:
+                self._keeper.kill()
+                self._keeper.wait()
+                self._keeper = None
+
+
+def start(slots: int, device: Device, object_store_bytes: int) -> Cluster:
+    """A cluster on this machine with its GPUs, or on a machine without with `slots` places for processes.
+
+    Call it from a thread that lasts as long as the cluster: the kernel ends Ray's processes with it. Raises
+    `ProcessError`.
+    """
+    _refuse_a_second()
+    root = _root()
+    sweep(root)
+    folder = folder_of_this_process(root)
+    folder.mkdir(mode=0o700)
+    cluster = Cluster(folder, start_keeper(RUN, folder.name, folder))
+    try:
+        _init_private(
+            folder, {"resources": {"slot": slots}, "num_gpus": 0} if device == "cpu" else {}, object_store_bytes
+        )
+    except BaseException as error:
+        cluster.close()
+        if isinstance(error, Exception):
+            raise ProcessError(f"Ray did not start on this machine: {_one_line(error)}") from None
+        raise
+    return cluster
+
+
+def attach(address: str, seconds: float) -> Cluster:
+    """A connection to the running cluster at `address` (host:port of its head, or `auto`). Raises `ProcessError`."""
+    _refuse_a_second()
+    outcome: list[BaseException | None] = []
+    thread = threading.Thread(target=_attach, args=(address, outcome), name="skyrl-attach", daemon=True)
+    thread.start()
+    thread.join(timeout=seconds)
+    if not outcome or outcome[0] is not None:
+        reason = _one_line(outcome[0]) if outcome and outcome[0] else f"no answer within {seconds:g} s"
+        raise ProcessError(
+            f"No connection to the Ray cluster at {address}: {reason}. A cluster with token authentication answers "
+            "only clients that have its token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
+        )
+    if not _asks_for_a_token():
+        print(
+            f"warning: the Ray cluster at {address} asks for no token: whoever reaches it can run code on it "
+            "and read its data (start it with RAY_AUTH_MODE=token)",
+            file=sys.stderr,
+        )
+    return Cluster(None, None)
+
+
+def _refuse_a_second() -> None:
+    if ray.is_initialized():
+        raise ProcessError(
+            "This process is connected to a Ray cluster already: close that connection first (ray.shutdown())"
+        )
+
+
+def _root() -> Path:
+    """The folder for temporary files; where its name leaves no room for the 107 letters of a socket's, /tmp."""
+    folder = tempfile.gettempdir()
+    return Path(folder if len(folder) <= _ROOM else "/tmp")
+
+
+def _init_private(folder: Path, resources: Mapping[str, Any], object_store_bytes: int) -> None:
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    variables = {
+        **_QUIET,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's own switch for a cluster of one machine, on loopback
+        RUN: folder.name,
+    }
+    with _environment(variables, without=("RAY_AUTH_TOKEN", "RAY_ADDRESS")), _loopback(), _signals():
+        _read_token_again()
+        _connect(
+            address="local",
+            num_cpus=0,
+            include_dashboard=False,
+            object_store_memory=object_store_bytes,
+            _node_ip_address=_LOOPBACK,
+            _temp_dir=str(folder / "ray"),  # Ray opens its own to everybody
+            **resources,
+        )
+
+
+def _attach(address: str, outcome: list[BaseException | None]) -> None:
+    try:
+        _read_token_again()
+        _connect(address=address)
+    except Exception as error:  # noqa: BLE001 - Ray raises a dozen kinds here; each is shown to the user
+        outcome.append(error)
+    else:
+        outcome.append(None)
+
+
+def _connect(**arguments: Any) -> None:
+    # An actor's death is ours to report, once and with its cause; Ray would print a page about it on this terminal.
+    ray_worker.print_to_stdstream = _drop
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    ray.init(log_to_driver=False, configure_logging=False, **arguments)
+
+
+def _drop(*_: Any, **__: Any) -> None:
+    """Instead of a print."""
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str], without: tuple[str, ...]) -> Iterator[None]:
+    """What is started in here inherits these variables, and has not those of `without`."""
+    before = {name: os.environ.get(name) for name in (*variables, *without)}
+    for name in without:
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """The variable of the same meaning was read when ray was imported."""
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """`ray.init` takes SIGTERM for itself; who starts a run has a use for it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _quiet_end() -> Iterator[None]:
+    """A cluster that is half gone complains while it is ended, to nobody's use."""
+    with contextlib.suppress(OSError, ConnectionError, RuntimeError):
+        yield
+
+
+def _read_token_again() -> None:
+    """Ray reads mode and token once for a process, which may have been connected to another cluster before."""
+    _ray.Config.initialize("")
+    _ray.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _asks_for_a_token() -> bool:
+    """Whether the cluster does that this process is connected to: one that does refuses those that bring none."""
+    return bool(_ray.get_authentication_mode() == _ray.AuthenticationMode.TOKEN)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{error}".split())[:300] or type(error).__name__

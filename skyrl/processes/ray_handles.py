@@ -1,0 +1,126 @@
+"""A handle on an object in an actor: calls it, waits no longer than allowed, and says who failed, how and where."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+import ray
+from ray.exceptions import RayActorError
+
+from skyrl.errors import ProcessError
+from skyrl.processes.calls import Answer, Failure, name_of
+from skyrl.processes.ray_watch import GRACE, Member, Watch
+
+T = TypeVar("T")
+
+_calls = itertools.count()
+
+
+class RayHandle(Generic[T]):
+    """`Handle` of an object in an actor. `step` is asked at every call, and its answer marks the lines of the log."""
+
+    def __init__(self, member: Member, watch: Watch, step: Callable[[], int], seconds: float) -> None:
+        self._member, self._watch, self._step, self._seconds = member, watch, step, seconds
+
+    @property
+    def name(self) -> str:
+        return self._member.name
+
+    def within(self, seconds: float) -> RayHandle[T]:
+        return RayHandle(self._member, self._watch, self._step, seconds)
+
+    async def call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        name = name_of(method)
+        if self._member.fate.error is not None:
+            raise self._member.fate.error
+        number = next(_calls)
+        self._member.busy[number] = name[1]
+        try:
+            return await self._outcome(self._member.actor.call.remote(self._step(), name, args, kwargs), name[1])
+        finally:
+            self._member.busy.pop(number, None)
+
+    async def _outcome(self, reference: Any, method: str) -> Any:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(self._seconds):
+                outcome = await _answer_or_end(reference.future(), self._member)
+        except TimeoutError:
+            raise await self._too_late(method, began) from None
+        except asyncio.CancelledError:
+            ray.cancel(reference)
+            raise
+        if isinstance(outcome, Answer):
+            return outcome.value
+        if isinstance(outcome, Failure) and outcome.ours is not None:
+            raise outcome.ours
+        raise await self._first_cause(outcome, began) or failed(self._member, method, outcome)
+
+    async def _first_cause(self, outcome: Any, began: float) -> ProcessError | None:
+        """The end of another rank explains this rank's error: waits until every other one has answered or is dead."""
+        if isinstance(outcome, RayActorError):
+            self._member.died(outcome)
+        group = self._watch.group(self._member.role)
+        others = [other for other in group if other is not self._member and other.fate.error is None]
+        pings = [other.actor.ping.remote().future() for other in others]
+        deadline = time.monotonic() + GRACE
+        while time.monotonic() < deadline and not all(ping.done() and ping.exception() is None for ping in pings):
+            if any(other.fate.error is not None for other in others):
+                break
+            await asyncio.sleep(0.02)
+        return self._watch.first_cause(self._member, began)
+
+    async def _too_late(self, method: str, began: float) -> ProcessError:
+        member, group = self._member, self._watch.group(self._member.role)
+        await asyncio.to_thread(self._watch.dump_stacks, group)
+        if (cause := self._watch.first_cause(member, began)) is not None:
+            return cause
+        others = [f"{other.name} in {'/'.join(other.busy.values())}" for other in group if other.busy]
+        others = [text for text in others if not text.startswith(f"{member.name} ")]
+        busy = f"; also busy: {', '.join(others)}" if others else ""
+        return ProcessError(
+            f"{member} did not return from {method} within {self._seconds:g} s{busy}; what it was doing is at the end "
+            f"of its log: {member.log}"
+        )
+
+
+async def _answer_or_end(answer: Future[Any], member: Member) -> Any:
+    """The actor's answer, or the exception that Ray has instead, or the cause of the actor's end."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[Any] = loop.create_future()
+
+    def settle(found: Any) -> None:
+        if not outcome.done():
+            outcome.set_result(found)
+
+    def tell(found: Callable[[], Any]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(lambda: settle(found()))
+
+    answer.add_done_callback(lambda done: tell(lambda: done.exception() or done.result()))
+    forget = member.fate.listen(lambda: tell(lambda: member.fate.error))
+    try:
+        return await outcome
+    finally:
+        forget()
+
+
+def failed(member: Member, doing: str, outcome: Any) -> ProcessError:
+    """What to raise for an outcome that is no answer."""
+    match outcome:
+        case Failure():
+            return ProcessError(f"{member} failed in {doing}: {outcome.summary}; log: {member.log}")
+        case RayActorError():
+            member.died(outcome)
+            assert member.fate.error is not None
+            return member.fate.error
+        case ProcessError():
+            return outcome
+        case _:
+            text = " ".join(str(outcome).split())
+            return ProcessError(f"{member} failed in {doing}: {text[-300:]}; log: {member.log}")

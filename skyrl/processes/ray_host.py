@@ -1,0 +1,120 @@
+"""The actor around an object: it gives the object its environment, its log and a thread, and runs calls on it.
+
+The object lives on one event loop, as it does in the process of the command: it is made there, and its methods run
+there one at a time, coroutines interleaved. Signs of life come from a thread of their own, so that a long computation
+is told from a process that hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from attrs import frozen
+
+from skyrl.errors import SkyRLError
+from skyrl.processes.calls import Answer, Failure, Name, apply, named, summary
+from skyrl.processes.leftovers import HOST, start_keeper
+from skyrl.processes.logs import RankLog
+
+
+@frozen(kw_only=True)
+class Settings:
+    """What an actor is told before it makes its object."""
+
+    name: str
+    mark: str
+    log: Path
+    environment: Mapping[str, str]
+    """Not secret: Ray keeps the arguments of actors."""
+
+
+@frozen(kw_only=True)
+class Introduction:
+    """What an actor says of itself."""
+
+    pid: int
+    host: str
+    node: str
+
+
+class Host:
+    """See the module; `HostActor` is this class as Ray knows it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._keeper = start_keeper(HOST, settings.mark)
+        os.environ.update(settings.environment)
+        os.environ[HOST] = settings.mark
+        self._log = RankLog(settings.log, settings.name)
+        self._object: Any = None
+
+    @ray.method(concurrency_group="life")
+    async def introduce(self) -> Introduction:
+        return Introduction(pid=os.getpid(), host=socket.gethostname(), node=ray.get_runtime_context().get_node_id())
+
+    @ray.method(concurrency_group="life")
+    async def clock(self) -> float:
+        """Seconds since 1970 on this machine's clock."""
+        return time.time()
+
+    @ray.method(concurrency_group="life")
+    async def adjust_clock(self, offset: float) -> None:
+        """Adds so many seconds to the times in the log."""
+        self._log.offset = offset
+
+    @ray.method(concurrency_group="life")
+    async def ping(self) -> None:
+        """A sign of life."""
+
+    @ray.method(concurrency_group="life")
+    async def live(self) -> None:
+        """Never returns; Ray ends it when the process has ended."""
+        await asyncio.Event().wait()
+
+    @ray.method(concurrency_group="life")
+    async def dump_stacks(self) -> None:
+        """What every thread is doing, into the log."""
+        self._log.dump_stacks()
+
+    async def make(self, maker: Sequence[Any]) -> Answer | Failure:
+        """Makes the object. The maker comes as a reference, in a list, where Ray leaves it one: it is unpacked here, so
+        that what it imports finds environment and log in place.
+        """
+        try:
+            self._object = (await maker[0])()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code; the driver raises it
+            return self._failure("start", error)
+        return Answer(None)
+
+    async def call(self, step: int, name: Name, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer | Failure:
+        """Calls the method of this name on the object."""
+        self._log.step = step
+        try:
+            result = apply(self._object, named(name), args, kwargs)
+            return Answer(await result if inspect.isawaitable(result) else result)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code; the driver raises it
+            return self._failure(name[1], error)
+
+    def _failure(self, doing: str, error: BaseException) -> Failure:
+        logging.getLogger(__name__).error("%s failed", doing, exc_info=error)
+        return Failure(error if isinstance(error, SkyRLError) and _travels(error) else None, summary(error))
+
+
+def _travels(error: SkyRLError) -> bool:
+    try:
+        return str(copy.copy(error)) == str(error)  # it is taken apart and put together again, as for a journey
+    except Exception:  # noqa: BLE001 - whatever a stranger's subclass raises, its message can still travel
+        return False
+
+
+_remote: Any = ray.remote  # its types know no concurrency groups
+HostActor: Any = _remote(concurrency_groups={"life": 16}, max_restarts=0, max_task_retries=0)(Host)

@@ -1,0 +1,146 @@
+"""Where every process of a run is: whole machines are reserved for the pools, and their GPUs dealt by number.
+
+Ray numbers the bundles of a placement group as it likes, also across machines. So a bundle is all that a pool has on
+one machine, it is pinned to the machine that `planning` chose, and a seat's GPUs are counted by (machine, GPU): the
+number of a bundle decides nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+import ray._private.state
+from attrs import frozen
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from skyrl.errors import ProcessError
+from skyrl.planning.layout import Layout, Node, NoRoom, Pool, Seat, assign
+from skyrl.processes.ray_cluster import Device
+
+_nodes: Any = ray.nodes
+_free_by_node: Any = ray._private.state.available_resources_per_node
+
+_RESOURCE = {"cuda": "GPU", "cpu": "slot"}
+
+
+@frozen(kw_only=True)
+class Place:
+    """Where a process runs."""
+
+    node: str
+    """Ray's id of the machine: several may share an address."""
+
+    address: str
+    gpus: tuple[str, ...]
+    """What the machine calls the GPUs: numbers, or unique ids; of a seat on several machines, those of the first. On
+    machines without GPUs, slots of the pool.
+    """
+
+    strategy: PlacementGroupSchedulingStrategy
+
+
+@frozen(kw_only=True)
+class Reservation:
+    """What a pool has on one machine."""
+
+    node: str
+    gpus: tuple[str, ...]
+    strategy: PlacementGroupSchedulingStrategy
+
+
+class Placement:
+    """The reservations of a layout on the cluster that this process is connected to.
+
+    Raises `ProcessError` before anything is reserved when the layout does not fit, and when a reservation is not
+    there within `seconds`; both say what is missing.
+    """
+
+    def __init__(self, layout: Layout, device: Device, seconds: float) -> None:
+        self._layout, self._device = layout, device
+        self._addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in _nodes() if node["Alive"]}
+        self._groups: list[PlacementGroup] = []
+        try:
+            assignment = assign(layout, self.free(), unit=_RESOURCE[device])
+        except NoRoom as refusal:
+            raise ProcessError(f"The run does not fit on the Ray cluster: {refusal}") from None
+        deadline = time.monotonic() + seconds
+        try:
+            self._pools = {pool.name: self._reserve(pool, assignment[pool.name], deadline) for pool in layout.pools}
+        except BaseException:
+            self.remove()
+            raise
+
+    def free(self) -> list[Node]:
+        """The machines of the cluster and their free GPUs or slots, in order of addresses and ids."""
+        free = _free_by_node()
+        resource = _RESOURCE[self._device]
+        ids = sorted(self._addresses, key=lambda node: (self._addresses[node], node))
+        return [Node(id=node, gpus=int(free.get(node, {}).get(resource, 0))) for node in ids]
+
+    def place(self, seat: Seat) -> Place:
+        """Where this seat is."""
+        parts = [(self._pools[seat.pool][node], gpu) for node, gpu in self._layout.places(seat)]
+        first = parts[0][0]
+        return Place(
+            node=first.node,
+            address=self._addresses[first.node],
+            gpus=tuple(part.gpus[gpu] for part, gpu in parts if part is first),
+            strategy=first.strategy,
+        )
+
+    def remove(self) -> None:
+        """Gives everything back."""
+        for group in self._groups:
+            remove_placement_group(group)
+        self._groups = []
+
+    def _reserve(self, pool: Pool, nodes: Sequence[str], deadline: float) -> list[Reservation]:
+        """What the pool has on each of these machines, in their order."""
+        group = placement_group(
+            [{_RESOURCE[self._device]: float(pool.gpus_per_node)} for _ in nodes],
+            strategy="STRICT_SPREAD",
+            bundle_label_selector=[{"ray.io/node-id": node} for node in nodes],
+        )
+        self._groups.append(group)
+        if not group.wait(max(0.0, deadline - time.monotonic())):
+            free = ", ".join(f"{node.id}: {node.gpus}" for node in self.free())
+            raise ProcessError(
+                f"The Ray cluster did not give {pool.name} its {pool.nodes} x {pool.gpus_per_node} GPUs in time; "
+                f"free GPUs by node: {free}"
+            )
+        bundles = {node: int(index) for index, node in placement_group_table(group)["bundles_to_node_id"].items()}
+        strategies = {
+            node: PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=bundles[node])
+            for node in nodes
+        }
+        gpus = self._numbers(pool, strategies, deadline)
+        return [Reservation(node=node, gpus=gpus[node], strategy=strategies[node]) for node in nodes]
+
+    def _numbers(
+        self, pool: Pool, strategies: dict[str, PlacementGroupSchedulingStrategy], deadline: float
+    ) -> dict[str, tuple[str, ...]]:
+        """What each machine calls the GPUs that it reserved, in order: only a task that holds them is told."""
+        if self._device == "cpu":
+            return {node: tuple(str(slot) for slot in range(pool.gpus_per_node)) for node in strategies}
+        asked = {
+            node: _gpus_of_this_task.options(num_gpus=pool.gpus_per_node, scheduling_strategy=strategy).remote()
+            for node, strategy in strategies.items()
+        }
+        try:
+            found = ray.get(list(asked.values()), timeout=max(0.0, deadline - time.monotonic()))
+        except ray.exceptions.GetTimeoutError:
+            raise ProcessError(f"The machines of {pool.name} did not say in time which GPUs they reserved") from None
+        return {node: tuple(sorted(gpus, key=_by_number)) for node, gpus in zip(asked, found, strict=True)}
+
+
+def _by_number(gpu: str) -> tuple[int, str]:
+    return (int(gpu), gpu) if gpu.isdecimal() else (-1, gpu)
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def _gpus_of_this_task() -> Any:
+    return [str(gpu) for gpu in ray.get_gpu_ids()]

@@ -1,0 +1,206 @@
+"""`Processes` on Ray: every rank is an actor in its place, watched until the run ends, and nothing is left of it.
+
+with RayProcesses(layout, deadlines=Deadlines(), address=None, logs=run / "logs", device="cpu") as processes:
+    policies = processes.start("policy", [partial(PolicyWorker, trainer, ranks=ranks) for ranks in ...])
+    await policies.call(PolicyWorker.weights_metadata)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import ray
+from ray.exceptions import RayError
+
+from skyrl.errors import ProcessError
+from skyrl.planning.layout import Layout
+from skyrl.processes.calls import Answer, Failure
+from skyrl.processes.handles import Deadlines, Group
+from skyrl.processes.leftovers import folder_of_this_process
+from skyrl.processes.ray_cluster import Device, attach, start
+from skyrl.processes.ray_handles import RayHandle, failed
+from skyrl.processes.ray_host import HostActor, Introduction, Settings
+from skyrl.processes.ray_placement import Placement
+from skyrl.processes.ray_watch import Member, Watch
+
+T = TypeVar("T")
+
+OBJECT_STORE_BYTES = 1 << 28
+"""Of a cluster of our own: results and arguments that are under way."""
+
+_LOOK = 0.25
+
+
+class RayProcesses:
+    """Actors on a cluster of our own (`address` None) or on a running one; `logs` is the folder of their log files.
+
+    `environment` is set in every actor before it imports anything heavy, and is not for secrets: a cluster of our own
+    inherits the environment of this process, and the machines of a running one have theirs. Raises `ProcessError` when
+    there is no cluster or no room on it.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        deadlines: Deadlines,
+        address: str | None,
+        logs: Path,
+        device: Device,
+        environment: Mapping[str, str] = {},
+        object_store_bytes: int = OBJECT_STORE_BYTES,
+    ) -> None:
+        self.step = 0
+        """The current step of the run; it stands on the lines of the logs."""
+        self._layout, self._deadlines, self._device = layout, deadlines, device
+        self._logs, self._environment = logs.absolute(), dict(environment)
+        self._members: list[Member] = []
+        self._closed = False
+        self._placement: Placement | None = None
+        if address is None:
+            slots = sum(pool.gpus_per_node for pool in layout.pools)
+            self._cluster = start(slots, device, object_store_bytes)
+        else:
+            self._cluster = attach(address, deadlines.start)
+        self._watch = Watch(deadlines.heartbeat)
+        try:
+            self._placement = Placement(layout, device, deadlines.start)
+            self.where = {(seat.role, seat.rank): self._placement.place(seat) for seat in layout.seats}
+            """Where each (role, rank) runs."""
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self, role: str, makers: Sequence[Callable[[], T]]) -> Group[T]:
+        assert len(makers) == len(self._layout.seats_of(role)), f"{len(makers)} makers for the seats of {role}"
+        deadline = time.monotonic() + self._deadlines.start
+        members = [self._start_actor(role, rank) for rank in range(len(makers))]
+        self._members += members
+        try:
+            self._introduce(members, deadline)
+            self._make(members, makers, deadline)
+        except BaseException:
+            self._end(members)
+            raise
+        return Group([RayHandle(member, self._watch, lambda: self.step, self._deadlines.call) for member in members])
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._watch.close()
+            self._end(self._members)
+            if self._placement is not None:
+                with contextlib.suppress(RayError):
+                    self._placement.remove()
+        finally:
+            self._cluster.close()
+
+    def _start_actor(self, role: str, rank: int) -> Member:
+        place, log = self.where[role, rank], self._logs / f"{role}-{rank}.log"
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(place.gpus)} if self._device == "cuda" else {}
+        settings = Settings(
+            name=f"{role}-{rank}",
+            mark=f"{folder_of_this_process(Path()).name}/{role}-{rank}",
+            log=log,
+            environment={**self._environment, **visible},
+        )
+        actor = HostActor.options(num_cpus=0, scheduling_strategy=place.strategy).remote(settings)
+        return Member(role, rank, actor, log)
+
+    def _introduce(self, members: Sequence[Member], deadline: float) -> None:
+        """Waits until every process is there, sets its clock and begins to watch it."""
+        found = self._wait(members, [member.actor.introduce.remote() for member in members], "start", deadline)
+        for member, about in zip(members, found, strict=True):
+            assert isinstance(about, Introduction)
+            member.whereabouts = f"process {about.pid} on {about.host}, node {about.node[:8]}"
+            self._watch.add(member)
+            try:
+                member.actor.adjust_clock.remote(_clock_offset(member))
+            except RayError as error:
+                raise failed(member, "start", error) from None
+
+    def _make(self, members: Sequence[Member], makers: Sequence[Callable[[], Any]], deadline: float) -> None:
+        made = [member.actor.make.remote([ray.put(maker)]) for member, maker in zip(members, makers, strict=True)]
+        self._wait(members, made, "start", deadline)
+
+    def _wait(self, members: Sequence[Member], references: Sequence[Any], doing: str, deadline: float) -> list[Any]:
+        """The results, in order; raises for the first process that fails, dies or is late."""
+        waiting = dict(zip(references, members, strict=True))
+        results: dict[Any, Any] = {}
+        while waiting:
+            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=_LOOK)
+            _heed_cancellation()
+            for reference in ready:
+                results[reference] = self._checked(waiting.pop(reference), reference, doing)
+            for member in members:
+                if member.fate.error is not None:
+                    raise member.fate.error
+            if waiting and time.monotonic() > deadline:
+                late = list(waiting.values())
+                self._watch.dump_stacks(late)
+                raise _too_late(late, self._deadlines.start)
+        return [results[reference] for reference in references]
+
+    def _checked(self, member: Member, reference: Any, doing: str) -> Any:
+        try:
+            outcome = ray.get(reference)
+        except RayError as error:
+            raise failed(member, doing, error) from None
+        match outcome:
+            case Answer():
+                return outcome.value
+            case Failure():
+                raise outcome.ours or failed(member, doing, outcome)
+            case _:
+                return outcome
+
+    def _end(self, members: Iterable[Member]) -> None:
+        """Kills these actors. Ray ends their processes within seconds, stopped ones too."""
+        for member in members:
+            self._watch.remove(member)
+            with contextlib.suppress(RayError):
+                ray.kill(member.actor)
+        self._members = [member for member in self._members if member not in list(members)]
+
+
+def _heed_cancellation() -> None:
+    """Under asyncio a Ctrl-C cancels the task that is running, which would find out only when it awaits something."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return  # no loop runs in this thread: Ctrl-C is a KeyboardInterrupt
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+def _clock_offset(member: Member) -> float:
+    """What to add to the clock of the member's machine to get this one's, in seconds; 0 within what can be measured."""
+    best = (float("inf"), 0.0)
+    for _ in range(3):
+        before = time.time()
+        there = ray.get(member.actor.clock.remote(), timeout=60)
+        after = time.time()
+        best = min(best, (after - before, (before + after) / 2 - there))
+    trip, offset = best
+    return offset if abs(offset) > trip / 2 else 0.0
+
+
+def _too_late(late: Sequence[Member], seconds: float) -> ProcessError:
+    names = ", ".join(str(member) for member in late)
+    return ProcessError(f"After {seconds:g} s these have not started: {names}; logs: {late[0].log.parent}")

@@ -1,0 +1,138 @@
+"""Who is alive: every actor is asked for a sign of life every few seconds, and its death is known when it happens."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import OutOfMemoryError, RayError
+
+from skyrl.errors import ProcessError
+from skyrl.processes.fates import Fate
+from skyrl.processes.logs import last_line, last_words
+
+GRACE = 10.0
+"""Seconds that a rank which does not answer has to turn out dead: it is then the cause of the errors of the others."""
+
+_ASK = 5.0
+_DUMP = 2.0
+
+
+class Member:
+    """One actor as the driver knows it."""
+
+    def __init__(self, role: str, rank: int, actor: Any, log: Path) -> None:
+        self.role, self.name, self.actor, self.log = role, f"{role}-{rank}", actor, log
+        self.whereabouts = "not started yet"
+        self.fate = Fate()
+        self.busy: dict[int, str] = {}
+        self.asked: Any = None
+        self.seen = time.monotonic()
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.whereabouts})"
+
+    def died(self, error: BaseException) -> None:
+        """Seals the fate of a process whose actor Ray has given up."""
+        how = last_words(self.log) or how_it_died(error)
+        line = last_line(self.log)
+        last = f"; last line of its log: {line}" if line and not last_words(self.log) else ""
+        self.fate.seal(ProcessError(f"{self} died: {how}{last}; log: {self.log}"))
+
+
+class Watch:
+    """Watches members from a thread until it is closed; `heartbeat` is in seconds."""
+
+    def __init__(self, heartbeat: float) -> None:
+        self._heartbeat = heartbeat
+        self._period = min(_ASK, heartbeat / 4)
+        self._members: list[Member] = []
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="skyrl-watch", daemon=True)
+        self._thread.start()
+
+    def add(self, member: Member) -> None:
+        """Begins to watch a member that has introduced itself."""
+        member.seen = time.monotonic()
+        member.actor.live.remote().future().add_done_callback(lambda life: self._ended(member, life.exception()))
+        self._members.append(member)
+
+    def remove(self, member: Member) -> None:
+        """Ends the watch over a member, before somebody ends it on purpose."""
+        self._members = [other for other in self._members if other is not member]
+
+    def close(self) -> None:
+        """Ends the watch; what dies from here on was meant to."""
+        self._closing.set()
+        self._members = []
+        self._thread.join(timeout=2 * _DUMP)
+
+    def group(self, role: str) -> list[Member]:
+        """Those who compute together with this role."""
+        return [member for member in self._members if member.role == role]
+
+    def first_cause(self, member: Member, since: float) -> ProcessError | None:
+        """Why the first of the member's group ended that did so since then (by `time.monotonic`); None if none did."""
+        ended = [other.fate for other in [member, *self.group(member.role)] if since <= other.fate.noticed < math.inf]
+        return min(ended, key=lambda fate: fate.noticed).error if ended else None
+
+    def dump_stacks(self, members: Sequence[Member]) -> None:
+        """Has what every thread is doing written into the members' logs, as far as they still answer."""
+        dumps = [member.actor.dump_stacks.remote() for member in members if member.fate.error is None]
+        if dumps:
+            with contextlib.suppress(RayError):
+                ray.wait(dumps, num_returns=len(dumps), timeout=_DUMP)
+
+    def _ended(self, member: Member, error: BaseException | None) -> None:
+        if error is not None and member in self._members and not self._closing.is_set():
+            member.died(error)
+
+    def _run(self) -> None:
+        looked = time.monotonic()
+        while not self._closing.wait(self._period):
+            asleep = max(0.0, time.monotonic() - looked - 2 * self._period)
+            for member in self._members:
+                member.seen += asleep  # this process was stopped itself, and nobody could be heard
+                if member.fate.error is None:
+                    try:
+                        self._look_at(member)
+                    except RayError as error:
+                        member.died(error)
+            looked = time.monotonic()
+
+    def _look_at(self, member: Member) -> None:
+        if member.asked is None or ray.wait([member.asked], timeout=0)[0]:
+            if member.asked is not None:
+                member.seen = time.monotonic()
+            member.asked = member.actor.ping.remote()
+        silent = time.monotonic() - member.seen
+        if silent > self._heartbeat:
+            self.dump_stacks([other for other in self.group(member.role) if other is not member])
+            busy = f" while it ran {', '.join(member.busy.values())}" if member.busy else ""
+            member.fate.seal(
+                ProcessError(
+                    f"{member} has given no sign of life for {silent:.0f} s{busy}: it is stopped, or hangs in native "
+                    f"code; what the other ranks were doing is in their logs; log: {member.log}"
+                )
+            )
+
+
+def how_it_died(error: BaseException) -> str:
+    """What Ray knows of an actor's end, in a few words."""
+    text = " ".join(str(error).split())
+    reason = text.partition("The actor is dead because ")[2] or text
+    if isinstance(error, OutOfMemoryError):
+        return f"Ray killed it because the machine ran out of memory ({reason[:200]})"
+    if "creation task" in reason:
+        return f"it could not begin (... {reason[-200:]})"
+    if "ray.kill" in reason:
+        return "it was killed by ray.kill"
+    if "connection error code 2" in reason:
+        return "it was killed from outside (SIGKILL, or the kernel for want of memory)"
+    return (reason.partition("Worker exit detail: ")[2] or reason)[:200]

@@ -1,0 +1,102 @@
+"""The canary: a few fixed prompts that the engines continue and the learner scores, after every sync.
+
+Digests prove that the right bytes came. The canary proves that they are what the engine computes with: a fused or tied
+module that kept its old values, or a key-value cache computed from them, shows as log-probabilities that differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import torch
+from attrs import frozen
+
+from skyrl.batch import TrainingBatch
+from skyrl.config import SamplingParams
+from skyrl.errors import WeightSyncError
+from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, SampleKey
+from skyrl.weight_sync.roads import WeightSource
+
+Metrics = dict[str, float]
+
+NEW_TOKENS = 4
+"""Sampled and compared, for each prompt."""
+
+
+@frozen(kw_only=True)
+class Canary:
+    """Compares an engine's log-probabilities with the learner's."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    """Token ids. Long enough to fill a block of a prefix cache (128 tokens at most), they are found in one that was not
+    dropped."""
+
+    temperature: float
+    """At which the learner scores."""
+
+    bound: float
+    """Largest mean absolute difference that is rounding, in nats."""
+
+    async def compare(self, source: WeightSource, engines: Sequence[InferenceEngine], version: int) -> Metrics:
+        """Mean and largest absolute difference, in nats, over all engines.
+
+        Raises `WeightSyncError`, which names the engine, when the mean of one is beyond the bound.
+        """
+        answers = await asyncio.gather(*(self._continue(engine, version) for engine in engines))
+        batch = rows([(prompt, answer) for each in answers for prompt, answer in zip(self.prompts, each, strict=True)])
+        difference = (await source.score(batch) - batch.rollout_logprobs).abs()
+        for number, part in enumerate(range(0, len(batch), len(self.prompts))):
+            one = slice(part, part + len(self.prompts))
+            self._refuse(difference[one][batch.loss_mask[one]].mean().item(), number, version)
+        selected = difference[batch.loss_mask]
+        return {"weight_sync/parity_mean": selected.mean().item(), "weight_sync/parity_max": selected.max().item()}
+
+    def _refuse(self, mean: float, engine: int, version: int) -> None:
+        if not mean <= self.bound:  # NaN is not
+            raise WeightSyncError(
+                f"engine {engine} does not compute with the weights of version {version} that it was sent, or computes "
+                f"in another precision: its log-probabilities differ from the learner's by {mean:.3g} nats on average, "
+                "more than "
+                f"generator.inference_engine.logprob_parity_bound = {self.bound:g}"
+            )
+
+    async def _continue(self, engine: InferenceEngine, version: int) -> list[Completion]:
+        sampling = SamplingParams(temperature=self.temperature, max_generate_length=NEW_TOKENS)
+        requests = [
+            GenerationRequest(
+                prompt_ids=prompt,
+                sampling=sampling,
+                keys=(SampleKey(run_seed=0, weight_version=version, prompt_id=f"canary-{n}", sample_index=0),),
+            )
+            for n, prompt in enumerate(self.prompts)
+        ]
+        return [answer for (answer,) in await asyncio.gather(*(engine.generate(request) for request in requests))]
+
+
+def canary_prompts(prompts: Sequence[Sequence[int]], *, length: int, number: int = 2) -> tuple[tuple[int, ...], ...]:
+    """The first `number` prompts, each repeated up to `length` tokens."""
+    return tuple(tuple((list(prompt) * -(-length // len(prompt)))[:length]) for prompt in prompts[:number])
+
+
+def rows(answers: Sequence[tuple[Sequence[int], Completion]]) -> TrainingBatch:
+    """Prompt and completion, row by row, as a learner scores them."""
+    lengths = [len(prompt) + len(answer.token_ids) for prompt, answer in answers]
+    shape = (len(answers), max(lengths))
+    input_ids, mask, logprobs = (
+        torch.zeros(shape, dtype=torch.int64),
+        torch.zeros(shape, dtype=torch.bool),
+        torch.zeros(shape),
+    )
+    for row, ((prompt, answer), length) in enumerate(zip(answers, lengths, strict=True)):
+        input_ids[row, :length] = torch.tensor([*prompt, *answer.token_ids])
+        mask[row, len(prompt) : length] = True
+        logprobs[row, len(prompt) : length] = torch.tensor(answer.logprobs)
+    return TrainingBatch(
+        input_ids=input_ids,
+        lengths=torch.tensor(lengths),
+        loss_mask=mask,
+        rollout_logprobs=logprobs,
+        rewards=torch.zeros(shape),
+        groups=torch.arange(len(answers)),
+    )

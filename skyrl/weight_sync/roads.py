@@ -1,0 +1,119 @@
+"""How weights get from the learner to the engines: through shared memory, a gloo broadcast, or files.
+
+A road gives each engine an `Arrival` and sets the sender going. It is done when every engine has adopted the version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
+from skyrl.errors import SkyRLError, WeightSyncError
+from skyrl.inference.arrival import Broadcast, Folder, Shared, WeightInfo
+from skyrl.inference.broadcast import Meeting
+from skyrl.inference.client import InferenceEngineClient
+from skyrl.weight_sync.senders import BroadcastSender, FolderSender
+
+R = TypeVar("R")
+
+
+class WeightSource(Protocol):
+    """Whoever holds the newest weights: a learner, on one rank or many."""
+
+    async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R]) -> R:
+        """What `consume` makes of name and value of every weight, tied ones once; it runs on the first rank."""
+
+    async def metadata(self) -> Sequence[tuple[str, tuple[int, ...], str]]:
+        """Name, shape and type (`float32`, ...) of each weight, in the order of `stream`."""
+
+    async def score(self, batch: TrainingBatch) -> Tensor:
+        """(B, L) log-probabilities of the sampled tokens under these weights, in nats."""
+
+
+class Road(Protocol):
+    """One way for weights to travel."""
+
+    async def carry(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
+        """Every engine in service holds the source's weights, as `version`, when this returns.
+
+        Engines are paused. Raises `WeightSyncError`; an engine then holds its old weights or has left service.
+        """
+
+
+class SharedRoad:
+    """Learner and engines are in this process: an engine copies from the learner's own tensors."""
+
+    async def carry(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
+        arrival = Shared(await source.stream(tuple))
+        await client.load_weights([arrival] * len(client.in_service), version)
+
+
+class BroadcastRoad:
+    """The learner's first rank sends to all engines at once over gloo; memory is one bucket on either side."""
+
+    def __init__(self, host: str, port: int, *, dtype: str, timeout: float) -> None:
+        """`host` and `port` of the driver's `TCPStore`; `timeout` in seconds for whole messages and meetings."""
+        self._host, self._port, self._dtype, self._timeout = host, port, dtype, timeout
+        self._meetings = (f"weights-{secrets.token_hex(4)}-{number}" for number in count())
+
+    async def carry(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
+        infos = _infos(await source.metadata(), self._dtype)
+        name = next(self._meetings)
+        size = 1 + len(client.in_service)
+        meetings = [
+            Meeting(host=self._host, port=self._port, name=name, rank=rank, size=size, timeout=self._timeout)
+            for rank in range(size)
+        ]
+        await _both(
+            client.load_weights([Broadcast(meeting=meeting, weights=infos) for meeting in meetings[1:]], version),
+            source.stream(BroadcastSender(meeting=meetings[0], dtype=self._dtype)),
+            meetings[0].call_off,
+        )
+
+
+class FolderRoad:
+    """The learner writes files, the engines read them: for engines that share no network with it but a disk."""
+
+    def __init__(self, path: Path, *, dtype: str) -> None:
+        """`path`: a folder that learner and engines see under this name."""
+        self._path, self._dtype = path, dtype
+
+    async def carry(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
+        infos = _infos(await source.metadata(), self._dtype)
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self._path, prefix=f"version-{version}-") as folder:
+                await source.stream(FolderSender(path=folder, dtype=self._dtype))
+                arrival = Folder(path=folder, weights=infos)
+                await client.load_weights([arrival] * len(client.in_service), version)
+        except OSError as error:
+            raise WeightSyncError(f"the weights cannot be written to {self._path}: {error}") from error
+
+
+def _infos(metadata: Sequence[tuple[str, tuple[int, ...], str]], dtype: str) -> tuple[WeightInfo, ...]:
+    return tuple(WeightInfo(name=name, shape=tuple(shape), dtype=dtype) for name, shape, _ in metadata)
+
+
+async def _both(
+    loading: Coroutine[Any, Any, None], sending: Coroutine[Any, Any, None], call_off: Callable[[str], None]
+) -> None:
+    """Waits for both ends; when one fails, the other is told. The engines' error is raised before the sender's, which
+    is only its echo.
+    """
+    ends = [asyncio.ensure_future(loading), asyncio.ensure_future(sending)]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_EXCEPTION)
+    failed = [end for end in ends if end.done() and end.exception()]
+    if failed:
+        await asyncio.to_thread(call_off, str(failed[0].exception()))
+    outcomes = await asyncio.gather(*ends, return_exceptions=True)
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if errors:
+        raise min(errors, key=lambda error: not isinstance(error, SkyRLError))

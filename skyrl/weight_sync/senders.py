@@ -1,0 +1,76 @@
+"""The learner's end of each road: takes the weights one by one and puts them on their way, with digests.
+
+A sender runs where the weights are gathered, in the process of the learner's first rank, so it can be pickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from attrs import frozen
+from safetensors.torch import save_file
+from torch import Tensor
+
+from skyrl.inference.arrival import as_bytes, digest
+from skyrl.inference.broadcast import Meeting
+
+Weights = Iterator[tuple[str, Tensor]]
+
+BUCKET_BYTES = 256 * 2**20
+"""Weights that travel together: large enough to fill a connection, small beside a model."""
+
+
+@frozen(kw_only=True)
+class BroadcastSender:
+    """Sends to every engine of the meeting at once; `skyrl.inference.arrival.Broadcast` is the other end."""
+
+    meeting: Meeting
+    dtype: str
+    """Type to which weights are rounded before they travel."""
+
+    def __call__(self, weights: Weights) -> None:
+        """Raises `WeightSyncError` when an engine does not come or goes away."""
+        with self.meeting.join() as channel:
+            for bucket in buckets(weights, self.dtype):
+                channel.send_bytes(_encoded({name: digest(tensor) for name, tensor in bucket.items()}))
+                channel.send_bytes(torch.cat([as_bytes(tensor) for tensor in bucket.values()]))
+            channel.send_bytes(_encoded({}))
+
+
+@frozen(kw_only=True)
+class FolderSender:
+    """Writes files that engines read; `skyrl.inference.arrival.Folder` is the other end."""
+
+    path: str
+    """An empty folder."""
+
+    dtype: str
+
+    def __call__(self, weights: Weights) -> None:
+        """One `NNNNN.safetensors` per bucket, and beside it the digests as JSON, written last."""
+        for number, bucket in enumerate(buckets(weights, self.dtype)):
+            file = Path(self.path) / f"{number:05}.safetensors"
+            save_file(bucket, file)
+            digests = {name: digest(tensor) for name, tensor in bucket.items()}
+            file.with_suffix(".json").write_text(json.dumps(digests), encoding="utf-8")
+
+
+def buckets(weights: Weights, dtype: str, bucket_bytes: int = BUCKET_BYTES) -> Iterator[dict[str, Tensor]]:
+    """The weights in order, rounded to `dtype`, on the CPU, in parts of about `bucket_bytes`, none empty."""
+    bucket: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in weights:
+        bucket[name] = tensor.detach().to("cpu", getattr(torch, dtype)).contiguous()
+        size += bucket[name].nbytes
+        if size >= bucket_bytes:
+            yield bucket
+            bucket, size = {}, 0
+    if bucket:
+        yield bucket
+
+
+def _encoded(header: dict[str, str]) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)

@@ -1,0 +1,208 @@
+"""What `skyrl plan` prints, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from skyrl.cli.plan import plan, plan_of
+from skyrl.cli.plan_table import table
+from skyrl.config import load, resolve
+from skyrl.errors import ConfigError, UserError
+
+PLACEMENT = "trainer.placement."
+ENGINE = "generator.inference_engine."
+HEAVY = ("torch", "ray", "rich", "yaml", "numpy", "transformers", "vllm", "pyarrow")
+RUN = ["trainer.device=cpu", "trainer.logger=console", f"{ENGINE}backend=torch"]
+
+
+def gpus(number: int, *models: str, nodes: int = 1) -> dict[str, Any]:
+    """GPUs and nodes of the models."""
+    counts = {f"{PLACEMENT}{model}_num_gpus_per_node": number for model in models}
+    return counts | {f"{PLACEMENT}{model}_num_nodes": nodes for model in models}
+
+
+def planned(values: dict[str, Any], gpus_per_node: int | None = None) -> Any:
+    """The plan of a run on GPUs with these values."""
+    cuda = {"trainer.device": "cuda", "trainer.logger": "console"}
+    return plan_of(resolve(load([], cuda | values).config), gpus_per_node)
+
+
+def where(values: dict[str, Any], gpus_per_node: int | None = None) -> list[str]:
+    """The lines about who sits where, without the columns' spaces."""
+    lines = table(planned(values, gpus_per_node)).split("\n\n")[1].splitlines()[1:]
+    return [" ".join(line.split()) for line in lines]
+
+
+def test_models_and_engines_on_the_same_gpus() -> None:
+    values = {**gpus(8, "policy", "ref", nodes=2), f"{ENGINE}num_engines": 4, f"{ENGINE}tensor_parallel_size": 4}
+    assert where(values) == [
+        "policy 0-15 nodes 0-1 gpus 0-7",
+        "ref 0-15 nodes 0-1 gpus 0-7",
+        "engine 0-3 nodes 0-1 gpus 0-3 | 4-7",
+    ]
+
+
+def test_engines_beside_policy_and_reference() -> None:
+    values = {
+        **gpus(4, "policy", "ref"),
+        f"{PLACEMENT}colocate_all": False,
+        f"{ENGINE}num_engines": 3,
+        f"{ENGINE}tensor_parallel_size": 2,
+    }
+    assert where(values) == [
+        "policy 0-3 node 0 gpus 0-3",
+        "ref 0-3 node 0 gpus 0-3",
+        "engine 0-1 node 0 gpus 4-5 | 6-7",
+        "engine 2 node 1 gpus 0-1",
+    ]
+
+
+def test_every_model_on_gpus_of_its_own() -> None:
+    values = {
+        **gpus(4, "policy"),
+        **gpus(2, "critic", "ref"),
+        f"{PLACEMENT}colocate_all": False,
+        f"{PLACEMENT}colocate_policy_ref": False,
+        "trainer.critic.model.path": "critic",
+    }
+    assert where(values, 4) == [
+        "policy 0-3 node 0 gpus 0-3",
+        "critic 0-1 node 1 gpus 0-1",
+        "ref 0-1 node 1 gpus 2-3",
+        "engine 0 node 2 gpus 0",
+    ]
+
+
+def test_an_engine_larger_than_a_machine_has_several() -> None:
+    values = {
+        f"{PLACEMENT}colocate_all": False,
+        f"{ENGINE}tensor_parallel_size": 4,
+        f"{ENGINE}pipeline_parallel_size": 2,
+    }
+    assert where(values, 4)[-1] == "engine 0 nodes 0-1 gpus 0-3"
+
+
+def test_engines_of_others_have_no_place() -> None:
+    values = {f"{PLACEMENT}colocate_all": False, f"{ENGINE}backend": "http"}
+    plan = planned(values)
+    assert plan["engines"] is None
+    assert table(plan).endswith("The engines run already, elsewhere.")
+
+
+def test_the_table_says_what_a_rank_does_in_one_training_step() -> None:
+    values = {
+        **gpus(8, "policy", "ref"),
+        f"{ENGINE}num_engines": 8,
+        "trainer.micro_train_batch_size_per_gpu": 4,
+        "trainer.micro_forward_batch_size_per_gpu": 16,
+    }
+    # 256 prompts x 5 samples / 8 ranks = 160; 1,024 x 5 / 8 = 640
+    assert table(planned(values)).splitlines() == [
+        "8 GPUs on 1 node of 8, 24 actors on Ray.",
+        "",
+        "process  ranks  where",
+        "policy   0-7    node 0 gpus 0-7",
+        "ref      0-7    node 0 gpus 0-7",
+        "engine   0-7    node 0 gpus 0-7",
+        "",
+        "model   ranks  data parallel  one training step of each rank",
+        "policy  8      8              4 optimizer steps of 160 samples, each in 40 micro-batches of 4; "
+        "scores 640 samples in 40 passes of 16",
+        "ref     8      8              scores 640 samples in 40 passes of 16",
+        "",
+        "8 engines of 1 (tensor 1 x pipeline 1 x data 1); 1024 prompts x 5 = 5120 samples in a training step.",
+    ]
+
+
+def test_a_policy_that_takes_one_optimizer_step_does_not_score() -> None:
+    [policy, reference] = planned({"trainer.policy_mini_batch_size": 1024})["models"]
+    assert (policy["optimizer_steps"], policy["rows_scored"], reference["rows_scored"]) == (1, 0, 5120)
+
+
+def test_the_plan_has_the_place_of_every_process() -> None:
+    values = {**gpus(2, "policy", "ref"), f"{ENGINE}tensor_parallel_size": 2}
+    plan = planned(values)
+    assert plan["pools"] == [{"name": "policy+ref+engine", "nodes": [0], "gpus_per_node": 2, "share": 0.3333}]
+    assert [(seat["role"], seat["rank"], seat["places"]) for seat in plan["seats"]] == [
+        ("policy", 0, [[0, 0]]),
+        ("policy", 1, [[0, 1]]),
+        ("ref", 0, [[0, 0]]),
+        ("ref", 1, [[0, 1]]),
+        ("engine", 0, [[0, 0], [0, 1]]),
+    ]
+    assert (plan["models"][0]["gradient_accumulation"], plan["models"][0]["data_parallel"]) == (640, 2)
+
+
+def test_a_thousand_gpus_have_a_plan_of_few_lines() -> None:
+    values = {
+        **gpus(8, "policy", "ref", nodes=64),
+        f"{PLACEMENT}colocate_all": False,
+        f"{ENGINE}num_engines": 512,
+    }
+    plan = planned(values)
+    assert (plan["gpus"], plan["nodes"], len(plan["seats"])) == (1024, 128, 1536)
+    assert where(values)[-1] == "engine 0-511 nodes 64-127 gpus 0-7"
+
+
+def test_on_a_cpu_the_counts_are_processes() -> None:
+    said = table(planned({"trainer.device": "cpu", **gpus(2, "policy", "ref"), f"{ENGINE}num_engines": 2}))
+    assert said.splitlines()[:2] == [
+        "2 slots on 1 node of 8, 6 actors on Ray.",
+        "trainer.device is cpu: where GPUs are counted, a slot is a place for a process.",
+    ]
+    assert "gpus" not in said
+
+
+def test_a_machine_that_is_too_small_is_told() -> None:
+    with pytest.raises(UserError, match="policy needs 8 on one node, and --gpus-per-node says 4"):
+        planned({**gpus(8, "policy"), f"{PLACEMENT}colocate_all": False, "trainer.algorithm.use_kl_loss": False}, 4)
+
+
+def test_the_command_prints_the_table_or_json() -> None:
+    said = CliRunner().invoke(plan, RUN, catch_exceptions=False)
+    assert said.output.startswith("Everything runs in the process of the command.\n")
+    data = json.loads(CliRunner().invoke(plan, [*RUN, "--json"], catch_exceptions=False).output)
+    assert (data["executor"], data["actors"], data["batch"]["samples"]) == ("in_process", 0, 5120)
+
+
+def test_every_mistake_is_told_as_by_config_check() -> None:
+    mistakes = ["trainer.policy_mini_batch_size=300", "trainer.epochs=two", "data.train_data=[]"]
+    error = CliRunner().invoke(plan, [*RUN, *mistakes]).exception
+    assert isinstance(error, ConfigError)
+    assert error.exit_code == 2
+    assert [problem.path for problem in error.problems] == [
+        "trainer.policy_mini_batch_size",
+        "trainer.epochs",
+        "data.train_data",
+    ]
+
+
+def test_a_value_without_effect_is_a_warning_beside_the_plan() -> None:
+    said = CliRunner().invoke(plan, [*RUN, "trainer.algorithm.sapo.tau_pos=2.0"], catch_exceptions=False)
+    assert "has no effect in this run" in said.stderr
+    assert said.stdout.startswith("Everything runs")
+
+
+def test_a_plan_needs_nothing_heavy(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("".join(f'{path} = "{value}"\n' for path, value in (word.split("=") for word in RUN)))
+    program = (
+        "import sys; from skyrl.cli.plan import plan; plan.main([sys.argv[1]], standalone_mode=False); "
+        f"print(*sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(file)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.strip() == ""
+    assert "policy" in done.stdout

@@ -1,0 +1,173 @@
+"""A run on Ray, its processes killed or stopped at any moment: one message names who it was, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from skyrl.processes.leftovers import RUN, marked
+from tests.nano_run import overrides
+
+HEARTBEAT = 10.0
+PATIENCE = 90.0
+
+ON_RAY = {
+    "trainer__placement__executor": "ray",
+    "trainer__placement__colocate_all": False,
+    "trainer__placement__policy_num_gpus_per_node": 2,
+    "trainer__placement__heartbeat_timeout_seconds": HEARTBEAT,
+    "trainer__epochs": 200,
+    "trainer__eval_interval": 100,
+    "trainer__micro_train_batch_size_per_gpu": 2,
+}
+
+
+class Run:
+    """The command in a process of its own, on a cluster of its own."""
+
+    def __init__(self, nano: Path, out: Path) -> None:
+        out.mkdir(parents=True)
+        self.out = out
+        values = overrides(nano, out, **ON_RAY)
+        words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "skyrl.cli", "run", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=out,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+        )
+
+    @property
+    def folder(self) -> Path:
+        """The private folder of the run's cluster."""
+        (folder,) = Path(tempfile.gettempdir()).glob(f"skyrl-ray-{self.process.pid}-*")
+        return folder
+
+    def pid_of(self, name: str) -> int:
+        """Of `engine-0`, `policy-1`, ..., by the log that it writes; of the driver."""
+        if name == "driver":
+            return self.process.pid
+        log = str(self.out / "run" / "logs" / f"{name}.log")
+        (pid,) = [pid for pid in marked(RUN, self.folder.name) if _stdout_of(pid) == log]
+        return pid
+
+    def wait_for_step(self, step: int) -> None:
+        file = self.out / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + 180
+        while not (file.exists() and file.read_text(encoding="utf-8").count("\n") > step):
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < deadline, "the run made no progress"
+            time.sleep(0.05)
+
+    def ends(self, within: float = PATIENCE) -> tuple[int, str]:
+        """Exit status, and what it said."""
+        _, errors = self.process.communicate(timeout=within)
+        return self.process.returncode, errors
+
+
+@contextmanager
+def running(nano: Path, out: Path) -> Iterator[Run]:
+    run = Run(nano, out)
+    try:
+        yield run
+    finally:
+        if run.process.poll() is None:
+            run.process.kill()
+            run.process.communicate()
+
+
+def assert_nothing_is_left(folder: Path) -> None:
+    """No process, no socket, no shared memory that nobody holds any more; what ends later ends within seconds."""
+    deadline = time.monotonic() + 30
+    while (marked(RUN, folder.name) or folder.exists()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert marked(RUN, folder.name) == []
+    assert not folder.exists()  # Ray's sockets, logs and session lie in it
+    assert not [path for path in Path("/dev/shm").iterdir() if folder.name in path.name]
+
+
+def _stdout_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/1")
+    except OSError:
+        return ""
+
+
+def moments(count: int, seed: int) -> list[tuple[int, float]]:
+    """Random steps, and seconds into them."""
+    draw = random.Random(seed)
+    return [(draw.randint(0, 4), draw.uniform(0, 1.5)) for _ in range(count)]
+
+
+@pytest.fixture
+def times(request: pytest.FixtureRequest) -> int:
+    return 10 if request.config.getoption("--long") else 1
+
+
+@pytest.mark.parametrize("victim", ["engine-0", "policy-1"])
+def test_a_killed_process_ends_the_run_and_is_named(nano: Path, tmp_path: Path, victim: str, times: int) -> None:
+    for number, (step, pause) in enumerate(moments(times, seed=len(victim))):
+        with running(nano, tmp_path / str(number)) as run:
+            run.wait_for_step(step)
+            time.sleep(pause)
+            folder = run.folder
+            os.kill(run.pid_of(victim), signal.SIGKILL)
+            status, errors = run.ends()
+        assert status == 1
+        assert re.search(rf"{victim} \(process \d+ on .*died: it was killed", errors), errors
+        assert "Traceback" not in errors
+        assert_nothing_is_left(folder)
+
+
+def test_a_killed_driver_leaves_nothing(nano: Path, tmp_path: Path, times: int) -> None:
+    for number, (step, pause) in enumerate(moments(times, seed=3)):
+        with running(nano, tmp_path / str(number)) as run:
+            run.wait_for_step(step)
+            time.sleep(pause)
+            folder = run.folder
+            run.process.kill()
+            run.process.communicate()
+        assert_nothing_is_left(folder)
+
+
+@pytest.mark.parametrize("victim", ["engine-0", "policy-1"])
+def test_a_stopped_process_ends_the_run_within_the_deadline_and_is_named(
+    nano: Path, tmp_path: Path, victim: str
+) -> None:
+    with running(nano, tmp_path / "out") as run:
+        run.wait_for_step(1)
+        folder = run.folder
+        os.kill(run.pid_of(victim), signal.SIGSTOP)
+        status, errors = run.ends()
+    assert status == 1
+    assert re.search(rf"{victim} \(process \d+ on .*has given no sign of life for 1\d s", errors), errors
+    assert_nothing_is_left(folder)
+
+
+def test_a_stopped_driver_goes_on_where_it_was(nano: Path, tmp_path: Path) -> None:
+    with running(nano, tmp_path / "out") as run:
+        run.wait_for_step(1)
+        folder = run.folder
+        run.process.send_signal(signal.SIGSTOP)
+        time.sleep(1.5 * HEARTBEAT)
+        run.process.send_signal(signal.SIGCONT)
+        done = (run.out / "run" / "metrics.jsonl").read_text(encoding="utf-8").count("\n")
+        run.wait_for_step(done + 2)
+        run.process.send_signal(signal.SIGINT)
+        status, errors = run.ends()
+    assert (status, errors.splitlines()[-1][:8]) == (130, "Stopped.")
+    assert_nothing_is_left(folder)

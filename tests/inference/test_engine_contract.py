@@ -1,0 +1,281 @@
+"""What every engine promises, asked of the torch engine and of vLLM alike; and that they agree token by token.
+
+Each scenario runs in a process of its own, see `vllm_host.py`, which keeps one engine of each kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from skyrl.config import InferenceEngineConfig, SamplingParams
+from skyrl.errors import RunError, UserError, WeightSyncError
+from skyrl.inference.arrival import Shared
+from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
+from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.vllm_engine import VLLMEngine
+from tests.inference.nano import EOS, full_forward_logprobs, keys, nano_tokenizer, prompts, request
+from tests.inference.vllm_host import Host
+from tests.inference.vllm_models import changed, saved, small_model
+
+SECOND_EOS = 101
+"""Another end of a sequence, from the generation config."""
+
+ENGINES: dict[str, Any] = {}
+"""By kind; filled in the other process only."""
+
+
+def make(kind: str, folder: Path, **options: Any) -> InferenceEngine:
+    if kind == "torch":
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return TorchEngine(model, nano_tokenizer(), max_num_seqs=16, **options)
+    config = InferenceEngineConfig(backend="vllm", model_dtype="float32", async_engine=False, max_num_seqs=16)
+    return VLLMEngine(config, model_path=str(folder), device="cpu", tokenizer=nano_tokenizer(), **options)
+
+
+def engine_of(kind: str, folder: Path) -> InferenceEngine:
+    if kind not in ENGINES:
+        ENGINES[kind] = make(kind, folder, max_model_len=96)
+    engine: InferenceEngine = ENGINES[kind]
+    return engine
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    with Host() as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = small_model()
+    model.generation_config.eos_token_id = [EOS, SECOND_EOS]
+    return saved(tmp_path_factory.mktemp("contract") / "model", model)
+
+
+both = pytest.mark.parametrize("kind", ["torch", "vllm"])
+
+
+async def draw(kind: str, folder: Path, *asked: GenerationRequest) -> list[tuple[Completion, ...]]:
+    return list(await asyncio.gather(*map(engine_of(kind, folder).generate, asked)))
+
+
+def agree(one: list[tuple[Completion, ...]], other: list[tuple[Completion, ...]]) -> None:
+    """The same but for the rounding of log-probabilities."""
+    for ours, theirs in zip(sum(one, ()), sum(other, ()), strict=True):
+        assert attrs.evolve(ours, logprobs=()) == attrs.evolve(theirs, logprobs=())
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+
+
+GREEDY = [request(prompt, temperature=0.0, max_generate_length=80) for prompt in prompts(*range(3, 27, 2))]
+
+
+def test_both_engines_draw_the_same_greedy_completions(host: Host, folder: Path) -> None:
+    ours, theirs = host.run(draw, "torch", folder, *GREEDY), host.run(draw, "vllm", folder, *GREEDY)
+    agree(ours, theirs)
+    said = sum(ours, ())
+    assert {completion.stop_reason for completion in said} == {"stop", "length"}
+    ends = {completion.token_ids[-1] for completion in said if completion.stop_reason == "stop"}
+    assert SECOND_EOS in ends  # and such a token stays in the ids
+
+
+def test_both_engines_stop_at_the_same_stop_strings(host: Host, folder: Path) -> None:
+    asked = []
+    for one, said in zip(GREEDY, host.run(draw, "torch", folder, *GREEDY), strict=True):
+        pairs = [said[0].text[at : at + 2] for at in range(2, len(said[0].text) - 2)]
+        stops = tuple(pair for pair in pairs if pair.isascii() and pair.isprintable())[:1]
+        sampling = SamplingParams(temperature=0.0, max_generate_length=80, stop=(*stops, "nowhere"))
+        asked.append(attrs.evolve(one, sampling=sampling))
+    ours, theirs = host.run(draw, "torch", folder, *asked), host.run(draw, "vllm", folder, *asked)
+    agree(ours, theirs)
+    stopped = [c.text for c, one in zip(sum(ours, ()), asked, strict=True) if c.text.endswith(one.sampling.stop or ())]
+    assert len(stopped) >= 6
+
+
+def test_both_engines_apply_a_repetition_penalty_alike(host: Host, folder: Path) -> None:
+    asked = [request(p, temperature=0.0, repetition_penalty=1.7) for p in prompts(4, 9)]
+    agree(host.run(draw, "torch", folder, *asked), host.run(draw, "vllm", folder, *asked))
+
+
+@both
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.02}, {"temperature": 1.3}, {"top_p": 0.5}]
+)
+def test_logprobs_are_those_of_the_tempered_softmax_before_any_cut(
+    host: Host, folder: Path, kind: str, sampling: dict[str, Any]
+) -> None:
+    asked = [request(p, count=3, **sampling) for p in prompts(4, 11)]  # one batch, so greedy rows beside tempered ones
+    mixed = [*asked, request(prompts(6)[0], temperature=0.0)]
+    model = small_model()
+    for one, completions in zip(mixed, host.run(draw, kind, folder, *mixed), strict=True):
+        for completion in completions:
+            temperature = one.sampling.temperature or 1.0
+            expected = full_forward_logprobs(model, one.prompt_ids, completion, temperature)
+            assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+@both
+def test_a_sample_draws_the_same_whatever_runs_beside_it(host: Host, folder: Path, kind: str) -> None:
+    asked = request(prompts(7)[0], count=3)
+    alone = host.run(draw, kind, folder, asked)
+    others = [request(p, count=2) for p in prompts(5, 9)]
+    (among, *_) = host.run(draw, kind, folder, asked, *others)
+    assert [c.token_ids for c in among] == [c.token_ids for c in alone[0]]
+    assert len({c.token_ids for c in among}) == 3  # each sample has draws of its own
+
+
+@both
+def test_each_key_gets_its_completion_in_order(host: Host, folder: Path, kind: str) -> None:
+    asked = request(prompts(7)[0], count=5)
+    (whole,) = host.run(draw, kind, folder, asked)
+    turned = attrs.evolve(asked, keys=tuple(reversed(keys("of 7 tokens", 5))))
+    (backwards,) = host.run(draw, kind, folder, turned)
+    assert [c.token_ids for c in backwards] == [c.token_ids for c in reversed(whole)]
+
+
+@both
+def test_the_model_ends_where_its_longest_sequence_ends(host: Host, folder: Path, kind: str) -> None:
+    nearly, full = prompts(91, 96)
+    asked = [request(nearly, temperature=0.0), request(full)]
+    (five,), (none,) = host.run(draw, kind, folder, *asked)
+    assert (len(five.token_ids), five.stop_reason) == (5, "length")
+    assert (none.token_ids, none.text, none.stop_reason) == ((), "", "length")
+
+
+@both
+def test_what_cannot_be_answered_is_refused_by_name(host: Host, folder: Path, kind: str) -> None:
+    with pytest.raises(RunError, match="prompt 'of 97 tokens' has 97 tokens, more than max_model_len = 96"):
+        host.run(draw, kind, folder, request(prompts(97)[0]))
+    with pytest.raises(RunError, match="prompt 'nothing' is empty"):
+        host.run(draw, kind, folder, request((), name="nothing"))
+    with pytest.raises(UserError, match="no setting called beams"):
+        host.run(draw, kind, folder, request((1,), additional_kwargs={"beams": 2}))
+
+
+async def work_around_a_pause(kind: str, folder: Path) -> list[bool]:
+    engine = engine_of(kind, folder)
+    running = asyncio.create_task(engine.generate(request((1, 2), temperature=0.0, max_generate_length=60)))
+    await asyncio.sleep(0.05)
+    await engine.pause()
+    await asyncio.sleep(0.01)
+    finished = running.done()
+    waiting = asyncio.create_task(engine.generate(request((3, 4))))
+    await asyncio.sleep(0.3)
+    held = not waiting.done()
+    await engine.resume()
+    return [finished, held, len(await waiting) == 1]
+
+
+@both
+def test_a_pause_lets_running_samples_finish_and_holds_later_ones(host: Host, folder: Path, kind: str) -> None:
+    assert host.run(work_around_a_pause, kind, folder) == [True, True, True]
+
+
+async def load(kind: str, folder: Path, fault: str) -> tuple[str, list[tuple[Completion, ...]]]:
+    """What loading new weights raises, and greedy completions after it."""
+    engine, problem = engine_of(kind, folder), ""
+    weights = dict(changed(small_model(), seed=5))
+    if fault == "missing":
+        del weights["model.norm.weight"]
+    elif fault == "unknown":
+        weights["model.extra.weight"] = torch.zeros(1)
+    elif fault == "shape":
+        weights["model.norm.weight"] = torch.zeros(7)
+    if fault != "not paused":
+        await engine.pause()
+    try:
+        await engine.load_weights(Shared(tuple(weights.items())), engine.weight_version + 1)
+    except WeightSyncError as error:
+        problem = str(error)
+    await engine.resume()
+    return problem, await draw(kind, folder, *GREEDY[:3])
+
+
+@both
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("missing", "model.norm.weight is missing"),
+        ("unknown", "model.extra.weight is not a weight of this model"),
+        ("shape", r"model.norm.weight has shape (7,), this model's has (64,)"),
+        ("not paused", "before the engine was paused and idle"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_and_the_old_ones_kept(
+    host: Host, folder: Path, kind: str, fault: str, said: str
+) -> None:
+    before = host.run(draw, kind, folder, *GREEDY[:3])
+    problem, after = host.run(load, kind, folder, fault)
+    assert said in problem
+    agree(after, before)
+
+
+async def load_and_restore(kind: str, folder: Path) -> tuple[list[Any], list[Any], list[Any]]:
+    """Completions under the stored weights, under changed ones, and under the stored ones again."""
+    before = await draw(kind, folder, *GREEDY[:3])
+    problem, new = await load(kind, folder, "none")
+    assert not problem
+    engine = engine_of(kind, folder)
+    await engine.pause()
+    await engine.load_weights(Shared(tuple(small_model().state_dict().items())), engine.weight_version + 1)
+    await engine.resume()
+    return before, new, await draw(kind, folder, *GREEDY[:3])
+
+
+@both
+def test_after_new_weights_nothing_computed_with_the_old_ones_is_left(host: Host, folder: Path, kind: str) -> None:
+    before, new, restored = host.run(load_and_restore, kind, folder)
+    model = small_model()
+    changed(model, seed=5)
+    for asked, (completion,) in zip(GREEDY[:3], new, strict=True):
+        expected = full_forward_logprobs(model, asked.prompt_ids, completion, 1.0)
+        assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+    versions = [{*c.weight_versions} for group in (before, new, restored) for (c,) in group]
+    (first,), (second,), (third,) = versions[0], versions[3], versions[6]
+    assert (second, third) == (first + 1, first + 2)
+    agree(restored, [tuple(attrs.evolve(c, weight_versions=(third,) * len(c.token_ids)) for c in g) for g in before])
+
+
+async def give_up(kind: str, folder: Path) -> bool:
+    """Whether an engine can be paused at once after a long request was given up."""
+    engine = engine_of(kind, folder)
+    long = asyncio.create_task(engine.generate(request((1,), count=4, max_generate_length=90)))
+    await asyncio.sleep(0.02)
+    long.cancel()
+    await asyncio.gather(long, return_exceptions=True)
+    await asyncio.wait_for(engine.pause(), 30)
+    await engine.resume()
+    return long.cancelled()
+
+
+@both
+def test_a_request_that_nobody_waits_for_is_given_up(host: Host, folder: Path, kind: str) -> None:
+    assert host.run(give_up, kind, folder)
+
+
+async def close_while_paused(kind: str, folder: Path) -> list[str]:
+    """What a request raises that waits while an engine is closed, and one that comes later."""
+    engine = make(kind, folder)
+    await engine.pause()
+    waiting = asyncio.create_task(engine.generate(request((1, 2))))
+    await asyncio.sleep(0.05)
+    await engine.close()
+    said = []
+    for call in (waiting, engine.generate(request((1, 2)))):
+        try:
+            await asyncio.wait_for(call, 30)
+        except RunError as error:
+            said.append(str(error))
+    return said
+
+
+@both
+def test_a_closed_engine_refuses_who_waits_and_who_comes(host: Host, folder: Path, kind: str) -> None:
+    assert host.run(close_while_paused, kind, folder) == ["this inference engine was closed"] * 2

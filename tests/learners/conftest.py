@@ -1,0 +1,50 @@
+"""What the learners' tests share: processes that are started once, and a configuration of the nano model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skyrl.config import (
+    AlgorithmConfig,
+    CriticConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PolicyConfig,
+    RefConfig,
+    TrainerConfig,
+)
+from tests.learners.pool import Pool
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    started = Pool(4)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def zero_pool() -> Iterator[Pool]:
+    started = Pool(2, stay=True)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def small(nano: Path) -> TrainerConfig:
+    """Nothing of it is left to be derived. The model's head is tied to its embeddings."""
+    model = ModelConfig(path=str(nano / "model"))
+    return TrainerConfig(
+        policy=PolicyConfig(model=model, optimizer_config=OptimizerConfig(lr=1e-3)),
+        critic=CriticConfig(model=model, optimizer_config=OptimizerConfig(lr=1e-2)),
+        ref=RefConfig(model=model),
+        algorithm=AlgorithmConfig(temperature=1.0, use_kl_loss=True, kl_loss_coef=0.1),
+        device="cpu",
+        compute_dtype="float32",
+        attention="sdpa",
+        micro_train_batch_size_per_gpu=2,
+        micro_forward_batch_size_per_gpu=3,
+    )

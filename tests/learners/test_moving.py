@@ -1,0 +1,85 @@
+"""Leaving a device to others and coming back, seen by a mover that moves nothing and writes down what it was asked."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from skyrl.config import TrainerConfig
+from skyrl.learners.group import LearnerGroup
+from skyrl.learners.moving import Mover, local_bytes
+from skyrl.learners.workers import PolicyWorker, RefWorker
+from skyrl.training.objective import policy_objective
+from tests.learners.pool import Pool
+from tests.learners.rows import batch
+
+
+class Recorder(Mover):
+    """Takes every tensor for one that is elsewhere."""
+
+    def __init__(self) -> None:
+        self.moved: list[tuple[tuple[int, ...], torch.device]] = []
+
+    def move(self, tensor: Tensor, device: torch.device) -> tuple[Tensor, int]:
+        self.moved.append((tuple(tensor.shape), device))
+        return tensor, local_bytes(tensor)
+
+
+def worker(trainer: TrainerConfig, mover: Mover | None = None) -> PolicyWorker:
+    return PolicyWorker(trainer, policy_objective(trainer.algorithm), mover=mover)
+
+
+def size_of(policy: PolicyWorker) -> int:
+    return sum(parameter.nbytes for parameter in policy.model.parameters())
+
+
+def buffers_of(policy: PolicyWorker) -> int:
+    return sum(buffer.nbytes for buffer in policy.model.buffers())
+
+
+async def test_the_model_goes_first_then_two_slots_for_each_weight(small: TrainerConfig) -> None:
+    recorder = Recorder()
+    policy = worker(small, recorder)
+    await policy.update(batch().given(ref_logprobs=torch.zeros(6, 12)))
+    assert await policy.offload() == 3 * size_of(policy) + buffers_of(policy)
+    shapes = [shape for shape, _ in recorder.moved]
+    parameters = [tuple(parameter.shape) for parameter in policy.model.parameters()]
+    buffers = len(list(policy.model.buffers()))
+    assert sorted(shapes[: len(parameters) + buffers]) == sorted(
+        [*parameters, *(tuple(buffer.shape) for buffer in policy.model.buffers())]
+    )
+    assert shapes[len(parameters) + buffers :] == [shape for shape in parameters for _ in range(2)]
+    assert all(parameter.grad is None for parameter in policy.model.parameters())
+
+
+async def test_parts_move_alone(small: TrainerConfig) -> None:
+    policy = worker(small, Recorder())
+    await policy.update(batch().given(ref_logprobs=torch.zeros(6, 12)))
+    assert await policy.offload(model=False) == 2 * size_of(policy)
+    assert await policy.onload(optimizer=False) == size_of(policy) + buffers_of(policy)
+
+
+async def test_each_rank_moves_its_shards(pool: Pool, small: TrainerConfig) -> None:
+    objective = policy_objective(small.algorithm)
+    learner = LearnerGroup(pool.start(partial(PolicyWorker, small, objective, mover=Recorder()), 2), objective)
+    await learner.update(batch().given(ref_logprobs=torch.zeros(6, 12)))
+    whole = worker(small)
+    assert await learner.offload() == 3 * size_of(whole) + 2 * buffers_of(whole)
+    assert await learner.onload(optimizer=False) == size_of(whole) + 2 * buffers_of(whole)
+
+
+async def test_on_a_cpu_nothing_moves_and_learning_goes_on(small: TrainerConfig) -> None:
+    stays, goes = worker(small), worker(small)
+    rows = batch().given(ref_logprobs=torch.zeros(6, 12))
+    for policy in (stays, goes):
+        await policy.update(rows)
+    assert (await goes.offload(), await goes.onload()) == (0, 0)
+    assert await goes.update(rows) == await stays.update(rows)
+
+
+async def test_a_reference_has_only_weights_to_move(small: TrainerConfig) -> None:
+    reference = RefWorker(small, mover=Recorder())
+    weights = sum(parameter.nbytes for parameter in reference.model.parameters())
+    assert await reference.offload() == weights + sum(buffer.nbytes for buffer in reference.model.buffers())

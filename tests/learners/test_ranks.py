@@ -1,0 +1,56 @@
+"""How ranks find each other, and what happens when one does not come."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from skyrl.errors import ProcessError
+from skyrl.learners.ranks import Ranks, Rendezvous
+
+CPU = torch.device("cpu")
+
+
+def test_a_rank_that_waits_in_vain_says_who_it_waited_for() -> None:
+    with Rendezvous(timeout=1.0) as rendezvous:
+        first, _ = rendezvous.ranks("critic", 2)
+        with pytest.raises(ProcessError, match=r"rank 0 of the 2 critic ranks did not meet the others .* within 1 s"):
+            first.join(CPU)
+    assert not dist.is_initialized()
+
+
+def test_a_store_that_is_not_there_is_named() -> None:
+    with Rendezvous(timeout=1.0) as rendezvous:
+        _, second = rendezvous.ranks("policy", 2)
+    with pytest.raises(ProcessError, match=rf"through the store at 127\.0\.0\.1:{rendezvous.address[1]}"):
+        second.join(CPU)
+
+
+def test_a_rendezvous_listens_on_loopback_unless_told_otherwise() -> None:
+    with Rendezvous() as rendezvous:
+        assert rendezvous.address[0] == "127.0.0.1"
+
+
+def test_ranks_travel() -> None:
+    with Rendezvous() as rendezvous:
+        ranks = rendezvous.ranks("ref", 3)
+    assert [(each.rank, each.size, each.name) for each in ranks] == [(0, 3, "ref"), (1, 3, "ref"), (2, 3, "ref")]
+    assert pickle.loads(pickle.dumps(ranks)) == ranks
+
+
+def test_roles_of_one_process_share_its_group_until_the_last_leaves() -> None:
+    policy, ref = Ranks(name="policy"), Ranks(name="ref")
+    policy.join(CPU)
+    ref.join(CPU)
+    policy.leave()
+    assert dist.is_initialized()
+    ref.leave()
+    assert not dist.is_initialized()
+
+
+def test_hybrid_sharding_needs_groups_of_equal_size() -> None:
+    with pytest.raises(ValueError, match="fsdp_size = 3 does not divide 4 ranks"):
+        Ranks(size=4).mesh(CPU, shard_size=3)

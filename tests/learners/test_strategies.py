@@ -1,0 +1,331 @@
+"""One contract for every way of spreading a learner: same seed and data, same losses, gradients, weights and scores."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
+from skyrl.config import MixedPrecisionConfig, TrainerConfig
+from skyrl.errors import ModelError, NonFiniteError, ResumeError
+from skyrl.learners.group import LearnerGroup, ScorerGroup
+from skyrl.learners.regression import ReturnRegression
+from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
+from skyrl.processes.handles import Group
+from skyrl.processes.in_process import LocalHandle
+from skyrl.training.objective import policy_objective
+from skyrl.tree import evolve_at
+from tests.inference.nano import nano_model
+from tests.learners.pool import Pool
+from tests.learners.rows import batch
+
+FSDP = "policy.fsdp_config."
+ZERO = "policy.deepspeed_config.zero_optimization."
+DEEPSPEED = {"strategy": "deepspeed"}
+
+WAYS: dict[str, tuple[dict[str, Any], int]] = {
+    "FSDP2 on 2 ranks": ({"strategy": "fsdp2"}, 2),
+    "FSDP2 on 4 ranks": ({"strategy": "fsdp"}, 4),
+    "FSDP2 hybrid 2x2": ({FSDP + "fsdp_size": 2}, 4),
+    "ZeRO-2 on 2 ranks": ({**DEEPSPEED, ZERO + "stage": 2}, 2),
+    "ZeRO-3 on 2 ranks": ({**DEEPSPEED, ZERO + "stage": 3}, 2),
+    "ZeRO-0 on 2 ranks": ({**DEEPSPEED, ZERO + "stage": 0}, 2),
+    "ZeRO-1 on 2 ranks": ({**DEEPSPEED, ZERO + "stage": 1}, 2),
+}
+VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
+    "one process, a row at a time": ({"micro_train_batch_size_per_gpu": 1}, 1),
+    "one process, all rows at once": ({"micro_train_batch_size_per_gpu": 8}, 1),
+    "FSDP2, a row at a time": ({"micro_train_batch_size_per_gpu": 1}, 2),
+    "FSDP2, three rows and one": ({"micro_train_batch_size_per_gpu": 3}, 2),
+    "FSDP2, padded": ({"use_sample_packing": False}, 2),
+    "FSDP2, recomputing": ({"recompute_activations": True}, 2),
+    "FSDP2, resting on the host": ({FSDP + "cpu_offload": True}, 2),
+    "FSDP2, keeping weights after forward": ({FSDP + "reshard_after_forward": False}, 2),
+    "FSDP2, resharding to 2 of 4 ranks": ({FSDP + "reshard_after_forward": 2}, 4),
+    "FSDP2, attention alone wrapped": (
+        {FSDP + "wrap_policy": {"transformer_layer_cls_to_wrap": ["Qwen2Attention"]}},
+        2,
+    ),
+    "ZeRO-2, a row at a time": ({**DEEPSPEED, ZERO + "stage": 2, "micro_train_batch_size_per_gpu": 1}, 2),
+    "ZeRO-2, offloaded optimizer": ({**DEEPSPEED, ZERO + "stage": 2, ZERO + "offload_optimizer.device": "cpu"}, 2),
+    "ZeRO-3, three rows and one": ({**DEEPSPEED, "micro_train_batch_size_per_gpu": 3}, 2),
+    "ZeRO-3, padded, recomputing": ({**DEEPSPEED, "use_sample_packing": False, "recompute_activations": True}, 2),
+    "ZeRO-3, all sharded": ({**DEEPSPEED, ZERO + "stage3_param_persistence_threshold": 0}, 2),
+    "ZeRO-3, offloaded": (
+        {**DEEPSPEED, ZERO + "offload_param.device": "cpu", ZERO + "offload_optimizer.device": "cpu"},
+        2,
+    ),
+}
+STEPS = 5
+
+
+class Spread:
+    """Learners by name of the way they are spread."""
+
+    def __init__(self, pool: Pool, zero_pool: Pool, small: TrainerConfig) -> None:
+        self._pools, self._small = {"fsdp": pool, "fsdp2": pool, "deepspeed": zero_pool}, small
+
+    def policy(self, changes: dict[str, Any], ranks: int) -> LearnerGroup[PolicyWorker]:
+        trainer = changed(self._small, changes)
+        objective = policy_objective(trainer.algorithm)
+        maker = partial(PolicyWorker, trainer, objective)
+        return LearnerGroup(self.start(maker, ranks, trainer.strategy), objective)
+
+    def start(self, maker: Any, ranks: int, strategy: str) -> Group[Any]:
+        """In this process where there is one rank."""
+        return Group([LocalHandle("rank-0", maker())]) if ranks == 1 else self._pools[strategy].start(maker, ranks)
+
+
+def changed(trainer: TrainerConfig, changes: dict[str, Any]) -> TrainerConfig:
+    for path, value in changes.items():
+        trainer = evolve_at(trainer, path, value)
+    return trainer
+
+
+@attrs.frozen(eq=False)
+class Course:
+    """What five steps of a learner looked like."""
+
+    metrics: list[dict[str, float]]
+    weights: dict[str, Tensor]
+    scores: Tensor
+
+
+@pytest.fixture(scope="module")
+def spread(pool: Pool, zero_pool: Pool, small: TrainerConfig) -> Spread:
+    return Spread(pool, zero_pool, small)
+
+
+def mini_batch(step: int, rows: int = 8) -> TrainingBatch:
+    """With old and reference log-probabilities, so that the loss depends on the weights."""
+    plain = batch(rows, seed=step)
+    generator = torch.Generator().manual_seed(step)
+    noise = [torch.randn(plain.input_ids.shape, generator=generator) for _ in range(2)]
+    old, ref = (torch.where(plain.loss_mask, -6 + 2 * each, 0.0) for each in noise)
+    return plain.given(old_logprobs=old, ref_logprobs=ref, rollout_logprobs=old)
+
+
+async def course(learner: LearnerGroup[PolicyWorker]) -> Course:
+    metrics = [await learner.update(mini_batch(step)) for step in range(STEPS)]
+    return Course(metrics, await weights_of(learner), await learner.score(batch(7)))
+
+
+async def weights_of(learner: LearnerGroup[PolicyWorker]) -> dict[str, Tensor]:
+    return await learner.stream(copies)
+
+
+def copies(weights: Any) -> dict[str, Tensor]:
+    return {name: weight.clone() for name, weight in weights}
+
+
+@pytest.fixture(scope="module")
+def alone(spread: Spread) -> Course:
+    return asyncio.run(course(spread.policy({}, 1)))
+
+
+def assert_same_numbers(one: dict[str, float], other: dict[str, float]) -> None:
+    """To 1e-5, relative or absolute."""
+    assert other == {name: pytest.approx(value, rel=1e-5, abs=1e-5) for name, value in one.items()}
+
+
+def assert_same_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert list(one) == list(other)
+    for name in one:
+        torch.testing.assert_close(other[name], one[name], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*WAYS, *VARIANTS])
+async def test_five_steps_are_those_of_one_process(name: str, spread: Spread, alone: Course) -> None:
+    other = await course(spread.policy(*(WAYS | VARIANTS)[name]))
+    for one, two in zip(alone.metrics, other.metrics, strict=True):
+        assert_same_numbers(one, two)
+    assert_same_weights(alone.weights, other.weights)
+    torch.testing.assert_close(other.scores, alone.scores, atol=2e-5, rtol=1e-5)
+
+
+def test_the_losses_of_the_five_steps_differ_so_that_their_equality_says_something(alone: Course) -> None:
+    losses = [metrics["final_loss"] for metrics in alone.metrics]
+    assert min(abs(one - two) for one in losses for two in losses if one is not two) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["FSDP2 on 4 ranks", "ZeRO-3 on 2 ranks"])
+async def test_a_model_that_has_not_learned_scores_as_it_was_loaded(name: str, spread: Spread) -> None:
+    one, other = spread.policy({}, 1), spread.policy(*WAYS[name])
+    rows = batch(4)
+    torch.testing.assert_close(await other.score(rows), await one.score(rows), atol=1e-6, rtol=1e-6)
+    assert_same_weights(await weights_of(one), await weights_of(other))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("name", ["FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"])
+async def test_models_of_other_kinds_start_and_learn_alike(
+    kind: str, name: str, spread: Spread, tmp_path: Path
+) -> None:
+    nano_model(kind).save_pretrained(tmp_path)
+    path = {"policy.model.path": str(tmp_path)}
+    changes, ranks = WAYS[name]
+    one, other = spread.policy(path, 1), spread.policy(changes | path, ranks)
+    for step in range(2):
+        assert_same_numbers(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+    assert_same_weights(await weights_of(one), await weights_of(other))
+
+
+@pytest.mark.parametrize("name", ["FSDP2 on 2 ranks", "ZeRO-2 on 2 ranks", "ZeRO-3 on 2 ranks"])
+async def test_rows_that_do_not_divide_and_ranks_without_a_token_change_nothing(name: str, spread: Spread) -> None:
+    one, other = spread.policy({}, 1), spread.policy(*WAYS[name])
+    uneven = mini_batch(0, rows=7)
+    lopsided = uneven.given(loss_mask=uneven.loss_mask & (torch.arange(7) < 4).unsqueeze(1))
+    for rows in (uneven, lopsided):
+        assert_same_numbers(await one.update(rows), await other.update(rows))
+    assert_same_weights(await weights_of(one), await weights_of(other))
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [
+        ("FSDP2 on 2 ranks", None),
+        ("FSDP2 on 2 ranks", "FSDP2 on 4 ranks"),
+        ("FSDP2 on 2 ranks", "ZeRO-0 on 2 ranks"),
+        ("FSDP2 on 2 ranks", "ZeRO-2 on 2 ranks"),
+        ("FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"),
+        ("ZeRO-2 on 2 ranks", "ZeRO-3 on 2 ranks"),
+        ("ZeRO-3 on 2 ranks", None),
+        ("ZeRO-0 on 2 ranks", "FSDP2 hybrid 2x2"),
+    ],
+)
+async def test_a_state_goes_on_under_another_strategy(
+    saved: str, loaded: str | None, spread: Spread, alone: Course
+) -> None:
+    first = spread.policy(*WAYS[saved])
+    for step in range(3):
+        await first.update(mini_batch(step))
+    tensors, numbers = await first.state()
+    second = spread.policy(*(WAYS[loaded] if loaded else ({}, 1)))
+    await second.update(mini_batch(9))  # what is there before is replaced
+    await second.load_state(tensors, numbers)
+    for step in (3, 4):
+        assert_same_numbers(alone.metrics[step], await second.update(mini_batch(step)))
+    assert_same_weights(alone.weights, await weights_of(second))
+
+
+@pytest.mark.parametrize("name", ["FSDP2 on 2 ranks", "ZeRO-2 on 2 ranks", "ZeRO-3 on 2 ranks"])
+async def test_a_state_from_before_the_first_step_forgets_later_ones(name: str, spread: Spread, alone: Course) -> None:
+    learner = spread.policy(*WAYS[name])
+    tensors, numbers = await learner.state()
+    assert not any(name.startswith("optimizer.") for name in tensors)
+    await learner.update(mini_batch(9))
+    await learner.load_state(tensors, numbers)
+    assert_same_numbers(alone.metrics[0], await learner.update(mini_batch(0)))
+    assert_same_numbers(alone.metrics[1], await learner.update(mini_batch(1)))
+
+
+@pytest.mark.parametrize("name", ["FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"])
+async def test_the_state_of_another_model_is_refused(name: str, spread: Spread) -> None:
+    learner = spread.policy(*WAYS[name])
+    tensors, numbers = await learner.state()
+    by_number = {"optimizer.0.exp_avg": torch.zeros(3)}
+    with pytest.raises(ResumeError, match="it has optimizer state of '0'"):
+        await learner.load_state(tensors | by_number, numbers)
+    del tensors["model.model.norm.weight"]
+    with pytest.raises(ResumeError, match=r"for model\.norm\.weight, of shape \(32,\), it holds nothing"):
+        await learner.load_state(tensors, numbers)
+
+
+@pytest.mark.parametrize("name", ["one process", *WAYS])
+async def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all(name: str, spread: Spread) -> None:
+    changes, ranks = WAYS.get(name, ({}, 1))
+    learner = spread.policy({**changes, "policy.optimizer_config.max_skipped_updates": 1}, ranks)
+    twin = spread.policy({}, 1)
+    await learner.update(mini_batch(0))
+    await twin.update(mini_batch(0))
+    good, last = mini_batch(1), torch.arange(8) == 7
+    assert good.advantages is not None
+    bad = evolve(good, advantages=torch.where(last.unsqueeze(1), torch.nan, good.advantages))
+    assert (await learner.update(bad))["skipped_updates"] == 1
+    assert_same_weights(await weights_of(twin), await weights_of(learner))
+    assert_same_numbers(await twin.update(good), await learner.update(good))
+    assert (await learner.update(bad))["skipped_updates"] == 1
+    with pytest.raises(NonFiniteError, match=r"2 times in a row.*lower|trainer\.policy\.optimizer_config\.lr"):
+        await learner.update(bad)
+    assert_same_weights(await weights_of(twin), await weights_of(learner))
+
+
+async def test_computing_in_bfloat16_stays_near_float32(spread: Spread, alone: Course) -> None:
+    precision = MixedPrecisionConfig(param_dtype="bf16", reduce_dtype="fp32")
+    mixed = await course(spread.policy({FSDP + "mixed_precision": precision}, 2))
+    zero = await course(spread.policy({**DEEPSPEED, "compute_dtype": "bfloat16"}, 2))
+    for other in (mixed, zero):
+        assert other.metrics[0]["grad_norm"] == pytest.approx(alone.metrics[0]["grad_norm"], rel=0.05)
+        assert other.metrics[0]["grad_norm"] != pytest.approx(alone.metrics[0]["grad_norm"], rel=1e-5)
+        assert {weight.dtype for weight in other.weights.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "deepspeed"])
+async def test_the_reference_scores_alike_on_any_number_of_ranks(
+    strategy: str, spread: Spread, small: TrainerConfig
+) -> None:
+    one = RefWorker(small)
+    maker = partial(RefWorker, evolve_at(small, "strategy", strategy))
+    many = ScorerGroup[RefWorker](spread.start(maker, 2, strategy))
+    torch.testing.assert_close(await many.score(batch(7)), await one.score(batch(7)), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks"),
+    [({}, 1), ({}, 2), ({**DEEPSPEED, "critic.deepspeed_config.zero_optimization.stage": 2}, 2), (DEEPSPEED, 2)],
+)
+async def test_a_critic_learns_returns_alike_on_any_number_of_ranks(
+    changes: dict[str, Any], ranks: int, spread: Spread, small: TrainerConfig
+) -> None:
+    objective = ReturnRegression(value_clip=None)
+    rows = batch(8)
+    rows = rows.given(returns=torch.where(rows.loss_mask, 1.0, 0.0))
+    one = CriticWorker(small, objective)
+    trainer = changed(small, changes)
+    group = spread.start(partial(CriticWorker, trainer, objective), ranks, trainer.strategy)
+    critic = LearnerGroup[CriticWorker](group, objective)
+    losses = []
+    for _ in range(STEPS):
+        metrics = await critic.update(rows)
+        assert_same_numbers(await one.update(rows), metrics)
+        losses.append(metrics["critic_loss"])
+    assert losses[0] == pytest.approx(0.5, abs=0.1), "new values are near 0 and the returns are 1"
+    assert losses[-1] < losses[0] / 2
+    torch.testing.assert_close(await critic.score(rows), await one.score(rows), atol=1e-4, rtol=1e-4)
+    names = [name for name, _, _ in await critic.metadata()]
+    assert names[-1] == "value_head.weight" and "lm_head.weight" not in names
+
+
+def test_a_wrap_policy_that_names_no_module_is_refused(pool: Pool, small: TrainerConfig) -> None:
+    wrong = evolve_at(small, FSDP + "wrap_policy", {"transformer_layer_cls_to_wrap": ["LlamaLayer"]})
+    with pytest.raises(ModelError, match="names LlamaLayer, and the model has no such module"):
+        pool.start(partial(PolicyWorker, wrong, policy_objective(wrong.algorithm)), 2)
+
+
+async def test_all_ranks_are_free_again_when_a_consumer_of_the_weights_fails(spread: Spread) -> None:
+    learner = spread.policy(*WAYS["FSDP2 on 2 ranks"])
+    with pytest.raises(ZeroDivisionError):
+        await learner.stream(fail_at_the_second)
+    assert len(await weights_of(learner)) == len(await learner.metadata())
+
+
+def fail_at_the_second(weights: Any) -> None:
+    next(weights)
+    next(weights)
+    raise ZeroDivisionError
+
+
+async def test_metadata_are_what_is_streamed(spread: Spread) -> None:
+    for name in ("FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"):
+        learner = spread.policy(*WAYS[name])
+        streamed = await weights_of(learner)
+        expected = [(name, tuple(weight.shape), "float32") for name, weight in streamed.items()]
+        assert await learner.metadata() == expected

@@ -1,0 +1,48 @@
+"""Layouts for the tests, and ways to look for what a run has left."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from skyrl.planning.layout import Layout, Pool, Seat
+from skyrl.processes.leftovers import folder_of_this_process
+
+
+def layout(**ranks: int) -> Layout:
+    """One machine, one slot for each rank of each role."""
+    names = [(role, rank) for role, count in ranks.items() for rank in range(count)]
+    seats = [Seat(role=role, rank=rank, pool="all", gpus=(slot,)) for slot, (role, rank) in enumerate(names)]
+    return Layout(pools=(Pool(name="all", nodes=1, gpus_per_node=len(seats)),), seats=tuple(seats))
+
+
+def lives(pid: int) -> bool:
+    """Whether there is such a process, and not just its entry in the table."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def family(pid: int) -> list[int]:
+    """Every process that this one started, directly or not."""
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+def own_folder() -> Path:
+    """The private folder of the cluster that this process has started."""
+    return folder_of_this_process(Path(tempfile.gettempdir()))
+
+
+def soon(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Waits until the condition holds; false where it never does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from skyrl.errors import NonFiniteError, ProcessError
+from skyrl.processes.handles import Group, Processes
+from skyrl.processes.in_process import InProcess
+from tests.processes.conftest import SharedCluster
+from tests.processes.objects import Counter, Counts, total, unmakeable
+
+
+@pytest.fixture(scope="module", params=["in process", "on Ray"])
+def processes(request: pytest.FixtureRequest) -> Processes:
+    if request.param == "in process":
+        return InProcess()
+    shared: SharedCluster = request.getfixturevalue("shared_cluster")
+    return shared.processes()
+
+
+@pytest.fixture(scope="module")
+def counters(processes: Processes) -> Group[Counter]:
+    return processes.start("counter", [partial(Counter, 5)])
+
+
+def test_a_group_has_a_handle_with_a_name_for_each_maker(counters: Group[Counter]) -> None:
+    assert [handle.name for handle in counters.handles] == ["counter-0"]
+
+
+async def test_an_object_keeps_its_state_between_calls(counters: Group[Counter]) -> None:
+    (before,) = await counters.call(total)
+    assert await counters.call(Counter.add, 2) == [before + 2]
+    assert await counters.call(Counter.add, number=3) == [before + 5]
+
+
+async def test_a_coroutine_is_awaited(counters: Group[Counter]) -> None:
+    (before,) = await counters.call(total)
+    assert await counters.handles[0].call(Counter.add_later, 1) == before + 1
+
+
+async def test_each_rank_gets_its_share(counters: Group[Counter]) -> None:
+    (before,) = await counters.call(total)
+    assert await counters.deal(Counter.add, [4]) == [before + 4]
+
+
+async def test_a_method_of_a_protocol_means_the_one_of_the_object(counters: Group[Counter]) -> None:
+    (before,) = await counters.call(total)
+    assert await counters.handles[0].call(Counts.add, 1) == before + 1
+
+
+async def test_an_exception_of_ours_arrives_as_it_was(counters: Group[Counter]) -> None:
+    with pytest.raises(NonFiniteError, match=r"^the loss is NaN in step 3$"):
+        await counters.call(Counter.refuse)
+
+
+async def test_an_object_goes_on_after_an_exception(counters: Group[Counter]) -> None:
+    with pytest.raises(NonFiniteError):
+        await counters.call(Counter.refuse)
+    assert await counters.call(Counter.add, 0)
+
+
+async def test_a_handle_with_another_deadline_is_the_same_object(counters: Group[Counter]) -> None:
+    (before,) = await counters.call(total)
+    assert await counters.handles[0].within(30.0).call(Counter.add, 1) == before + 1
+
+
+def test_what_a_maker_raises_is_raised_by_start(processes: Processes) -> None:
+    with pytest.raises(NonFiniteError, match=r"^no model here$"):
+        processes.start("broken", [unmakeable])
+
+
+async def test_what_has_no_name_to_import_is_refused(counters: Group[Counter]) -> None:
+    with pytest.raises(TypeError, match="only the name of a method travels"):
+        await counters.call(lambda counter: counter.total)
+
+
+async def test_calls_are_typed(counters: Group[Counter]) -> None:
+    numbers: list[int] = await counters.call(Counter.add_later, 1)  # mypy reads this file, and needs every ignore in it
+    number: int = await counters.handles[0].call(Counter.add, 1)
+    with pytest.raises((TypeError, ProcessError), match="TypeError|unsupported operand"):
+        await counters.call(Counter.add, "one")  # type: ignore[call-overload]
+    assert number > numbers[0]

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc  # type: ignore[import-untyped]
+import psutil
+import pytest
+import ray
+
+from skyrl.errors import ProcessError
+from skyrl.processes.handles import Deadlines
+from skyrl.processes.leftovers import RUN, marked, sweep
+from skyrl.processes.ray_processes import RayProcesses
+from tests.processes.clusters import family, layout, lives, soon
+from tests.processes.conftest import SharedCluster
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder(shared_cluster: SharedCluster) -> Path:
+    """The private folder of a running cluster of our own."""
+    shared_cluster.processes()
+    return shared_cluster.folder
+
+
+def test_everything_listens_on_loopback_alone(folder: Path) -> None:
+    started = [psutil.Process(pid) for pid in {*family(os.getpid()), *marked(RUN, folder.name, folder)}]
+    sockets = [socket for process in started for socket in process.net_connections() if socket.status == "LISTEN"]
+    assert sockets
+    assert {socket.laddr.ip for socket in sockets} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+@pytest.mark.parametrize("token", [None, "0" * 64])
+def test_a_stranger_without_the_token_is_refused(folder: Path, token: str | None) -> None:
+    with pytest.raises(grpc.RpcError) as refusal:
+        _list_nodes(token)
+    assert refusal.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_who_has_the_token_is_not_refused(folder: Path) -> None:
+    assert _list_nodes((folder / "token").read_text())
+
+
+def test_only_this_user_can_read_the_token(folder: Path) -> None:
+    assert stat.S_IMODE((folder / "token").stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_the_token_and_the_mark_are_not_left_in_the_environment(folder: Path) -> None:
+    assert {"RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", RUN} & set(os.environ) == set()
+
+
+def test_a_second_cluster_in_one_process_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ProcessError, match="connected to a Ray cluster already"):
+        RayProcesses(layout(rank=1), deadlines=Deadlines(), address=None, logs=tmp_path, device="cpu")
+    assert ray.is_initialized()
+
+
+def _list_nodes(token: str | None) -> bytes:
+    """Asks the head what a client asks first."""
+    with grpc.insecure_channel(ray.get_runtime_context().gcs_address) as channel:
+        call = channel.unary_unary(
+            "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
+            request_serializer=lambda message: message,
+            response_deserializer=lambda message: message,
+        )
+        header = None if token is None else (("authorization", f"Bearer {token}"),)
+        answer: bytes = call(b"", timeout=30, metadata=header)
+        return answer
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_a_driver_that_is_ended_leaves_nothing(tmp_path: Path, end: signal.Signals) -> None:
+    driver, started, folder = _start_driver(tmp_path)
+    assert all(lives(pid) for pid in started) and folder.exists()
+    driver.send_signal(end)
+    driver.communicate(timeout=120)
+    assert soon(lambda: not [pid for pid in started if lives(pid)])
+    assert soon(lambda: not folder.exists())
+    assert marked(RUN, folder.name, folder) == []
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder for temporary files that no other test's cluster sweeps, with a name short enough for sockets."""
+    path = Path("/tmp") / secrets.token_hex(3)
+    path.mkdir(mode=0o700)
+    yield path
+    shutil.rmtree(path)
+
+
+def test_what_a_killed_driver_left_is_swept_at_the_next_start(tmp_path: Path, root: Path) -> None:
+    driver, started, folder = _start_driver(tmp_path, root)
+    keepers = [child for child in psutil.Process(driver.pid).children() if folder.name in child.cmdline()]
+    for pid in [*[keeper.pid for keeper in keepers], driver.pid]:  # nobody is left to clean up
+        os.kill(pid, signal.SIGKILL)
+    driver.communicate(timeout=120)
+    assert keepers and folder.exists()
+    assert sweep(root) == [folder]
+    assert not folder.exists()
+    assert soon(lambda: not [pid for pid in started if lives(pid)])
+
+
+def _start_driver(logs: Path, root: Path | None = None) -> tuple[subprocess.Popen[str], list[int], Path]:
+    program = [sys.executable, "-m", "tests.processes.driver", str(logs)]
+    environment = os.environ | ({"TMPDIR": str(root)} if root else {})
+    driver = subprocess.Popen(
+        program, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert driver.stdout is not None
+    line = driver.stdout.readline()
+    if not line:
+        raise AssertionError(driver.communicate(timeout=60)[1])
+    said = json.loads(line)
+    return driver, said["started"], Path(said["folder"])

@@ -1,0 +1,150 @@
+"""Eight machines with eight GPUs each that are all this one: what Ray reserves is what `planning` says."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from skyrl.errors import ProcessError
+from skyrl.planning.layout import Layout, Node, Pool, Seat, assign
+from skyrl.planning.sizes import Engines, Grid, Sizes, layout
+from skyrl.processes import ray_cluster
+from skyrl.processes.handles import Deadlines
+from skyrl.processes.leftovers import kill_marked
+from skyrl.processes.ray_placement import Placement
+from skyrl.processes.ray_processes import RayProcesses
+from tests.processes.clusters import lives, soon
+from tests.processes.conftest import SharedCluster
+from tests.processes.objects import Counter
+
+ROOT = Path(__file__).parents[2]
+MARK = "SKYRL_TEST_CLUSTER"
+_nodes: Any = ray.nodes
+_available: Any = ray.available_resources
+
+POLICY = Grid(nodes=4, gpus_per_node=8)
+LAYOUTS = {
+    "all on the same GPUs": Sizes(
+        policy=Grid(nodes=8, gpus_per_node=8), ref=Grid(nodes=8, gpus_per_node=8), engines=Engines(number=16, tensor=4)
+    ),
+    "policy and reference on the same GPUs": Sizes(
+        policy=POLICY, ref=POLICY, engines=Engines(number=8, tensor=4), colocate_all=False
+    ),
+    "every model on its own GPUs": Sizes(
+        policy=Grid(nodes=3, gpus_per_node=8),
+        critic=Grid(nodes=3, gpus_per_node=4),
+        ref=Grid(nodes=2, gpus_per_node=4),
+        engines=Engines(number=5, tensor=4),
+        colocate_all=False,
+        colocate_policy_ref=False,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def address(shared_cluster: SharedCluster) -> Iterator[str]:
+    """Of a cluster without authentication, which this process is not connected to."""
+    shared_cluster.end()
+    folder = Path(tempfile.mkdtemp(prefix="skyrl-fake-", dir="/tmp"))
+    machine = {"num_cpus": 0, "num_gpus": 8, "object_store_memory": 80 << 20}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setenv("RAY_TMPDIR", str(folder))
+        patch.setenv(MARK, str(folder))
+        ray_cluster._read_token_again()
+        try:
+            cluster = Cluster(
+                initialize_head=True,
+                head_node_args={**machine, "include_dashboard": False, "no_monitor": True},
+            )
+            for _ in range(7):
+                cluster.add_node(wait=False, **machine)
+            cluster.wait_for_nodes()
+            patch.delenv(MARK)
+            patch.delenv("RAY_TMPDIR")
+            yield cluster.address
+            cluster.shutdown()  # type: ignore[no-untyped-call]
+        finally:
+            kill_marked(MARK, str(folder), folder)
+            shutil.rmtree(folder)
+    ray_cluster._read_token_again()
+
+
+@pytest.fixture
+def attached(address: str) -> Iterator[None]:
+    cluster = ray_cluster.attach(address, 60)
+    yield
+    cluster.close()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_process_is_where_the_plan_says(attached: None, name: str) -> None:
+    planned = layout(LAYOUTS[name])
+    ids = sorted(node["NodeID"] for node in _nodes())  # their addresses are all the same
+    expected = assign(planned, [Node(id=node, gpus=8) for node in ids])
+    placement = Placement(planned, "cuda", 120)
+    places = {(seat.role, seat.rank): placement.place(seat) for seat in planned.seats}
+    assert {key: place.node for key, place in places.items()} == {
+        (seat.role, seat.rank): expected[seat.pool][planned.places(seat)[0][0]] for seat in planned.seats
+    }
+    for role in ("policy", "critic", "ref"):  # ranks are counted by (machine, GPU)
+        seats = planned.seats_of(role)
+        dealt = [(places[role, seat.rank], expected[seat.pool]) for seat in seats]
+        numbers = [(nodes.index(place.node), int(place.gpus[0])) for place, nodes in dealt]
+        assert numbers == sorted(set(numbers))
+    taken = {pool.name: set[tuple[str, str]]() for pool in planned.pools}
+    for seat in planned.seats:
+        place = places[seat.role, seat.rank]
+        taken[seat.pool] |= {(place.node, gpu) for gpu in place.gpus}
+    assert len(set().union(*taken.values())) == sum(len(gpus) for gpus in taken.values()) == planned.gpus
+    placement.remove()
+    assert soon(lambda: sum(node.gpus for node in placement.free()) == 64)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_reserved(attached: None) -> None:
+    planned = layout(Sizes(policy=Grid(nodes=9, gpus_per_node=8), engines=Engines(number=18, tensor=4)))
+    with pytest.raises(ProcessError, match=r"does not fit .*needs 9 nodes with 8 free GPUs, the cluster has 8"):
+        Placement(planned, "cuda", 60)
+    assert ray.util.placement_group_table() == {} or all(
+        group["state"] == "REMOVED" for group in ray.util.placement_group_table().values()
+    )
+
+
+async def test_a_run_on_a_running_cluster_leaves_the_cluster_and_takes_its_own(
+    address: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seats = (Seat(role="policy", rank=0, pool="few", gpus=(1,)), Seat(role="engine", rank=0, pool="few", gpus=(2, 3)))
+    planned = Layout(pools=(Pool(name="few", nodes=2, gpus_per_node=2),), seats=seats)
+    deadlines = Deadlines(start=120, call=60, heartbeat=30)
+    with RayProcesses(planned, deadlines=deadlines, address=address, logs=tmp_path, device="cuda") as processes:
+        policy = processes.start("policy", [Counter])
+        engine = processes.start("engine", [partial(Counter, 1)])
+        assert await engine.call(Counter.add, 1) == [2]
+        gpus = [await group.call(Counter.environment, "CUDA_VISIBLE_DEVICES") for group in (policy, engine)]
+        assert gpus == [["1"], ["0,1"]]
+        pids = [*(await policy.call(Counter.process)), *(await engine.call(Counter.process))]
+        assert processes.where["policy", 0].node != processes.where["engine", 0].node
+    assert soon(lambda: not any(lives(pid) for pid in pids))
+    assert "asks for no token" in capfd.readouterr().err
+    cluster = ray_cluster.attach(address, 60)
+    assert soon(lambda: _available().get("GPU") == 64.0)
+    cluster.close()
+
+
+def test_an_address_where_no_cluster_is_ends_in_a_message() -> None:
+    code = "from skyrl.processes import ray_cluster; ray_cluster.attach('127.0.0.1:1', 2)"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert "ProcessError: No connection to the Ray cluster at 127.0.0.1:1: no answer within 2 s" in ended.stderr

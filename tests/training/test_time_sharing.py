@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from skyrl.training.time_sharing import TimeSharing, after
+
+
+class Device:
+    """Records who comes and goes."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+
+class Model:
+    def __init__(self, device: Device, name: str) -> None:
+        self.device, self.name = device, name
+
+    async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
+        return self._record("-", model, optimizer)
+
+    async def onload(self, *, model: bool = True, optimizer: bool = True) -> int:
+        return self._record("+", model, optimizer)
+
+    async def score(self, rows: int) -> int:
+        self.device.events.append(f"{self.name} scores")
+        return rows
+
+    def _record(self, sign: str, model: bool, optimizer: bool) -> int:
+        parts = [part for part, moved in (("weights", model), ("optimizer", optimizer)) if moved]
+        self.device.events.append(f"{sign}{self.name} {'+'.join(parts)}")
+        return 0
+
+
+class Engines:
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        device.events.append("engines start")
+
+    async def pause(self) -> None:
+        self.device.events.append("engines pause")
+
+    async def resume(self) -> None:
+        self.device.events.append("engines resume")
+
+    async def sleep(self) -> None:
+        self.device.events.append("engines sleep")
+
+    async def wake(self) -> None:
+        self.device.events.append("engines wake")
+
+
+def sharing(device: Device, **options: Any) -> TimeSharing:
+    models = {name: Model(device, name) for name in ("policy", "ref")}
+    return TimeSharing(models, partial(Engines, device), **options)
+
+
+async def test_a_step_moves_each_part_once_and_nobody_comes_before_the_others_have_left() -> None:
+    device = Device()
+    turns = sharing(device)
+    await turns.for_travel("policy")
+    start, device.events[:] = [*device.events], []
+    await turns.for_engines()
+    await turns.for_scoring("ref")
+    await turns.for_learning("policy")
+    await turns.for_learning("policy")
+    await turns.for_travel("policy")
+    assert start == ["-policy weights+optimizer", "-ref weights+optimizer", "engines start", "+policy weights"]
+    assert device.events == [
+        "-policy weights",
+        "engines pause",
+        "engines sleep",
+        "+ref weights",
+        "-ref weights",
+        "+policy weights+optimizer",
+        "-policy optimizer",
+        "engines wake",
+        "engines resume",
+    ]
+
+
+async def test_optimizer_state_may_stay_on_the_device() -> None:
+    device = Device()
+    turns = sharing(device, move_optimizer=False)
+    await turns.for_engines()
+    await turns.for_learning("policy")
+    assert [event for event in device.events if "optimizer" in event] == []
+
+
+async def test_a_collaborator_is_called_once_there_is_room_for_it() -> None:
+    device = Device()
+    turns = sharing(device)
+    await turns.for_engines()
+    device.events.clear()
+    model = Model(device, "policy")
+    wrapped = after(model, score=partial(turns.for_scoring, "policy"))
+    assert await wrapped.score(3) == 3
+    assert device.events == ["engines pause", "engines sleep", "+policy weights", "policy scores"]
+
+
+async def test_models_may_share_without_the_engines_and_others_are_left_alone() -> None:
+    device = Device()
+    turns = TimeSharing({"policy": Model(device, "policy"), "ref": Model(device, "ref")}, None)
+    for turn in (
+        turns.for_engines(),
+        turns.for_scoring("ref"),
+        turns.for_learning("critic"),
+        turns.for_travel("policy"),
+    ):
+        await turn
+    assert device.events == ["-policy weights+optimizer", "-ref optimizer", "-ref weights", "+policy weights"]

@@ -1,0 +1,156 @@
+"""Weights over every road that a CPU has, into the embedded engine: right after every update, or refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+
+from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
+from skyrl.errors import WeightSyncError
+from skyrl.inference import arrival
+from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.torch_engine import TorchEngine
+from skyrl.weight_sync.canary import Canary
+from skyrl.weight_sync.publish import WeightSync
+from skyrl.weight_sync.roads import BroadcastRoad, FolderRoad, Road, SharedRoad
+from tests.inference.nano import nano_model, nano_tokenizer, prompts, request
+from tests.weight_sync.held import HeldModel, Weights
+
+CANARY = Canary(prompts=tuple(prompts(40, 7)), temperature=1.0, bound=1e-4)
+R = TypeVar("R")
+ROADS = ("shared", "broadcast", "folder")
+
+
+@pytest.fixture(scope="module")
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+
+
+@pytest.fixture
+def road(request: pytest.FixtureRequest, store: TCPStore, tmp_path: Path) -> Road:
+    match request.param:
+        case "broadcast":
+            return BroadcastRoad("127.0.0.1", store.port, dtype="float32", timeout=20)
+        case "folder":
+            return FolderRoad(tmp_path / "weights", dtype="float32")
+        case _:
+            return SharedRoad()
+
+
+def client(*engines: Any) -> InferenceEngineClient:
+    config = InferenceEngineConfig(backend="torch", num_engines=len(engines))
+    return InferenceEngineClient(list(engines), nano_tokenizer(), "a/model", SkyRLLoraConfig(), config)
+
+
+def engine(kind: str = "qwen2, tied") -> TorchEngine:
+    return TorchEngine(nano_model(kind), nano_tokenizer(), max_num_seqs=8)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen2, tied", "qwen3", "llama"])
+@pytest.mark.parametrize("road", ROADS, indirect=True)
+async def test_engines_agree_with_the_learner_after_each_of_twenty_updates(road: Road, kind: str) -> None:
+    learner, door = HeldModel(nano_model(kind, seed=1)), client(engine(kind), engine(kind))
+    sync = WeightSync(learner, door, road, CANARY)
+    for version in range(1, 21):
+        learner.update_at_random()
+        metrics = await sync.publish(version)
+        assert 0 < metrics["weight_sync/parity_max"] < 1e-4
+        assert door.weight_version == version
+    (answer,) = await door.generate(request((1, 2, 3)))
+    assert set(answer.weight_versions) == {20}
+    await door.close()
+
+
+def without(name: str) -> Callable[[Weights], Weights]:
+    return lambda weights: ((each, tensor) for each, tensor in weights if each != name)
+
+
+@pytest.mark.parametrize("road", ROADS, indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "name"), [("qwen2", "model.layers.1.mlp.up_proj.weight"), ("qwen2", "lm_head.weight")]
+)
+async def test_a_missing_tensor_is_refused_and_the_old_weights_serve_on(road: Road, kind: str, name: str) -> None:
+    door = client(engine(kind))
+    before = await door.generate(request((1, 2, 3)))
+    with pytest.raises(WeightSyncError, match=f"{name} is missing"):
+        await WeightSync(HeldModel(nano_model(kind, seed=1), without(name)), door, road, CANARY).publish(1)
+    assert await door.generate(request((1, 2, 3))) == before
+    await door.close()
+
+
+@pytest.mark.parametrize("road", ["broadcast", "folder"], indirect=True)
+async def test_a_flipped_byte_is_refused_and_the_old_weights_serve_on(
+    road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = client(engine())
+    before = await door.generate(request((1, 2, 3)))
+    original = arrival.digest
+
+    def one_byte_is_another(tensor: Tensor) -> str:
+        changed = arrival.as_bytes(tensor).clone()
+        if tensor.shape == (32,):
+            changed[5] ^= 1
+        return original(changed)
+
+    monkeypatch.setattr(arrival, "digest", one_byte_is_another)  # the receiver's view of what came
+    with pytest.raises(WeightSyncError, match="was changed on its way"):
+        await WeightSync(HeldModel(nano_model("qwen2, tied", seed=1)), door, road, CANARY).publish(1)
+    assert await door.generate(request((1, 2, 3))) == before
+    await door.close()
+
+
+class Deceived(TorchEngine):
+    """Takes new weights and computes with something else."""
+
+    def __init__(self, model: Any, tokenizer: Any, spoil: Callable[[Any, dict[str, Tensor]], None]) -> None:
+        super().__init__(model, tokenizer, max_num_seqs=8)
+        self._held, self._spoil = model, spoil
+
+    async def load_weights(self, arrival: Any, version: int) -> None:
+        old = {name: tensor.clone() for name, tensor in self._held.state_dict().items()}
+        await super().load_weights(arrival, version)
+        self._spoil(self._held, old)
+
+
+def keep_old_head(model: Any, old: dict[str, Tensor]) -> None:
+    """What a packed copy of a tied embedding does."""
+    model.lm_head.weight = torch.nn.Parameter(old["lm_head.weight"])
+
+
+def keep_old_projection(model: Any, old: dict[str, Tensor]) -> None:
+    """What a fused module does that was sent one of its parts only."""
+    name = "model.layers.0.self_attn.q_proj.weight"
+    with torch.no_grad():
+        model.state_dict(keep_vars=True)[name].copy_(old[name])
+
+
+@pytest.mark.parametrize("spoil", [keep_old_head, keep_old_projection])
+async def test_an_engine_that_does_not_compute_with_what_came_is_caught_before_the_first_token(spoil: Any) -> None:
+    door = client(Deceived(nano_model("qwen2, tied"), nano_tokenizer(), spoil))
+    with pytest.raises(WeightSyncError, match=r"engine 0 does not compute with the weights of version 1"):
+        await WeightSync(HeldModel(nano_model("qwen2, tied", seed=1)), door, SharedRoad(), CANARY).publish(1)
+    answers = door.generate(request((1, 2, 3)))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(answers, timeout=0.5)
+    await door.close()
+
+
+async def test_an_engine_that_never_comes_ends_the_waiting_of_the_others_at_once(store: TCPStore) -> None:
+    class Breaks(HeldModel):
+        async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R]) -> R:
+            raise RuntimeError("the learner broke")
+
+    learner = Breaks(nano_model("qwen2, tied", seed=1))
+    door = client(engine())
+    road = BroadcastRoad("127.0.0.1", store.port, dtype="float32", timeout=1000)
+    with pytest.raises(WeightSyncError, match="not sent: the learner broke"):
+        await WeightSync(learner, door, road, CANARY).publish(1)
+    await door.close()
