@@ -49,18 +49,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("long")]
         if long:
             config.hook.pytest_deselected(items=long)
-    for item in _without_a_gpu(items):
-        item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    for item, needed in _without_gpus(items):
+        item.add_marker(pytest.mark.skip(reason=f"needs CUDA devices: {needed}"))
 
 
-def _without_a_gpu(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """The items marked gpu, on a machine that has none; torch is imported only if there are any."""
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked:
+def _without_gpus(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, int]]:
+    """The items marked gpu that need more than this machine has, and how many; torch is imported only for them."""
+    marks = [(item, item.get_closest_marker("gpu")) for item in items]
+    needed = [(item, int(mark.args[0]) if mark.args else 1) for item, mark in marks if mark]
+    if needed:
         import torch
 
-        if not torch.cuda.is_available():
-            yield from marked
+        there = torch.cuda.device_count()
+        yield from ((item, count) for item, count in needed if count > there)
 
 
 @pytest.fixture(scope="session")

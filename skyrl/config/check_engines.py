@@ -26,6 +26,18 @@ def nccl_has_cuda(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
+def nccl_is_vllms(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The road between GPUs is vLLM's own weight transfer."""
+    engine = run.generator.inference_engine
+    on_gpus = on_ray(run) and run.trainer.device != "cpu"
+    if on_gpus and engine.backend == "torch" and engine.weight_sync_backend == "nccl":
+        yield Problem(
+            path=f"{_ENGINE}.weight_sync_backend",
+            message="nccl is vLLM's own transfer of weights, and backend is torch",
+            hint="leave it out: it is derived; gloo and disk reach every engine",
+        )
+
+
 def vllm_on_a_cpu_computes_eagerly(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """CUDA graphs are CUDA's."""
     if _is_vllm_on_a_cpu(run) and not run.generator.inference_engine.enforce_eager:
@@ -92,6 +104,7 @@ def every_sequence_of_a_step_has_a_token(run: SkyRLTrainConfig) -> Iterator[Prob
 
 ENGINE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     nccl_has_cuda,
+    nccl_is_vllms,
     vllm_on_a_cpu_computes_eagerly,
     vllm_on_a_cpu_promises_no_repetition,
     parts_of_an_engine_on_a_cpu_are_child_processes,

@@ -67,6 +67,11 @@ def _makes_room_on_cuda(run: SkyRLTrainConfig) -> bool:
     return _on_cuda(run) and shared
 
 
+def _hands_over_by_ipc(run: SkyRLTrainConfig) -> bool:
+    by_nccl = run.generator.inference_engine.weight_sync_backend == "nccl"
+    return on_ray(run) and by_nccl and run.trainer.placement.colocate_all
+
+
 EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.algorithm.kl_loss_coef", "a KL term is on", has_reference),
     Effect("trainer.algorithm.kl_estimator_type", "a KL term is on", has_reference),
@@ -143,6 +148,11 @@ EFFECTS: tuple[Effect, ...] = (
         "generator.inference_engine.weight_sync_backend",
         "engines are in other processes than the learner (the run is on Ray)",
         on_ray,
+    ),
+    Effect(
+        "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB",
+        "weights travel through CUDA IPC (weight_sync_backend is nccl, and engines share the learner's GPUs)",
+        _hands_over_by_ipc,
     ),
     Effect("trainer.bf16", "the device is cuda (a CPU computes in float32)", _on_cuda),
     Effect("trainer.flash_attn", "the device is cuda (a CPU uses sdpa)", _on_cuda),

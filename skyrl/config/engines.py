@@ -124,7 +124,6 @@ class InferenceEngineConfig:
 
 VLLM_ONLY = (
     "model_dtype",
-    "weight_transfer_threshold_cuda_ipc_GB",
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "expert_parallel_size",

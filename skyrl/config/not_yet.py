@@ -144,7 +144,6 @@ NOT_YET: tuple[NotYet, ...] = (
         for name in ("served_model_name", "http_endpoint_host", "http_endpoint_port")
     ),
     NotYet(_ENGINE + "override_existing_update_group", "engines of others"),
-    NotYet(_ENGINE + "weight_transfer_threshold_cuda_ipc_GB", "weights through CUDA IPC"),
     NotYet(_ENGINE + "fully_sharded_loras", "LoRA", (False,)),
     # environments
     NotYet("environment.skyrl_gym.text2sql", "the text2sql environment"),

@@ -176,13 +176,14 @@ def a_deterministic_run_samples_deterministically(run: SkyRLTrainConfig) -> bool
 
 @rule(
     writes="generator.inference_engine.weight_sync_backend",
-    reads=("trainer.device",),
+    reads=("trainer.device", "generator.inference_engine.backend"),
     unset="nccl",
     placeholder=False,
 )
-def nccl_is_for_cuda(run: SkyRLTrainConfig) -> str:
-    """Between processes that compute on CPUs, weights travel over gloo."""
-    return "nccl" if run.trainer.device == "cuda" else "gloo"
+def nccl_is_for_vllm_on_cuda(run: SkyRLTrainConfig) -> str:
+    """Between processes that compute on CPUs, and to engines without vLLM's transfers, weights travel over gloo."""
+    on_gpus = run.trainer.device == "cuda" and run.generator.inference_engine.backend == "vllm"
+    return "nccl" if on_gpus else "gloo"
 
 
 @rule(
@@ -233,7 +234,7 @@ RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
     the_engine_scales_rope_as_the_trainer,
     the_engine_uses_the_trainers_rope_base,
     a_deterministic_run_samples_deterministically,
-    nccl_is_for_cuda,
+    nccl_is_for_vllm_on_cuda,
     precision_bounds_how_far_engine_and_learner_differ,
     logs_lie_in_the_runs_folder,
 )

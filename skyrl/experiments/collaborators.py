@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.sizes import sizes_of
+from skyrl.config.sizes import engines_of, grid_of, sizes_of
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.torch_engine import load_torch_engine
@@ -20,7 +21,7 @@ from skyrl.processes.handles import Deadlines, Processes
 from skyrl.processes.in_process import InProcess
 from skyrl.tree import required
 from skyrl.weight_sync.canary import NEW_TOKENS, Canary, canary_prompts
-from skyrl.weight_sync.roads import BroadcastRoad, FolderRoad, Road, SharedRoad
+from skyrl.weight_sync.roads import BroadcastRoad, FolderRoad, MeetingPlace, NativeRoad, Road, SharedRoad
 
 PASSIVE_THREADS: Mapping[str, str] = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Threads that wait for each other give up their core, which another rank may need."""
@@ -33,6 +34,8 @@ def start_processes(run: SkyRLTrainConfig) -> Processes:
     """The executor of `trainer.placement.executor`; with `ray`, a cluster that is there when this returns."""
     placement = run.trainer.placement
     if placement.executor == "in_process":
+        for name, value in LOOPBACK.items():
+            os.environ.setdefault(name, value)
         return InProcess()
     try:
         from skyrl.processes.ray_processes import RayProcesses
@@ -86,16 +89,30 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
 
 def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> Road:
     """How weights travel: not at all within one process, else as `weight_sync_backend` says."""
-    engine = run.generator.inference_engine
+    engine, dtype = run.generator.inference_engine, engine_dtype(run)
     if run.trainer.placement.executor == "in_process":
-        return SharedRoad()
-    dtype = engine_dtype(run)
+        alone = engine.backend == "vllm" and engine.async_engine  # vLLM computes in a child process
+        return FolderRoad(folder, dtype=dtype) if alone else SharedRoad()
     match engine.weight_sync_backend:
         case "disk":
             return FolderRoad(folder, dtype=dtype)
+        case "nccl":
+            together = run.trainer.placement.colocate_all  # a GPU is no two members of an NCCL group
+            return NativeRoad(
+                _meeting_place(run, rendezvous),
+                backend="ipc" if together else "nccl",
+                senders=grid_of(run, "policy").ranks if together else 1,
+                dtype=dtype,
+                bucket_bytes=int(engine.weight_transfer_threshold_cuda_ipc_GB * 1e9),
+            )
         case _:
-            host, port = rendezvous.address
-            return BroadcastRoad(host, port, dtype=dtype, timeout=run.trainer.placement.call_timeout_seconds)
+            return BroadcastRoad(_meeting_place(run, rendezvous), dtype=dtype)
+
+
+def _meeting_place(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> MeetingPlace:
+    host, port = rendezvous.address
+    engines = required(engines_of(run), "generator.inference_engine")
+    return MeetingPlace(host, port, workers=engines.gpus, timeout=run.trainer.placement.call_timeout_seconds)
 
 
 def parity_canary(run: SkyRLTrainConfig, prompts: Sequence[Sequence[int]]) -> Canary:

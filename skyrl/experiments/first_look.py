@@ -11,6 +11,8 @@ from skyrl.config.sizes import has_reference
 from skyrl.data.prompts import PromptDataset
 from skyrl.envs.registry import find_task
 from skyrl.errors import DataError
+from skyrl.inference.vllm_arguments import refuse_unsuitable
+from skyrl.inference.vllm_model import model_facts
 from skyrl.models.loading import max_positions, refuse_small_vocabulary
 
 
@@ -31,12 +33,18 @@ def look_at_the_data(run: SkyRLTrainConfig, train: PromptDataset, evaluation: Pr
 def look_at_the_models(
     run: SkyRLTrainConfig, tokenizer: Any, train: PromptDataset, evaluation: PromptDataset | None
 ) -> None:
-    """Models know every token, and hold the longest prompt with its answer. Raises `ModelError`, `DataError`."""
+    """Models know every token, hold the longest prompt with its answer, and suit the engine.
+
+    Raises `ModelError`, `DataError`, `ConfigError`.
+    """
     policy = str(run.trainer.policy.model.path)
     paths = {policy, str(run.trainer.ref.model.path)} if has_reference(run) else {policy}
     for path in sorted(paths):
         refuse_small_vocabulary(path, tokenizer)
     generator = run.generator
+    if generator.inference_engine.backend == "vllm":
+        trusted = bool(generator.inference_engine.engine_init_kwargs.get("trust_remote_code", False))
+        refuse_unsuitable(model_facts(policy, trust_remote_code=trusted), run.trainer.device)
     _refuse_long(policy, [(train, generator.sampling_params), (evaluation, generator.eval_sampling_params)])
 
 

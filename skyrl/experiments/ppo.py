@@ -93,7 +93,9 @@ class BasePPOExp:
 
     @cached_property
     def rendezvous(self) -> Rendezvous:
-        return self._held.enter_context(Rendezvous(timeout=self.cfg.trainer.placement.start_timeout_seconds))
+        return self._held.enter_context(
+            Rendezvous(self.processes.host, timeout=self.cfg.trainer.placement.start_timeout_seconds)
+        )
 
     @cached_property
     def client(self) -> InferenceEngineClient:

@@ -22,7 +22,7 @@ from attrs import frozen
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from skyrl.errors import WeightSyncError
+from skyrl.errors import UserError, WeightSyncError
 from skyrl.inference.broadcast import Meeting
 
 
@@ -117,10 +117,29 @@ class Broadcast:
                 start += size
 
 
-Road = Folder | Broadcast
+@frozen(kw_only=True)
+class Native:
+    """Weights that vLLM's own weight-transfer engines take, from GPU to GPU; `vllm_native.py` receives them."""
+
+    meeting: Meeting
+    """Where learner and workers agree on what comes next, and the place of this engine's first worker."""
+
+    backend: str
+    """`nccl`, `ipc`, or another name that is registered with vLLM's `WeightTransferEngineFactory`."""
+
+    weights: tuple[WeightInfo, ...]
+
+    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+        raise UserError(
+            f"generator.inference_engine.weight_sync_backend = nccl sends weights by vLLM's {self.backend} transfer, "
+            "which only vLLM engines take: set it to gloo"
+        )
+
+
+Road = Folder | Broadcast | Native
 """Arrivals that travel between processes."""
 
-_ROADS: dict[str, type[Road]] = {"folder": Folder, "broadcast": Broadcast}
+_ROADS: dict[str, type[Road]] = {"folder": Folder, "broadcast": Broadcast, "native": Native}
 
 
 def as_plain(arrival: Road) -> dict[str, Any]:
@@ -134,12 +153,15 @@ def from_plain(plain: Mapping[str, Any]) -> Road:
     infos = tuple(WeightInfo(**{**info, "shape": tuple(info["shape"])}) for info in plain["weights"])
     if plain["kind"] == "folder":
         return Folder(path=plain["path"], weights=infos)
-    return Broadcast(meeting=Meeting(**plain["meeting"]), weights=infos)
+    meeting = Meeting(**plain["meeting"])
+    if plain["kind"] == "native":
+        return Native(meeting=meeting, backend=plain["backend"], weights=infos)
+    return Broadcast(meeting=meeting, weights=infos)
 
 
 def for_worker(arrival: Arrival, worker: int) -> Arrival:
     """The arrival as the n-th worker of an engine opens it: all that meet have a place of their own."""
-    if isinstance(arrival, Broadcast):
+    if isinstance(arrival, Broadcast | Native):
         return attrs.evolve(arrival, meeting=arrival.meeting.moved(worker))
     return arrival
 

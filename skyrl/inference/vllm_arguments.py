@@ -133,6 +133,12 @@ def _refused_features(config: InferenceEngineConfig, device: str, max_model_len:
         yield _problem("fully_sharded_loras", "vLLM engines take no adapters in this version", "set it to false")
 
 
+def refuse_unsuitable(model: ModelFacts, device: str) -> None:
+    """Raises `ConfigError` for a model that vLLM does not compute on this device, `cpu` or `cuda`."""
+    if problems := list(_unsuitable(model, device)):
+        raise ConfigError(problems)
+
+
 def _unsuitable(model: ModelFacts, device: str) -> Iterator[Problem]:
     if device == "cpu" and model.head_dim not in HEAD_SIZES_ON_CPU:
         sizes = ", ".join(map(str, HEAD_SIZES_ON_CPU))

@@ -38,6 +38,9 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+_MESSAGE_CHARACTERS = 1000
+"""Of what vLLM says when it does not start: it lists every wrong setting, and may print whole configurations."""
+
 
 class VLLMEngine:
     """An `InferenceEngine` that starts vLLM, `async_engine` and every other field of its configuration respected.
@@ -237,8 +240,8 @@ async def _start(config: InferenceEngineConfig, arguments: dict[str, Any]) -> Ba
     except SkyRLError:
         raise
     except Exception as error:
-        line = next(iter(str(error).splitlines()), "no message")
-        raise UserError(f"vLLM does not start: {type(error).__name__}: {line}") from error
+        message = "; ".join(line.strip() for line in str(error).splitlines() if line.strip()) or "no message"
+        raise UserError(f"vLLM does not start: {type(error).__name__}: {message[:_MESSAGE_CHARACTERS]}") from error
     try:
         await backend.call_workers("skyrl_prepare")
         if not await backend.forget(0):

@@ -20,6 +20,7 @@ from typing import Any
 
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import UserError
+from skyrl.processes.leftovers import PRIVATE
 
 _HOST, _FOLDER = "SKYRL_VLLM_HOST", "SKYRL_VLLM_FOLDER"
 """Variables that tell vLLM's processes who started them, and where its sockets are."""
@@ -51,11 +52,12 @@ def set_variables(config: InferenceEngineConfig, device: str) -> Path | None:
     """Sets what vLLM reads, where the user has set nothing; settings of an earlier engine of this process give way.
 
     Returns the folder of the engine's sockets, for the engine to remove when it closes, or None if it needs none. A
-    socket's path may have 107 characters, so that it lies in the system's folder for temporary files.
+    socket's path may have 107 characters, so that it lies in the private folder of the run's cluster, or where the
+    system has temporary files.
     """
     wanted, folder = variables(config, device), None
     if config.async_engine or not config.vllm_v1_disable_multiproc:
-        folder = Path(tempfile.mkdtemp(prefix=f"skyrl-vllm-{os.getpid()}-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"skyrl-vllm-{os.getpid()}-", dir=os.environ.get(PRIVATE)))
         os.environ |= {_HOST: str(os.getpid()), _FOLDER: str(folder)}
         wanted["VLLM_RPC_BASE_PATH"] = str(folder)
     for name, value in wanted.items():

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from skyrl.errors import WeightSyncError
-from skyrl.inference.arrival import Arrival, Shared, from_plain
+from skyrl.inference import vllm_native
+from skyrl.inference.arrival import Arrival, Native, Shared, for_worker, from_plain
 from skyrl.inference.vllm_environment import end_with_host
 
 _GREEDY = 1e-5
@@ -26,6 +27,8 @@ class WeightReceiver:
     """What a worker of ours can do beyond vLLM's. Every method's name begins with `skyrl`, to be none of theirs."""
 
     model_runner: Any
+    parallel_config: Any
+    rank: int
     reload_weights: Any
 
     def skyrl_prepare(self) -> None:
@@ -41,9 +44,13 @@ class WeightReceiver:
         `arrival` comes as plain data, and as itself only from this process. `tied` holds second names of tied weights.
         """
         received = from_plain(arrival) if isinstance(arrival, Mapping) else arrival
+        place = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.rank
         try:
-            with received.open() as weights:
-                self.reload_weights(weights_iterator=_under_all_names(weights, tied, received))
+            if isinstance(received, Native):
+                vllm_native.receive(self, place, received, lambda weights: under_all_names(weights, tied, received))
+            else:
+                with for_worker(received, place).open() as weights:
+                    self.reload_weights(weights_iterator=under_all_names(weights, tied, received))
         except WeightSyncError as error:
             return str(error)
         self._skyrl_renew_heads()
@@ -56,7 +63,7 @@ class WeightReceiver:
                 module.quant_method.process_weights_after_loading(module)
 
 
-def _under_all_names(
+def under_all_names(
     weights: Iterator[tuple[str, Tensor]], tied: Mapping[str, str], arrival: Arrival
 ) -> Iterator[tuple[str, Tensor]]:
     """Each weight, a tied one under its second names too: vLLM would leave a head that does not come as it is.

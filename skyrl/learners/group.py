@@ -85,9 +85,12 @@ class LearnerGroup(ScorerGroup[L]):
             ]
         )
 
-    async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R]) -> R:
-        """What `consume`, which can be pickled, makes of the whole weights, one at a time, in the process of rank 0."""
-        results: list[Any] = await self.ranks.call(LearningWorker.stream, consume)
+    async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False) -> R:
+        """What `consume`, which can be pickled, makes of the whole weights, one at a time, in the process of rank 0.
+
+        With `everywhere` it is given all of them on every rank.
+        """
+        results: list[Any] = await self.ranks.call(LearningWorker.stream, consume, everywhere=everywhere)
         result: R = results[0]
         return result
 

@@ -106,14 +106,16 @@ class LearningWorker(ModelWorker):
         """
         return self.strategy.gather()
 
-    async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R]) -> R | None:
-        """Hand the whole weights, one at a time, to `consume` on rank 0, and return what it returns; None elsewhere.
+    async def stream(
+        self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False
+    ) -> R | None:
+        """Hand the whole weights, one at a time, to `consume` on rank 0, or on all; what it returns, None elsewhere.
 
         All ranks take part in gathering each weight, to the last one, also where `consume` fails or stops early.
         """
         weights = self.strategy.gather()
         try:
-            return consume(weights) if self.ranks.rank == 0 else None
+            return consume(weights) if everywhere or self.ranks.rank == 0 else None
         finally:
             for _ in weights:
                 pass

@@ -95,6 +95,10 @@ class Processes(Protocol):
     step: int
     """The current step of the run, which the lines of their logs carry."""
 
+    @property
+    def host(self) -> str:
+        """Address of this machine at which every process reaches it."""
+
     def start(self, role: str, makers: Sequence[Callable[[], T]]) -> Group[T]:
         """One process for each maker, rank i made by `makers[i]()` inside it; returns when all are made.
 

@@ -31,6 +31,7 @@ class InProcess:
     """`Processes` without a process: one rank of each role."""
 
     step = 0
+    host = "127.0.0.1"
 
     def start(self, role: str, makers: Sequence[Callable[[], T]]) -> Group[T]:
         (maker,) = makers  # check() refuses more ranks than one here

@@ -25,6 +25,9 @@ RUN = "SKYRL_RUN"
 HOST = "SKYRL_HOST"
 """The mark of what one actor started; its value names the run, the role and the rank."""
 
+PRIVATE = "SKYRL_PRIVATE"
+"""The folder of a private cluster, for processes in it: what they put there does not outlive the cluster."""
+
 _PREFIX = "skyrl-ray-"
 _PATIENCE = 10.0
 _GLANCE = 0.2

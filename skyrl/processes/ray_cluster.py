@@ -49,6 +49,11 @@ class Cluster:
     def __init__(self, folder: Path | None, keeper: subprocess.Popen[bytes] | None) -> None:
         self.folder, self._keeper = folder, keeper
 
+    @property
+    def host(self) -> str:
+        """Address at which the machines of the cluster reach this one."""
+        return _LOOPBACK if self.folder is not None else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
     def close(self) -> None:
         """Disconnects; ends a cluster of our own, with every process that it or its actors started."""
         try:
@@ -99,8 +104,9 @@ def attach(address: str, seconds: float) -> Cluster:
     if not outcome or outcome[0] is not None:
         reason = _one_line(outcome[0]) if outcome and outcome[0] else f"no answer within {seconds:g} s"
         raise ProcessError(
-            f"No connection to the Ray cluster at {address}: {reason}. A cluster with token authentication answers "
-            "only clients that have its token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
+            f"No connection to the Ray cluster at {address}: {reason}. The address is host:port of a head that runs "
+            "(trainer.placement.ray_address). One with token authentication answers only clients that have its token: "
+            "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
         )
     if not _asks_for_a_token():
         print(

@@ -8,6 +8,7 @@ is told from a process that hangs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import inspect
 import logging
@@ -33,6 +34,9 @@ class Settings:
 
     name: str
     mark: str
+    folder: Path
+    """Where the command runs: relative paths mean the same here, if this machine has it."""
+
     log: Path
     environment: Mapping[str, str]
     """Not secret: Ray keeps the arguments of actors."""
@@ -54,6 +58,8 @@ class Host:
         self._keeper = start_keeper(HOST, settings.mark)
         os.environ.update(settings.environment)
         os.environ[HOST] = settings.mark
+        with contextlib.suppress(OSError):
+            os.chdir(settings.folder)
         self._log = RankLog(settings.log, settings.name)
         self._object: Any = None
 

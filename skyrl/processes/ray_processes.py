@@ -22,7 +22,7 @@ from skyrl.errors import ProcessError
 from skyrl.planning.layout import Layout
 from skyrl.processes.calls import Answer, Failure
 from skyrl.processes.handles import Deadlines, Group
-from skyrl.processes.leftovers import folder_of_this_process
+from skyrl.processes.leftovers import PRIVATE, folder_of_this_process
 from skyrl.processes.ray_cluster import Device, attach, start
 from skyrl.processes.ray_handles import RayHandle, failed
 from skyrl.processes.ray_host import HostActor, Introduction, Settings
@@ -85,6 +85,10 @@ class RayProcesses:
     ) -> None:
         self.close()
 
+    @property
+    def host(self) -> str:
+        return self._cluster.host
+
     def start(self, role: str, makers: Sequence[Callable[[], T]]) -> Group[T]:
         assert len(makers) == len(self._layout.seats_of(role)), f"{len(makers)} makers for the seats of {role}"
         deadline = time.monotonic() + self._deadlines.start
@@ -114,11 +118,13 @@ class RayProcesses:
     def _start_actor(self, role: str, rank: int) -> Member:
         place, log = self.where[role, rank], self._logs / f"{role}-{rank}.log"
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(place.gpus)} if self._device == "cuda" else {}
+        private = {PRIVATE: str(self._cluster.folder)} if self._cluster.folder else {}
         settings = Settings(
             name=f"{role}-{rank}",
+            folder=Path.cwd(),
             mark=f"{folder_of_this_process(Path()).name}/{role}-{rank}",
             log=log,
-            environment={**self._environment, **visible},
+            environment={**self._environment, **visible, **private},
         )
         actor = HostActor.options(num_cpus=0, scheduling_strategy=place.strategy).remote(settings)
         return Member(role, rank, actor, log)

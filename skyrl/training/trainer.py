@@ -117,9 +117,10 @@ class PPOTrainer:
 
     async def train(self) -> None:
         """From the current version to the last step."""
-        await self.weights.publish(self.version)
-        if self.version == 0 and self._config.eval_before_train:
-            self.tracker.log(0, await self._evaluate() | self.clock.take())
+        metrics = await self.weights.publish(self.version)
+        if self.version == 0:
+            metrics |= await self._evaluate() if self._config.eval_before_train else {}
+            self.tracker.log(0, metrics | self.clock.take())
         self.clock.take()
         while self.version < self.total_steps:
             with self.clock.measure("step"):

@@ -19,8 +19,8 @@ class WeightSync:
         self._source, self._client, self._road, self._canary = source, client, road, canary
 
     async def publish(self, version: int) -> Metrics:
-        """Every engine samples from the learner's weights, as `version`, when this returns; how close they are is
-        returned.
+        """Every engine samples from the learner's weights, as `version`, when this returns; how close they are, and how
+        many are in service, is returned.
 
         Raises `WeightSyncError`. No token is sampled from weights that are not whole: an engine that was touched and
         not verified takes no work any more.
@@ -33,4 +33,4 @@ class WeightSync:
             raise
         metrics = await self._client.inspect(lambda engines: self._canary.compare(self._source, engines, version))
         await self._client.resume()
-        return metrics
+        return metrics | self._client.metrics

@@ -1,4 +1,4 @@
-"""How weights get from the learner to the engines: through shared memory, a gloo broadcast, or files.
+"""How weights get from the learner to the engines: through shared memory, a gloo broadcast, files, or from GPU to GPU.
 
 A road gives each engine an `Arrival` and sets the sender going. It is done when every engine has adopted the version.
 """
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.errors import SkyRLError, WeightSyncError
-from skyrl.inference.arrival import Broadcast, Folder, Shared, WeightInfo
+from skyrl.inference.arrival import Broadcast, Folder, Native, Shared, WeightInfo
 from skyrl.inference.broadcast import Meeting
 from skyrl.inference.client import InferenceEngineClient
+from skyrl.weight_sync.native import NativeSender
 from skyrl.weight_sync.senders import BroadcastSender, FolderSender
 
 R = TypeVar("R")
@@ -28,8 +29,11 @@ R = TypeVar("R")
 class WeightSource(Protocol):
     """Whoever holds the newest weights: a learner, on one rank or many."""
 
-    async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R]) -> R:
-        """What `consume` makes of name and value of every weight, tied ones once; it runs on the first rank."""
+    async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False) -> R:
+        """What `consume` makes of name and value of every weight, tied ones once, on the first rank.
+
+        With `everywhere` it runs on every rank, each of which has all weights.
+        """
 
     async def metadata(self) -> Sequence[tuple[str, tuple[int, ...], str]]:
         """Name, shape and type (`float32`, ...) of each weight, in the order of `stream`."""
@@ -56,26 +60,62 @@ class SharedRoad:
         await client.load_weights([arrival] * len(client.in_service), version)
 
 
+class MeetingPlace:
+    """The driver's `TCPStore`, and who comes to it: ranks of the learner, then the workers of each engine in turn."""
+
+    def __init__(self, host: str, port: int, *, workers: int = 1, timeout: float) -> None:
+        """`workers` of one engine; `timeout` in seconds, for whole messages and meetings."""
+        self._host, self._port, self._workers, self._timeout = host, port, workers, timeout
+        self._names = (f"weights-{secrets.token_hex(4)}-{number}" for number in count())
+
+    def call(self, engines: int, *, senders: int = 1) -> tuple[Meeting, list[Meeting]]:
+        """A new meeting, as the first rank of the learner has it and as the first worker of each engine has it."""
+        size = senders + engines * self._workers
+        first = Meeting(
+            host=self._host, port=self._port, name=next(self._names), rank=0, size=size, timeout=self._timeout
+        )
+        return first, [first.moved(senders + engine * self._workers) for engine in range(engines)]
+
+
 class BroadcastRoad:
     """The learner's first rank sends to all engines at once over gloo; memory is one bucket on either side."""
 
-    def __init__(self, host: str, port: int, *, dtype: str, timeout: float) -> None:
-        """`host` and `port` of the driver's `TCPStore`; `timeout` in seconds for whole messages and meetings."""
-        self._host, self._port, self._dtype, self._timeout = host, port, dtype, timeout
-        self._meetings = (f"weights-{secrets.token_hex(4)}-{number}" for number in count())
+    def __init__(self, place: MeetingPlace, *, dtype: str) -> None:
+        self._place, self._dtype = place, dtype
 
     async def carry(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
         infos = _infos(await source.metadata(), self._dtype)
-        name = next(self._meetings)
-        size = 1 + len(client.in_service)
-        meetings = [
-            Meeting(host=self._host, port=self._port, name=name, rank=rank, size=size, timeout=self._timeout)
-            for rank in range(size)
-        ]
+        here, there = self._place.call(len(client.in_service))
         await _both(
-            client.load_weights([Broadcast(meeting=meeting, weights=infos) for meeting in meetings[1:]], version),
-            source.stream(BroadcastSender(meeting=meetings[0], dtype=self._dtype)),
-            meetings[0].call_off,
+            client.load_weights([Broadcast(meeting=meeting, weights=infos) for meeting in there], version),
+            source.stream(BroadcastSender(meeting=here, dtype=self._dtype)),
+            here.call_off,
+        )
+
+
+class NativeRoad:
+    """vLLM's own weight transfer: NCCL from the learner's first rank, or CUDA IPC from all that share their GPUs."""
+
+    def __init__(self, place: MeetingPlace, *, backend: str, senders: int, dtype: str, bucket_bytes: int) -> None:
+        """`backend`: `nccl`, or `ipc`, where `senders` are the learner's ranks and `bucket_bytes` travel at a time."""
+        self._place, self._backend, self._dtype = place, backend, dtype
+        self._senders, self._bucket_bytes = senders, bucket_bytes
+
+    async def carry(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
+        infos = _infos(await source.metadata(), self._dtype)
+        here, there = self._place.call(len(client.in_service), senders=self._senders)
+        sender = NativeSender(
+            meeting=here,
+            backend=self._backend,
+            senders=self._senders,
+            weights=infos,
+            bucket_bytes=self._bucket_bytes,
+        )
+        arrivals = [Native(meeting=meeting, backend=self._backend, weights=infos) for meeting in there]
+        await _both(
+            client.load_weights(arrivals, version),
+            source.stream(sender, everywhere=self._senders > 1),
+            here.call_off,
         )
 
 

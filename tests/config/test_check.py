@@ -259,6 +259,9 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             ENGINE + "tensor_parallel_size",
         ),
     ],
+    "nccl_is_vllms": [
+        ({**RAY, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"}, ENGINE + "weight_sync_backend")
+    ],
     "nccl_has_cuda": [({**RAY, ENGINE + "weight_sync_backend": "nccl"}, ENGINE + "weight_sync_backend")],
     "vllm_on_a_cpu_computes_eagerly": [({**VLLM, ENGINE + "enforce_eager": False}, ENGINE + "enforce_eager")],
     "vllm_on_a_cpu_promises_no_repetition": [
@@ -365,6 +368,7 @@ SILENT: dict[str, dict[str, Any]] = {
     "a_resumed_run_has_a_path": {"trainer.resume_mode": "from_path", "trainer.resume_path": "ckpts/global_step_1"},
     "one_process_has_one_rank": {"trainer.placement.policy_num_nodes": 2},
     "repeatable_runs_are_promised_on_a_cpu": {"trainer.deterministic": True},
+    "nccl_is_vllms": {**VLLM, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"},
     "nccl_has_cuda": {ENGINE + "weight_sync_backend": "nccl"},  # in one process nothing travels
     "vllm_on_a_cpu_computes_eagerly": {**VLLM, "trainer.device": "cuda", ENGINE + "enforce_eager": False},
     "vllm_on_a_cpu_promises_no_repetition": {"trainer.deterministic": True},
@@ -578,7 +582,8 @@ def test_a_value_that_runs_is_not_refused(entry: NotYet) -> None:
         {**RAY, **gpus(2, "policy", "ref"), ENGINE + "num_engines": 2},
         {**RAY, ENGINE + "weight_sync_backend": "gloo"},
         {**RAY, ENGINE + "weight_sync_backend": "disk"},
-        {**RAY, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"},
+        {**VLLM, **RAY, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"},
+        {**RAY, "trainer.device": "cuda"},  # gloo is derived
         {**RAY, PLACEMENT + "ray_address": "auto", PLACEMENT + "call_timeout_seconds": 60},
     ],
 )

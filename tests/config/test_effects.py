@@ -82,6 +82,11 @@ ON: dict[str, dict[str, Any]] = {
         if effect.path.startswith("generator.inference_engine.")
     },
     "generator.inference_engine.weight_sync_backend": RAY,  # whatever the engine is
+    "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB": {
+        "trainer.placement.executor": "ray",
+        "trainer.device": "cuda",
+        "generator.inference_engine.backend": "vllm",
+    },
 }
 NEVER_ACT = {"trainer.fully_async"}
 

@@ -33,7 +33,7 @@ from skyrl.learners.zero_config import engine_config
 from skyrl.tree.classes import is_config, leaf_paths
 from tests.nano_run import config
 
-TABLE = 199
+TABLE = 198
 """Leaves in the table. This number may only fall."""
 
 WHOLE = {"param_dtype": "float32", "reduce_dtype": "float32", "buffer_dtype": "float32"}
@@ -82,8 +82,12 @@ READ_ELSEWHERE: dict[str, tuple[Callable[..., Any], str]] = {
         for name, reader in _FSDP_READERS.items()
     },
     "generator.inference_engine.async_engine": (start_vllm, "config.async_engine"),
+    "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB": (
+        weight_road,
+        "engine.weight_transfer_threshold_cuda_ipc_GB",
+    ),
 }
-"""Read where a model is sharded over several ranks, or where vLLM starts, and by no function that needs neither."""
+"""Read where a model is sharded over several ranks, where vLLM starts, or where there are GPUs."""
 
 SIZES = "skyrl.config.sizes"
 """The one module of the configuration that counts as a component: it turns fields into the numbers that `layout` and

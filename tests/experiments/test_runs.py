@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.config import SkyRLTrainConfig
-from skyrl.errors import DataError, NonFiniteError, ResumeError, RewardError, TaskError, UserError
+from skyrl.errors import ConfigError, DataError, NonFiniteError, ResumeError, RewardError, TaskError, UserError
 from skyrl.experiments import ppo
 from skyrl.experiments.claims import Claim
 from skyrl.experiments.ppo import BasePPOExp
@@ -230,6 +230,12 @@ def test_a_row_with_an_unknown_task_is_told_before_anything_is_made(nano: Path, 
 def test_an_answer_that_does_not_fit_into_the_model_is_refused(nano: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="max_generate_length = 70 do not fit into the 64 positions"):
         train(nano, tmp_path, generator__sampling_params__max_generate_length=70)
+
+
+def test_a_model_that_vllm_cannot_compute_is_refused_before_anything_is_made(nano: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="attention heads have 8 dimensions; vLLM on a CPU computes"):
+        train(nano, tmp_path, generator__inference_engine__backend="vllm")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_mini_batch_without_a_finished_answer_is_skipped_and_counted(nano: Path, tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
+import attrs
+import pytest
 import torch
 from torch import Tensor
 
 from skyrl.config import TrainerConfig
 from skyrl.learners.group import LearnerGroup
-from skyrl.learners.moving import Mover, local_bytes
+from skyrl.learners.moving import HOST, Mover, local_bytes
 from skyrl.learners.workers import PolicyWorker, RefWorker
 from skyrl.training.objective import policy_objective
 from tests.learners.pool import Pool
@@ -76,6 +78,21 @@ async def test_on_a_cpu_nothing_moves_and_learning_goes_on(small: TrainerConfig)
     for policy in (stays, goes):
         await policy.update(rows)
     assert (await goes.offload(), await goes.onload()) == (0, 0)
+    assert await goes.update(rows) == await stays.update(rows)
+
+
+@pytest.mark.gpu
+async def test_on_a_gpu_the_memory_is_given_back_and_learning_goes_on(small: TrainerConfig) -> None:
+    trainer = attrs.evolve(small, device="cuda")  # type: ignore[misc]
+    stays, goes = worker(trainer), worker(trainer)
+    rows = batch().given(ref_logprobs=torch.zeros(6, 12))
+    for policy in (stays, goes):
+        await policy.update(rows)
+    before = torch.cuda.memory_allocated()
+    moved = await goes.offload()
+    assert before - torch.cuda.memory_allocated() >= moved >= 3 * size_of(goes)
+    assert {parameter.device for parameter in goes.model.parameters()} == {HOST}
+    assert await goes.onload() == moved
     assert await goes.update(rows) == await stays.update(rows)
 
 

@@ -116,7 +116,8 @@ def test_the_message_of_an_exception_that_cannot_travel_arrives(processes: RayPr
 async def test_an_object_that_calls_sys_exit_is_named_and_stays(stays: Group[Counter]) -> None:
     with pytest.raises(ProcessError, match=r"stays-0 .* failed in Counter.leave: SystemExit: 3"):
         await stays.handles[0].call(Counter.leave)
-    assert await stays.handles[0].call(Counter.add, 0)
+    before = await stays.handles[0].call(Counter.add, 0)
+    assert await stays.handles[0].call(Counter.add, 1) == before + 1
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ class HeldModel:
         self.model, self.damage = model, damage
         self._generator = torch.Generator().manual_seed(0)
 
-    async def stream(self, consume: Callable[[Weights], R]) -> R:
+    async def stream(self, consume: Callable[[Weights], R], *, everywhere: bool = False) -> R:
         return await asyncio.to_thread(consume, self.damage(named_weights(self.model)))
 
     async def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
@@ -32,7 +32,7 @@ class HeldModel:
     async def score(self, batch: TrainingBatch) -> Tensor:
         scores = torch.zeros(batch.input_ids.shape)
         for row, length in enumerate(batch.lengths.tolist()):
-            ids = batch.input_ids[row, :length]
+            ids = batch.input_ids[row, :length].to(self.model.device)
             with torch.no_grad():
                 logprobs = self.model(ids[None], use_cache=False).logits[0, :-1].log_softmax(-1)
             scores[row, 1:length] = logprobs.gather(1, ids[1:, None])[:, 0]
@@ -42,5 +42,5 @@ class HeldModel:
         """As far as an optimizer never would: every weight by a tenth of its spread."""
         with torch.no_grad():
             for weight in self.model.parameters():
-                noise = torch.randn(weight.shape, generator=self._generator)
+                noise = torch.randn(weight.shape, generator=self._generator).to(weight.device)
                 weight.add_(noise * 0.1 * weight.std(correction=0).clamp(min=0.1))

@@ -20,7 +20,7 @@ from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.weight_sync.canary import Canary
 from skyrl.weight_sync.publish import WeightSync
-from skyrl.weight_sync.roads import BroadcastRoad, FolderRoad, Road, SharedRoad
+from skyrl.weight_sync.roads import BroadcastRoad, FolderRoad, MeetingPlace, Road, SharedRoad
 from tests.inference.nano import nano_model, nano_tokenizer, prompts, request
 from tests.weight_sync.held import HeldModel, Weights
 
@@ -38,7 +38,7 @@ def store() -> TCPStore:
 def road(request: pytest.FixtureRequest, store: TCPStore, tmp_path: Path) -> Road:
     match request.param:
         case "broadcast":
-            return BroadcastRoad("127.0.0.1", store.port, dtype="float32", timeout=20)
+            return BroadcastRoad(MeetingPlace("127.0.0.1", store.port, timeout=20), dtype="float32")
         case "folder":
             return FolderRoad(tmp_path / "weights", dtype="float32")
         case _:
@@ -145,12 +145,12 @@ async def test_an_engine_that_does_not_compute_with_what_came_is_caught_before_t
 
 async def test_an_engine_that_never_comes_ends_the_waiting_of_the_others_at_once(store: TCPStore) -> None:
     class Breaks(HeldModel):
-        async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R]) -> R:
+        async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False) -> R:
             raise RuntimeError("the learner broke")
 
     learner = Breaks(nano_model("qwen2, tied", seed=1))
     door = client(engine())
-    road = BroadcastRoad("127.0.0.1", store.port, dtype="float32", timeout=1000)
+    road = BroadcastRoad(MeetingPlace("127.0.0.1", store.port, timeout=1000), dtype="float32")
     with pytest.raises(WeightSyncError, match="not sent: the learner broke"):
         await WeightSync(learner, door, road, CANARY).publish(1)
     await door.close()

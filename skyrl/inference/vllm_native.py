@@ -1,0 +1,132 @@
+"""The receiving end of vLLM's own weight transfer, inside a vLLM worker: it does what the learner's sender asks.
+
+    init -> start -> update, once or often -> compare -> finish -> end     (`skyrl.weight_sync.native` asks)
+
+Between update and finish, digests of what reached the model's `load_weights` are compared with those of what was sent.
+They prove that the right bytes came to the GPU under the right names. That the layers compute with them, in fused and
+packed form, is what the canary proves.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.storage import TypedStorage
+
+from skyrl.errors import WeightSyncError
+from skyrl.inference import vllm_requests
+from skyrl.inference.arrival import Native
+from skyrl.inference.checksums import device_digest
+
+Weights = Iterator[tuple[str, Tensor]]
+
+
+def receive(worker: Any, place: int, arrival: Native, expand: Callable[[Weights], Weights]) -> None:
+    """Does all that the sender asks of this worker, the one at `place` in its engine.
+
+    `expand` adds second names of tied weights. Raises `WeightSyncError` when what came is not what was sent, and when
+    the sender or another worker gave up.
+    """
+    _equip(worker, arrival.backend)
+    received: dict[str, str] = {}
+    meeting = arrival.meeting.moved(place)
+    with meeting.attend() as store:
+        for kind, content in vllm_requests.requests(store, rank=meeting.rank, timeout=meeting.timeout):
+            match kind:
+                case "init":
+                    if "rank_offset" in content:  # vLLM counts workers from here, and knows of one engine only
+                        content["rank_offset"] = arrival.meeting.rank
+                    worker.init_weight_transfer_engine(content)
+                case "start":
+                    worker.start_weight_update()
+                case "update":
+                    with _watched(worker.model_runner.get_model(), received, expand):
+                        worker.update_weights(with_handles(content))
+                case "compare":
+                    refuse_changed(content["digests"], received)
+                case "finish":
+                    worker.finish_weight_update()
+                case vllm_requests.END:
+                    worker.shutdown_weight_transfer_engine()
+
+
+def _equip(worker: Any, backend: str) -> None:
+    """Gives the worker its transfer engine, which vLLM makes at the start only where it is told a backend then."""
+    if worker.weight_transfer_engine is None:
+        config = importlib.import_module("vllm.config").WeightTransferConfig(backend=backend)
+        factory = importlib.import_module("vllm.distributed.weight_transfer.factory").WeightTransferEngineFactory
+        model = worker.model_runner.get_model()
+        worker.weight_transfer_engine = factory.create_engine(config, worker.vllm_config, worker.device, model)
+
+
+@contextmanager
+def _watched(model: Any, received: dict[str, str], expand: Callable[[Weights], Weights]) -> Iterator[None]:
+    """While the model loads weights, the digest of each goes to `received`, and tied ones come under all names."""
+    load = model.load_weights
+
+    def digested(weights: Weights) -> Weights:
+        for name, tensor in weights:
+            if name in received:
+                raise WeightSyncError(f"{name} came twice")
+            received[name] = device_digest(tensor)
+            yield name, tensor
+
+    model.load_weights = lambda weights: load(expand(digested(weights)))
+    try:
+        yield
+    finally:
+        del model.load_weights  # the class has its own
+
+
+def refuse_changed(sent: Mapping[str, str], received: Mapping[str, str]) -> None:
+    """Raises `WeightSyncError` unless every weight that was sent came, as it was sent."""
+    problems = [f"{name} did not arrive" for name in sent if name not in received]
+    problems += [f"{name} came, which was not sent" for name in received if name not in sent]
+    problems += [
+        f"{name} was changed on its way: digest {received[name]} arrived, {digest} was sent"
+        for name, digest in sent.items()
+        if received.get(name, digest) != digest
+    ]
+    if problems:
+        more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
+        raise WeightSyncError("; ".join(problems[:5] + more))
+
+
+_TENSOR, _SIZE, _STORAGE, _DTYPE = 0, 1, 4, 5
+"""Places in the arguments of torch's `rebuild_cuda_tensor` that JSON has no word for, besides bytes."""
+
+
+def plain_handle(arguments: Sequence[Any]) -> list[Any]:
+    """The arguments of torch's `rebuild_cuda_tensor`, for a tensor of bytes, as JSON-able data."""
+    known = (arguments[_TENSOR], arguments[_STORAGE], arguments[_DTYPE])
+    assert known == (torch.Tensor, TypedStorage, torch.uint8), f"a handle of {known}"
+    plain: list[Any] = []
+    for place, value in enumerate(arguments):
+        if place in (_TENSOR, _STORAGE, _DTYPE):
+            plain.append(None)
+        elif isinstance(value, bytes):
+            plain.append({"bytes": base64.b64encode(value).decode("ascii")})
+        else:
+            plain.append(list(value) if isinstance(value, tuple) else value)
+    return plain
+
+
+def handle(plain: Sequence[Any]) -> tuple[Any, ...]:
+    """What `plain_handle` described. Classes are those of a tensor of bytes, whatever the sender says."""
+    arguments = [base64.b64decode(value["bytes"]) if isinstance(value, dict) else value for value in plain]
+    arguments[_TENSOR], arguments[_STORAGE], arguments[_DTYPE] = torch.Tensor, TypedStorage, torch.uint8
+    arguments[_SIZE] = torch.Size(arguments[_SIZE])
+    return tuple(tuple(value) if isinstance(value, list) else value for value in arguments)
+
+
+def with_handles(content: dict[str, Any]) -> dict[str, Any]:
+    """An update as vLLM's workers take it: CUDA IPC handles are themselves again."""
+    if "ipc_handles" not in content:
+        return content
+    return content | {"ipc_handles": {gpu: handle(plain) for gpu, plain in content["ipc_handles"].items()}}

@@ -1,0 +1,66 @@
+"""What the learner asks of the vLLM workers that it sends to, one request after the other, through the store that they
+met at.
+
+vLLM's weight-transfer engines leave it to their user how init, start, update and finish reach the workers. Here they
+are JSON in the driver's store, the handles of CUDA IPC too: nothing that arrives is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+
+from skyrl.inference.broadcast import wait_for
+
+END = "end"
+"""The last request of a sender."""
+
+
+class Requests:
+    """The sender's end."""
+
+    def __init__(self, store: Store, *, receivers: Sequence[int], timeout: float) -> None:
+        """`receivers` are ranks of the meeting; `timeout` is in seconds, for each request."""
+        self._store, self._timeout = store, timeout
+        self._receivers, self._number = tuple(receivers), 0
+
+    def ask(self, kind: str, content: Mapping[str, Any]) -> None:
+        """Returns when every receiver has done it. Raises `WeightSyncError` when one could not, or does not answer."""
+        key = _key(self._number)
+        self._number += 1
+        self._store.set(key, json.dumps({"kind": kind, "content": content}))
+        done = {_done(key, rank): rank for rank in self._receivers}
+        wait_for(
+            self._store,
+            list(done),
+            self._timeout,
+            lambda keys: f"members {[done[each] for each in keys]} have not done what the learner asked: {kind}",
+        )
+
+
+def requests(store: Store, *, rank: int, timeout: float) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Kind and content of each request, up to `END`; the one before counts as done when the next is asked for.
+
+    Raises `WeightSyncError` when the sender has called the meeting off, or asks nothing for `timeout` seconds.
+    """
+    number = 0
+    while True:
+        key = _key(number)
+        wait_for(store, [key], timeout, lambda _: f"the learner has not gone on with the weights of member {rank}")
+        request = json.loads(store.get(key))
+        yield request["kind"], request["content"]
+        store.set(_done(key, rank), "")
+        if request["kind"] == END:
+            return
+        number += 1
+
+
+def _key(number: int) -> str:
+    return f"request {number}"
+
+
+def _done(key: str, rank: int) -> str:
+    return f"{key} done by {rank}"

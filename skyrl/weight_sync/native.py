@@ -1,0 +1,139 @@
+"""The learner's end of vLLM's own weight transfer: NCCL between GPUs, CUDA IPC on shared ones.
+
+vLLM's trainer engine says what its workers have to do; `_Workers` brings it to them, and compares digests before the
+update is finished. Digests are computed on the GPU: the weights do not leave it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch import Tensor
+
+from skyrl.inference.arrival import WeightInfo
+from skyrl.inference.broadcast import Meeting
+from skyrl.inference.checksums import device_digest
+from skyrl.inference.vllm_native import plain_handle
+from skyrl.inference.vllm_requests import END, Requests
+
+Weights = Iterator[tuple[str, Tensor]]
+
+_TRANSFER = "vllm.distributed.weight_transfer"
+
+
+@frozen(kw_only=True)
+class NativeSender:
+    """Sends by the transfer of this name; `skyrl.inference.arrival.Native` is the other end.
+
+    Through CUDA IPC every rank of the learner sends, each to the worker that shares its GPU; otherwise the first does.
+    """
+
+    meeting: Meeting
+    """As the learner's first rank has it; the others come right after."""
+
+    backend: str
+    senders: int
+    """Ranks of the learner that run this."""
+
+    weights: tuple[WeightInfo, ...]
+    bucket_bytes: int
+    """Handed over at a time through CUDA IPC."""
+
+    def __call__(self, weights: Weights) -> None:
+        """Raises `WeightSyncError` when an engine does not come, goes away, or did not get what was sent."""
+        rank = dist.get_rank() if self.senders > 1 else 0
+        with self.meeting.moved(rank).attend() as store:
+            receivers = range(self.senders, self.meeting.size)
+            workers = _Workers(Requests(store, receivers=receivers, timeout=self.meeting.timeout))
+            factory = importlib.import_module(f"{_TRANSFER}.factory").WeightTransferTrainerFactory
+            source = _source(self.weights, weights, workers.digests)
+            engine = factory.trainer_init(self._init_info(rank), client=workers, source=source)
+            try:
+                engine.send_weights()
+                if rank == 0:
+                    workers.end()
+            finally:
+                engine.shutdown()
+
+    def _init_info(self, rank: int) -> Any:
+        if self.backend == "ipc":
+            module = importlib.import_module(f"{_TRANSFER}.ipc_engine")
+            return module.IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=self.bucket_bytes)
+        host, port = _free_address(self.meeting.host)
+        return INIT_INFOS[self.backend](rank=rank, master_address=host, master_port=port, world_size=self.meeting.size)
+
+
+def _nccl(**fields: Any) -> Any:
+    return importlib.import_module(f"{_TRANSFER}.nccl_engine").NCCLTrainerInitInfo(**fields)
+
+
+INIT_INFOS: dict[str, Callable[..., Any]] = {"nccl": _nccl}
+"""What a trainer engine that broadcasts is told, by its name."""
+
+
+class _Workers:
+    """vLLM's `VLLMWeightSyncClient`: the workers of all engines at once."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self.digests: dict[str, str] = {}
+        """Of what was sent."""
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._requests.ask("init", init_info)
+
+    def start_weight_update(self) -> None:
+        self._requests.ask("start", {})
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        handles = update_info.pop("ipc_handles", None)
+        if handles is not None:
+            update_info["ipc_handles"] = {gpu: plain_handle(arguments) for gpu, arguments in handles.items()}
+            del update_info["ipc_handles_pickled"]
+        self._requests.ask("update", update_info)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._requests.ask("compare", {"digests": self.digests})
+        self._requests.ask("finish", {})
+
+    def end(self) -> None:
+        self._requests.ask(END, {})
+
+
+def _source(infos: Sequence[WeightInfo], weights: Weights, digests: dict[str, str]) -> Any:
+    """The weights as vLLM's `WeightSource`, rounded to the type that was announced; digests of them go to `digests`."""
+    base = importlib.import_module(f"{_TRANSFER}.base")
+
+    class Source(base.WeightSource):  # type: ignore[misc, name-defined]
+        def metadata(self) -> list[Any]:
+            return [base.ParamMeta(name=each.name, dtype=_dtype(each), shape=each.shape) for each in infos]
+
+        def __iter__(self) -> Weights:
+            for info, (name, tensor) in zip(infos, weights, strict=True):
+                rounded = tensor.detach().to(_dtype(info)).contiguous()
+                digests[name] = device_digest(rounded)
+                yield name, rounded
+
+    return Source()
+
+
+def _dtype(info: WeightInfo) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, info.dtype)
+    return dtype
+
+
+def _free_address(driver: str) -> tuple[str, int]:
+    """Where this process can be reached by whoever reaches the driver, and a port that is free there."""
+    family, _, _, _, there = socket.getaddrinfo(driver, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(there)  # sends nothing: it only chooses the way
+        host = probe.getsockname()[0]
+    with socket.socket(family) as free:
+        free.bind((host, 0))
+        return str(host), int(free.getsockname()[1])

@@ -1,0 +1,52 @@
+"""The digest that GPUs compute: the same everywhere, and another for everything that differs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from skyrl.inference import checksums
+from skyrl.inference.checksums import device_digest
+
+WORD = 0x9E3779B97F4A7C15
+
+
+def splitmix64(state: int) -> int:
+    """As its authors print it, in integers that do not wrap by themselves."""
+    z = state % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
+def test_it_is_the_sum_of_splitmix64_over_words_and_their_places() -> None:
+    content = bytes(range(250, 256)) + bytes(range(13))  # 19 bytes: two words and three bytes
+    words = [int.from_bytes(content[start : start + 8].ljust(8, b"\0"), "little") for start in (0, 8, 16)]
+    expected = (19 + sum(splitmix64(word + (n + 1) * WORD) for n, word in enumerate(words))) % 2**64
+    assert device_digest(torch.tensor(list(content), dtype=torch.uint8)) == f"{expected:016x}"
+
+
+def test_how_it_is_cut_into_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.randn(33, 7, dtype=torch.bfloat16)
+    whole = device_digest(tensor)
+    monkeypatch.setattr(checksums, "_CHUNK_BYTES", 64)
+    assert device_digest(tensor) == whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_every_flipped_bit_and_every_swap_shows(dtype: torch.dtype) -> None:
+    tensor = torch.arange(40).to(dtype)
+    seen = {device_digest(tensor), device_digest(tensor.flip(0)), device_digest(tensor[:-1])}
+    raw = tensor.view(torch.uint8)
+    for place in range(raw.numel()):
+        for bit in range(8):
+            raw[place] ^= 1 << bit
+            seen.add(device_digest(tensor))
+            raw[place] ^= 1 << bit
+    assert len(seen) == 3 + 8 * raw.numel()
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_the_same() -> None:
+    tensor = torch.randn(1000, 333, dtype=torch.bfloat16)
+    assert device_digest(tensor.cuda()) == device_digest(tensor)

@@ -1,0 +1,170 @@
+"""Weights over every road that a CPU has, into vLLM: right after every update, or refused before the first token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch._C._distributed_c10d import TCPStore
+
+from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
+from skyrl.errors import WeightSyncError
+from skyrl.inference import arrival, vllm_worker
+from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.vllm_engine import VLLMEngine
+from skyrl.weight_sync.canary import Canary
+from skyrl.weight_sync.publish import WeightSync
+from skyrl.weight_sync.roads import BroadcastRoad, FolderRoad, MeetingPlace, NativeRoad, Road, SharedRoad
+from tests.inference.nano import nano_tokenizer, prompts, request
+from tests.inference.vllm_host import Host
+from tests.inference.vllm_models import saved, small_model
+from tests.weight_sync.held import HeldModel, Weights
+
+CONFIG = InferenceEngineConfig(model_dtype="float32", async_engine=False, max_num_seqs=16)
+CANARY = Canary(prompts=tuple(prompts(140, 133)), temperature=1.0, bound=1e-4)
+ROADS = ("shared", "broadcast", "folder", "native")
+MODELS = [
+    ("qwen2", True),
+    ("qwen3", False),
+    *(
+        pytest.param(*each, marks=pytest.mark.long)
+        for each in (("qwen2", False), ("qwen3", True), ("llama", True), ("llama", False))
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    with Host() as host:
+        yield host
+
+
+def road(name: str, store: TCPStore, folder: Path) -> Road:
+    place = MeetingPlace("127.0.0.1", store.port, timeout=20)
+    match name:
+        case "broadcast":
+            return BroadcastRoad(place, dtype="float32")
+        case "folder":
+            return FolderRoad(folder / "weights", dtype="float32")
+        case "native":
+            from tests.weight_sync import gloo_transfer
+
+            gloo_transfer.register()
+            return NativeRoad(place, backend="gloo", senders=1, dtype="float32", bucket_bytes=2**20)
+        case _:
+            return SharedRoad()
+
+
+class Between:
+    """A learner, an engine in this process, and what lies between them."""
+
+    def __init__(self, folder: Path, family: str, tied: bool, damage: Any = lambda weights: weights) -> None:
+        self.folder = folder
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+        self.learner = HeldModel(small_model(family, tied=tied), damage)
+        self.engine = VLLMEngine(CONFIG, model_path=str(folder), device="cpu", tokenizer=nano_tokenizer())
+        self.client = InferenceEngineClient(
+            [self.engine], nano_tokenizer(), str(folder), SkyRLLoraConfig(), InferenceEngineConfig()
+        )
+
+    def sync(self, name: str) -> WeightSync:
+        return WeightSync(self.learner, self.client, road(name, self.store, self.folder), CANARY)
+
+
+async def largest_differences(folder: Path, family: str, tied: bool, updates: int) -> dict[str, list[float]]:
+    """After each update over each road in turn, between log-probabilities of engine and learner."""
+    between, found = Between(folder, family, tied), dict[str, list[float]]()
+    for turn, name in enumerate(ROADS):
+        sync = between.sync(name)
+        for version in range(turn * updates + 1, (turn + 1) * updates + 1):
+            between.learner.update_at_random()
+            metrics = await sync.publish(version)
+            found.setdefault(name, []).append(metrics["weight_sync/parity_max"])
+            (answer,) = await between.client.generate(request((1, 2, 3)))
+            assert set(answer.weight_versions) == {version}
+    await between.client.close()
+    return found
+
+
+@pytest.mark.parametrize(("family", "tied"), MODELS)
+def test_engines_agree_with_the_learner_after_each_of_twenty_updates(
+    host: Host, tmp_path: Path, family: str, tied: bool
+) -> None:
+    stored = saved(tmp_path / "model", small_model(family, tied=tied))
+    differences = host.run(largest_differences, stored, family, tied, 20)
+    assert {name: len(found) for name, found in differences.items()} == dict.fromkeys(ROADS, 20)
+    assert all(0 < difference < 1e-4 for found in differences.values() for difference in found)
+
+
+def without(name: str) -> Any:
+    def damage(weights: Weights) -> Weights:
+        return ((each, tensor) for each, tensor in weights if each != name)
+
+    return damage
+
+
+async def refusal(folder: Path, tied: bool, name: str, fault: str) -> tuple[str, bool]:
+    """What a publish over this road raises, and whether the engine still answers, with its old weights."""
+    missing = {"missing tensor": "model.layers.1.mlp.up_proj.weight", "missing head": "lm_head.weight"}
+    between = Between(folder, "qwen2", tied, without(missing[fault]) if fault in missing else lambda weights: weights)
+    before = await between.client.generate(request((1, 2, 3)))
+    between.learner.update_at_random()
+    with pytest.MonkeyPatch.context() as patch:
+        if fault == "flipped byte":
+            flip_a_byte(patch)
+        if fault == "head left out":
+            patch.setattr(vllm_worker, "under_all_names", lambda weights, tied, arrival: weights)
+            patch.setattr(vllm_worker.WeightReceiver, "_skyrl_renew_heads", lambda self: None)
+        if fault == "cache not reset":
+            patch.setattr(between.engine._backend, "forget", pretend_to_forget)
+            for prompt in CANARY.prompts:
+                await between.client.generate(request(prompt))
+        try:
+            await between.sync(name).publish(1)
+            problem = ""
+        except WeightSyncError as error:
+            problem = str(error)
+    try:
+        old = before == await asyncio.wait_for(between.client.generate(request((1, 2, 3))), timeout=2)
+    except (WeightSyncError, TimeoutError):  # out of service, or paused until the run has ended
+        old = False
+    await between.client.close()
+    return problem, old
+
+
+async def pretend_to_forget(version: int) -> bool:
+    return True
+
+
+def flip_a_byte(patch: pytest.MonkeyPatch) -> None:
+    """In what the receiver gets, over the roads that compare on the CPU and over the native one."""
+    from tests.weight_sync import gloo_transfer
+
+    original = arrival.digest
+    patch.setattr(gloo_transfer, "FLIP", ["model.norm.weight"])
+    patch.setattr(arrival, "digest", lambda tensor: original(tensor) + ("0" if tensor.shape == (64,) else ""))
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "said", "serves"),
+    [
+        ("missing tensor", "broadcast", "model.layers.1.mlp.up_proj.weight is missing", True),
+        ("missing head", "native", "lm_head.weight is missing", True),
+        ("flipped byte", "broadcast", "was changed on its way", False),
+        ("flipped byte", "native", "model.norm.weight was changed on its way", False),
+        ("cache not reset", "shared", "does not compute with the weights of version 1", False),
+        ("head left out", "folder", "does not compute with the weights of version 1", False),
+    ],
+)
+def test_what_is_wrong_is_caught_before_the_first_token(
+    host: Host, tmp_path: Path, fault: str, name: str, said: str, serves: bool
+) -> None:
+    tied = fault == "head left out"
+    stored = saved(tmp_path / "model", small_model("qwen2", tied=tied))
+    problem, old = host.run(refusal, stored, tied, name, fault)
+    assert said in problem
+    assert old is serves
