@@ -26,6 +26,8 @@ from tests.inference.nano import full_forward_logprobs, nano_tokenizer, prompts,
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
 
+pytestmark = pytest.mark.xdist_group("vllm_async")
+
 ENGINES: list[VLLMEngine] = []
 """Of the other process."""
 

@@ -24,6 +24,8 @@ from tests.inference.nano import full_forward_logprobs, nano_tokenizer, prompts,
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
 
+pytestmark = pytest.mark.xdist_group("vllm_engine")
+
 CONFIG = InferenceEngineConfig(model_dtype="float32", async_engine=False, max_num_seqs=16)
 
 

@@ -17,6 +17,8 @@ from skyrl.training.objective import policy_objective
 from tests.learners.pool import Pool
 from tests.learners.rows import batch
 
+pytestmark = pytest.mark.xdist_group("ranks")
+
 
 class Recorder(Mover):
     """Takes every tensor for one that is elsewhere."""

@@ -27,6 +27,8 @@ from tests.inference.nano import nano_model
 from tests.learners.pool import Pool
 from tests.learners.rows import batch
 
+pytestmark = pytest.mark.xdist_group("ranks")
+
 FSDP = "policy.fsdp_config."
 ZERO = "policy.deepspeed_config.zero_optimization."
 DEEPSPEED = {"strategy": "deepspeed"}

@@ -10,6 +10,8 @@ from skyrl.processes.in_process import InProcess
 from tests.processes.conftest import SharedCluster
 from tests.processes.objects import Counter, Counts, total, unmakeable
 
+pytestmark = pytest.mark.xdist_group("ray")
+
 
 @pytest.fixture(scope="module", params=["in process", "on Ray"])
 def processes(request: pytest.FixtureRequest) -> Processes:

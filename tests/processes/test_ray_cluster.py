@@ -23,6 +23,8 @@ from skyrl.processes.ray_processes import RayProcesses
 from tests.processes.clusters import family, layout, lives, soon
 from tests.processes.conftest import SharedCluster
 
+pytestmark = pytest.mark.xdist_group("ray")
+
 ROOT = Path(__file__).parents[2]
 
 

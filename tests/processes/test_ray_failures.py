@@ -16,6 +16,8 @@ from tests.processes.clusters import lives, soon
 from tests.processes.conftest import SharedCluster
 from tests.processes.objects import Counter, odd, unmakeable
 
+pytestmark = pytest.mark.xdist_group("ray")
+
 HEARTBEAT = SharedCluster.heartbeat
 
 

@@ -27,6 +27,8 @@ from tests.processes.clusters import lives, soon
 from tests.processes.conftest import SharedCluster
 from tests.processes.objects import Counter
 
+pytestmark = pytest.mark.xdist_group("ray")
+
 ROOT = Path(__file__).parents[2]
 MARK = "SKYRL_TEST_CLUSTER"
 _nodes: Any = ray.nodes

@@ -24,6 +24,8 @@ from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import saved, small_model
 from tests.weight_sync.held import HeldModel, Weights
 
+pytestmark = pytest.mark.xdist_group("vllm_roads")
+
 CONFIG = InferenceEngineConfig(model_dtype="float32", async_engine=False, max_num_seqs=16)
 CANARY = Canary(prompts=tuple(prompts(140, 133)), temperature=1.0, bound=1e-4)
 ROADS = ("shared", "broadcast", "folder", "native")
