@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -12,52 +13,60 @@ from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.batch import TrainingBatch
 from skyrl.errors import ModelError
 
-Reading = Callable[[Any, TrainingBatch], tuple[Tensor, dict[str, Tensor]]]
-"""What a role asks of its model: (B, L) with gradient, 0 where `loss_mask` is false, and by name numbers for each
-selected token that are worth logging.
-"""
+
+@attrs.frozen(kw_only=True, eq=False)
+class Outputs:
+    """What a role's model says of a batch."""
+
+    values: Tensor
+    """(B, L) with gradient, 0 where `loss_mask` is false: log-probabilities in nats, or a critic's values."""
+
+    entropy: Tensor | None = None
+    """(B, L) in nats, of the distribution that each selected token was drawn from, 0 elsewhere."""
+
+    numbers: dict[str, Tensor] = attrs.field(factory=dict)
+    """By name, numbers for each selected token that are worth logging."""
 
 
-def sampled_logprobs(model: Any, batch: TrainingBatch, *, temperature: float, pack: bool) -> tuple[Tensor, Tensor]:
-    """Log-probability, and entropy of the distribution it was drawn from, of every token that `loss_mask` selects.
-
-    `model` is a transformers causal language model; `pack` joins the rows into one, without padding, each row
-    attending to itself alone. Shapes: both results (B, L) float32 in nats, 0 where `loss_mask` is false; only the
-    first has a gradient.
-    """
-    logits = _packed_logits(model, batch) if pack else _padded_logits(model, batch)
-    targets = batch.input_ids[batch.loss_mask]
-    shape, device = batch.input_ids.shape, batch.input_ids.device
-    values = torch.zeros(shape, device=device)
-    entropies = torch.zeros(shape, device=device)
-    values = values.masked_scatter(batch.loss_mask, token_logprobs(logits, targets, temperature=temperature))
-    entropies = entropies.masked_scatter(batch.loss_mask, entropy(logits, temperature=temperature))
-    return values, entropies
+Reading = Callable[[Any, TrainingBatch], Outputs]
+"""What a role asks of its model."""
 
 
 def read_logprobs(
-    model: Any, batch: TrainingBatch, *, temperature: float, pack: bool
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """A policy's `Reading`: log-probabilities, and for each selected token the entropy and the distance, in nats, from
-    what the engine said.
-    """
-    logprobs, entropies = sampled_logprobs(model, batch, temperature=temperature, pack=pack)
-    distance = (logprobs.detach() - batch.rollout_logprobs).abs()
-    return logprobs, {
-        "policy_entropy": entropies[batch.loss_mask],
-        "rollout_train_logprobs_abs_diff": distance[batch.loss_mask],
-    }
+    model: Any, batch: TrainingBatch, *, temperature: float, pack: bool, entropy_gradient: bool = False
+) -> Outputs:
+    """A policy's `Reading`: log-probability, and entropy of the distribution it was drawn from, of every token that
+    `loss_mask` selects, and how far, in nats, it is from what the engine said.
 
-
-def read_values(model: Any, batch: TrainingBatch, *, pack: bool) -> tuple[Tensor, dict[str, Tensor]]:
-    """A critic's `Reading`: the value of the state in which each selected token was sampled, the token excluded.
-
-    `model` has one logit. Shape (B, L) float32, 0 where `loss_mask` is false; with gradient.
+    `model` is a transformers causal language model; `pack` joins the rows into one, without padding, each row
+    attending to itself alone. The entropy has a gradient only if that is asked for.
     """
     logits = _packed_logits(model, batch) if pack else _padded_logits(model, batch)
-    values = torch.zeros(batch.input_ids.shape, device=batch.input_ids.device)
-    values = values.masked_scatter(batch.loss_mask, logits.float().squeeze(-1))
-    return values, {"critic_values": values.detach()[batch.loss_mask]}
+    targets = batch.input_ids[batch.loss_mask]
+    found = token_logprobs(logits, targets, temperature=temperature)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        spread = entropy(logits, temperature=temperature)
+    distance = (found.detach() - batch.rollout_logprobs[batch.loss_mask]).abs()
+    return Outputs(
+        values=_in_place(found, batch),
+        entropy=_in_place(spread, batch),
+        numbers={"policy_entropy": spread.detach(), "rollout_train_logprobs_abs_diff": distance},
+    )
+
+
+def read_values(model: Any, batch: TrainingBatch, *, pack: bool) -> Outputs:
+    """A critic's `Reading`: the value of the state in which each selected token was sampled, the token excluded.
+
+    `model` has one logit.
+    """
+    logits = _packed_logits(model, batch) if pack else _padded_logits(model, batch)
+    values = logits.float().squeeze(-1)
+    return Outputs(values=_in_place(values, batch), numbers={"critic_values": values.detach()})
+
+
+def _in_place(found: Tensor, batch: TrainingBatch) -> Tensor:
+    """(N,) numbers of the selected tokens, in row order -> (B, L), 0 elsewhere."""
+    return torch.zeros(batch.input_ids.shape, device=found.device).masked_scatter(batch.loss_mask, found)
 
 
 def _padded_logits(model: Any, batch: TrainingBatch) -> Tensor:

@@ -110,5 +110,10 @@ def _causal_lm(trainer: TrainerConfig, path: str | None, field: str) -> ModelSou
 
 
 def _log_probabilities(trainer: TrainerConfig) -> Reading:
-    temperature = required(trainer.algorithm.temperature, "trainer.algorithm.temperature")
-    return partial(read_logprobs, temperature=temperature, pack=trainer.use_sample_packing)
+    algorithm = trainer.algorithm
+    return partial(
+        read_logprobs,
+        temperature=required(algorithm.temperature, "trainer.algorithm.temperature"),
+        pack=trainer.use_sample_packing,
+        entropy_gradient=algorithm.use_entropy_loss,
+    )
