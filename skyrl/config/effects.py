@@ -107,6 +107,11 @@ EFFECTS: tuple[Effect, ...] = (
         "engines are in other processes than the learner (the run is on Ray)",
         on_ray,
     ),
+    Effect(
+        "trainer.share_group_prompts",
+        "use_sample_packing is on and attention is sdpa",
+        lambda run: run.trainer.use_sample_packing and run.trainer.attention in (None, "sdpa"),
+    ),
     Effect("trainer.bf16", "the device is cuda (a CPU computes in float32)", _on_cuda),
     Effect("trainer.flash_attn", "the device is cuda (a CPU uses sdpa)", _on_cuda),
     Effect("trainer.gradient_checkpointing", "the device is cuda (a CPU has the memory)", _on_cuda),

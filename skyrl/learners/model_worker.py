@@ -61,7 +61,12 @@ class ModelWorker:
                 Zero(source, zero, setting) if trainer.strategy == "deepspeed" else Fsdp2(source, fsdp, setting)
             )
             with self.strategy.scoring():  # not in the type it computes in, where that is a choice
-                probe_forward(self.strategy.model, pack=trainer.use_sample_packing, device=self.device)
+                self._reads = probe_forward(
+                    self.strategy.model,
+                    pack=trainer.use_sample_packing,
+                    share_prompts=trainer.share_group_prompts,
+                    device=self.device,
+                )
             failed.pop_all()
 
     @property
@@ -102,7 +107,7 @@ class ModelWorker:
 
     def _forward(self, batch: TrainingBatch) -> Outputs:
         with self.strategy.computing():
-            return self._read(self.strategy.model, batch)
+            return self._read(self.strategy.model, batch, self._reads)
 
 
 def required_device(trainer: TrainerConfig) -> str:
