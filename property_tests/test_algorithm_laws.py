@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from skyrl.algorithms.advantages import group_relative
+from skyrl.algorithms.clipped_losses import RegularLoss
 from skyrl.algorithms.kl import kl_estimate
 from skyrl.algorithms.losses import ppo_clip
 from skyrl.algorithms.reductions import sequence_mean, token_mean
 from skyrl.batch import TrainingBatch
-from skyrl.training.objective import PolicyObjective, RegularLoss
+from skyrl.training.objective import PolicyObjective
 
 finite = st.floats(-5, 5, width=32)
 
@@ -56,14 +57,14 @@ OBJECTIVE = PolicyObjective(policy_loss=RegularLoss(clip_low=0.2, clip_high=0.28
 def loss_and_gradient(batch: TrainingBatch, logprobs: Tensor, rows_at_once: int) -> tuple[float, Tensor]:
     """Of one mini-batch, computed in micro-batches."""
     leaf = logprobs.clone().requires_grad_()
-    total, start = 0.0, 0
-    for micro in OBJECTIVE.weigh(batch).split(rows_at_once):
-        part = leaf[start : start + len(micro), : micro.input_ids.shape[1]]
-        loss, _ = OBJECTIVE(part, micro)
-        loss.backward()
-        total, start = total + loss.item(), start + len(micro)
+    total = torch.zeros(())
+    for micro in OBJECTIVE.weigh(batch.given(values=leaf)).split(rows_at_once):  # the values go where the rows go
+        assert micro.values is not None
+        loss, _, _ = OBJECTIVE(micro.values, micro)
+        total = total + loss
+    total.backward()
     assert leaf.grad is not None
-    return total, leaf.grad
+    return total.item(), leaf.grad
 
 
 @given(scored_groups())

@@ -44,6 +44,21 @@ class TrainingBatch:
     groups: Tensor
     """(B,) int64: rows with the same number answer the same prompt."""
 
+    answer_lengths: Tensor | None = None
+    """(B,) int64: tokens of each answer, observations of later turns included."""
+
+    truncated: Tensor | None = None
+    """(B,) bool: the answer was cut off at a limit; it did not end by itself."""
+
+    baselines: Tensor | None = None
+    """(B,) float32: raw reward of the greedy answer to the same prompt."""
+
+    trajectories: Tensor | None = None
+    """(B,) int64: rows with the same number are turns of one trajectory. None: each row is a whole one."""
+
+    last_step: Tensor | None = None
+    """(B,) bool: the row is the last turn of its trajectory. Given together with `trajectories`."""
+
     old_logprobs: Tensor | None = None
     """(B, L) float32: under the policy before this batch's first update. None where it would equal the current one."""
 
@@ -65,15 +80,31 @@ class TrainingBatch:
     kl_weights: Tensor | None = None
     """(B, L) float32: share of each token in the KL loss of the mini-batch."""
 
+    entropy_weights: Tensor | None = None
+    """(B, L) float32: share of each token in the entropy of the mini-batch."""
+
     def __len__(self) -> int:
         return int(self.input_ids.shape[0])
 
     def given(self, **fields: Any) -> Self:
-        """A copy with some fields filled. Raises ValueError if a per-token tensor has another shape than the batch."""
+        """A copy with some fields filled. Raises ValueError if a tensor has another shape than the batch, or is not one
+        number for each row where that is what the field holds.
+        """
         for name, value in fields.items():
-            if isinstance(value, Tensor) and value.shape != self.input_ids.shape:
+            wanted = self.lengths.shape if name in PER_ROW else self.input_ids.shape
+            if isinstance(value, Tensor) and value.shape != wanted:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, the batch {tuple(self.input_ids.shape)}")
         return attrs.evolve(self, **fields)
+
+    @property
+    def scores(self) -> Tensor:
+        """(B,) float32: the return of each row, the sum of its rewards."""
+        return self.rewards.sum(dim=1)
+
+    def select(self, rows: Tensor) -> Self:
+        """The rows at these indices (K,), in this order, padding trimmed to the longest of them."""
+        width = int(self.lengths[rows].max())
+        return self._map(lambda tensor: tensor[rows] if tensor.dim() == 1 else tensor[rows, :width])
 
     def rows(self, start: int, stop: int) -> Self:
         """The rows from `start` to `stop` (exclusive), padding trimmed to the longest of them."""
@@ -92,3 +123,7 @@ class TrainingBatch:
     def _map(self, change: Any) -> Self:
         tensors = {each.name: getattr(self, each.name) for each in attrs.fields(type(self))}
         return attrs.evolve(self, **{name: change(tensor) for name, tensor in tensors.items() if tensor is not None})
+
+
+PER_ROW = frozenset({"lengths", "groups", "answer_lengths", "truncated", "baselines", "trajectories", "last_step"})
+"""Fields that hold one number for each row; the others hold one for each token."""

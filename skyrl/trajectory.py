@@ -93,6 +93,8 @@ class TrajectoryGroup:
 
     prompt: Prompt
     trajectories: tuple[Trajectory, ...]
+    baseline: float | None = None
+    """Raw reward of the greedy answer to the prompt, where an estimator compares with it. Not trained on."""
 
     @property
     def rewards(self) -> tuple[float, ...]:

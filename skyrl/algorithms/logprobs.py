@@ -15,7 +15,6 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, *, temperature: float) -> 
     return tempered.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1) - tempered.logsumexp(-1)
 
 
-@torch.no_grad()
 def entropy(logits: Tensor, *, temperature: float) -> Tensor:
     """Entropy of softmax(logits / temperature), in nats. Shapes: `logits` (N, V), the result (N,) float32."""
     log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)

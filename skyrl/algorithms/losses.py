@@ -1,12 +1,34 @@
-"""Policy losses: per token, no reduction. `loss(LossInputs) -> (B, L)`; how tokens are weighed is `reductions.py`."""
+"""What a policy loss is: per token, no reduction. `loss(LossInputs) -> (B, L)`; how tokens are weighed is
+`reductions.py`.
+
+A loss with settings is a frozen class with `__call__`, whose fields are its settings. The built-in ones are in
+`clipped_losses.py`, `rollout_losses.py` and `covariance_losses.py`; a loss of your own is the same:
+
+    @frozen
+    class Mine:
+        width: float = 0.2
+
+        def __call__(self, inputs: LossInputs) -> Tensor:
+            ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
+            return -ratio.clamp(max=1 + self.width) * inputs.advantages
+
+It may also have a method `measure(inputs) -> dict[str, Tensor]`: numbers (B, L) for each token, of which the mean over
+the selected tokens is logged, and an attribute `vanishes_without_advantage = True`, if its loss and gradient are
+exactly 0 at tokens whose advantage is 0: rows that have no other are then left out of the forward pass.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import attrs
 import torch
 from torch import Tensor
+
+from skyrl.algorithms.shapes import expect_same_shape
+
+LARGEST_LOG_RATIO = 20.0
+"""In nats; one token must not overflow the batch."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -26,15 +48,39 @@ class LossInputs:
     mask: Tensor
     """Bool: tokens outside it do not count, whatever stands there."""
 
+    def __attrs_post_init__(self) -> None:
+        """Raises ValueError, naming the tensor, where one has another shape than `logprobs`."""
+        expect_same_shape(**attrs.asdict(self, recurse=False))
+
+    @classmethod
+    def selected(cls, mask: Tensor, **tensors: Tensor) -> Self:
+        """The same with 0 in place of whatever stands outside the mask, NaN included: nothing of it reaches a loss, or
+        through a gradient the tokens that count.
+        """
+        return cls(mask=mask, **{name: torch.where(mask, value, 0.0) for name, value in tensors.items()})
+
 
 class PolicyLoss(Protocol):
-    """A policy loss with its settings: what it costs, and what is worth logging about it."""
+    """A policy loss with its settings."""
 
-    def __call__(self, inputs: LossInputs) -> Tensor:
+    def __call__(self, inputs: LossInputs, /) -> Tensor:
         """The loss of each token, (B, L), unreduced."""
 
-    def measure(self, inputs: LossInputs) -> dict[str, float]:
-        """Shares and means over the selected tokens, by name."""
+
+def measured(loss: PolicyLoss, inputs: LossInputs) -> dict[str, Tensor]:
+    """What the loss finds worth logging, numbers for each token (B, L) by name; nothing, if it has no `measure`."""
+    measure: Any = getattr(loss, "measure", None)
+    return {} if measure is None else measure(inputs)
+
+
+def vanishes_without_advantage(loss: PolicyLoss) -> bool:
+    """Are its loss and gradient exactly 0 at tokens with advantage 0? Only a loss that says so is believed."""
+    return bool(getattr(loss, "vanishes_without_advantage", False))
+
+
+def importance_ratio(logprobs: Tensor, other: Tensor) -> Tensor:
+    """exp(logprobs - other), with the difference held to +-20 nats so that one token cannot overflow the batch."""
+    return torch.exp((logprobs - other).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
 
 
 def ppo_clip(
@@ -45,17 +91,16 @@ def ppo_clip(
     PPO, arXiv:1707.06347, eq. 7; `clip_high > clip_low` is the clip-higher of DAPO, arXiv:2503.14476.
     Shapes: all inputs and the result (B, L); log-probabilities in nats.
     """
-    ratio = importance_ratio(logprobs, old_logprobs)
+    return clipped_surrogate(
+        importance_ratio(logprobs, old_logprobs), advantages, clip_low=clip_low, clip_high=clip_high
+    )
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
+    """-min(r A, clip(r, 1 - low, 1 + high) A) of any ratio r. Shapes: all (B, L)."""
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
 
 
-def importance_ratio(logprobs: Tensor, other: Tensor) -> Tensor:
-    """exp(logprobs - other), with the difference held to +-20 nats so that one token cannot overflow the batch."""
-    return torch.exp((logprobs - other).clamp(-20.0, 20.0))
-
-
-def clipped_share(inputs: LossInputs, *, clip_low: float, clip_high: float) -> Tensor:
-    """Share of tokens whose clipped term is the smaller one, where the surrogate has no gradient. A scalar in 0..1."""
-    ratio = importance_ratio(inputs.logprobs.detach(), inputs.old_logprobs)
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * inputs.advantages < ratio * inputs.advantages
-    return (clipped & inputs.mask).sum() / inputs.mask.sum().clamp(min=1)
+def is_clipped(ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
+    """Bool: is the clipped term the smaller one, where the surrogate has no gradient? Shapes: all (B, L)."""
+    return ratio.clamp(1 - clip_low, 1 + clip_high) * advantages < ratio * advantages

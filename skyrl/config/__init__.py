@@ -27,7 +27,16 @@ from skyrl.config.learners import (
     RefConfig,
 )
 from skyrl.config.load import Composed, Loaded, compose, load
-from skyrl.config.losses import CISPOConfig, ClipCovConfig, KLCovConfig, OffPolicyCorrectionConfig, SAPOConfig
+from skyrl.config.losses import (
+    CISPOConfig,
+    ClipCovConfig,
+    DecoupledConfig,
+    DPPOConfig,
+    GMPOConfig,
+    KLCovConfig,
+    OffPolicyCorrectionConfig,
+    SAPOConfig,
+)
 from skyrl.config.megatron import (
     MegatronConfig,
     MegatronDDPConfig,
@@ -37,6 +46,7 @@ from skyrl.config.megatron import (
 from skyrl.config.models import ModelConfig, SkyRLLoraConfig
 from skyrl.config.placement import PlacementConfig
 from skyrl.config.resolve import resolve
+from skyrl.config.rewards import NormConfig, OverlongConfig, RewardShapingConfig
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.trainer import FullyAsyncConfig, TrainerConfig
 from skyrl.errors import ConfigError
@@ -49,12 +59,15 @@ __all__ = [
     "Composed",
     "ConfigError",
     "CriticConfig",
+    "DPPOConfig",
     "DataConfig",
+    "DecoupledConfig",
     "DeepSpeedConfig",
     "DynamicSamplingConfig",
     "EnvironmentConfig",
     "FSDPConfig",
     "FullyAsyncConfig",
+    "GMPOConfig",
     "GSM8kLLMJudgeEnvConfig",
     "GeneratorConfig",
     "InferenceEngineConfig",
@@ -67,12 +80,15 @@ __all__ = [
     "MegatronTorchProfilerConfig",
     "MixedPrecisionConfig",
     "ModelConfig",
+    "NormConfig",
     "OffPolicyCorrectionConfig",
     "OffloadConfig",
     "OptimizerConfig",
+    "OverlongConfig",
     "PlacementConfig",
     "PolicyConfig",
     "RefConfig",
+    "RewardShapingConfig",
     "SAPOConfig",
     "SamplingParams",
     "SearchEnvConfig",

@@ -1,9 +1,20 @@
 """What is optimized: how rewards become advantages, and advantages a loss."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from skyrl.config.losses import CISPOConfig, ClipCovConfig, KLCovConfig, OffPolicyCorrectionConfig, SAPOConfig
-from skyrl.tree import IDENTITY, field, frozen
+from skyrl.config.losses import (
+    CISPOConfig,
+    ClipCovConfig,
+    DecoupledConfig,
+    DPPOConfig,
+    GMPOConfig,
+    KLCovConfig,
+    OffPolicyCorrectionConfig,
+    SAPOConfig,
+)
+from skyrl.config.rewards import NormConfig, RewardShapingConfig
+from skyrl.tree import IDENTITY, FrozenDict, field, frozen
 from skyrl.tree.validators import at_least, fraction, non_negative, positive, positive_or_off
 
 LossReduction = Literal["token_mean", "token_mean_legacy", "sequence_mean", "seq_mean_token_sum_norm", "prompt_mean"]
@@ -45,12 +56,20 @@ class AlgorithmConfig:
     """The objective."""
 
     advantage_estimator: str = field(default="grpo", metadata=IDENTITY)
-    """How rewards become advantages: grpo, rloo, maxrl, reinforce++, gae (needs a critic), a registered name, or an
-    import path (`my_package.advantages:mine`)."""
+    """How rewards become advantages: grpo, rloo, maxrl, reinforce++, reinforce++-baseline, gae (needs a critic), remax
+    (samples one greedy answer more per prompt), opo, gpg, or the import path of one of your own
+    (`my_package.advantages:Mine`, `advantages.py:Mine`)."""
+
+    advantage: Mapping[str, Any] = FrozenDict()
+    """Settings of an estimator of your own: the fields of its class."""
 
     policy_loss_type: str = field(default="regular", metadata=IDENTITY)
-    """How advantages become a loss: regular (PPO), dual_clip, gspo, cispo, sapo, clip_cov, kl_cov, rollout_is, a
-    registered name, or an import path."""
+    """How advantages become a loss: regular (PPO), dual_clip, gspo, gmpo, cispo, sapo, clip_cov, kl_cov, rollout_is,
+    dppo, decoupled, importance_sampling, cross_entropy, or the import path of one of your own
+    (`my_package.losses:Mine`, `losses.py:Mine`)."""
+
+    policy_loss: Mapping[str, Any] = FrozenDict()
+    """Settings of a loss of your own: the fields of its class."""
 
     loss_reduction: LossReduction = "token_mean"
     """token_mean: mean over the tokens of the mini-batch; token_mean_legacy: over those of each micro-batch, then over
@@ -71,8 +90,15 @@ class AlgorithmConfig:
     advantage_batch_normalize: bool = False
     """Shift and scale the advantages of a batch to mean 0 and standard deviation 1 over its tokens."""
 
+    advantage_norm: NormConfig = NormConfig()
+    """The same with a choice of levels, over tokens, so that long answers weigh more. Not with
+    `advantage_batch_normalize`."""
+
+    reward_shaping: RewardShapingConfig = RewardShapingConfig()
+    """What is done to rewards before they are compared."""
+
     gamma: float = field(default=1.0, validator=fraction)
-    """Discount per token; read by gae and reinforce++."""
+    """Discount per token; read by gae and reinforce++, and for what a critic learns."""
 
     lambd: float = field(default=1.0, validator=fraction)
     """Lambda of generalized advantage estimation (arXiv:1506.02438); read by gae. 1: plain returns minus values."""
@@ -115,7 +141,10 @@ class AlgorithmConfig:
     """Under dual_clip: with a negative advantage A the loss is at most -A times this (arXiv:1912.09729)."""
 
     zero_variance_filter: bool = False
-    """Leave groups whose rewards are all equal out of the loss."""
+    """Leave groups whose rewards are all equal out of the loss: none of their tokens counts."""
+
+    zero_variance_filter_tol: float = field(default=1e-6, validator=non_negative)
+    """Rewards that differ by no more than this are equal for `zero_variance_filter`."""
 
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     """Replace such groups."""
@@ -140,3 +169,12 @@ class AlgorithmConfig:
 
     cispo: CISPOConfig = CISPOConfig()
     """For cispo."""
+
+    dppo: DPPOConfig = DPPOConfig()
+    """For dppo."""
+
+    gmpo: GMPOConfig = GMPOConfig()
+    """For gmpo."""
+
+    decoupled: DecoupledConfig = DecoupledConfig()
+    """For decoupled."""

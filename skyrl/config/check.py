@@ -1,8 +1,8 @@
 """`check()`: which resolved trees can run. One small function for each rule that involves several fields.
 
-Each yields problems with a remedy; those of batch sizes, of placement and of engines are in `check_batches.py`,
-`check_placement.py` and `check_engines.py`. What a single field may hold is a validator on the field; what depends on
-the machine (files, keys, GPUs) is looked at when a run starts.
+Each yields problems with a remedy; those of the algorithm, of batch sizes, of placement and of engines are in
+`check_algorithm.py`, `check_batches.py`, `check_placement.py` and `check_engines.py`. What a single field may hold is
+a validator on the field; what depends on the machine (files, keys, GPUs) is looked at when a run starts.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from skyrl.config.check_algorithm import ALGORITHM_CHECKS
 from skyrl.config.check_batches import BATCH_CHECKS
 from skyrl.config.check_engines import ENGINE_CHECKS
 from skyrl.config.check_placement import PLACEMENT_CHECKS
 from skyrl.config.effects import evaluates, without_effect
-from skyrl.config.not_yet import LATER_NAMES, NOT_YET, VALUES_NOT_YET
+from skyrl.config.not_yet import NOT_YET, VALUES_NOT_YET
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
-from skyrl.tree.names import nearest
 from skyrl.tree.origins import Origins
 from skyrl.tree.rules import Check, find_problems
 
-ADVANTAGE_ESTIMATORS = ("grpo",)
-POLICY_LOSSES = ("regular",)
 SCHEDULES_WITH_SETTINGS = (
     "cosine_with_min_lr",
     "cosine_warmup_with_min_lr",
@@ -85,32 +83,6 @@ def no_source_is_named_twice(run: SkyRLTrainConfig) -> Iterator[Problem]:
             yield Problem(path=f"data.{name}", message=message, severity="warning")
 
 
-def gae_has_a_critic(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Generalised advantage estimation needs values."""
-    if run.trainer.algorithm.advantage_estimator == "gae" and not run.trainer.critic.model.path:
-        yield Problem(path="trainer.critic.model.path", message="gae needs a critic", hint="give the critic a model")
-
-
-def kl_is_counted_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A KL penalty goes into the reward or into the loss."""
-    algorithm = run.trainer.algorithm
-    if algorithm.use_kl_in_reward and algorithm.use_kl_loss:
-        message = "use_kl_in_reward and use_kl_loss are both on, which counts the penalty twice"
-        yield Problem(path="trainer.algorithm.use_kl_in_reward", message=message, hint="turn one of them off")
-
-
-def the_advantage_estimator_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """By name."""
-    yield from _exists(
-        run.trainer.algorithm.advantage_estimator, ADVANTAGE_ESTIMATORS, "trainer.algorithm.advantage_estimator"
-    )
-
-
-def the_policy_loss_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """By name."""
-    yield from _exists(run.trainer.algorithm.policy_loss_type, POLICY_LOSSES, "trainer.algorithm.policy_loss_type")
-
-
 def the_learner_scores_at_the_rollout_temperature(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Importance ratios compare probabilities of the same distribution."""
     learner, rollout = run.trainer.algorithm.temperature, run.generator.sampling_params.temperature
@@ -139,17 +111,6 @@ def the_learner_can_score_what_was_sampled(run: SkyRLTrainConfig) -> Iterator[Pr
             path="generator.sampling_params.repetition_penalty",
             message="the learner scores without it, so training is off policy by as much as it changes",
             hint="leave it at 1.0 in training; generator.eval_sampling_params may have one",
-            severity="warning",
-        )
-
-
-def a_group_has_something_to_compare(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Group-relative advantages of a single sample are its bare reward."""
-    if run.trainer.algorithm.advantage_estimator == "grpo" and run.generator.n_samples_per_prompt == 1:
-        yield Problem(
-            path="generator.n_samples_per_prompt",
-            message="grpo compares the samples of a prompt, and there is only one",
-            hint="use 4 or more",
             severity="warning",
         )
 
@@ -195,17 +156,13 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     several_evaluation_samples_differ,
     no_source_is_named_twice,
     the_schedule_needs_no_settings,
-    gae_has_a_critic,
-    kl_is_counted_once,
-    the_advantage_estimator_exists,
-    the_policy_loss_exists,
     the_learner_scores_at_the_rollout_temperature,
     training_samples_are_random,
     the_learner_can_score_what_was_sampled,
-    a_group_has_something_to_compare,
     a_single_turn_is_given_the_prompt,
     a_resumed_run_has_a_path,
     repeatable_runs_are_promised_on_a_cpu,
+    *ALGORITHM_CHECKS,
     *BATCH_CHECKS,
     *PLACEMENT_CHECKS,
     *ENGINE_CHECKS,
@@ -221,15 +178,3 @@ def check(config: SkyRLTrainConfig, origins: Origins | None = None, broken: Coll
     checks: tuple[Any, ...] = CHECKS
     found = find_problems(config, checks, origins or {}, broken)
     return found + without_effect(config, origins, broken)
-
-
-def _exists(name: str, known: tuple[str, ...], path: str) -> Iterator[Problem]:
-    if name in known:
-        return
-    if name in LATER_NAMES.get(path, ()):
-        message = f"{name!r} is not implemented yet in this version"
-        yield Problem(path=path, message=message, hint=f"available: {', '.join(known)}")
-        return
-    meant = nearest(name, (*known, *LATER_NAMES.get(path, ())))
-    hint = f"did you mean {meant}?" if meant else f"available: {', '.join(known)}"
-    yield Problem(path=path, message=f"{name!r} is unknown", hint=hint)

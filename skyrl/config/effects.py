@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from attrs import frozen
-
+from skyrl.config.effect import Effect
+from skyrl.config.effects_algorithm import ALGORITHM_EFFECTS
 from skyrl.config.engines import VLLM_ONLY
 from skyrl.config.resolve import RULES
 from skyrl.config.root import SkyRLTrainConfig
@@ -17,19 +17,6 @@ from skyrl.errors import Problem
 from skyrl.tree import differences
 from skyrl.tree.origins import Origin, Origins, place_of, was_written
 from skyrl.tree.rules import paths_read, touches
-
-
-@frozen
-class Effect:
-    """One path, or every path inside a table, and when it acts."""
-
-    path: str
-    when: str
-    acts: Callable[[SkyRLTrainConfig], bool]
-
-
-def _loss_is(name: str) -> Callable[[SkyRLTrainConfig], bool]:
-    return lambda run: run.trainer.algorithm.policy_loss_type == name
 
 
 def _env_is(name: str) -> Callable[[SkyRLTrainConfig], bool]:
@@ -73,9 +60,6 @@ def _hands_over_by_ipc(run: SkyRLTrainConfig) -> bool:
 
 
 EFFECTS: tuple[Effect, ...] = (
-    Effect("trainer.algorithm.kl_loss_coef", "a KL term is on", has_reference),
-    Effect("trainer.algorithm.kl_estimator_type", "a KL term is on", has_reference),
-    Effect("trainer.algorithm.kl_ctrl", "use_kl_in_reward is on", lambda run: run.trainer.algorithm.use_kl_in_reward),
     Effect("trainer.ref", "a KL term is on", has_reference),
     Effect("trainer.critic.optimizer_config", "there is a critic", has_critic),
     Effect("trainer.critic.fsdp_config", "there is a critic", has_critic),
@@ -85,28 +69,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.placement.critic_num_nodes", "there is a critic", has_critic),
     Effect("trainer.placement.critic_num_gpus_per_node", "there is a critic", has_critic),
     Effect("trainer.critic_mini_batch_size", "there is a critic", has_critic),
-    Effect("trainer.algorithm.value_clip", "there is a critic", has_critic),
-    Effect(
-        "trainer.algorithm.entropy_loss_coef",
-        "use_entropy_loss is on",
-        lambda run: run.trainer.algorithm.use_entropy_loss,
-    ),
-    Effect(
-        "trainer.algorithm.lambd",
-        "the estimator is gae",
-        lambda run: run.trainer.algorithm.advantage_estimator == "gae",
-    ),
-    Effect(
-        "trainer.algorithm.gamma",
-        "the estimator is gae or reinforce++",
-        lambda run: run.trainer.algorithm.advantage_estimator in ("gae", "reinforce++"),
-    ),
-    Effect("trainer.algorithm.clip_ratio_c", "the loss is dual_clip", _loss_is("dual_clip")),
-    Effect("trainer.algorithm.sapo", "the loss is sapo", _loss_is("sapo")),
-    Effect("trainer.algorithm.cispo", "the loss is cispo", _loss_is("cispo")),
-    Effect("trainer.algorithm.clip_cov", "the loss is clip_cov", _loss_is("clip_cov")),
-    Effect("trainer.algorithm.kl_cov", "the loss is kl_cov", _loss_is("kl_cov")),
-    Effect("trainer.algorithm.tis_imp_ratio_cap", "use_tis is on", lambda run: run.trainer.algorithm.use_tis),
+    *ALGORITHM_EFFECTS,
     Effect("trainer.policy.megatron_config", "the strategy is megatron", _strategy_is("megatron")),
     Effect("trainer.policy.deepspeed_config", "the strategy is deepspeed", _strategy_is("deepspeed")),
     *(
@@ -153,6 +116,11 @@ EFFECTS: tuple[Effect, ...] = (
         "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB",
         "weights travel through CUDA IPC (weight_sync_backend is nccl, and engines share the learner's GPUs)",
         _hands_over_by_ipc,
+    ),
+    Effect(
+        "trainer.share_group_prompts",
+        "use_sample_packing is on and attention is sdpa",
+        lambda run: run.trainer.use_sample_packing and run.trainer.attention in (None, "sdpa"),
     ),
     Effect("trainer.bf16", "the device is cuda (a CPU computes in float32)", _on_cuda),
     Effect("trainer.flash_attn", "the device is cuda (a CPU uses sdpa)", _on_cuda),

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from skyrl.tree import field, frozen
-from skyrl.tree.validators import fraction, non_negative, positive
+from skyrl.tree.validators import at_least, fraction, non_negative, positive
 
 
 @frozen
@@ -55,6 +55,49 @@ class CISPOConfig:
     cispo_eps_clip_high: float = field(default=5.0, validator=non_negative)
     """Distance of the upper bound from 1."""
 
+    cispo_anchor: Literal["old", "rollout"] = "old"
+    """What the weight compares the policy with: itself before this batch, or the engine that drew the tokens."""
+
+
+@frozen
+class DPPOConfig:
+    """Cuts the tokens that would carry the policy too far from the engine's; read by `policy_loss_type = "dppo"`."""
+
+    dppo_type: Literal["binary_tv", "binary_kl"] = "binary_tv"
+    """Distance between the two probabilities of the drawn token: their difference, or the KL divergence of drawing it
+    or not."""
+
+    delta_low: float = field(default=0.2, validator=non_negative)
+    """Distance beyond which a token with a negative advantage that already became less likely is cut."""
+
+    delta_high: float = field(default=0.2, validator=non_negative)
+    """Distance beyond which a token with a positive advantage that already became likelier is cut."""
+
+
+@frozen
+class GMPOConfig:
+    """The geometric mean of an answer's ratios; read by `policy_loss_type = "gmpo"` (arXiv:2507.20673)."""
+
+    log_clip_low: float = field(default=0.4, validator=positive)
+    """The logarithm of a bad token's ratio is held above minus this."""
+
+    log_clip_high: float = field(default=0.4, validator=positive)
+    """The logarithm of a good token's ratio is held below this."""
+
+
+@frozen
+class DecoupledConfig:
+    """PPO around the old policy, weighted by how it differs from the engine's; `policy_loss_type = "decoupled"`."""
+
+    behav_imp_weight_cap: float | None = field(default=None, validator=at_least(1))
+    """Largest weight pi_old / pi_rollout of a token. None: no cap."""
+
+    cap_mode: Literal["mask", "clamp"] = "mask"
+    """What becomes of a token above the cap: it is left out, though still counted, or its weight is held to the cap."""
+
+    dual_clip: bool = False
+    """Hold the loss of tokens with a negative advantage, as dual_clip does, by `clip_ratio_c`."""
+
 
 @frozen
 class OffPolicyCorrectionConfig:
@@ -96,7 +139,7 @@ class OffPolicyCorrectionConfig:
     """Leave out a sequence if any token's ratio is above this, such as 100. None: off."""
 
     token_mask_is_threshold_low: float | None = field(default=None, validator=non_negative)
-    """Leave out a token whose ratio is below this; given together with the upper bound. None: off."""
+    """Leave out a token whose ratio is below this. None: no lower bound."""
 
     token_mask_is_threshold_high: float | None = field(default=None, validator=positive)
-    """Leave out a token whose ratio is above this; given together with the lower bound. None: off."""
+    """Leave out a token whose ratio is above this. None: no upper bound."""

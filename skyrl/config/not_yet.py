@@ -17,23 +17,6 @@ from skyrl.tree import FrozenDict, get_at
 from skyrl.tree.classes import leaf_paths
 from skyrl.tree.plain import shown
 
-LATER_NAMES = {
-    "trainer.algorithm.advantage_estimator": ("rloo", "reinforce++", "gae", "maxrl"),
-    "trainer.algorithm.policy_loss_type": (
-        "dual_clip",
-        "gspo",
-        "cispo",
-        "sapo",
-        "clip_cov",
-        "kl_cov",
-        "rollout_is",
-        "dppo",
-        "cross_entropy",
-        "importance_sampling",
-    ),
-}
-"""Names of the field that are known and not implemented yet."""
-
 
 @frozen
 class NotYet:
@@ -61,7 +44,6 @@ class NotYet:
 
 _ENGINE = "generator.inference_engine."
 _POLICY = "trainer.policy."
-_ALGORITHM = "trainer.algorithm."
 
 NOT_YET: tuple[NotYet, ...] = (
     # learners
@@ -77,44 +59,12 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("trainer.ref.sequence_parallel_size", "sequence parallelism", (1,)),
     NotYet("trainer.ref.megatron_config", "Megatron learners"),
     NotYet("trainer.ref.model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
-    NotYet("trainer.critic.model.path", "critics", (None,)),
-    NotYet("trainer.critic", "critics"),
-    NotYet("trainer.critic_mini_batch_size", "critics"),
-    NotYet("trainer.critic_mini_batch_size_in_samples", "critics"),
+    NotYet("trainer.critic.model.lora.rank", "LoRA", (0,)),
+    NotYet("trainer.critic.model.lora", "LoRA"),
+    NotYet("trainer.critic.sequence_parallel_size", "sequence parallelism", (1,)),
+    NotYet("trainer.critic.model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
     NotYet("trainer.rope_scaling", "rotary embeddings other than the model's own", (None,)),
     NotYet("trainer.rope_theta", "rotary embeddings other than the model's own", (None,)),
-    # placement
-    NotYet("trainer.placement.critic_num_nodes", "critics"),
-    NotYet("trainer.placement.critic_num_gpus_per_node", "critics"),
-    # algorithms
-    NotYet(_ALGORITHM + "use_kl_in_reward", "KL in the reward", (False,)),
-    NotYet(_ALGORITHM + "kl_ctrl", "KL in the reward"),
-    NotYet(_ALGORITHM + "use_entropy_loss", "the entropy bonus", (False,)),
-    NotYet(_ALGORITHM + "entropy_loss_coef", "the entropy bonus"),
-    NotYet(_ALGORITHM + "advantage_batch_normalize", "normalising advantages over the batch", (False,)),
-    NotYet(_ALGORITHM + "value_head_prefix", "critics"),
-    NotYet(_ALGORITHM + "value_clip", "critics"),
-    NotYet(_ALGORITHM + "lambd", "gae"),
-    NotYet(_ALGORITHM + "gamma", "gae and reinforce++"),
-    NotYet(_ALGORITHM + "loss_reduction", "this reduction", ("token_mean",)),
-    NotYet(_ALGORITHM + "max_seq_len", "reductions by a fixed length"),
-    NotYet(_ALGORITHM + "zero_variance_filter", "filtering groups of equal reward", (False,)),
-    NotYet(_ALGORITHM + "dynamic_sampling.type", "dynamic sampling", (None,)),
-    NotYet(_ALGORITHM + "dynamic_sampling", "dynamic sampling"),
-    NotYet(_ALGORITHM + "clip_ratio_c", "dual_clip"),
-    NotYet(_ALGORITHM + "sapo", "sapo"),
-    NotYet(_ALGORITHM + "cispo", "cispo"),
-    NotYet(_ALGORITHM + "clip_cov", "clip_cov"),
-    NotYet(_ALGORITHM + "kl_cov", "kl_cov"),
-    NotYet(_ALGORITHM + "use_tis", "truncated importance sampling"),
-    NotYet(_ALGORITHM + "tis_imp_ratio_cap", "truncated importance sampling"),
-    NotYet(_ALGORITHM + "off_policy_correction.tis_ratio_type", "truncated importance sampling", (None,)),
-    NotYet(_ALGORITHM + "off_policy_correction.sequence_mask_metric", "sequence masks", (None,)),
-    NotYet(_ALGORITHM + "off_policy_correction.outlier_token_is_threshold_low", "outlier masks", (None,)),
-    NotYet(_ALGORITHM + "off_policy_correction.outlier_token_is_threshold_high", "outlier masks", (None,)),
-    NotYet(_ALGORITHM + "off_policy_correction.token_mask_is_threshold_low", "token masks", (None,)),
-    NotYet(_ALGORITHM + "off_policy_correction.token_mask_is_threshold_high", "token masks", (None,)),
-    NotYet(_ALGORITHM + "off_policy_correction", "off-policy corrections"),
     # the loop
     NotYet("trainer.fully_async", "asynchronous training"),
     NotYet("trainer.update_ref_every_epoch", "refreshing the reference", (False,)),

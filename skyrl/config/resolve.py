@@ -108,6 +108,15 @@ def a_sequence_is_input_and_answer(run: SkyRLTrainConfig) -> int | None:
 
 
 @rule(
+    writes="trainer.algorithm.reward_shaping.overlong.max_len",
+    reads=("generator.sampling_params.max_generate_length",),
+)
+def an_answer_is_overlong_where_the_engine_stops(run: SkyRLTrainConfig) -> int:
+    """In tokens: the longest completion."""
+    return run.generator.sampling_params.max_generate_length
+
+
+@rule(
     writes="trainer.policy_mini_batch_size_in_samples",
     reads=("trainer.policy_mini_batch_size", "generator.n_samples_per_prompt"),
 )
@@ -148,12 +157,23 @@ def the_older_tis_cap_is_the_token_cap(run: SkyRLTrainConfig) -> float:
     reads=(
         "trainer.algorithm.off_policy_correction.tis_ratio_type",
         "trainer.algorithm.off_policy_correction.sequence_mask_metric",
+        "trainer.algorithm.off_policy_correction.outlier_token_is_threshold_low",
+        "trainer.algorithm.off_policy_correction.outlier_token_is_threshold_high",
+        "trainer.algorithm.off_policy_correction.token_mask_is_threshold_low",
+        "trainer.algorithm.off_policy_correction.token_mask_is_threshold_high",
     ),
 )
 def corrections_need_the_engines_logprobs(run: SkyRLTrainConfig) -> int | None:
     """Importance ratios are against the engine's log-probabilities, so it has to return them."""
     correction = run.trainer.algorithm.off_policy_correction
-    return 1 if correction.tis_ratio_type or correction.sequence_mask_metric else None
+    bounds = (
+        correction.outlier_token_is_threshold_low,
+        correction.outlier_token_is_threshold_high,
+        correction.token_mask_is_threshold_low,
+        correction.token_mask_is_threshold_high,
+    )
+    wanted = correction.tis_ratio_type or correction.sequence_mask_metric
+    return 1 if wanted or any(bound is not None for bound in bounds) else None
 
 
 @rule(writes="generator.rope_scaling", reads=("trainer.rope_scaling",))
@@ -226,6 +246,7 @@ RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
     policy_logits_use_the_rollout_temperature,
     evaluation_is_greedy,
     a_sequence_is_input_and_answer,
+    an_answer_is_overlong_where_the_engine_stops,
     policy_mini_batch_counted_in_samples,
     critic_mini_batch_counted_in_samples,
     use_tis_means_per_token,

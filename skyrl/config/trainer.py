@@ -102,6 +102,10 @@ class TrainerConfig:
     use_sample_packing: bool = True
     """Lay the samples of a micro-batch end to end without padding; the result is the same up to rounding."""
 
+    share_group_prompts: bool = True
+    """In a packed micro-batch, compute the prompt of neighbouring samples of one group once for all of them, where
+    `attention` is sdpa and the model's layers see whole sequences; the result is the same up to rounding."""
+
     update_ref_every_epoch: bool = False
     """Copy the policy into the reference at the end of every epoch."""
 

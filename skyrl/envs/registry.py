@@ -9,16 +9,11 @@ A reward function is called as `function(completion, ground_truth=..., **extras)
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping
 from functools import cache
-from hashlib import sha256
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from skyrl.config.import_paths import import_object
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.gsm8k import GSM8kEnv
 from skyrl.errors import TaskError
@@ -61,7 +56,7 @@ def _imported(name: str) -> MakeEnv:
         raise TaskError(
             f"there is no environment named {name!r}. Registered: {known}; your own: file.py:name or module:name"
         )
-    target = _import(name)
+    target = import_object(name, TaskError)
     if isinstance(target, type) and issubclass(target, Env):
         return target
     if callable(target) and not isinstance(target, type):
@@ -94,41 +89,3 @@ class RewardFunctionEnv(Env):
         others = {key: value for key, value in self.extras.items() if key != "ground_truth"}
         ground_truth = spec.get("ground_truth") if isinstance(spec, Mapping) else self.extras.get("ground_truth")
         return EnvStep(reward=self._function(action, ground_truth=ground_truth, **others), done=True)
-
-
-def _import(name: str) -> Any:
-    where, _, attribute = name.rpartition(":")
-    module = _load_file(Path(where).expanduser()) if where.endswith(".py") else _load_module(where)
-    if not hasattr(module, attribute):
-        raise TaskError(f"{where} has no {attribute!r}")
-    return getattr(module, attribute)
-
-
-def _load_module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise TaskError(
-            f"the module {error.name} cannot be found; install it, or name a file: path/to/file.py:name"
-        ) from error
-    except (Exception, SystemExit) as error:
-        raise TaskError(f"importing {name} failed: {type(error).__name__}: {error}") from error
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise TaskError(f"there is no file {path} (relative paths start at the folder the command runs in)")
-    unique = f"skyrl_user_{path.stem}_{sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    if unique in sys.modules:
-        return sys.modules[unique]
-    spec = importlib.util.spec_from_file_location(unique, path)
-    if spec is None or spec.loader is None:
-        raise TaskError(f"{path} cannot be imported as Python")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[unique] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[unique]
-        raise TaskError(f"importing {path} failed: {type(error).__name__}: {error}") from error
-    return module

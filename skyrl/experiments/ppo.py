@@ -18,7 +18,7 @@ import cattrs
 
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.sizes import Model, grid_of, has_reference
+from skyrl.config.sizes import Model, grid_of, has_critic, has_reference
 from skyrl.data.cursor import PromptCursor
 from skyrl.data.prompts import PromptDataset, load_prompts
 from skyrl.errors import DataError
@@ -32,7 +32,8 @@ from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.remote_engine import RemoteEngine
 from skyrl.learners.group import LearnerGroup, ScorerGroup
 from skyrl.learners.ranks import Ranks, Rendezvous
-from skyrl.learners.workers import PolicyWorker, RefWorker
+from skyrl.learners.regression import ReturnRegression
+from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
 from skyrl.models.loading import load_tokenizer
 from skyrl.models.storing import Export
 from skyrl.processes.handles import Processes
@@ -42,14 +43,18 @@ from skyrl.tracking.console import Console
 from skyrl.tracking.jsonlines import MetricsFile, sample_records
 from skyrl.tracking.timing import Clock, timed
 from skyrl.tracking.tracker import Tracker, Trackers
-from skyrl.training.advantage import advantage_estimator
+from skyrl.training.advantage import advantage_estimator, critic_targets
 from skyrl.training.evaluation import Evaluation
 from skyrl.training.objective import policy_objective
+from skyrl.training.shaping import reward_shaping
 from skyrl.training.time_sharing import Movable, TimeSharing, after
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import fingerprint, required
 from skyrl.weight_sync.publish import WeightSync
+
+_OF_CRITIC = "critic."
+"""Before the names of the critic's tensors in a checkpoint; those of the policy begin otherwise."""
 
 
 class BasePPOExp:
@@ -112,6 +117,10 @@ class BasePPOExp:
     @cached_property
     def reference(self) -> ScorerGroup[RefWorker] | None:
         return self.get_reference()
+
+    @cached_property
+    def critic(self) -> LearnerGroup[CriticWorker] | None:
+        return self.get_critic()
 
     @cached_property
     def time_sharing(self) -> TimeSharing:
@@ -177,7 +186,7 @@ class BasePPOExp:
         """The model that learns, on all its ranks."""
         trainer = self.cfg.trainer
         updates = trainer.update_epochs_per_batch * (trainer.train_batch_size // trainer.policy_mini_batch_size)
-        objective = policy_objective(trainer.algorithm)
+        objective = policy_objective(trainer.algorithm, micro_batch_rows=trainer.micro_train_batch_size_per_gpu)
         makers = [
             partial(PolicyWorker, trainer, objective, self.total_steps * updates, ranks=ranks)
             for ranks in self._ranks("policy")
@@ -191,15 +200,33 @@ class BasePPOExp:
         makers = [partial(RefWorker, self.cfg.trainer, ranks=ranks) for ranks in self._ranks("ref")]
         return ScorerGroup(self.processes.start("ref", makers))
 
+    def get_critic(self) -> LearnerGroup[CriticWorker] | None:
+        """The model that predicts returns, on all its ranks, if there is one."""
+        if not has_critic(self.cfg):
+            return None
+        trainer = self.cfg.trainer
+        updates = trainer.update_epochs_per_batch * (trainer.train_batch_size // trainer.critic_mini_batch_size)
+        objective = ReturnRegression(value_clip=trainer.algorithm.value_clip)
+        makers = [
+            partial(CriticWorker, trainer, objective, self.total_steps * updates, ranks=ranks)
+            for ranks in self._ranks("critic")
+        ]
+        return LearnerGroup(self.processes.start("critic", makers), objective)
+
     def get_time_sharing(self) -> TimeSharing:
         """Who makes room for whom, where models or engines share devices."""
         placement = self.cfg.trainer.placement
-        models: dict[str, Movable] = {"policy": self.policy} | ({"ref": self.reference} if self.reference else {})
+        there = {"policy": self.policy, "ref": self.reference, "critic": self.critic}
+        models: dict[str, Movable] = {name: model for name, model in there.items() if model is not None}
         share = placement.colocate_all or (placement.colocate_policy_ref and len(models) > 1)
         return TimeSharing(
             models if share else {},
             (lambda: self.client) if placement.colocate_all else None,
-            move_optimizer=self.cfg.trainer.policy.optimizer_config.offload_after_step,
+            keep_optimizers=[
+                name
+                for name, of_model in (("policy", self.cfg.trainer.policy), ("critic", self.cfg.trainer.critic))
+                if not of_model.optimizer_config.offload_after_step
+            ],
         )
 
     def get_weight_sync(self) -> WeightSync:
@@ -212,7 +239,7 @@ class BasePPOExp:
         """What `next_batch` is asked of."""
         trainer = self.cfg.trainer
         cursor = PromptCursor(self.train_dataset.prompts, trainer.train_batch_size, trainer.seed)
-        return SynchronousRollouts(cursor, self.generator, self.cfg.generator)
+        return SynchronousRollouts(cursor, self.generator, self.cfg.generator, trainer.algorithm, seed=trainer.seed)
 
     def get_evaluation(self) -> Evaluation | None:
         """What measures the policy on other prompts, if this run evaluates."""
@@ -240,14 +267,21 @@ class BasePPOExp:
             self.policy, score=partial(turns.for_scoring, "policy"), update=partial(turns.for_learning, "policy")
         )
         reference = self.reference and after(self.reference, score=partial(turns.for_scoring, "ref"))
+        critic = self.critic and after(
+            self.critic, score=partial(turns.for_scoring, "critic"), update=partial(turns.for_learning, "critic")
+        )
+        algorithm = self.cfg.trainer.algorithm
         weights = after(self.get_weight_sync(), publish=partial(turns.for_travel, "policy"))
         trainer = PPOTrainer(
             self.cfg.trainer,
             rollouts=timed(rollouts, self.clock, next_batch="generate"),
             policy=timed(policy, self.clock, score="policy_logprobs", update="policy_train"),
             reference=reference and timed(reference, self.clock, score="ref_logprobs"),
+            critic=critic and timed(critic, self.clock, score="values", update="critic_train"),
             weights=timed(weights, self.clock, publish="sync_weights"),
-            estimate=advantage_estimator(self.cfg.trainer.algorithm),
+            shape=reward_shaping(algorithm),
+            estimate=advantage_estimator(algorithm),
+            targets=critic_targets(algorithm),
             evaluation=evaluation and after(evaluation, run=turns.for_engines),
             tracker=tracker,
             clock=self.clock,
@@ -292,7 +326,7 @@ class BasePPOExp:
 
     async def _go_on(self, checkpoint: Checkpoint | None, finished: bool) -> None:
         if checkpoint is not None:
-            await self.policy.load_state(checkpoint.tensors, checkpoint.state["policy"])
+            await self._restore(checkpoint)
         if not finished:
             await self._train(checkpoint)
         await self._finish()
@@ -320,15 +354,29 @@ class BasePPOExp:
     async def _save(self, trainer: PPOTrainer, step: int) -> None:
         await self.time_sharing.for_learning("policy")
         tensors, numbers = await self.policy.state()
+        state = {"policy": numbers, "trainer": trainer.state()}
+        if self.critic:
+            await self.time_sharing.for_learning("critic")
+            of_critic, state["critic"] = await self.critic.state()
+            tensors = tensors | {_OF_CRITIC + name: tensor for name, tensor in of_critic.items()}
         self.checkpoints.save(
             Checkpoint(
                 step=step,
                 tensors=tensors,
-                state={"policy": numbers, "trainer": trainer.state()},
+                state=state,
                 config=cattrs.unstructure(self.cfg),
                 fingerprint=fingerprint(self.cfg),
             )
         )
+
+    async def _restore(self, checkpoint: Checkpoint) -> None:
+        """Policy and critic as they were."""
+        tensors = checkpoint.tensors
+        own = {name: tensor for name, tensor in tensors.items() if not name.startswith(_OF_CRITIC)}
+        await self.policy.load_state(own, checkpoint.state["policy"])
+        if self.critic:
+            of_critic = {name.removeprefix(_OF_CRITIC): tensors[name] for name in tensors.keys() - own.keys()}
+            await self.critic.load_state(of_critic, checkpoint.state["critic"])
 
     async def _export(self, folder: Path) -> None:
         await self.time_sharing.for_learning("policy")

@@ -3,102 +3,113 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
+from skyrl.algorithms.linear_logprobs import linear_logprobs
 from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.batch import TrainingBatch
 from skyrl.errors import ModelError
-
-Reading = Callable[[Any, TrainingBatch], tuple[Tensor, dict[str, Tensor]]]
-"""What a role asks of its model: (B, L) with gradient, 0 where `loss_mask` is false, and by name numbers for each
-selected token that are worth logging.
-"""
+from skyrl.learners.layouts import Layout, packed, padded
+from skyrl.models.output_head import has_plain_head, in_place_of_the_head
+from skyrl.models.segment_attention import takes_segments
 
 
-def sampled_logprobs(model: Any, batch: TrainingBatch, *, temperature: float, pack: bool) -> tuple[Tensor, Tensor]:
-    """Log-probability, and entropy of the distribution it was drawn from, of every token that `loss_mask` selects.
+@attrs.frozen(kw_only=True, eq=False)
+class Outputs:
+    """What a role's model says of a batch."""
 
-    `model` is a transformers causal language model; `pack` joins the rows into one, without padding, each row
-    attending to itself alone. Shapes: both results (B, L) float32 in nats, 0 where `loss_mask` is false; only the
-    first has a gradient.
-    """
-    logits = _packed_logits(model, batch) if pack else _padded_logits(model, batch)
-    targets = batch.input_ids[batch.loss_mask]
-    shape, device = batch.input_ids.shape, batch.input_ids.device
-    values = torch.zeros(shape, device=device)
-    entropies = torch.zeros(shape, device=device)
-    values = values.masked_scatter(batch.loss_mask, token_logprobs(logits, targets, temperature=temperature))
-    entropies = entropies.masked_scatter(batch.loss_mask, entropy(logits, temperature=temperature))
-    return values, entropies
+    values: Tensor
+    """(B, L) with gradient, 0 where `loss_mask` is false: log-probabilities in nats, or a critic's values."""
+
+    entropy: Tensor | None = None
+    """(B, L) in nats, of the distribution that each selected token was drawn from, 0 elsewhere."""
+
+    numbers: dict[str, Tensor] = attrs.field(factory=dict)
+    """By name, numbers for each selected token that are worth logging."""
+
+
+@attrs.frozen(kw_only=True)
+class Reads:
+    """How a model may be read: what `probe_forward` found out, and what the configuration wants."""
+
+    pack: bool
+    """Join the rows into one, without padding, each attending to itself alone."""
+
+    segmented: bool
+    """Its attention takes the segments of a packed row."""
+
+    share_prompts: bool
+    """Lay neighbouring rows of one prompt behind one copy of it, where the attention takes segments."""
+
+    plain_head: bool
+    """Its logits are the product of hidden states and a matrix."""
+
+    def layout(self, batch: TrainingBatch) -> Layout:
+        """How the rows go through the model."""
+        if not self.pack:
+            return padded(batch)
+        return packed(batch, segmented=self.segmented, share_prompts=self.share_prompts)
+
+    def answer(self, model: Any, layout: Layout) -> Any:
+        """What stands where logits do, at the columns that are kept."""
+        return model(**layout.inputs, use_cache=False).logits
+
+
+Reading = Callable[[Any, TrainingBatch, Reads], Outputs]
+"""What a role asks of its model."""
 
 
 def read_logprobs(
-    model: Any, batch: TrainingBatch, *, temperature: float, pack: bool
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """A policy's `Reading`: log-probabilities, and for each selected token the entropy and the distance, in nats, from
-    what the engine said.
+    model: Any, batch: TrainingBatch, reads: Reads, *, temperature: float, entropy_gradient: bool = False
+) -> Outputs:
+    """A policy's `Reading`: log-probability, and entropy of the distribution it was drawn from, of every token that
+    `loss_mask` selects, and how far, in nats, it is from what the engine said.
+
+    `model` is a transformers causal language model. The entropy has a gradient only if that is asked for.
     """
-    logprobs, entropies = sampled_logprobs(model, batch, temperature=temperature, pack=pack)
-    distance = (logprobs.detach() - batch.rollout_logprobs).abs()
-    return logprobs, {
-        "policy_entropy": entropies[batch.loss_mask],
-        "rollout_train_logprobs_abs_diff": distance[batch.loss_mask],
-    }
+    targets = batch.input_ids[batch.loss_mask]
+    layout = reads.layout(batch)
+    if reads.plain_head:
+        read = partial(linear_logprobs, targets=targets, temperature=temperature, entropy_gradient=entropy_gradient)
+        with in_place_of_the_head(model, lambda hidden, weight: torch.stack(read(layout.pick(hidden), weight))):
+            found, spread = reads.answer(model, layout)
+    else:
+        logits = layout.pick(reads.answer(model, layout))
+        found = token_logprobs(logits, targets, temperature=temperature)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            spread = entropy(logits, temperature=temperature)
+    distance = (found.detach() - batch.rollout_logprobs[batch.loss_mask]).abs()
+    return Outputs(
+        values=_in_place(found, batch),
+        entropy=_in_place(spread, batch),
+        numbers={"policy_entropy": spread.detach(), "rollout_train_logprobs_abs_diff": distance},
+    )
 
 
-def read_values(model: Any, batch: TrainingBatch, *, pack: bool) -> tuple[Tensor, dict[str, Tensor]]:
+def read_values(model: Any, batch: TrainingBatch, reads: Reads) -> Outputs:
     """A critic's `Reading`: the value of the state in which each selected token was sampled, the token excluded.
 
-    `model` has one logit. Shape (B, L) float32, 0 where `loss_mask` is false; with gradient.
+    `model` has one logit.
     """
-    logits = _packed_logits(model, batch) if pack else _padded_logits(model, batch)
-    values = torch.zeros(batch.input_ids.shape, device=batch.input_ids.device)
-    values = values.masked_scatter(batch.loss_mask, logits.float().squeeze(-1))
-    return values, {"critic_values": values.detach()[batch.loss_mask]}
+    layout = reads.layout(batch)
+    values = layout.pick(reads.answer(model, layout)).float().squeeze(-1)
+    return Outputs(values=_in_place(values, batch), numbers={"critic_values": values.detach()})
 
 
-def _padded_logits(model: Any, batch: TrainingBatch) -> Tensor:
-    """(N, V) logits that predict the selected tokens, in row order.
-
-    Padding stands on the right, where causal attention keeps it out of every real token, so no mask is needed. A batch
-    without selected tokens goes through the model all the same: other ranks wait for this one in every layer.
-    """
-    used = batch.loss_mask.any(0)
-    first = int(used.int().argmax()) if used.any() else len(used)  # no column before it is ever selected
-    columns = torch.arange(first - 1, batch.input_ids.shape[1] - 1, device=batch.input_ids.device)
-    logits = model(input_ids=batch.input_ids, use_cache=False, logits_to_keep=columns).logits
-    selected: Tensor = logits[batch.loss_mask[:, first:]]
-    return selected
-
-
-def _packed_logits(model: Any, batch: TrainingBatch) -> Tensor:
-    """As `_padded_logits`, from one row in which positions start again with each sequence.
-
-    transformers isolates packed sequences only when there is no attention mask and no cache: with either, sequences see
-    each other and nothing warns.
-    """
-    columns = torch.arange(batch.input_ids.shape[1], device=batch.input_ids.device)
-    real = columns < batch.lengths.unsqueeze(1)
-    positions = columns.expand_as(batch.input_ids)[real]
-    predicts = torch.zeros_like(batch.loss_mask)
-    predicts[:, :-1] = batch.loss_mask[:, 1:]  # a token is predicted at the position before it
-    keep = predicts[real].nonzero().squeeze(-1)
-    logits = model(
-        input_ids=batch.input_ids[real].unsqueeze(0),
-        position_ids=positions.unsqueeze(0),
-        use_cache=False,
-        logits_to_keep=keep,
-    ).logits
-    selected: Tensor = logits[0]
-    return selected
+def _in_place(found: Tensor, batch: TrainingBatch) -> Tensor:
+    """(N,) numbers of the selected tokens, in row order -> (B, L), 0 elsewhere."""
+    return torch.zeros(batch.input_ids.shape, device=found.device).masked_scatter(batch.loss_mask, found)
 
 
 @torch.no_grad()
-def probe_forward(model: Any, *, pack: bool, device: torch.device) -> None:
-    """See for a few tokens that the model looks back only, and that packed rows do not see each other.
+def probe_forward(model: Any, *, pack: bool, share_prompts: bool, device: torch.device) -> Reads:
+    """See for a few tokens that the model looks back only, and that packed rows do not see each other; and how it may
+    be read.
 
     Neither is announced by a model, and both fail silently. Raises `ModelError`.
     """
@@ -107,14 +118,32 @@ def probe_forward(model: Any, *, pack: bool, device: torch.device) -> None:
     alone = _logits(model, ids[5:])
     if _differ(_logits(model, ids[5:-2]), alone[:-2]):
         raise ModelError("this model's output at a token depends on later tokens: it is not a causal language model")
+    segmented = pack and takes_segments(model)
+    reads = Reads(pack=pack, segmented=segmented, share_prompts=False, plain_head=False)
     if not pack:
-        return
-    positions = torch.cat([torch.arange(5), torch.arange(9)]).to(device)
-    packed = model(input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False).logits[0]
-    if _differ(packed[5:], alone):
+        return attrs.evolve(reads, plain_head=has_plain_head(model, device))
+    if _differ(reads.answer(model, reads.layout(_probe(ids, (5, 9))))[0][-9:], alone):
         raise ModelError(
             "rows of this model see each other when they are packed into one: set trainer.use_sample_packing = false"
         )
+    return attrs.evolve(reads, share_prompts=share_prompts, plain_head=has_plain_head(model, device))
+
+
+def _probe(ids: Tensor, lengths: tuple[int, ...]) -> TrainingBatch:
+    """Rows of these lengths, all tokens but the first of each selected, and the one after the last."""
+    rows = torch.nn.utils.rnn.pad_sequence(list(ids.split(lengths)), batch_first=True)
+    rows = torch.nn.functional.pad(rows, (0, 1))
+    sizes = torch.tensor(lengths, device=ids.device)
+    mask = torch.arange(rows.shape[1], device=ids.device).expand_as(rows) <= sizes.unsqueeze(1)
+    mask = mask & (torch.arange(rows.shape[1], device=ids.device) > 0)
+    return TrainingBatch(
+        input_ids=rows,
+        lengths=sizes,
+        loss_mask=mask,
+        rollout_logprobs=torch.zeros(rows.shape, device=ids.device),
+        rewards=torch.zeros(rows.shape, device=ids.device),
+        groups=torch.arange(len(rows), device=ids.device),
+    )
 
 
 def _logits(model: Any, ids: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ def _with_idle_rows(batch: TrainingBatch, count: int) -> TrainingBatch:
     rows = len(batch)
     index = torch.cat([torch.arange(rows), torch.full((count,), rows - 1)])
     present = {name: value[index] for name, value in attrs.asdict(batch, recurse=False).items() if value is not None}
-    for name in ("loss_mask", "loss_weights", "kl_weights"):
+    for name in ("loss_mask", "loss_weights", "kl_weights", "entropy_weights"):
         if name in present:
             present[name] = present[name].clone()
             present[name][rows:] = 0

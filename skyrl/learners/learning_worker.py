@@ -26,11 +26,15 @@ _log = logging.getLogger(__name__)
 
 
 class Objective(Protocol):
-    """What an update minimises: weights for the whole mini-batch, then the loss of each micro-batch."""
+    """What an update minimises: weights for the whole mini-batch, then the loss of each micro-batch, with its parts,
+    which add up, and numbers, whose mean over all micro-batches is logged.
+    """
 
     def weigh(self, batch: TrainingBatch) -> TrainingBatch: ...
 
-    def __call__(self, outputs: Tensor, batch: TrainingBatch, /) -> tuple[Tensor, Metrics]: ...
+    def __call__(
+        self, outputs: Tensor, batch: TrainingBatch, entropy: Tensor | None, /
+    ) -> tuple[Tensor, Metrics, dict[str, Tensor]]: ...
 
 
 class LearningWorker(ModelWorker):
@@ -78,11 +82,11 @@ class LearningWorker(ModelWorker):
         self.strategy.drop_gradients()
         for index, micro in enumerate(micro_batches):
             micro = micro.to(self.device)
-            outputs, numbers = self._forward(micro)
-            loss, parts = self.objective(outputs, micro)
+            outputs = self._forward(micro)
+            loss, parts, numbers = self.objective(outputs.values, micro, outputs.entropy)
             self.strategy.backward(loss, last=index == len(micro_batches) - 1)
             sums = added(sums, parts)
-            for name, values in numbers.items():
+            for name, values in (outputs.numbers | numbers).items():
                 seen[name] = seen.get(name, Moments()) + Moments.of(values)
         learning_rate = self.optimizer.param_groups[0]["lr"]
         norm = self.strategy.step()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import DeepSpeedConfig, FSDPConfig, OptimizerConfig, TrainerConfig
-from skyrl.learners.forward import Reading, probe_forward
+from skyrl.learners.forward import Outputs, Reading, probe_forward
 from skyrl.learners.fsdp2 import Fsdp2
 from skyrl.learners.moving import Mover
 from skyrl.learners.ranks import Ranks
@@ -61,7 +61,12 @@ class ModelWorker:
                 Zero(source, zero, setting) if trainer.strategy == "deepspeed" else Fsdp2(source, fsdp, setting)
             )
             with self.strategy.scoring():  # not in the type it computes in, where that is a choice
-                probe_forward(self.strategy.model, pack=trainer.use_sample_packing, device=self.device)
+                self._reads = probe_forward(
+                    self.strategy.model,
+                    pack=trainer.use_sample_packing,
+                    share_prompts=trainer.share_group_prompts,
+                    device=self.device,
+                )
             failed.pop_all()
 
     @property
@@ -75,7 +80,7 @@ class ModelWorker:
         with self.strategy.scoring():
             start = 0
             for micro in batch.split(self._forward_rows):
-                values, _ = self._forward(micro.to(self.device))
+                values = self._forward(micro.to(self.device)).values
                 scored[start : start + len(micro), : values.shape[1]] = values.cpu()
                 start += len(micro)
         return scored
@@ -100,9 +105,9 @@ class ModelWorker:
             self.strategy.close()
             self.ranks.leave()
 
-    def _forward(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def _forward(self, batch: TrainingBatch) -> Outputs:
         with self.strategy.computing():
-            return self._read(self.strategy.model, batch)
+            return self._read(self.strategy.model, batch, self._reads)
 
 
 def required_device(trainer: TrainerConfig) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from skyrl.algorithms.reductions import token_mean
-from skyrl.algorithms.values import value_loss
+from skyrl.algorithms.values import value_is_clipped, value_loss
 from skyrl.batch import TrainingBatch
 
 
@@ -22,12 +22,17 @@ class ReturnRegression:
         """Every token of the mini-batch counts the same."""
         return batch.given(loss_weights=token_mean(batch.loss_mask))
 
-    def __call__(self, values: Tensor, batch: TrainingBatch) -> tuple[Tensor, dict[str, float]]:
-        """Loss of one micro-batch (a scalar with gradient) and its parts, sums over tokens.
+    def __call__(
+        self, values: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
+        """Loss of one micro-batch (a scalar with gradient), its parts, sums over tokens, and for each selected token
+        whether its value was clipped.
 
-        `values` (B, L) are the current critic's; the batch holds `returns`, and with clipping the old `values`.
+        `values` (B, L) are the current critic's; the batch holds `returns`, and with clipping the old `values`. There
+        is no entropy of a value.
         """
         assert batch.returns is not None and batch.loss_weights is not None
         losses = value_loss(values, batch.values, batch.returns, clip=self.value_clip)
         loss = (torch.where(batch.loss_weights != 0, losses, 0.0) * batch.loss_weights).sum()
-        return loss, {"critic_loss": loss.item()}
+        clipped = value_is_clipped(values.detach(), batch.values, batch.returns, clip=self.value_clip)
+        return loss, {"critic_loss": loss.item()}, {"values_clipfrac": clipped[batch.loss_mask]}

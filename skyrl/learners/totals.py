@@ -10,13 +10,13 @@ from torch import Tensor
 
 Metrics = dict[str, float]
 
-SPREAD = frozenset({"rollout_train_logprobs_abs_diff", "critic_values"})
-"""Numbers per token of which the maximum and the standard deviation are logged besides the mean."""
+SPREAD = frozenset({"rollout_train_logprobs_abs_diff", "critic_values", "is_ratio", "cispo/ratio", "behave_weight"})
+"""Numbers per token of which extremes and standard deviation are logged besides the mean."""
 
 
 @frozen(kw_only=True)
 class Moments:
-    """Count, mean, sum of squared deviations and maximum of numbers, in double precision."""
+    """Count, mean, sum of squared deviations and extremes of numbers, in double precision."""
 
     count: int = 0
     mean: float = 0.0
@@ -24,6 +24,7 @@ class Moments:
     """Sum of squared distances from the mean."""
 
     largest: float = -math.inf
+    smallest: float = math.inf
 
     @classmethod
     def of(cls, values: Tensor) -> Moments:
@@ -37,6 +38,7 @@ class Moments:
             mean=mean.item(),
             deviation=(exact - mean).square().sum().item(),
             largest=exact.max().item(),
+            smallest=exact.min().item(),
         )
 
     def __add__(self, other: Moments) -> Moments:
@@ -50,7 +52,13 @@ class Moments:
             mean=self.mean + distance * other.count / count,
             deviation=self.deviation + other.deviation + distance**2 * self.count * other.count / count,
             largest=max(self.largest, other.largest),
+            smallest=min(self.smallest, other.smallest),
         )
+
+    def spread(self) -> dict[str, float]:
+        """Mean, extremes and standard deviation, by name; all 0 of no numbers at all."""
+        least, most = (self.smallest, self.largest) if self.count else (0.0, 0.0)
+        return {"mean": self.mean, "max": most, "min": least, "std": self.std}
 
     @property
     def std(self) -> float:
@@ -78,7 +86,7 @@ class Totals:
             f"{name}_{kind}": value
             for name, moments in self.moments.items()
             if name in SPREAD
-            for kind, value in (("mean", moments.mean), ("max", moments.largest), ("std", moments.std))
+            for kind, value in moments.spread().items()
         }
         return self.sums | self.shared | means | spreads
 

@@ -18,7 +18,8 @@ from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.moving import Mover
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.strategy import ModelSource
-from skyrl.models.loading import load_causal_lm
+from skyrl.models.loading import load_causal_lm, load_config
+from skyrl.models.segment_attention import SEGMENTS, register, segments_fit
 from skyrl.models.skeleton import causal_lm_skeleton
 from skyrl.models.value_head import ValueModel
 from skyrl.tree import required
@@ -89,7 +90,7 @@ class CriticWorker(LearningWorker):
         super().__init__(
             trainer,
             ModelSource(load=lambda device: head(body.load(device)), skeleton=lambda: head(body.skeleton())),
-            partial(read_values, pack=trainer.use_sample_packing),
+            read_values,
             (critic.fsdp_config, critic.deepspeed_config),
             ranks,
             role="critic",
@@ -102,7 +103,10 @@ class CriticWorker(LearningWorker):
 
 def _causal_lm(trainer: TrainerConfig, path: str | None, field: str) -> ModelSource:
     source = required(path, field)
-    attention = required(trainer.attention, "trainer.attention")
+    attention: str = required(trainer.attention, "trainer.attention")
+    if attention == "sdpa" and trainer.use_sample_packing and segments_fit(load_config(source)):
+        register()
+        attention = SEGMENTS
     return ModelSource(
         load=lambda device: load_causal_lm(source, dtype=torch.float32, attention=attention, device=device),
         skeleton=partial(causal_lm_skeleton, source, attention=attention),
@@ -110,5 +114,9 @@ def _causal_lm(trainer: TrainerConfig, path: str | None, field: str) -> ModelSou
 
 
 def _log_probabilities(trainer: TrainerConfig) -> Reading:
-    temperature = required(trainer.algorithm.temperature, "trainer.algorithm.temperature")
-    return partial(read_logprobs, temperature=temperature, pack=trainer.use_sample_packing)
+    algorithm = trainer.algorithm
+    return partial(
+        read_logprobs,
+        temperature=required(algorithm.temperature, "trainer.algorithm.temperature"),
+        entropy_gradient=algorithm.use_entropy_loss,
+    )

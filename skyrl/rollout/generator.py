@@ -58,21 +58,30 @@ class SkyRLGymGenerator:
         samples_per_prompt: int,
         weight_version: int,
         purpose: str = "train",
+        attempt: int = 0,
     ) -> tuple[TrajectoryGroup, ...]:
         """One group for each prompt, in order.
 
-        `purpose` (`train` or `eval`) and `weight_version` go into the seed of every sample. Raises `RewardError` if an
+        `purpose` (`train`, `eval` or `baseline`), `weight_version` and `attempt`, which tells several draws by the same
+        weights apart, go into the seed of every sample. Raises `RewardError` if an
         environment fails or gives a reward that is not finite, another `RunError` if the engine fails.
         """
         makers = [find_task(prompt.env_class, self._user_env_class) for prompt in prompts]
         groups = [
-            self._group(prompt, make, sampling, samples_per_prompt, weight_version, purpose)
+            self._group(prompt, make, sampling, samples_per_prompt, weight_version, purpose, attempt)
             for prompt, make in zip(prompts, makers, strict=True)
         ]
         return tuple(await _all(groups))
 
     async def _group(
-        self, prompt: Prompt, make: MakeEnv, sampling: SamplingParams, samples: int, weight_version: int, purpose: str
+        self,
+        prompt: Prompt,
+        make: MakeEnv,
+        sampling: SamplingParams,
+        samples: int,
+        weight_version: int,
+        purpose: str,
+        attempt: int,
     ) -> TrajectoryGroup:
         keys = tuple(
             SampleKey(
@@ -80,6 +89,7 @@ class SkyRLGymGenerator:
                 weight_version=weight_version,
                 prompt_id=prompt.id,
                 sample_index=index,
+                attempt=attempt,
                 purpose=purpose,
             )
             for index in range(samples)

@@ -2,31 +2,142 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+import attrs
+import torch
 from torch import Tensor
 
-from skyrl.algorithms.advantages import group_relative
+from skyrl.algorithms.estimators import (
+    GAE,
+    GPG,
+    GRPO,
+    OPO,
+    RLOO,
+    AdvantageEstimator,
+    MaxRL,
+    ReinforcePlusPlus,
+    ReinforcePlusPlusBaseline,
+    ReMax,
+)
+from skyrl.algorithms.masked import standardize
+from skyrl.algorithms.normalization import normalize
+from skyrl.algorithms.returns import generalized_advantages
 from skyrl.batch import TrainingBatch
-from skyrl.config import AlgorithmConfig
-from skyrl.errors import ConfigError, Problem
-
-Estimator = Callable[[TrainingBatch], Tensor]
-"""A batch with rewards -> advantages (B, L), 0 where `loss_mask` is false."""
+from skyrl.config import AlgorithmConfig, NormConfig
+from skyrl.config.import_paths import Imported, is_import_path
+from skyrl.errors import ConfigError, NonFiniteError, Problem
 
 
-def advantage_estimator(algorithm: AlgorithmConfig) -> Estimator:
-    """The estimator that the configuration asks for. Raises `ConfigError` for one that does not exist."""
-    match algorithm.advantage_estimator:
+def advantage_estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
+    """The estimator that the configuration asks for, with what it wants done to advantages afterwards.
+
+    Raises `ConfigError` for one that does not exist.
+    """
+    estimate = Checked(estimate=_estimator(algorithm))
+    if algorithm.advantage_batch_normalize:
+        return Standardized(estimate=estimate)
+    norm = algorithm.advantage_norm
+    return Normalized(estimate=estimate, norm=norm) if norm != NormConfig() else estimate
+
+
+@attrs.frozen(kw_only=True)
+class Checked:
+    """An estimator whose result is looked at: `NonFiniteError` where an advantage is not a finite number."""
+
+    estimate: AdvantageEstimator
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        advantages = torch.where(batch.loss_mask, self.estimate(batch), 0.0)
+        if not torch.isfinite(advantages).all():
+            row = int((~torch.isfinite(advantages)).any(1).int().argmax())
+            raise NonFiniteError(
+                f"row {row} of the batch, with reward {batch.scores[row].item():g}, got an advantage that is not "
+                "finite: look at the rewards, and at trainer.algorithm.advantage_estimator"
+            )
+        return advantages
+
+
+@attrs.frozen(kw_only=True)
+class Standardized:
+    """`advantage_batch_normalize`."""
+
+    estimate: AdvantageEstimator
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        return standardize(self.estimate(batch), batch.loss_mask)
+
+
+@attrs.frozen(kw_only=True)
+class Normalized:
+    """`advantage_norm`: over tokens."""
+
+    estimate: AdvantageEstimator
+    norm: NormConfig
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        advantages = self.estimate(batch)
+        groups = batch.groups.unsqueeze(1).expand_as(advantages)
+        flat = by_config(self.norm, advantages.flatten(), groups.flatten(), batch.loss_mask.flatten())
+        return flat.view_as(advantages)
+
+
+@attrs.frozen(kw_only=True)
+class CriticTargets:
+    """What a critic is to predict: lambda-returns, or, where advantages ignore values, plain discounted returns."""
+
+    gamma: float
+    lambd: float
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        """(B, L), 0 outside the mask."""
+        assert batch.values is not None
+        return generalized_advantages(batch.rewards, batch.values, batch.loss_mask, gamma=self.gamma, lambd=self.lambd)[
+            1
+        ]
+
+
+def critic_targets(algorithm: AlgorithmConfig) -> CriticTargets:
+    """What the configuration has a critic learn."""
+    return CriticTargets(
+        gamma=algorithm.gamma, lambd=algorithm.lambd if algorithm.advantage_estimator == "gae" else 1.0
+    )
+
+
+def by_config(norm: NormConfig, values: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
+    """`normalize` with the settings of a `NormConfig`. Shapes: all (N,)."""
+    return normalize(
+        values,
+        groups,
+        mask,
+        mean_level=norm.mean_level,
+        std_level=norm.std_level,
+        leave_one_out=norm.mean_leave1out,
+        unbiased=norm.std_unbiased,
+        eps=norm.eps,
+    )
+
+
+def _estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
+    name = algorithm.advantage_estimator
+    match name:
         case "grpo":
-            return lambda batch: grpo(batch, normalize_by_std=algorithm.grpo_norm_by_std)
-        case unknown:
-            path = "trainer.algorithm.advantage_estimator"
-            raise ConfigError([Problem(path=path, message=f"no advantage estimator {unknown!r}")])
-
-
-def grpo(batch: TrainingBatch, *, normalize_by_std: bool) -> Tensor:
-    """Every token of an answer gets the answer's group-relative advantage."""
-    scores = batch.rewards.sum(dim=1)
-    advantages = group_relative(scores, batch.groups, normalize_by_std=normalize_by_std)
-    return advantages.unsqueeze(1) * batch.loss_mask
+            return GRPO(normalize_by_std=algorithm.grpo_norm_by_std)
+        case "rloo":
+            return RLOO()
+        case "maxrl":
+            return MaxRL()
+        case "reinforce++":
+            return ReinforcePlusPlus(gamma=algorithm.gamma)
+        case "reinforce++-baseline":
+            return ReinforcePlusPlusBaseline()
+        case "gae":
+            return GAE(gamma=algorithm.gamma, lambd=algorithm.lambd)
+        case "remax":
+            return ReMax()
+        case "opo":
+            return OPO()
+        case "gpg":
+            return GPG()
+    field = "trainer.algorithm.advantage_estimator"
+    if is_import_path(name):
+        return Imported(name, algorithm.advantage, field=field, table="trainer.algorithm.advantage")
+    raise ConfigError([Problem(path=field, message=f"no advantage estimator {name!r}")])

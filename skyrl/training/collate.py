@@ -15,7 +15,7 @@ from skyrl.trajectory import Trajectory, TrajectoryGroup
 def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
     """Rows in the order of the groups and of the samples in them: prompt, response, padding on the right.
 
-    Raises `RunError` if no token of the whole batch may be trained on.
+    Raises `RunError` if every answer was cut off and none may be trained on.
     """
     rows = [trajectory for group in groups for trajectory in group.trajectories]
     numbers = [number for number, group in enumerate(groups) for _ in group.trajectories]
@@ -31,7 +31,7 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
         loss_mask[index, answer] = torch.tensor(row.loss_mask, dtype=torch.bool)
         logprobs[index, answer] = torch.tensor(row.rollout_logprobs)
         _credit(rewards[index], row)
-    if not loss_mask.any():
+    if not loss_mask.any() and all(row.stop_reason != "stop" for row in rows):
         raise RunError(
             "no answer of this batch came to its end, and generator.apply_overlong_filtering leaves the others out: "
             "raise generator.sampling_params.max_generate_length"
@@ -43,10 +43,23 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
         rollout_logprobs=logprobs,
         rewards=rewards,
         groups=torch.tensor(numbers),
+        answer_lengths=torch.tensor([len(row.response_ids) for row in rows]),
+        truncated=torch.tensor([row.stop_reason != "stop" for row in rows]),
+        baselines=_baselines(groups),
     )
 
 
 def _credit(rewards: Tensor, row: Trajectory) -> None:
-    """Put each turn's reward on its last token; a turn that sampled nothing credits the last token of the prompt."""
+    """Put each turn's reward on the last token of it that is trained on; where there is none, on its last token, and
+    where the turn sampled nothing, on the last token of the prompt.
+    """
     for turn in row.rewards:
-        rewards[len(row.prompt_ids) + turn.token] += turn.reward
+        trained = (token for token in range(turn.token, -1, -1) if row.loss_mask[token])
+        rewards[len(row.prompt_ids) + next(trained, turn.token)] += turn.reward
+
+
+def _baselines(groups: Sequence[TrajectoryGroup]) -> Tensor | None:
+    """The reward of each prompt's greedy answer, for each of its rows; None unless all have one."""
+    rewards = [group.baseline for group in groups for _ in group.trajectories]
+    known = [reward for reward in rewards if reward is not None]
+    return torch.tensor(known) if len(known) == len(rewards) else None

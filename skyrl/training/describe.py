@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from statistics import fmean, pstdev
 
+import torch
+
 from skyrl.batch import TrainingBatch
 from skyrl.trajectory import Trajectory, TrajectoryGroup
 
@@ -31,10 +33,13 @@ def describe_advantages(batch: TrainingBatch) -> Metrics:
     """Rewards as they are trained on, and advantages per token."""
     assert batch.advantages is not None
     advantages = batch.advantages[batch.loss_mask]
+    if not len(advantages):  # nothing is trained on
+        advantages = torch.zeros(1)
     return {
         "loss/avg_final_rewards": batch.rewards.sum(1).mean().item(),
         "loss/avg_raw_advantages": advantages.mean().item(),
         "loss/avg_raw_advantages_abs": advantages.abs().mean().item(),
+        "loss/rows_without_advantage": (batch.advantages == 0).all(1).float().mean().item(),
     }
 
 
@@ -51,10 +56,14 @@ def mean_positive(rewards: Sequence[float]) -> float:
 def average(updates: Sequence[Mapping[str, float]]) -> Metrics:
     """Mean of each metric over the optimizer steps of a batch; `skipped_updates` is their number.
 
-    What a skipped step measured is left out; where all were skipped, metrics that are not finite are left out.
+    What a skipped step measured is left out; where all were skipped, metrics that are not finite are left out, and
+    where there was no step at all there is nothing to say.
     """
+    if not updates:
+        return {"skipped_updates": 0.0}
     taken = [update for update in updates if not update["skipped_updates"]] or updates
-    means = {name: fmean(update[name] for update in taken) for name in taken[0]}
+    names = dict.fromkeys(name for update in taken for name in update)
+    means = {name: fmean(update[name] for update in taken if name in update) for name in names}
     finite = {name: mean for name, mean in means.items() if isfinite(mean)}
     return finite | {"skipped_updates": sum(update["skipped_updates"] for update in updates)}
 

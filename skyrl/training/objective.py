@@ -1,5 +1,5 @@
-"""From configuration to loss: which policy loss, which KL estimate, and how tokens are weighed. The one place that
-selects.
+"""What one optimizer step of the policy minimises, put together from the configuration: which policy loss, which
+correction, which KL estimate, and how tokens are weighed. `policy_losses.py` selects the loss.
 """
 
 from __future__ import annotations
@@ -9,91 +9,166 @@ import torch
 from torch import Tensor
 
 from skyrl.algorithms.kl import KLEstimator, kl_estimate
-from skyrl.algorithms.losses import LossInputs, PolicyLoss, clipped_share, ppo_clip
-from skyrl.algorithms.reductions import sequence_mean, token_mean
+from skyrl.algorithms.losses import LossInputs, PolicyLoss, measured, vanishes_without_advantage
+from skyrl.algorithms.off_policy import Bounds, OffPolicyCorrection, correct
+from skyrl.algorithms.reductions import (
+    mean_of_block_means,
+    prompt_mean,
+    sequence_mean,
+    sequence_sum_by_length,
+    token_mean,
+)
 from skyrl.batch import TrainingBatch
-from skyrl.config import AlgorithmConfig
-from skyrl.errors import ConfigError, Problem
+from skyrl.config import AlgorithmConfig, OffPolicyCorrectionConfig
+from skyrl.config.algorithm import LossReduction
+from skyrl.training.policy_losses import policy_loss
+from skyrl.tree import required
 
 
 @attrs.frozen(kw_only=True)
-class RegularLoss:
-    """`policy_loss_type = "regular"`: PPO's clipped surrogate."""
+class Reduction:
+    """`loss_reduction`: the share of each token in the mini-batch."""
 
-    clip_low: float
-    clip_high: float
+    name: LossReduction = "token_mean"
+    max_seq_len: int | None = None
+    """Tokens, for `seq_mean_token_sum_norm`."""
 
-    def __call__(self, inputs: LossInputs) -> Tensor:
-        return ppo_clip(
-            inputs.logprobs, inputs.old_logprobs, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high
-        )
+    micro_batch_rows: int = 1
+    """Rows of a micro-batch, for `token_mean_legacy`."""
 
-    def measure(self, inputs: LossInputs) -> dict[str, float]:
-        return {"clip_ratio": clipped_share(inputs, clip_low=self.clip_low, clip_high=self.clip_high).item()}
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        """(B, L) weights of the mini-batch."""
+        match self.name:
+            case "token_mean":
+                return token_mean(batch.loss_mask)
+            case "sequence_mean":
+                return sequence_mean(batch.loss_mask)
+            case "seq_mean_token_sum_norm":
+                length = required(self.max_seq_len, "trainer.algorithm.max_seq_len")
+                return sequence_sum_by_length(batch.loss_mask, length=length)
+            case "prompt_mean":
+                return prompt_mean(batch.loss_mask, batch.groups)
+            case "token_mean_legacy":
+                return mean_of_block_means(batch.loss_mask, rows=self.micro_batch_rows)
 
 
 @attrs.frozen(kw_only=True)
 class PolicyObjective:
     """What one optimizer step of the policy minimises over a mini-batch.
 
-        sum_t weight_t loss_t  +  kl_loss_coef * mean over answers of mean over tokens of KL(pi || pi_ref)
+        sum_t weight_t loss_t
+        + kl_loss_coef * mean over answers of mean over tokens of KL(pi || pi_ref)
+        - entropy_loss_coef * mean over tokens of the entropy of pi
 
     `weigh` is called once with the whole mini-batch; the object itself then with each micro-batch, whose losses add up.
     """
 
     policy_loss: PolicyLoss
-    kl_loss_coef: float
+    kl_loss_coef: float = 0.0
     """0 when the KL loss is off: then no reference log-probabilities are looked at."""
 
-    kl_estimator: KLEstimator
+    kl_estimator: KLEstimator = "k3"
+    entropy_loss_coef: float = 0.0
+    """0 when the entropy bonus is off."""
+
+    reduction: Reduction = attrs.field(factory=Reduction)
+    correction: OffPolicyCorrection = attrs.field(factory=OffPolicyCorrection)
+
+    @property
+    def wants_entropy(self) -> bool:
+        """Does the loss need the gradient of the entropy?"""
+        return self.entropy_loss_coef != 0
 
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:
-        """The mini-batch with the share of each of its tokens in the loss filled in."""
-        return batch.given(loss_weights=token_mean(batch.loss_mask), kl_weights=sequence_mean(batch.loss_mask))
-
-    def __call__(self, logprobs: Tensor, batch: TrainingBatch) -> tuple[Tensor, dict[str, float]]:
-        """Loss of one micro-batch (a scalar with gradient) and its parts, each a sum to be added over micro-batches.
-
-        `logprobs` (B, L) are the current policy's; where the batch has no old ones, they are these, without gradient.
+        """The mini-batch with the share of each of its tokens in the loss filled in, without the rows that have no part
+        in it: no token, or no advantage where nothing but advantages makes a gradient.
         """
-        assert batch.advantages is not None and batch.loss_weights is not None and batch.kl_weights is not None
-        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-        inputs = LossInputs(
+        mask = batch.loss_mask
+        weighed = batch.given(
+            loss_weights=self.reduction(batch),
+            kl_weights=sequence_mean(mask) if self.kl_loss_coef else None,
+            entropy_weights=token_mean(mask) if self.wants_entropy else None,
+        )
+        used = mask
+        if not self.kl_loss_coef and not self.wants_entropy and vanishes_without_advantage(self.policy_loss):
+            assert batch.advantages is not None
+            used = mask & (batch.advantages != 0)
+        rows = used.any(1).nonzero().squeeze(1)
+        return weighed if len(rows) in (0, len(batch)) else weighed.select(rows)
+
+    def __call__(
+        self, logprobs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
+        """Loss of one micro-batch (a scalar with gradient), its parts, each a sum to be added over micro-batches, and
+        by name numbers for each token or sequence, whose mean is to be taken over all of them.
+
+        `logprobs` and `entropy` (B, L) are the current policy's; `entropy` is read with an entropy bonus only. Where
+        the batch has no old log-probabilities, they are the current ones, without gradient.
+        """
+        assert batch.loss_weights is not None
+        inputs = self._inputs(logprobs, batch)
+        losses = self.policy_loss(inputs)
+        numbers = {name: values[inputs.mask] for name, values in measured(self.policy_loss, inputs).items()}
+        if self.correction:
+            left = correct(inputs.old_logprobs, inputs.rollout_logprobs, inputs.mask, self.correction)
+            losses = torch.where(left.mask, losses * left.weights, 0.0)
+            numbers |= left.numbers
+        loss = _weighted_sum(losses, batch.loss_weights)
+        parts = {"policy_loss": loss.item()}
+        if self.kl_loss_coef:
+            assert batch.ref_logprobs is not None and batch.kl_weights is not None
+            ref = torch.where(inputs.mask, batch.ref_logprobs, 0.0)
+            kl = _weighted_sum(kl_estimate(inputs.logprobs, ref, self.kl_estimator), batch.kl_weights)
+            loss, parts["policy_kl"] = loss + self.kl_loss_coef * kl, kl.item()
+        if self.wants_entropy:
+            assert entropy is not None and batch.entropy_weights is not None
+            loss = loss - self.entropy_loss_coef * _weighted_sum(entropy, batch.entropy_weights)
+        return loss, parts | {"final_loss": loss.item()}, numbers
+
+    def _inputs(self, logprobs: Tensor, batch: TrainingBatch) -> LossInputs:
+        assert batch.advantages is not None
+        return LossInputs.selected(
+            batch.loss_mask,
             logprobs=logprobs,
-            old_logprobs=old,
+            old_logprobs=logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs,
             rollout_logprobs=batch.rollout_logprobs,
             advantages=batch.advantages,
-            mask=batch.loss_mask,
         )
-        policy_loss = _weighted_sum(self.policy_loss(inputs), batch.loss_weights)
-        share = batch.loss_weights.sum().item()  # of this micro-batch in the mini-batch
-        parts = {name: value * share for name, value in self.policy_loss.measure(inputs).items()}
-        parts["policy_loss"] = policy_loss.item()
-        if not self.kl_loss_coef:
-            return policy_loss, parts | {"final_loss": policy_loss.item()}
-        assert batch.ref_logprobs is not None
-        kl = _weighted_sum(kl_estimate(logprobs, batch.ref_logprobs, self.kl_estimator), batch.kl_weights)
-        loss = policy_loss + self.kl_loss_coef * kl
-        return loss, parts | {"policy_kl": kl.item(), "final_loss": loss.item()}
 
 
-def policy_objective(algorithm: AlgorithmConfig) -> PolicyObjective:
-    """The objective that the configuration asks for. Raises `ConfigError` for a loss that does not exist."""
+def policy_objective(algorithm: AlgorithmConfig, *, micro_batch_rows: int = 1) -> PolicyObjective:
+    """The objective that the configuration asks for. Raises `ConfigError` for a loss that does not exist.
+
+    `micro_batch_rows` is `trainer.micro_train_batch_size_per_gpu`, which one reduction is defined by.
+    """
     return PolicyObjective(
-        policy_loss=_policy_loss(algorithm),
+        policy_loss=policy_loss(algorithm),
         kl_loss_coef=algorithm.kl_loss_coef if algorithm.use_kl_loss else 0.0,
         kl_estimator=algorithm.kl_estimator_type,
+        entropy_loss_coef=algorithm.entropy_loss_coef if algorithm.use_entropy_loss else 0.0,
+        reduction=Reduction(
+            name=algorithm.loss_reduction, max_seq_len=algorithm.max_seq_len, micro_batch_rows=micro_batch_rows
+        ),
+        correction=off_policy_correction(algorithm.off_policy_correction),
     )
 
 
-def _policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
-    match algorithm.policy_loss_type:
-        case "regular":
-            return RegularLoss(clip_low=algorithm.eps_clip_low, clip_high=algorithm.eps_clip_high)
-        case unknown:
-            raise ConfigError(
-                [Problem(path="trainer.algorithm.policy_loss_type", message=f"no policy loss {unknown!r}")]
-            )
+def off_policy_correction(config: OffPolicyCorrectionConfig) -> OffPolicyCorrection:
+    """The corrections that the configuration asks for."""
+    geometric = config.sequence_mask_metric == "geometric"
+    return OffPolicyCorrection(
+        outlier_token=Bounds(low=config.outlier_token_is_threshold_low, high=config.outlier_token_is_threshold_high),
+        token_mask=Bounds(low=config.token_mask_is_threshold_low, high=config.token_mask_is_threshold_high),
+        tis=config.tis_ratio_type,
+        tis_cap=config.sequence_tis_ratio_clip_high
+        if config.tis_ratio_type == "sequence"
+        else config.token_tis_ratio_clip_high,
+        sequence_metric=config.sequence_mask_metric,
+        sequence_mask=Bounds(
+            low=config.geo_mask_low if geometric else config.product_mask_low,
+            high=config.geo_mask_high if geometric else config.product_mask_high,
+        ),
+    )
 
 
 def _weighted_sum(values: Tensor, weights: Tensor) -> Tensor:

@@ -52,16 +52,22 @@ class TimeSharing:
     """Knows who is on the devices, and moves only what has to be moved."""
 
     def __init__(
-        self, models: Mapping[str, Movable], engines: Callable[[], Sleeper] | None, *, move_optimizer: bool = True
+        self,
+        models: Mapping[str, Movable],
+        engines: Callable[[], Sleeper] | None,
+        *,
+        keep_optimizers: Collection[str] = (),
     ) -> None:
         """`models` are those that share, by name; they are on the devices. Others are left alone.
 
         `engines` makes the engines, awake, once all models have left; None where the engines have devices of their own.
-        Without `move_optimizer`, optimizer state stays on the device.
+        The optimizer state of the models in `keep_optimizers` stays on the device.
         """
         self._models, self._make_engines = models, engines
-        self._parts: tuple[Part, ...] = ("model", "optimizer") if move_optimizer else _WEIGHTS
-        self._there: dict[str, set[Part]] = {name: set(self._parts) for name in models}
+        self._parts: dict[str, tuple[Part, ...]] = {
+            name: _WEIGHTS if name in keep_optimizers else ("model", "optimizer") for name in models
+        }
+        self._there: dict[str, set[Part]] = {name: set(parts) for name, parts in self._parts.items()}
         self._engines: Sleeper | None = None
         self._awake = False
 
@@ -79,7 +85,7 @@ class TimeSharing:
     async def for_learning(self, name: str) -> None:
         """This model and its optimizer's state alone."""
         await self._sleep()
-        await self._only({name: self._parts})
+        await self._only({name: self._parts.get(name, ())})
 
     async def for_travel(self, name: str) -> None:
         """The weights of this model, and the engines."""

@@ -7,15 +7,17 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from skyrl.algorithms.estimators import AdvantageEstimator
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.rollout.batches import Rollouts
 from skyrl.tracking.timing import Clock
 from skyrl.tracking.tracker import Tracker
-from skyrl.training.advantage import Estimator
+from skyrl.training.advantage import CriticTargets
 from skyrl.training.collate import collate
 from skyrl.training.describe import Metrics, average, describe, describe_advantages, prefixed
 from skyrl.training.evaluation import Evaluation
+from skyrl.training.shaping import RewardShaping
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import required
 
@@ -54,8 +56,11 @@ class PPOTrainer:
         rollouts: Rollouts,
         policy: Learner,
         reference: Scorer | None,
+        critic: Learner | None,
         weights: Publisher,
-        estimate: Estimator,
+        shape: RewardShaping,
+        estimate: AdvantageEstimator,
+        targets: CriticTargets,
         evaluation: Evaluation | None,
         tracker: Tracker,
         clock: Clock,
@@ -73,8 +78,11 @@ class PPOTrainer:
         self.rollouts = rollouts
         self.policy = policy
         self.reference = reference
+        self.critic = critic
         self.weights = weights
+        self.shape = shape
         self.estimate = estimate
+        self.targets = targets
         self.evaluation = evaluation
         self.tracker = tracker
         self.clock = clock
@@ -84,36 +92,48 @@ class PPOTrainer:
         self._mini_batch = required(
             trainer_cfg.policy_mini_batch_size_in_samples, "trainer.policy_mini_batch_size_in_samples"
         )
+        self._critic_mini_batch = required(
+            trainer_cfg.critic_mini_batch_size_in_samples, "trainer.critic_mini_batch_size_in_samples"
+        )
 
     async def step(self) -> Metrics:
         """One batch of prompts, from sampling to new weights in the engines (GRPO, arXiv:2402.03300, algorithm 1)."""
         groups = await self.rollouts.next_batch(self.version)  # x ~ data, y_1..y_n ~ pi_old, r_i = R(x, y_i)
         self._on_samples(self.version + 1, groups)
         batch = collate(groups)
-        if self._takes_several_updates(batch):  # else pi_old is the policy itself, exactly
+        if self._needs_old_logprobs(batch):  # else pi_old is the policy itself, exactly
             batch = batch.given(old_logprobs=await self.policy.score(batch))  # log pi_old
         if self.reference:
             batch = batch.given(ref_logprobs=await self.reference.score(batch))  # log pi_ref
+        if self.critic:
+            batch = batch.given(values=await self.critic.score(batch))  # V of the states that tokens were drawn in
+        rewards, shaped = self.shape(batch)  # r_t, less beta KL(pi_old || pi_ref) where that is wanted
+        batch = batch.given(rewards=rewards)
         batch = batch.given(advantages=self.estimate(batch))
-        metrics = await self.improve(batch)  # epochs x mini-batches of policy updates
+        metrics = await self.improve(batch)  # epochs x mini-batches of updates of critic and policy
         metrics |= await self.weights.publish(self.version + 1)  # pi_old <- pi_theta
-        return describe(groups) | describe_advantages(batch) | metrics
+        return describe(groups) | self.rollouts.metrics() | describe_advantages(batch) | shaped | metrics
 
     async def improve(self, batch: TrainingBatch) -> Metrics:
-        """`update_epochs_per_batch` passes over the batch, one optimizer step for each mini-batch; metrics are
-        averages.
+        """`update_epochs_per_batch` passes over the batch, first of the critic and then of the policy, one optimizer
+        step for each mini-batch; metrics are averages.
         """
-        mini_batches = list(batch.split(self._mini_batch))
+        metrics: Metrics = {}
+        if self.critic:
+            batch = batch.given(returns=self.targets(batch))
+            metrics |= prefixed("critic", await self._learn(self.critic, batch, self._critic_mini_batch))
+        metrics |= prefixed("policy", await self._learn(self.policy, batch, self._mini_batch))
+        return metrics | {"policy/response_length": batch.loss_mask.sum(1).float().mean().item()}
+
+    async def _learn(self, learner: Learner, batch: TrainingBatch, rows: int) -> Metrics:
+        mini_batches = list(batch.split(rows))
         learnable = [mini_batch for mini_batch in mini_batches if mini_batch.loss_mask.any()]
         updates = [
-            await self.policy.update(mini_batch)
+            await learner.update(mini_batch)
             for _ in range(self._config.update_epochs_per_batch)
             for mini_batch in learnable
         ]
-        return prefixed("policy", average(updates)) | {
-            "policy/response_length": batch.loss_mask.sum(1).float().mean().item(),
-            "policy/mini_batches_without_a_token": len(mini_batches) - len(learnable),
-        }
+        return average(updates) | {"mini_batches_without_a_token": len(mini_batches) - len(learnable)}
 
     async def train(self) -> None:
         """From the current version to the last step."""
@@ -148,8 +168,9 @@ class PPOTrainer:
         """Every `interval` steps and at the last one; never where the interval is not positive."""
         return interval > 0 and (self.version % interval == 0 or self.version == self.total_steps)
 
-    def _takes_several_updates(self, batch: TrainingBatch) -> bool:
-        return self._config.update_epochs_per_batch > 1 or len(batch) > self._mini_batch
+    def _needs_old_logprobs(self, batch: TrainingBatch) -> bool:
+        several_updates = self._config.update_epochs_per_batch > 1 or len(batch) > self._mini_batch
+        return several_updates or self._config.algorithm.use_kl_in_reward
 
     def _timings(self, metrics: Metrics) -> Metrics:
         timings = self.clock.take()
@@ -157,9 +178,10 @@ class PPOTrainer:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores of the loop."""
-        return {"version": self.version, "rollouts": self.rollouts.state()}
+        return {"version": self.version, "rollouts": self.rollouts.state(), "rewards": self.shape.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on after the step that `state` was taken at."""
         self.version = int(state["version"])
         self.rollouts.load_state(state["rollouts"])
+        self.shape.load_state(state["rewards"])

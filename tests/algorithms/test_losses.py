@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import torch
 
+from skyrl.algorithms.clipped_losses import RegularLoss
 from skyrl.algorithms.kl import kl_estimate
-from skyrl.algorithms.losses import LossInputs, clipped_share, ppo_clip
+from skyrl.algorithms.losses import LossInputs, ppo_clip
 from skyrl.algorithms.reductions import sequence_mean, token_mean
 
 
@@ -37,7 +38,7 @@ def test_a_log_ratio_beyond_all_bounds_stays_finite() -> None:
     assert torch.isfinite(loss).all()
 
 
-def test_the_clipped_share_counts_selected_tokens_only() -> None:
+def test_tokens_that_are_clipped_are_told() -> None:
     new, old = torch.tensor([[0.0, 0.0, 0.0]]), torch.tensor([[-1.0, 0.0, -1.0]])
     inputs = LossInputs(
         logprobs=new,
@@ -46,7 +47,8 @@ def test_the_clipped_share_counts_selected_tokens_only() -> None:
         advantages=torch.ones(1, 3),
         mask=torch.tensor([[True, True, False]]),
     )
-    assert clipped_share(inputs, clip_low=0.2, clip_high=0.2).item() == 0.5
+    clipped = RegularLoss(clip_low=0.2, clip_high=0.2).measure(inputs)["clip_ratio"]
+    assert clipped.tolist() == [[True, False, True]]
 
 
 def test_k3_of_equal_policies_is_zero_and_otherwise_positive() -> None:

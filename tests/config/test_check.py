@@ -10,7 +10,7 @@ import pytest
 from skyrl.config import SkyRLTrainConfig, check, compose, load
 from skyrl.config.check import CHECKS, SCHEDULES_WITH_SETTINGS
 from skyrl.config.check_batches import BATCH_CHECKS
-from skyrl.config.not_yet import LATER_NAMES, NOT_YET, VALUES_NOT_YET, NotYet
+from skyrl.config.not_yet import NOT_YET, VALUES_NOT_YET, NotYet
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import FrozenDict, evolve_at, get_at
@@ -26,6 +26,8 @@ VLLM: dict[str, Any] = {**RAY, ENGINE + "backend": "vllm"}
 MEGATRON: dict[str, Any] = {**VLLM, "trainer.strategy": "megatron"}
 NO_KL: dict[str, Any] = {"trainer.algorithm.use_kl_loss": False}
 CRITIC: dict[str, Any] = {"trainer.critic.model.path": "critic"}
+ALGORITHM = "trainer.algorithm."
+CORRECTION = ALGORITHM + "off_policy_correction."
 
 
 def gpus(number: int, *models: str) -> dict[str, Any]:
@@ -217,11 +219,64 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "kl_is_counted_once": [({"trainer.algorithm.use_kl_in_reward": True}, "trainer.algorithm.use_kl_in_reward")],
     "the_advantage_estimator_exists": [
         ({"trainer.algorithm.advantage_estimator": name}, "trainer.algorithm.advantage_estimator")
-        for name in ("rloo", "grop", "my_own")
+        for name in ("grop", "my_own", "no_such_module:Mine", "no_such_file.py:Mine", "math:pi")
     ],
     "the_policy_loss_exists": [
         ({"trainer.algorithm.policy_loss_type": name}, "trainer.algorithm.policy_loss_type")
-        for name in ("gspo", "regula", "my_own")
+        for name in ("regula", "my_own", "no_such_module:Mine", "no_such_file.py:Mine", "math:pi")
+    ],
+    "a_critic_is_asked": [(CRITIC, "trainer.critic.model.path")],
+    "advantages_are_normalized_once": [
+        (
+            {ALGORITHM + "advantage_batch_normalize": True, ALGORITHM + "advantage_norm.mean_level": "group"},
+            ALGORITHM + "advantage_batch_normalize",
+        )
+    ],
+    "corrections_suit_the_loss": [
+        (
+            {ALGORITHM + "policy_loss_type": loss, CORRECTION + "tis_ratio_type": "token"},
+            CORRECTION + "tis_ratio_type",
+        )
+        for loss in ("clip_cov", "kl_cov", "rollout_is", "dppo", "decoupled")
+    ]
+    + [
+        (
+            {ALGORITHM + "policy_loss_type": "kl_cov", CORRECTION + "sequence_mask_metric": "product"},
+            CORRECTION + "sequence_mask_metric",
+        ),
+        (
+            {
+                ALGORITHM + "policy_loss_type": "cispo",
+                ALGORITHM + "cispo.cispo_anchor": "rollout",
+                CORRECTION + "tis_ratio_type": "sequence",
+            },
+            CORRECTION + "tis_ratio_type",
+        ),
+    ],
+    "correction_bounds_leave_something": [
+        ({CORRECTION + "geo_mask_low": 1.02}, CORRECTION + "geo_mask_low"),
+        ({CORRECTION + "product_mask_high": 0.4}, CORRECTION + "product_mask_low"),
+        (
+            {CORRECTION + "token_mask_is_threshold_low": 2.0, CORRECTION + "token_mask_is_threshold_high": 0.5},
+            CORRECTION + "token_mask_is_threshold_low",
+        ),
+    ],
+    "whole_answers_have_equal_shares": [
+        ({ALGORITHM + "policy_loss_type": loss}, ALGORITHM + "loss_reduction") for loss in ("gspo", "sapo", "gmpo")
+    ],
+    "remax_compares_raw_rewards": [
+        ({ALGORITHM + "advantage_estimator": "remax", ALGORITHM + f"reward_shaping.{name}": value}, path)
+        for name, value, path in (
+            ("scale", 2.0, ALGORITHM + "reward_shaping.scale"),
+            ("norm.mean_level", "batch", ALGORITHM + "reward_shaping.norm"),
+            ("overlong.buffer_len", 3, ALGORITHM + "reward_shaping.overlong.buffer_len"),
+        )
+    ],
+    "the_overlong_buffer_fits": [
+        (
+            {ALGORITHM + "reward_shaping.overlong.buffer_len": 1024},
+            ALGORITHM + "reward_shaping.overlong.buffer_len",
+        )
     ],
     "the_learner_scores_at_the_rollout_temperature": [
         ({"trainer.algorithm.temperature": 0.9}, "trainer.algorithm.temperature")
@@ -358,6 +413,19 @@ SILENT: dict[str, dict[str, Any]] = {
     "the_schedule_needs_no_settings": {"trainer.policy.optimizer_config.scheduler": "inverse_sqrt"},
     "gae_has_a_critic": {"trainer.algorithm.advantage_estimator": "gae", "trainer.critic.model.path": "critic"},
     "kl_is_counted_once": {"trainer.algorithm.use_kl_in_reward": True, "trainer.algorithm.use_kl_loss": False},
+    "a_critic_is_asked": {**CRITIC, ALGORITHM + "advantage_estimator": "gae"},
+    "advantages_are_normalized_once": {ALGORITHM + "advantage_norm.mean_level": "group"},
+    "corrections_suit_the_loss": {
+        ALGORITHM + "policy_loss_type": "cispo",
+        CORRECTION + "tis_ratio_type": "token",
+    },
+    "correction_bounds_leave_something": {CORRECTION + "token_mask_is_threshold_low": 2.0},
+    "whole_answers_have_equal_shares": {
+        ALGORITHM + "policy_loss_type": "gspo",
+        ALGORITHM + "loss_reduction": "sequence_mean",
+    },
+    "remax_compares_raw_rewards": {ALGORITHM + "advantage_estimator": "remax"},
+    "the_overlong_buffer_fits": {ALGORITHM + "reward_shaping.overlong.buffer_len": 256},
     "the_learner_scores_at_the_rollout_temperature": {
         "trainer.algorithm.temperature": 0.9,
         "generator.sampling_params.temperature": 0.9,
@@ -533,13 +601,17 @@ def test_a_mini_batch_that_does_not_divide_the_batch_is_told_once() -> None:
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
-        ("rloo", "'rloo' is not implemented yet in this version", "available: grpo"),
         ("grop", "'grop' is unknown", "did you mean grpo?"),
         ("rlo", "'rlo' is unknown", "did you mean rloo?"),
-        ("my_own", "'my_own' is unknown", "available: grpo"),
+        (
+            "my_own",
+            "'my_own' is unknown",
+            "available: grpo, rloo, maxrl, reinforce++, reinforce++-baseline, gae, remax, opo, gpg, or module:name, "
+            "file.py:name",
+        ),
     ],
 )
-def test_an_unknown_estimator_is_told_from_one_that_is_to_come(name: str, message: str, hint: str) -> None:
+def test_an_unknown_estimator_is_told_what_there_is(name: str, message: str, hint: str) -> None:
     [problem] = NAMED["the_advantage_estimator_exists"](resolved({"trainer.algorithm.advantage_estimator": name}))
     assert (problem.message, problem.hint) == (message, hint)
 
@@ -607,11 +679,6 @@ def test_a_run_on_several_processes_or_engines_is_not_refused(values: dict[str, 
             "2 does not run in this version, which has not implemented it yet: sequence parallelism",
         ),
         (
-            CRITIC,
-            "trainer.critic.model.path",
-            "'critic' does not run in this version, which has not implemented it yet: critics",
-        ),
-        (
             {ENGINE + "weight_sync_backend": "nccl"},
             ENGINE + "weight_sync_backend",
             "nccl sends memory of GPUs, and trainer.device is cpu",
@@ -637,10 +704,6 @@ def test_a_road_that_nothing_travels_on_is_told_and_not_refused() -> None:
     run, origins, _ = resolve_with_origins(with_nccl.config, with_nccl.origins)
     [problem] = check(run, origins)
     assert (problem.path, problem.severity) == (ENGINE + "weight_sync_backend", "warning")
-
-
-def test_names_that_are_to_come_belong_to_fields() -> None:
-    assert LATER_NAMES.keys() <= set(LEAVES)
 
 
 def evolve_if_possible(run: SkyRLTrainConfig, path: str, value: Any) -> SkyRLTrainConfig:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from skyrl.config import SkyRLTrainConfig, load
-from skyrl.config.effects import EFFECTS, Effect, without_effect
+from skyrl.config.effect import Effect
+from skyrl.config.effects import EFFECTS, without_effect
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.errors import Problem
 from skyrl.tree.classes import table_paths
@@ -25,6 +26,10 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.placement.ref_num_gpus_per_node": NO_KL,
     "trainer.policy.fsdp_config.mixed_precision": {"trainer.strategy": "deepspeed"},
     "trainer.ref.fsdp_config.mixed_precision": {"trainer.strategy": "deepspeed"},
+    "trainer.algorithm.grpo_norm_by_std": {"trainer.algorithm.advantage_estimator": "rloo"},
+    "trainer.algorithm.eps_clip_low": {"trainer.algorithm.policy_loss_type": "sapo"},
+    "trainer.algorithm.eps_clip_high": {"trainer.algorithm.policy_loss_type": "sapo"},
+    "trainer.share_group_prompts": {"trainer.use_sample_packing": False},
     "trainer.eval_batch_size": NO_EVALUATION,
     "generator.eval_sampling_params": NO_EVALUATION,
     "generator.eval_n_samples_per_prompt": NO_EVALUATION,
@@ -43,6 +48,44 @@ ON: dict[str, dict[str, Any]] = {
     "trainer.placement.critic_num_gpus_per_node": CRITIC,
     "trainer.critic_mini_batch_size": CRITIC,
     "trainer.algorithm.value_clip": CRITIC,
+    "trainer.algorithm.value_head_prefix": CRITIC,
+    "trainer.algorithm.advantage": {"trainer.algorithm.advantage_estimator": "mine:Advantage"},
+    "trainer.algorithm.policy_loss": {"trainer.algorithm.policy_loss_type": "mine:Loss"},
+    **{
+        f"trainer.algorithm.{loss}": {"trainer.algorithm.policy_loss_type": loss}
+        for loss in ("dppo", "gmpo", "decoupled")
+    },
+    "trainer.algorithm.max_seq_len": {"trainer.algorithm.loss_reduction": "seq_mean_token_sum_norm"},
+    **{
+        f"trainer.algorithm.off_policy_correction.{kind}_tis_ratio_clip_high": {
+            "trainer.algorithm.off_policy_correction.tis_ratio_type": kind
+        }
+        for kind in ("token", "sequence")
+    },
+    **{
+        f"trainer.algorithm.off_policy_correction.{short}_mask_{side}": {
+            "trainer.algorithm.off_policy_correction.sequence_mask_metric": metric
+        }
+        for short, metric in (("geo", "geometric"), ("product", "product"))
+        for side in ("low", "high")
+    },
+    "trainer.algorithm.zero_variance_filter_tol": {"trainer.algorithm.zero_variance_filter": True},
+    **{
+        f"trainer.algorithm.dynamic_sampling.{name}": {"trainer.algorithm.dynamic_sampling.type": "replace"}
+        for name in ("max_sample_batches", "min_replace_ratio")
+    },
+    **{
+        f"trainer.algorithm.reward_shaping.overlong.{name}": {"trainer.algorithm.reward_shaping.overlong.buffer_len": 2}
+        for name in ("penalty_factor", "max_len", "floor")
+    },
+    **{
+        f"trainer.algorithm.{norm}.{name}": {
+            f"trainer.algorithm.{norm}.mean_level": "batch",
+            f"trainer.algorithm.{norm}.std_level": "group",
+        }
+        for norm in ("reward_shaping.norm", "advantage_norm")
+        for name in ("mean_leave1out", "std_unbiased", "eps")
+    },
     "trainer.algorithm.entropy_loss_coef": {"trainer.algorithm.use_entropy_loss": True},
     "trainer.algorithm.lambd": {"trainer.algorithm.advantage_estimator": "gae"},
     "trainer.algorithm.gamma": {"trainer.algorithm.advantage_estimator": "reinforce++"},

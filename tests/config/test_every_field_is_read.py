@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.check_algorithm import POLICY_LOSSES
 from skyrl.config.not_yet import NOT_YET, paths_not_read
 from skyrl.experiments.collaborators import start_processes, weight_road
 from skyrl.experiments.ppo import BasePPOExp
@@ -30,10 +31,13 @@ from skyrl.inference.vllm_model import ModelFacts
 from skyrl.learners.fsdp2 import Fsdp2, _shard_modules
 from skyrl.learners.ranks import Rendezvous
 from skyrl.learners.zero_config import engine_config
+from skyrl.training.advantage import advantage_estimator
+from skyrl.training.objective import policy_objective
 from skyrl.tree.classes import is_config, leaf_paths
+from tests.learners.rows import batch
 from tests.nano_run import config
 
-TABLE = 198
+TABLE = 112
 """Leaves in the table. This number may only fall."""
 
 WHOLE = {"param_dtype": "float32", "reduce_dtype": "float32", "buffer_dtype": "float32"}
@@ -43,7 +47,10 @@ COMMON: dict[str, Any] = {
     "trainer__algorithm__use_kl_loss": True,
     "trainer__policy__fsdp_config__mixed_precision": WHOLE,
     "trainer__ref__fsdp_config__mixed_precision": WHOLE,
+    "trainer__critic__fsdp_config__mixed_precision": WHOLE,
 }
+
+NORM: dict[str, Any] = {"mean_level": "batch", "std_level": "group"}
 
 SCENARIOS: tuple[dict[str, Any], ...] = (
     {
@@ -52,6 +59,21 @@ SCENARIOS: tuple[dict[str, Any], ...] = (
         "trainer__max_training_steps": 2,
     },
     {"trainer__resume_mode": "from_path", "trainer__max_training_steps": 3},
+    {
+        "trainer__run_path": "",
+        "trainer__max_training_steps": 1,
+        "trainer__critic__model__path": "",
+        "trainer__critic_mini_batch_size": 4,
+        "trainer__algorithm__advantage_estimator": "gae",
+        "trainer__algorithm__use_kl_loss": False,
+        "trainer__algorithm__use_kl_in_reward": True,
+        "trainer__algorithm__kl_ctrl__type": "adaptive",
+        "trainer__algorithm__use_entropy_loss": True,
+        "trainer__algorithm__zero_variance_filter": True,
+        "trainer__algorithm__dynamic_sampling": {"type": "replace", "min_replace_ratio": 0.0, "max_sample_batches": 0},
+        "trainer__algorithm__advantage_norm": NORM,
+        "trainer__algorithm__reward_shaping": {"norm": NORM, "overlong": {"buffer_len": 2}, "scale": 2.0},
+    },
 )
 """Runs that together use everything that this version does in one process."""
 
@@ -61,7 +83,7 @@ ELSEWHERE: dict[str, Any] = {
     "trainer__strategy": "deepspeed",
     **{
         f"trainer__{model}__deepspeed_config__zero_optimization__{offload}": NVME
-        for model in ("policy", "ref")
+        for model in ("policy", "ref", "critic")
         for offload in ("offload_param", "offload_optimizer")
     },
 }
@@ -78,7 +100,7 @@ READ_ELSEWHERE: dict[str, tuple[Callable[..., Any], str]] = {
     # path: the function that reads it, and how that is written there
     **{
         f"trainer.{model}.fsdp_config.{name}": (reader, f"config.{name}")
-        for model in ("policy", "ref")
+        for model in ("policy", "ref", "critic")
         for name, reader in _FSDP_READERS.items()
     },
     "generator.inference_engine.async_engine": (start_vllm, "config.async_engine"),
@@ -100,6 +122,8 @@ DECIDED_BY_RULES = {
     "trainer.bf16": "trainer.compute_dtype",
     "trainer.flash_attn": "trainer.attention",
     "trainer.gradient_checkpointing": "trainer.recompute_activations",
+    "trainer.algorithm.use_tis": "trainer.algorithm.off_policy_correction.tis_ratio_type",
+    "trainer.algorithm.tis_imp_ratio_cap": "trainer.algorithm.off_policy_correction.token_tis_ratio_clip_high",
 }
 """Fields that a derivation rule turns into the one that components read."""
 
@@ -148,6 +172,24 @@ def separate(table: Any) -> Any:
     return type(table)(**{name: separate(value) if is_config(type(value)) else value for name, value in values.items()})
 
 
+def choose_all_parts(nano: Path, out: Path, seen: set[Read]) -> None:
+    """Every loss, estimator and reduction is made from a run that asks for it."""
+    losses: list[dict[str, Any]] = [{"policy_loss_type": name} for name in POLICY_LOSSES]
+    losses += [{"policy_loss_type": "decoupled", "decoupled__dual_clip": True}]
+    losses += [{"loss_reduction": "seq_mean_token_sum_norm"}, {"policy_loss_type": f"{nano / 'reward.py'}:in_ascii"}]
+    losses += [{"off_policy_correction__sequence_mask_metric": name} for name in ("geometric", "product")]
+    losses += [{"off_policy_correction__tis_ratio_type": "sequence"}]
+    losses += [{"advantage_estimator": f"{nano / 'reward.py'}:in_ascii"}]
+    for asked in losses:
+        values = {f"trainer__algorithm__{name}": value for name, value in asked.items()}
+        run = separate(config(nano, out, **values))
+        with recorded(run) as here:
+            objective = policy_objective(run.trainer.algorithm)
+            advantage_estimator(run.trainer.algorithm)
+            objective.reduction(batch())
+        seen |= here
+
+
 def tell_the_processes(run: SkyRLTrainConfig, folder: Path) -> None:
     """Everything that is read of the configuration on the way to the processes of a run, which are not started."""
     with pytest.MonkeyPatch.context() as patch:
@@ -162,6 +204,7 @@ def tell_the_processes(run: SkyRLTrainConfig, folder: Path) -> None:
     for model, optimizer in (
         (run.trainer.policy, run.trainer.policy.optimizer_config),
         (run.trainer.ref, None),
+        (run.trainer.critic, run.trainer.critic.optimizer_config),
     ):
         engine_config(
             model.deepspeed_config,
@@ -183,13 +226,18 @@ def reads(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> set[Read]:
             if "trainer__resume_mode" in scenario
             else {}
         )
-        run = separate(config(nano, out, **COMMON, **scenario, **extra))
+        if "trainer__run_path" in scenario:  # a run of its own, with a critic
+            folder = out / "with_a_critic"
+            paths = {f"trainer__{name}_path": str(folder / name) for name in ("run", "ckpt", "export")}
+            extra = paths | {"trainer__critic__model__path": str(nano / "model")}
+        run = separate(config(nano, out, **(COMMON | scenario | extra)))
         with recorded(run) as here:
             BasePPOExp(run).run()
         seen |= here
     run = separate(config(nano, out, **COMMON, **ELSEWHERE))
     with recorded(run) as elsewhere:
         tell_the_processes(run, out / "weights")
+    choose_all_parts(nano, out, seen)
     return seen | elsewhere
 
 

@@ -20,6 +20,19 @@ PATHS = set(LEAVES) | set(table_paths(SkyRLTrainConfig))
 
 EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
     # written, path, derived
+    (
+        {"generator.sampling_params.max_generate_length": 300},
+        "trainer.algorithm.reward_shaping.overlong.max_len",
+        300,
+    ),
+    (
+        {
+            "generator.sampling_params.logprobs": None,
+            "trainer.algorithm.off_policy_correction.token_mask_is_threshold_low": 0.5,
+        },
+        "generator.sampling_params.logprobs",
+        1,
+    ),
     ({"trainer.device": "cuda"}, "trainer.compute_dtype", "bfloat16"),
     ({"trainer.device": "cuda", "trainer.bf16": False}, "trainer.compute_dtype", "float32"),
     ({"trainer.device": "cpu"}, "trainer.compute_dtype", "float32"),

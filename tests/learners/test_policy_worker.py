@@ -15,10 +15,12 @@ from attrs import evolve
 from torch import Tensor
 from transformers import BertConfig, BertLMHeadModel
 
+from skyrl.algorithms import linear_logprobs
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.errors import ConfigError, ModelError
 from skyrl.learners.workers import PolicyWorker, RefWorker
+from skyrl.models.output_head import has_plain_head
 from skyrl.training.objective import policy_objective
 from skyrl.tree import evolve_at
 from tests.nano_run import config
@@ -169,10 +171,10 @@ def test_a_model_whose_packed_rows_see_each_other_is_refused_unless_packing_is_o
     trainer: TrainerConfig, tmp_path: Path
 ) -> None:
     BertLMHeadModel(bert(is_decoder=True)).save_pretrained(tmp_path / "bert")
-    path = str(tmp_path / "bert")
+    eager = {"policy__model__path": str(tmp_path / "bert"), "attention": "eager"}
     with pytest.raises(ModelError, match=r"set trainer\.use_sample_packing = false"):
-        worker(trainer, policy__model__path=path)
-    worker(trainer, policy__model__path=path, use_sample_packing=False)
+        worker(trainer, **eager)
+    worker(trainer, **eager, use_sample_packing=False)
 
 
 def bert(*, is_decoder: bool) -> BertConfig:
@@ -223,3 +225,70 @@ print([name for name in sys.modules if name.startswith(("skyrl.rollout", "skyrl.
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stdout.split("\n")[:3] == ["True", "True", "[]"]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+async def test_learning_without_the_logits_is_learning_with_them(
+    trainer: TrainerConfig, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"use_sample_packing": packed, "algorithm__use_entropy_loss": True, "algorithm__entropy_loss_coef": 0.1}
+    plain, lean = worker(trainer, **settings), worker(trainer, **settings)
+    one = await plain.update(batch())
+    monkeypatch.setattr(linear_logprobs, "PLAIN_UP_TO", 0)
+    monkeypatch.setattr(linear_logprobs, "LOGITS_AT_A_TIME", 1000)
+    two = await lean.update(batch())
+    assert two["policy_entropy"] == pytest.approx(one["policy_entropy"], abs=1e-5)
+    torch.testing.assert_close(gradients(lean), gradients(plain), atol=1e-5, rtol=1e-4)
+
+
+async def test_a_model_that_caps_its_logits_is_read_through_them(trainer: TrainerConfig) -> None:
+    policy = worker(trainer)
+    policy.model.lm_head.register_forward_hook(lambda head, inputs, logits: logits.clamp(-1, 1))
+    assert has_plain_head(worker(trainer).model, torch.device("cpu"))
+    assert not has_plain_head(policy.model, torch.device("cpu"))
+
+
+def grouped() -> TrainingBatch:
+    """Two groups of three answers of different lengths to one prompt each, of 4 and 6 tokens."""
+    rows, prompts, answers = batch(6), (4, 4, 4, 6, 6, 6), (3, 8, 1, 2, 6, 5)
+    lengths = torch.tensor([prompt + answer for prompt, answer in zip(prompts, answers, strict=True)])
+    columns = torch.arange(rows.input_ids.shape[1])
+    ids = rows.input_ids.clone()
+    for row in range(6):
+        ids[row, : prompts[row]] = ids[row // 3 * 3, : prompts[row]]
+    mask = (columns >= torch.tensor(prompts).unsqueeze(1)) & (columns < lengths.unsqueeze(1))
+    return evolve(
+        rows,
+        input_ids=ids,
+        lengths=lengths,
+        loss_mask=mask,
+        groups=torch.arange(6) // 3,
+        answer_lengths=torch.tensor(answers),
+        advantages=torch.randn(6, 1, generator=torch.Generator().manual_seed(1)) * mask,
+    )
+
+
+async def test_one_copy_of_each_prompt_changes_neither_scores_nor_gradients(trainer: TrainerConfig) -> None:
+    sizes = {"micro_train_batch_size_per_gpu": 6, "micro_forward_batch_size_per_gpu": 6}
+    shared = worker(trainer, **sizes)
+    others = [worker(trainer, **sizes, share_group_prompts=False), worker(trainer, **sizes, use_sample_packing=False)]
+    tokens: list[int] = []
+    shared.model.register_forward_pre_hook(
+        lambda _, args, kwargs: tokens.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    scores = await shared.score(grouped())
+    assert tokens == [4 + 12 + 6 + 13]
+    await shared.update(grouped())
+    for other in others:
+        torch.testing.assert_close(await other.score(grouped()), scores, atol=1e-5, rtol=1e-5)
+        await other.update(grouped())
+        torch.testing.assert_close(gradients(other), gradients(shared), atol=1e-5, rtol=1e-4)
+
+
+async def test_rows_of_one_group_with_different_prompts_share_nothing(trainer: TrainerConfig) -> None:
+    rows = grouped()
+    ids = rows.input_ids.clone()
+    ids[1, 2] += 1
+    rows = evolve(rows, input_ids=ids)
+    scores = await worker(trainer).score(rows)
+    torch.testing.assert_close(await worker(trainer, share_group_prompts=False).score(rows), scores)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attrs import evolve
 
 from skyrl.errors import RunError
 from skyrl.training.collate import collate
@@ -51,7 +52,23 @@ def test_an_answer_without_a_token_credits_the_last_token_of_the_prompt() -> Non
 
 def test_a_batch_with_nothing_to_learn_from_says_why() -> None:
     with pytest.raises(RunError, match="apply_overlong_filtering"):
-        collate([group(trajectory((5,), (7,), 0.0, mask=0))])
+        collate([group(evolve(trajectory((5,), (7,), 0.0, mask=0), stop_reason="length"))])
+
+
+def test_a_batch_whose_groups_were_all_filtered_is_still_a_batch() -> None:
+    assert not collate([group(trajectory((5,), (7,), 0.0, mask=0))]).loss_mask.any()
+
+
+def test_a_reward_stands_on_a_token_that_is_trained_on() -> None:
+    closed = evolve(trajectory((5,), (7, 8, 9), 1.0), loss_mask=(1, 1, 0))  # 9 was appended, not sampled
+    assert collate([group(closed)]).rewards.tolist() == [[0, 0, 1.0, 0]]
+
+
+def test_answers_know_how_long_they_are_and_whether_they_were_cut_off() -> None:
+    cut = evolve(trajectory((5,), (7, 8), 0.0, 1), stop_reason="length")
+    batch = collate([group(trajectory((5,), (7,), 1.0), cut)])
+    assert batch.answer_lengths is not None and batch.answer_lengths.tolist() == [1, 2]
+    assert batch.truncated is not None and batch.truncated.tolist() == [False, True]
 
 
 def test_a_tensor_of_another_shape_is_refused_by_name() -> None:

@@ -82,7 +82,7 @@ async def test_a_step_moves_each_part_once_and_nobody_comes_before_the_others_ha
 
 async def test_optimizer_state_may_stay_on_the_device() -> None:
     device = Device()
-    turns = sharing(device, move_optimizer=False)
+    turns = sharing(device, keep_optimizers=["policy", "ref"])
     await turns.for_engines()
     await turns.for_learning("policy")
     assert [event for event in device.events if "optimizer" in event] == []

@@ -1,0 +1,111 @@
+"""Log-probabilities of tokens at a vocabulary of 151,936: memory and time beside the table of logits. One JSON line.
+
+    python benchmarks/linear_logprobs.py
+
+Forward and backward in float32 at width 64, so that the numbers are about the table and not about the matrix. Three
+ways: `naive` makes the table and `log_softmax` of it; `checkpointed` makes it for 256 tokens at a time and again in
+backward, by torch.utils.checkpoint; `fused` is `skyrl.algorithms.linear_logprobs`. Each in a process of its own; peak
+is the growth of the resident set over what it was with inputs in place, time process CPU time. Where naive would need
+more than `FITS` bytes, its figures are extrapolated from the largest count that was measured, in proportion to the
+tokens, and marked so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+VOCABULARY, WIDTH = 151_936, 64
+COUNTS = (512, 1024, 2048, 8192)
+FITS = 6 * 2**30
+WAYS = ("naive", "checkpointed", "fused")
+
+
+def run(way: str, tokens: int) -> dict[str, float]:
+    """Once, in this process."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    from skyrl.algorithms.linear_logprobs import linear_logprobs
+
+    torch.manual_seed(0)
+    hidden = torch.randn(tokens, WIDTH, requires_grad=True)
+    weight = (torch.randn(VOCABULARY, WIDTH) / 8).requires_grad_()
+    targets = torch.randint(0, VOCABULARY, (tokens,))
+
+    def table(hidden: Any, targets: Any) -> Any:
+        return torch.log_softmax(hidden @ weight.T, -1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+    def logprobs() -> Any:
+        if way == "naive":
+            return table(hidden, targets)
+        if way == "fused":
+            return linear_logprobs(hidden, weight, targets, temperature=1.0)[0]
+        parts = zip(hidden.split(256), targets.split(256), strict=True)
+        return torch.cat([checkpoint(table, each, own, use_reentrant=False) for each, own in parts])
+
+    (torch.randn(64, 64) @ torch.randn(64, 64)).sum()  # the library is loaded
+    before, start = _peak(), time.process_time()
+    result = logprobs()
+    result.sum().backward()
+    assert hidden.grad is not None
+    return {
+        "seconds": time.process_time() - start,
+        "bytes": _peak() - before,
+        "sum": result.sum().item(),
+        "norm": hidden.grad.norm().item(),
+    }
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def measure(way: str, tokens: int) -> dict[str, float]:
+    """The better of two processes."""
+    command = [sys.executable, __file__, way, str(tokens)]
+    results = [json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(2)]
+    best: dict[str, float] = min(results, key=lambda result: float(result["seconds"]))
+    return best
+
+
+def main() -> None:
+    """Prints the line."""
+    found: dict[int, dict[str, dict[str, Any]]] = {}
+    for tokens in COUNTS:
+        ways = [way for way in WAYS if way != "naive" or 3 * 4 * tokens * VOCABULARY < FITS]
+        found[tokens] = {way: measure(way, tokens) for way in ways}
+        if "naive" not in ways:
+            largest = max(
+                count for count in found if not found[count].get("naive", {"extrapolated": 1}).get("extrapolated")
+            )
+            scale = tokens / largest
+            known = found[largest]["naive"]
+            found[tokens]["naive"] = {"extrapolated": True} | {
+                name: known[name] * scale for name in ("seconds", "bytes")
+            }
+    ratios = {
+        str(tokens): {
+            "peak_of_naive": round(ways["fused"]["bytes"] / ways["naive"]["bytes"], 3),
+            "time_of_naive": round(ways["fused"]["seconds"] / ways["naive"]["seconds"], 2),
+            "peak_of_checkpointed": round(ways["fused"]["bytes"] / ways["checkpointed"]["bytes"], 3),
+            "time_of_checkpointed": round(ways["fused"]["seconds"] / ways["checkpointed"]["seconds"], 2),
+            "naive": "extrapolated" if ways["naive"].get("extrapolated") else "measured",
+        }
+        for tokens, ways in found.items()
+    }
+    print(json.dumps({"benchmark": "linear_logprobs", "vocabulary": VOCABULARY, "ratios": ratios, "raw": found}))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        print(json.dumps(run(sys.argv[1], int(sys.argv[2]))))
+    else:
+        main()

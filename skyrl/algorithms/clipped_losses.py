@@ -1,0 +1,142 @@
+"""Policy losses on the ratio to the old policy, with one way or another of not trusting it too far from 1."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import attrs
+import torch
+from torch import Tensor
+
+from skyrl.algorithms.losses import LossInputs, clipped_surrogate, importance_ratio, is_clipped, ppo_clip
+from skyrl.algorithms.masked import masked_mean
+
+
+@attrs.frozen(kw_only=True)
+class RegularLoss:
+    """`policy_loss_type = "regular"`: PPO's clipped surrogate, arXiv:1707.06347, eq. 7."""
+
+    clip_low: float
+    clip_high: float
+    vanishes_without_advantage: ClassVar[bool] = True
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        return ppo_clip(
+            inputs.logprobs, inputs.old_logprobs, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high
+        )
+
+    def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
+        clipped = is_clipped(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
+        return {"clip_ratio": clipped}
+
+
+@attrs.frozen(kw_only=True)
+class DualClipLoss(RegularLoss):
+    """`"dual_clip"`: as `regular`, and with a negative advantage at most -c A. arXiv:1912.09729."""
+
+    bound: float
+    """c, at least 1: how many times the advantage the loss of a bad token may be."""
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        loss = super().__call__(inputs)
+        bounded = torch.minimum(loss, -self.bound * inputs.advantages)
+        return torch.where(inputs.advantages < 0, bounded, loss)
+
+
+@attrs.frozen(kw_only=True)
+class GSPOLoss:
+    """`"gspo"`: one ratio for the whole answer, the geometric mean of its tokens', clipped as in `regular`.
+
+    arXiv:2507.18071, in its form with a gradient per token (GSPO-token): the value is that of the
+    answer, the gradient goes through each token's own log-probability. Meant for `sequence_mean`.
+    """
+
+    clip_low: float
+    clip_high: float
+    vanishes_without_advantage: ClassVar[bool] = True
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        ratio = self._ratio(inputs)
+        return clipped_surrogate(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
+
+    def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        clipped = is_clipped(self._ratio(inputs), inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
+        return {"clip_ratio": clipped}
+
+    def _ratio(self, inputs: LossInputs) -> Tensor:
+        own = inputs.logprobs.detach()
+        answer = masked_mean(own - inputs.old_logprobs, inputs.mask, dim=1).unsqueeze(1)
+        return torch.exp((inputs.logprobs - own + answer).clamp(max=10.0))
+
+
+@attrs.frozen(kw_only=True)
+class GMPOLoss:
+    """`"gmpo"`: the geometric mean of an answer's ratios, each clipped where it would be in PPO, times the advantage.
+
+    arXiv:2507.20673, with bounds on the logarithm of a token's ratio. The loss is that of the answer, the same
+    number at each of its tokens, so that `sequence_mean` is the paper's objective. The advantage is that of the answer.
+    """
+
+    log_low: float
+    log_high: float
+    """Bounds of |log r| below and above; the paper has 0.4 for both."""
+
+    vanishes_without_advantage: ClassVar[bool] = True
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        log_ratio = torch.where(inputs.mask, inputs.logprobs - inputs.old_logprobs, 0.0)
+        held = torch.where(self._is_held(inputs), log_ratio.clamp(-self.log_low, self.log_high), log_ratio)
+        answer = torch.exp(masked_mean(held, inputs.mask, dim=1).clamp(max=10.0)).unsqueeze(1)
+        return -answer * inputs.advantages
+
+    def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        return {"clip_ratio": self._is_held(inputs)}
+
+    def _is_held(self, inputs: LossInputs) -> Tensor:
+        log_ratio = inputs.logprobs - inputs.old_logprobs
+        too_high = (log_ratio > self.log_high) & (inputs.advantages > 0)
+        return too_high | ((log_ratio < -self.log_low) & (inputs.advantages < 0))
+
+
+@attrs.frozen(kw_only=True)
+class CISPOLoss:
+    """`"cispo"`: -A sg(clip(r, 1 - low, 1 + high)) log pi. The weight is clipped, every token keeps a gradient.
+
+    MiniMax-M1, arXiv:2506.13585. `anchor` is what r compares with: the policy before this batch, or the engine.
+    """
+
+    clip_low: float
+    clip_high: float
+    anchor: Literal["old", "rollout"] = "old"
+    vanishes_without_advantage: ClassVar[bool] = True
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        weight = self._ratio(inputs).clamp(1 - self.clip_low, 1 + self.clip_high)
+        return -inputs.advantages * weight * inputs.logprobs
+
+    def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        ratio = self._ratio(inputs)
+        held = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        return {"clip_ratio": ratio != held, "cispo/ratio": ratio, "cispo/ratio_clamped_mean": held}
+
+    def _ratio(self, inputs: LossInputs) -> Tensor:
+        other = inputs.old_logprobs if self.anchor == "old" else inputs.rollout_logprobs
+        return importance_ratio(inputs.logprobs.detach(), other)
+
+
+@attrs.frozen(kw_only=True)
+class SAPOLoss:
+    """`"sapo"`: -(4 / tau) sigmoid(tau (r - 1)) A: a soft gate in place of clipping, with slope 1 at r = 1.
+
+    arXiv:2511.20347; tau is `tau_pos` where A > 0, `tau_neg` elsewhere. Meant for `sequence_mean`.
+    """
+
+    tau_pos: float
+    tau_neg: float
+    vanishes_without_advantage: ClassVar[bool] = True
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
+        tau = torch.where(inputs.advantages > 0, self.tau_pos, self.tau_neg)
+        return -(4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0)) * inputs.advantages

@@ -1,0 +1,87 @@
+"""Policy losses that look at tokens whose log-probability and advantage covary: they are what entropy is lost by.
+
+arXiv:2505.22617, section 4. Which tokens are chosen is decided among those that the loss is given together, so these
+two losses depend on how a mini-batch is cut into micro-batches; every other loss does not.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+from skyrl.algorithms.losses import LossInputs, clipped_surrogate, importance_ratio, is_clipped
+from skyrl.algorithms.masked import masked_mean
+
+
+@attrs.frozen(kw_only=True)
+class ClipCovLoss:
+    """`"clip_cov"`: PPO's surrogate without the tokens that were drawn at random from those of high covariance.
+
+    arXiv:2505.22617. Drawn are `share` of the selected tokens, at least one, from those that are not clipped
+    already and whose covariance lies between the bounds. The draw is a hash of the token's own numbers: a resumed run
+    draws the same.
+    """
+
+    clip_low: float
+    clip_high: float
+    share: float
+    covariance_low: float
+    covariance_high: float
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
+        loss = clipped_surrogate(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
+        return torch.where(self._drawn(inputs), 0.0, loss)
+
+    def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        return {"clip_ratio": self._drawn(inputs)}
+
+    def _drawn(self, inputs: LossInputs) -> Tensor:
+        ratio = importance_ratio(inputs.logprobs.detach(), inputs.old_logprobs)
+        covariance = covariances(inputs)
+        eligible = (covariance > self.covariance_low) & (covariance < self.covariance_high) & inputs.mask
+        eligible &= ~is_clipped(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
+        count = max(int(self.share * int(inputs.mask.sum())), 1)
+        return _first(torch.where(eligible, _hashed(inputs.logprobs), torch.inf), count, largest=False) & eligible
+
+
+@attrs.frozen(kw_only=True)
+class KLCovLoss:
+    """`"kl_cov"`: -r A, and at the `share` of tokens with the highest covariance also coefficient |log pi - log
+    pi_old|.
+
+    arXiv:2505.22617. At least one token is penalised.
+    """
+
+    share: float
+    coefficient: float
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        loss = -importance_ratio(inputs.logprobs, inputs.old_logprobs) * inputs.advantages
+        count = max(int(self.share * int(inputs.mask.sum())), 1)
+        highest = torch.where(inputs.mask, covariances(inputs), -torch.inf)
+        penalty = self.coefficient * (inputs.logprobs - inputs.old_logprobs).abs()
+        return torch.where(_first(highest, count, largest=True) & inputs.mask, loss + penalty, loss)
+
+
+def covariances(inputs: LossInputs) -> Tensor:
+    """(A - mean A) (log pi - mean log pi), means over the selected tokens; without gradient. Shape (B, L)."""
+    logprobs = inputs.logprobs.detach()
+    advantage = inputs.advantages - masked_mean(inputs.advantages, inputs.mask)
+    return advantage * (logprobs - masked_mean(logprobs, inputs.mask))
+
+
+def _first(keys: Tensor, count: int, *, largest: bool) -> Tensor:
+    """Bool: is the element among the first `count` by its key?"""
+    chosen = torch.zeros(keys.numel(), dtype=torch.bool, device=keys.device)
+    chosen[keys.flatten().topk(min(count, keys.numel()), largest=largest).indices] = True
+    return chosen.view_as(keys)
+
+
+def _hashed(values: Tensor) -> Tensor:
+    """Numbers in 0..1 that are spread as if drawn at random, each from the bits of one value."""
+    bits = values.detach().float().contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        bits = ((bits ^ (bits >> shift)) * factor) & 0xFFFFFFFF
+    return (bits ^ (bits >> 16)).double() / 2**32

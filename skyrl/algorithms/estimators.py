@@ -1,0 +1,145 @@
+"""Advantage estimators: what turns the rewards of a batch into an advantage for each token.
+
+An estimator takes a `TrainingBatch` and returns (B, L), 0 where `loss_mask` is false. One with settings is a frozen
+class with `__call__`, whose fields are its settings; one of your own is the same. The formulas are in `advantages.py`,
+one number per answer, and in `returns.py`, one per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import attrs
+import torch
+from torch import Tensor
+
+from skyrl.algorithms.advantages import (
+    group_relative,
+    leave_one_out,
+    length_weighted,
+    less_the_greedy_score,
+    less_the_group_mean,
+    of_the_last_step,
+    relative_to_mean,
+    rescaled_for_silent_groups,
+)
+from skyrl.algorithms.masked import whiten
+from skyrl.algorithms.returns import generalized_advantages, whitened_returns
+from skyrl.batch import TrainingBatch
+
+
+class AdvantageEstimator(Protocol):
+    """An estimator with its settings."""
+
+    def __call__(self, batch: TrainingBatch, /) -> Tensor:
+        """(B, L): advantages of the selected tokens, 0 elsewhere."""
+
+
+@attrs.frozen(kw_only=True)
+class GRPO:
+    """`"grpo"`: see `group_relative`."""
+
+    normalize_by_std: bool
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        return to_tokens(
+            batch, lambda scores, groups: group_relative(scores, groups, normalize_by_std=self.normalize_by_std)
+        )
+
+
+@attrs.frozen(kw_only=True)
+class RLOO:
+    """`"rloo"`: see `leave_one_out`."""
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        return to_tokens(batch, leave_one_out)
+
+
+@attrs.frozen(kw_only=True)
+class MaxRL:
+    """`"maxrl"`: see `relative_to_mean`."""
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        return to_tokens(batch, relative_to_mean)
+
+
+@attrs.frozen(kw_only=True)
+class GPG:
+    """`"gpg"`: see `rescaled_for_silent_groups`."""
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        return to_tokens(batch, rescaled_for_silent_groups)
+
+
+@attrs.frozen(kw_only=True)
+class OPO:
+    """`"opo"`: see `length_weighted`."""
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        tokens = batch.loss_mask.sum(1)
+        if batch.trajectories is not None and batch.last_step is not None:  # a trajectory is as long as all its turns
+            whole = torch.zeros(int(batch.trajectories.max()) + 1, dtype=tokens.dtype, device=tokens.device)
+            tokens = whole.index_add_(0, batch.trajectories, tokens)[batch.trajectories][batch.last_step]
+        return to_tokens(batch, lambda scores, groups: length_weighted(scores, groups, tokens))
+
+
+@attrs.frozen(kw_only=True)
+class ReMax:
+    """`"remax"`: see `less_the_greedy_score`. The batch holds the `baselines`."""
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        assert batch.baselines is not None, "remax needs the greedy answers' rewards"
+        baselines = batch.baselines if batch.last_step is None else batch.baselines[batch.last_step]
+        return to_tokens(batch, lambda scores, groups: less_the_greedy_score(scores, baselines))
+
+
+@attrs.frozen(kw_only=True)
+class ReinforcePlusPlus:
+    """`"reinforce++"`: see `whitened_returns`."""
+
+    gamma: float
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        return whitened_returns(batch.rewards, batch.loss_mask, gamma=self.gamma)
+
+
+@attrs.frozen(kw_only=True)
+class ReinforcePlusPlusBaseline:
+    """`"reinforce++-baseline"`: `less_the_group_mean`, then whitened over the tokens of the batch."""
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        return whiten(to_tokens(batch, less_the_group_mean), batch.loss_mask)
+
+
+@attrs.frozen(kw_only=True)
+class GAE:
+    """`"gae"`: see `generalized_advantages`; whitened over the tokens of the batch. The batch holds the `values`."""
+
+    gamma: float
+    lambd: float
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        assert batch.values is not None, "gae needs a critic's values"
+        advantages, _ = generalized_advantages(
+            batch.rewards, batch.values, batch.loss_mask, gamma=self.gamma, lambd=self.lambd
+        )
+        return whiten(advantages, batch.loss_mask)
+
+
+def to_tokens(batch: TrainingBatch, compare: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Every selected token of an answer gets what `compare(scores, groups)` says of the answer. (B, L).
+
+    Where rows are turns of trajectories, the last turns are compared, by the rewards of their whole trajectories, and
+    every turn gets what its last one got.
+    """
+    if batch.trajectories is None or batch.last_step is None:
+        found = compare(batch.scores, batch.groups)
+    else:
+        totals = torch.zeros(int(batch.trajectories.max()) + 1, device=batch.rewards.device)
+        totals = totals.index_add_(0, batch.trajectories, batch.scores)
+        last = batch.last_step
+        found = torch.zeros_like(batch.scores)
+        found[last] = compare(totals[batch.trajectories][last], batch.groups[last])
+        found = of_the_last_step(found, batch.trajectories, last)
+    return torch.where(batch.loss_mask, found.unsqueeze(1), 0.0)

@@ -1,0 +1,68 @@
+"""Statistics of answers to the same prompt. Groups are told by their numbers, never by where rows stand.
+
+Everything is summed in double precision: rewards of a group are often equal, and rounding must not tell them apart.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+
+@attrs.frozen(eq=False)
+class Groups:
+    """Which of B answers belong together."""
+
+    member_of: Tensor
+    """(B,) int64: each answer's group, counted from 0 without gaps."""
+
+    count: Tensor
+    """(G,) float64: answers in each group."""
+
+    @classmethod
+    def of(cls, numbers: Tensor) -> Groups:
+        """`numbers` (B,) are any integers, equal where two answers belong together."""
+        _, member_of = torch.unique(numbers, return_inverse=True)
+        return cls(member_of, torch.bincount(member_of).double())
+
+    def sum(self, values: Tensor) -> Tensor:
+        """(B,) -> (G,) float64."""
+        return torch.zeros_like(self.count).index_add_(0, self.member_of, values.double())
+
+    def mean(self, values: Tensor) -> Tensor:
+        """(B,) -> (G,) float64."""
+        return self.sum(values) / self.count
+
+    def spread(self, of_groups: Tensor) -> Tensor:
+        """(G,) -> (B,): to each answer what its group has."""
+        return of_groups[self.member_of]
+
+    def alone(self) -> Tensor:
+        """(B,) bool: is the answer the only one of its group?"""
+        return self.spread(self.count == 1)
+
+    def range(self, values: Tensor) -> Tensor:
+        """(B,) float64: largest minus smallest value of each answer's group; 0 in a group of one."""
+        exact = values.double()
+        highest = torch.full_like(self.count, -torch.inf).scatter_reduce_(0, self.member_of, exact, "amax")
+        lowest = torch.full_like(self.count, torch.inf).scatter_reduce_(0, self.member_of, exact, "amin")
+        return self.spread(highest - lowest)
+
+    def centered(self, values: Tensor) -> Tensor:
+        """(B,) float64: value minus the mean of its group; exactly 0 where the group has one value only."""
+        return torch.where(self.range(values) == 0, 0.0, values.double() - self.spread(self.mean(values)))
+
+
+def informative(rewards: Tensor, groups: Tensor, selected: Tensor, *, tolerance: float) -> Tensor:
+    """(B,) bool: does the answer belong to a group that can teach something?
+
+    A group can where its rewards differ by more than `tolerance`, or where it has one answer only. Rows that are not
+    `selected`, since no token of theirs is trained on, are not compared and teach nothing. Dynamic sampling of DAPO,
+    arXiv:2503.14476, section 3.2. Shapes: all (B,).
+    """
+    keep = torch.zeros_like(selected)
+    if selected.any():
+        among = Groups.of(groups[selected])
+        keep[selected] = (among.range(rewards[selected]) > tolerance) | among.alone()
+    return keep

@@ -1,0 +1,40 @@
+"""How the weight of a KL penalty changes while a run goes on."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class KLController(Protocol):
+    """The weight now, and how it answers to what was measured."""
+
+    value: float
+    """Weight of the penalty."""
+
+    def update(self, divergence: float, samples: int) -> None:
+        """Take note of the mean divergence per token, in nats, of a batch of `samples` answers."""
+
+
+class FixedKLController:
+    """The weight stays."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def update(self, divergence: float, samples: int) -> None:
+        """Nothing follows from it."""
+
+
+class AdaptiveKLController:
+    """beta <- beta (1 + clip(KL / target - 1, +-0.2) n / horizon): rises while the divergence is above the target.
+
+    Fine-Tuning Language Models from Human Preferences, arXiv:1909.08593, section 2.2.
+    """
+
+    def __init__(self, value: float, *, target: float, horizon: int) -> None:
+        self.value, self._target, self._horizon = value, target, horizon
+
+    def update(self, divergence: float, samples: int) -> None:
+        """n of the formula is `samples`."""
+        error = min(max(divergence / self._target - 1, -0.2), 0.2)
+        self.value *= 1 + error * samples / self._horizon

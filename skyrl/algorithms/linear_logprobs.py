@@ -1,0 +1,113 @@
+"""Log-probabilities of tokens straight from hidden states and the output matrix, without a table of tokens x
+vocabulary.
+
+A vocabulary of 150,000 makes that table the largest tensor of training: 8,192 tokens are 5 GB, several times over. Here
+it exists for a few hundred tokens at a time, in forward and again in backward, which recomputes it; what is kept for
+backward is one number per token. Small tables are not worth the second product: `linear_logprobs` takes the plain path.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skyrl.algorithms.logprobs import entropy, token_logprobs
+from skyrl.algorithms.shapes import expect_same_shape
+
+PLAIN_UP_TO = 2**26
+"""Logits, so 268 MB in float32: about 440 tokens at a vocabulary of 150,000."""
+
+LOGITS_AT_A_TIME = 2**25
+"""What a chunk of tokens may have, in forward and in backward."""
+
+
+def linear_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """log softmax(hidden weight^T / temperature) at the targets, and the entropy of each distribution, in nats.
+
+    Shapes: `hidden` (N, H) and `weight` (V, H), of one type, `targets` (N,) int64; both results (N,) float32. Softmax
+    is computed in float32 whatever the type. The entropy has a gradient only if that is asked for. Raises ValueError
+    for a target of another shape than `hidden` has rows.
+    """
+    expect_same_shape(hidden=hidden[:, 0], targets=targets)
+    if hidden.shape[0] * weight.shape[0] > PLAIN_UP_TO:
+        apply: Any = _LinearLogprobs.apply
+        found: tuple[Tensor, Tensor] = apply(hidden, weight, targets, temperature)
+        return found if entropy_gradient else (found[0], found[1].detach())
+    logits = torch.nn.functional.linear(hidden, weight)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        spread = entropy(logits, temperature=temperature)
+    return token_logprobs(logits, targets, temperature=temperature), spread
+
+
+class _LinearLogprobs(torch.autograd.Function):
+    """With z = h W^T / T and p = softmax(z): log p_y = z_y - lse(z), and H = lse(z) - sum p z."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        logprobs, spread, norms = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
+        for rows in _chunks(hidden, weight):
+            scores = _scores(hidden[rows], weight, temperature)
+            highest = scores.amax(-1)
+            chosen = scores.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
+            scores.sub_(highest.unsqueeze(-1))
+            weights = scores.exp()
+            total = weights.sum(-1)
+            mean = torch.bmm(weights.unsqueeze(1), scores.unsqueeze(2)).flatten() / total
+            norms[rows] = highest + total.log()
+            logprobs[rows] = chosen - norms[rows]
+            spread[rows] = total.log() - mean
+            del scores, weights
+        ctx.save_for_backward(hidden, weight, targets, norms, spread)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        return logprobs, spread
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
+        """d log p_y / dz = 1_y - p and dH / dz = -p (log p + H), summed over chunks into dW."""
+        hidden, weight, targets, norms, spread = ctx.saved_tensors
+        of_logprobs, of_entropy = gradients
+        wanted_hidden, wanted_weight = ctx.needs_input_grad[:2]
+        for_hidden = torch.empty_like(hidden) if wanted_hidden else None
+        for_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if wanted_weight else None
+        for rows in _chunks(hidden, weight):
+            change = _scores(hidden[rows], weight, ctx.temperature).sub_(norms[rows].unsqueeze(-1))  # log p
+            factor = torch.zeros_like(norms[rows]) if of_logprobs is None else of_logprobs[rows]
+            if of_entropy is None:
+                change = change.exp_().mul_(-factor.unsqueeze(-1))
+            else:
+                share = change.exp()
+                change.add_(spread[rows].unsqueeze(-1)).mul_(of_entropy[rows].unsqueeze(-1))
+                change.add_(factor.unsqueeze(-1)).mul_(share).neg_()
+                del share
+            change.scatter_add_(-1, targets[rows].unsqueeze(-1), factor.unsqueeze(-1))
+            change = change.div_(ctx.temperature).to(hidden.dtype)
+            if for_hidden is not None:
+                for_hidden[rows] = change @ weight
+            if for_weight is not None:
+                _add_product(for_weight, change, hidden[rows])
+        return for_hidden, None if for_weight is None else for_weight.to(weight.dtype), None, None
+
+
+def _scores(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    """(C, V) float32 logits over the temperature, in memory of their own."""
+    scores = (hidden @ weight.T).float()
+    return scores if temperature == 1.0 else scores.div_(temperature)
+
+
+def _add_product(total: Tensor, change: Tensor, hidden: Tensor) -> None:
+    """total += change^T hidden, in float32."""
+    if change.dtype == torch.float32:
+        total.addmm_(change.T, hidden)
+    else:
+        total += change.T @ hidden
+
+
+def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
+    """Rows of `hidden` that are done together."""
+    size = max(LOGITS_AT_A_TIME // len(weight), 1)
+    return [slice(start, start + size) for start in range(0, len(hidden), size)]

@@ -1,0 +1,140 @@
+"""Corrections for the gap between the engine that drew the tokens and the learner that scores them.
+
+All look at rho = pi_old / pi_rollout, token by token, without gradient, and each at the tokens that the ones before it
+left, in this order: outlier sequences, tokens out of bounds, truncated importance sampling, sequences out of bounds.
+What is left out keeps its place in the denominator of the loss. Shapes: log-probabilities (B, L) in nats, masks (B, L)
+bool, weights (B, L) or (B, 1).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+import torch
+from torch import Tensor
+
+from skyrl.algorithms.losses import LARGEST_LOG_RATIO, importance_ratio
+from skyrl.algorithms.masked import masked_mean
+from skyrl.algorithms.shapes import expect_same_shape
+
+
+@attrs.frozen(kw_only=True)
+class Bounds:
+    """From `low` to `high`, both included; None: no bound on that side."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def over(self, values: Tensor) -> Tensor:
+        """Bool: above the upper bound."""
+        return torch.zeros_like(values, dtype=torch.bool) if self.high is None else values > self.high
+
+    def under(self, values: Tensor) -> Tensor:
+        """Bool: below the lower bound."""
+        return torch.zeros_like(values, dtype=torch.bool) if self.low is None else values < self.low
+
+    def __bool__(self) -> bool:
+        return self.low is not None or self.high is not None
+
+
+@attrs.frozen(kw_only=True)
+class OffPolicyCorrection:
+    """Which corrections are made. Their papers: truncated importance sampling, fengyao.notion.site/off-policy-rl;
+    masks of tokens, IcePop, arXiv:2510.18855; geometric sequence masks, arXiv:2509.26507.
+    """
+
+    outlier_token: Bounds = Bounds()
+    """A sequence with any token whose ratio is out of these is left out as a whole."""
+
+    token_mask: Bounds = Bounds()
+    """Tokens whose ratio is out of these are left out."""
+
+    tis: Literal["token", "sequence"] | None = None
+    """The loss of a token is multiplied by its ratio, or by the product of its sequence's, at most `tis_cap`."""
+
+    tis_cap: float = 2.0
+    sequence_metric: Literal["geometric", "product"] | None = None
+    """Sequences whose mean, geometric, or product of ratios is out of `sequence_mask` are left out."""
+
+    sequence_mask: Bounds = Bounds()
+
+    def __bool__(self) -> bool:
+        return bool(self.outlier_token or self.token_mask or self.tis or self.sequence_metric)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Corrected:
+    """What is left of a batch, and what was found."""
+
+    mask: Tensor
+    """(B, L) bool: tokens that still count."""
+
+    weights: Tensor
+    """(B, L): factors of the tokens' losses, 1 without truncated importance sampling."""
+
+    numbers: dict[str, Tensor]
+    """By name, one number for each real token or each sequence that has one; their means are what is logged."""
+
+
+def correct(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, wanted: OffPolicyCorrection) -> Corrected:
+    """The corrections that are `wanted`, one after the other. Raises ValueError where shapes differ."""
+    expect_same_shape(old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs, mask=mask)
+    log_ratio = torch.where(mask, old_logprobs - rollout_logprobs, 0.0).detach()
+    ratio = importance_ratio(log_ratio, torch.zeros_like(log_ratio))
+    numbers = {"is_ratio": ratio[mask]}
+    left = mask
+    if wanted.outlier_token:
+        left = left & ~_outliers(ratio, left, wanted.outlier_token, numbers)
+    if wanted.token_mask:
+        outside = wanted.token_mask.over(ratio) | wanted.token_mask.under(ratio)
+        numbers["token_mask_ratio"] = outside[left]
+        left = left & ~outside
+    weights = _truncated(ratio, log_ratio, left, wanted, numbers)
+    if wanted.sequence_metric:
+        left = left & ~_sequences_out_of_bounds(log_ratio, left, wanted, numbers)
+    return Corrected(mask=left, weights=weights, numbers=numbers)
+
+
+def sequence_ratios(log_ratio: Tensor, mask: Tensor, metric: Literal["geometric", "product"]) -> Tensor:
+    """(B, 1): exp of the mean, or of the sum, of the selected log-ratios of each sequence; 1 where there are none."""
+    chosen = torch.where(mask, log_ratio, 0.0)
+    total = masked_mean(chosen, mask, dim=1) if metric == "geometric" else chosen.sum(1)
+    return torch.exp(total.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)).unsqueeze(1)
+
+
+def _outliers(ratio: Tensor, mask: Tensor, bounds: Bounds, numbers: dict[str, Tensor]) -> Tensor:
+    over, under = ((side(ratio) & mask).any(1) for side in (bounds.over, bounds.under))
+    numbers |= _shares("outlier_seq", over, under, mask.any(1))
+    return (over | under).unsqueeze(1)
+
+
+def _truncated(
+    ratio: Tensor, log_ratio: Tensor, mask: Tensor, wanted: OffPolicyCorrection, numbers: dict[str, Tensor]
+) -> Tensor:
+    match wanted.tis:
+        case None:
+            return torch.ones_like(ratio)
+        case "token":
+            numbers["tis_token_clip_high_ratio"] = (ratio > wanted.tis_cap)[mask]
+        case "sequence":
+            ratio = sequence_ratios(log_ratio, mask, "product")
+            numbers["tis_seq_clip_high_ratio"] = (ratio > wanted.tis_cap).squeeze(1)[mask.any(1)]
+    return ratio.clamp(max=wanted.tis_cap).expand_as(mask)
+
+
+def _sequences_out_of_bounds(
+    log_ratio: Tensor, mask: Tensor, wanted: OffPolicyCorrection, numbers: dict[str, Tensor]
+) -> Tensor:
+    assert wanted.sequence_metric is not None
+    ratios = sequence_ratios(log_ratio, mask, wanted.sequence_metric).squeeze(1)
+    over, under = wanted.sequence_mask.over(ratios), wanted.sequence_mask.under(ratios)
+    name = {"geometric": "geo", "product": "product"}[wanted.sequence_metric]
+    numbers |= _shares(f"{name}_sequence_mask", over, under, mask.any(1))
+    return (over | under).unsqueeze(1)
+
+
+def _shares(name: str, over: Tensor, under: Tensor, real: Tensor) -> dict[str, Tensor]:
+    """One number for each sequence that has a token."""
+    found = {"masked": over | under, "over_high": over, "under_low": under}
+    return {f"{name}_{kind}_ratio": flags[real] for kind, flags in found.items()}

@@ -1,0 +1,65 @@
+"""Credit over time: from rewards at tokens to returns and advantages at tokens.
+
+A state is one in which the policy drew a token, so the recursions go from selected token to selected token and step
+over what the environment or the template put between them: discounts count the policy's own tokens, a later turn's
+reward reaches the turns before it, and a critic is never asked about a token that nobody chose.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from skyrl.algorithms.masked import whiten
+from skyrl.algorithms.shapes import expect_finite, expect_same_shape
+
+
+def discounted_returns(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
+    """R_t = r_t + gamma R_u, u being the next selected token of the row; 0 outside the mask.
+
+    Rewards outside the mask do not count: collating puts each on a selected token. Shapes: `rewards` (B, L), `mask`
+    (B, L) bool, the result (B, L). Raises ValueError for shapes that differ and for rewards that are not finite.
+    """
+    expect_same_shape(rewards=rewards, mask=mask)
+    expect_finite(rewards=rewards)
+    running = torch.zeros_like(rewards[:, 0])
+    returns = torch.zeros_like(rewards)
+    for column in reversed(range(rewards.shape[1])):
+        selected = mask[:, column]
+        running = torch.where(selected, rewards[:, column] + gamma * running, running)
+        returns[:, column] = torch.where(selected, running, 0.0)
+    return returns
+
+
+def whitened_returns(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
+    """Discounted returns, whitened over the selected tokens of the whole batch. REINFORCE++, arXiv:2501.03262.
+
+    Shapes as in `discounted_returns`. A batch with fewer than two selected tokens gets zeros.
+    """
+    return whiten(discounted_returns(rewards, mask, gamma=gamma), mask)
+
+
+def generalized_advantages(
+    rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lambd: float
+) -> tuple[Tensor, Tensor]:
+    """Advantages A_t = d_t + gamma lambda A_u with d_t = r_t + gamma V_u - V_t, and the returns A_t + V_t; u is the
+    next selected token of the row, and after the last one V and A are 0. Both are 0 outside the mask.
+
+    GAE, arXiv:1506.02438, eq. 16. Not whitened. A reward outside the mask counts for the selected token before it.
+    Shapes: `rewards` and `values` (B, L), `mask` (B, L) bool, both results (B, L). Raises ValueError as above.
+    """
+    expect_same_shape(rewards=rewards, values=values, mask=mask)
+    expect_finite(rewards=rewards)
+    advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
+    next_value, running, pending = (torch.zeros_like(values[:, 0]) for _ in range(3))
+    for column in reversed(range(rewards.shape[1])):
+        selected = mask[:, column]
+        reward = rewards[:, column] + pending
+        value = torch.where(selected, values[:, column], 0.0)
+        found = reward + gamma * next_value - value + gamma * lambd * running
+        running = torch.where(selected, found, running)
+        next_value = torch.where(selected, value, next_value)
+        pending = torch.where(selected, 0.0, reward)
+        advantages[:, column] = torch.where(selected, found, 0.0)
+        returns[:, column] = torch.where(selected, found + value, 0.0)
+    return advantages, returns

@@ -1,0 +1,40 @@
+"""What happens to the reward of an answer before anything is compared: scale, bounds, and the price of length."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def scaled(rewards: Tensor, *, bias: float, scale: float, clip: float | None) -> Tensor:
+    """(r + bias) * scale, held to within `clip` of 0; None: not held. Shapes: (B,) to (B,)."""
+    changed = (rewards + bias) * scale
+    return changed if clip is None else changed.clamp(-clip, clip)
+
+
+def overlong_penalty(lengths: Tensor, *, longest: int, buffer: int, factor: float, floor: bool) -> Tensor:
+    """What is added to the reward of a long answer: 0 up to `longest - buffer` tokens, then down in a straight line to
+    -factor at `longest`; with `floor` no lower, else on along the line.
+
+    The soft overlong punishment of DAPO, arXiv:2503.14476, eq. 13, has the floor; AReaL's has none. Shapes: `lengths`
+    (B,) tokens of each answer, the result (B,) float32, never positive.
+    """
+    over = (lengths - (longest - buffer)).clamp(min=0).float() / buffer
+    return -factor * (over.clamp(max=1.0) if floor else over)
+
+
+def less_the_divergence(rewards: Tensor, divergence: Tensor, mask: Tensor, *, weight: float) -> Tensor:
+    """r_t - weight * KL_t at the selected tokens: the penalty of RLHF, arXiv:1909.08593, eq. 2.
+
+    A weight below 0 counts as 0. Shapes: all (B, L), `mask` bool; rewards outside the mask stay.
+    """
+    return rewards - max(weight, 0.0) * torch.where(mask, divergence, 0.0)
+
+
+def with_totals(rewards: Tensor, totals: Tensor, at: Tensor) -> Tensor:
+    """Rewards at tokens whose sum in each row is `totals`: what is missing goes to column `at` of the row.
+
+    Shapes: `rewards` (B, L), `totals` (B,), `at` (B,) int64, the result (B, L).
+    """
+    missing = totals - rewards.sum(1)
+    return rewards.scatter_add(1, at.unsqueeze(1), missing.unsqueeze(1))

@@ -1,0 +1,130 @@
+"""Policy losses that compare with the engine's own log-probabilities, or with nothing."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import attrs
+import torch
+from torch import Tensor
+
+from skyrl.algorithms.losses import LossInputs, clipped_surrogate, importance_ratio, is_clipped
+
+
+@attrs.frozen(kw_only=True)
+class RolloutISLoss:
+    """`"rollout_is"`: -A sg(rho 1[1 - low < rho < 1 + high]) log pi with rho = pi / pi_rollout.
+
+    IcePop (Ring-1T, arXiv:2510.18855): tokens that the engine and the learner see too differently teach nothing.
+    """
+
+    clip_low: float
+    clip_high: float
+    vanishes_without_advantage: ClassVar[bool] = True
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        ratio = importance_ratio(inputs.logprobs.detach(), inputs.rollout_logprobs)
+        return -inputs.advantages * torch.where(self._within(ratio), ratio, 0.0) * inputs.logprobs
+
+    def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        ratio = importance_ratio(inputs.logprobs.detach(), inputs.rollout_logprobs)
+        return {"clip_ratio": ~self._within(ratio)}
+
+    def _within(self, ratio: Tensor) -> Tensor:
+        return (1 - self.clip_low < ratio) & (ratio < 1 + self.clip_high)
+
+
+@attrs.frozen(kw_only=True)
+class DPPOLoss:
+    """`"dppo"`: -rho A M, the mask M cutting what would move the policy further than a divergence allows.
+
+    arXiv:2602.04879. pi and mu are the probabilities of the drawn token now and in the engine. binary_tv: cut where
+    A > 0 and pi - mu > high, or A < 0 and mu - pi > low; binary_kl: where the divergence of the two Bernoulli
+    distributions is above that bound and pi has moved the way A pushes.
+    """
+
+    divergence: Literal["binary_tv", "binary_kl"]
+    low: float
+    high: float
+    vanishes_without_advantage: ClassVar[bool] = True
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        ratio = importance_ratio(inputs.logprobs, inputs.rollout_logprobs)
+        return -torch.where(self._cut(inputs), 0.0, ratio) * inputs.advantages
+
+    def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        return {"clip_ratio": self._cut(inputs)}
+
+    def _cut(self, inputs: LossInputs) -> Tensor:
+        log_now, log_then = inputs.logprobs.detach(), inputs.rollout_logprobs
+        now, then = log_now.exp(), log_then.exp()
+        if self.divergence == "binary_tv":
+            distance = (now - then).abs()
+        else:
+            stays = torch.log((1 - then + 1e-8) / (1 - now + 1e-8))
+            distance = then * (log_then - log_now) + (1 - then) * stays
+        rising = (inputs.advantages > 0) & (now > then) & (distance > self.high)
+        return rising | ((inputs.advantages < 0) & (now < then) & (distance > self.low))
+
+
+@attrs.frozen(kw_only=True)
+class DecoupledLoss:
+    """`"decoupled"`: w max(-A u, -A clip(u, 1 - low, 1 + high)) with u = pi / pi_old and w = pi_old / pi_rollout.
+
+    Decoupled PPO of AReaL, arXiv:2505.24298, eq. 5: the old policy is the proximal one, the engine's, which may be
+    several versions behind, the behaviour policy. w has no gradient. With a `cap`, `mask` leaves tokens with w > cap
+    out, and `clamp` holds w to it; denominators count them all. Without, w stands as it is. `bound` adds the dual
+    clip.
+    """
+
+    clip_low: float
+    clip_high: float
+    cap: float | None = None
+    cap_mode: Literal["mask", "clamp"] = "mask"
+    bound: float | None = None
+    vanishes_without_advantage: ClassVar[bool] = True
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
+        loss = clipped_surrogate(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
+        if self.bound is not None:
+            loss = torch.minimum(loss, self.bound * inputs.advantages.abs())
+        return self._weight(inputs) * loss
+
+    def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        ratio, weight = importance_ratio(inputs.logprobs, inputs.old_logprobs), self._behaviour(inputs)
+        clipped = is_clipped(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
+        capped = weight > self.cap if self.cap is not None else torch.zeros_like(clipped)
+        return {"clip_ratio": clipped, "behave_weight": weight, "behave_capped_ratio": capped}
+
+    def _weight(self, inputs: LossInputs) -> Tensor:
+        weight = self._behaviour(inputs)
+        if self.cap is None:
+            return weight
+        if self.cap_mode == "clamp":
+            return weight.clamp(max=self.cap)
+        return torch.where(weight > self.cap, 0.0, weight)
+
+    def _behaviour(self, inputs: LossInputs) -> Tensor:
+        return importance_ratio(inputs.old_logprobs, inputs.rollout_logprobs).detach()
+
+
+@attrs.frozen(kw_only=True)
+class ImportanceSamplingLoss:
+    """`"importance_sampling"`: -r A with r = pi / pi_old, unclipped."""
+
+    vanishes_without_advantage: ClassVar[bool] = True
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        return -importance_ratio(inputs.logprobs, inputs.old_logprobs) * inputs.advantages
+
+    def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        return {"importance_ratio": importance_ratio(inputs.logprobs, inputs.old_logprobs)}
+
+
+@attrs.frozen(kw_only=True)
+class CrossEntropyLoss:
+    """`"cross_entropy"`: -log pi, whatever the reward was: imitation of what was sampled."""
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        return -inputs.logprobs

@@ -1,0 +1,223 @@
+"""Checks of the algorithm: its parts exist, belong together, and have what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from skyrl.config.import_paths import build, is_import_path
+from skyrl.config.rewards import RewardShapingConfig
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree.names import nearest
+from skyrl.tree.rules import Check
+
+ADVANTAGE_ESTIMATORS = (
+    "grpo",
+    "rloo",
+    "maxrl",
+    "reinforce++",
+    "reinforce++-baseline",
+    "gae",
+    "remax",
+    "opo",
+    "gpg",
+)
+POLICY_LOSSES = (
+    "regular",
+    "dual_clip",
+    "gspo",
+    "gmpo",
+    "cispo",
+    "sapo",
+    "clip_cov",
+    "kl_cov",
+    "rollout_is",
+    "dppo",
+    "decoupled",
+    "importance_sampling",
+    "cross_entropy",
+)
+COMPARING = ("grpo", "rloo", "maxrl", "reinforce++-baseline", "opo", "gpg")
+"""Estimators that measure an answer against the others to its prompt."""
+
+OF_WHOLE_ANSWERS = ("gspo", "sapo", "gmpo")
+"""Losses whose papers give every answer the same share."""
+
+_ALGORITHM = "trainer.algorithm."
+_CORRECTION = _ALGORITHM + "off_policy_correction."
+
+
+def the_advantage_estimator_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """By name, or by import path with the settings that its class has."""
+    algorithm = run.trainer.algorithm
+    yield from _exists(
+        algorithm.advantage_estimator,
+        ADVANTAGE_ESTIMATORS,
+        algorithm.advantage,
+        _ALGORITHM + "advantage_estimator",
+        _ALGORITHM + "advantage",
+    )
+
+
+def the_policy_loss_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """By name, or by import path with the settings that its class has."""
+    algorithm = run.trainer.algorithm
+    yield from _exists(
+        algorithm.policy_loss_type,
+        POLICY_LOSSES,
+        algorithm.policy_loss,
+        _ALGORITHM + "policy_loss_type",
+        _ALGORITHM + "policy_loss",
+    )
+
+
+def gae_has_a_critic(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Generalised advantage estimation needs values."""
+    if run.trainer.algorithm.advantage_estimator == "gae" and not run.trainer.critic.model.path:
+        yield Problem(path="trainer.critic.model.path", message="gae needs a critic", hint="give the critic a model")
+
+
+def a_critic_is_asked(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Of the built-in estimators gae alone looks at values."""
+    name = run.trainer.algorithm.advantage_estimator
+    if run.trainer.critic.model.path and name in ADVANTAGE_ESTIMATORS and name != "gae":
+        yield Problem(
+            path="trainer.critic.model.path",
+            message=f"{name} does not look at a critic's values: the critic would learn for nobody",
+            hint="use advantage_estimator = gae, or leave the critic out",
+            severity="warning",
+        )
+
+
+def kl_is_counted_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A KL penalty goes into the reward or into the loss."""
+    algorithm = run.trainer.algorithm
+    if algorithm.use_kl_in_reward and algorithm.use_kl_loss:
+        message = "use_kl_in_reward and use_kl_loss are both on, which counts the penalty twice"
+        yield Problem(path=_ALGORITHM + "use_kl_in_reward", message=message, hint="turn one of them off")
+
+
+def a_group_has_something_to_compare(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Group-relative advantages of a single sample are its bare reward, or nothing."""
+    name = run.trainer.algorithm.advantage_estimator
+    if name in COMPARING and run.generator.n_samples_per_prompt == 1:
+        yield Problem(
+            path="generator.n_samples_per_prompt",
+            message=f"{name} compares the samples of a prompt, and there is only one",
+            hint="use 4 or more",
+            severity="warning",
+        )
+
+
+def advantages_are_normalized_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """`advantage_batch_normalize` is one of the things that `advantage_norm` can say."""
+    algorithm = run.trainer.algorithm
+    norm = algorithm.advantage_norm
+    if algorithm.advantage_batch_normalize and (norm.mean_level or norm.std_level):
+        yield Problem(
+            path=_ALGORITHM + "advantage_batch_normalize",
+            message="is on, and trainer.algorithm.advantage_norm asks for the same in another way",
+            hint="leave one of them out",
+        )
+
+
+def corrections_suit_the_loss(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Losses that choose tokens by covariance take no correction, and those weighted against the engine need none."""
+    algorithm = run.trainer.algorithm
+    loss, wanted = algorithm.policy_loss_type, algorithm.off_policy_correction
+    if loss in ("clip_cov", "kl_cov") and (wanted.tis_ratio_type or wanted.sequence_mask_metric):
+        field = "tis_ratio_type" if wanted.tis_ratio_type else "sequence_mask_metric"
+        message = f"{loss} chooses tokens of all sequences together, which a correction of some of them distorts"
+        yield Problem(path=_CORRECTION + field, message=message, hint="leave the correction out, or take another loss")
+    by_engine = loss in ("rollout_is", "dppo", "decoupled") or (
+        loss == "cispo" and algorithm.cispo.cispo_anchor == "rollout"
+    )
+    if by_engine and wanted.tis_ratio_type:
+        yield Problem(
+            path=_CORRECTION + "tis_ratio_type",
+            message=f"{loss} is weighted against the engine's probabilities already, which would count twice",
+            hint="leave tis_ratio_type out",
+        )
+
+
+def correction_bounds_leave_something(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A lower bound lies below the upper one."""
+    correction = run.trainer.algorithm.off_policy_correction
+    for low_name, high_name in (
+        ("geo_mask_low", "geo_mask_high"),
+        ("product_mask_low", "product_mask_high"),
+        ("outlier_token_is_threshold_low", "outlier_token_is_threshold_high"),
+        ("token_mask_is_threshold_low", "token_mask_is_threshold_high"),
+    ):
+        low, high = getattr(correction, low_name), getattr(correction, high_name)
+        if low is not None and high is not None and low >= high:
+            message = f"{low} is not below {high_name} = {high}, so that nothing would be left"
+            yield Problem(path=_CORRECTION + low_name, message=message, hint="1 means no difference")
+
+
+def whole_answers_have_equal_shares(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """What is one number for an answer is not to count more for a long one."""
+    algorithm = run.trainer.algorithm
+    if algorithm.policy_loss_type in OF_WHOLE_ANSWERS and algorithm.loss_reduction != "sequence_mean":
+        yield Problem(
+            path=_ALGORITHM + "loss_reduction",
+            message=f"{algorithm.policy_loss_type} is meant for sequence_mean, and this is {algorithm.loss_reduction}",
+            severity="warning",
+        )
+
+
+def remax_compares_raw_rewards(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The greedy answer's reward is not shaped."""
+    shaping, plain = run.trainer.algorithm.reward_shaping, RewardShapingConfig()
+    if run.trainer.algorithm.advantage_estimator != "remax":
+        return
+    changed = [name for name in ("bias", "scale", "clip", "norm") if getattr(shaping, name) != getattr(plain, name)]
+    changed += ["overlong.buffer_len"] * (shaping.overlong.buffer_len is not None)
+    for name in changed[:1]:
+        message = "remax compares with the greedy answer's reward as it is, so the others may not be changed"
+        hint = "leave it out, or take another estimator"
+        yield Problem(path=f"{_ALGORITHM}reward_shaping.{name}", message=message, hint=hint)
+
+
+def the_overlong_buffer_fits(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The penalty begins after the first token."""
+    overlong = run.trainer.algorithm.reward_shaping.overlong
+    if overlong.buffer_len is not None and overlong.max_len is not None and overlong.buffer_len >= overlong.max_len:
+        yield Problem(
+            path=_ALGORITHM + "reward_shaping.overlong.buffer_len",
+            message=f"{overlong.buffer_len} tokens are not less than the limit of {overlong.max_len}",
+            hint="DAPO has a buffer of a fifth of the limit",
+        )
+
+
+ALGORITHM_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
+    the_advantage_estimator_exists,
+    the_policy_loss_exists,
+    gae_has_a_critic,
+    a_critic_is_asked,
+    kl_is_counted_once,
+    a_group_has_something_to_compare,
+    advantages_are_normalized_once,
+    corrections_suit_the_loss,
+    correction_bounds_leave_something,
+    whole_answers_have_equal_shares,
+    remax_compares_raw_rewards,
+    the_overlong_buffer_fits,
+)
+
+
+def _exists(
+    name: str, known: tuple[str, ...], settings: Mapping[str, Any], field: str, table: str
+) -> Iterator[Problem]:
+    if name in known:
+        return
+    if is_import_path(name):
+        try:
+            build(name, settings, field=field, table=table)
+        except ConfigError as error:
+            yield from error.problems
+        return
+    meant = nearest(name, known)
+    hint = f"did you mean {meant}?" if meant else f"available: {', '.join(known)}, or module:name, file.py:name"
+    yield Problem(path=field, message=f"{name!r} is unknown", hint=hint)

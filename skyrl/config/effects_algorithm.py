@@ -1,0 +1,119 @@
+"""When the fields of `trainer.algorithm` have an effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.effect import Effect
+from skyrl.config.import_paths import is_import_path
+from skyrl.config.sizes import has_critic, has_reference
+
+_CLIPPED = ("regular", "dual_clip", "gspo", "rollout_is", "clip_cov", "decoupled")
+"""Losses that read `eps_clip_low` and `eps_clip_high`."""
+
+
+def _when(path: str, when: str, acts: Callable[[AlgorithmConfig], bool]) -> Effect:
+    return Effect(f"trainer.algorithm.{path}", when, lambda run: acts(run.trainer.algorithm))
+
+
+def _clips_twice(algorithm: AlgorithmConfig) -> bool:
+    decoupled = algorithm.policy_loss_type == "decoupled" and algorithm.decoupled.dual_clip
+    return algorithm.policy_loss_type == "dual_clip" or decoupled
+
+
+def _loss_table(name: str) -> Effect:
+    return _when(name, f"the loss is {name}", lambda algorithm: algorithm.policy_loss_type == name)
+
+
+ALGORITHM_EFFECTS: tuple[Effect, ...] = (
+    Effect("trainer.algorithm.kl_loss_coef", "a KL term is on", has_reference),
+    Effect("trainer.algorithm.kl_estimator_type", "a KL term is on", has_reference),
+    _when("kl_ctrl", "use_kl_in_reward is on", lambda algorithm: algorithm.use_kl_in_reward),
+    Effect("trainer.algorithm.value_clip", "there is a critic", has_critic),
+    Effect("trainer.algorithm.value_head_prefix", "there is a critic", has_critic),
+    _when("entropy_loss_coef", "use_entropy_loss is on", lambda algorithm: algorithm.use_entropy_loss),
+    _when("grpo_norm_by_std", "the estimator is grpo", lambda algorithm: algorithm.advantage_estimator == "grpo"),
+    _when("lambd", "the estimator is gae", lambda algorithm: algorithm.advantage_estimator == "gae"),
+    Effect(
+        "trainer.algorithm.gamma",
+        "the estimator is gae or reinforce++, or there is a critic",
+        lambda run: run.trainer.algorithm.advantage_estimator in ("gae", "reinforce++") or has_critic(run),
+    ),
+    _when("advantage", "the estimator is your own", lambda algorithm: is_import_path(algorithm.advantage_estimator)),
+    _when("policy_loss", "the loss is your own", lambda algorithm: is_import_path(algorithm.policy_loss_type)),
+    *(
+        _when(
+            name, f"the loss is one of {', '.join(_CLIPPED)}", lambda algorithm: algorithm.policy_loss_type in _CLIPPED
+        )
+        for name in ("eps_clip_low", "eps_clip_high")
+    ),
+    _when("clip_ratio_c", "the loss is dual_clip, or decoupled with decoupled.dual_clip", _clips_twice),
+    *(_loss_table(name) for name in ("sapo", "cispo", "clip_cov", "kl_cov", "dppo", "gmpo", "decoupled")),
+    _when(
+        "max_seq_len",
+        "loss_reduction is seq_mean_token_sum_norm",
+        lambda algorithm: algorithm.loss_reduction == "seq_mean_token_sum_norm",
+    ),
+    _when("tis_imp_ratio_cap", "use_tis is on", lambda algorithm: algorithm.use_tis),
+    *(
+        _when(
+            f"off_policy_correction.{kind}_tis_ratio_clip_high",
+            f"tis_ratio_type is {kind}",
+            lambda algorithm, kind=kind: algorithm.off_policy_correction.tis_ratio_type == kind,  # type: ignore[misc]
+        )
+        for kind in ("token", "sequence")
+    ),
+    *(
+        _when(
+            f"off_policy_correction.{short}_mask_{side}",
+            f"sequence_mask_metric is {metric}",
+            lambda algorithm, metric=metric: (  # type: ignore[misc]
+                algorithm.off_policy_correction.sequence_mask_metric == metric
+            ),
+        )
+        for short, metric in (("geo", "geometric"), ("product", "product"))
+        for side in ("low", "high")
+    ),
+    _when("zero_variance_filter_tol", "zero_variance_filter is on", lambda algorithm: algorithm.zero_variance_filter),
+    _when(
+        "dynamic_sampling.max_sample_batches",
+        "dynamic_sampling.type is given",
+        lambda algorithm: algorithm.dynamic_sampling.type is not None,
+    ),
+    _when(
+        "dynamic_sampling.min_replace_ratio",
+        "dynamic_sampling.type is replace",
+        lambda algorithm: algorithm.dynamic_sampling.type == "replace",
+    ),
+    *(
+        _when(
+            f"reward_shaping.overlong.{name}",
+            "buffer_len is given",
+            lambda algorithm: algorithm.reward_shaping.overlong.buffer_len is not None,
+        )
+        for name in ("penalty_factor", "max_len", "floor")
+    ),
+    *(
+        effect
+        for table, norm in (
+            ("reward_shaping.norm", lambda algorithm: algorithm.reward_shaping.norm),
+            ("advantage_norm", lambda algorithm: algorithm.advantage_norm),
+        )
+        for effect in (
+            _when(
+                f"{table}.mean_leave1out",
+                "mean_level is given",
+                lambda algorithm, norm=norm: norm(algorithm).mean_level is not None,  # type: ignore[misc]
+            ),
+            *(
+                _when(
+                    f"{table}.{name}",
+                    "std_level is given",
+                    lambda algorithm, norm=norm: norm(algorithm).std_level is not None,  # type: ignore[misc]
+                )
+                for name in ("std_unbiased", "eps")
+            ),
+        )
+    ),
+)

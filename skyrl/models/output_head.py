@@ -1,0 +1,70 @@
+"""What stands between a model's last hidden states and its logits, and how to do something else there.
+
+The logits are `head(hidden)` in most models; some scale or cap them afterwards. Where they are, a caller may put a
+function of its own in the place of the product, inside the model's forward pass: there, and only there, a sharded model
+has its output matrix whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@torch.no_grad()
+def has_plain_head(model: Any, device: torch.device) -> bool:
+    """Are its logits the product of hidden states and one matrix, and nothing else? Seen on a few tokens.
+
+    `model` is called as it is trained: with several ranks, all of them must come here.
+    """
+    head = _head(model)
+    if head is None:
+        return False
+    products: list[Tensor] = []
+
+    def watched(hidden: Tensor) -> Tensor:
+        products.append(nn.functional.linear(hidden, head.weight))
+        return products[-1]
+
+    with _forward_of(head, watched):
+        ids = torch.arange(1, 9, device=device).unsqueeze(0)
+        logits = model(input_ids=ids, use_cache=False).logits
+    return len(products) == 1 and torch.equal(products[0].float(), logits.float())
+
+
+@contextmanager
+def in_place_of_the_head(model: Any, read: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
+    """In the block, `model(...).logits` is `read(hidden, weight)`, of whatever shape.
+
+    `hidden` (B, N, H) are those that logits are asked for, `weight` (V, H) is the output matrix in the type that is
+    computed in.
+    """
+    head = _head(model)
+    assert head is not None, "has_plain_head was not asked"
+
+    def replaced(hidden: Tensor) -> Tensor:
+        kind = hidden.device.type
+        weight = head.weight.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else head.weight
+        return read(hidden.to(weight.dtype), weight)
+
+    with _forward_of(head, replaced):
+        yield
+
+
+def _head(model: Any) -> nn.Linear | None:
+    find = getattr(model, "get_output_embeddings", None)
+    head = find() if find else None
+    return head if isinstance(head, nn.Linear) and head.bias is None else None
+
+
+@contextmanager
+def _forward_of(head: Any, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    head.forward = forward
+    try:
+        yield
+    finally:
+        del head.forward

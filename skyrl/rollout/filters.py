@@ -1,0 +1,40 @@
+"""Which groups are worth training on. Every filter looks at the rewards that environments gave, before any shaping."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import attrs
+
+from skyrl.trajectory import Trajectory, TrajectoryGroup
+
+
+def teaches(group: TrajectoryGroup, *, tolerance: float = 0.0) -> bool:
+    """Do the rewards of its answers differ by more than `tolerance`, or is there one answer only?
+
+    Answers without a token to train on are not compared. Dynamic sampling, DAPO, arXiv:2503.14476, section 3.2.
+    """
+    rewards = [row.reward for row in group.trajectories if any(row.loss_mask)]
+    return len(rewards) == 1 or (len(rewards) > 1 and max(rewards) - min(rewards) > tolerance)
+
+
+def silenced(group: TrajectoryGroup) -> TrajectoryGroup:
+    """The same group with no token to train on: it counts in every mean of rewards, and in no loss."""
+    return attrs.evolve(group, trajectories=tuple(_silent(row) for row in group.trajectories))
+
+
+def with_replacements(
+    groups: Sequence[TrajectoryGroup], *, least_good: float, draw: Random
+) -> tuple[TrajectoryGroup, ...] | None:
+    """The groups, each that teaches nothing replaced by one that does, drawn at random; None if not more than the
+    part `least_good` of them teach. POLARIS, hkunlp.github.io/blog/2025/Polaris.
+    """
+    good = [group for group in groups if teaches(group)]
+    if not good or len(good) <= least_good * len(groups):
+        return None
+    return tuple(group if teaches(group) else draw.choice(good) for group in groups)
+
+
+def _silent(row: Trajectory) -> Trajectory:
+    return attrs.evolve(row, loss_mask=(0,) * len(row.loss_mask))

@@ -1,0 +1,331 @@
+"""Each function of the reference cases in our terms: a case's inputs -> what we find, under the names of `expected`.
+
+Tensors of ours are 0 outside the mask; the reference leaves there what its sums happen to be, so that masked positions
+are compared inside the mask only (`inside`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from skyrl.algorithms.estimators import GAE, GRPO, RLOO, AdvantageEstimator, MaxRL, ReinforcePlusPlus
+from skyrl.algorithms.groups import informative
+from skyrl.algorithms.kl import kl_estimate
+from skyrl.algorithms.kl_control import AdaptiveKLController, FixedKLController, KLController
+from skyrl.algorithms.logprobs import entropy, token_logprobs
+from skyrl.algorithms.losses import LossInputs, importance_ratio, measured
+from skyrl.algorithms.masked import masked_mean, masked_var, whiten
+from skyrl.algorithms.off_policy import Corrected, correct, sequence_ratios
+from skyrl.algorithms.reductions import sequence_mean
+from skyrl.algorithms.returns import discounted_returns, generalized_advantages
+from skyrl.algorithms.values import value_is_clipped, value_loss
+from skyrl.batch import TrainingBatch
+from skyrl.config import AlgorithmConfig, OffPolicyCorrectionConfig
+from skyrl.envs.gsm8k import score
+from skyrl.training.describe import mean_positive
+from skyrl.training.objective import Reduction, off_policy_correction
+from skyrl.training.policy_losses import policy_loss
+from skyrl.tree import evolve_at
+
+Case = dict[str, Any]
+Result = dict[str, Any]
+
+
+def tensor(rows: Any) -> Tensor:
+    """Nested lists as float32; null stands for NaN."""
+    if isinstance(rows, list) and rows and isinstance(rows[0], list):
+        return torch.stack([tensor(row) for row in rows])
+    return torch.tensor([float("nan") if value is None else value for value in rows], dtype=torch.float32)
+
+
+def numbers_of(names: list[Any]) -> Tensor:
+    """Names as group numbers, in the order of their first appearance."""
+    known = list(dict.fromkeys(names))
+    return torch.tensor([known.index(name) for name in names])
+
+
+def kl(case: Case, _: Any) -> Result:
+    inputs = case["inputs"]
+    mask = tensor(inputs["mask"])
+    values = kl_estimate(tensor(inputs["log_probs"]), tensor(inputs["ref_log_probs"]), inputs["estimator"])
+    return {"kl": torch.where(mask != 0, values, 0.0) * mask}
+
+
+def batch_of(inputs: Result) -> TrainingBatch:
+    rewards, mask = tensor(inputs["token_level_rewards"]), tensor(inputs["response_mask"]).bool()
+    return TrainingBatch(
+        input_ids=torch.zeros(mask.shape, dtype=torch.long),
+        lengths=torch.full((len(mask),), mask.shape[1]),
+        loss_mask=mask,
+        rollout_logprobs=torch.zeros(mask.shape),
+        rewards=rewards,
+        groups=numbers_of(inputs.get("index") or list(range(len(mask)))),
+        values=tensor(inputs["values"]) if inputs.get("values") else None,
+    )
+
+
+def advantage(make: Callable[[Result], AdvantageEstimator]) -> Callable[[Case, Any], Result]:
+    def run(case: Case, _: Any) -> Result:
+        batch = batch_of(case["inputs"])
+        advantages = make(case["inputs"])(batch)
+        zero = bool((advantages[~batch.loss_mask] == 0).all())
+        return {
+            "advantages": inside(advantages, batch.loss_mask),
+            "returns": inside(advantages, batch.loss_mask),
+            "advantages_zero_where_masked": zero,
+            "returns_equal_advantages": True,  # there is no second result to differ
+        }
+
+    return run
+
+
+def reinforce(case: Case, _: Any) -> Result:
+    inputs, batch = case["inputs"], batch_of(case["inputs"])
+    gamma = inputs.get("gamma", 1.0)
+    found = advantage(lambda inputs: ReinforcePlusPlus(gamma=gamma))(case, _)
+    returns = discounted_returns(batch.rewards, batch.loss_mask, gamma=gamma)
+    return found | {"returns": inside(returns, batch.loss_mask)}
+
+
+def gae(case: Case, _: Any) -> Result:
+    inputs, batch = case["inputs"], batch_of(case["inputs"])
+    settings = {"gamma": inputs.get("gamma", 1.0), "lambd": inputs.get("lambd", 1.0)}
+    assert batch.values is not None
+    _, returns = generalized_advantages(batch.rewards, batch.values, batch.loss_mask, **settings)
+    advantages = GAE(**settings)(batch)
+    return {"advantages": inside(advantages, batch.loss_mask), "returns": inside(returns, batch.loss_mask)}
+
+
+@attrs.frozen(eq=False)
+class inside:  # a word: inside(advantages, mask)
+    """Numbers of which only those inside the mask are compared."""
+
+    values: Tensor
+    mask: Tensor
+
+
+def settings(overrides: dict[str, Any], defaults: dict[str, Any]) -> AlgorithmConfig:
+    """Our configuration with the reference's defaults and a case's changes."""
+    config = AlgorithmConfig()
+    tables = ("sapo", "clip_cov", "kl_cov", "cispo", "dppo")
+    for source in (defaults, overrides):
+        for name, value in source.items():
+            if name in tables:
+                for field, item in value.items():
+                    config = evolve_at(config, f"{name}.{field}", item)
+            elif name in ("eps_clip_low", "eps_clip_high", "clip_ratio_c"):
+                config = evolve_at(config, name, value)
+    return config
+
+
+def loss(case: Case, meta: dict[str, Any]) -> Result:
+    inputs = case["inputs"]
+    name = case["function"].rpartition(":")[2]
+    direct = {name: {key: value for key, value in inputs.items() if key.startswith(name)}} if name == "cispo" else {}
+    config = settings(inputs.get("config_overrides", direct), meta["defaults"])
+    chosen = policy_loss(evolve_at(config, "policy_loss_type", name))
+    logprobs = tensor(inputs["log_probs"]).requires_grad_()
+    old = tensor(inputs["old_log_probs"])
+    mask = tensor(inputs["loss_mask"]).bool() if inputs.get("loss_mask") else torch.ones_like(old, dtype=torch.bool)
+    seen = LossInputs.selected(
+        mask,
+        logprobs=logprobs,
+        old_logprobs=old,
+        rollout_logprobs=tensor(inputs["rollout_logprobs"]) if inputs.get("rollout_logprobs") else old,
+        advantages=tensor(inputs["advantages"]),
+    )
+    losses = chosen(seen)
+    found: Result = {"metrics": spread(measured(chosen, seen), mask)}
+    if "off_policy_correction" in inputs:
+        left = corrected(inputs["off_policy_correction"], old, seen.rollout_logprobs, mask)
+        losses = torch.where(left.mask, losses * left.weights, 0.0)
+        found["new_loss_mask"] = left.mask
+        whole = inputs["off_policy_correction"].get("tis_ratio_type") == "sequence"
+        found["tis_ratio"] = left.weights[:, :1] if whole else inside(left.weights, mask)
+        found["metrics"] |= means(left.numbers)
+    total = torch.where(mask, losses, 0.0).sum()
+    (gradient,) = torch.autograd.grad(total, logprobs)
+    kept = gradient != 0
+    return found | {"loss": total.detach(), "grad_log_probs": gradient, "keep_mask": kept}
+
+
+def spread(found: dict[str, Tensor], mask: Tensor) -> dict[str, float]:
+    """Means, and the extremes of ratios."""
+    return {"clip_ratio": 0.0} | means({name: values[mask] for name, values in found.items()})
+
+
+def means(found: dict[str, Tensor]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for name, values in found.items():
+        exact = values.double()
+        metrics[name] = exact.mean().item()
+        metrics |= {f"{name}_mean": exact.mean().item(), f"{name}_max": exact.max().item()}
+        metrics |= {f"{name}_min": exact.min().item(), f"{name}_std": exact.std(correction=0).item()}
+    return metrics
+
+
+def corrected(config: dict[str, Any], old: Tensor, rollout: Tensor, mask: Tensor) -> Corrected:
+    return correct(old, rollout, mask, off_policy_correction(OffPolicyCorrectionConfig(**config)))
+
+
+def correction(case: Case, _: Any) -> Result:
+    inputs = case["inputs"]
+    old, rollout = tensor(inputs["old_log_probs"]), tensor(inputs["rollout_logprobs"])
+    mask = tensor(inputs["loss_mask"]).bool()
+    left = corrected(inputs["config"], old, rollout, mask)
+    whole = (left.mask == mask).all(1, keepdim=True)
+    found: Result = {
+        "token_mask": left.mask | ~mask,  # the reference says 1 of what was left out before
+        "outlier_mask": whole,
+        "sequence_mask": whole,
+        "tis_ratio": left.weights[:, :1],
+    }
+    if inputs["config"].get("tis_ratio_type") == "sequence":
+        product = sequence_ratios(torch.where(mask, old - rollout, 0.0), mask, "product")
+        found["tis_ratio"] = product.clamp(max=inputs["config"].get("sequence_tis_ratio_clip_high", 5.0))
+    return found | means(left.numbers)
+
+
+def reduction(case: Case, _: Any) -> Result:
+    inputs = case["inputs"]
+    advantages = tensor(inputs["advantages"])
+    mask = tensor(inputs["mask"]).bool()
+    groups = torch.zeros(len(mask), dtype=torch.long)
+    for number, (start, stop) in enumerate(inputs.get("prompt_boundaries", ())):
+        groups[start:stop] = number
+    batch = attrs.evolve(
+        batch_of({"token_level_rewards": inputs["advantages"], "response_mask": inputs["mask"]}), groups=groups
+    )
+    name = case["function"].rpartition(":")[2]
+    weights = Reduction(name=name, max_seq_len=inputs["max_seq_len"], micro_batch_rows=inputs["micro_batch_size"])
+    scaled = weights(batch) * advantages
+    return {"sum_of_scaled_times_mask": scaled.sum(), "scaled_advantages": inside(scaled, mask)}
+
+
+def critic(case: Case, _: Any) -> Result:
+    inputs = case["inputs"]
+    values, old, returns, mask = (tensor(inputs[name]) for name in ("values", "old_values", "returns", "mask"))
+    clip, chosen = inputs["value_clip"], mask.bool()
+    losses = value_loss(values, old, returns, clip=clip)
+    share = None if clip is None else masked_mean(value_is_clipped(values, old, returns, clip=clip).float(), chosen)
+    return {"loss": (losses * sequence_mean(chosen)).sum(), "clipfrac": share}
+
+
+def controller(make: Callable[[Result], KLController]) -> Callable[[Case, Any], Result]:
+    def run(case: Case, _: Any) -> Result:
+        control = make(case["inputs"])
+        for update in case["inputs"]["updates"]:
+            control.update(update["current"], update["n_steps"])
+        return {"value": control.value}
+
+    return run
+
+
+def masked(case: Case, _: Any) -> Result:
+    inputs = case["inputs"]
+    values, mask = tensor(inputs["x"]), tensor(inputs["mask"]).bool()
+    match case["function"]:
+        case "masked_mean":
+            return {"y": masked_mean(values, mask, dim=inputs.get("dim"))}
+        case "masked_var(unbiased)":
+            return {"y": masked_var(values, mask)}
+        case _:
+            return {"y": inside(whiten(values, mask), mask)}
+
+
+def safe_exp(case: Case, _: Any) -> Result:
+    exponents = tensor(case["inputs"]["x"])
+    return {"y": importance_ratio(exponents, torch.zeros_like(exponents))}
+
+
+def reduce_loss(case: Case, _: Any) -> Result:
+    losses, mask = tensor(case["inputs"]["loss"]), tensor(case["inputs"]["mask"]).bool()
+    return {"loss": torch.where(mask, losses, 0.0).sum()}
+
+
+def logprobs_of_labels(case: Case, _: Any) -> Result:
+    logits, labels = tensor(case["inputs"]["logits"][0]), torch.tensor(case["inputs"]["labels"][0])
+    return {"logprobs": token_logprobs(logits, labels, temperature=1.0).unsqueeze(0)}
+
+
+def entropy_of_logits(case: Case, _: Any) -> Result:
+    return {"entropy": entropy(tensor(case["inputs"]["logits"][0]), temperature=1.0).unsqueeze(0)}
+
+
+def zero_variance(case: Case, _: Any) -> Result:
+    inputs = case["inputs"]
+    rewards = torch.tensor([sum(each) if isinstance(each, list) else each for each in inputs["rewards"]])
+    masks = inputs["loss_masks"]
+    selected = torch.tensor([any(mask) for mask in masks]) if masks else torch.ones(len(rewards), dtype=torch.bool)
+    keep = informative(rewards, numbers_of(inputs["uids"]), selected, tolerance=inputs["tol"])
+    return {"kept_indices": keep.nonzero().squeeze(1)}
+
+
+def metrics_of_rewards(case: Case, _: Any) -> Result:
+    rewards, uids = case["inputs"]["rewards"], case["inputs"]["uids"]
+    totals = [sum(each) if isinstance(each, list) else each for each in rewards]
+    solved = {uid: any(total > 0 for total, other in zip(totals, uids, strict=True) if other == uid) for uid in uids}
+    return {
+        "avg_score": sum(totals) / len(totals),
+        "pass_at_n": sum(solved.values()) / len(solved),
+        "mean_positive_reward": mean_positive(totals),
+    }
+
+
+def gsm8k(case: Case, _: Any) -> Result:
+    inputs = case["inputs"]
+    return {"reward": score(inputs.get("action", inputs.get("response")), inputs["ground_truth"])}
+
+
+OURS: dict[str, Callable[[Case, dict[str, Any]], Result]] = {
+    "approx_kl": kl,
+    "advantage:grpo": advantage(lambda inputs: GRPO(normalize_by_std=inputs.get("grpo_norm_by_std", True))),
+    "advantage:rloo": advantage(lambda inputs: RLOO()),
+    "advantage:maxrl": advantage(lambda inputs: MaxRL()),
+    "advantage:reinforce++": reinforce,
+    "advantage:gae": gae,
+    **{
+        f"policy_loss:{name}": loss
+        for name in (
+            "regular",
+            "dual_clip",
+            "gspo",
+            "cispo",
+            "sapo",
+            "rollout_is",
+            "dppo",
+            "clip_cov",
+            "kl_cov",
+            "cross_entropy",
+            "importance_sampling",
+        )
+    },
+    "off_policy_correction+policy_loss:regular": loss,
+    "off_policy_correction": correction,
+    **{
+        f"loss_reduction:{name}": reduction
+        for name in ("token_mean", "token_mean_legacy", "sequence_mean", "seq_mean_token_sum_norm", "prompt_mean")
+    },
+    "critic_loss": critic,
+    "adaptive_kl_controller": controller(
+        lambda inputs: AdaptiveKLController(inputs["init"], target=inputs["target"], horizon=inputs["horizon"])
+    ),
+    "fixed_kl_controller": controller(lambda inputs: FixedKLController(inputs["init"])),
+    "masked_mean": masked,
+    "masked_var(unbiased)": masked,
+    "masked_whiten": masked,
+    "safe_exp_delta(clip=20)": safe_exp,
+    "reduce_loss": reduce_loss,
+    "logprobs": logprobs_of_labels,
+    "entropy": entropy_of_logits,
+    "zero_variance_filter": zero_variance,
+    "metrics_from_generator_output": metrics_of_rewards,
+    "env_reward:gsm8k": gsm8k,
+    "env_reward:gsm8k(strict)": gsm8k,
+}
+"""What this version implements; cases of other functions wait for theirs."""

@@ -1,0 +1,110 @@
+"""Log-probabilities without the logits: the same numbers and gradients as with them, and no large tensor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from skyrl.algorithms import linear_logprobs as module
+from skyrl.algorithms.linear_logprobs import linear_logprobs
+
+TOKENS, WIDTH, VOCABULARY = 23, 16, 101
+
+
+@pytest.fixture(autouse=True)
+def always_in_chunks_of_five_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PLAIN_UP_TO", 0)
+    monkeypatch.setattr(module, "LOGITS_AT_A_TIME", 5 * VOCABULARY)
+
+
+def problem(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(TOKENS, WIDTH, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(VOCABULARY, WIDTH, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    return hidden, weight, torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
+
+
+def naive(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logs = torch.log_softmax((hidden @ weight.T).float() / temperature, dim=-1)
+    return logs.gather(-1, targets.unsqueeze(-1)).squeeze(-1), -(logs.exp() * logs).sum(-1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_values_and_gradients_are_those_of_the_whole_table(temperature: float, with_entropy: bool) -> None:
+    shares = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(1))
+    results = []
+    for function in (naive, linear_logprobs):
+        hidden, weight, targets = problem()
+        keywords = {"temperature": temperature}
+        if function is linear_logprobs:
+            logprobs, entropy = linear_logprobs(hidden, weight, targets, entropy_gradient=with_entropy, **keywords)
+        else:
+            logprobs, entropy = naive(hidden, weight, targets, temperature)
+        loss = (logprobs * shares[0]).sum() + (entropy * shares[1]).sum() * with_entropy
+        loss.backward()
+        results.append((logprobs, entropy, hidden.grad, weight.grad))
+    for ours, wanted in zip(results[1], results[0], strict=True):
+        assert ours is not None and wanted is not None
+        torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_the_entropy_has_a_gradient_only_if_that_is_asked_for() -> None:
+    hidden, weight, targets = problem()
+    assert not linear_logprobs(hidden, weight, targets, temperature=1.0)[1].requires_grad
+    assert linear_logprobs(hidden, weight, targets, temperature=1.0, entropy_gradient=True)[1].requires_grad
+
+
+def test_half_precision_is_as_near_to_the_truth_as_the_table_in_half_precision() -> None:
+    hidden, weight, targets = problem(torch.bfloat16)
+    logprobs, _ = linear_logprobs(hidden, weight, targets, temperature=1.0)
+    logprobs.sum().backward()
+    exact_hidden, exact_weight = (each.detach().double().requires_grad_() for each in (hidden, weight))
+    exact = torch.log_softmax(exact_hidden @ exact_weight.T, -1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    exact.sum().backward()
+    assert hidden.grad is not None and weight.grad is not None and logprobs.dtype == torch.float32
+    torch.testing.assert_close(logprobs.double(), exact, rtol=2e-2, atol=5e-2)
+    for ours, wanted in ((hidden.grad, exact_hidden.grad), (weight.grad, exact_weight.grad)):
+        assert wanted is not None
+        assert (ours.double() - wanted).norm() < 1e-2 * wanted.norm()
+
+
+def test_no_tensor_of_tokens_times_vocabulary_is_ever_made() -> None:
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            for each in result if isinstance(result, list | tuple) else [result]:
+                if isinstance(each, Tensor):
+                    largest = max(largest, each.numel())
+            return result
+
+    hidden, weight, targets = problem()
+    with Watch():  # type: ignore[no-untyped-call]
+        linear_logprobs(hidden, weight, targets, temperature=1.0)[0].sum().backward()
+    assert largest == VOCABULARY * WIDTH  # the gradient of the matrix; a chunk has 5 x 101
+
+
+def test_a_frozen_matrix_gets_no_gradient() -> None:
+    hidden, weight, targets = problem()
+    weight.requires_grad_(False)
+    linear_logprobs(hidden, weight, targets, temperature=1.0)[0].sum().backward()
+    assert weight.grad is None and hidden.grad is not None
+
+
+def test_small_tables_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PLAIN_UP_TO", TOKENS * VOCABULARY)
+    monkeypatch.setattr(module, "_LinearLogprobs", None)
+    hidden, weight, targets = problem()
+    found = linear_logprobs(hidden, weight, targets, temperature=1.0)
+    torch.testing.assert_close(found, naive(hidden, weight, targets, 1.0))
+
+
+def test_targets_of_another_number_are_refused_by_name() -> None:
+    hidden, weight, targets = problem()
+    with pytest.raises(ValueError, match=r"targets has shape \(22,\), hidden \(23,\)"):
+        linear_logprobs(hidden, weight, targets[1:], temperature=1.0)
