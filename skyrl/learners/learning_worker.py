@@ -99,7 +99,6 @@ class LearningWorker(ModelWorker):
             self.schedule.step()
         _log.info("update of %d rows: gradient norm %.4g%s", len(batch), norm, ", left out" if self._skipped else "")
         shared = {
-            "micro_batches": float(len(cut)),
             f"{self._role}_lr": learning_rate,
             "grad_norm": norm,
             "skipped_updates": float(self._skipped > 0),
