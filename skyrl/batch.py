@@ -59,6 +59,9 @@ class TrainingBatch:
     last_step: Tensor | None = None
     """(B,) bool: the row is the last turn of its trajectory. Given together with `trajectories`."""
 
+    micro_batches: Tensor | None = None
+    """(B,) int64: number of the micro-batch that each row is in, from 0 without gaps. None: they are cut by rows."""
+
     old_logprobs: Tensor | None = None
     """(B, L) float32: under the policy before this batch's first update. None where it would equal the current one."""
 
@@ -125,5 +128,16 @@ class TrainingBatch:
         return attrs.evolve(self, **{name: change(tensor) for name, tensor in tensors.items() if tensor is not None})
 
 
-PER_ROW = frozenset({"lengths", "groups", "answer_lengths", "truncated", "baselines", "trajectories", "last_step"})
+PER_ROW = frozenset(
+    {
+        "lengths",
+        "groups",
+        "answer_lengths",
+        "truncated",
+        "baselines",
+        "trajectories",
+        "last_step",
+        "micro_batches",
+    }
+)
 """Fields that hold one number for each row; the others hold one for each token."""

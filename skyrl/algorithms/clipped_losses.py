@@ -138,5 +138,5 @@ class SAPOLoss:
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
-        tau = torch.where(inputs.advantages > 0, self.tau_pos, self.tau_neg)
+        tau = torch.full_like(ratio, self.tau_neg).masked_fill(inputs.advantages > 0, self.tau_pos)
         return -(4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0)) * inputs.advantages

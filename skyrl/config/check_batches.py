@@ -100,7 +100,9 @@ def mini_batches_deal_out_evenly(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def micro_batches_divide_the_mini_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Every micro-batch of a rank has the same number of samples."""
+    """Every micro-batch of a rank has the same number of samples, where they are counted in samples."""
+    if run.trainer.max_tokens_per_microbatch != -1:
+        return
     micro, samples = run.trainer.micro_train_batch_size_per_gpu, run.generator.n_samples_per_prompt
     rows = {model: _rows_of_a_rank(run, model) for model in trained_models(run)}
     for model, count in rows.items():

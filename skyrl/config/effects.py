@@ -59,6 +59,10 @@ def _hands_over_by_ipc(run: SkyRLTrainConfig) -> bool:
     return on_ray(run) and by_nccl and run.trainer.placement.colocate_all
 
 
+def _counts_rows(run: SkyRLTrainConfig) -> bool:
+    return run.trainer.max_tokens_per_microbatch == -1
+
+
 EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.ref", "a KL term is on", has_reference),
     Effect("trainer.critic.optimizer_config", "there is a critic", has_critic),
@@ -111,6 +115,12 @@ EFFECTS: tuple[Effect, ...] = (
         "generator.inference_engine.weight_sync_backend",
         "engines are in other processes than the learner (the run is on Ray)",
         on_ray,
+    ),
+    Effect("trainer.micro_forward_batch_size_per_gpu", "max_tokens_per_microbatch is -1", _counts_rows),
+    Effect(
+        "trainer.micro_train_batch_size_per_gpu",
+        "max_tokens_per_microbatch is -1, or loss_reduction is token_mean_legacy",
+        lambda run: _counts_rows(run) or run.trainer.algorithm.loss_reduction == "token_mean_legacy",
     ),
     Effect(
         "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB",

@@ -99,6 +99,11 @@ class TrainerConfig:
     micro_forward_batch_size_per_gpu: int = field(default=1, validator=positive)
     """Samples in one forward pass without gradients on one GPU, for log-probabilities and values."""
 
+    max_tokens_per_microbatch: int = field(default=-1, validator=positive_or_minus_one("as many rows as the two above"))
+    """Tokens in one pass through the model on one GPU, in place of a number of samples: long samples go in smaller
+    company, and every rank makes as many passes. A sample, or a group that shares its prompt, that is longer goes
+    alone. -1: micro-batches are counted in samples."""
+
     use_sample_packing: bool = True
     """Lay the samples of a micro-batch end to end without padding; the result is the same up to rounding."""
 

@@ -31,6 +31,7 @@ from skyrl.experiments.steps_in_logs import StepsInLogs
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.remote_engine import RemoteEngine
 from skyrl.learners.group import LearnerGroup, ScorerGroup
+from skyrl.learners.model_worker import token_budget
 from skyrl.learners.ranks import Ranks, Rendezvous
 from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
@@ -191,14 +192,14 @@ class BasePPOExp:
             partial(PolicyWorker, trainer, objective, self.total_steps * updates, ranks=ranks)
             for ranks in self._ranks("policy")
         ]
-        return LearnerGroup(self.processes.start("policy", makers), objective)
+        return LearnerGroup(self.processes.start("policy", makers), objective, token_budget(trainer))
 
     def get_reference(self) -> ScorerGroup[RefWorker] | None:
         """The model that the KL term measures the distance from, if there is a KL term."""
         if not has_reference(self.cfg):
             return None
         makers = [partial(RefWorker, self.cfg.trainer, ranks=ranks) for ranks in self._ranks("ref")]
-        return ScorerGroup(self.processes.start("ref", makers))
+        return ScorerGroup(self.processes.start("ref", makers), token_budget(self.cfg.trainer))
 
     def get_critic(self) -> LearnerGroup[CriticWorker] | None:
         """The model that predicts returns, on all its ranks, if there is one."""
@@ -211,7 +212,7 @@ class BasePPOExp:
             partial(CriticWorker, trainer, objective, self.total_steps * updates, ranks=ranks)
             for ranks in self._ranks("critic")
         ]
-        return LearnerGroup(self.processes.start("critic", makers), objective)
+        return LearnerGroup(self.processes.start("critic", makers), objective, token_budget(trainer))
 
     def get_time_sharing(self) -> TimeSharing:
         """Who makes room for whom, where models or engines share devices."""

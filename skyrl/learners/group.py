@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
+from skyrl.learners.budget import TokenBudget
 from skyrl.learners.learning_worker import LearningWorker, Objective
 from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.totals import Metrics, merged
@@ -27,12 +28,14 @@ R = TypeVar("R")
 class ScorerGroup(Generic[W]):
     """The ranks of a model that scores."""
 
-    def __init__(self, ranks: Group[W]) -> None:
+    def __init__(self, ranks: Group[W], budget: TokenBudget | None = None) -> None:
+        """`budget` bounds micro-batches by tokens; it is the one that the workers have, and planned here for all."""
         self.ranks = ranks
+        self._budget = budget or TokenBudget()
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         """(B, L), row by row what one worker would say."""
-        shares = deal(batch, len(self.ranks))
+        shares = self._budget.plan(deal(batch, len(self.ranks)))
         results: list[Tensor] = await self.ranks.deal(ModelWorker.score, shares)
         scored = torch.zeros(sum(len(share) for share in shares), batch.input_ids.shape[1])
         start = 0
@@ -57,14 +60,14 @@ class ScorerGroup(Generic[W]):
 class LearnerGroup(ScorerGroup[L]):
     """The ranks of a model that learns."""
 
-    def __init__(self, ranks: Group[L], objective: Objective) -> None:
+    def __init__(self, ranks: Group[L], objective: Objective, budget: TokenBudget | None = None) -> None:
         """`objective` is the one that the workers have: here it weighs whole mini-batches."""
-        super().__init__(ranks)
+        super().__init__(ranks, budget)
         self.objective = objective
 
     async def update(self, batch: TrainingBatch) -> Metrics:
         """One optimizer step over the mini-batch; the metrics are those of all its tokens."""
-        shares = deal(self.objective.weigh(batch), len(self.ranks))
+        shares = self._budget.plan(deal(self.objective.weigh(batch), len(self.ranks)))
         return merged(await self.ranks.deal(LearningWorker.update_share, shares)).metrics()
 
     async def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:

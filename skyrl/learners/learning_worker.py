@@ -12,6 +12,7 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.config import DeepSpeedConfig, FSDPConfig, OptimizerConfig, TrainerConfig
 from skyrl.errors import NonFiniteError
+from skyrl.learners.budget import micro_batches
 from skyrl.learners.forward import Reading
 from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.moving import Mover
@@ -72,19 +73,20 @@ class LearningWorker(ModelWorker):
         A step whose gradient is not finite is left out and counted in `skipped_updates`; raises `NonFiniteError` when
         more than `optimizer_config.max_skipped_updates` are left out in a row. The weights are then as they were.
         """
-        return (await self.update_share(self.objective.weigh(batch))).metrics()
+        [share] = self._budget.plan([self.objective.weigh(batch)])
+        return (await self.update_share(share)).metrics()
 
     async def update_share(self, batch: TrainingBatch) -> Totals:
         """The same, together with the other ranks: `batch` is this rank's rows of a mini-batch that was weighed."""
         sums: Metrics = {}
         seen: dict[str, Moments] = {}
-        micro_batches = list(batch.split(self._train_rows))
+        cut = [micro for _, micro in micro_batches(batch, self._train_rows)]
         self.strategy.drop_gradients()
-        for index, micro in enumerate(micro_batches):
+        for index, micro in enumerate(cut):
             micro = micro.to(self.device)
             outputs = self._forward(micro)
             loss, parts, numbers = self.objective(outputs.values, micro, outputs.entropy)
-            self.strategy.backward(loss, last=index == len(micro_batches) - 1)
+            self.strategy.backward(loss, last=index == len(cut) - 1)
             sums = added(sums, parts)
             for name, values in (outputs.numbers | numbers).items():
                 seen[name] = seen.get(name, Moments()) + Moments.of(values)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import DeepSpeedConfig, FSDPConfig, OptimizerConfig, TrainerConfig
+from skyrl.learners.budget import TokenBudget, micro_batches
 from skyrl.learners.forward import Outputs, Reading, probe_forward
 from skyrl.learners.fsdp2 import Fsdp2
 from skyrl.learners.moving import Mover
@@ -41,6 +42,7 @@ class ModelWorker:
         self.ranks, self._read = ranks, read
         self.device = torch.device(required_device(trainer))
         self._forward_rows = trainer.micro_forward_batch_size_per_gpu
+        self._budget = token_budget(trainer)
         if trainer.deterministic:
             torch.use_deterministic_algorithms(True)
         setting = Setting(
@@ -76,13 +78,13 @@ class ModelWorker:
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         """What the model says of the sampled tokens, (B, L) float32 without gradient; 0 elsewhere."""
+        if batch.micro_batches is None:
+            [batch] = self._budget.plan([batch])
         scored = torch.zeros(batch.input_ids.shape)
         with self.strategy.scoring():
-            start = 0
-            for micro in batch.split(self._forward_rows):
+            for index, micro in micro_batches(batch, self._forward_rows):
                 values = self._forward(micro.to(self.device)).values
-                scored[start : start + len(micro), : values.shape[1]] = values.cpu()
-                start += len(micro)
+                scored[index, : values.shape[1]] = values.cpu()
         return scored
 
     async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
@@ -108,6 +110,14 @@ class ModelWorker:
     def _forward(self, batch: TrainingBatch) -> Outputs:
         with self.strategy.computing():
             return self._read(self.strategy.model, batch, self._reads)
+
+
+def token_budget(trainer: TrainerConfig) -> TokenBudget:
+    """What the configuration says of micro-batches bounded by tokens."""
+    limit = trainer.max_tokens_per_microbatch
+    return TokenBudget(
+        tokens=limit if limit > 0 else None, keep_groups=trainer.use_sample_packing and trainer.share_group_prompts
+    )
 
 
 def required_device(trainer: TrainerConfig) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -84,25 +84,36 @@ def segment_attention(
 
 def _inside(segment: Segment, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
     """(1, heads, tokens of the segment, D)."""
-    prompt = slice(segment.start, segment.start + segment.prompt)
-    own = scaled_dot_product_attention(
-        query[:, :, prompt], key[:, :, prompt], value[:, :, prompt], is_causal=True, scale=scaling, enable_gqa=True
-    )
-    if not segment.answers:
-        return own
-    rest = slice(prompt.stop, segment.stop)
-    longest = max(segment.answers)
-    queries, keys, values = (_rows(each[:, :, rest], segment.answers, longest) for each in (query, key, value))
-    count = len(segment.answers)
-    keys = torch.cat([key[:, :, prompt].expand(count, -1, -1, -1), keys], dim=2)
-    values = torch.cat([value[:, :, prompt].expand(count, -1, -1, -1), values], dim=2)
-    seen = torch.ones(longest, segment.prompt + longest, dtype=torch.bool, device=query.device).tril(segment.prompt)
-    answers = scaled_dot_product_attention(queries, keys, values, attn_mask=seen, scale=scaling, enable_gqa=True)
-    kept = [answers[index : index + 1, :, :length] for index, length in enumerate(segment.answers)]
-    return torch.cat([own, *kept], dim=2)
+    start, stop = segment.start, segment.start + segment.prompt
+    mixed = [
+        scaled_dot_product_attention(
+            query[:, :, start:stop],
+            key[:, :, start:stop],
+            value[:, :, start:stop],
+            is_causal=True,
+            scale=scaling,
+            enable_gqa=True,
+        )
+    ]
+    of_prompt = tuple(each[:, :, start:stop] for each in (query, key, value))
+    for tokens in segment.answers:
+        start, stop = stop, stop + tokens
+        own = tuple(each[:, :, start:stop] for each in (query, key, value))
+        mixed.append(_answer(of_prompt, own, scaling))
+    return torch.cat(mixed, dim=2)
 
 
-def _rows(packed: Tensor, lengths: tuple[int, ...], longest: int) -> Tensor:
-    """(1, heads, sum of lengths, D) -> (count, heads, longest, D), padded on the right."""
-    parts = packed.split(lengths, dim=2)
-    return torch.cat([pad(part, (0, 0, 0, longest - part.shape[2])) for part in parts])
+def _answer(prompt: tuple[Tensor, ...], own: tuple[Tensor, ...], scaling: float | None) -> Tensor:
+    """(1, heads, tokens of the answer, D): it sees the prompt and itself.
+
+    A causal kernel computes half of a square, one with a mask all of its rectangle: so an answer that is not much
+    shorter than its prompt has the prompt's queries computed once more, and thrown away.
+    """
+    before, tokens = prompt[0].shape[2], own[0].shape[2]
+    key, value = (torch.cat(pair, dim=2) for pair in zip(prompt[1:], own[1:], strict=True))
+    if before > 2 * tokens:
+        seen = torch.ones(tokens, before + tokens, dtype=torch.bool, device=key.device).tril(before)
+        return scaled_dot_product_attention(own[0], key, value, attn_mask=seen, scale=scaling, enable_gqa=True)
+    query = torch.cat([prompt[0], own[0]], dim=2)
+    mixed = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+    return mixed[:, :, before:]

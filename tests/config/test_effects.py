@@ -29,6 +29,8 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.algorithm.grpo_norm_by_std": {"trainer.algorithm.advantage_estimator": "rloo"},
     "trainer.algorithm.eps_clip_low": {"trainer.algorithm.policy_loss_type": "sapo"},
     "trainer.algorithm.eps_clip_high": {"trainer.algorithm.policy_loss_type": "sapo"},
+    "trainer.micro_train_batch_size_per_gpu": {"trainer.max_tokens_per_microbatch": 4096},
+    "trainer.micro_forward_batch_size_per_gpu": {"trainer.max_tokens_per_microbatch": 4096},
     "trainer.share_group_prompts": {"trainer.use_sample_packing": False},
     "trainer.eval_batch_size": NO_EVALUATION,
     "generator.eval_sampling_params": NO_EVALUATION,

@@ -17,7 +17,7 @@ import torch
 from skyrl.learners.ranks import Ranks, Rendezvous
 from skyrl.processes.handles import Group
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds that a rank of a test waits for another."""
 
 

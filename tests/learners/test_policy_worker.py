@@ -19,6 +19,8 @@ from skyrl.algorithms import linear_logprobs
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.errors import ConfigError, ModelError
+from skyrl.learners.budget import TokenBudget
+from skyrl.learners.group import deal
 from skyrl.learners.workers import PolicyWorker, RefWorker
 from skyrl.models.output_head import has_plain_head
 from skyrl.training.objective import policy_objective
@@ -292,3 +294,22 @@ async def test_rows_of_one_group_with_different_prompts_share_nothing(trainer: T
     rows = evolve(rows, input_ids=ids)
     scores = await worker(trainer).score(rows)
     torch.testing.assert_close(await worker(trainer, share_group_prompts=False).score(rows), scores)
+
+
+@pytest.mark.parametrize("tokens", [1, 14, 20, 1000])
+async def test_a_budget_of_tokens_changes_neither_scores_nor_gradients(trainer: TrainerConfig, tokens: int) -> None:
+    by_rows, by_tokens = worker(trainer), worker(trainer, max_tokens_per_microbatch=tokens)
+    passes: list[int] = []
+    by_tokens.model.register_forward_pre_hook(lambda *_: passes.append(1))
+    one, two = await by_rows.update(grouped()), await by_tokens.update(grouped())
+    assert two["final_loss"] == pytest.approx(one["final_loss"], abs=1e-5)
+    torch.testing.assert_close(gradients(by_tokens), gradients(by_rows), atol=1e-5, rtol=1e-4)
+    # groups of 16 and 19 tokens, each whole: one is above 14, both are above 1, and 20 holds one of them
+    assert len(passes) == (1 if tokens == 1000 else 2)
+    fresh = worker(trainer, max_tokens_per_microbatch=tokens)
+    torch.testing.assert_close(await fresh.score(grouped()), await worker(trainer).score(grouped()), atol=1e-5, rtol=0)
+
+
+def test_ranks_with_a_budget_make_as_many_passes() -> None:
+    shares = TokenBudget(tokens=12, keep_groups=False).plan(deal(grouped(), 2))  # 7, 12, 5 and 8, 12, 11 tokens
+    assert [int(share.micro_batches.max()) + 1 for share in shares if share.micro_batches is not None] == [3, 3]

@@ -1,0 +1,233 @@
+"""Laws of policy losses and of what is around them: what reduces to what, and what must not matter."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from skyrl.algorithms.clipped_losses import CISPOLoss, DualClipLoss, GMPOLoss, GSPOLoss, RegularLoss, SAPOLoss
+from skyrl.algorithms.estimators import GPG, GRPO, OPO, RLOO, AdvantageEstimator, MaxRL, ReinforcePlusPlusBaseline
+from skyrl.algorithms.losses import LossInputs, PolicyLoss
+from skyrl.algorithms.masked import whiten
+from skyrl.algorithms.normalization import normalize
+from skyrl.algorithms.off_policy import OffPolicyCorrection, correct
+from skyrl.algorithms.rollout_losses import DecoupledLoss, DPPOLoss, ImportanceSamplingLoss, RolloutISLoss
+from skyrl.batch import TrainingBatch
+from skyrl.config.algorithm import LossReduction
+from skyrl.training.objective import PolicyObjective, Reduction
+
+LOSSES: dict[str, PolicyLoss] = {
+    "regular": RegularLoss(clip_low=0.2, clip_high=0.28),
+    "dual_clip": DualClipLoss(clip_low=0.2, clip_high=0.2, bound=3.0),
+    "gspo": GSPOLoss(clip_low=0.1, clip_high=0.1),
+    "gmpo": GMPOLoss(log_low=0.4, log_high=0.4),
+    "cispo": CISPOLoss(clip_low=1.0, clip_high=4.0),
+    "sapo": SAPOLoss(tau_pos=1.0, tau_neg=1.05),
+    "rollout_is": RolloutISLoss(clip_low=0.5, clip_high=0.5),
+    "dppo": DPPOLoss(divergence="binary_kl", low=0.05, high=0.05),
+    "decoupled": DecoupledLoss(clip_low=0.2, clip_high=0.2, cap=2.0),
+    "importance_sampling": ImportanceSamplingLoss(),
+}
+REDUCTIONS: tuple[LossReduction, ...] = (
+    "token_mean",
+    "sequence_mean",
+    "seq_mean_token_sum_norm",
+    "prompt_mean",
+    "token_mean_legacy",
+)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> TrainingBatch:
+    """Rows of groups of two, with the policy's own log-probabilities as `values`, so that they go where rows go."""
+    rows, width = 2 * draw(st.integers(1, 3)), draw(st.integers(2, 6))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
+    mask = torch.rand(rows, width, generator=generator) < 0.6
+    mask[:, 0] = False
+    old, rollout, new = (-2 * torch.rand(rows, width, generator=generator) - 0.01 for _ in range(3))
+    scores = torch.randint(0, 3, (rows, 1), generator=generator).float()
+    return TrainingBatch(
+        input_ids=torch.ones(rows, width, dtype=torch.long),
+        lengths=torch.full((rows,), width),
+        loss_mask=mask,
+        rollout_logprobs=rollout,
+        rewards=torch.cat([torch.zeros(rows, width - 1), scores], 1),
+        groups=torch.arange(rows) // 2,
+        old_logprobs=old,
+        values=new,
+        advantages=torch.randn(rows, 1, generator=generator) * mask,
+    )
+
+
+def inputs(batch: TrainingBatch, **changes: Tensor) -> LossInputs:
+    assert batch.values is not None and batch.old_logprobs is not None and batch.advantages is not None
+    tensors = {
+        "logprobs": batch.values,
+        "old_logprobs": batch.old_logprobs,
+        "rollout_logprobs": batch.rollout_logprobs,
+        "advantages": batch.advantages,
+    }
+    return LossInputs.selected(batch.loss_mask, **(tensors | changes))
+
+
+def total_and_gradient(objective: PolicyObjective, batch: TrainingBatch, rows: int) -> tuple[Tensor, Tensor]:
+    """Of one mini-batch, in micro-batches of so many rows."""
+    assert batch.values is not None
+    leaf = batch.values.clone().requires_grad_()
+    parts = [
+        objective(micro.values, micro)[0]
+        for micro in objective.weigh(batch.given(values=leaf)).split(rows)
+        if micro.values is not None
+    ]
+    total = torch.stack(parts).sum()
+    (gradient,) = torch.autograd.grad(total, leaf)
+    return total.detach(), gradient
+
+
+def objective(loss: str = "regular", reduction: LossReduction = "token_mean") -> PolicyObjective:
+    return PolicyObjective(
+        policy_loss=LOSSES[loss],
+        reduction=Reduction(name=reduction, max_seq_len=10, micro_batch_rows=2),
+        correction=OffPolicyCorrection(tis="token", tis_cap=2.0) if loss == "regular" else OffPolicyCorrection(),
+    )
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@given(batches(), st.integers(1, 6))
+def test_cutting_a_mini_batch_changes_nothing(reduction: LossReduction, batch: TrainingBatch, rows: int) -> None:
+    whole = total_and_gradient(objective(reduction=reduction), batch, 100)
+    parts = total_and_gradient(objective(reduction=reduction), batch, rows)
+    torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@given(batches())
+def test_what_stands_outside_the_mask_reaches_nothing(loss: str, batch: TrainingBatch) -> None:
+    assert batch.values is not None and batch.old_logprobs is not None
+    spoiled = {
+        name: torch.where(batch.loss_mask, getattr(batch, name), torch.nan)
+        for name in ("values", "old_logprobs", "rollout_logprobs", "advantages")
+    }
+    clean = total_and_gradient(objective(loss), batch, 100)
+    other = total_and_gradient(objective(loss), batch.given(**spoiled), 100)
+    torch.testing.assert_close(other, clean)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@given(batches())
+def test_rows_without_advantage_are_left_out_and_nothing_changes(loss: str, batch: TrainingBatch) -> None:
+    assert batch.advantages is not None
+    half = batch.given(advantages=torch.where(batch.groups.unsqueeze(1) == 0, 0.0, batch.advantages))
+    skipping, whole = objective(loss), attrs.evolve(objective(loss), policy_loss=Unmarked(LOSSES[loss]))
+    torch.testing.assert_close(
+        total_and_gradient(skipping, half, 100), total_and_gradient(whole, half, 100), atol=1e-6, rtol=1e-5
+    )
+    if batch.loss_mask[2:].any() and batch.loss_mask[:2].any():
+        assert len(skipping.weigh(half)) < len(batch)
+
+
+@attrs.frozen
+class Unmarked:
+    """The same loss, which does not say that it vanishes without advantage."""
+
+    loss: PolicyLoss
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        return self.loss(inputs)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@given(batches())
+def test_at_ratio_one_the_gradient_is_the_policy_gradient(loss: str, batch: TrainingBatch) -> None:
+    assert batch.values is not None and batch.advantages is not None
+    leaf = batch.values.clone().requires_grad_()
+    seen = inputs(batch, logprobs=leaf, old_logprobs=batch.values, rollout_logprobs=batch.values)
+    losses = LOSSES[loss](seen)
+    counts = batch.loss_mask.sum(1, keepdim=True) if loss == "gmpo" else torch.ones(len(batch), 1)  # a mean of tokens
+    (gradient,) = torch.autograd.grad((torch.where(batch.loss_mask, losses, 0.0) / counts.clamp(min=1)).sum(), leaf)
+    scale = counts.clamp(min=1)
+    torch.testing.assert_close(gradient * scale, -batch.advantages * batch.loss_mask, atol=1e-5, rtol=1e-4)
+
+
+@given(batches(), st.floats(0.05, 0.5), st.floats(0.05, 0.5))
+def test_losses_reduce_to_their_parents(batch: TrainingBatch, low: float, high: float) -> None:
+    regular = RegularLoss(clip_low=low, clip_high=high)(inputs(batch))
+    assert torch.equal(DualClipLoss(clip_low=low, clip_high=high, bound=1e30)(inputs(batch)), regular)
+    on_policy = inputs(batch, rollout_logprobs=inputs(batch).old_logprobs)
+    torch.testing.assert_close(DecoupledLoss(clip_low=low, clip_high=high)(on_policy), regular)
+    unclipped = ImportanceSamplingLoss()(inputs(batch))
+    torch.testing.assert_close(RegularLoss(clip_low=1.0, clip_high=1e9)(inputs(batch)), unclipped)
+
+
+@given(batches())
+def test_cispo_without_bounds_has_the_gradient_of_the_unclipped_ratio(batch: TrainingBatch) -> None:
+    gradients = []
+    for loss in (CISPOLoss(clip_low=1.0, clip_high=1e9), ImportanceSamplingLoss()):
+        assert batch.values is not None
+        leaf = batch.values.clone().requires_grad_()
+        losses = torch.where(batch.loss_mask, loss(inputs(batch, logprobs=leaf)), 0.0)
+        gradients.append(torch.autograd.grad(losses.sum(), leaf)[0])
+    torch.testing.assert_close(*gradients)
+
+
+@given(batches())
+def test_without_a_gap_no_correction_does_anything(batch: TrainingBatch) -> None:
+    assert batch.old_logprobs is not None
+    for kind in ("token", "sequence"):
+        wanted = OffPolicyCorrection(tis=kind, sequence_metric="product")
+        found = correct(batch.old_logprobs, batch.old_logprobs, batch.loss_mask, wanted)
+        assert torch.equal(found.mask, batch.loss_mask)
+        assert (found.weights == 1).all()
+
+
+ESTIMATORS: tuple[AdvantageEstimator, ...] = (
+    GRPO(normalize_by_std=True),
+    RLOO(),
+    MaxRL(),
+    OPO(),
+    GPG(),
+    ReinforcePlusPlusBaseline(),
+)
+
+
+@given(batches(), st.integers(0, 1000))
+def test_the_order_of_rows_does_not_matter_to_an_estimator(batch: TrainingBatch, seed: int) -> None:
+    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))
+    for estimate in ESTIMATORS:
+        torch.testing.assert_close(estimate(batch.select(order)), estimate(batch)[order], atol=1e-5, rtol=1e-4)
+
+
+@given(batches())
+def test_padding_does_not_matter_to_an_estimator(batch: TrainingBatch) -> None:
+    wide = {
+        each.name: torch.nn.functional.pad(value, (0, 3))
+        for each in attrs.fields(TrainingBatch)
+        if (value := getattr(batch, each.name)) is not None and value.dim() == 2
+    }
+    for estimate in ESTIMATORS:
+        found = estimate(attrs.evolve(batch, **wide))
+        torch.testing.assert_close(found[:, : batch.input_ids.shape[1]], estimate(batch), atol=1e-6, rtol=1e-5)
+        assert (found[:, batch.input_ids.shape[1] :] == 0).all()
+
+
+@given(batches())
+def test_whitened_numbers_have_mean_zero_and_deviation_one_or_are_all_equal(batch: TrainingBatch) -> None:
+    assert batch.values is not None
+    chosen = whiten(batch.values, batch.loss_mask)[batch.loss_mask]
+    if len(chosen) > 1:
+        assert abs(chosen.mean().item()) < 1e-4
+        assert chosen.std().item() == pytest.approx(1.0, abs=1e-3)
+
+
+@given(batches(), st.floats(0.5, 4.0), st.floats(-3.0, 3.0))
+def test_shift_and_scale_do_not_survive_normalization(batch: TrainingBatch, scale: float, shift: float) -> None:
+    everything = torch.ones(len(batch), dtype=torch.bool)
+
+    def of(values: Tensor) -> Tensor:
+        return normalize(values, batch.groups, everything, mean_level="group", std_level="batch", eps=1e-9)
+
+    torch.testing.assert_close(of(batch.scores * scale + shift), of(batch.scores), atol=1e-4, rtol=1e-4)

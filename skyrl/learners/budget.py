@@ -1,0 +1,70 @@
+"""Micro-batches bounded by their tokens: which rows of each rank go through the model together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import attrs
+import torch
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
+from skyrl.planning.micro_batches import equal_plans
+
+
+@attrs.frozen(kw_only=True)
+class TokenBudget:
+    """`trainer.max_tokens_per_microbatch`, and what is kept together under it."""
+
+    tokens: int | None = None
+    """None: micro-batches are counted in rows."""
+
+    keep_groups: bool = True
+    """Neighbouring rows of one group stay together, and their prompt counts once: they share it."""
+
+    def plan(self, shares: Sequence[TrainingBatch]) -> list[TrainingBatch]:
+        """The rows of each rank with the number of the micro-batch that each is in; all ranks have as many of them."""
+        if self.tokens is None:
+            return list(shares)
+        items = [_items(share, self.keep_groups) for share in shares]
+        plans = equal_plans([[tokens for _, tokens in own] for own in items], self.tokens)
+        if any(not each for plan in plans for each in plan):  # a rank has fewer groups than another needs micro-batches
+            items = [_items(share, False) for share in shares]
+            plans = equal_plans([[tokens for _, tokens in own] for own in items], self.tokens)
+        return [
+            share.given(micro_batches=_numbers(share, [row for row, _ in own], plan))
+            for share, own, plan in zip(shares, items, plans, strict=True)
+        ]
+
+
+def micro_batches(batch: TrainingBatch, rows: int) -> Iterator[tuple[Tensor, TrainingBatch]]:
+    """Where the rows of each micro-batch stand in the batch, and the rows: as planned, or `rows` at a time."""
+    if batch.micro_batches is None:
+        indices = torch.arange(len(batch), device=batch.lengths.device).split(rows)
+    else:
+        count = int(batch.micro_batches.max()) + 1
+        indices = tuple((batch.micro_batches == number).nonzero().squeeze(1) for number in range(count))
+    for index in indices:
+        yield index, batch.select(index)
+
+
+def _items(batch: TrainingBatch, keep_groups: bool) -> list[tuple[tuple[int, ...], int]]:
+    """Rows that stay together, and the tokens that they cost."""
+    lengths = batch.lengths.tolist()
+    if not keep_groups or batch.answer_lengths is None:
+        return [((row,), length) for row, length in enumerate(lengths)]
+    answers, groups = batch.answer_lengths.tolist(), batch.groups.tolist()
+    items = []
+    for _, members in groupby(range(len(batch)), key=groups.__getitem__):
+        rows = tuple(members)
+        items.append((rows, lengths[rows[0]] - answers[rows[0]] + sum(answers[row] for row in rows)))
+    return items
+
+
+def _numbers(batch: TrainingBatch, items: Sequence[tuple[int, ...]], plan: Sequence[Sequence[int]]) -> Tensor:
+    numbers = torch.zeros(len(batch), dtype=torch.long)
+    for number, own in enumerate(plan):
+        for item in own:
+            numbers[list(items[item])] = number
+    return numbers.to(batch.lengths.device)

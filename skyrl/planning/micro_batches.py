@@ -1,0 +1,104 @@
+"""Which rows go through a model together, where a micro-batch is bounded by its tokens and not by its rows.
+
+Items are rows, or rows that have to stay together (the answers to one prompt), each with a number of tokens. Two ways
+of packing: `first_fit_decreasing`, whose rule is AReaL's (arXiv:2505.24298, algorithm 1), and `karmarkar_karp`, which
+balances better and falls back to the first where a bin would overflow.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+Plan = tuple[tuple[int, ...], ...]
+"""Bins of item numbers, each ascending, bins by their first item."""
+
+
+def first_fit_decreasing(tokens: Sequence[int], capacity: int, *, at_least: int = 1) -> Plan:
+    """Longest items first. A new bin is opened while there are fewer than `at_least`, or where even the emptiest cannot
+    hold the item; otherwise it goes, of the bins that can hold it, to the one with fewest items, and of those to the
+    one with fewest tokens.
+
+    Raises ValueError for an item above the capacity, and for fewer items than bins that are wanted.
+    """
+    _expect(tokens, capacity, at_least)
+    bins: list[list[int]] = []
+    loads: list[int] = []
+    for item in sorted(range(len(tokens)), key=lambda item: (-tokens[item], item)):
+        fitting = [number for number, load in enumerate(loads) if load + tokens[item] <= capacity]
+        if len(bins) < at_least or not fitting:
+            bins.append([item])
+            loads.append(tokens[item])
+            continue
+        chosen = min(fitting, key=lambda number: (len(bins[number]), loads[number]))
+        bins[chosen].append(item)
+        loads[chosen] += tokens[item]
+    return _in_order(bins)
+
+
+def karmarkar_karp(tokens: Sequence[int], capacity: int, *, at_least: int = 1) -> Plan:
+    """As few bins as the sum of tokens allows, filled as evenly as largest differencing finds (Karmarkar and Karp,
+    1982); where one overflows, `first_fit_decreasing`. Raises as it does.
+    """
+    _expect(tokens, capacity, at_least)
+    count = max(at_least, -(-sum(tokens) // capacity))
+    if count > len(tokens):
+        return first_fit_decreasing(tokens, capacity, at_least=at_least)
+    bins = _balanced(tokens, count)
+    if any(not each for each in bins) or any(sum(tokens[item] for item in each) > capacity for each in bins):
+        return first_fit_decreasing(tokens, capacity, at_least=at_least)
+    return _in_order(bins)
+
+
+def equal_plans(tokens: Sequence[Sequence[int]], capacity: int) -> tuple[Plan, ...]:
+    """One plan for each rank, all with the same number of bins: the most that any of them needs.
+
+    An item above the capacity gets a bin of its own, and a rank with fewer items than bins repeats its last bin empty:
+    `()`. `tokens[rank]` are the rank's items. Every rank has one item at least.
+    """
+    wanted = 1
+    while True:
+        plans = [_plan(items, capacity, wanted) for items in tokens]
+        most = max(map(len, plans))
+        if all(len(plan) == most for plan in plans):
+            return tuple(plans)
+        wanted = most
+
+
+def _plan(tokens: Sequence[int], capacity: int, at_least: int) -> Plan:
+    """Bins of what fits, each too large item alone, and as many empty ones as are missing."""
+    alone = [(item,) for item, size in enumerate(tokens) if size > capacity]
+    rest = [item for item, size in enumerate(tokens) if size <= capacity]
+    sizes = [tokens[item] for item in rest]
+    wanted = min(max(at_least - len(alone), 1), len(rest))
+    packed = karmarkar_karp(sizes, capacity, at_least=wanted) if rest else ()
+    bins = [*alone, *(tuple(rest[item] for item in each) for each in packed)]
+    return (*_in_order(bins), *((),) * (at_least - len(bins)))
+
+
+def _balanced(tokens: Sequence[int], count: int) -> list[list[int]]:
+    """Largest differencing: the two most uneven partitions are merged, heaviest bins with lightest, until one is
+    left.
+    """
+    heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
+    for item, size in enumerate(tokens):
+        parts = [(0, list[int]())] * (count - 1) + [(size, [item])]
+        heapq.heappush(heap, (-size, item, parts))
+    while len(heap) > 1:
+        _, first, one = heapq.heappop(heap)
+        _, _, other = heapq.heappop(heap)
+        merged = [(a + b, left + right) for (a, left), (b, right) in zip(one, reversed(other), strict=True)]
+        merged.sort(key=lambda part: part[0])
+        heapq.heappush(heap, (merged[0][0] - merged[-1][0], first, merged))
+    return [items for _, items in heap[0][2]]
+
+
+def _expect(tokens: Sequence[int], capacity: int, at_least: int) -> None:
+    if tokens and max(tokens) > capacity:
+        raise ValueError(f"tokens: an item of {max(tokens)} does not fit into {capacity}")
+    if len(tokens) < at_least:
+        raise ValueError(f"at_least: {len(tokens)} items cannot fill {at_least} bins")
+
+
+def _in_order(bins: Sequence[Sequence[int]]) -> Plan:
+    return tuple(sorted((tuple(sorted(each)) for each in bins), key=lambda each: each[0]))

@@ -1,0 +1,59 @@
+"""Algorithms that have parts beyond a loss: a critic, a weight that changes, a batch that is filled up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.errors import RunError
+from tests.nano_run import metrics, train
+
+CRITIC: dict[str, Any] = {
+    "trainer__critic_mini_batch_size": 4,
+    "trainer__critic__optimizer_config__lr": 1e-2,
+    "trainer__algorithm__advantage_estimator": "gae",
+    "trainer__algorithm__use_kl_in_reward": True,
+    "trainer__algorithm__kl_loss_coef": 0.1,
+    "trainer__algorithm__kl_ctrl__type": "adaptive",
+    "trainer__algorithm__kl_ctrl__horizon": 100,
+    "trainer__eval_before_train": False,
+    "trainer__eval_interval": -1,
+    "trainer__deterministic": True,
+}
+
+
+def test_a_resumed_run_has_the_critic_and_the_kl_weight_that_it_had(nano: Path, tmp_path: Path) -> None:
+    own = CRITIC | {"trainer__critic__model__path": str(nano / "model")}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(nano, whole, trainer__max_training_steps=4, **own)
+    for steps in (2, 4):
+        train(nano, parts, trainer__max_training_steps=steps, **own)
+    assert metrics(parts) == metrics(whole)
+    weights = [row["loss/kl_loss_coef"] for row in metrics(whole)]
+    assert weights[0] == 0.1
+    assert len(set(weights)) == 4  # it changes after every step, by 0.2 x 12 / 100 at most
+    assert all(0 < row["critic/critic_loss"] < 10 for row in metrics(whole))
+
+
+def test_dynamic_sampling_that_finds_nothing_ends_with_what_to_do(nano: Path, tmp_path: Path) -> None:
+    file = tmp_path / "always.py"
+    file.write_text("def right(completion, **others):\n    return 1.0\n", encoding="utf-8")
+    changes = {
+        "environment__env_class": f"{file}:right",
+        "trainer__algorithm__dynamic_sampling": {"type": "filter", "max_sample_batches": 2},
+        "trainer__eval_before_train": False,
+    }
+    with pytest.raises(RunError, match="0 groups of different rewards, 4 are needed"):
+        train(nano, tmp_path, **changes)
+
+
+def test_a_batch_without_a_group_that_teaches_changes_no_weight(nano: Path, tmp_path: Path) -> None:
+    file = tmp_path / "always.py"
+    file.write_text("def right(completion, **others):\n    return 1.0\n", encoding="utf-8")
+    changes = {"environment__env_class": f"{file}:right", "trainer__algorithm__zero_variance_filter": True}
+    train(nano, tmp_path, trainer__max_training_steps=1, trainer__eval_before_train=False, **changes)
+    [step] = [row for row in metrics(tmp_path) if row["step"]]
+    assert step["reward/num_zero_variance_filtered"] == 4
+    assert step["policy/mini_batches_without_a_token"] == 1
