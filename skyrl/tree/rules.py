@@ -78,7 +78,7 @@ def derive(
         if value == step.unset and type(value) is type(step.unset):
             continue
         config = _written(config, step, value)
-        origin = Origin(kind="rule", where=step.name, reads=step.reads)
+        origin = Origin(kind="rule", where=step.name, reads=step.reads, value=value)
         grown[step.writes] = (*grown.get(step.writes, (DEFAULT,)), origin)
     return config, grown, frozenset(out_of_use)
 
@@ -89,6 +89,25 @@ def _written(config: T, step: Rule[T], value: Any) -> T:
     except ConfigError as error:  # the values that it follows from are absurd, if each of them is allowed
         hint = f"it follows from {', '.join(step.reads)}"
         raise ConfigError([attrs.evolve(each, path=step.writes, hint=hint) for each in error.problems]) from None
+
+
+def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
+    """The paths whose value the rules would give again if it were not there: a stored tree need not keep them."""
+    present = [step for step in rules if get_at(config, step.writes) != step.unset]
+    candidates = {step.writes: step for step in present}
+    while True:
+        bare = config
+        for path, step in candidates.items():
+            bare = evolve_at(bare, path, step.unset)
+        again = derive(bare, rules, {})[0]
+        by_hand = {path for path in candidates if not _alike(get_at(again, path), get_at(config, path))}
+        if not by_hand:
+            return tuple(candidates)
+        candidates = {path: step for path, step in candidates.items() if path not in by_hand}
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
 
 
 def find_problems(config: T, checks: Iterable[Check[T]], origins: Origins, broken: Iterable[str] = ()) -> list[Problem]:
