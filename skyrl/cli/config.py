@@ -105,11 +105,14 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
     """Compare two configurations: files, folders of runs, or presets (preset:NAME). Exit code 1 if they differ."""
     import json
 
-    from skyrl.config import resolve
+    from skyrl.config.resolve import resolve_with_origins
     from skyrl.tree import differences
 
-    one, other = (load_words([name]).config for name in (before, after))
-    found = differences(one, other) if written else differences(resolve(one), resolve(other))
+    one, other = (load_words([name]) for name in (before, after))
+    if written:
+        found = differences(one.config, other.config)
+    else:
+        found = differences(*(resolve_with_origins(each.config, each.origins)[0] for each in (one, other)))
     if machine:
         rows = [{"path": path, "before": old, "after": new} for path, (old, new) in found.items()]
         click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
@@ -117,6 +120,38 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
         _print_differences(found)
     if found:
         sys.exit(1)
+
+
+@config.command()
+@click.argument("source", metavar="FILE|SCRIPT", type=click.Path())
+@click.option("--from", "house", type=click.Choice(["skyrl-hydra", "skyrl", "areal"]), required=True)
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the TOML there, not to standard output.")
+def convert(source: str, house: str, output: str | None) -> None:
+    """Write our TOML from a configuration of SkyRL's or AReaL's, and say what became of each of its settings."""
+    from pathlib import Path
+
+    from skyrl.cli.show import dump
+    from skyrl.config import SkyRLTrainConfig
+    from skyrl.errors import UserError, render
+
+    if house == "areal":
+        from skyrl.interop.areal import convert_areal as convert_file
+    else:
+        from skyrl.interop.skyrl_scripts import convert_skyrl as convert_file
+    converted = convert_file(source)
+    if not converted.lines:
+        raise UserError(f"{source} has no settings of {house}: nothing was converted")
+    text = dump(converted.tables, "toml", SkyRLTrainConfig)
+    if output:
+        try:
+            Path(output).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{output} cannot be written: {error.strerror}") from None
+    else:
+        click.echo(text)
+    click.echo(converted.report(), err=True)
+    if converted.problems:
+        click.echo("\n" + render(converted.problems, "What `skyrl config check` says about it"), err=True)
 
 
 def _print_differences(found: dict[str, tuple[Any, Any]]) -> None:

@@ -38,10 +38,11 @@ class RunConfig(BaseConfig):
     @classmethod
     def _loaded(cls, overrides: Any) -> Self:
         from skyrl.config.load import load
-        from skyrl.config.resolve import resolve
+        from skyrl.config.resolve import resolve_with_origins
 
         root: Any = cls
-        resolved: Self = resolve(load([], overrides, root).config)
+        loaded: Any = load([], overrides, root)
+        resolved: Self = resolve_with_origins(loaded.config, loaded.origins)[0]
         return resolved
 
 
