@@ -109,10 +109,10 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
     from skyrl.tree import differences
 
     one, other = (load_words([name]) for name in (before, after))
-    if written:
-        found = differences(one.config, other.config)
-    else:
-        found = differences(*(resolve_with_origins(each.config, each.origins)[0] for each in (one, other)))
+    trees = [one.config, other.config]
+    if not written:
+        trees = [resolve_with_origins(each.config, each.origins)[0] for each in (one, other)]
+    found = differences(trees[0], trees[1])
     if machine:
         rows = [{"path": path, "before": old, "after": new} for path, (old, new) in found.items()]
         click.echo(json.dumps(rows, indent=2, ensure_ascii=False))

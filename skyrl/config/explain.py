@@ -70,7 +70,7 @@ def explain(path: str, run: SkyRLTrainConfig, origins: Origins) -> Explanation:
     Raises `ConfigError` for a path that does not exist.
     """
     names = split_path(path)
-    attribute, doc = _field(names, type(run))
+    attribute, doc = _field(names, run)
     effect = next((each for each in EFFECTS if _covers(each.path, path)), None)
     later = next((each for each in NOT_YET if _covers(each.path, path)), None)
     return Explanation(
@@ -87,22 +87,25 @@ def explain(path: str, run: SkyRLTrainConfig, origins: Origins) -> Explanation:
     )
 
 
-def _field(names: Path, root: type[Any]) -> tuple[attrs.Attribute[Any], str]:
+def _field(names: Path, run: SkyRLTrainConfig) -> tuple[attrs.Attribute[Any], str]:
     """The field at a path, or the free-form table that the path leads into, and its documentation."""
-    owner = root
+    table: Any = run
     for depth, name in enumerate(names):
+        owner = type(table)
         attribute = fields_of(owner).get(name)
         if attribute is None:
-            sentence, _ = suggestion(root, owner, names, depth)
+            sentence, _ = suggestion(type(run), owner, names, depth)
             raise ConfigError([Problem(path=dotted(names), message="no such field", hint=sentence)], title=_TITLE)
         nested = config_class(attribute.type)
+        if nested is None and depth + 1 < len(names) and not is_mapping(attribute.type):
+            message = f"no such field: {dotted(names[: depth + 1])} is {describe(attribute.type)}"
+            raise ConfigError([Problem(path=dotted(names), message=message)], title=_TITLE)
         if nested is None or depth + 1 == len(names):
-            if depth + 1 < len(names) and not is_mapping(attribute.type):
-                message = f"no such field: {dotted(names[: depth + 1])} is {describe(attribute.type)}"
-                raise ConfigError([Problem(path=dotted(names), message=message)], title=_TITLE)
-            return attribute, docs_of(owner).get(name, "")
-        owner = nested
-    raise ConfigError([Problem(path=dotted(names), message="names no field")], title=_TITLE)
+            break
+        value = getattr(table, name)
+        table = nested() if value is None else value
+    assert attribute is not None  # a path has a name, which was found
+    return attribute, docs_of(owner).get(name, "")
 
 
 _TITLE = "There is nothing to explain"
@@ -117,16 +120,29 @@ def _value(run: Any, names: Path) -> Any:
     return flatten(value) if attrs.has(type(value)) else stored_value(value)
 
 
+def _default(run: SkyRLTrainConfig, names: Path) -> Any:
+    """The value that is there when nothing is written; in a table of another class, that class's own."""
+    default: Any = type(run)()
+    table: Any = run
+    for depth, name in enumerate(names[:-1]):
+        table, default = getattr(table, name, None), getattr(default, name, None)
+        if not attrs.has(type(table)):
+            return _value(default, names[depth + 1 :]) if default is not None else None
+        if type(default) is not type(table):
+            default = type(table)()
+    return _value(default, names[-1:])
+
+
 def _chain(path: str, names: Path, run: SkyRLTrainConfig, origins: Origins) -> tuple[Step, ...]:
     chain = origins.get(path, ())
-    steps = [] if chain and chain[0].kind == "default" else [Step(place="default", value=_value(type(run)(), names))]
+    steps = [] if chain and chain[0].kind == "default" else [Step(place="default", value=_default(run, names))]
     by_name = {rule.name: rule for rule in RULES}
     for origin in chain:
         rule = by_name.get(origin.where) if origin.kind == "rule" else None
         reads = [(each, stored_value(get_at(run, each)), place_of(each, origins) or "default") for each in origin.reads]
         value = flatten(origin.value) if attrs.has(type(origin.value)) else stored_value(origin.value)
         if origin.kind == "default" and not origin.where:
-            value = _value(type(run)(), names)
+            value = _default(run, names)
         sentence = " ".join((rule.compute.__doc__ or "").split()) if rule else ""
         steps.append(Step(place=origin.place or "default", value=value, because=sentence, reads=tuple(reads)))
     return tuple(steps)

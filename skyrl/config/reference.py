@@ -28,6 +28,7 @@ def reference_page(run: Any) -> str:
 
 def _table(table: Any, defaults: Any, path: str) -> list[str]:
     cls = type(table)
+    defaults = defaults if type(defaults) is cls else cls()
     docs, lines, inner = docs_of(cls), [f"## {path or 'The root'}", ""], []
     lines += [" ".join((inspect.getdoc(cls) or "").split()), ""]
     for name, attribute in fields_of(cls).items():
@@ -35,9 +36,9 @@ def _table(table: Any, defaults: Any, path: str) -> list[str]:
         nested = config_class(attribute.type)
         if nested is not None:
             value = getattr(table, name)
-            inner += _table(nested() if value is None else value, getattr(defaults, name, None) or nested(), here)
+            inner += _table(nested() if value is None else value, getattr(defaults, name) or nested(), here)
             continue
-        default = json.dumps(stored_value(getattr(defaults, name, None)), ensure_ascii=False)
+        default = json.dumps(stored_value(getattr(defaults, name)), ensure_ascii=False)
         allowed = wanted_by(attribute.validator)
         facts = [describe(attribute.type), f"{allowed}" if allowed else "", f"default `{default}`", role_of(attribute)]
         lines += [f"- **`{name}`** ({'; '.join(filter(None, facts))})", *_sentences(here, docs.get(name, ""))]

@@ -55,4 +55,4 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not a number that JSON has")
+    raise ValueError(f"the constant {constant} is not a number that JSON has")

@@ -92,8 +92,11 @@ def _written(config: T, step: Rule[T], value: Any) -> T:
 
 
 def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
-    """The paths whose value the rules would give again if it were not there: a stored tree need not keep them."""
-    present = [step for step in rules if get_at(config, step.writes) != step.unset]
+    """The paths whose value the rules would give again if it were not there: a stored tree need not keep them.
+
+    What a rule reads from no path it has from the machine, which may be another one later: that is kept.
+    """
+    present = [step for step in rules if step.reads and get_at(config, step.writes) != step.unset]
     candidates = {step.writes: step for step in present}
     while True:
         bare = config

@@ -136,6 +136,13 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no annotatio
     """Quotes what either version of YAML would take for something other than text."""
 
 
+def _represent_text(dumper: Any, text: str) -> Any:
+    """Line ends other than the line feed are escaped: a reader would fold them away."""
+    style = '"' if any(end in text for end in "\r\x85\u2028\u2029") else None
+    return dumper.represent_scalar(f"{_TAG}str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
 for _kind, _pattern in _CORE.items():
     _whole = re.compile(f"(?:{_pattern.pattern})$")
     _CoreLoader.add_implicit_resolver(_TAG + _kind, _whole, None)
