@@ -25,7 +25,7 @@ import attrs
 from skyrl.config import SkyRLTrainConfig, check, compose, load, resolve
 from skyrl.tree import thaw
 from skyrl.tree.classes import fields_of
-from skyrl.tree.types import config_class
+from skyrl.tree.types import bare, config_class
 
 RUN = """\
 [data]
@@ -145,7 +145,8 @@ def classes(cls: type[Any]) -> Iterator[type[Any]]:
 
 
 def type_source(kind: Any) -> str:
-    """A type as one writes it."""
+    """A type as one writes it; a number with a unit is a number."""
+    kind = bare(kind)
     nested = config_class(kind)
     if nested is not None:
         return nested.__name__ if kind is nested else f"{nested.__name__} | None"

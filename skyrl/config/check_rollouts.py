@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
@@ -95,7 +96,7 @@ def positions_are_set_in_one_place(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """What the engine is told behind the learner's back would give another model."""
     kwargs = run.generator.inference_engine.engine_init_kwargs
     overrides = kwargs.get("hf_overrides")
-    inner = overrides if hasattr(overrides, "get") else {}
+    inner: Mapping[str, Any] = overrides if isinstance(overrides, Mapping) else {}
     for name in _ROPE:
         if name in kwargs:
             yield _moved_rope(f"{_ENGINE_KWARGS}.{name}")
