@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -33,9 +33,7 @@ def cli() -> None:
 @STRICT
 def run(words: tuple[str, ...], strict: bool) -> None:
     """Train as the configuration says."""
-    from skyrl.experiments.preflight import PREFLIGHT
-
-    composed = compose_words(words, strict=strict, also=PREFLIGHT)
+    composed = compose_words(words, strict=strict, also=_of_this_machine())
     # Threads of torch that wait for each other by spinning bring a shared machine to a stop; read by torch on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from skyrl.experiments.ppo import BasePPOExp
@@ -51,6 +49,40 @@ def run(words: tuple[str, ...], strict: bool) -> None:
         )
     for line in summary(composed.config, experiment.folder):
         click.echo(line)
+
+
+@cli.command()
+@WORDS
+@STRICT
+def doctor(words: tuple[str, ...], strict: bool) -> None:
+    """Look whether this machine has what a run needs: packages, GPUs, keys, files, models, tasks; start nothing."""
+    composed = compose_words(words, strict=strict, also=_of_this_machine())
+    run = composed.config
+    click.echo(f"The values fit together, and this machine has what they name: {run.trainer.policy.model.path} is")
+    click.echo(f"trained on {run.trainer.device} by {run.trainer.strategy}, with {len(run.data.train_data)} sources.")
+    click.echo("Hub names, and what a cluster has, are seen when it runs.")
+
+
+def _of_this_machine() -> tuple[Any, ...]:
+    """Checks of what lies outside of the tree."""
+    from skyrl.experiments.installation import INSTALLATION, keys_are_there
+    from skyrl.experiments.preflight import PREFLIGHT
+
+    return (*INSTALLATION, keys_are_there(os.environ), *PREFLIGHT)
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes a shell complete commands, files and dotted paths.
+
+    In ~/.bashrc: eval "$(skyrl completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    if kind is not None:
+        click.echo(kind(cli, {}, "skyrl", "_SKYRL_COMPLETE").source())
 
 
 cli.add_command(plan)
