@@ -14,12 +14,12 @@ from typing import Any
 import attrs
 
 from skyrl.config.migrations import MIGRATIONS
-from skyrl.config.resolve import derived
+from skyrl.config.resolve import RULES, derived
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree import fingerprint, to_dict
+from skyrl.tree import fingerprint, get_at, to_dict
 from skyrl.tree.draft import Draft
-from skyrl.tree.dump import SCHEMA_VERSION
+from skyrl.tree.dump import SCHEMA_VERSION, stored_value
 from skyrl.tree.origins import Assignment
 from skyrl.tree.plain import shown
 from skyrl.tree.reach import Reach
@@ -67,4 +67,14 @@ def as_written(assignment: Assignment, root: type[SkyRLTrainConfig]) -> Assignme
         raise ConfigError(errors, title=f"{assignment.origin.where} cannot be read")
     listed = value.get("derived")
     leave_out = [str(path) for path in listed] if isinstance(listed, list) else derived(run)
-    return attrs.evolve(inside, value=sparse(run, root(), leave_out))
+    tables = sparse(run, root(), leave_out)
+    for rule in RULES:  # what a rule would change although it was written, and is the default, is written again
+        if not rule.placeholder and rule.writes not in leave_out:
+            _put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
+    return attrs.evolve(inside, value=tables)
+
+
+def _put(tables: dict[str, Any], names: list[str], value: Any) -> None:
+    for name in names[:-1]:
+        tables = tables.setdefault(name, {})
+    tables[names[-1]] = value

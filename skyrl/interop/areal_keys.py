@@ -87,7 +87,7 @@ def _scheduler(value: Any) -> Becomes:
 
 
 def _betas(index: int) -> Callable[[Any], Becomes]:
-    return lambda value: Becomes(writes={f"{_OPTIMIZER}adam_betas.{index}": float(number(value))})
+    return lambda value: Becomes(writes={f"{_OPTIMIZER}adam_betas.{index}": number(value)})
 
 
 def _warmup(value: Any) -> Becomes:
@@ -97,7 +97,9 @@ def _warmup(value: Any) -> Becomes:
 
 
 def _top_k(value: Any) -> Becomes:
-    return Becomes(writes={_SAMPLING + "top_k": -1 if value is None or value >= 100_000 else value})
+    return Becomes(
+        writes={_SAMPLING + "top_k": -1 if value is None or (isinstance(value, int) and value >= 100_000) else value}
+    )
 
 
 def _greedy(value: Any) -> Becomes:

@@ -7,7 +7,7 @@ from typing import Any
 from skyrl.config import SkyRLTrainConfig, check
 from skyrl.config.migrations import MIGRATIONS
 from skyrl.config.resolve import derived, resolve_with_origins
-from skyrl.errors import Problem
+from skyrl.errors import ConfigError, Problem
 from skyrl.interop.report import Conversion, Line
 from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
@@ -34,7 +34,11 @@ class Writing:
         """Put a value at one of our paths, or at an older name of one: the paths that were written, and problems."""
         before, count = self._draft.origins, len(self._draft.problems)
         origin = Origin(kind="file", where=f"{self._where}: {source}")
-        self._draft.assign(Assignment(path=split_path(path), value=value, origin=origin, is_text=text))
+        try:
+            names = split_path(path)
+        except ConfigError as error:
+            return (), list(error.problems)
+        self._draft.assign(Assignment(path=names, value=value, origin=origin, is_text=text))
         after = self._draft.origins
         paths = tuple(each for each in after if len(after[each]) > len(before.get(each, ())))
         self._written |= dict.fromkeys(paths, source)

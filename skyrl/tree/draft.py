@@ -97,6 +97,7 @@ class Draft(Generic[T]):
         elif nested := config_class(attribute.type):
             if not (last and self._replace(table, attribute, nested, assignment)):
                 self._assign(table.child(name, nested), depth + 1, assignment)
+                table.drop_if_untouched(name)
         elif last:
             self._set(table, attribute, assignment)
         elif is_mapping(attribute.type):
@@ -148,6 +149,7 @@ class Draft(Generic[T]):
     def _forget(self, table: Table, attribute: Any, assignment: Assignment) -> None:
         """Back to the default instance, whatever earlier layers wrote."""
         table.changes.pop(attribute.name, None)
+        table.is_forgotten = True
         self._forget_inside(assignment.path)
         back = Origin(kind="default", where=assignment.origin.place, value=getattr(table.base, attribute.name))
         self._origins[dotted(assignment.path)] = [back]

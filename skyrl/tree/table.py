@@ -18,6 +18,8 @@ class Table:
         self.declared = declared
         self.base = base
         self.changes: dict[str, Any] = {}
+        self.is_forgotten = False
+        """Has a value inside been forgotten? A table that was written empty stands."""
 
     @property
     def cls(self) -> type[Any]:
@@ -34,6 +36,12 @@ class Table:
         if not isinstance(value, Table):
             value = self.changes[name] = Table(declared, declared() if value is None else value)
         return value
+
+    def drop_if_untouched(self, name: str) -> None:
+        """Where the default is no table: none again, once everything that was written in it has been forgotten."""
+        child = self.changes.get(name)
+        if isinstance(child, Table) and child.is_forgotten and not child.changes and getattr(self.base, name) is None:
+            del self.changes[name]
 
     def mapping(self, name: str) -> dict[str, Any]:
         """The free-form table `name`, to be changed; empty where it was None."""
