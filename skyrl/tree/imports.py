@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import importlib.util
 import sys
@@ -10,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.classes import known_class
+from skyrl.tree.classes import class_name, fields_of, known_class
 
 
 def import_class(name: str) -> type[Any] | None:
@@ -64,4 +65,21 @@ def _from_file(path: Path) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
+    for value in vars(module).values():
+        made = known_class(class_name(value)) if isinstance(value, type) and value.__module__ == name else None
+        if made is not None:
+            copyreg.pickle(made, _taken_apart)  # another process finds the file, not the module
     return module
+
+
+def _taken_apart(config: Any) -> tuple[Any, ...]:
+    cls = type(config)
+    file = sys.modules[cls.__module__].__file__
+    return _put_together, (f"{file}:{cls.__qualname__}", {name: getattr(config, name) for name in fields_of(cls)})
+
+
+def _put_together(name: str, values: dict[str, Any]) -> Any:
+    cls = import_class(name)
+    if cls is None:
+        raise ConfigError([Problem(path=name, message="is not a configuration class any more")])
+    return cls(**values)

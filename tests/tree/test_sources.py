@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -299,6 +300,21 @@ def test_a_class_is_imported_where_a_users_own_word_names_it(tmp_path: Path, mon
     )
     assert "lacks the decorator @frozen" in only_problem(words("policy.optimizer.class=mine.py:Bare")).message
     assert "there is no file gone.py" in only_problem(words("policy.optimizer.class=gone.py:Mine")).message
+
+
+def test_an_instance_of_a_class_from_a_file_reaches_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = "from skyrl.tree import frozen\nfrom tests.tree.trees import Optimizer\n"
+    write(tmp_path, other_py=f"{source}@frozen\nclass Other(Optimizer):\n    extra: int = 1\n")
+    run = built(words("policy.optimizer.class=other.py:Other", "policy.optimizer.extra=5"))
+    (tmp_path / "run.pickle").write_bytes(pickle.dumps(run))
+    program = "import pickle; print(pickle.load(open('run.pickle', 'rb')).policy.optimizer.extra)"
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "5\n"
+    assert pickle.loads(pickle.dumps(run)) == run
 
 
 @pytest.mark.parametrize("name", ["nowhere:Mine", "json:JSONDecoder", "tests.tree.trees:Run", "Mine", "5"])
