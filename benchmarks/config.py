@@ -1,10 +1,12 @@
 """The cost of answering about a configuration: one JSON line.
 
-    python benchmarks/config.py [ROUNDS]
+    pip install 'skyrl[bench]'; python -m benchmarks.config [ROUNDS]
 
-Cold: CPU time of a whole process of `skyrl config check FILE`, beside that of a process that only defines the same tree
-in plain attrs (no types checked, no file read) and takes its defaults. The two take turns; compare the ratio of the
-least times, since other work on the machine can only add to one. Warm: milliseconds in a process that did it before.
+Cold: CPU time of a whole process of `skyrl config check FILE`, of `skyrl --help` and of a completion, beside that of a
+process that only defines the same tree in plain attrs (no types checked, no file read) and takes its defaults; and of
+`compose` with 20 overrides beside the same tree built by those of the peers that are installed (`config_peers.py`). All
+take turns; compare the ratio of the least times, since other work on the machine can only add to one. Warm:
+milliseconds in a process that did it before.
 """
 
 from __future__ import annotations
@@ -16,16 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from benchmarks.config_peers import classes, dataclass_tree, programs, pydantic_tree
 from skyrl.config import SkyRLTrainConfig, check, compose, load, resolve
-from skyrl.tree import thaw
+from skyrl.tree import evolve_at, thaw, to_dict
 from skyrl.tree.classes import fields_of
-from skyrl.tree.types import config_class
+from skyrl.tree.types import bare, config_class
 
 RUN = """\
 [data]
@@ -65,15 +68,29 @@ backend = "torch"
 """
 
 
+COMPLETION = """
+import os
+os.environ |= {"_SKYRL_COMPLETE": "bash_complete", "COMP_WORDS": "skyrl config check trainer.pol", "COMP_CWORD": "3"}
+from skyrl.cli.main import main
+main()
+"""
+"""What a shell runs when the tab key is pressed."""
+
+
 def main(rounds: int) -> None:
     """Measure and print."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "run.toml")
         file.write_text(RUN)
         Path(folder, "plain_tree.py").write_text(plain_attrs())
+        Path(folder, "dataclass_tree.py").write_text(dataclass_tree())
+        Path(folder, "pydantic_tree.py").write_text(pydantic_tree())
         commands = {
             "plain_attrs": [sys.executable, "-c", "import plain_tree; plain_tree.SkyRLTrainConfig()"],
             "skyrl_config_check": [sys.executable, "-m", "skyrl.cli", "config", "check", str(file)],
+            "skyrl_help": [sys.executable, "-m", "skyrl.cli", "--help"],
+            "completion": [sys.executable, "-c", COMPLETION],
+            **{f"build_{name}": [sys.executable, "-c", program] for name, program in programs().items()},
         }
         cold = take_turns(commands, rounds, folder)
         tree = resolve(load([file]).config)
@@ -82,6 +99,8 @@ def main(rounds: int) -> None:
             "resolve": warm_ms(lambda: resolve(SkyRLTrainConfig())),
             "check": warm_ms(lambda: check(tree, {})),
             "load_resolve_check": warm_ms(lambda: compose([file])),
+            "unstructure": warm_ms(lambda: to_dict(tree)),
+            "evolve_one_leaf": warm_ms(lambda: evolve_at(tree, "trainer.policy.optimizer_config.lr", 3e-6)),
         }
     least = {name: min(times) for name, times in cold.items()}
     middle = {name: statistics.median(times) for name, times in cold.items()}
@@ -90,6 +109,11 @@ def main(rounds: int) -> None:
         "rounds": rounds,
         "cold_cpu_ms": {name: {"min": round(least[name], 1), "median": round(middle[name], 1)} for name in commands},
         "ratio": round(least["skyrl_config_check"] / least["plain_attrs"], 3),
+        "times_slower_than_skyrl": {
+            name.removeprefix("build_"): round(least[name] / least["build_skyrl"], 2)
+            for name in commands
+            if name.startswith("build_")
+        },
         "ratio_of_medians": round(middle["skyrl_config_check"] / middle["plain_attrs"], 3),
         "warm_ms": {name: round(value, 3) for name, value in warm.items()},
     }
@@ -115,13 +139,13 @@ def take_turns(commands: Mapping[str, list[str]], rounds: int, folder: str) -> d
 
 
 def warm_ms(work: Callable[[], Any], repeats: int = 200) -> float:
-    """The least of many times."""
+    """CPU milliseconds: the least of many times."""
     work()
     taken = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = time.process_time()
         work()
-        taken.append(time.perf_counter() - start)
+        taken.append(time.process_time() - start)
     return 1e3 * min(taken)
 
 
@@ -135,17 +159,9 @@ def plain_attrs() -> str:
     return "\n".join(lines) + "\n"
 
 
-def classes(cls: type[Any]) -> Iterator[type[Any]]:
-    """Those that a class is made of, before itself."""
-    for attribute in fields_of(cls).values():
-        nested = config_class(attribute.type)
-        if nested is not None:
-            yield from classes(nested)
-    yield cls
-
-
 def type_source(kind: Any) -> str:
-    """A type as one writes it."""
+    """A type as one writes it; a number with a unit is a number."""
+    kind = bare(kind)
     nested = config_class(kind)
     if nested is not None:
         return nested.__name__ if kind is nested else f"{nested.__name__} | None"

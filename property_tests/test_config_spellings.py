@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cattrs
+import cloudpickle
 import pytest
 import tomli_w
 from hypothesis import assume, given
@@ -114,7 +115,7 @@ def test_a_tree_with_a_class_of_ones_own_comes_back_too(values: Overrides, bonus
 @given(overrides())
 def test_copies_are_equal_and_have_the_same_hash(values: Overrides) -> None:
     run = load([], values).config
-    for twin in (pickle.loads(pickle.dumps(run)), copy.deepcopy(run)):
+    for twin in (pickle.loads(pickle.dumps(run)), cloudpickle.loads(cloudpickle.dumps(run)), copy.deepcopy(run)):
         assert the_same(twin, run)
         assert hash(twin) == hash(run)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from skyrl.config import SkyRLTrainConfig
 from skyrl.tree.classes import fit_field, leaf_paths
 from skyrl.tree.literals import NULL_WORDS
-from skyrl.tree.types import is_list, is_mapping, is_optional, is_union
+from skyrl.tree.types import bare, is_list, is_mapping, is_optional, is_union
 
 LEAVES: dict[str, attrs.Attribute[Any]] = dict(leaf_paths(SkyRLTrainConfig))
 
@@ -105,6 +105,7 @@ def can_be_an_argument(path: str, value: Any) -> bool:
 
 
 def _of_type(kind: Any, null_inside: bool) -> st.SearchStrategy[Any]:
+    kind = bare(kind)
     if is_union(kind):
         return st.one_of([_of_type(arm, null_inside) for arm in get_args(kind)])
     if get_origin(kind) is Literal:

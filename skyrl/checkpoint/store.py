@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from skyrl.errors import ResumeError, RunError
+from skyrl.tree.dump import SCHEMA_VERSION
 
 _NAME = re.compile(r"global_step_(\d+)")
 _SCRATCH = ".unfinished_"
@@ -72,7 +73,8 @@ class CheckpointStore:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
         save_file(tensors, scratch / "tensors.safetensors")
         _write_json(scratch / "state.json", {"step": checkpoint.step, **checkpoint.state})
-        _write_json(scratch / "config.json", {"fingerprint": checkpoint.fingerprint, "config": checkpoint.config})
+        stored = {"schema_version": SCHEMA_VERSION, "fingerprint": checkpoint.fingerprint, "config": checkpoint.config}
+        _write_json(scratch / "config.json", stored)
         for file in scratch.iterdir():
             _reach_the_disk(file)
         _reach_the_disk(scratch)

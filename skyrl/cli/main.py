@@ -7,16 +7,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from skyrl import __version__
+from skyrl.cli.config import config
 from skyrl.cli.plan import plan
-from skyrl.errors import Problem, SkyRLError, render
-
-_WORDS = click.argument("words", nargs=-1, metavar="FILE... [PATH=VALUE...]", type=click.UNPROCESSED)
-_STRICT = click.option("--strict", is_flag=True, help="Treat warnings as errors.")
+from skyrl.cli.words import STRICT, WORDS, compose_words
+from skyrl.errors import SkyRLError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,20 +23,17 @@ _STRICT = click.option("--strict", is_flag=True, help="Treat warnings as errors.
 def cli() -> None:
     """Reinforcement-learning post-training of language models.
 
-    A run is described by TOML files and PATH=VALUE arguments, such as trainer.epochs=2; what comes later wins.
+    A run is described by files (TOML, YAML, JSON) and PATH=VALUE arguments, such as trainer.epochs=2; what comes
+    later wins.
     """
 
 
 @cli.command()
-@_WORDS
-@_STRICT
+@WORDS
+@STRICT
 def run(words: tuple[str, ...], strict: bool) -> None:
     """Train as the configuration says."""
-    from skyrl.config import compose
-    from skyrl.experiments.preflight import PREFLIGHT
-
-    composed = compose(*split_words(words), strict=strict, also=PREFLIGHT)
-    _warn(composed.warnings)
+    composed = compose_words(words, strict=strict, also=_of_this_machine())
     # Threads of torch that wait for each other by spinning bring a shared machine to a stop; read by torch on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from skyrl.experiments.ppo import BasePPOExp
@@ -55,55 +51,44 @@ def run(words: tuple[str, ...], strict: bool) -> None:
         click.echo(line)
 
 
+@cli.command()
+@WORDS
+@STRICT
+def doctor(words: tuple[str, ...], strict: bool) -> None:
+    """Look whether this machine has what a run needs: packages, GPUs, keys, files, models, tasks; start nothing."""
+    composed = compose_words(words, strict=strict, also=_of_this_machine())
+    run = composed.config
+    click.echo(f"The values fit together, and this machine has what they name: {run.trainer.policy.model.path} is")
+    click.echo(f"trained on {run.trainer.device} by {run.trainer.strategy}, with {len(run.data.train_data)} sources.")
+    click.echo("Hub names, and what a cluster has, are seen when it runs.")
+
+
+def _of_this_machine() -> tuple[Any, ...]:
+    """Checks of what lies outside of the tree."""
+    from skyrl.experiments.installation import INSTALLATION, keys_are_there
+    from skyrl.experiments.preflight import PREFLIGHT
+
+    return (*INSTALLATION, keys_are_there(os.environ), *PREFLIGHT)
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes a shell complete commands, files and dotted paths.
+
+    In ~/.bashrc: eval "$(skyrl completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    if kind is not None:
+        click.echo(kind(cli, {}, "skyrl", "_SKYRL_COMPLETE").source())
+
+
 cli.add_command(plan)
 
 
-@cli.group()
-def config() -> None:
-    """Look at a configuration without running it."""
-
-
-@config.command()
-@_WORDS
-@_STRICT
-def check(words: tuple[str, ...], strict: bool) -> None:
-    """Say everything that is wrong with a configuration; nothing is started."""
-    from skyrl.config import compose
-
-    composed = compose(*split_words(words), strict=strict)
-    _warn(composed.warnings)
-    click.echo("The values fit together. Files, models and tasks are looked at when it runs.")
-
-
-@config.command()
-@_WORDS
-@click.option("--written", is_flag=True, help="As written, before anything is derived.")
-def show(words: tuple[str, ...], written: bool) -> None:
-    """Print the whole configuration as JSON, with everything derived."""
-    import json
-
-    from skyrl.config import load, resolve
-    from skyrl.tree import to_dict
-
-    loaded = load(*split_words(words)).config
-    click.echo(json.dumps(to_dict(loaded if written else resolve(loaded)), indent=2, ensure_ascii=False))
-
-
-@config.command()
-def schema() -> None:
-    """Print the JSON schema of configuration files, for editors that complete and check them."""
-    import json
-
-    from skyrl.config import SkyRLTrainConfig
-    from skyrl.tree.schema import json_schema
-
-    click.echo(json.dumps(json_schema(SkyRLTrainConfig), indent=2, ensure_ascii=False))
-
-
-def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Files and `path=value` arguments, each in order. A word with a sign of equality is an argument."""
-    files = [word for word in words if "=" not in word and not word.startswith(("+", "-"))]
-    return files, [word for word in words if word not in files]
+cli.add_command(config)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -124,8 +109,3 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         )
         sys.exit(130)
     sys.exit(0)
-
-
-def _warn(warnings: Sequence[Problem]) -> None:
-    if warnings:
-        click.echo(render(warnings, "Worth a look"), err=True)

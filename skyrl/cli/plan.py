@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skyrl.cli.plan_table import Plan, table
+from skyrl.cli.words import WORDS, compose_words
 
 if TYPE_CHECKING:
     from skyrl.config import SkyRLTrainConfig
 
 
 @click.command()
-@click.argument("words", nargs=-1, metavar="FILE... [PATH=VALUE...]", type=click.UNPROCESSED)
+@WORDS
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option(
     "--gpus-per-node", type=click.IntRange(min=1), help="GPUs of one machine [default: 8, or more if needed]."
@@ -25,14 +26,7 @@ def plan(words: tuple[str, ...], as_json: bool, gpus_per_node: int | None) -> No
     """Print which process gets which GPUs and how much work; nothing is started."""
     import json
 
-    from skyrl.cli.main import split_words
-    from skyrl.config import compose
-    from skyrl.errors import render
-
-    composed = compose(*split_words(words))
-    if composed.warnings:
-        click.echo(render(composed.warnings, "Worth a look"), err=True)
-    planned = plan_of(composed.config, gpus_per_node)
+    planned = plan_of(compose_words(words).config, gpus_per_node)
     click.echo(json.dumps(planned, indent=2) if as_json else table(planned))
 
 

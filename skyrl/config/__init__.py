@@ -9,6 +9,7 @@ from skyrl.config.check import check
 from skyrl.config.data import DataConfig
 from skyrl.config.deepspeed import DeepSpeedConfig, OffloadConfig, ZeroOptimizationConfig
 from skyrl.config.engines import InferenceEngineConfig
+from skyrl.config.entry import BaseConfig, get_config_as_dict, get_config_as_yaml_str
 from skyrl.config.environment import (
     EnvironmentConfig,
     GSM8kLLMJudgeEnvConfig,
@@ -53,6 +54,7 @@ from skyrl.errors import ConfigError
 
 __all__ = [
     "AlgorithmConfig",
+    "BaseConfig",
     "CISPOConfig",
     "ChatTemplateConfig",
     "ClipCovConfig",
@@ -100,6 +102,8 @@ __all__ = [
     "ZeroOptimizationConfig",
     "check",
     "compose",
+    "get_config_as_dict",
+    "get_config_as_yaml_str",
     "load",
     "make_config",
     "resolve",

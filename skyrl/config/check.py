@@ -13,7 +13,9 @@ from typing import Any
 from skyrl.config.check_algorithm import ALGORITHM_CHECKS
 from skyrl.config.check_batches import BATCH_CHECKS
 from skyrl.config.check_engines import ENGINE_CHECKS
+from skyrl.config.check_learners import LEARNER_CHECKS
 from skyrl.config.check_placement import PLACEMENT_CHECKS
+from skyrl.config.check_rollouts import ROLLOUT_CHECKS
 from skyrl.config.effects import evaluates, without_effect
 from skyrl.config.not_yet import NOT_YET, VALUES_NOT_YET
 from skyrl.config.root import SkyRLTrainConfig
@@ -166,6 +168,8 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     *BATCH_CHECKS,
     *PLACEMENT_CHECKS,
     *ENGINE_CHECKS,
+    *LEARNER_CHECKS,
+    *ROLLOUT_CHECKS,
     *(entry.check for entry in (*NOT_YET, *VALUES_NOT_YET)),
 )
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from skyrl.config.models import Dtype
 from skyrl.tree import FREE, FrozenDict, field, frozen
+from skyrl.tree.units import Gigabytes
 from skyrl.tree.validators import port, positive, positive_fraction
 
 
@@ -83,7 +84,7 @@ class InferenceEngineConfig:
     prompts, which are compared after every transfer of weights. Beyond it the run stops. None: 1e-3 where both compute
     in float32, 0.1 otherwise."""
 
-    weight_transfer_threshold_cuda_ipc_GB: float = field(default=1.0, validator=positive, metadata=FREE)
+    weight_transfer_threshold_cuda_ipc_GB: Gigabytes = field(default=1.0, validator=positive, metadata=FREE)
     """Gigabytes of weights that are handed over at a time through CUDA IPC."""
 
     override_existing_update_group: Literal["auto", "enable", "disable"] = field(default="auto", metadata=FREE)

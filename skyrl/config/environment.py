@@ -1,6 +1,7 @@
 """What answers the policy and scores it."""
 
 from skyrl.tree import FREE, IDENTITY, field, frozen
+from skyrl.tree.units import WholeSeconds
 from skyrl.tree.validators import positive
 
 
@@ -36,7 +37,7 @@ class SearchEnvConfig:
     topk: int = field(default=3, validator=positive)
     """Documents per query."""
 
-    timeout: int = field(default=30, validator=positive)
+    timeout: WholeSeconds = field(default=30, validator=positive)
     """Seconds that one query may take."""
 
 

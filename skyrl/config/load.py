@@ -7,22 +7,26 @@ that resolved and checked: what `skyrl run` starts.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any, Generic, cast
 
-from attrs import frozen
+from attrs import evolve, frozen
 from typing_extensions import TypeVar
 
 from skyrl.config.check import check
+from skyrl.config.migrations import MIGRATIONS
+from skyrl.config.presets import PRESETS
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.arguments import read_argument, read_python
 from skyrl.tree.draft import Draft
+from skyrl.tree.files import read_file
 from skyrl.tree.origins import Assignment, Origins
+from skyrl.tree.reach import Reach
 from skyrl.tree.rules import Check, find_problems
-from skyrl.tree.toml import read_toml
 
 C = TypeVar("C", bound=SkyRLTrainConfig, default=SkyRLTrainConfig)
 Files = Sequence[str | PathLike[str]] | str | PathLike[str]
@@ -36,6 +40,8 @@ class Loaded(Generic[C]):
 
     config: C
     origins: Origins
+    warnings: tuple[Problem, ...] = ()
+    """Old names that were followed."""
 
 
 @frozen(kw_only=True)
@@ -52,16 +58,24 @@ class Composed(Generic[C]):
     warnings: tuple[Problem, ...]
 
 
-def load(files: Files = (), overrides: Overrides = (), root: type[C] | None = None) -> Loaded[C]:
+def load(
+    files: Files = (),
+    overrides: Overrides = (),
+    root: type[C] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+) -> Loaded[C]:
     """Patch files, then overrides, onto the default tree; a later value wins, leaf by leaf.
 
+    A file is TOML, YAML or JSON, the folder of a run, or `preset:NAME`. `environ` is what `env:NAME` is looked up in.
     Raises `ConfigError` listing every unreadable file, unknown name and value that does not fit.
     """
-    draft = _draft(files, overrides, root)
+    draft = _draft(files, overrides, root, environ)
     config = draft.build()
-    if draft.problems:
-        raise ConfigError(_by_place(draft.problems), title="This configuration cannot be used")
-    return Loaded(config=config, origins=draft.origins)
+    errors = [problem for problem in draft.problems if problem.severity == "error"]
+    if errors:
+        raise ConfigError(_by_place(errors), title="This configuration cannot be used")
+    return Loaded(config=config, origins=draft.origins, warnings=tuple(_by_place(draft.problems)))
 
 
 def compose(
@@ -71,12 +85,13 @@ def compose(
     *,
     strict: bool = False,
     also: Sequence[Check[SkyRLTrainConfig]] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> Composed[C]:
     """Load, resolve and check: one `ConfigError` lists everything that is wrong.
 
     `strict` makes warnings errors; `also` are further checks, such as those of what is on this machine.
     """
-    draft = _draft(files, overrides, root)
+    draft = _draft(files, overrides, root, environ)
     written = draft.build()
     config, origins, broken = resolve_with_origins(written, draft.origins, draft.broken)
     found = [*draft.problems, *check(config, origins, broken), *find_problems(config, also, origins, broken)]
@@ -87,21 +102,31 @@ def compose(
     return Composed(written=written, config=config, origins=origins, warnings=warnings)
 
 
-def _draft(files: Files, overrides: Overrides, root: type[C] | None) -> Draft[C]:
-    draft = Draft(root() if root else cast(C, SkyRLTrainConfig()))
+def _draft(files: Files, overrides: Overrides, root: type[C] | None, environ: Mapping[str, str] | None) -> Draft[C]:
+    reach = Reach(environ=environ, presets=PRESETS, migrations=MIGRATIONS, is_open=True)
+    draft = Draft(root() if root else cast(C, SkyRLTrainConfig()), reach)
     for file in [files] if isinstance(files, str | PathLike) else files:
-        try:
-            draft.assign(read_toml(fspath(file)))
-        except ConfigError as error:
-            draft.problems.extend(error.problems)
-            draft.broken.add("")  # without the file nothing can be said about the rest
+        _take_file(draft, fspath(file), reach, root or SkyRLTrainConfig)
     for number, override in enumerate(_each(overrides), start=1):
+        if isinstance(override, str) and override.startswith("@"):
+            _take_file(draft, override[1:], reach, root or SkyRLTrainConfig, f"argument {number}")
+            continue
         try:
-            draft.assign(_read(override, number))
+            draft.assign_all(_read(override, number))
         except ConfigError as error:
             draft.problems.extend(error.problems)
             draft.broken.update(problem.path.lstrip("+") for problem in error.problems)
     return draft
+
+
+def _take_file(draft: Draft[C], name: str, reach: Reach, root: type[Any], place: str = "") -> None:
+    from skyrl.config.stored import as_written, file_of
+
+    try:
+        draft.assign_all([as_written(each, root) for each in read_file(file_of(name), reach)])
+    except ConfigError as error:
+        draft.problems.extend(evolve(each, place=each.place or place) for each in error.problems)
+        draft.broken.add("")  # without the file nothing can be said about the rest
 
 
 def _each(overrides: Overrides) -> Iterable[str | tuple[str, Any]]:
@@ -110,11 +135,18 @@ def _each(overrides: Overrides) -> Iterable[str | tuple[str, Any]]:
     return [overrides] if isinstance(overrides, str) else overrides
 
 
-def _read(override: str | tuple[str, Any], number: int) -> Assignment:
+def _read(override: str | tuple[str, Any], number: int) -> list[Assignment]:
     if isinstance(override, tuple):
-        [assignment] = read_python(dict([override]))
-        return assignment
-    return read_argument(str(override), number)
+        return read_python(dict([override]), _caller())
+    return [read_argument(str(override), number)]
+
+
+def _caller() -> str:
+    """`file:line` of the innermost caller outside of skyrl."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("skyrl", "attr"):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _by_place(problems: Iterable[Problem]) -> list[Problem]:
@@ -123,6 +155,7 @@ def _by_place(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _sort_key(place: str) -> tuple[int, str, int]:
+    place = re.sub(r" \(env:\w+\)$", "", place)
     if argument := re.fullmatch(r"argument ([0-9]+)", place):
         return (1, "", int(argument[1]))
     if line := re.fullmatch(r"(.*):([0-9]+)", place, re.DOTALL):

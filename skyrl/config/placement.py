@@ -3,6 +3,7 @@
 from typing import Literal
 
 from skyrl.tree import FREE, field, frozen
+from skyrl.tree.units import Seconds
 from skyrl.tree.validators import positive
 
 
@@ -44,14 +45,14 @@ class PlacementConfig:
     """Ray cluster that the run joins, as `host:port`; `auto` is one that runs on this machine. None: the run starts one
     of its own here and ends it. Read when the executor is ray."""
 
-    start_timeout_seconds: float = field(default=600.0, validator=positive, metadata=FREE)
+    start_timeout_seconds: Seconds = field(default=600.0, validator=positive, metadata=FREE)
     """How long all processes may take to be there, with their models loaded, before the run ends and says who is
     missing. Read when the executor is ray."""
 
-    call_timeout_seconds: float = field(default=3600.0, validator=positive, metadata=FREE)
+    call_timeout_seconds: Seconds = field(default=3600.0, validator=positive, metadata=FREE)
     """Longest that anything asked of a process may take: one batch of samples, one update, one transfer of weights.
     Read when the executor is ray."""
 
-    heartbeat_timeout_seconds: float = field(default=60.0, validator=positive, metadata=FREE)
+    heartbeat_timeout_seconds: Seconds = field(default=60.0, validator=positive, metadata=FREE)
     """A process that gives no sign of life for so long ends the run. A busy one gives signs, a stopped one does not.
     Read when the executor is ray."""

@@ -14,7 +14,7 @@ from skyrl.config.machine import has_cuda_device
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import grid_of, models_of
 from skyrl.tree.origins import Origins
-from skyrl.tree.rules import Rule, derive, rule
+from skyrl.tree.rules import Rule, derive, derived_paths, rule
 
 C = TypeVar("C", bound=SkyRLTrainConfig)
 
@@ -265,6 +265,11 @@ RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
 def resolve(config: C) -> C:
     """A new tree in which everything that can be derived is. Resolving it again changes nothing."""
     return resolve_with_origins(config, {})[0]
+
+
+def derived(config: SkyRLTrainConfig) -> tuple[str, ...]:
+    """The paths of a resolved tree that follow from the rest: `resolve` gives them again when they are left out."""
+    return derived_paths(config, RULES)
 
 
 def resolve_with_origins(config: C, origins: Origins, broken: Iterable[str] = ()) -> tuple[C, Origins, frozenset[str]]:

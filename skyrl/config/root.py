@@ -1,6 +1,7 @@
 """The tree: everything that a run may say. Read `trainer.py` and `generator.py` next."""
 
 from skyrl.config.data import DataConfig
+from skyrl.config.entry import RunConfig
 from skyrl.config.environment import EnvironmentConfig
 from skyrl.config.generator import GeneratorConfig
 from skyrl.config.trainer import TrainerConfig
@@ -8,7 +9,7 @@ from skyrl.tree import frozen
 
 
 @frozen
-class SkyRLTrainConfig:
+class SkyRLTrainConfig(RunConfig):
     """One reinforcement-learning run."""
 
     data: DataConfig = DataConfig()

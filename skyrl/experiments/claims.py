@@ -12,8 +12,9 @@ import cattrs
 from filelock import FileLock, Timeout
 
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.stored import stored_form
 from skyrl.errors import ResumeError, UserError
-from skyrl.tree import differences, fingerprint, required
+from skyrl.tree import differences, required
 
 
 class Claim:
@@ -51,9 +52,8 @@ class Claim:
     def sign(self) -> None:
         """Write the resolved configuration and its fingerprint into `config.json`."""
         self._is_new = not self._signature.exists()
-        data = {"fingerprint": fingerprint(self._run), "config": cattrs.unstructure(self._run)}
         scratch = self._signature.with_suffix(".tmp")
-        scratch.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        scratch.write_text(json.dumps(stored_form(self._run), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         scratch.replace(self._signature)
 
     def unsign(self) -> None:

@@ -10,11 +10,13 @@ from skyrl.tree.access import evolve_at, get_at, required
 from skyrl.tree.classes import FREE, IDENTITY, frozen
 from skyrl.tree.dump import differences, fingerprint, to_dict
 from skyrl.tree.frozen import FrozenDict, freeze, thaw
+from skyrl.tree.secrets import Secret
 
 __all__ = [
     "FREE",
     "IDENTITY",
     "FrozenDict",
+    "Secret",
     "differences",
     "evolve_at",
     "field",

@@ -7,7 +7,8 @@ from typing import Any, TypeVar, cast
 import attrs
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.classes import fields_of
+from skyrl.tree.classes import fields_of, fit_field
+from skyrl.tree.plain import Misfit
 from skyrl.tree.types import config_class
 
 T = TypeVar("T")
@@ -32,8 +33,36 @@ def evolve_at(config: T, path: str, value: Any) -> T:
         table = getattr(config, name)
         nested = config_class(fields_of(type(config))[name].type)
         value = evolve_at(nested() if table is None and nested else table, rest, value)
-    evolved: T = attrs.evolve(cast(Any, config), **{name: value})
-    return evolved
+    return _replaced(config, name, value)
+
+
+def _replaced(config: T, name: str, value: Any) -> T:
+    """The same instance with one field replaced: that field is judged, and the others were when it was made.
+
+    A class that judges its fields together, or has fields of a kind of their own, is made anew through its constructor.
+    """
+    cls: Any = type(config)
+    fields = fields_of(cls)
+    attribute = fields.get(name)
+    if attribute is None or hasattr(cls, "__attrs_post_init__") or not all(each.init for each in fields.values()):
+        evolved: T = attrs.evolve(cast(Any, config), **{name: value})
+        return evolved
+    value = _judged(attribute, config, value)
+    twin: T = object.__new__(cls)
+    for each in fields:
+        object.__setattr__(twin, each, value if each == name else getattr(config, each))
+    return twin
+
+
+def _judged(attribute: attrs.Attribute[Any], owner: Any, value: Any) -> Any:
+    try:
+        stored = fit_field(attribute, value)
+    except Misfit as misfit:
+        problem = Problem(path=attribute.name, message=str(misfit), hint=misfit.hint)
+        raise ConfigError([problem], title=f"{type(owner).__name__} cannot be built") from None
+    if attribute.validator is not None:
+        attribute.validator(owner, attribute, stored)
+    return stored
 
 
 def required(value: T | None, path: str) -> T:

@@ -1,4 +1,10 @@
-"""Reading `path=value` from a command line. The value stays text until the type of its field is known."""
+"""Reading the words of a command line. A value stays text until the type of its field is known.
+
+path=value     set                      ~path           back to the default
+path=null      nothing there            list+=value     one more, or several: +=["a", "b"]
+list.0=value   an item that is there    dict."a.b"=v    a key with a dot in it
+table=@file    the table in a file      @file           a whole file, in this place among the words
+"""
 
 from __future__ import annotations
 
@@ -15,19 +21,24 @@ _ARGUMENT = rf"\s*(?P<path>{_PATH})\s*=(?P<value>.*)"
 
 
 def read_argument(argument: str, number: int) -> Assignment:
-    """One `path=value`, the `number`-th on its command line. Raises `ConfigError`."""
+    """One word, the `number`-th on its command line, other than `@file`. Raises `ConfigError`."""
     origin = Origin(kind="argument", where=str(number))
     path = argument.partition("=")[0].strip()
     if argument.startswith("+"):
         message = "the prefix + is not supported: every field exists already, so write it without"
         hint = f"write {argument.lstrip('+')}; a field of your own comes with a subclass of the configuration class"
         raise ConfigError([Problem(path=path, message=message, hint=hint, place=origin.place)])
+    if argument.startswith("~"):
+        return _forget(argument, origin)
     if "=" not in argument:
         raise ConfigError([Problem(path=path, message="neither a file nor path=value", place=origin.place)])
-    found = re.fullmatch(_ARGUMENT, argument, re.DOTALL)
+    appended = re.fullmatch(rf"\s*(?P<path>{_PATH})\+=(?P<value>.*)", argument, re.DOTALL)
+    found = appended or re.fullmatch(_ARGUMENT, argument, re.DOTALL)
     if not found:
         raise ConfigError([Problem(path=path, message=_NO_PATH, place=origin.place)])
-    return Assignment(path=split_path(found["path"]), value=found["value"], origin=origin, is_text=True)
+    names = split_path(found["path"].removesuffix("+") if appended else found["path"])
+    operation = "append" if appended else "set"
+    return Assignment(path=names, value=found["value"], origin=origin, is_text=True, operation=operation)  # type: ignore[arg-type]  # a Literal
 
 
 def read_python(overrides: Mapping[str, Any], where: str = "Python") -> list[Assignment]:
@@ -42,6 +53,14 @@ def split_path(path: str) -> Path:
         raise ConfigError([Problem(path=path, message=_NO_PATH)])
     names = re.findall(_NAME, path)
     return tuple(re.sub(r"\\(.)", r"\1", name[1:-1]) if name.startswith('"') else name for name in names)
+
+
+def _forget(argument: str, origin: Origin) -> Assignment:
+    path = argument.removeprefix("~").strip()
+    if not re.fullmatch(_PATH, path):
+        hint = "~path takes a path back to its default, and no value: ~trainer.epochs"
+        raise ConfigError([Problem(path=argument, message=_NO_PATH, hint=hint, place=origin.place)])
+    return Assignment(path=split_path(path), value=None, origin=origin, operation="forget")
 
 
 _NO_PATH = "is not a dotted path, such as trainer.policy.model.path"

@@ -197,7 +197,7 @@ _SHARED_METHODS = {"__eq__": _equal, "__hash__": _hash, "__repr__": _repr}
 
 def _types_of(cls: type[Any]) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(cls)
+        return typing.get_type_hints(cls, include_extras=True)
     except NameError as error:
         raise TypeError(
             f"a field of {cls.__qualname__} is annotated with {error.name}, which its module does not hold at run "

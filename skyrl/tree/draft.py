@@ -12,13 +12,30 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.classes import class_name, fields_of, fit_field, known_class
+from skyrl.tree import freeform
+from skyrl.tree.classes import fields_of, fit_field
+from skyrl.tree.freeform import refusal
 from skyrl.tree.frozen import thaw
-from skyrl.tree.literals import NULL_WORDS
+from skyrl.tree.literals import NULL_WORDS, is_bracketed
+from skyrl.tree.migrations import Migration, find_migration, moved
 from skyrl.tree.names import suggestion
 from skyrl.tree.origins import Assignment, Origin, Origins, Path, dotted, place_of
 from skyrl.tree.plain import shown
-from skyrl.tree.types import config_class, describe, fit, is_mapping, is_optional, parse, value_kind
+from skyrl.tree.reach import NOTHING, Reach
+from skyrl.tree.secrets import REFERENCE
+from skyrl.tree.table import Table
+from skyrl.tree.types import (
+    config_class,
+    describe,
+    fit,
+    holds_secret,
+    is_mapping,
+    is_optional,
+    item_kind,
+    list_arm,
+    parse,
+    value_kind,
+)
 
 T = TypeVar("T")
 
@@ -27,11 +44,12 @@ class Draft(Generic[T]):
     """A tree while it is being written. `build()` gives the frozen result; `problems` and `origins` what happened.
 
     A value that does not fit keeps the field at what it was, so that the rest can still be judged; `broken` names the
-    field, or the fields that a misspelled name may have meant.
+    field, or the fields that a misspelled name may have meant. `reach` says what may be looked at besides the values.
     """
 
-    def __init__(self, base: T) -> None:
-        self._root = _Table(type(base), base)
+    def __init__(self, base: T, reach: Reach = NOTHING) -> None:
+        self._root = Table(type(base), base)
+        self._reach = reach
         self._origins: dict[str, list[Origin]] = {}
         self.problems: list[Problem] = []
         self.broken: set[str] = set()
@@ -60,7 +78,7 @@ class Draft(Generic[T]):
         """The patched tree. What a class refuses as a whole keeps the table at what it was."""
         return cast(T, self._build(self._root, ()))
 
-    def _assign(self, table: _Table, depth: int, assignment: Assignment) -> None:
+    def _assign(self, table: Table, depth: int, assignment: Assignment) -> None:
         """Go down to the table or field that the path names: `depth` of its names led to `table`."""
         path = assignment.path
         if depth == len(path):
@@ -68,78 +86,140 @@ class Draft(Generic[T]):
             return
         name, last = path[depth], depth + 1 == len(path)
         attribute = fields_of(table.cls).get(name)
-        if attribute is None and name == "class" and last:
-            table.become(assignment.value)
+        if attribute is None and name == "class" and last and assignment.operation == "set":
+            table.become(assignment.value, may_import=self._reach.is_open)
         elif attribute is None:
-            self._refuse_unknown(table, depth, path)
+            self._other_name(table, depth, assignment)
+        elif last and assignment.operation == "forget":
+            self._forget(table, attribute, assignment)
+        elif last and self._is_subtree(attribute, assignment):
+            self._graft(assignment)
         elif nested := config_class(attribute.type):
             if not (last and self._replace(table, attribute, nested, assignment)):
                 self._assign(table.child(name, nested), depth + 1, assignment)
+                table.drop_if_untouched(name)
         elif last:
             self._set(table, attribute, assignment)
         elif is_mapping(attribute.type):
             self._set_inside(table, attribute, depth, assignment)
+        elif depth + 2 == len(path) and list_arm(attribute.type) and assignment.operation == "set":
+            self._set_item(table, attribute, assignment)
         else:
             owner = dotted(path[: depth + 1])
-            raise _refusal(f"no such field: {owner} is {describe(attribute.type)}")
+            raise refusal(f"no such field: {owner} is {describe(attribute.type)}")
 
-    def _merge(self, table: _Table, assignment: Assignment) -> None:
+    def _merge(self, table: Table, assignment: Assignment) -> None:
         """A mapping assigned to a table: each key on its own, with its own origin; `class` first."""
+        if assignment.operation == "append":
+            raise refusal("is a table, and += is for lists")
         value = parse(assignment.value, table.cls) if assignment.is_text else assignment.value
         if not isinstance(value, Mapping):
-            raise _refusal(f"{shown(value)} is not {describe(table.cls)}")
+            raise refusal(f"{shown(value)} is not {describe(table.cls)}")
         for key in sorted(value, key=lambda key: key != "class"):
             self.assign(assignment.inside(str(key), value[key]))
 
-    def _replace(self, table: _Table, attribute: Any, nested: type[Any], assignment: Assignment) -> bool:
+    def _replace(self, table: Table, attribute: Any, nested: type[Any], assignment: Assignment) -> bool:
         """Null, or an instance, takes the place of a whole table; says whether it was one."""
         value = assignment.value
         null = value is None or (isinstance(value, str) and value in (NULL_WORDS if assignment.is_text else ("none",)))
         if null and is_optional(attribute.type):
-            table.changes[attribute.name] = None
+            value = table.changes[attribute.name] = None
         elif isinstance(value, nested):
             table.changes[attribute.name] = fit(value, nested)
         else:
             return False
         self._forget_inside(assignment.path)
-        self._record(assignment)
-        for path in _written_in(value, assignment.path):
-            self._origins[dotted(path)] = [assignment.origin]
+        self._record(assignment, assignment.path, value)
+        for path, inner in _written_in(value, assignment.path):
+            self._origins[dotted(path)] = [attrs.evolve(assignment.origin, value=inner)]
         return True
 
-    def _set(self, table: _Table, attribute: Any, assignment: Assignment) -> None:
-        value = assignment.value
-        if assignment.is_text or is_mapping(attribute.type):
+    def _is_subtree(self, attribute: Any, assignment: Assignment) -> bool:
+        """`table=@file`: text fields take what begins with @ as it is."""
+        is_table = config_class(attribute.type) is not None or is_mapping(attribute.type)
+        return assignment.is_text and is_table and assignment.value.startswith("@") and self._reach.is_open
+
+    def _graft(self, assignment: Assignment) -> None:
+        """The tree of a file, at the path."""
+        from skyrl.tree.files import read_file  # few command lines have one
+
+        for each in read_file(assignment.value[1:], self._reach):
+            self.assign(each.below(assignment.path))
+
+    def _forget(self, table: Table, attribute: Any, assignment: Assignment) -> None:
+        """Back to the default instance, whatever earlier layers wrote."""
+        table.changes.pop(attribute.name, None)
+        table.is_forgotten = True
+        self._forget_inside(assignment.path)
+        back = Origin(kind="default", where=assignment.origin.place, value=getattr(table.base, attribute.name))
+        self._origins[dotted(assignment.path)] = [back]
+
+    def _set(self, table: Table, attribute: Any, assignment: Assignment) -> None:
+        assignment = self._from_environment(attribute, assignment)
+        if assignment.operation == "append":
+            value: Any = _appended(attribute, table.current(attribute.name), assignment)
+        elif assignment.is_text or is_mapping(attribute.type):
             value = _read(assignment, attribute.type)
+        else:
+            value = assignment.value
         if isinstance(value, Mapping) and (value or table.current(attribute.name) is not None):
             for key, item in value.items():
                 self.assign(assignment.inside(key, item))
         else:
-            table.changes[attribute.name] = _accepted(attribute, value, table.base)
+            stored = table.changes[attribute.name] = _accepted(attribute, value, table.base)
             if is_mapping(attribute.type):
                 self._forget_inside(assignment.path)
-            self._record(assignment)
+            self._record(assignment, assignment.path, stored)
 
-    def _set_inside(self, table: _Table, attribute: Any, depth: int, assignment: Assignment) -> None:
+    def _from_environment(self, attribute: Any, assignment: Assignment) -> Assignment:
+        """`env:NAME` stands for the text of that variable, read as on a command line. A secret stays a reference."""
+        value = assignment.value
+        found = REFERENCE.fullmatch(value) if isinstance(value, str) and self._reach.is_open else None
+        if not found or holds_secret(attribute.type):
+            return assignment
+        if self._reach.environ is None:
+            hint = "hand it over: load(..., environ=os.environ)"
+            raise refusal(f"{value} asks for the environment, which was not given", hint=hint)
+        if found[1] not in self._reach.environ:
+            raise refusal(f"{value}: this environment variable is not set", hint=f"export {found[1]}=...")
+        origin = Origin(kind="environment", where=found[1], asked_by=assignment.origin)
+        return attrs.evolve(assignment, value=self._reach.environ[found[1]], origin=origin, is_text=True)
+
+    def _set_item(self, table: Table, attribute: Any, assignment: Assignment) -> None:
+        """`list.0 = value`: an item that is there."""
+        items = list(table.current(attribute.name)) if isinstance(table.current(attribute.name), tuple) else []
+        index = freeform.position(assignment.path[-1], items)
+        items[index] = _read(assignment, item_kind(list_arm(attribute.type)))
+        stored = table.changes[attribute.name] = _accepted(attribute, items, table.base)
+        self._record(assignment, assignment.path[:-1], stored)
+
+    def _set_inside(self, table: Table, attribute: Any, depth: int, assignment: Assignment) -> None:
         """`dict_field.a.b = value`: a key inside a free-form table."""
-        *parents, key = assignment.path[depth + 1 :]
-        value = _read(assignment, Any if parents else value_kind(attribute.type))
-        if isinstance(value, Mapping) and value:
-            for inner, item in value.items():
-                self.assign(assignment.inside(inner, item))
+        inner = assignment.path[depth + 1 :]
+        if assignment.operation == "forget":
+            freeform.forget(table.mapping(attribute.name), inner, getattr(table.base, attribute.name))
+            self._forget_inside(assignment.path)
+            self._origins.pop(dotted(assignment.path), None)
             return
-        holder = table.mapping(attribute.name)
-        for name in parents:
-            if not isinstance(holder.get(name), dict):
-                holder[name] = {}
-            holder = holder[name]
-        if not isinstance(value, Mapping) or not isinstance(holder.get(key), dict):
+        value = _read(assignment, value_kind(attribute.type) if len(inner) == 1 else Any)
+        if isinstance(value, Mapping) and value:
+            for key, item in value.items():
+                self.assign(assignment.inside(key, item))
+            return
+        holder, key = freeform.enter(table.mapping(attribute.name), inner), inner[-1]
+        written = assignment.path
+        if isinstance(holder, list):
+            holder[freeform.position(key, holder)] = thaw(value)
+            written = written[:-1]
+        elif assignment.operation == "append":
+            freeform.append(holder, key, value)
+        elif not isinstance(value, Mapping) or not isinstance(holder.get(key), dict):
             holder[key] = thaw(value)
             self._forget_inside(assignment.path)
-        self._record(assignment)
+        self._record(assignment, written, value)
 
-    def _record(self, assignment: Assignment) -> None:
-        self._origins.setdefault(dotted(assignment.path), []).append(assignment.origin)
+    def _record(self, assignment: Assignment, path: Path, value: Any) -> None:
+        self._origins.setdefault(dotted(path), []).append(attrs.evolve(assignment.origin, value=value))
 
     def _forget_inside(self, path: Path) -> None:
         """What was written inside a table that is now replaced is gone."""
@@ -147,16 +227,55 @@ class Draft(Generic[T]):
         for known in [known for known in self._origins if known.startswith(inside)]:
             del self._origins[known]
 
-    def _refuse_unknown(self, table: _Table, depth: int, path: Path) -> None:
+    def _other_name(self, table: Table, depth: int, assignment: Assignment) -> None:
+        """An old name is followed with a warning; any other unknown one is refused."""
+        migration = find_migration(self._reach.migrations, assignment.path)
+        if migration is None:
+            self._refuse_unknown(table, depth, assignment.path)
+        elif assignment.path == tuple(migration.old.split(".")) and self._spreads(migration, assignment):
+            for key, value in assignment.value.items():
+                self.assign(assignment.inside(str(key), value))
+        else:
+            self._migrate(migration, assignment)
+
+    def _spreads(self, migration: Migration, assignment: Assignment) -> bool:
+        """A table under an old table's name: its keys may have names of their own in the migrations."""
+        inside = migration.old + "."
+        has_parts = any(each.old.startswith(inside) for each in self._reach.migrations)
+        return has_parts and isinstance(assignment.value, Mapping)
+
+    def _migrate(self, migration: Migration, assignment: Assignment) -> None:
+        old, since = dotted(assignment.path), f" (since {migration.since})" if migration.since else ""
+        value = assignment.value
+        if migration.convert or migration.harmless:
+            value = parse(value, Any) if assignment.is_text else value
+        is_harmless = any(type(value) is type(each) and value == each for each in migration.harmless)
+        if migration.new is None and not is_harmless:
+            raise refusal(f"no such field{since}", hint=migration.why)
+        if migration.new is None:
+            message, hint = (
+                f"left out: {shown(value)} asks for nothing, and there is no such field{since}",
+                migration.why,
+            )
+        else:
+            target = moved(migration, assignment.path)
+            message, hint = f"is called {dotted(target)} here{since}", migration.why
+            if migration.convert:
+                assignment = attrs.evolve(assignment, value=migration.convert(value), is_text=False)
+            self.assign(attrs.evolve(assignment, path=target))
+        place = assignment.origin.place
+        self.problems.append(Problem(path=old, message=message, hint=hint, place=place, severity="warning"))
+
+    def _refuse_unknown(self, table: Table, depth: int, path: Path) -> None:
         sentence, meant = suggestion(self._root.cls, table.cls, path, depth)
         self.broken.update(meant)
         if len(meant) == 1:
-            raise _refusal(f"no such field; {sentence}")
-        raise _refusal(f"no such field of {table.cls.__name__}", hint=sentence)
+            raise refusal(f"no such field; {sentence}")
+        raise refusal(f"no such field of {table.cls.__name__}", hint=sentence)
 
-    def _build(self, table: _Table, path: Path) -> Any:
+    def _build(self, table: Table, path: Path) -> Any:
         changes = {
-            name: self._build(change, (*path, name)) if isinstance(change, _Table) else change
+            name: self._build(change, (*path, name)) if isinstance(change, Table) else change
             for name, change in table.changes.items()
         }
         try:
@@ -182,49 +301,18 @@ def structure(value: Any, cls: type[T]) -> T:
     return built
 
 
-class _Table:
-    """One nested instance: the class that its place asks for, what it was, and what changed."""
-
-    def __init__(self, declared: type[Any], base: Any) -> None:
-        self.declared = declared
-        self.base = base
-        self.changes: dict[str, Any] = {}
-
-    @property
-    def cls(self) -> type[Any]:
-        return type(self.base)
-
-    def current(self, name: str) -> Any:
-        return self.changes[name] if name in self.changes else getattr(self.base, name)
-
-    def child(self, name: str, declared: type[Any]) -> _Table:
-        """The nested table `name`, made from its current value, or from its class's defaults where that is None."""
-        value = self.current(name)
-        if not isinstance(value, _Table):
-            value = self.changes[name] = _Table(declared, declared() if value is None else value)
-        return value
-
-    def mapping(self, name: str) -> dict[str, Any]:
-        """The free-form table `name`, to be changed; empty where it was None."""
-        value = self.current(name)
-        made: dict[str, Any] = value if isinstance(value, dict) else thaw(value or {})
-        self.changes[name] = made
-        return made
-
-    def become(self, name: Any) -> None:
-        """Take another, already imported, class: the `class` key of a stored tree. What differs from defaults stays."""
-        cls = known_class(name) if isinstance(name, str) else None
-        if cls is None or not issubclass(cls, self.declared):
-            raise _refusal(f"{shown(name)} is not an imported subclass of {class_name(self.declared)}")
-        common = fields_of(cls).keys() & fields_of(self.cls).keys()
-        default = self.cls()
-        kept = {key: getattr(self.base, key) for key in common if getattr(self.base, key) != getattr(default, key)}
-        self.base = cls(**kept)
-        self.changes = {key: change for key, change in self.changes.items() if key in common}
-
-
 def _read(assignment: Assignment, kind: Any) -> Any:
     return parse(assignment.value, kind) if assignment.is_text else fit(assignment.value, kind)
+
+
+def _appended(attribute: Any, current: Any, assignment: Assignment) -> tuple[Any, ...]:
+    """The list that is there, and one item more, or the items of another list."""
+    kind = list_arm(attribute.type)
+    if kind is None:
+        raise refusal(f"+= is for lists, and this is {describe(attribute.type)}")
+    before = () if current is None else current if isinstance(current, tuple) else (current,)
+    text = assignment.value
+    return (*before, *parse(text, kind)) if is_bracketed(text) else (*before, parse(text, item_kind(kind)))
 
 
 def _accepted(attribute: Any, value: Any, owner: Any) -> Any:
@@ -246,12 +334,8 @@ def _problems(error: Exception) -> tuple[Problem, ...]:
     return (Problem(path="", message=message, hint=getattr(error, "hint", "")),)
 
 
-def _refusal(message: str, hint: str = "") -> ConfigError:
-    return ConfigError([Problem(path="", message=message, hint=hint)])
-
-
-def _written_in(value: Any, path: Path, default: Any = None) -> Iterator[Path]:
-    """Paths below `path` of the leaves that an instance does not have from its class."""
+def _written_in(value: Any, path: Path, default: Any = None) -> Iterator[tuple[Path, Any]]:
+    """Paths below `path`, with their values, of the leaves that an instance does not have from its class."""
     if not attrs.has(type(value)):
         return
     if type(default) is not type(value):
@@ -261,4 +345,4 @@ def _written_in(value: Any, path: Path, default: Any = None) -> Iterator[Path]:
         if attrs.has(type(ours)):
             yield from _written_in(ours, (*path, name), theirs)
         elif ours != theirs:
-            yield (*path, name)
+            yield (*path, name), ours

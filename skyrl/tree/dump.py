@@ -14,6 +14,7 @@ import cattrs
 
 from skyrl.tree.classes import class_name, fields_of, is_config, leaf_paths, role_of
 from skyrl.tree.draft import structure
+from skyrl.tree.secrets import Secret
 from skyrl.tree.types import config_class
 
 SCHEMA_VERSION = 1
@@ -32,7 +33,7 @@ def _to_dict(config: Any, start: Any) -> dict[str, Any]:
         value, default = getattr(config, name), getattr(start, name)
         nested = config_class(attribute.type)
         if nested is None or value is None:
-            data[name] = _plain(value)
+            data[name] = stored_value(value)
             continue
         default = nested() if default is None else default
         if type(default) is type(value):
@@ -42,14 +43,14 @@ def _to_dict(config: Any, start: Any) -> dict[str, Any]:
     return data
 
 
-def _plain(value: Any) -> Any:
+def stored_value(value: Any) -> Any:
     """The value of a leaf in the form that JSON has for it."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: stored_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [stored_value(item) for item in value]
     return cattrs.unstructure(value)  # a nested configuration, or a type of somebody else's with a hook
 
 
@@ -71,7 +72,7 @@ def flatten(config: Any, roles: Collection[str] = ("identity", "numerics", "free
             if attrs.has(type(value)):
                 visit(value, f"{prefix}{name}.")
             elif role_of(attribute) in roles:
-                flat[prefix + name] = _plain(value)
+                flat[prefix + name] = stored_value(value)
 
     visit(config, "")
     return flat
@@ -85,8 +86,13 @@ def differences(
     return {
         path: (old.get(path), new.get(path))
         for path in dict.fromkeys([*old, *new])
-        if _canonical(old.get(path)) != _canonical(new.get(path))
+        if not same(old.get(path), new.get(path))
     }
+
+
+def same(one: Any, other: Any) -> bool:
+    """Are two plain values equal in value and type? 1, 1.0 and true are three values."""
+    return one is other or _canonical(one) == _canonical(other)
 
 
 def _canonical(value: Any) -> str:
@@ -102,3 +108,5 @@ def count_fields(cls: type[Any]) -> int:
 
 cattrs.register_unstructure_hook_func(is_config, to_dict)
 cattrs.register_structure_hook_func(is_config, structure)
+cattrs.register_unstructure_hook(Secret, str)
+cattrs.register_structure_hook(Secret, lambda value, _: Secret.read(value))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 Path = tuple[str, ...]
 
@@ -36,26 +36,36 @@ class Source(Protocol):
 class Origin:
     """One place that gave a value. `place` is how a person is told about it."""
 
-    kind: Literal["default", "file", "argument", "python", "rule"]
+    kind: Literal["default", "preset", "file", "argument", "environment", "python", "rule"]
     where: str = ""
-    """The file's name, the argument's number, or the name of the rule."""
+    """The preset, the file, the number of the argument, the variable, the line of Python, or the name of the rule. For
+    a default: the place that asked for it back."""
 
     reads: tuple[str, ...] = ()
     """For a rule: the paths that it derived the value from."""
 
     path: Path = ()
     source: Source | None = field(default=None, eq=False, repr=False)
+    asked_by: Origin | None = None
+    """For an environment variable: where the reference `env:NAME` stands."""
+
+    value: Any = field(default=None, eq=False, repr=False)
+    """What it gave, once that stands in the tree."""
 
     def at(self, name: str) -> Origin:
         """The origin of a key inside the table that this is the origin of."""
-        return Origin(kind=self.kind, where=self.where, path=(*self.path, name), source=self.source)
+        return evolve(self, path=(*self.path, name))
 
     @property
     def place(self) -> str:
         """`run.toml:14`, `argument 2`, `derived by <rule>`; empty for a default. Lines are looked up only here."""
         match self.kind:
             case "default":
-                return ""
+                return self.where
+            case "preset":
+                return f"preset {self.where}"
+            case "environment":
+                return f"{self.asked_by.place if self.asked_by else ''} (env:{self.where})".strip()
             case "file":
                 line = self.source.line_of(self.path) if self.source else None
                 return f"{self.where}:{line}" if line else self.where
@@ -83,9 +93,16 @@ class Assignment:
     is_text: bool = False
     """The value is command-line text, whose meaning depends on the type of the field."""
 
+    operation: Literal["set", "append", "forget"] = "set"
+    """append: add to the list that is there; forget: drop what earlier layers wrote, back to the default."""
+
     def inside(self, name: str, value: Any) -> Assignment:
         """The part of it that goes to the key `name` of the table it is about."""
-        return Assignment(path=(*self.path, name), value=value, origin=self.origin.at(name))
+        return evolve(self, path=(*self.path, name), value=value, origin=self.origin.at(name), is_text=False)
+
+    def below(self, path: Path) -> Assignment:
+        """The same for the tree that stands at `path`."""
+        return evolve(self, path=(*path, *self.path))
 
 
 def place_of(path: str, origins: Origins) -> str:

@@ -78,7 +78,7 @@ def derive(
         if value == step.unset and type(value) is type(step.unset):
             continue
         config = _written(config, step, value)
-        origin = Origin(kind="rule", where=step.name, reads=step.reads)
+        origin = Origin(kind="rule", where=step.name, reads=step.reads, value=value)
         grown[step.writes] = (*grown.get(step.writes, (DEFAULT,)), origin)
     return config, grown, frozenset(out_of_use)
 
@@ -91,13 +91,36 @@ def _written(config: T, step: Rule[T], value: Any) -> T:
         raise ConfigError([attrs.evolve(each, path=step.writes, hint=hint) for each in error.problems]) from None
 
 
+def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
+    """The paths whose value the rules would give again if it were not there: a stored tree need not keep them.
+
+    What a rule reads from no path it has from the machine, which may be another one later: that is kept.
+    """
+    present = [step for step in rules if step.reads and get_at(config, step.writes) != step.unset]
+    candidates = {step.writes: step for step in present}
+    while True:
+        bare = config
+        for path, step in candidates.items():
+            bare = evolve_at(bare, path, step.unset)
+        again = derive(bare, rules, {})[0]
+        by_hand = {path for path in candidates if not _alike(get_at(again, path), get_at(config, path))}
+        if not by_hand:
+            return tuple(candidates)
+        candidates = {path: step for path, step in candidates.items() if path not in by_hand}
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
+
+
 def find_problems(config: T, checks: Iterable[Check[T]], origins: Origins, broken: Iterable[str] = ()) -> list[Problem]:
     """What every check yields, each problem with the place of the value that it is about."""
     out_of_use = set(broken)
     found = []
     for check in checks:
         reads: set[str] = set()
-        problems = list(check(_Watched(config, "", reads)))  # type: ignore[arg-type]  # stands in for the tree
+        watched: Any = _Watched(config, "", reads) if out_of_use else config  # watching takes twice the time
+        problems = list(check(watched))
         if not touches(reads, out_of_use):
             found += [attrs.evolve(each, place=each.place or place_of(each.path, origins)) for each in problems]
     return found

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
+import attrs
+
 from skyrl.tree.classes import docs_of, fields_of
-from skyrl.tree.frozen import thaw
-from skyrl.tree.types import config_class, is_mapping, is_union
+from skyrl.tree.dump import stored_value
+from skyrl.tree.files import EXTENDS
+from skyrl.tree.secrets import REFERENCE, Secret
+from skyrl.tree.types import bare, config_class, is_mapping, is_union, unit_of
+from skyrl.tree.validators import bounds_of, wanted_by
 
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string"}
+_EXTENDS = {
+    "description": "What this file is written on top of: a file beside it, preset:NAME, or a list of these.",
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+}
+_CLASS = {
+    "description": "A subclass to stand here, as module:Name or file.py:Name. Its fields are known to the schema that "
+    "`skyrl config schema FILE` prints.",
+    "type": "string",
+}
 
 
-def json_schema(root: type[Any]) -> dict[str, Any]:
-    """The schema of files for `root`: each class once under `$defs`, with its fields' docs. Every key is optional."""
+def json_schema(root: type[Any], instance: Any = None) -> dict[str, Any]:
+    """The schema of files for `root`: each class once under `$defs`, with its fields' docs. Every key is optional.
+
+    `instance` is a tree whose classes, of the user's own perhaps, stand in the tables' places.
+    """
     definitions: dict[str, Any] = {}
-    _define(root, definitions)
+    _define(root() if instance is None else instance, definitions)
+    definitions[root.__name__]["properties"][EXTENDS] = _EXTENDS
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$ref": f"#/$defs/{root.__name__}",
@@ -23,30 +42,47 @@ def json_schema(root: type[Any]) -> dict[str, Any]:
     }
 
 
-def _define(cls: type[Any], definitions: dict[str, Any]) -> None:
+def _define(table: Any, definitions: dict[str, Any]) -> None:
+    cls = type(table)
     if cls.__name__ in definitions:
         return
     definitions[cls.__name__] = {}
-    docs, defaults = docs_of(cls), cls()
-    properties = {}
+    docs, defaults, properties = docs_of(cls), cls(), {}
     for name, attribute in fields_of(cls).items():
-        described = _of_type(attribute.type, definitions) | {"description": " ".join(docs.get(name, "").split())}
+        described = _of_field(attribute, getattr(table, name), definitions)
+        allowed = wanted_by(attribute.validator)
+        sentences = [" ".join(docs.get(name, "").split()), f"Allowed: {allowed}." if allowed else ""]
+        described["description"] = " ".join(filter(None, sentences))
         if config_class(attribute.type) is None:
-            described["default"] = thaw(getattr(defaults, name))
+            described["default"] = stored_value(getattr(defaults, name))
         properties[name] = described
     definitions[cls.__name__] = {
         "type": "object",
         "description": inspect.getdoc(cls) or "",
-        "properties": properties,
+        "properties": {**properties, "class": _CLASS},
         "additionalProperties": False,
     }
 
 
-def _of_type(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    nested = None if is_union(kind) else config_class(kind)
-    if nested is not None:
-        _define(nested, definitions)
-        return {"$ref": f"#/$defs/{nested.__name__}"}
+def _of_field(attribute: attrs.Attribute[Any], value: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    nested = config_class(attribute.type)
+    if nested is None:
+        return _of_type(attribute.type, bounds_of(attribute.validator))
+    inner: Any = nested() if value is None else value
+    _define(inner, definitions)
+    reference = {"$ref": f"#/$defs/{type(inner).__name__}"}
+    return {"anyOf": [reference, _of_type(type(None), {})]} if is_union(attribute.type) else reference
+
+
+def _of_type(kind: Any, bounds: Mapping[str, Any]) -> dict[str, Any]:
+    unit, kind = unit_of(kind), bare(kind)
+    if unit:
+        text = {"type": "string", "description": f"with a unit, such as {unit.example}"}
+        return {"anyOf": [_of_type(kind, bounds), text]}
+    if kind is Secret:
+        return {"type": "string", "pattern": f"^{REFERENCE.pattern}$"}
+    if kind in (int, float):
+        return {"type": _SCALARS[kind], **bounds}
     if kind in _SCALARS:
         return {"type": _SCALARS[kind]}
     if kind is type(None):
@@ -54,7 +90,7 @@ def _of_type(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if get_origin(kind) is Literal:
         return {"enum": list(get_args(kind))}
     if is_union(kind):
-        return {"anyOf": [_of_type(arm, definitions) for arm in get_args(kind)]}
+        return {"anyOf": [_of_type(arm, bounds) for arm in get_args(kind)]}
     if get_origin(kind) is tuple:
-        return {"type": "array", "items": _of_type(get_args(kind)[0], definitions)}
+        return {"type": "array", "items": _of_type(get_args(kind)[0], {})}
     return {"type": "object"} if is_mapping(kind) else {}

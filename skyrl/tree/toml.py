@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from pathlib import Path as FilePath
 
-from skyrl.errors import ConfigError, Problem
+from skyrl.errors import ConfigError
 from skyrl.tree.origins import Assignment, Origin, Path
+from skyrl.tree.text_files import malformed, read_text
 
 
 def read_toml(name: str) -> Assignment:
@@ -15,19 +15,7 @@ def read_toml(name: str) -> Assignment:
 
     Raises `ConfigError` for a file that is missing, unreadable, or not TOML (with line and column).
     """
-    try:
-        text = FilePath(name).expanduser().read_bytes().decode("utf-8-sig")  # Windows editors write a mark first
-    except FileNotFoundError:
-        raise _cannot_read(name, "there is no such file") from None
-    except IsADirectoryError:
-        raise _cannot_read(name, "this is a folder, not a file") from None
-    except UnicodeDecodeError as error:
-        raise _cannot_read(name, f"not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise _cannot_read(name, error.strerror or str(error)) from None
-    except (ValueError, RuntimeError) as error:  # a zero byte in the name; no home folder for ~
-        raise _cannot_read(name, str(error)) from None
-    text = text.replace("\r\n", "\n")
+    text = read_text(name)
     try:
         value = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
@@ -51,22 +39,22 @@ class TomlText:
             from skyrl.tree.lines import scan_lines  # few ask, and its patterns take milliseconds to compile
 
             self._lines = scan_lines(self._text)
-        while path:
-            if path in self._lines:
-                return self._lines[path]
-            path = path[:-1]
-        return None
+        return nearest_line(self._lines, path)
 
 
-def _cannot_read(name: str, why: str) -> ConfigError:
-    return ConfigError([Problem(path=name, message=f"cannot be read: {why}")], title="The configuration cannot be read")
+def nearest_line(lines: dict[Path, int], path: Path) -> int | None:
+    """The line of the path, or of the innermost table or list around it that has one."""
+    while path:
+        if path in lines:
+            return lines[path]
+        path = path[:-1]
+    return None
 
 
 def _not_toml(name: str, text: str, why: str) -> ConfigError:
-    place = name
+    position: tuple[int, ...] = ()
     if found := re.search(r"\(at line (\d+), column (\d+)\)", why):
-        place = f"{name}:{found[1]}:{found[2]}"
+        position = int(found[1]), int(found[2])
     elif "(at end of document)" in why:
-        place = f"{name}:{text.count(chr(10)) + 1}"
-    problem = Problem(path=name, message=f"not valid TOML: {why[:1].lower()}{why[1:]}", place=place)
-    return ConfigError([problem], title="The configuration cannot be read")
+        position = (text.count("\n") + 1,)
+    return malformed(name, "TOML", why, *position)

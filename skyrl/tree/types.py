@@ -17,6 +17,8 @@ import cattrs
 from skyrl.tree.frozen import FrozenDict
 from skyrl.tree.literals import NULL_WORDS, is_bracketed, literal, quoting_hint
 from skyrl.tree.plain import NAMES, Misfit, key_of_table, number, plain, scalar, shown
+from skyrl.tree.secrets import Secret
+from skyrl.tree.units import Unit
 
 _LISTS = (tuple, list, Sequence)
 _MAPPINGS = (Mapping, dict, FrozenDict)
@@ -33,8 +35,8 @@ def fit(value: Any, kind: Any) -> Any:
         return number(value)
     if kind in (bool, int, str):
         return scalar(value, kind)
-    if kind is not bare(kind):
-        return fit(value, bare(kind))
+    if get_origin(kind) is Annotated or isinstance(kind, NewType):
+        return fit(_without_unit(value, kind), bare(kind))
     if kind is type(None):
         if value is None:
             return None
@@ -49,11 +51,15 @@ def fit(value: Any, kind: Any) -> Any:
         return _fit_mapping(value, kind)
     if attrs.has(kind):
         return _instance(value, kind)
+    if kind is Secret:
+        return Secret.read(value)
     return _by_cattrs(value, kind)
 
 
 def parse(text: str, kind: Any) -> Any:
     """The member of `kind` that `text` spells on a command line. Raises `Misfit`."""
+    if (number := _without_unit(text, kind)) is not text:
+        return fit(number, bare(kind))
     kind = bare(kind)
     if kind is str:
         return scalar(text, str)
@@ -75,14 +81,18 @@ def parse(text: str, kind: Any) -> Any:
         if value is None or isinstance(value, str):
             raise Misfit(f"{shown(text)} is not {describe(kind)}", hint=quoting_hint(is_list(kind)))
         return value if attrs.has(kind) else fit(value, kind)
-    return _by_cattrs(text, kind)
+    return fit(text, kind)
 
 
 def describe(kind: Any) -> str:
     """A type as a person would say it: `a list of text`, `true or false`, `one of: none, latest`."""
+    if unit := unit_of(kind):
+        return f"{NAMES[bare(kind)]} of {unit.name}"
     kind = bare(kind)
     if kind is Any or kind is object:
         return "any value"
+    if kind is Secret:
+        return 'a secret ("env:NAME")'
     if kind in NAMES:
         return NAMES[kind]
     if get_origin(kind) is Literal:
@@ -110,6 +120,11 @@ def bare(kind: Any) -> Any:
             return kind
 
 
+def unit_of(kind: Any) -> Unit | None:
+    """What numbers of this type count, if it says so."""
+    return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Unit)), None)
+
+
 def is_union(kind: Any) -> bool:
     """`A | B`, `Optional[A]` or `Union[A, B]`."""
     return get_origin(kind) in (Union, types.UnionType)
@@ -123,6 +138,22 @@ def is_optional(kind: Any) -> bool:
 def is_list(kind: Any) -> bool:
     """`tuple[T, ...]`, `list[T]` or `Sequence[T]`, each of which is stored as a tuple; or `tuple[A, B]`."""
     return (get_origin(kind) or kind) in _LISTS
+
+
+def list_arm(kind: Any) -> Any:
+    """The list type that `kind` is, or that is one arm of it; None if there is none."""
+    arms = _arms(kind) if is_union(kind) else [bare(kind)]
+    return next((arm for arm in arms if is_list(arm)), None)
+
+
+def item_kind(kind: Any) -> Any:
+    """The type of a list's items: T of `tuple[T, ...]`."""
+    return (*get_args(kind), Any)[0]
+
+
+def holds_secret(kind: Any) -> bool:
+    """Is it a secret, alone or optional?"""
+    return Secret in (_arms(kind) if is_union(kind) else [bare(kind)])
 
 
 def is_mapping(kind: Any) -> bool:
@@ -160,13 +191,13 @@ def _instance(value: Any, kind: type[Any]) -> Any:
 
 
 def _fit_union(value: Any, kind: Any) -> Any:
-    if is_optional(kind) and (value is None or (type(value) is str and value == "none" and not _lists_none(kind))):
+    if is_optional(kind) and (value is None or (type(value) is str and value == "none" and not lists_none(kind))):
         return None
     return _first_that_takes(_arms(kind), lambda arm: fit(value, arm), value, kind)
 
 
 def _parse_union(text: str, kind: Any) -> Any:
-    if is_optional(kind) and text in NULL_WORDS and not (text == "none" and _lists_none(kind)):
+    if is_optional(kind) and text in NULL_WORDS and not (text == "none" and lists_none(kind)):
         return None
     arms = sorted(_arms(kind), key=lambda arm: arm is str)  # text takes everything, so it is tried last
     if is_bracketed(text) and any(map(is_list, arms)):
@@ -181,17 +212,27 @@ def _first_that_takes(arms: Iterable[Any], take: Callable[[Any], Any], value: An
             return take(arm)
         except Misfit as misfit:
             refused.append(misfit)
-    if len(refused) == 1:
+    if len(refused) == 1 or holds_secret(kind):  # a secret's own refusal does not repeat the value
         raise refused[0]
     hint = next((misfit.hint for misfit in refused if misfit.hint), "")
     raise Misfit(f"{shown(value)} is not {describe(kind)}", hint=hint)
 
 
 def _arms(kind: Any) -> list[Any]:
-    return [bare(arm) for arm in get_args(kind) if arm is not type(None)]
+    return [arm if unit_of(arm) else bare(arm) for arm in get_args(kind) if arm is not type(None)]
 
 
-def _lists_none(kind: Any) -> bool:
+def _without_unit(value: Any, kind: Any) -> Any:
+    """The number that a text with a unit gives, where the type has one; anything else as it is."""
+    unit = unit_of(kind) if isinstance(value, str) else None
+    number = unit.read(value) if unit else None
+    if number is None:
+        return value
+    return int(number) if bare(kind) is int and number.is_integer() else number
+
+
+def lists_none(kind: Any) -> bool:
+    """Is `none` a word of the type's own, so that it cannot stand for null?"""
     return any(get_origin(arm) is Literal and "none" in get_args(arm) for arm in get_args(kind))
 
 

@@ -15,8 +15,11 @@ from skyrl.errors import ConfigError, Problem
 Validator = Callable[[Any, "Attribute[Any]", Any], None]
 
 
-def rule_of_one_field(holds: Callable[[Any], bool], wanted: str) -> Validator:
-    """A validator from a predicate on the value and the words for what is allowed (`a positive number`)."""
+def rule_of_one_field(holds: Callable[[Any], bool], wanted: str, **bounds: float) -> Validator:
+    """A validator from a predicate on the value and the words for what is allowed (`a positive number`).
+
+    `bounds` say the same of numbers in the words of JSON Schema, as far as it can: `minimum`, `exclusiveMinimum`, ...
+    """
 
     def validate(instance: Any, attribute: Attribute[Any], value: Any) -> None:
         if value is not None and not holds(value):
@@ -24,28 +27,46 @@ def rule_of_one_field(holds: Callable[[Any], bool], wanted: str) -> Validator:
             problem = Problem(path=attribute.name, message=f"{value!r} is not {wanted}")
             raise ConfigError([problem], title=f"{owner} cannot be built")
 
+    _SAID[validate] = (wanted, bounds)
     return validate
 
 
-positive = rule_of_one_field(lambda value: value > 0, "positive")
-non_negative = rule_of_one_field(lambda value: value >= 0, "zero or positive")
-fraction = rule_of_one_field(lambda value: 0 <= value <= 1, "between 0 and 1")
-positive_fraction = rule_of_one_field(lambda value: 0 < value <= 1, "above 0 and at most 1")
+_SAID: dict[Any, tuple[str, dict[str, float]]] = {}
+
+
+def wanted_by(validator: Any) -> str:
+    """The words of a validator for what it allows; empty for one of somebody else's, and for none."""
+    return _SAID[validator][0] if validator in _SAID else ""
+
+
+def bounds_of(validator: Any) -> dict[str, float]:
+    """The range that a validator allows, in the words of JSON Schema."""
+    return _SAID[validator][1] if validator in _SAID else {}
+
+
+positive = rule_of_one_field(lambda value: value > 0, "positive", exclusiveMinimum=0)
+non_negative = rule_of_one_field(lambda value: value >= 0, "zero or positive", minimum=0)
+fraction = rule_of_one_field(lambda value: 0 <= value <= 1, "between 0 and 1", minimum=0, maximum=1)
+positive_fraction = rule_of_one_field(
+    lambda value: 0 < value <= 1, "above 0 and at most 1", exclusiveMinimum=0, maximum=1
+)
 not_empty = rule_of_one_field(lambda value: len(value) > 0, "allowed: it may not be empty")
-port = rule_of_one_field(lambda value: 0 < value < 65536, "a port (1 to 65535)")
-positive_or_off = rule_of_one_field(lambda value: value > 0 or value == -1, "positive, or -1 for off")
-fraction_below_one = rule_of_one_field(lambda value: 0 <= value < 1, "at least 0 and below 1")
-interval = rule_of_one_field(lambda value: value >= -1, "a number of steps, or -1 for never")
+port = rule_of_one_field(lambda value: 0 < value < 65536, "a port (1 to 65535)", minimum=1, maximum=65535)
+positive_or_off = rule_of_one_field(lambda value: value > 0 or value == -1, "positive, or -1 for off", minimum=-1)
+fraction_below_one = rule_of_one_field(
+    lambda value: 0 <= value < 1, "at least 0 and below 1", minimum=0, exclusiveMaximum=1
+)
+interval = rule_of_one_field(lambda value: value >= -1, "a number of steps, or -1 for never", minimum=-1)
 
 
 def at_least(bound: float) -> Validator:
     """Not below `bound`."""
-    return rule_of_one_field(lambda value: value >= bound, f"at least {bound}")
+    return rule_of_one_field(lambda value: value >= bound, f"at least {bound}", minimum=bound)
 
 
 def positive_or_minus_one(meaning: str) -> Validator:
     """Positive, or the -1 that stands for something: `positive_or_minus_one("all ranks")`."""
-    return rule_of_one_field(lambda value: value > 0 or value == -1, f"positive, or -1 for {meaning}")
+    return rule_of_one_field(lambda value: value > 0 or value == -1, f"positive, or -1 for {meaning}", minimum=-1)
 
 
 def left_alone(instead: str) -> Validator:
@@ -60,7 +81,7 @@ def number_of_items(count: int, each: Callable[[Any], bool], wanted: str) -> Val
 
 def between(low: float, high: float) -> Validator:
     """From `low` to `high`, both included."""
-    return rule_of_one_field(lambda value: low <= value <= high, f"between {low} and {high}")
+    return rule_of_one_field(lambda value: low <= value <= high, f"between {low} and {high}", minimum=low, maximum=high)
 
 
 no_empty_text = rule_of_one_field(all, "allowed: a text in it is empty")

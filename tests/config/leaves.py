@@ -11,7 +11,7 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.errors import ConfigError
 from skyrl.tree import get_at
 from skyrl.tree.classes import fields_of, leaf_paths
-from skyrl.tree.types import config_class, is_list, is_mapping, is_union
+from skyrl.tree.types import bare, config_class, is_list, is_mapping, is_union
 
 LEAVES: dict[str, attrs.Attribute[Any]] = dict(leaf_paths(SkyRLTrainConfig))
 
@@ -47,6 +47,7 @@ def another(path: str) -> Any:
 
 
 def _candidates(kind: Any, default: Any) -> Iterator[Any]:
+    kind = bare(kind)
     if is_union(kind):
         for arm in get_args(kind):
             if arm is not type(None):

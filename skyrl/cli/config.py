@@ -1,0 +1,189 @@
+"""`skyrl config ...`: look at a configuration without running it. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from skyrl.cli.words import STRICT, WORDS, as_json, complete_word, compose_words, load_words, split_words, warn
+from skyrl.errors import ConfigError
+
+_LANGUAGE = click.option(
+    "--format", "language", type=click.Choice(["json", "toml", "yaml"]), default="json", show_default=True
+)
+
+
+@click.group()
+def config() -> None:
+    """Look at a configuration without running it."""
+
+
+@config.command()
+@WORDS
+@STRICT
+@click.option("--json", "machine", is_flag=True, help="Print all problems as JSON.")
+def check(words: tuple[str, ...], strict: bool, machine: bool) -> None:
+    """Say everything that is wrong with a configuration; nothing is started."""
+    if not machine:
+        compose_words(words, strict=strict)
+        click.echo("The values fit together. Files, models and tasks are looked at when it runs.")
+        return
+    import json
+    import os
+
+    from skyrl.config import compose
+
+    try:
+        problems = compose(*split_words(words), strict=strict, environ=os.environ).warnings
+        is_usable = True
+    except ConfigError as error:
+        problems, is_usable = error.problems, False
+    click.echo(json.dumps({"ok": is_usable, "problems": as_json(problems)}, indent=2, ensure_ascii=False))
+    if not is_usable:
+        sys.exit(2)
+
+
+@config.command()
+@WORDS
+@_LANGUAGE
+@click.option("--written", is_flag=True, help="As written, before anything is derived.")
+@click.option("--sparse", is_flag=True, help="Only what differs from the defaults and was not derived.")
+@click.option("--origins", "with_origins", is_flag=True, help="One line a field, with the place of each value.")
+@click.option("--derived", "only_derived", is_flag=True, help="Only what was derived, and from what.")
+def show(
+    words: tuple[str, ...], language: str, written: bool, sparse: bool, with_origins: bool, only_derived: bool
+) -> None:
+    """Print a configuration: whole and with everything derived, unless an option says otherwise."""
+    from skyrl.cli import show as forms
+    from skyrl.config.resolve import resolve_with_origins
+    from skyrl.tree.sparse import sparse as only_differences
+
+    loaded = load_words(words)
+    warn(loaded.warnings)
+    run, origins = loaded.config, loaded.origins
+    if sparse:
+        click.echo(forms.dump(only_differences(run), language, type(run)))
+        return
+    if not written:
+        run, origins, _ = resolve_with_origins(run, origins)
+    if only_derived:
+        click.echo(forms.derived_lines(run, origins))
+    elif with_origins:
+        click.echo(forms.lines_with_origins(run, origins))
+    else:
+        click.echo(forms.whole(run, language))
+
+
+@config.command()
+@click.argument("path", shell_complete=complete_word)
+@WORDS
+@click.option("--json", "machine", is_flag=True, help="Print it as JSON.")
+def explain(path: str, words: tuple[str, ...], machine: bool) -> None:
+    """Say what PATH means, where its value came from, and what depends on it."""
+    import json
+
+    import attrs
+
+    from skyrl.cli.explain import as_text
+    from skyrl.config.explain import explain as explain_path
+    from skyrl.config.resolve import resolve_with_origins
+
+    loaded = load_words(words)
+    run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+    found = explain_path(path, run, origins)
+    click.echo(json.dumps(attrs.asdict(found), indent=2, ensure_ascii=False) if machine else as_text(found))
+
+
+@config.command()
+@click.argument("before")
+@click.argument("after")
+@click.option("--json", "machine", is_flag=True, help="Print it as JSON.")
+@click.option("--written", is_flag=True, help="Compare before anything is derived.")
+def diff(before: str, after: str, machine: bool, written: bool) -> None:
+    """Compare two configurations: files, folders of runs, or presets (preset:NAME). Exit code 1 if they differ."""
+    import json
+
+    from skyrl.config.resolve import resolve_with_origins
+    from skyrl.tree import differences
+
+    one, other = (load_words([name]) for name in (before, after))
+    trees = [one.config, other.config]
+    if not written:
+        trees = [resolve_with_origins(each.config, each.origins)[0] for each in (one, other)]
+    found = differences(trees[0], trees[1])
+    if machine:
+        rows = [{"path": path, "before": old, "after": new} for path, (old, new) in found.items()]
+        click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+    else:
+        _print_differences(found)
+    if found:
+        sys.exit(1)
+
+
+@config.command()
+@click.argument("source", metavar="FILE|SCRIPT", type=click.Path())
+@click.option("--from", "house", type=click.Choice(["skyrl-hydra", "skyrl", "areal"]), required=True)
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the TOML there, not to standard output.")
+def convert(source: str, house: str, output: str | None) -> None:
+    """Write our TOML from a configuration of SkyRL's or AReaL's, and say what became of each of its settings."""
+    from pathlib import Path
+
+    from skyrl.cli.show import dump
+    from skyrl.config import SkyRLTrainConfig
+    from skyrl.errors import UserError, render
+
+    if house == "areal":
+        from skyrl.interop.areal import convert_areal as convert_file
+    else:
+        from skyrl.interop.skyrl_scripts import convert_skyrl as convert_file
+    converted = convert_file(source)
+    if not converted.lines:
+        raise UserError(f"{source} has no settings of {house}: nothing was converted")
+    text = dump(converted.tables, "toml", SkyRLTrainConfig)
+    if output:
+        try:
+            Path(output).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{output} cannot be written: {error.strerror}") from None
+    else:
+        click.echo(text)
+    click.echo(converted.report(), err=True)
+    if converted.problems:
+        click.echo("\n" + render(converted.problems, "What `skyrl config check` says about it"), err=True)
+
+
+def _print_differences(found: dict[str, tuple[Any, Any]]) -> None:
+    import json
+
+    rows = [(path, *(json.dumps(value, ensure_ascii=False) for value in pair)) for path, pair in found.items()]
+    width = max((len(path) for path, _, _ in rows), default=0)
+    for path, old, new in rows:
+        click.echo(f"{path:<{width}}  {old}  ->  {new}")
+
+
+@config.command()
+@WORDS
+def schema(words: tuple[str, ...]) -> None:
+    """Print the JSON schema of configuration files, for editors that complete and check them.
+
+    With files: the schema of their tree, classes of your own included.
+    """
+    import json
+
+    from skyrl.config import SkyRLTrainConfig
+    from skyrl.tree.schema import json_schema
+
+    instance = load_words(words).config if words else SkyRLTrainConfig()
+    click.echo(json.dumps(json_schema(type(instance), instance), indent=2, ensure_ascii=False))
+
+
+@config.command()
+@WORDS
+def docs(words: tuple[str, ...]) -> None:
+    """Print the reference of every field as Markdown; with files, classes of your own included."""
+    from skyrl.config import SkyRLTrainConfig
+    from skyrl.config.reference import reference_page
+
+    click.echo(reference_page(load_words(words).config if words else SkyRLTrainConfig()))

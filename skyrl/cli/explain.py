@@ -1,0 +1,43 @@
+"""`skyrl config explain PATH`: what a field means, where its value came from, and what depends on it."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skyrl.config.explain import Explanation, Step
+
+
+def as_text(explanation: Explanation) -> str:
+    """For a person."""
+    lines = [f"{explanation.path} = {_spelled(explanation.value)}", f"  {explanation.type}"]
+    lines += textwrap.wrap(explanation.doc, 100, initial_indent="  ", subsequent_indent="  ")
+    lines += ["", "Where it came from, the last one wins:"]
+    width = max(len(step.place) for step in explanation.chain)
+    for step in explanation.chain:
+        lines += _step(step, width)
+    if explanation.feeds:
+        lines += ["", "What is derived from it:", *(f"  {path}  ({rule})" for path, rule in explanation.feeds)]
+    if explanation.acts_when:
+        verdict = "it does here" if explanation.acts else "it does not here"
+        lines += ["", f"It has an effect when {explanation.acts_when}: {verdict}."]
+    if explanation.not_yet:
+        lines += ["", f"Not read in this version yet: {explanation.not_yet}."]
+    if explanation.checks:
+        lines += ["", "Checks that look at it:"]
+        for name, sentence in explanation.checks:
+            lines += textwrap.wrap(f"{name}: {sentence}", 100, initial_indent="  ", subsequent_indent="      ")
+    return "\n".join(lines)
+
+
+def _step(step: Step, width: int) -> list[str]:
+    lines = [f"  {step.place:<{width}}  {_spelled(step.value)}"]
+    lines += textwrap.wrap(step.because, 96, initial_indent="      ", subsequent_indent="      ")
+    return [*lines, *(f"      from {path} = {_spelled(value)}  ({place})" for path, value, place in step.reads)]
+
+
+def _spelled(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 400 else f"{text[:380]} ..."

@@ -1,0 +1,80 @@
+"""`skyrl config show`: a tree in any form and any of the three languages, with or without where it came from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from skyrl.tree.dump import flatten, to_dict
+
+if TYPE_CHECKING:
+    from skyrl.config import SkyRLTrainConfig
+    from skyrl.tree.origins import Origins
+
+
+def dump(data: Mapping[str, Any], language: str, root: type[Any]) -> str:
+    """Nested data as text, without a line end. Raises `ConfigError` for a null that TOML cannot say."""
+    if language == "json":
+        return json.dumps(data, indent=2, ensure_ascii=False)
+    if language == "yaml":
+        from skyrl.tree.yaml_file import yaml_text
+
+        return yaml_text(data).rstrip("\n")
+    import tomli_w
+
+    from skyrl.tree.sparse import as_toml_has_it
+
+    return tomli_w.dumps(as_toml_has_it(data, root)).rstrip("\n")
+
+
+def whole(run: SkyRLTrainConfig, language: str) -> str:
+    """Every field. In TOML a field that is null by default is left out where TOML has no word for null."""
+    data = to_dict(run)
+    return dump(_sayable(data, type(run)) if language == "toml" else data, language, type(run))
+
+
+def lines_with_origins(run: SkyRLTrainConfig, origins: Origins) -> str:
+    """Every field on a line of its own, as TOML, with the place of what is not a default as a comment."""
+    from skyrl.tree.origins import place_of
+
+    rows = [(path, f"{path} = {json.dumps(value, ensure_ascii=False)}") for path, value in flatten(run).items()]
+    placed = [(row, place_of(path, origins)) for path, row in rows]
+    width = min(max((len(row) for row, place in placed if place), default=0), 88)
+    return "\n".join(f"{row:<{width}}  # {place}" if place else row for row, place in placed)
+
+
+def derived_lines(run: SkyRLTrainConfig, origins: Origins) -> str:
+    """What was derived: the value, the rule, why, and what it was derived from."""
+    from skyrl.config.resolve import RULES
+
+    by_name = {rule.name: rule for rule in RULES}
+    flat, paragraphs = flatten(run), []
+    for path, chain in origins.items():
+        if chain[-1].kind != "rule":
+            continue
+        rule = by_name[chain[-1].where]
+        inside = {key: value for key, value in flat.items() if key == path or key.startswith(path + ".")}
+        values = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in inside.items()]
+        sources = [f"{each} = {json.dumps(flat.get(each), ensure_ascii=False)}" for each in rule.reads]
+        because = " ".join((rule.compute.__doc__ or "").split())
+        paragraphs.append(
+            "\n".join([*values, f"    {rule.name}: {because}", *(f"    from {source}" for source in sources)])
+        )
+    return "\n".join(paragraphs)
+
+
+def _sayable(data: Mapping[str, Any], root: type[Any]) -> dict[str, Any]:
+    """Without the nulls that are defaults and that TOML has no word for."""
+    from skyrl.tree.classes import fields_of
+    from skyrl.tree.types import config_class, lists_none
+
+    default, kept = root(), {}
+    for name, value in data.items():
+        attribute = fields_of(root).get(name)
+        nested = config_class(attribute.type) if attribute else None
+        if isinstance(value, Mapping) and nested is not None:
+            kept[name] = _sayable(value, nested)
+        elif not (value is None and attribute and lists_none(attribute.type) and getattr(default, name) is None):
+            kept[name] = value
+    return kept

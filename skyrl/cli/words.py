@@ -1,0 +1,94 @@
+"""The words of a command line: files, and what is to be changed in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skyrl.errors import Problem, render
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from skyrl.config import Composed, Loaded, SkyRLTrainConfig
+    from skyrl.tree.rules import Check
+
+
+def complete_word(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Dotted paths of the tree, up to the next dot, and files. Imports the classes of the tree and nothing heavier."""
+    from click.shell_completion import CompletionItem
+
+    prefix = "~" if incomplete.startswith("~") else ""
+    paths = paths_from(incomplete.removeprefix("~"), ends="" if prefix else "=")
+    files = [] if prefix or (paths and "." in incomplete) else [CompletionItem(incomplete, type="file")]
+    return [*(CompletionItem(prefix + each) for each in paths), *files]
+
+
+def paths_from(start: str, ends: str = "=") -> list[str]:
+    """What may follow `start`: tables with a dot behind them, fields with `ends`."""
+    from skyrl.config import SkyRLTrainConfig
+    from skyrl.tree.classes import leaf_paths
+
+    depth = start.count(".")
+    found = dict.fromkeys(
+        ".".join(names[: depth + 1]) + ("." if len(names) > depth + 1 else ends)
+        for names in (path.split(".") for path, _ in leaf_paths(SkyRLTrainConfig))
+        if len(names) > depth
+    )
+    return [each for each in found if each.startswith(start)]
+
+
+WORDS = click.argument(
+    "words", nargs=-1, metavar="FILE... [PATH=VALUE...]", type=click.UNPROCESSED, shell_complete=complete_word
+)
+STRICT = click.option("--strict", is_flag=True, help="Treat warnings as errors.")
+
+
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Files and arguments (`path=value`, `~path`, `@file`), each in order. A word with a sign of equality is no file.
+
+    `~/run.toml` is a file in the home folder: it exists, or it has the suffix of one.
+    """
+    files = [word for word in words if "=" not in word and not word.startswith(("+", "-", "@")) and not _forgets(word)]
+    return files, [word for word in words if word not in files]
+
+
+def _forgets(word: str) -> bool:
+    if not word.startswith("~"):
+        return False
+    return "/" not in word and Path(word).suffix not in (".toml", ".yaml", ".yml", ".json")
+
+
+def load_words(words: Sequence[str]) -> Loaded[SkyRLTrainConfig]:
+    """The tree as written, with the environment of the command."""
+    from skyrl.config import load
+
+    return load(*split_words(words), environ=os.environ)
+
+
+def compose_words(
+    words: Sequence[str], *, strict: bool = False, also: Sequence[Check[SkyRLTrainConfig]] = ()
+) -> Composed[SkyRLTrainConfig]:
+    """The run that the words describe, resolved and checked; warnings are printed. Raises `ConfigError`."""
+    from skyrl.config import compose
+
+    composed = compose(*split_words(words), strict=strict, also=also, environ=os.environ)
+    warn(composed.warnings)
+    return composed
+
+
+def warn(warnings: Sequence[Problem]) -> None:
+    """Print what is worth a look."""
+    if warnings:
+        click.echo(render(warnings, "Worth a look"), err=True)
+
+
+def as_json(problems: Sequence[Problem]) -> list[dict[str, Any]]:
+    """Problems for machines."""
+    import attrs
+
+    return [attrs.asdict(problem) for problem in problems]

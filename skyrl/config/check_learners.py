@@ -1,0 +1,77 @@
+"""Checks of learners: adapters, traces, and where sharded state rests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import models_of
+from skyrl.errors import Problem
+from skyrl.tree import get_at
+from skyrl.tree.rules import Check
+
+_ENGINE = "generator.inference_engine"
+
+
+def adapters_have_a_road_to_the_engines(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """An adapter travels as a whole; files of differences hold whole weights."""
+    engine = run.generator.inference_engine
+    if run.trainer.policy.model.lora.rank == 0:
+        return
+    if engine.weight_sync_backend == "delta":
+        message = "delta sends differences of whole weights, and an adapter is trained beside them"
+        yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint="set it to nccl or gloo")
+    if engine.backend == "sglang":
+        message = "adapters are served by vllm and torch engines"
+        yield Problem(path=f"{_ENGINE}.backend", message=message, hint="set it to vllm")
+
+
+def traces_have_ranks_and_a_folder(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A profiler that is on says whose passes it traces, and where to."""
+    if run.trainer.strategy != "megatron":
+        return
+    for model in models_of(run):
+        profiler = getattr(getattr(run.trainer, model), "megatron_config", None)
+        profiler = profiler.torch_profiler_config if profiler is not None else None
+        path = f"trainer.{model}.megatron_config.torch_profiler_config"
+        if profiler is None or not profiler.enable:
+            continue
+        if not profiler.ranks:
+            yield Problem(path=f"{path}.ranks", message="the list is empty, and enable is on", hint="such as [0]")
+        if not profiler.save_path:
+            hint = "name a local folder"
+            yield Problem(path=f"{path}.save_path", message="no folder for the traces, and enable is on", hint=hint)
+        elif "://" in profiler.save_path:
+            message = f"{profiler.save_path} is not a local folder, and the profiler writes to local files"
+            yield Problem(path=f"{path}.save_path", message=message, hint="name a local folder")
+
+
+def gathering_overlaps_with_reducing(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Megatron gathers weights during forward only where it sums gradients during backward."""
+    if run.trainer.strategy != "megatron":
+        return
+    for model in ("policy", "ref"):
+        ddp = getattr(run.trainer, model).megatron_config.ddp_config
+        if ddp.overlap_param_gather and not ddp.overlap_grad_reduce:
+            path = f"trainer.{model}.megatron_config.ddp_config.overlap_param_gather"
+            yield Problem(path=path, message="needs overlap_grad_reduce", hint="set that to true, or this to false")
+
+
+def state_on_a_drive_has_a_folder(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """`nvme` says where on the drive, and nothing else does."""
+    if run.trainer.strategy != "deepspeed":
+        return
+    for model in models_of(run):
+        for part in ("offload_param", "offload_optimizer"):
+            path = f"trainer.{model}.deepspeed_config.zero_optimization.{part}"
+            if get_at(run, f"{path}.device") == "nvme" and not get_at(run, f"{path}.nvme_path"):
+                message = "no folder on the drive, and device is nvme"
+                yield Problem(path=f"{path}.nvme_path", message=message, hint="name a folder on the NVMe drive")
+
+
+LEARNER_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
+    adapters_have_a_road_to_the_engines,
+    traces_have_ranks_and_a_folder,
+    gathering_overlaps_with_reducing,
+    state_on_a_drive_has_a_folder,
+)

@@ -1,0 +1,140 @@
+"""Checks of rollouts: how turns, templates and samples go together, and that both sides have one model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.errors import Problem
+from skyrl.tree.rules import Check
+
+_ENGINE_KWARGS = "generator.inference_engine.engine_init_kwargs"
+_ROPE = ("rope_scaling", "rope_theta", "rope_parameters")
+
+
+def one_call_of_the_engine_has_one_turn(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """`batched` hands all prompts to the engine at once, so nothing can be answered in between."""
+    generator = run.generator
+    if not generator.batched:
+        return
+    if generator.max_turns > 1:
+        yield Problem(
+            path="generator.batched",
+            message=f"one call of the engine has one turn, and generator.max_turns = {generator.max_turns}",
+            hint="set it to false",
+        )
+    if generator.step_wise_trajectories:
+        message = "one call of the engine has one turn, and generator.step_wise_trajectories asks for many"
+        yield Problem(path="generator.batched", message=message, hint="set it to false")
+    if generator.chat_template_kwargs:
+        message = "the engine formats a whole batch by itself, without the variables of a chat template"
+        yield Problem(
+            path="generator.chat_template_kwargs", message=message, hint="set generator.batched = false, or drop them"
+        )
+
+
+def steps_are_samples_that_can_be_compared(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Under `step_wise_trajectories` the turns of a trajectory share one advantage, which a discount would tear."""
+    algorithm, generator = run.trainer.algorithm, run.generator
+    if not generator.step_wise_trajectories:
+        return
+    if algorithm.advantage_estimator in ("gae", "reinforce++"):
+        yield Problem(
+            path="trainer.algorithm.advantage_estimator",
+            message=f"{algorithm.advantage_estimator} discounts over tokens, and the samples of a step-wise trajectory "
+            "have none in common",
+            hint="use grpo, rloo or maxrl, or set generator.step_wise_trajectories = false",
+        )
+    if algorithm.loss_reduction == "token_mean_legacy":
+        yield Problem(
+            path="trainer.algorithm.loss_reduction",
+            message="token_mean_legacy weighs micro-batches, whose number differs where turns are samples",
+            hint="use token_mean",
+        )
+    if generator.chat_template.name_or_path is not None:
+        message = "a template of one's own tokenizes the history anew at every turn, and a step is a prefix of the next"
+        yield Problem(
+            path="generator.chat_template.name_or_path",
+            message=message,
+            hint="leave it out, or set generator.step_wise_trajectories = false",
+        )
+    if not generator.use_conversation_multi_turn:
+        yield Problem(
+            path="generator.use_conversation_multi_turn",
+            message="one assistant message has no steps, and generator.step_wise_trajectories makes each a sample",
+            hint="set it to true",
+        )
+
+
+def turns_end_as_the_models_chats_do(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A turn that a stop text ended lacks the end-of-sequence token that the model's chats have there."""
+    generator = run.generator
+    stops = generator.sampling_params.stop and generator.max_turns > 1 and generator.use_conversation_multi_turn
+    if stops and not generator.append_eos_token_after_stop_str_in_multi_turn:
+        yield Problem(
+            path="generator.append_eos_token_after_stop_str_in_multi_turn",
+            message="turns that a stop text ends go on without the end-of-sequence token, unlike the model's own chats",
+            hint="set it to true",
+            severity="warning",
+        )
+
+
+def both_sides_turn_positions_alike(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Rotary embeddings of engine and learner are those of one model."""
+    for name in ("rope_scaling", "rope_theta"):
+        learner, engine = getattr(run.trainer, name), getattr(run.generator, name)
+        if engine is not None and engine != learner:
+            yield Problem(
+                path=f"generator.{name}",
+                message=f"the engine's is not the learner's trainer.{name}",
+                hint=f"set trainer.{name} alone: the engine's is derived from it",
+            )
+
+
+def positions_are_set_in_one_place(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """What the engine is told behind the learner's back would give another model."""
+    kwargs = run.generator.inference_engine.engine_init_kwargs
+    overrides = kwargs.get("hf_overrides")
+    inner: Mapping[str, Any] = overrides if isinstance(overrides, Mapping) else {}
+    for name in _ROPE:
+        if name in kwargs:
+            yield _moved_rope(f"{_ENGINE_KWARGS}.{name}")
+        if name == "rope_scaling" and name in inner:
+            yield _moved_rope(f"{_ENGINE_KWARGS}.hf_overrides.{name}")
+    engine = inner.get("rope_parameters")
+    learner = run.trainer.policy.model_config_kwargs.get("rope_parameters")
+    if engine != learner and (engine is not None or learner is not None):
+        yield Problem(
+            path=f"{_ENGINE_KWARGS}.hf_overrides.rope_parameters",
+            message="is not trainer.policy.model_config_kwargs.rope_parameters, and both describe one model",
+            hint="set trainer.rope_scaling or trainer.rope_theta instead, which both sides read",
+        )
+
+
+def a_sequence_fits_into_the_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """An engine that is made for shorter sequences cuts answers off without a word."""
+    longest = run.generator.inference_engine.engine_init_kwargs.get("max_model_len")
+    prompt, answer = run.generator.max_input_length, run.generator.sampling_params.max_generate_length
+    if type(longest) is int and prompt is not None and longest < prompt + answer:
+        yield Problem(
+            path=f"{_ENGINE_KWARGS}.max_model_len",
+            message=f"{longest} tokens are fewer than the longest input and answer, {prompt} + {answer}",
+            hint=f"raise it to {prompt + answer}, or lower generator.sampling_params.max_generate_length",
+            severity="warning",
+        )
+
+
+ROLLOUT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
+    one_call_of_the_engine_has_one_turn,
+    steps_are_samples_that_can_be_compared,
+    turns_end_as_the_models_chats_do,
+    both_sides_turn_positions_alike,
+    positions_are_set_in_one_place,
+    a_sequence_fits_into_the_engine,
+)
+
+
+def _moved_rope(path: str) -> Problem:
+    hint = "set trainer.rope_scaling or trainer.rope_theta, which both sides read"
+    return Problem(path=path, message="would be the engine's alone, and the learner has the same model", hint=hint)

@@ -1,0 +1,162 @@
+"""What is known about one path of a loaded tree: its meaning, where its value came from, what depends on it.
+
+Data; `skyrl config explain` prints it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from skyrl.config.check import CHECKS
+from skyrl.config.effects import EFFECTS
+from skyrl.config.not_yet import NOT_YET, NotYet
+from skyrl.config.resolve import RULES
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree import get_at
+from skyrl.tree.arguments import split_path
+from skyrl.tree.classes import docs_of, fields_of
+from skyrl.tree.dump import flatten, stored_value
+from skyrl.tree.names import suggestion
+from skyrl.tree.origins import Origins, Path, dotted, place_of
+from skyrl.tree.rules import paths_read, touches
+from skyrl.tree.types import config_class, describe, is_mapping
+
+
+@frozen(kw_only=True)
+class Step:
+    """One origin of the value. The last step won."""
+
+    place: str
+    """`default`, `run.toml:14`, `argument 2`, `derived by <rule>`."""
+
+    value: Any
+    because: str = ""
+    """For a rule: what follows from what, in a sentence."""
+
+    reads: tuple[tuple[str, Any, str], ...] = ()
+    """For a rule: each path that it read, its value, and where that came from."""
+
+
+@frozen(kw_only=True)
+class Explanation:
+    """Of one path."""
+
+    path: str
+    value: Any
+    type: str
+    doc: str
+    chain: tuple[Step, ...]
+    feeds: tuple[tuple[str, str], ...]
+    """Paths that are derived from it, each with the name of the rule."""
+
+    acts_when: str
+    """When the field has an effect; empty for always."""
+
+    acts: bool
+    checks: tuple[tuple[str, str], ...]
+    """Checks that read it: the name, and what must hold."""
+
+    not_yet: str
+    """The capability that this version lacks for the field to be read; empty where it is read."""
+
+
+def explain(path: str, run: SkyRLTrainConfig, origins: Origins) -> Explanation:
+    """What is known about `path` in the resolved tree `run`, whose origins include those of the rules.
+
+    Raises `ConfigError` for a path that does not exist.
+    """
+    names = split_path(path)
+    attribute, doc = _field(names, run)
+    effect = next((each for each in EFFECTS if _covers(each.path, path)), None)
+    later = next((each for each in NOT_YET if _covers(each.path, path)), None)
+    return Explanation(
+        path=path,
+        value=_value(run, names),
+        type=describe(attribute.type),
+        doc=" ".join(doc.split()),
+        chain=_chain(path, names, run, origins),
+        feeds=tuple((rule.writes, rule.name) for rule in RULES if touches([path], rule.reads)),
+        acts_when=effect.when if effect else "",
+        acts=effect.acts(run) if effect else True,
+        checks=tuple(_checks_of(path, run)),
+        not_yet=later.what if later else "",
+    )
+
+
+def _field(names: Path, run: SkyRLTrainConfig) -> tuple[attrs.Attribute[Any], str]:
+    """The field at a path, or the free-form table that the path leads into, and its documentation."""
+    table: Any = run
+    for depth, name in enumerate(names):
+        owner = type(table)
+        attribute = fields_of(owner).get(name)
+        if attribute is None:
+            sentence, _ = suggestion(type(run), owner, names, depth)
+            raise ConfigError([Problem(path=dotted(names), message="no such field", hint=sentence)], title=_TITLE)
+        nested = config_class(attribute.type)
+        if nested is None and depth + 1 < len(names) and not is_mapping(attribute.type):
+            message = f"no such field: {dotted(names[: depth + 1])} is {describe(attribute.type)}"
+            raise ConfigError([Problem(path=dotted(names), message=message)], title=_TITLE)
+        if nested is None or depth + 1 == len(names):
+            break
+        value = getattr(table, name)
+        table = nested() if value is None else value
+    assert attribute is not None  # a path has a name, which was found
+    return attribute, docs_of(owner).get(name, "")
+
+
+_TITLE = "There is nothing to explain"
+
+
+def _value(run: Any, names: Path) -> Any:
+    value = run
+    for name in names:
+        if value is None:
+            return None
+        value = value.get(name) if hasattr(value, "get") else getattr(value, name)
+    return flatten(value) if attrs.has(type(value)) else stored_value(value)
+
+
+def _default(run: SkyRLTrainConfig, names: Path) -> Any:
+    """The value that is there when nothing is written; in a table of another class, that class's own."""
+    default: Any = type(run)()
+    table: Any = run
+    for depth, name in enumerate(names[:-1]):
+        table, default = getattr(table, name, None), getattr(default, name, None)
+        if not attrs.has(type(table)):
+            return _value(default, names[depth + 1 :]) if default is not None else None
+        if type(default) is not type(table):
+            default = type(table)()
+    return _value(default, names[-1:])
+
+
+def _chain(path: str, names: Path, run: SkyRLTrainConfig, origins: Origins) -> tuple[Step, ...]:
+    chain = origins.get(path, ())
+    steps = [] if chain and chain[0].kind == "default" else [Step(place="default", value=_default(run, names))]
+    by_name = {rule.name: rule for rule in RULES}
+    for origin in chain:
+        rule = by_name.get(origin.where) if origin.kind == "rule" else None
+        reads = [(each, stored_value(get_at(run, each)), place_of(each, origins) or "default") for each in origin.reads]
+        value = flatten(origin.value) if attrs.has(type(origin.value)) else stored_value(origin.value)
+        if origin.kind == "default" and not origin.where:
+            value = _default(run, names)
+        sentence = " ".join((rule.compute.__doc__ or "").split()) if rule else ""
+        steps.append(Step(place=origin.place or "default", value=value, because=sentence, reads=tuple(reads)))
+    return tuple(steps)
+
+
+def _checks_of(path: str, run: SkyRLTrainConfig) -> list[tuple[str, str]]:
+    found = []
+    for check in CHECKS:
+        if isinstance(getattr(check, "__self__", None), NotYet):
+            continue
+        if touches([path], paths_read(check, run)):
+            found.append((getattr(check, "__name__", ""), " ".join((check.__doc__ or "").split())))
+    return found
+
+
+def _covers(entry: str, path: str) -> bool:
+    return path == entry or path.startswith(entry + ".")

@@ -1,0 +1,102 @@
+"""Names that a path had before, elsewhere or earlier: followed with a warning, or refused with the reason.
+
+Three eras stand here: SkyRL's Hydra files of 2025, in which engine settings lay directly under `generator`; the
+documents of mid-2025; and what SkyRL added after the tree that ours follows (`later.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skyrl.config.later import LATER
+from skyrl.tree.migrations import Migration
+
+HYDRA, DOCUMENTS = "March 2026", "late 2025"
+_ENGINE = "generator.inference_engine"
+
+_SAME_NAME = (
+    "model_dtype", "run_engines_locally", "backend", "weight_sync_backend", "weight_transfer_threshold_cuda_ipc_GB",
+    "async_engine", "vllm_v1_disable_multiproc", "enable_prefix_caching", "enable_chunked_prefill",
+    "max_num_batched_tokens", "enforce_eager", "fully_sharded_loras", "enable_ray_prometheus_stats",
+    "gpu_memory_utilization", "max_num_seqs", "enable_http_endpoint", "http_endpoint_host", "http_endpoint_port",
+    "served_model_name", "engine_init_kwargs", "override_existing_update_group", "external_proxy_url",
+    "external_server_urls", "distributed_executor_backend",
+)  # fmt: skip
+"""Engine settings that moved one table down under their own name."""
+
+_OTHER_NAME = {
+    "num_inference_engines": "num_engines",
+    "remote_inference_engine_urls": "remote_urls",
+    **{f"inference_engine_{kind}_parallel_size": f"{kind}_parallel_size"
+       for kind in ("tensor", "pipeline", "expert", "data")},
+}  # fmt: skip
+
+
+def _k3_or_k1(value: Any) -> Any:
+    return {True: "k3", False: "k1"}.get(value, value) if isinstance(value, bool) else value
+
+
+def _moved(old: str, new: str, since: str, **more: Any) -> Migration:
+    return Migration(old=old, new=new, since=since, **more)
+
+
+def _gone(old: str, since: str, why: str, *harmless: Any) -> Migration:
+    return Migration(old=old, since=since, why=why, harmless=harmless)
+
+
+def _of_models() -> tuple[Migration, ...]:
+    """Spellings of the design that the tree came from, in the table of every model."""
+    moves: list[Migration] = []
+    for model in ("policy", "ref", "critic"):
+        table = f"trainer.{model}"
+        moves += [
+            _moved(f"{table}.model.model_path", f"{table}.model.path", DOCUMENTS),
+            _moved(f"{table}.model.lora_config", f"{table}.model.lora", DOCUMENTS),
+            _moved(f"{table}.model.model_config_kwargs", f"{table}.model_config_kwargs", DOCUMENTS),
+            _moved(f"{table}.ulysses_sequence_parallel_size", f"{table}.sequence_parallel_size", DOCUMENTS),
+        ]
+    return tuple(moves)
+
+
+_NO_REWARD_MODEL = "rewards come from environments (environment.env_class); a reward model has no place in the tree"
+_NO_VALUE_NORMALIZATION = (
+    "values are not normalised; trainer.algorithm.advantage_batch_normalize shifts and scales advantages"
+)
+_ABS_KL = "write trainer.algorithm.kl_estimator_type = abs (with use_kl_estimator_k3 it changed nothing)"
+_GAE_ONLY_WARMUP = "the critic has its own: trainer.critic.optimizer_config.num_warmup_steps"
+
+MIGRATIONS: tuple[Migration, ...] = (
+    # SkyRL's Hydra era
+    *(_moved(f"generator.{name}", f"{_ENGINE}.{name}", HYDRA) for name in _SAME_NAME),
+    *(_moved(f"generator.{old}", f"{_ENGINE}.{new}", HYDRA) for old, new in _OTHER_NAME.items()),
+    Migration(old="generator.model_name", since=HYDRA, why="the engines serve the policy's model, and its name to "
+              "requests is generator.inference_engine.served_model_name"),
+    # the documents that the tree came from
+    *(_moved(f"{_ENGINE}.{old}", f"{_ENGINE}.{new}", DOCUMENTS) for old, new in _OTHER_NAME.items()),
+    *(_moved(f"{_ENGINE}.{name}", f"generator.{name}", DOCUMENTS)
+      for name in ("n_samples_per_prompt", "batched", "max_input_length")),
+    *_of_models(),
+    *(_moved(f"trainer.algorithm.{name}", f"trainer.{name}", DOCUMENTS)
+      for name in ("policy_mini_batch_size", "critic_mini_batch_size")),
+    _moved("trainer.use_torch_compile", "trainer.policy.use_torch_compile", DOCUMENTS),
+    _moved("trainer.record_memory", "trainer.policy.record_memory", DOCUMENTS),
+    # the overview of mid-2025
+    _moved("trainer.num_warmup_steps", "trainer.policy.optimizer_config.num_warmup_steps", DOCUMENTS,
+           why=_GAE_ONLY_WARMUP),
+    _moved("trainer.algorithm.ppo_loss_type", "trainer.algorithm.policy_loss_type", DOCUMENTS),
+    _moved("trainer.algorithm.use_kl_estimator_k3", "trainer.algorithm.kl_estimator_type", DOCUMENTS,
+           convert=_k3_or_k1),
+    _gone("trainer.algorithm.use_abs_kl", DOCUMENTS, _ABS_KL, False),
+    _gone("trainer.algorithm.normalize_reward", DOCUMENTS, _NO_VALUE_NORMALIZATION, False),
+    _gone("trainer.placement.colocate_critic_reward", DOCUMENTS, _NO_REWARD_MODEL, False),
+    _gone("trainer.placement.reward_num_nodes", DOCUMENTS, _NO_REWARD_MODEL),
+    _gone("trainer.placement.reward_num_gpus_per_node", DOCUMENTS, _NO_REWARD_MODEL),
+    _gone("trainer.reward", DOCUMENTS, _NO_REWARD_MODEL),
+    _gone("deepspeed_config", DOCUMENTS, "give each model its own: trainer.policy.deepspeed_config"),
+    _gone("hydra", HYDRA, "Hydra is not used: logs and run folders have fields of their own (trainer.run_path)"),
+    _gone("defaults", HYDRA, 'name the file that this one is written on top of: extends = "base.toml"'),
+    # SkyRL's own later names
+    _moved("trainer.remove_microbatch_padding", "trainer.use_sample_packing", ""),
+    *LATER,
+)  # fmt: skip
+"""The first entry for a path counts; an entry for a table holds for everything in it that has none of its own."""

@@ -1,0 +1,80 @@
+"""A run's configuration as it lies in its folder, and reading it back as a layer that can be overridden.
+
+    {"schema_version": 1, "fingerprint": "...", "derived": ["trainer.ref.model.path", ...], "config": {...}}
+
+`config` is the resolved tree, complete. What was derived is listed, so that reading leaves it out and derives it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from skyrl.config.migrations import MIGRATIONS
+from skyrl.config.resolve import RULES, derived
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree import fingerprint, get_at, to_dict
+from skyrl.tree.draft import Draft
+from skyrl.tree.dump import SCHEMA_VERSION, stored_value
+from skyrl.tree.origins import Assignment
+from skyrl.tree.plain import shown
+from skyrl.tree.reach import Reach
+from skyrl.tree.sparse import sparse
+
+FILE = "config.json"
+"""In the folder of a run, and of each of its checkpoints."""
+
+
+def stored_form(run: SkyRLTrainConfig) -> dict[str, Any]:
+    """What goes into `config.json`, of a resolved tree. No secret is in it: the tree holds references."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "fingerprint": fingerprint(run),
+        "derived": list(derived(run)),
+        "config": to_dict(run),
+    }
+
+
+def file_of(name: str) -> str:
+    """The configuration of a run's folder, if `name` is one; `name` otherwise."""
+    inside = Path(name).expanduser() / FILE
+    return str(inside) if inside.is_file() else name
+
+
+def as_written(assignment: Assignment, root: type[SkyRLTrainConfig]) -> Assignment:
+    """A stored tree as the layer that a person might have written: without defaults, and without what was derived.
+
+    Anything else stays as it is. Raises `ConfigError` for a stored tree that this version cannot read; a class that is
+    named in it is not imported.
+    """
+    value = assignment.value
+    if not (isinstance(value, Mapping) and {"config", "fingerprint"} <= value.keys()):
+        return assignment
+    version = value.get("schema_version", SCHEMA_VERSION)
+    if type(version) is not int or version > SCHEMA_VERSION:
+        message = f"was stored in form {shown(version)}, and this version reads forms up to {SCHEMA_VERSION}"
+        raise ConfigError([Problem(path=assignment.origin.where, message=message, hint="take a later skyrl")])
+    inside = attrs.evolve(assignment, value=value["config"], origin=assignment.origin.at("config"))
+    draft = Draft(root(), Reach(migrations=MIGRATIONS))
+    draft.assign(inside)
+    run = draft.build()
+    errors = [problem for problem in draft.problems if problem.severity == "error"]
+    if errors:
+        raise ConfigError(errors, title=f"{assignment.origin.where} cannot be read")
+    listed = value.get("derived")
+    leave_out = [str(path) for path in listed] if isinstance(listed, list) else derived(run)
+    tables = sparse(run, root(), leave_out)
+    for rule in RULES:  # what a rule would change although it was written, and is the default, is written again
+        if not rule.placeholder and rule.writes not in leave_out:
+            _put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
+    return attrs.evolve(inside, value=tables)
+
+
+def _put(tables: dict[str, Any], names: list[str], value: Any) -> None:
+    for name in names[:-1]:
+        tables = tables.setdefault(name, {})
+    tables[names[-1]] = value

@@ -1,0 +1,70 @@
+"""What a run needs beside its files: packages, GPUs, keys. Looked at without importing any of it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.config.sizes import on_ray, sizes_of
+from skyrl.errors import Problem
+from skyrl.planning.sizes import layout
+from skyrl.tree.rules import Check
+
+
+def packages_are_installed(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """What the chosen strategy, engine and executor import is there."""
+    for path, package, extra in _packages(run):
+        if importlib.util.find_spec(package) is None:
+            message = f"needs the package {package}, which is not installed"
+            yield Problem(path=path, message=message, hint=f"pip install 'skyrl[{extra}]'")
+
+
+def there_are_gpus_for_it(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A run that starts its own Ray, or none, finds its GPUs on this machine."""
+    placement = run.trainer.placement
+    if run.trainer.device != "cuda" or placement.ray_address is not None:
+        return
+    try:
+        wanted = layout(sizes_of(run)).gpus if on_ray(run) else 1
+    except ValueError:  # sizes that do not go together: told by another check
+        return
+    there = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    if there < wanted:
+        yield Problem(
+            path="trainer.placement.ray_address" if on_ray(run) else "trainer.device",
+            message=f"this run takes {wanted} GPUs, and this machine has {there}",
+            hint="join a cluster by trainer.placement.ray_address, or take fewer (see `skyrl plan`)",
+        )
+
+
+def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
+    """The check that services which want a key find one among these variables."""
+
+    def trackers_have_their_keys(run: SkyRLTrainConfig) -> Iterator[Problem]:
+        """W&B takes its key from the environment, or from what `wandb login` left in the home folder."""
+        logger = run.trainer.logger
+        names = (logger,) if isinstance(logger, str) else logger
+        logged_in = (Path(environ.get("HOME", "/")) / ".netrc").is_file()
+        offline = environ.get("WANDB_MODE") in ("offline", "disabled")
+        if "wandb" in names and not environ.get("WANDB_API_KEY") and not logged_in and not offline:
+            hint = "export WANDB_API_KEY=..., run `wandb login`, or set trainer.logger = console"
+            yield Problem(path="trainer.logger", message="wandb wants a key, and there is none", hint=hint)
+
+    return trackers_have_their_keys
+
+
+INSTALLATION: tuple[Check[SkyRLTrainConfig], ...] = (packages_are_installed, there_are_gpus_for_it)
+
+
+def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
+    """The path that asks for it, the package, and the extra that brings it."""
+    yield "trainer.policy.model.path", "torch", "train"
+    yield "trainer.policy.model.path", "transformers", "train"
+    if on_ray(run):
+        yield "trainer.placement.executor", "ray", "ray"
+    if run.generator.inference_engine.backend == "vllm":
+        yield "generator.inference_engine.backend", "vllm", "vllm"
+    if run.trainer.strategy == "deepspeed":
+        yield "trainer.strategy", "deepspeed", "deepspeed"

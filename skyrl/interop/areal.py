@@ -1,0 +1,144 @@
+"""AReaL's experiment files as our tables. Copies of other keys (`${gconfig.temperature}`) are left to derivation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from skyrl.interop.areal_allocation import Part, read_allocation
+from skyrl.interop.areal_keys import KEYS, Becomes, number
+from skyrl.interop.report import Conversion, Fate, Line
+from skyrl.interop.values import flat_file, without_references
+from skyrl.interop.writing import Writing
+from skyrl.tree.names import nearest
+
+_ENGINE = "generator.inference_engine."
+_TOGETHER = ("allocation_mode", "cluster.n_nodes", "cluster.n_gpus_per_node", "n_nodes", "n_gpus_per_node")
+_MINI_BATCHES = ("actor.ppo_n_minibatches", "ppo.ppo_n_minibatches")
+_COPIES = {
+    "actor.group_size": "gconfig.n_samples",
+    "actor.adv_norm.group_size": "gconfig.n_samples",
+    "actor.reward_norm.group_size": "gconfig.n_samples",
+    "actor.max_new_tokens": "gconfig.max_new_tokens",
+    "rollout.consumer_batch_size": "train_dataset.batch_size",
+    "tokenizer_path": "actor.path",
+    "ref.dtype": "actor.dtype",
+    "ref.bf16": "actor.bf16",
+    "ref.gradient_checkpointing": "actor.gradient_checkpointing",
+    "sglang.model_path": "actor.path",
+    "sglang.random_seed": "seed",
+}
+"""Settings that must be what another one is: we have one place for both."""
+
+_BATCH = ("train_dataset.batch_size", "dataset.train_bs_n_seqs")
+
+
+def convert_areal(name: str) -> Conversion:
+    """A YAML file. Raises `ConfigError` if it cannot be read."""
+    return convert_keys(flat_file(name), name)
+
+
+def convert_keys(keys: Mapping[str, Any], where: str = "experiment") -> Conversion:
+    """Flat dotted keys and their values, as they stand in the file."""
+    values, copies = without_references(keys)
+    writing = Writing(where)
+    for key, value in values.items():
+        if key in _TOGETHER:
+            _machines(writing, key, value, values)
+        elif key in _MINI_BATCHES:
+            _mini_batches(writing, key, value, values)
+        elif key in _COPIES and _COPIES[key] in values:
+            _copy(writing, key, value, values)
+        else:
+            _one(writing, key, value, copies.get(key, ""))
+    return writing.finish()
+
+
+def _one(writing: Writing, key: str, value: Any, copy_of: str) -> None:
+    entry = KEYS.get(key) or next((KEYS[pattern] for pattern in KEYS if fnmatchcase(key, pattern)), None)
+    if entry is None:
+        meant = nearest(key, tuple(KEYS))
+        why = "AReaL has no such setting" + (f"; did it mean {meant}?" if meant else "")
+        writing.note(Line(fate="refused", source=key, value=value, why=why))
+        return
+    become = Becomes(writes={entry: value}) if isinstance(entry, str) else entry(value)
+    _apply(writing, key, value, become, f"a copy of {copy_of}" if copy_of else "")
+
+
+def _copy(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) -> None:
+    original = _COPIES[key]
+    if value == values[original]:
+        _apply(writing, key, value, Becomes(needless=f"as {original}, and here both are one setting"))
+    else:
+        why = f"is not {original} = {values[original]!r}, and here both are one setting"
+        _apply(writing, key, value, Becomes(refused=why))
+
+
+def _apply(writing: Writing, key: str, value: Any, become: Becomes, note: str = "") -> None:
+    reasons: dict[Fate, str] = {"refused": become.refused, "not yet": become.not_yet, "needless": become.needless}
+    for fate, why in reasons.items():
+        if why:
+            writing.note(Line(fate=fate, source=key, value=value, why=why))
+            return
+    written: list[str] = []
+    for path, ours in become.writes.items():
+        paths, problems = writing.write(key, path, ours)
+        errors = [problem for problem in problems if problem.severity == "error"]
+        if errors:
+            writing.note(Line(fate="refused", source=key, value=value, why=f"{path}: {errors[0].message}"))
+            return
+        written += paths
+    writing.note(Line(fate="renamed", source=key, value=value, targets=tuple(written), why=note))
+
+
+def _mini_batches(writing: Writing, key: str, count: Any, values: Mapping[str, Any]) -> None:
+    """AReaL counts the mini-batches of a batch, and we the prompts of a mini-batch."""
+    batch = next((values[name] for name in _BATCH if name in values), None)
+    if not isinstance(batch, int) or not isinstance(count, int) or count < 1 or batch % count:
+        why = f"{count} mini-batches of {batch} prompts: not a whole number of prompts each"
+        _apply(writing, key, count, Becomes(refused=why))
+    else:
+        _apply(writing, key, count, Becomes(writes={"trainer.policy_mini_batch_size": batch // count}))
+
+
+def _machines(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) -> None:
+    """Nodes, GPUs and degrees of parallelism belong together; `allocation_mode` carries them all."""
+    if key != "allocation_mode":
+        why = "GPUs of models and engines follow from allocation_mode" if "allocation_mode" in values else ""
+        _apply(
+            writing, key, value, Becomes(needless=why) if why else Becomes(not_yet="a cluster without allocation_mode")
+        )
+        return
+    parts = read_allocation(str(value))
+    if parts is None:
+        _apply(writing, key, value, Becomes(not_yet="this form of allocation_mode"))
+        return
+    per_node = values.get("cluster.n_gpus_per_node", values.get("n_gpus_per_node", 8))
+    per_node = per_node if isinstance(per_node, int) and per_node > 0 else 8
+    has_reference = any(number(values.get(name, 0)) for name in ("actor.kl_ctl", "ppo.kl_ctl"))
+    models = ("policy", "ref") if has_reference else ("policy",)
+    _apply(writing, key, value, Becomes(writes=_placed(*parts, per_node, models)))
+
+
+def _placed(engines: Part, learners: Part, per_node: int, models: tuple[str, ...]) -> dict[str, Any]:
+    """Engines and learners have GPUs of their own, as in AReaL."""
+    nodes, each = max(1, -(-learners.gpus // per_node)), min(learners.gpus, per_node)
+    writes: dict[str, Any] = {
+        "trainer.placement.colocate_all": False,
+        _ENGINE + "backend": "vllm",
+        _ENGINE + "num_engines": engines.data,
+        _ENGINE + "tensor_parallel_size": engines.tensor,
+        _ENGINE + "pipeline_parallel_size": engines.pipeline,
+    }
+    for model in models:
+        writes |= {f"trainer.placement.{model}_num_nodes": nodes, f"trainer.placement.{model}_num_gpus_per_node": each}
+    if learners.backend == "megatron" or learners.tensor > 1 or learners.pipeline > 1:
+        megatron = "trainer.policy.megatron_config."
+        degrees = {"tensor": learners.tensor, "pipeline": learners.pipeline}
+        writes["trainer.strategy"] = "megatron"
+        writes |= {f"{megatron}{name}_model_parallel_size": size for name, size in degrees.items()}
+        writes |= {f"{megatron}context_parallel_size": learners.context}
+    else:
+        writes |= {"trainer.strategy": "fsdp2", "trainer.policy.sequence_parallel_size": learners.context}
+    return writes

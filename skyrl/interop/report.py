@@ -1,0 +1,71 @@
+"""What became of every line of a foreign file: nothing is lost without a word."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from attrs import frozen
+
+from skyrl.errors import Problem
+
+Fate = Literal["kept", "renamed", "derived", "needless", "not yet", "refused"]
+"""kept: under its own name; renamed: under ours; derived: follows from the rest, so left out; needless: asks for what
+happens anyway; not yet: a capability that is missing; refused: has no place here, or no valid value."""
+
+_HEADS: dict[Fate, str] = {
+    "kept": "kept",
+    "renamed": "renamed",
+    "derived": "left out, because it is derived",
+    "needless": "left out, because it happens anyway",
+    "not yet": "not yet",
+    "refused": "refused",
+}
+
+
+@frozen(kw_only=True)
+class Line:
+    """One setting of the foreign file."""
+
+    fate: Fate
+    source: str
+    """Its key there."""
+
+    value: Any = None
+    targets: tuple[str, ...] = ()
+    """Our paths that its value went to."""
+
+    why: str = ""
+
+
+@frozen(kw_only=True)
+class Conversion:
+    """Our tables, and the fate of each foreign setting, in the order of the file."""
+
+    tables: Mapping[str, Any]
+    """Nested plain data: what goes into the TOML file."""
+
+    lines: tuple[Line, ...]
+    problems: tuple[Problem, ...]
+    """What `check` says about the result; it is for the user to decide."""
+
+    def counts(self) -> dict[str, int]:
+        """How many settings had each fate."""
+        counted = Counter(line.fate for line in self.lines)
+        return {fate: counted[fate] for fate in _HEADS if counted[fate]}
+
+    def report(self) -> str:
+        """For a person: what was not simply kept, grouped by fate."""
+        parts = [", ".join(f"{number} {fate}" for fate, number in self.counts().items())]
+        for fate, head in _HEADS.items():
+            rows = [line for line in self.lines if line.fate == fate]
+            if rows and fate != "kept":
+                parts += ["", f"{head}:", *(f"  {_row(line)}" for line in rows)]
+        return "\n".join(parts)
+
+
+def _row(line: Line) -> str:
+    value = "" if line.fate in ("renamed", "kept") else f" = {line.value!r}"
+    there = f"  ->  {', '.join(line.targets)}" if line.targets and line.fate == "renamed" else ""
+    return f"{line.source}{value}{there}" + (f"  ({line.why})" if line.why else "")

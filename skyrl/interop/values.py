@@ -1,0 +1,79 @@
+"""Foreign files as flat keys, and foreign texts as values, as OmegaConf would read them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree.files import read_file
+from skyrl.tree.origins import dotted
+from skyrl.tree.text_files import read_text
+
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_DEEPEST = 10
+
+
+def flat_file(name: str) -> dict[str, Any]:
+    """A YAML, JSON or TOML file as dotted keys. Raises `ConfigError`."""
+    value = read_file(name)[-1].value
+    if not isinstance(value, Mapping):
+        raise ConfigError([Problem(path=name, message="holds no table")], title="Nothing to convert")
+    return dict(flat(value))
+
+
+def flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of everything that is no table, or an empty one."""
+    for key, value in table.items():
+        names = (*path, *str(key).split(".")) if not path else (*path, str(key))
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, names)
+        else:
+            yield dotted(names), value
+
+
+def yaml_value(text: str) -> Any:
+    """What the text of an override means: a number, a list, a table, null, or text. Text that is no YAML stays text."""
+    from skyrl.tree.yaml_file import parse_yaml
+
+    try:
+        return parse_yaml("value", "value: " + _spaced(text))[0]["value"]
+    except (ConfigError, KeyError, TypeError):
+        return text
+
+
+def _spaced(text: str) -> str:
+    """OmegaConf takes `{a:1}` for a table; YAML wants a space behind the colon."""
+    return re.sub(r"([{,]\s*[\w.]+):(?=\S)", r"\1: ", text) if text.startswith("{") else text
+
+
+def without_references(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """`${a.b}` replaced by the value of that key; and, key by key, which one it copies."""
+    copies = {
+        key: found[1] for key, value in values.items() if (found := _whole_reference(value)) and found[1] in values
+    }
+    return {key: _filled(value, values, 0) for key, value in values.items()}, copies
+
+
+def text_of(name: str) -> str:
+    """The file as text. Raises `ConfigError`."""
+    return read_text(name)
+
+
+def is_script(name: str) -> bool:
+    """A shell script, or another text that holds overrides."""
+    return Path(name).suffix.lower() not in (".yaml", ".yml", ".json", ".toml")
+
+
+def _whole_reference(value: Any) -> re.Match[str] | None:
+    return _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+
+
+def _filled(value: Any, values: Mapping[str, Any], depth: int) -> Any:
+    if not isinstance(value, str) or depth == _DEEPEST:
+        return value
+    if whole := _whole_reference(value):
+        return _filled(values[whole[1]], values, depth + 1) if whole[1] in values else value
+    return _REFERENCE.sub(lambda found: str(_filled(values.get(found[1], found[0]), values, depth + 1)), value)

@@ -1,0 +1,89 @@
+"""Writing our tree from a foreign file, one setting at a time, so that each can be told what became of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skyrl.config import SkyRLTrainConfig, check
+from skyrl.config.migrations import MIGRATIONS
+from skyrl.config.resolve import derived, resolve_with_origins
+from skyrl.errors import ConfigError, Problem
+from skyrl.interop.report import Conversion, Line
+from skyrl.tree import get_at
+from skyrl.tree.arguments import split_path
+from skyrl.tree.draft import Draft
+from skyrl.tree.dump import stored_value
+from skyrl.tree.origins import Assignment, Origin
+from skyrl.tree.reach import Reach
+
+
+class Writing:
+    """A draft of our tree, and the lines of the report."""
+
+    def __init__(self, where: str) -> None:
+        self._draft = Draft(SkyRLTrainConfig(), Reach(migrations=MIGRATIONS))
+        self._where = where
+        self._written: dict[str, str] = {}  # our path -> the foreign key that wrote it
+        self.lines: list[Line] = []
+
+    def note(self, line: Line) -> None:
+        """A setting that writes nothing."""
+        self.lines.append(line)
+
+    def write(self, source: str, path: str, value: Any, *, text: bool = False) -> tuple[tuple[str, ...], list[Problem]]:
+        """Put a value at one of our paths, or at an older name of one: the paths that were written, and problems."""
+        before, count = self._draft.origins, len(self._draft.problems)
+        origin = Origin(kind="file", where=f"{self._where}: {source}")
+        try:
+            names = split_path(path)
+        except ConfigError as error:
+            return (), list(error.problems)
+        self._draft.assign(Assignment(path=names, value=value, origin=origin, is_text=text))
+        after = self._draft.origins
+        paths = tuple(each for each in after if len(after[each]) > len(before.get(each, ())))
+        self._written |= dict.fromkeys(paths, source)
+        return paths, self._draft.problems[count:]
+
+    def undo_problems(self, problems: list[Problem]) -> None:
+        """Forget problems of an attempt that another one replaces."""
+        for problem in problems:
+            self._draft.problems.remove(problem)
+            self._draft.broken.discard(problem.path)
+
+    def finish(self) -> Conversion:
+        """The tables without what is derived, and what `check` says about the run that they describe."""
+        run, origins = self._draft.build(), self._draft.origins
+        resolved, grown, broken = resolve_with_origins(run, origins)
+        needless = {path for path in derived(resolved) if path in origins and get_at(run, path) is not None}
+        tables: dict[str, Any] = {}
+        for path in origins:
+            if path not in needless:
+                _put(tables, split_path(path), _spelled(path, run))
+        sources = {self._written[path] for path in needless if path in self._written}
+        lines = tuple(_as_derived(line, needless) if line.source in sources else line for line in self.lines)
+        return Conversion(tables=tables, lines=lines, problems=tuple(check(resolved, grown, broken)))
+
+
+def _as_derived(line: Line, needless: set[str]) -> Line:
+    """A line all of whose paths turned out to follow from the rest."""
+    if not line.targets or not set(line.targets) <= needless or line.fate not in ("kept", "renamed"):
+        return line
+    return Line(fate="derived", source=line.source, value=line.value, targets=line.targets, why=line.why)
+
+
+def _put(tables: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
+    for name in names[:-1]:
+        inner = tables.setdefault(name, {})
+        if not isinstance(inner, dict):
+            return  # written as a whole already
+        tables = inner
+    tables[names[-1]] = value
+
+
+def _spelled(path: str, run: SkyRLTrainConfig) -> Any:
+    value: Any = run
+    for name in split_path(path):
+        value = value.get(name) if hasattr(value, "get") else getattr(value, name)
+    if path == "trainer.resume_mode" and value is None:
+        return "none"  # both mean: start anew, and TOML has no null
+    return stored_value(value)

@@ -1,0 +1,102 @@
+"""A configuration file of any kind, and what it extends, as assignments in the order in which they count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import Any
+
+import attrs
+
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree.names import nearest
+from skyrl.tree.origins import Assignment, Origin
+from skyrl.tree.plain import shown
+from skyrl.tree.reach import NOTHING, Reach
+from skyrl.tree.text_files import UNREADABLE, cannot_read
+
+EXTENDS = "extends"
+"""The key at the top of a file that names what it is written on top of: a file, beside it, or `preset:NAME`."""
+
+PRESET = "preset:"
+SUFFIXES = (".toml", ".yaml", ".yml", ".json")
+
+
+def read_file(name: str, reach: Reach = NOTHING, above: tuple[str, ...] = ()) -> list[Assignment]:
+    """Assignments to the root: first those of what the file extends, then its own. A preset may be named, too.
+
+    `above` are the files that led here. Raises `ConfigError`.
+    """
+    if name.startswith(PRESET):
+        return [_preset(name, reach)]
+    assignment = _read(name)
+    if not (isinstance(assignment.value, Mapping) and EXTENDS in assignment.value):
+        return [assignment]
+    own = {key: value for key, value in assignment.value.items() if key != EXTENDS}
+    named = assignment.value[EXTENDS]
+    chain = (*above, _identity(name))
+    place = assignment.origin.at(EXTENDS).place
+    found: list[Assignment] = []
+    for base in [named] if isinstance(named, str) else named if isinstance(named, list | tuple) else [None]:
+        if not isinstance(base, str):
+            raise _refused(f"{shown(named)} is neither a file nor a list of files", place)
+        target = base if base.startswith(PRESET) else _beside(name, base)
+        if _identity(target) in chain:
+            raise _refused(f"{base} extends this file in its turn", place)
+        try:
+            found += read_file(target, reach, chain)
+        except ConfigError as error:
+            raise _placed(error, place) from None
+    return [*found, attrs.evolve(assignment, value=own)]
+
+
+def _read(name: str) -> Assignment:
+    match FilePath(name).suffix.lower():
+        case ".yaml" | ".yml":
+            from skyrl.tree.yaml_file import read_yaml
+
+            return read_yaml(name)
+        case ".json":
+            from skyrl.tree.json_file import read_json
+
+            return read_json(name)
+        case _:
+            from skyrl.tree.toml import read_toml
+
+            return read_toml(name)
+
+
+def _preset(name: str, reach: Reach) -> Assignment:
+    wanted = name.removeprefix(PRESET)
+    if wanted not in reach.presets:
+        meant = nearest(wanted, tuple(reach.presets))
+        hint = f"did you mean {PRESET}{meant}?" if meant else f"there are: {', '.join(reach.presets) or 'none'}"
+        problem = Problem(path=name, message="there is no such preset", hint=hint)
+        raise ConfigError([problem], title=UNREADABLE)
+    return Assignment(path=(), value=reach.presets[wanted], origin=Origin(kind="preset", where=wanted))
+
+
+def _beside(name: str, other: str) -> str:
+    """A path as the file `name` means it: relative to its own folder."""
+    path = FilePath(other)
+    if path.is_absolute() or other.startswith("~"):
+        return other
+    folder = FilePath(name).parent
+    return str(folder / path)
+
+
+def _identity(name: str) -> str:
+    try:
+        return str(FilePath(name).expanduser().resolve())
+    except (OSError, RuntimeError, ValueError) as error:
+        raise cannot_read(name, str(error)) from None
+
+
+def _refused(message: str, place: str) -> ConfigError:
+    return ConfigError([Problem(path=EXTENDS, message=message, place=place)], title=UNREADABLE)
+
+
+def _placed(error: ConfigError, place: str) -> ConfigError:
+    """A problem without a place of its own, such as a missing file, is where the file was asked for."""
+    problems: list[Any] = [attrs.evolve(each, place=each.place or place) for each in error.problems]
+    return ConfigError(problems, title=error.title)

@@ -1,0 +1,60 @@
+"""Writing into free-form tables, which are plain dictionaries and lists while they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree.frozen import thaw
+from skyrl.tree.origins import Path
+
+
+def enter(holder: dict[str, Any], names: Path) -> Any:
+    """The table, or list, in which the last of `names` is to be written; tables that are missing are made.
+
+    A list is entered where an index follows; where a key does, a table takes its place.
+    """
+    inner: Any = holder
+    for name, following in pairwise(names):
+        if isinstance(inner, list):
+            raise refusal(f"item {name} is no table that could be written into")
+        child = inner.get(name)
+        if isinstance(child, dict) or (isinstance(child, list) and following.isdigit()):
+            inner = child
+        else:
+            inner[name] = inner = {}
+    return inner
+
+
+def forget(holder: dict[str, Any], names: Path, default: Any) -> None:
+    """The value at `names` as it is in the default table; gone where that has none."""
+    for name in names[:-1]:
+        holder = holder.get(name, {}) if isinstance(holder, dict) else {}
+        default = default.get(name) if isinstance(default, Mapping) else None
+    if isinstance(default, Mapping) and names[-1] in default:
+        holder[names[-1]] = thaw(default[names[-1]])
+    elif isinstance(holder, dict):
+        holder.pop(names[-1], None)
+
+
+def append(holder: dict[str, Any], name: str, value: Any) -> None:
+    """Add an item, or the items of a list, to the list under `name`; there may be none yet."""
+    current = holder.get(name, [])
+    if not isinstance(current, list):
+        raise refusal("is no list, so that nothing can be added to it")
+    holder[name] = [*current, *(thaw(value) if isinstance(value, list | tuple) else [thaw(value)])]
+
+
+def position(name: str, items: Any) -> int:
+    """The index of an item that is there. Raises `ConfigError`."""
+    if name.isascii() and name.isdigit() and int(name) < len(items):
+        return int(name)
+    there = f"0 to {len(items) - 1}" if items else "none"
+    raise refusal(f"there is no item {name}; there are: {there}", hint="add one with +=")
+
+
+def refusal(message: str, hint: str = "") -> ConfigError:
+    """One problem, whose path and place are put in by the caller."""
+    return ConfigError([Problem(path="", message=message, hint=hint)])

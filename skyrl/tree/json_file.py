@@ -1,0 +1,58 @@
+"""Reading JSON, with its nulls. Keys that stand twice in a table are refused, and numbers that are not finite."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from skyrl.errors import ConfigError
+from skyrl.tree.origins import Assignment, Origin, Path
+from skyrl.tree.text_files import malformed, read_text
+from skyrl.tree.toml import nearest_line
+
+
+def read_json(name: str) -> Assignment:
+    """The whole file as one assignment to the root. Raises `ConfigError` (with line and column)."""
+    text = read_text(name)
+    try:
+        value = json.loads(text, object_pairs_hook=_table, parse_constant=_refuse)
+    except json.JSONDecodeError as error:
+        raise malformed(name, "JSON", error.msg, error.lineno, error.colno) from None
+    except ValueError as error:  # a key that stands twice, NaN, or a number of thousands of digits
+        raise malformed(name, "JSON", str(error)) from None
+    except RecursionError:
+        raise malformed(name, "JSON", "nested too deeply") from None
+    return Assignment(path=(), value=value, origin=Origin(kind="file", where=name, source=JsonText(name, text)))
+
+
+class JsonText:
+    """The text of a JSON file that parsed. Every JSON text is a YAML text, whose reader knows lines."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self._text = text
+        self._lines: dict[Path, int] | None = None
+
+    def line_of(self, path: Path) -> int | None:
+        """Line of the key, or of what holds it."""
+        if self._lines is None:
+            from skyrl.tree.yaml_file import parse_yaml
+
+            try:
+                self._lines = parse_yaml(self.name, self._text)[1]
+            except ConfigError:  # tabs, which JSON allows and YAML does not
+                self._lines = {}
+        return nearest_line(self._lines, path)
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one table")
+    return table
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"the constant {constant} is not a number that JSON has")

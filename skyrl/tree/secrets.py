@@ -1,0 +1,65 @@
+"""Secrets: a configuration says where one is, never what it is.
+
+    token: Secret | None = None        # token = "env:JUDGE_TOKEN"
+
+The variable is read by whoever needs the secret, when it does: `config.token.reveal(environ)`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree.plain import Misfit
+
+REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
+"""`env:NAME`."""
+
+_SHOWN = re.compile(r"\*\*\* \(env:([A-Za-z_][A-Za-z0-9_]*)\)")
+
+
+class Secret:
+    """The name of the environment variable that holds a secret. It shows as `*** (env:NAME)` wherever it is printed or
+    stored, which reads back as the same reference.
+    """
+
+    __slots__ = ("name",)
+    name: str
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "name", name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("Secret is immutable")
+
+    def __eq__(self, other: object) -> bool:
+        return self.name == other.name if isinstance(other, Secret) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((Secret, self.name))
+
+    def __reduce__(self) -> tuple[type[Secret], tuple[str]]:
+        return Secret, (self.name,)
+
+    @classmethod
+    def read(cls, value: object) -> Secret:
+        """From `env:NAME`, or from what an earlier one was shown as. Raises `Misfit`, which never says the value."""
+        if isinstance(value, cls):
+            return value
+        found = isinstance(value, str) and (REFERENCE.fullmatch(value) or _SHOWN.fullmatch(value))
+        if not found:
+            raise Misfit("a secret does not stand in a configuration itself", hint='write "env:NAME", a variable')
+        return cls(found[1])
+
+    def reveal(self, environ: Mapping[str, str]) -> str:
+        """What the variable holds. Raises `ConfigError` if it is not set."""
+        if not environ.get(self.name):
+            message = "this environment variable is not set, and a secret is wanted from it"
+            raise ConfigError([Problem(path=self.name, message=message)])
+        return environ[self.name]
+
+    def __repr__(self) -> str:
+        return f"*** (env:{self.name})"
+
+    __str__ = __repr__

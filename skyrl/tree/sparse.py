@@ -1,0 +1,87 @@
+"""Only what differs from the default tree: the form in which a person writes a configuration, as nested plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree.classes import class_name, fields_of
+from skyrl.tree.dump import same, stored_value
+from skyrl.tree.types import config_class, is_optional, lists_none
+
+
+def sparse(config: Any, default: Any = None, leave_out: Iterable[str] = ()) -> dict[str, Any]:
+    """Nested data that, patched onto the default tree, gives `config`. Values are as JSON has them, nulls included.
+
+    The differences are from the default *instance*, which may differ from a nested class's own defaults. `leave_out`
+    are dotted paths to drop, such as derived ones.
+    """
+    return _sparse(config, type(config)() if default is None else default, "", frozenset(leave_out))
+
+
+def as_toml_has_it(data: Mapping[str, Any], cls: type[Any]) -> dict[str, Any]:
+    """Nested data with the text `none` for null where the field may be null. Raises `ConfigError` where TOML cannot say
+    it: inside free-form tables, and where `none` is a word of the field's own.
+    """
+    problems: list[Problem] = []
+    converted = _without_null(data, cls, "", problems)
+    if problems:
+        raise ConfigError(problems, title="TOML has no null")
+    return converted
+
+
+def _sparse(config: Any, default: Any, prefix: str, left_out: frozenset[str]) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for name, attribute in fields_of(type(config)).items():
+        path, value, before = prefix + name, getattr(config, name), getattr(default, name, None)
+        if path in left_out:
+            continue
+        nested = config_class(attribute.type)
+        if nested is None or value is None:
+            if not same(stored_value(value), stored_value(before)):
+                data[name] = stored_value(value)
+        elif type(before) is type(value):
+            data |= {name: inner} if (inner := _sparse(value, before, path + ".", left_out)) else {}
+        else:
+            start = nested()
+            is_other = type(value) is not (type(before) if before is not None else type(start))
+            named = {"class": class_name(type(value))} if is_other else {}
+            inner = _sparse(value, type(value)() if is_other else start, path + ".", left_out)
+            data[name] = named | inner
+    return data
+
+
+def _without_null(data: Mapping[str, Any], cls: type[Any], prefix: str, problems: list[Problem]) -> dict[str, Any]:
+    fields = fields_of(cls)
+    converted: dict[str, Any] = {}
+    for name, value in data.items():
+        attribute, path = fields.get(name), prefix + name
+        nested = config_class(attribute.type) if attribute else None
+        if isinstance(value, Mapping) and nested is not None:
+            converted[name] = _without_null(value, nested, path + ".", problems)
+        elif value is None and attribute and is_optional(attribute.type) and not _has_word_none(attribute.type):
+            converted[name] = "none"
+        else:
+            problems += [_no_null(each) for each in _nulls(value, path)]
+            converted[name] = value
+    return converted
+
+
+def _has_word_none(kind: Any) -> bool:
+    return lists_none(kind) or kind is Any
+
+
+def _nulls(value: Any, path: str) -> Iterable[str]:
+    if value is None:
+        yield path
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _nulls(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _nulls(item, f"{path}.{index}")
+
+
+def _no_null(path: str) -> Problem:
+    return Problem(path=path, message="is null, which TOML cannot say here", hint="take YAML or JSON, which have null")

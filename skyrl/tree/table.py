@@ -1,0 +1,70 @@
+"""One nested instance while it is being written: what it was, and what changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree.classes import class_name, fields_of, known_class
+from skyrl.tree.frozen import thaw
+from skyrl.tree.imports import import_class
+from skyrl.tree.plain import shown
+
+
+class Table:
+    """The class that its place asks for, the instance that it starts from, and the changes."""
+
+    def __init__(self, declared: type[Any], base: Any) -> None:
+        self.declared = declared
+        self.base = base
+        self.changes: dict[str, Any] = {}
+        self.is_forgotten = False
+        """Has a value inside been forgotten? A table that was written empty stands."""
+
+    @property
+    def cls(self) -> type[Any]:
+        """The class of the instance that is being made."""
+        return type(self.base)
+
+    def current(self, name: str) -> Any:
+        """The value of a field, changed or not."""
+        return self.changes[name] if name in self.changes else getattr(self.base, name)
+
+    def child(self, name: str, declared: type[Any]) -> Table:
+        """The nested table `name`, made from its current value, or from its class's defaults where that is None."""
+        value = self.current(name)
+        if not isinstance(value, Table):
+            value = self.changes[name] = Table(declared, declared() if value is None else value)
+        return value
+
+    def drop_if_untouched(self, name: str) -> None:
+        """Where the default is no table: none again, once everything that was written in it has been forgotten."""
+        child = self.changes.get(name)
+        if isinstance(child, Table) and child.is_forgotten and not child.changes and getattr(self.base, name) is None:
+            del self.changes[name]
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """The free-form table `name`, to be changed; empty where it was None."""
+        value = self.current(name)
+        made: dict[str, Any] = value if isinstance(value, dict) else thaw(value or {})
+        self.changes[name] = made
+        return made
+
+    def become(self, name: Any, *, may_import: bool) -> None:
+        """Take another class, by its import path: the key `class`. What differs from defaults stays.
+
+        What is not imported yet is imported only where a user's own file or argument asks for it.
+        """
+        cls = known_class(name) if isinstance(name, str) else None
+        if cls is None and isinstance(name, str) and may_import:
+            cls = import_class(name)
+        if cls is None or not issubclass(cls, self.declared):
+            kind = "a subclass" if may_import else "an imported subclass"
+            message = f"{shown(name)} is not {kind} of {class_name(self.declared)}"
+            hint = "write module:Name or file.py:Name, of a class made with @frozen" if may_import else ""
+            raise ConfigError([Problem(path="", message=message, hint=hint)])
+        common = fields_of(cls).keys() & fields_of(self.cls).keys()
+        default = self.cls()
+        kept = {key: getattr(self.base, key) for key in common if getattr(self.base, key) != getattr(default, key)}
+        self.base = cls(**kept)
+        self.changes = {key: change for key, change in self.changes.items() if key in common}

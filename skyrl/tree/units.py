@@ -1,0 +1,61 @@
+"""Numbers with a unit, as people write them: `"10m"` where seconds are wanted, `"8GiB"` where gigabytes are.
+
+    start_timeout_seconds: Seconds = 600.0
+
+The field holds the plain number. A number without a unit is in the field's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+from attrs import frozen
+
+from skyrl.tree.frozen import FrozenDict
+from skyrl.tree.plain import Misfit, shown
+
+_TEXT = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]+)")
+
+
+@frozen(kw_only=True)
+class Unit:
+    """What a field counts in, and what it may be written in: name -> how many of the field's own unit that is."""
+
+    name: str
+    example: str
+    factors: Mapping[str, float]
+
+    def read(self, text: str) -> float | None:
+        """The number that `text` gives in this unit; None if it has no unit at all. Raises `Misfit` for another."""
+        found = _TEXT.fullmatch(text.strip())
+        if not found:
+            return None
+        if found[2] not in self.factors:
+            known = ", ".join(self.factors)
+            raise Misfit(
+                f"{shown(text)} is not a number of {self.name}", hint=f"units: {known}; such as {self.example}"
+            )
+        return round(float(found[1]) * self.factors[found[2]], 12)
+
+
+SECONDS = Unit(
+    name="seconds",
+    example='"90s" or "10m"',
+    factors=FrozenDict({"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}),
+)
+GIGABYTES = Unit(
+    name="gigabytes",
+    example='"512MB" or "2GiB"',
+    factors=FrozenDict(
+        {
+            "B": 1e-9, "KB": 1e-6, "MB": 1e-3, "GB": 1.0, "TB": 1e3,
+            "KiB": 2**10 / 1e9, "MiB": 2**20 / 1e9, "GiB": 2**30 / 1e9, "TiB": 2**40 / 1e9,
+        }
+    ),
+)  # fmt: skip
+
+Seconds = Annotated[float, SECONDS]
+WholeSeconds = Annotated[int, SECONDS]
+Gigabytes = Annotated[float, GIGABYTES]

@@ -1,0 +1,149 @@
+"""Reading and writing YAML by the core schema of YAML 1.2: `1e-6` is a number, `no` and `on` are text.
+
+libyaml composes the nodes, which know their lines; the values are made here. Refused: keys that stand twice, tags that
+ask for anything but data, and aliases that unfold into more nodes than a person writes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from skyrl.errors import ConfigError
+from skyrl.tree.origins import Assignment, Origin, Path
+from skyrl.tree.plain import DEEPEST
+from skyrl.tree.text_files import malformed, read_text
+from skyrl.tree.toml import nearest_line
+
+MOST_NODES = 50_000
+"""Values and keys that one file may unfold into."""
+
+_TAG = "tag:yaml.org,2002:"
+_CORE = {
+    "null": re.compile(r"~|null|Null|NULL|"),
+    "bool": re.compile(r"true|True|TRUE|false|False|FALSE"),
+    "int": re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"),
+    "float": re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+}
+
+
+def read_yaml(name: str) -> Assignment:
+    """The whole file as one assignment to the root. Raises `ConfigError` (with line and column)."""
+    value, lines = parse_yaml(name, read_text(name))
+    return Assignment(path=(), value=value, origin=Origin(kind="file", where=name, source=YamlLines(name, lines)))
+
+
+def parse_yaml(name: str, text: str) -> tuple[Any, dict[Path, int]]:
+    """The value of the one document, and path -> 1-based line of each key. Raises `ConfigError`."""
+    try:
+        node = yaml.compose(text, _CoreLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        position = (mark.line + 1, mark.column + 1) if mark else ()
+        raise malformed(name, "YAML", error.problem or error.context or "", *position) from None
+    except yaml.YAMLError as error:  # characters that YAML does not have
+        raise malformed(name, "YAML", str(error).partition("\n")[0]) from None
+    except RecursionError:
+        raise malformed(name, "YAML", "nested too deeply") from None
+    reading = _Reading(name)
+    return (reading.value(node, ()) if node else {}), reading.lines
+
+
+def yaml_text(data: Any) -> str:
+    """Plain data as YAML, which readers of YAML 1.1 and of 1.2 take for the same."""
+    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
+
+
+class YamlLines:
+    """The lines of a YAML file's keys."""
+
+    def __init__(self, name: str, lines: dict[Path, int]) -> None:
+        self.name = name
+        self._lines = lines
+
+    def line_of(self, path: Path) -> int | None:
+        """Line of the key, or of what holds it."""
+        return nearest_line(self._lines, path)
+
+
+class _Reading:
+    """Nodes to values, counting them and noting their lines."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lines: dict[Path, int] = {}
+        self._nodes = 0
+
+    def value(self, node: yaml.Node, path: Path) -> Any:
+        self._nodes += 1
+        if self._nodes > MOST_NODES or len(path) > DEEPEST:
+            raise self._refusal(node, "its aliases or levels unfold into more values than a configuration has")
+        if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
+            return self._table(node, path)
+        if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
+            return [self.value(item, (*path, str(index))) for index, item in enumerate(node.value)]
+        return self._scalar(node)
+
+    def _table(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        table: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag != f"{_TAG}str":
+                raise self._refusal(key_node, f"the key {key_node.value!r} is not text: put it in quotes")
+            key = key_node.value
+            if key in table:
+                raise self._refusal(key_node, f"the key {key!r} stands twice in one table")
+            if key == "<<":
+                raise self._refusal(key_node, "YAML 1.2 has no merge key <<: use extends, or write the values out")
+            self.lines[(*path, key)] = key_node.start_mark.line + 1
+            table[key] = self.value(value_node, (*path, key))
+        return table
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        kind, text = node.tag.removeprefix(_TAG), node.value
+        if kind == "str":
+            return text
+        if not isinstance(text, str) or kind not in _CORE or not _CORE[kind].fullmatch(text):
+            raise self._refusal(node, f"the tag {node.tag} is not data that a configuration can hold")
+        match kind:
+            case "null":
+                return None
+            case "bool":
+                return text.lower() == "true"
+            case "int":
+                return self._integer(node, text)
+            case _:
+                return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+    def _integer(self, node: yaml.Node, text: str) -> int:
+        try:
+            return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+        except ValueError:  # thousands of digits
+            raise self._refusal(node, "a whole number with too many digits") from None
+
+    def _refusal(self, node: yaml.Node, why: str) -> ConfigError:
+        return malformed(self.name, "YAML", why, node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+class _CoreLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # without libyaml: slower
+    """The parser of PyYAML with the scalars of YAML 1.2."""
+
+    yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012  # PyYAML's own way: filled below
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no annotations
+    """Quotes what either version of YAML would take for something other than text."""
+
+
+def _represent_text(dumper: Any, text: str) -> Any:
+    """Line ends other than the line feed are escaped: a reader would fold them away."""
+    style = '"' if any(end in text for end in "\r\x85\u2028\u2029") else None
+    return dumper.represent_scalar(f"{_TAG}str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+for _kind, _pattern in _CORE.items():
+    _whole = re.compile(f"(?:{_pattern.pattern})$")
+    _CoreLoader.add_implicit_resolver(_TAG + _kind, _whole, None)
+    _Dumper.add_implicit_resolver(_TAG + _kind, _whole, None)

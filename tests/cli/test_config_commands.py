@@ -1,0 +1,167 @@
+"""`skyrl config ...` as a person or a machine uses it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from skyrl.cli.config import config
+from skyrl.cli.words import paths_from, split_words
+from skyrl.config import SkyRLTrainConfig, load
+from skyrl.config.resolve import resolve_with_origins
+from skyrl.config.stored import stored_form
+from skyrl.errors import ConfigError
+from tests.config.leaves import LEAVES
+
+RUN = '[trainer]\ndevice = "cpu"\nlogger = "console"\nepochs = 2\n\n[generator.inference_engine]\nbackend = "torch"\n'
+
+
+@pytest.fixture
+def run_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(RUN)
+    return tmp_path
+
+
+def said(*arguments: str, code: int = 0) -> str:
+    """What the command prints, of which nothing may end in an exception but our own."""
+    done: Result = CliRunner().invoke(config, list(arguments), catch_exceptions=True)
+    if isinstance(done.exception, ConfigError):
+        return str(done.exception)
+    assert done.exit_code == code, done.output
+    return done.stdout
+
+
+@pytest.mark.parametrize("language", ["json", "toml", "yaml"])
+@pytest.mark.parametrize("form", [(), ("--written",), ("--sparse",)])
+def test_a_tree_that_is_shown_can_be_loaded_again(run_toml: Path, language: str, form: tuple[str, ...]) -> None:
+    text = said("show", "run.toml", "--format", language, *form)
+    (run_toml / f"again.{language}").write_text(text)
+    loaded, original = load([f"again.{language}"]), load(["run.toml"])
+    resolved = resolve_with_origins(original.config, original.origins)[0]
+    assert loaded.config == (resolved if form == () else original.config)
+
+
+def test_a_sparse_tree_is_what_was_written(run_toml: Path) -> None:
+    text = said("show", "run.toml", "--sparse", "--format", "toml")
+    assert sorted(text.splitlines()) == sorted(RUN.splitlines())
+
+
+def test_origins_stand_beside_the_values(run_toml: Path) -> None:
+    lines = said("show", "run.toml", "trainer.seed=7", "--origins").splitlines()
+    leaves = {path for path in LEAVES if ".mixed_precision." not in path}  # a table that is null by default
+    assert {line.partition(" = ")[0] for line in lines} >= leaves
+    [epochs] = [line for line in lines if line.startswith("trainer.epochs = ")]
+    [seed] = [line for line in lines if line.startswith("trainer.seed = ")]
+    assert (epochs.split("#")[1].strip(), seed.split("#")[1].strip()) == ("run.toml:4", "argument 1")
+
+
+def test_what_was_derived_is_shown_with_its_reason(run_toml: Path) -> None:
+    text = said("show", "run.toml", "--derived")
+    assert "generator.max_input_length = 512\n    the_first_input_is_the_prompt: " in text
+    assert "    from trainer.max_prompt_length = 512" in text
+    assert "trainer.epochs" not in text
+
+
+def test_explain_is_printed_for_people_and_machines(run_toml: Path) -> None:
+    assert said("explain", "trainer.epochs", "run.toml").startswith("trainer.epochs = 2\n  a whole number\n")
+    assert json.loads(said("explain", "trainer.epochs", "run.toml", "--json"))["chain"][-1] == {
+        "place": "run.toml:4",
+        "value": 2,
+        "because": "",
+        "reads": [],
+    }
+
+
+def test_two_files_a_folder_and_a_preset_are_compared_by_type_too(run_toml: Path) -> None:
+    (run_toml / "other.toml").write_text(RUN.replace("epochs = 2", "epochs = 3"))
+    assert said("diff", "run.toml", "run.toml") == ""
+    assert said("diff", "run.toml", "other.toml", code=1) == "trainer.epochs  2  ->  3\n"
+    loaded = load(["run.toml"])
+    run = resolve_with_origins(loaded.config, loaded.origins)[0]
+    (run_toml / "runs").mkdir()
+    (run_toml / "runs" / "config.json").write_text(json.dumps(stored_form(run)))
+    assert said("diff", "run.toml", "runs") == ""
+    assert "0.28  ->  0.2\n" in said("diff", "preset:dapo", "preset:dr-grpo", code=1)
+    for name, flag in (("one", "true"), ("two", "1")):
+        (run_toml / f"{name}.toml").write_text(RUN + f"[generator.chat_template_kwargs]\na = {flag}\n")
+    rows = json.loads(said("diff", "one.toml", "two.toml", "--json", code=1))
+    assert rows == [{"path": "generator.chat_template_kwargs", "before": {"a": True}, "after": {"a": 1}}]
+
+
+def test_check_answers_machines_in_json(run_toml: Path) -> None:
+    assert json.loads(said("check", "run.toml", "--json")) == {"ok": True, "problems": []}
+    answer = json.loads(said("check", "run.toml", "trainer.epoch=3", "--json", code=2))
+    assert answer["ok"] is False
+    assert answer["problems"] == [
+        {
+            "path": "trainer.epoch",
+            "message": "no such field; did you mean trainer.epochs?",
+            "hint": "",
+            "place": "argument 1",
+            "severity": "error",
+        }
+    ]
+
+
+def test_conversion_writes_a_file_that_loads_and_a_report(run_toml: Path) -> None:
+    (run_toml / "run.sh").write_text("python -m x generator.num_inference_engines=2 +trainer.mine=1 trainer.epochs=3\n")
+    text = said("convert", "run.sh", "--from", "skyrl-hydra", "-o", "new.toml")
+    assert load(["new.toml"]).config.generator.inference_engine.num_engines == 2
+    done = CliRunner().invoke(config, ["convert", "run.sh", "--from", "skyrl-hydra"])
+    assert text == ""
+    assert "1 kept, 1 renamed, 1 refused" in done.stderr
+
+
+def test_schema_and_docs_know_classes_of_ones_own(run_toml: Path) -> None:
+    (run_toml / "mine.py").write_text(
+        "from skyrl.config import AlgorithmConfig\nfrom skyrl.tree import frozen\n\n\n@frozen\n"
+        'class Mine(AlgorithmConfig):\n    bonus: float = 0.5\n    """Added to every reward."""\n'
+    )
+    (run_toml / "own.toml").write_text(RUN + '[trainer.algorithm]\nclass = "mine.py:Mine"\nbonus = 2\n')
+    definitions = json.loads(said("schema", "own.toml"))["$defs"]
+    assert definitions["Mine"]["properties"]["bonus"]["description"] == "Added to every reward."
+    assert definitions["TrainerConfig"]["properties"]["algorithm"]["$ref"] == "#/$defs/Mine"
+    assert "- **`bonus`** (a number; default `0.5`; numerics)\n  Added to every reward." in said("docs", "own.toml")
+    assert "Added to every reward." in said("explain", "trainer.algorithm.bonus", "own.toml")
+
+
+def test_a_root_may_be_in_the_home_folder_and_a_path_may_be_forgotten() -> None:
+    words = ["~/run.toml", "~trainer.epochs", "a=1", "@b.toml", "c.yaml"]
+    assert split_words(words) == (["~/run.toml", "c.yaml"], ["~trainer.epochs", "a=1", "@b.toml"])
+
+
+def test_paths_are_completed_name_by_name() -> None:
+    assert paths_from("tr") == ["trainer."]
+    assert "trainer.epochs=" in paths_from("trainer.ep")
+    assert paths_from("trainer.policy.optimizer_config.l") == ["trainer.policy.optimizer_config.lr="]
+    assert paths_from("nothing") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_answers_without_heavy_imports(shell: str, tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom skyrl.cli.main import main\ntry:\n    main()\nfinally:\n"
+        "    print(*sorted({'torch', 'ray', 'numpy', 'rich', 'yaml'} & set(sys.modules)), file=sys.stderr)\n"
+    )
+    words = "skyrl config check trainer.policy.optimizer_config.l"
+    environment = {
+        "_SKYRL_COMPLETE": f"{shell}_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": "3" if shell != "fish" else words.rpartition(" ")[2],
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert "trainer.policy.optimizer_config.lr=" in done.stdout, done.stderr
+    assert done.stderr.strip() == ""
+
+
+def test_the_tree_of_a_command_is_of_the_root_class(run_toml: Path) -> None:
+    assert json.loads(said("show", "run.toml")).keys() == SkyRLTrainConfig.__annotations__.keys()

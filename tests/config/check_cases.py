@@ -1,0 +1,113 @@
+"""What the checks of rollouts and learners fire on: check -> what is written, and what the one problem is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+GENERATOR = "generator."
+KWARGS = "generator.inference_engine.engine_init_kwargs"
+STEPS: dict[str, Any] = {"generator.step_wise_trajectories": True}
+MEGATRON: dict[str, Any] = {"trainer.strategy": "megatron", "generator.inference_engine.backend": "vllm"}
+PROFILER = "trainer.policy.megatron_config.torch_profiler_config."
+ZERO = "trainer.policy.deepspeed_config.zero_optimization."
+LORA: dict[str, Any] = {"trainer.policy.model.lora.rank": 8}
+
+ROLLOUT_CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "one_call_of_the_engine_has_one_turn": [
+        ({"generator.batched": True, "generator.max_turns": 2}, "generator.batched"),
+        ({"generator.batched": True, **STEPS}, "generator.batched"),
+        ({"generator.batched": True, "generator.chat_template_kwargs": {"a": 1}}, "generator.chat_template_kwargs"),
+    ],
+    "steps_are_samples_that_can_be_compared": [
+        ({**STEPS, "trainer.algorithm.advantage_estimator": "gae"}, "trainer.algorithm.advantage_estimator"),
+        ({**STEPS, "trainer.algorithm.advantage_estimator": "reinforce++"}, "trainer.algorithm.advantage_estimator"),
+        ({**STEPS, "trainer.algorithm.loss_reduction": "token_mean_legacy"}, "trainer.algorithm.loss_reduction"),
+        ({**STEPS, "generator.chat_template.name_or_path": "x"}, "generator.chat_template.name_or_path"),
+        ({**STEPS, "generator.use_conversation_multi_turn": False}, "generator.use_conversation_multi_turn"),
+    ],
+    "turns_end_as_the_models_chats_do": [
+        (
+            {
+                "generator.max_turns": 2,
+                "generator.sampling_params.stop": ["</a>"],
+                "generator.append_eos_token_after_stop_str_in_multi_turn": False,
+            },
+            "generator.append_eos_token_after_stop_str_in_multi_turn",
+        )
+    ],
+    "both_sides_turn_positions_alike": [
+        ({"trainer.rope_theta": 1e4, "generator.rope_theta": 1e6}, "generator.rope_theta"),
+        ({"generator.rope_scaling": {"factor": 2.0}}, "generator.rope_scaling"),
+    ],
+    "positions_are_set_in_one_place": [
+        ({KWARGS: {"rope_scaling": {}}}, f"{KWARGS}.rope_scaling"),
+        ({KWARGS: {"rope_theta": 1e4}}, f"{KWARGS}.rope_theta"),
+        ({KWARGS: {"hf_overrides": {"rope_scaling": {}}}}, f"{KWARGS}.hf_overrides.rope_scaling"),
+        (
+            {
+                KWARGS: {"hf_overrides": {"rope_parameters": {"factor": 2.0}}},
+                "trainer.policy.model_config_kwargs": {"rope_parameters": {"factor": 4.0}},
+            },
+            f"{KWARGS}.hf_overrides.rope_parameters",
+        ),
+    ],
+    # 512 tokens of prompt and 1,024 of answer
+    "a_sequence_fits_into_the_engine": [({KWARGS: {"max_model_len": 1535}}, f"{KWARGS}.max_model_len")],
+}
+
+LEARNER_CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "adapters_have_a_road_to_the_engines": [
+        (
+            {**LORA, "generator.inference_engine.weight_sync_backend": "delta"},
+            "generator.inference_engine.weight_sync_backend",
+        ),
+        ({**LORA, "generator.inference_engine.backend": "sglang"}, "generator.inference_engine.backend"),
+    ],
+    "traces_have_ranks_and_a_folder": [
+        ({**MEGATRON, PROFILER + "enable": True, PROFILER + "save_path": "traces"}, PROFILER + "ranks"),
+        ({**MEGATRON, PROFILER + "enable": True, PROFILER + "ranks": [0]}, PROFILER + "save_path"),
+        (
+            {**MEGATRON, PROFILER + "enable": True, PROFILER + "ranks": [0], PROFILER + "save_path": "s3://x"},
+            PROFILER + "save_path",
+        ),
+    ],
+    "gathering_overlaps_with_reducing": [
+        (
+            {**MEGATRON, "trainer.policy.megatron_config.ddp_config.overlap_param_gather": True},
+            "trainer.policy.megatron_config.ddp_config.overlap_param_gather",
+        )
+    ],
+    "state_on_a_drive_has_a_folder": [
+        (
+            {"trainer.strategy": "deepspeed", ZERO + "offload_optimizer.device": "nvme"},
+            ZERO + "offload_optimizer.nvme_path",
+        )
+    ],
+}
+
+SILENT_CASES: dict[str, dict[str, Any]] = {
+    "one_call_of_the_engine_has_one_turn": {"generator.batched": True},
+    "steps_are_samples_that_can_be_compared": {**STEPS, "trainer.algorithm.advantage_estimator": "rloo"},
+    "turns_end_as_the_models_chats_do": {
+        "generator.sampling_params.stop": ["</a>"],
+        "generator.append_eos_token_after_stop_str_in_multi_turn": False,
+    },
+    "both_sides_turn_positions_alike": {"trainer.rope_theta": 1e4},
+    "positions_are_set_in_one_place": {
+        KWARGS: {"hf_overrides": {"rope_parameters": {"factor": 4.0}}},
+        "trainer.policy.model_config_kwargs": {"rope_parameters": {"factor": 4.0}},
+    },
+    "a_sequence_fits_into_the_engine": {KWARGS: {"max_model_len": 1536}},
+    "adapters_have_a_road_to_the_engines": LORA,
+    "traces_have_ranks_and_a_folder": {
+        **MEGATRON,
+        PROFILER + "enable": True,
+        PROFILER + "ranks": [0],
+        PROFILER + "save_path": "traces",
+    },
+    "state_on_a_drive_has_a_folder": {
+        "trainer.strategy": "deepspeed",
+        ZERO + "offload_optimizer.device": "nvme",
+        ZERO + "offload_optimizer.nvme_path": "/drive",
+    },
+}

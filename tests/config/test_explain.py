@@ -1,0 +1,84 @@
+"""What `skyrl config explain` knows about a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.cli.explain import as_text
+from skyrl.config import ConfigError, load
+from skyrl.config.explain import Explanation, explain
+from skyrl.config.reference import reference_page
+from skyrl.config.resolve import resolve_with_origins
+from skyrl.config.root import SkyRLTrainConfig
+from tests.config.leaves import LEAVES
+
+
+def explained(path: str, *overrides: str, files: Any = ()) -> Explanation:
+    loaded = load(files, list(overrides))
+    run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+    return explain(path, run, origins)
+
+
+def test_a_derived_value_is_traced_to_what_was_written() -> None:
+    found = explained("trainer.algorithm.temperature", "generator.sampling_params.temperature=0.7")
+    assert (found.value, found.type) == (0.7, "a number or null")
+    default, rule = found.chain
+    assert (default.place, default.value) == ("default", None)
+    assert rule.place == "derived by policy_logits_use_the_rollout_temperature"
+    assert rule.reads == (("generator.sampling_params.temperature", 0.7, "argument 1"),)
+
+
+def test_every_shadowed_value_is_in_the_chain(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("[trainer]\nepochs = 2")
+    found = explained("trainer.epochs", "trainer.epochs=3", files=[tmp_path / "a.toml"])
+    assert [(step.place, step.value) for step in found.chain] == [
+        ("default", 1),
+        (f"{tmp_path}/a.toml:2", 2),
+        ("argument 1", 3),
+    ]
+
+
+def test_what_follows_from_a_value_is_named() -> None:
+    found = explained("trainer.max_prompt_length")
+    assert ("generator.max_input_length", "the_first_input_is_the_prompt") in found.feeds
+    assert "a_single_turn_is_given_the_prompt" in {name for name, _ in found.checks}
+
+
+def test_a_field_says_when_it_acts() -> None:
+    off = explained("trainer.algorithm.kl_loss_coef", "trainer.algorithm.use_kl_loss=false")
+    assert (off.acts_when, off.acts) == ("a KL term is on", False)
+    assert explained("trainer.algorithm.kl_loss_coef").acts
+
+
+def test_a_key_of_a_free_form_table_is_explained() -> None:
+    found = explained("generator.chat_template_kwargs.thinking", "generator.chat_template_kwargs.thinking=true")
+    assert (found.value, [step.place for step in found.chain]) == (True, ["default", "argument 1"])
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("trainer.epoch", "did you mean trainer.epochs?"), ("trainer.epochs.x", "no such field")]
+)
+def test_a_path_that_does_not_exist_is_refused(path: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        explained(path)
+    assert said in str(caught.value)
+
+
+def test_leaves_all_over_the_tree_can_be_explained_and_printed() -> None:
+    loaded = load()
+    run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+    for path in list(LEAVES)[::11]:
+        text = as_text(explain(path, run, origins))
+        assert text.startswith(f"{path} = ")
+        assert len(text.splitlines()) > 4
+
+
+def test_the_reference_page_has_every_leaf() -> None:
+    page = reference_page(SkyRLTrainConfig())
+    for path in LEAVES:
+        table, _, name = path.rpartition(".")
+        section = page.partition(f"## {table}\n")[2].partition("\n## ")[0]
+        assert f"- **`{name}`**" in section, path

@@ -1,0 +1,60 @@
+"""What a machine lacks is told before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.config import SkyRLTrainConfig, load
+from skyrl.config.resolve import resolve_with_origins
+from skyrl.experiments.installation import keys_are_there, packages_are_installed, there_are_gpus_for_it
+
+
+def resolved(**overrides: Any) -> SkyRLTrainConfig:
+    loaded = load([], {path.replace("__", "."): value for path, value in overrides.items()})
+    return resolve_with_origins(loaded.config, loaded.origins)[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "missing", "path"),
+    [
+        ({}, "torch", "trainer.policy.model.path"),
+        ({"generator__inference_engine__backend": "vllm"}, "vllm", "generator.inference_engine.backend"),
+        ({"trainer__placement__executor": "ray"}, "ray", "trainer.placement.executor"),
+        ({"trainer__strategy": "deepspeed"}, "deepspeed", "trainer.strategy"),
+    ],
+)
+def test_a_package_that_is_not_there_is_told_with_its_extra(
+    overrides: dict[str, Any], missing: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else name)
+    run = resolved(trainer__device="cpu", **overrides)
+    [problem] = packages_are_installed(run)
+    assert problem.path == path
+    assert problem.hint.startswith("pip install 'skyrl[")
+
+
+def test_a_run_that_takes_more_gpus_than_there_are_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(["gpu0"]))
+    four = {f"trainer__placement__{model}_num_gpus_per_node": 4 for model in ("policy", "ref")}
+    run = resolved(trainer__device="cuda", generator__inference_engine__num_engines=4, **four)
+    [problem] = there_are_gpus_for_it(run)
+    assert problem.message == "this run takes 4 GPUs, and this machine has 1"
+    assert list(there_are_gpus_for_it(resolved(trainer__device="cpu"))) == []
+    elsewhere = resolved(trainer__device="cuda", trainer__placement__ray_address="host:6379", **four)
+    assert list(there_are_gpus_for_it(elsewhere)) == []
+
+
+def test_wandb_wants_a_key_unless_it_is_offline(tmp_path: Path) -> None:
+    run = resolved(trainer__logger=["console", "wandb"])
+    home = {"HOME": str(tmp_path)}
+    [problem] = keys_are_there(home)(run)
+    assert problem.path == "trainer.logger"
+    assert list(keys_are_there(home | {"WANDB_API_KEY": "x"})(run)) == []
+    assert list(keys_are_there(home | {"WANDB_MODE": "offline"})(run)) == []
+    assert list(keys_are_there(home)(resolved(trainer__logger="console"))) == []
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai")
+    assert list(keys_are_there(home)(run)) == []

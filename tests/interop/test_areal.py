@@ -1,0 +1,138 @@
+"""AReaL's experiment files: every key maps to ours, or is listed with what is missing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from skyrl.config import SkyRLTrainConfig, load
+from skyrl.interop.areal import convert_areal, convert_keys
+from skyrl.interop.areal_allocation import read_allocation
+from skyrl.interop.report import Conversion, Line
+from skyrl.tree import get_at
+from skyrl.tree.sparse import as_toml_has_it
+
+
+@pytest.fixture(scope="module")
+def files(reference: Path) -> dict[str, dict[str, Any]]:
+    """The corpus: file -> flat keys."""
+    found: dict[str, dict[str, Any]] = json.loads((reference / "areal_yaml_keys.json").read_text())
+    assert found
+    return found
+
+
+def loaded(conversion: Conversion, folder: Path) -> SkyRLTrainConfig:
+    file = folder / "converted.toml"
+    file.write_text(tomli_w.dumps(as_toml_has_it(conversion.tables, SkyRLTrainConfig)))
+    return load([file]).config
+
+
+def line_of(keys: dict[str, Any], source: str) -> Line:
+    return next(line for line in convert_keys(keys).lines if line.source == source)
+
+
+def test_every_key_of_every_file_has_a_fate_and_a_loadable_result(
+    files: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    fates: Counter[str] = Counter()
+    for name, keys in files.items():
+        conversion = convert_keys(keys, name)
+        assert [line.source for line in conversion.lines] == list(keys)
+        assert [line for line in conversion.lines if line.fate == "refused"] == []
+        assert all(line.why for line in conversion.lines if line.fate in ("not yet", "needless"))
+        loaded(conversion, tmp_path)
+        fates.update(conversion.counts())
+    print(dict(fates))
+
+
+def test_what_is_renamed_stands_in_our_tree(files: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    for name, keys in files.items():
+        run = loaded(convert_keys(keys, name), tmp_path)
+        expected = {
+            "trainer.seed": keys.get("seed", 42),
+            "trainer.policy.model.path": keys.get("actor.path", SkyRLTrainConfig().trainer.policy.model.path),
+            "trainer.train_batch_size": keys.get("train_dataset.batch_size", keys.get("dataset.train_bs_n_seqs"))
+            if "gconfig.n_samples" in keys or "group_size" in keys
+            else None,
+            "generator.n_samples_per_prompt": keys.get("gconfig.n_samples", keys.get("group_size")),
+            "trainer.policy.optimizer_config.lr": float(keys.get("actor.optimizer.lr", 1e-6)),
+        }
+        for path, value in expected.items():
+            assert value is None or get_at(run, path) == value, (name, path)
+
+
+def test_an_allocation_is_read_in_each_of_its_forms() -> None:
+    engines, learners = read_allocation("sglang.d16p1m1+d8p2m1") or (None, None)
+    assert engines is not None and (engines.data, engines.gpus) == (16, 16)
+    assert learners is not None and (learners.data, learners.pipeline, learners.gpus) == (8, 2, 16)
+    engines, learners = read_allocation("sglang:d4t2+fsdp:d8c2") or (None, None)
+    assert engines is not None and engines.gpus == 8
+    assert learners is not None and (learners.backend, learners.gpus) == ("fsdp", 16)
+    assert read_allocation("d4") is None
+
+
+def test_an_allocation_becomes_engines_and_learners_with_gpus_of_their_own(tmp_path: Path) -> None:
+    run = loaded(convert_keys({"allocation_mode": "sglang.d4t2+megatron.d2p2t4", "n_gpus_per_node": 8}), tmp_path)
+    engine, placement = run.generator.inference_engine, run.trainer.placement
+    assert (engine.num_engines, engine.tensor_parallel_size, placement.colocate_all) == (4, 2, False)
+    assert (placement.policy_num_nodes, placement.policy_num_gpus_per_node) == (2, 8)
+    megatron = run.trainer.policy.megatron_config
+    assert run.trainer.strategy == "megatron"
+    assert (megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size) == (4, 2)
+
+
+def test_copies_that_differ_from_their_original_are_refused() -> None:
+    keys = {"gconfig.n_samples": 4, "actor.group_size": 8}
+    assert line_of(keys, "actor.group_size").fate == "refused"
+    assert line_of(keys | {"actor.group_size": "${gconfig.n_samples}"}, "actor.group_size").fate == "needless"
+
+
+def test_a_kl_weight_goes_into_the_reward_as_there(tmp_path: Path) -> None:
+    algorithm = loaded(convert_keys({"actor.kl_ctl": 0.05}), tmp_path).trainer.algorithm
+    assert (algorithm.use_kl_in_reward, algorithm.use_kl_loss, algorithm.kl_loss_coef) == (True, False, 0.05)
+    assert algorithm.kl_estimator_type == "k1"
+
+
+def test_numbers_that_are_written_as_text_are_numbers(tmp_path: Path) -> None:
+    run = loaded(convert_keys({"actor.optimizer.lr": "2e-6", "actor.optimizer.beta2": "0.95"}), tmp_path)
+    assert run.trainer.policy.optimizer_config.lr == 2e-6
+    assert run.trainer.policy.optimizer_config.adam_betas == (0.9, 0.95)
+
+
+def test_mini_batches_are_counted_in_prompts(tmp_path: Path) -> None:
+    keys = {"train_dataset.batch_size": 256, "actor.ppo_n_minibatches": 4}
+    assert loaded(convert_keys(keys), tmp_path).trainer.policy_mini_batch_size == 64
+    assert line_of(keys | {"actor.ppo_n_minibatches": 3}, "actor.ppo_n_minibatches").fate == "refused"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fate", "said"),
+    [
+        ("actor.reward_scaling", 10.0, "not yet", "shaping of rewards"),
+        ("actor.reward_scaling", 1.0, "needless", "asks for nothing"),
+        ("saver.freq_secs", 3600, "not yet", "intervals in epochs or seconds"),
+        ("actor.optimizr.lr", 1e-5, "refused", "did it mean actor.optimizer.lr?"),
+        ("recover.mode", "sometimes", "refused", "there is no way 'sometimes'"),
+        ("actor.optimizer.lr", "fast", "refused", "'fast' is not a number"),
+    ],
+)
+def test_what_becomes_of_one_setting(key: str, value: Any, fate: str, said: str) -> None:
+    line = line_of({key: value}, key)
+    assert line.fate == fate
+    assert said in line.why
+
+
+def test_a_file_is_read_with_its_references(tmp_path: Path) -> None:
+    file = tmp_path / "grpo.yaml"
+    file.write_text(
+        "gconfig: {n_samples: 4, temperature: 0.9}\nactor:\n  path: a/b\n  temperature: ${gconfig.temperature}\n"
+        "  optimizer: {lr: 1e-5}\nref: {path: '${actor.path}'}\n"
+    )
+    conversion = convert_areal(str(file))
+    assert {line.source for line in conversion.lines if line.fate == "derived"} == {"actor.temperature", "ref.path"}
+    assert loaded(conversion, tmp_path).trainer.policy.optimizer_config.lr == 1e-5

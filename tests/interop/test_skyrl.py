@@ -1,0 +1,141 @@
+"""SkyRL's scripts, of the Hydra era: every override has a fate, and what is kept has its recorded value."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from skyrl.config import SkyRLTrainConfig, load
+from skyrl.config.resolve import resolve_with_origins
+from skyrl.interop.report import Conversion
+from skyrl.interop.shell import overrides_in
+from skyrl.interop.skyrl_scripts import convert_overrides, convert_skyrl
+from skyrl.tree.arguments import split_path
+from skyrl.tree.dump import stored_value
+from skyrl.tree.sparse import as_toml_has_it
+
+Script = dict[str, Any]
+
+AUTHORS_OWN = {
+    "trainer.algorithm.overlong_buffer", "generator.retokenize_chat_history", "harbor_trial_config",
+    "generator.rate_limit", "trainer.num_dummy_steps", "generator.miniswe_config_path", "generator.miniswe_traj_dir",
+}  # fmt: skip
+"""Fields that examples brought with them, by `+` or by a subclass."""
+
+REFUSED = {**dict.fromkeys(AUTHORS_OWN, "a field of its author's own"), "hydra": "Hydra is not used"}
+"""Why an override may be refused."""
+
+
+@pytest.fixture(scope="module")
+def scripts(reference: Path) -> list[Script]:
+    """The corpus."""
+    found: list[Script] = json.loads((reference / "skyrl_overrides_hydra_era.json").read_text())["scripts"]
+    assert found
+    return found
+
+
+@pytest.fixture(scope="module")
+def converted(scripts: list[Script]) -> list[tuple[Script, Conversion]]:
+    """Each script and what became of it."""
+    return [(script, convert_overrides(script["overrides"], script["script"])) for script in scripts]
+
+
+def loaded(conversion: Conversion, folder: Path) -> SkyRLTrainConfig:
+    """The resolved tree of a conversion, through the TOML that is written of it."""
+    file = folder / "converted.toml"
+    file.write_text(tomli_w.dumps(as_toml_has_it(conversion.tables, SkyRLTrainConfig)))
+    found = load([file])
+    return resolve_with_origins(found.config, found.origins)[0]
+
+
+def test_no_override_is_lost(converted: list[tuple[Script, Conversion]]) -> None:
+    fates: Counter[str] = Counter()
+    for script, conversion in converted:
+        assert len(conversion.lines) == len(script["overrides"])
+        fates.update(conversion.counts())
+    print(dict(fates))
+    assert fates["kept"] + fates["renamed"] > 0.95 * fates.total()
+
+
+def test_every_refusal_has_a_reason(converted: list[tuple[Script, Conversion]]) -> None:
+    for script, conversion in converted:
+        for line in conversion.lines:
+            if line.fate != "refused" or line.value == "":
+                continue
+            reasons = [why for start, why in REFUSED.items() if line.source.startswith(start)]
+            assert reasons, (script["script"], line)
+            assert reasons[0] in line.why
+
+
+def test_what_is_kept_has_the_value_that_was_recorded(
+    converted: list[tuple[Script, Conversion]], tmp_path: Path
+) -> None:
+    different = {}
+    for script, conversion in converted:
+        run = loaded(conversion, tmp_path)
+        refused = {line.source.lstrip("+") for line in conversion.lines if line.fate == "refused"}
+        for path, value in (script.get("translated_values") or {}).items():
+            if path not in refused and not same(at(run, path), value):
+                different[path, at(run, path)] = value
+    assert different == {("trainer.resume_mode", "none"): None}  # both words mean: start anew
+
+
+def at(run: SkyRLTrainConfig, path: str) -> Any:
+    """The stored value at a path, inside free-form tables too."""
+    value: Any = run
+    for name in split_path(path):
+        value = value[name] if hasattr(value, "get") else getattr(value, name)
+    return stored_value(value)
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    """Equal in value and type, once a whole number may stand for the number of a field that holds such."""
+    return repr(ours) == repr(float(theirs) if type(ours) is float and type(theirs) is int else theirs)
+
+
+def test_a_script_is_read_without_being_run(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(
+        """#!/bin/bash
+        # trainer.seed=1 in a comment is none
+        GPUS=4
+        uv run -m skyrl.train.entrypoints.main_base \\
+          data.train_data="['$HOME/data/train.parquet']" \\
+          trainer.placement.policy_num_gpus_per_node=$GPUS generator.num_inference_engines=${GPUS} \\
+          trainer.run_name="1e5" trainer.epochs=${EPOCHS:-3} +generator.engine_init_kwargs.max_model_len=4096 $@
+        """
+    )
+    run = loaded(convert_skyrl(str(file)), tmp_path)
+    assert run.data.train_data == ("~/data/train.parquet",)
+    assert run.trainer.placement.policy_num_gpus_per_node == run.generator.inference_engine.num_engines == 4
+    assert (run.trainer.run_name, run.trainer.epochs) == ("1e5", 3)
+    assert run.generator.inference_engine.engine_init_kwargs == {"max_model_len": 4096}
+
+
+def test_what_only_a_shell_could_tell_stays_as_it_stands() -> None:
+    assert overrides_in('python x trainer.run_name="a-$(date)-$B"') == ["trainer.run_name=a-$(date)-$B"]
+
+
+def test_a_hydra_file_is_converted_with_its_references_filled_in(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "generator:\n  num_inference_engines: 2\n  max_input_length: ${trainer.max_prompt_length}\n"
+        "trainer:\n  max_prompt_length: 300\n  algorithm: {ppo_loss_type: dual_clip, use_kl_estimator_k3: false}\n"
+        "  policy: {optimizer_config: {lr: 1.0e-6}}\n"
+    )
+    conversion = convert_skyrl(str(file))
+    run = loaded(conversion, tmp_path)
+    assert run.generator.inference_engine.num_engines == 2
+    assert (run.trainer.algorithm.policy_loss_type, run.trainer.algorithm.kl_estimator_type) == ("dual_clip", "k1")
+    assert [line.source for line in conversion.lines if line.fate == "derived"] == ["generator.max_input_length"]
+    assert run.generator.max_input_length == 300
+
+
+def test_an_override_that_takes_something_away_is_refused_with_the_reason() -> None:
+    [line] = convert_overrides(["~trainer.policy"]).lines
+    assert (line.fate, line.why) == ("refused", "it takes a default of Hydra's away; ours has none")

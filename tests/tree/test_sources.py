@@ -1,0 +1,413 @@
+"""YAML, JSON, files that extend others, and what a user's own words may reach."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree import Secret, evolve_at, field, frozen, to_dict
+from skyrl.tree.arguments import read_argument, read_python
+from skyrl.tree.draft import Draft
+from skyrl.tree.files import read_file
+from skyrl.tree.migrations import Migration
+from skyrl.tree.origins import Assignment
+from skyrl.tree.reach import Reach
+from skyrl.tree.units import Gigabytes, Seconds, WholeSeconds
+from skyrl.tree.yaml_file import MOST_NODES, yaml_text
+from tests.tree.trees import Optimizer, Run, built, only_problem
+
+OPEN = Reach(
+    environ={"STEPS": "7", "RATE": "fast", "NAMES": '["a", "b"]'},
+    presets={"short": {"steps": 3, "policy": {"path": "small"}}},
+    migrations=(
+        Migration(old="policy.rate", new="policy.optimizer.lr", since="1.0"),
+        Migration(old="policy.opt", new="policy.optimizer"),
+        Migration(old="loud", new="mode", convert=lambda value: "latest" if value else "none"),
+        Migration(old="gone", since="2.0", why="nobody used it", harmless=(False, 0)),
+    ),
+    is_open=True,
+)
+
+
+def from_files(folder: Path, *names: str, reach: Reach = OPEN) -> Draft[Run]:
+    draft = Draft(Run(), reach)
+    for name in names:
+        draft.assign_all(read_file(str(folder / name), reach))
+    return draft
+
+
+def words(*given: str, reach: Reach = OPEN) -> Draft[Run]:
+    draft = Draft(Run(), reach)
+    draft.assign_all(read_argument(word, number) for number, word in enumerate(given, start=1))
+    return draft
+
+
+def write(folder: Path, **texts: str) -> None:
+    """`run_toml="..."` writes run.toml."""
+    for name, text in texts.items():
+        (folder / name.replace("_", ".")).write_text(text, encoding="utf-8")
+
+
+def refusal(folder: Path, name: str) -> Problem:
+    with pytest.raises(ConfigError) as caught:
+        read_file(str(folder / name), OPEN)
+    [problem] = caught.value.problems
+    return problem
+
+
+# Languages
+
+
+def test_the_three_languages_say_the_same(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        a_toml='steps = "none"\nstop = ["x"]\n[policy.optimizer]\nlr = 1e-6\n[policy.extra]\nno = "on"',
+        b_yaml="steps: null\nstop: [x]\npolicy:\n  optimizer: {lr: 1e-6}\n  extra: {no: on}",
+        c_json='{"steps": null, "stop": ["x"], "policy": {"optimizer": {"lr": 1e-6}, "extra": {"no": "on"}}}',
+    )
+    trees = [built(from_files(tmp_path, name)) for name in ("a.toml", "b.yaml", "c.json")]
+    assert trees[0] == trees[1] == trees[2]
+    assert to_dict(trees[1])["policy"]["extra"] == {"no": "on"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-6", 1e-6), ("no", "no"), ("on", "on"), ("0x10", 16), ("0o17", 15), ("~", None), ("1_0", "1_0"),
+     ("2020-01-01", "2020-01-01"), ("!!str 5", "5"), ("'5'", "5"), (".5", 0.5), ("True", True), ("12:30", "12:30")],
+)  # fmt: skip
+def test_yaml_scalars_are_those_of_version_1_2(text: str, value: Any, tmp_path: Path) -> None:
+    write(tmp_path, run_yaml=f"policy: {{extra: {{x: {text}}}}}")
+    got = to_dict(built(from_files(tmp_path, "run.yaml")))["policy"]["extra"]["x"]
+    assert (type(got), got) == (type(value), value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "place"),
+    [
+        ("seed: 1\nseed: 2", "the key 'seed' stands twice", ":2:1"),
+        ("seed: !!python/object:os.system x", "is not data", ":1:7"),
+        ("a: &a [*a]", "unfold into more values", ":1:4"),
+        ("1: x", "is not text: put it in quotes", ":1:1"),
+        ("a: {<<: {b: 1}}", "no merge key", ":1:5"),
+        ("a: [", "did not find", ":2:1"),
+        ("--- a\n--- b", "another document", ":2:1"),
+        ("a: \x01", "special characters|control characters", ""),
+    ],
+)
+def test_yaml_that_is_refused(text: str, said: str, place: str, tmp_path: Path) -> None:
+    write(tmp_path, run_yaml=text)
+    problem = refusal(tmp_path, "run.yaml")
+    assert any(part in problem.message for part in said.split("|"))
+    assert problem.place == f"{tmp_path}/run.yaml{place}"
+
+
+def test_aliases_that_unfold_without_end_are_refused_at_once(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    assert 9**9 > MOST_NODES
+    write(tmp_path, run_yaml="\n".join(lines))
+    assert "unfold into more values" in refusal(tmp_path, "run.yaml").message
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1, "a": 2}', "stands twice"),
+        ('{"a": NaN}', "the constant NaN is not a number"),
+        ("{", "expecting property name"),
+    ],
+)
+def test_json_that_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    write(tmp_path, run_json=text)
+    assert said in refusal(tmp_path, "run.json").message
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("run.yaml", "seed: 1\npolicy:\n  optimizer:\n    lr: fast"),
+     ("run.json", '{"seed": 1,\n "policy": {\n "optimizer": {\n "lr": "fast"}}}'),
+     ("run.toml", 'seed = 1\n[policy]\n[policy.optimizer]\nlr = "fast"')],
+)  # fmt: skip
+def test_a_wrong_value_is_told_with_its_line_in_every_language(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    problem = only_problem(from_files(tmp_path, name))
+    assert (problem.path, problem.place) == ("policy.optimizer.lr", f"{tmp_path}/{name}:4")
+
+
+@pytest.mark.parametrize("value", ["1e-6", "no", "null", "", "0x1", ".5", "12:30", "<<", "=", "\x85\u2028", "é\t#:"])
+def test_text_that_looks_like_something_else_survives_yaml(value: str, tmp_path: Path) -> None:
+    write(tmp_path, run_yaml=yaml_text({"policy": {"extra": {"x": value, "y": [value]}}}))
+    assert built(from_files(tmp_path, "run.yaml")).policy.extra == {"x": value, "y": (value,)}
+
+
+# extends
+
+
+def test_a_file_is_written_on_top_of_what_it_extends(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "base.yaml").write_text("extends: preset:short\nname: base\nseed: 1")
+    write(tmp_path, run_toml='extends = "inner/base.yaml"\nseed = 2')
+    draft = from_files(tmp_path, "run.toml")
+    run = built(draft)
+    assert (run.steps, run.policy.path, run.name, run.seed) == (3, "small", "base", 2)
+    places = [origin.place for origin in draft.origins["seed"]]
+    assert places == [f"{tmp_path}/inner/base.yaml:3", f"{tmp_path}/run.toml:2"]
+    assert draft.origins["steps"][-1].place == "preset short"
+
+
+def test_several_bases_count_in_their_order(tmp_path: Path) -> None:
+    write(tmp_path, a_toml="seed = 1\nsteps = 1", b_toml="seed = 2", c_toml='extends = ["a.toml", "b.toml"]')
+    run = built(from_files(tmp_path, "c.toml"))
+    assert (run.seed, run.steps) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [('"run.toml"', "extends this file in its turn"), ('"gone.toml"', "there is no such file"),
+     ('"preset:shrt"', "there is no such preset"), ("5", "5 is neither a file nor a list of files")],
+)  # fmt: skip
+def test_a_base_that_cannot_be_used_is_told_where_it_is_named(base: str, said: str, tmp_path: Path) -> None:
+    write(tmp_path, run_toml=f"seed = 1\nextends = {base}" if base != "5" else "seed = 1\nextends = 5")
+    problem = refusal(tmp_path, "run.toml")
+    assert said in problem.message
+    assert problem.place == f"{tmp_path}/run.toml:2"
+
+
+# Words
+
+
+def test_a_path_goes_back_to_its_default() -> None:
+    draft = words(
+        "seed=1", "policy.optimizer.lr=1", "policy.extra.a=1", "~seed", "~policy.optimizer", "~policy.extra.a"
+    )
+    assert built(draft) == Run()
+    assert [origin.place for origin in draft.origins["seed"]] == ["argument 4"]
+    assert draft.origins["seed"][0].kind == "default"
+
+
+def test_an_item_that_is_there_is_replaced() -> None:
+    assert built(words("policy.optimizer.betas.1=0.5")).policy.optimizer.betas == (0.9, 0.5)
+    assert built(words('policy.extra.a=["x", "y"]', "policy.extra.a.0=z")).policy.extra == {"a": ("z", "y")}
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("policy.optimizer.betas.2=0.5", "there is no item 2; there are: 0 to 1"),
+        ("stop.0=x", "there is no item 0; there are: none"),
+        ("policy.optimizer.betas.x=1", "there is no item x"),
+        ("seed+=1", "+= is for lists, and this is a whole number"),
+        ("policy+=1", "is a table, and += is for lists"),
+        ("~sed", "did you mean seed?"),
+        ("policy.optimizer.betas+=x", "'x' is not a number"),
+    ],
+)
+def test_words_that_are_refused(word: str, said: str) -> None:
+    assert said in only_problem(words(word)).message
+
+
+def test_items_are_added_to_lists() -> None:
+    assert built(words("stop+=a", 'stop+=["b", "c"]')).stop == ("a", "b", "c")
+    assert built(words("modules+=x")).modules == ("all", "x")
+    assert built(words("policy.extra.a+=1", "policy.extra.a+=2")).policy.extra == {"a": (1, 2)}
+
+
+def test_a_table_is_taken_from_a_file(tmp_path: Path) -> None:
+    write(tmp_path, part_toml="lr = 0.5\ndecay = 0.25")
+    draft = words(f"critic.optimizer=@{tmp_path}/part.toml")
+    assert built(draft).critic.optimizer == Optimizer(lr=0.5, decay=0.25)
+    assert draft.origins["critic.optimizer.decay"][-1].place == f"{tmp_path}/part.toml:2"
+    assert built(words("name=@part.toml")).name == "@part.toml"
+    assert "there is no such file" in only_problem(words("critic.optimizer=@gone.toml")).message
+
+
+# Environment
+
+
+def test_a_variable_is_read_as_on_a_command_line(tmp_path: Path) -> None:
+    write(tmp_path, run_toml='steps = "env:STEPS"\nstop = "env:NAMES"')
+    draft = from_files(tmp_path, "run.toml")
+    run = built(draft)
+    assert (run.steps, run.stop) == (7, ("a", "b"))
+    assert draft.origins["steps"][-1].place == f"{tmp_path}/run.toml:1 (env:STEPS)"
+
+
+def test_a_variable_that_is_missing_or_wrong_is_told(tmp_path: Path) -> None:
+    assert "is not set" in only_problem(words("steps=env:GONE")).message
+    wrong = only_problem(words("policy.optimizer.lr=env:RATE"))
+    assert (wrong.message, wrong.place) == ("'fast' is not a number", "argument 1")
+    without = only_problem(words("steps=env:STEPS", reach=Reach(is_open=True)))
+    assert "was not given" in without.message
+
+
+def test_free_form_tables_and_stored_trees_follow_no_references() -> None:
+    assert built(words("policy.extra.a=env:STEPS")).policy.extra == {"a": "env:STEPS"}
+    assert built(words("name=env:STEPS", reach=Reach())).name == "env:STEPS"
+
+
+# Older names
+
+
+def test_an_old_name_is_followed_with_a_warning(tmp_path: Path) -> None:
+    write(tmp_path, run_toml="[policy]\nrate = 0.5\n[policy.opt]\ndecay = 0.25")
+    draft = from_files(tmp_path, "run.toml")
+    run = draft.build()
+    assert run.policy.optimizer == Optimizer(lr=0.5, decay=0.25)
+    assert [(problem.path, problem.severity, problem.place[-1]) for problem in draft.problems] == [
+        ("policy.rate", "warning", "2"),
+        ("policy.opt", "warning", "3"),
+    ]
+    assert "is called policy.optimizer.lr here (since 1.0)" in draft.problems[0].message
+    assert draft.origins["policy.optimizer.lr"][-1].place == f"{tmp_path}/run.toml:2"
+
+
+def test_a_value_is_converted_to_what_the_new_name_takes() -> None:
+    assert [words(f"loud={text}").build().mode for text in ("true", "false")] == ["latest", "none"]
+
+
+def test_what_is_gone_is_refused_with_the_reason_unless_it_asked_for_nothing() -> None:
+    refused = only_problem(words("gone=5"))
+    assert (refused.severity, refused.hint) == ("error", "nobody used it")
+    left_out = only_problem(words("gone=false"))
+    assert (left_out.severity, left_out.path) == ("warning", "gone")
+    assert only_problem(words("gone=false", reach=Reach())).severity == "error"
+
+
+# Classes of one's own
+
+
+def test_a_class_is_imported_where_a_users_own_word_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = "from skyrl.tree import frozen\nfrom tests.tree.trees import Optimizer\n"
+    write(
+        tmp_path,
+        mine_py=f"{source}@frozen\nclass Mine(Optimizer):\n    extra: int = 1\nclass Bare(Optimizer):\n    x: int = 2",
+    )
+    write(tmp_path, run_toml='[policy.optimizer]\nclass = "mine.py:Mine"\nextra = 5\nlr = 0.5')
+    optimizer = built(from_files(tmp_path, "run.toml")).policy.optimizer
+    assert (type(optimizer).__name__, to_dict(optimizer)["extra"], optimizer.lr) == ("Mine", 5, 0.5)
+    assert (
+        "no such field; did you mean policy.optimizer.extra?"
+        in only_problem(words("policy.optimizer.class=mine.py:Mine", "policy.optimizer.extr=5")).message
+    )
+    assert "lacks the decorator @frozen" in only_problem(words("policy.optimizer.class=mine.py:Bare")).message
+    assert "there is no file gone.py" in only_problem(words("policy.optimizer.class=gone.py:Mine")).message
+
+
+def test_an_instance_of_a_class_from_a_file_reaches_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = "from skyrl.tree import frozen\nfrom tests.tree.trees import Optimizer\n"
+    write(tmp_path, other_py=f"{source}@frozen\nclass Other(Optimizer):\n    extra: int = 1\n")
+    run = built(words("policy.optimizer.class=other.py:Other", "policy.optimizer.extra=5"))
+    (tmp_path / "run.pickle").write_bytes(pickle.dumps(run))
+    program = "import pickle; print(pickle.load(open('run.pickle', 'rb')).policy.optimizer.extra)"
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "5\n"
+    assert pickle.loads(pickle.dumps(run)) == run
+
+
+@pytest.mark.parametrize("name", ["nowhere:Mine", "json:JSONDecoder", "tests.tree.trees:Run", "Mine", "5"])
+def test_what_is_no_subclass_is_refused(name: str) -> None:
+    problem = only_problem(words(f"policy.optimizer.class={name}"))
+    assert "is not a subclass" in problem.message or "importing nowhere failed" in problem.message
+
+
+def test_a_stored_tree_imports_nothing() -> None:
+    draft = Draft(Run(), Reach())
+    draft.assign_all(read_python({"policy.optimizer.class": "this:Zen"}))
+    assert "is not an imported subclass" in only_problem(draft).message
+    assert "this" not in sys.modules
+
+
+# Units
+
+
+@frozen
+class Timed:
+    timeout: Seconds = 60.0
+    whole: WholeSeconds = 30
+    size: Gigabytes | None = None
+
+
+def timed(text: str) -> Draft[Timed]:
+    draft = Draft(Timed())
+    draft.assign(read_argument(text, 1))
+    return draft
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "value"),
+    [("timeout=90s", "timeout", 90.0), ("timeout=10m", "timeout", 600.0), ("timeout=1.5h", "timeout", 5400.0),
+     ("timeout=250ms", "timeout", 0.25), ("timeout=5", "timeout", 5.0), ("whole=2m", "whole", 120),
+     ("size=512MB", "size", 0.512), ("size=1GiB", "size", 1.073741824), ("size=null", "size", None)],
+)  # fmt: skip
+def test_numbers_may_have_a_unit(word: str, name: str, value: Any) -> None:
+    got = getattr(timed(word).build(), name)
+    assert (type(got), got) == (type(value), value)
+    if isinstance(value, float):
+        assert getattr(Timed(**{name: word.partition("=")[2]} if word[-1].isalpha() else {name: value}), name) == value
+
+
+def test_another_unit_and_a_part_of_a_second_are_refused() -> None:
+    [problem] = timed("timeout=5GB").problems
+    assert (problem.message, "units: ms, s" in problem.hint) == ("'5GB' is not a number of seconds", True)
+    [problem] = timed("whole=250ms").problems
+    assert "is not a whole number" in problem.message
+
+
+# Secrets
+
+
+@frozen
+class Judge:
+    token: Secret | None = field(default=None)
+    name: str = "judge"
+
+
+def test_a_secret_is_a_reference_that_shows_as_stars() -> None:
+    judge = Judge(token="env:JUDGE_TOKEN")  # type: ignore[arg-type]
+    stored = json.loads(json.dumps(to_dict(judge)))
+    assert stored["token"] == "*** (env:JUDGE_TOKEN)"
+    assert "***" in repr(judge)
+    again = evolve_at(Judge(), "token", stored["token"])
+    assert again == judge == pickle.loads(pickle.dumps(judge))
+    assert hash(again) == hash(judge)
+    assert judge.token is not None
+    assert judge.token.reveal({"JUDGE_TOKEN": "sk-1"}) == "sk-1"
+    with pytest.raises(ConfigError, match="is not set"):
+        judge.token.reveal({})
+
+
+def test_a_secret_that_stands_in_the_configuration_is_refused_and_never_repeated() -> None:
+    draft = Draft(Judge(), OPEN)
+    draft.assign(read_argument("token=sk-very-secret", 1))
+    problem = only_problem(draft)
+    assert "sk-very-secret" not in f"{problem}"
+    assert problem.hint == 'write "env:NAME", a variable'
+    with pytest.raises(ConfigError) as caught:
+        Judge(token="sk-very-secret")  # type: ignore[arg-type]
+    assert "sk-very-secret" not in str(caught.value)
+
+
+def test_a_chain_of_origins_has_the_value_of_each_step() -> None:
+    draft = words("steps=1", "steps=env:STEPS")
+    built(draft)
+    assert [(origin.kind, origin.value) for origin in draft.origins["steps"]] == [("argument", 1), ("environment", 7)]
+
+
+def test_an_assignment_may_be_moved_below_a_path() -> None:
+    [assignment] = read_python({"a": 1})
+    moved: Assignment = assignment.below(("x", "y"))
+    assert moved.path == ("x", "y", "a")
+    assert isinstance(OPEN.presets, Mapping)
