@@ -50,11 +50,6 @@ _CAPABILITIES: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     ),
     "salts of the prefix cache (every cache is dropped when weights arrive)": ((True,), ("generator.use_cache_salt",)),
     "merging step-wise samples by their common beginning": ((False,), ("generator.merge_stepwise_output",)),
-    "the losses cispo with another anchor, and dppo": (
-        (),
-        ("trainer.algorithm.cispo.cispo_anchor", "trainer.algorithm.dppo"),
-    ),
-    "a tolerance for equal rewards": ((), ("trainer.algorithm.zero_variance_filter_tol",)),
     "quantization-aware training": (
         (False, None),
         tuple(f"trainer.{model}.model.fake_int4_qat" for model in ("policy", "ref", "critic")),

@@ -7,17 +7,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from skyrl.config.migrations import MIGRATIONS
-from skyrl.config.resolve import RULES, derived
+from skyrl.config.resolve import RULES, derived, resolve
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree import fingerprint, get_at, to_dict
+from skyrl.tree import evolve_at, fingerprint, get_at, to_dict
 from skyrl.tree.draft import Draft
 from skyrl.tree.dump import SCHEMA_VERSION, stored_value
 from skyrl.tree.origins import Assignment
@@ -68,10 +68,20 @@ def as_written(assignment: Assignment, root: type[SkyRLTrainConfig]) -> Assignme
     listed = value.get("derived")
     leave_out = [str(path) for path in listed] if isinstance(listed, list) else derived(run)
     tables = sparse(run, root(), leave_out)
-    for rule in RULES:  # what a rule would change although it was written, and is the default, is written again
-        if not rule.placeholder and rule.writes not in leave_out:
+    again = resolve(_without(run, leave_out))
+    for rule in RULES:  # what a rule changes although it was written, and is the default, is written again
+        if not rule.placeholder and get_at(again, rule.writes) != get_at(run, rule.writes):
             _put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
     return attrs.evolve(inside, value=tables)
+
+
+def _without(run: SkyRLTrainConfig, paths: Iterable[str]) -> SkyRLTrainConfig:
+    """The tree before these paths were derived."""
+    unset = {rule.writes: rule.unset for rule in RULES}
+    for path in paths:
+        if path in unset:
+            run = evolve_at(run, path, unset[path])
+    return run
 
 
 def _put(tables: dict[str, Any], names: list[str], value: Any) -> None:
