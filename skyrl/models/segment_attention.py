@@ -54,8 +54,8 @@ def segments_fit(config: Any) -> bool:
 
 
 def takes_segments(model: Any) -> bool:
-    """Was the model loaded with this attention?"""
-    return bool(model.config._attn_implementation == SEGMENTS)
+    """Was the model loaded with this attention? DeepSpeed's engine has a `config` of its own around the model's."""
+    return bool(getattr(model, "module", model).config._attn_implementation == SEGMENTS)
 
 
 def segment_attention(
