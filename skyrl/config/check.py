@@ -1,8 +1,8 @@
 """`check()`: which resolved trees can run. One small function for each rule that involves several fields.
 
-Each yields problems with a remedy; those of batch sizes, of placement and of engines are in `check_batches.py`,
-`check_placement.py` and `check_engines.py`. What a single field may hold is a validator on the field; what depends on
-the machine (files, keys, GPUs) is looked at when a run starts.
+Each yields problems with a remedy; those of batch sizes, of placement, of engines and of rollouts are in
+`check_batches.py`, `check_placement.py`, `check_engines.py` and `check_rollouts.py`. What a single field may hold is a
+validator on the field; what depends on the machine (files, keys, GPUs) is looked at when a run starts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from skyrl.config.check_batches import BATCH_CHECKS
 from skyrl.config.check_engines import ENGINE_CHECKS
 from skyrl.config.check_placement import PLACEMENT_CHECKS
+from skyrl.config.check_rollouts import ROLLOUT_CHECKS
 from skyrl.config.effects import evaluates, without_effect
 from skyrl.config.not_yet import LATER_NAMES, NOT_YET, VALUES_NOT_YET
 from skyrl.config.root import SkyRLTrainConfig
@@ -209,6 +210,7 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     *BATCH_CHECKS,
     *PLACEMENT_CHECKS,
     *ENGINE_CHECKS,
+    *ROLLOUT_CHECKS,
     *(entry.check for entry in (*NOT_YET, *VALUES_NOT_YET)),
 )
 
