@@ -13,6 +13,7 @@ import click
 
 from skyrl import __version__
 from skyrl.cli.plan import plan
+from skyrl.cli.templates import templates
 from skyrl.errors import Problem, SkyRLError, render
 
 _WORDS = click.argument("words", nargs=-1, metavar="FILE... [PATH=VALUE...]", type=click.UNPROCESSED)
@@ -56,6 +57,7 @@ def run(words: tuple[str, ...], strict: bool) -> None:
 
 
 cli.add_command(plan)
+cli.add_command(templates)
 
 
 @cli.group()

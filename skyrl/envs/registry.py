@@ -4,13 +4,16 @@
     my_pkg.tasks:MyEnv          a subclass of `Env`, or a plain reward function, from an importable module
     rewards.py:my_reward        the same from a file
 
-A reward function is called as `function(completion, ground_truth=..., **extras)` and returns a number.
+A reward function is called as `function(completion, ground_truth=..., **extras)` and returns a number; functions that
+were written for TRL or verl are called as they expect (`reward_functions.py`). A function of one parameter, `extras`,
+makes environments.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -22,11 +25,12 @@ from typing import Any, Literal
 from skyrl.config import SkyRLGymConfig
 from skyrl.envs.aime import AIMEEnv
 from skyrl.envs.code import CodeEnv
-from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.env import Env
 from skyrl.envs.gsm8k import GSM8kEnv
 from skyrl.envs.gsm8k_multi_turn import GSM8kMultiTurnEnv
 from skyrl.envs.llm_judge import LLMJudgeEnv
 from skyrl.envs.multiply import MultiplyEnv
+from skyrl.envs.reward_functions import RewardFunctionEnv
 from skyrl.envs.search import SearchEnv
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.errors import TaskError
@@ -100,8 +104,19 @@ def _imported(name: str) -> MakeEnv:
     if isinstance(target, type) and issubclass(target, Env):
         return target
     if callable(target) and not isinstance(target, type):
+        if _makes_environments(target):
+            made: MakeEnv = target
+            return made
         return lambda extras: RewardFunctionEnv(extras, target)
     raise TaskError(f"{name} is neither a subclass of skyrl.envs.Env nor a reward function")
+
+
+def _makes_environments(target: Callable[..., Any]) -> bool:
+    """Its only parameter is called `extras`."""
+    try:
+        return list(inspect.signature(target).parameters) == ["extras"]
+    except (TypeError, ValueError):  # a builtin, of which nothing is known
+        return False
 
 
 def find_task(name: str, user_env_class: str | None, settings: SkyRLGymConfig | None = None) -> MakeEnv:
@@ -116,20 +131,6 @@ def find_task(name: str, user_env_class: str | None, settings: SkyRLGymConfig | 
             f"from environment.env_class only. Registered: {', '.join(registered_names())}"
         )
     return find_env(name, settings)
-
-
-class RewardFunctionEnv(Env):
-    """One turn, rewarded by a plain function."""
-
-    def __init__(self, extras: Mapping[str, Any], function: Callable[..., Any]) -> None:
-        super().__init__(extras)
-        self._function = function
-
-    def step(self, action: str) -> EnvStep:
-        spec = self.extras.get("reward_spec")
-        others = {key: value for key, value in self.extras.items() if key != "ground_truth"}
-        ground_truth = spec.get("ground_truth") if isinstance(spec, Mapping) else self.extras.get("ground_truth")
-        return EnvStep(reward=self._function(action, ground_truth=ground_truth, **others), done=True)
 
 
 def _import(name: str) -> Any:

@@ -10,6 +10,7 @@ that it is the same whatever was sampled.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 from skyrl.config import GeneratorConfig
@@ -37,7 +38,7 @@ class Chat(Protocol):
 
 def start_ids(tokenizer: Any, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> tuple[int, ...]:
     """A conversation through the chat template, with the header that asks for an answer. Raises `DataError`."""
-    text = _render(tokenizer, messages, template_kwargs)
+    text = render(tokenizer, messages, template_kwargs)
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
@@ -65,7 +66,7 @@ class MessageChat:
 
     def between(self, observations: Sequence[Message]) -> tuple[int, ...]:
         """The end of a turn, the observations, and the header of the next turn."""
-        text = _render(self._tokenizer, [*FIXED, *observations], self._template_kwargs)
+        text = render(self._tokenizer, [*FIXED, *observations], self._template_kwargs)
         _, found, rest = text.partition(ANSWER)
         if not found:
             raise DataError(
@@ -74,7 +75,7 @@ class MessageChat:
             )
         return tuple(self._tokenizer.encode(rest, add_special_tokens=False))
 
-    @property
+    @cached_property
     def _special(self) -> frozenset[int]:
         return frozenset(self._tokenizer.all_special_ids) | frozenset(self._tokenizer.added_tokens_decoder)
 
@@ -100,10 +101,11 @@ def chat_of(config: GeneratorConfig, tokenizer: Any) -> Chat:
     return MessageChat(tokenizer, config) if config.use_conversation_multi_turn else SingleAnswer(tokenizer)
 
 
-def _render(tokenizer: Any, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> str:
+def render(tokenizer: Any, messages: Sequence[Message], template_kwargs: Mapping[str, Any], *, ask: bool = True) -> str:
+    """A conversation as the template writes it; `ask` adds the header of an answer. Raises `DataError`."""
     try:
         text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=False, **template_kwargs
+            [dict(message) for message in messages], add_generation_prompt=ask, tokenize=False, **template_kwargs
         )
     except Exception as error:  # a template is a program of the model's author: it may raise anything
         roles = ", ".join(str(message.get("role")) for message in messages)

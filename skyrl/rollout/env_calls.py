@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from _thread import start_new_thread  # `Thread.start` would hold up the event loop until the thread runs
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Thread
 from typing import Any, Literal, TypeVar
 
 from skyrl.errors import RewardError
@@ -26,7 +26,7 @@ class EpisodeError(RewardError):
 class EnvCalls:
     """Runs calls of environments in threads, so many at a time.
 
-    A thread cannot be killed. A call that misses its deadline is left behind in its daemon thread, which holds up
+    A thread cannot be killed. A call that misses its deadline is left behind in its thread, which holds up
     neither the next call nor the end of the program; what must be ended for certain belongs into a worker process.
     """
 
@@ -39,7 +39,7 @@ class EnvCalls:
         """What the function returns. Raises `EpisodeError` if it raises or is late; `who` begins the sentence."""
         async with self._slots:
             outcome: asyncio.Future[tuple[T | None, BaseException | None]] = asyncio.get_running_loop().create_future()
-            Thread(target=_report, args=(outcome, function, args), name="environment", daemon=True).start()
+            start_new_thread(_report, (outcome, function, args))
             try:
                 value, error = await asyncio.wait_for(outcome, self._deadline)
             except TimeoutError:

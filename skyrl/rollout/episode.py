@@ -157,7 +157,8 @@ class Episode:
 
     def _extras(self) -> dict[str, Any]:
         turns = self._stage.config.max_turns
-        return {**({"max_turns": turns} if turns > 1 else {}), **self._prompt.extras}
+        own = {"data_source": self._prompt.data_source} | ({"max_turns": turns} if turns > 1 else {})
+        return {**own, **self._prompt.extras}
 
     async def _in_env(self, who: str, function: Callable[..., T], *args: Any) -> T:
         return await self._timed("env", self._stage.call(who, function, *args))
