@@ -58,9 +58,9 @@ class TurnReward:
 class Failure:
     """Why an attempt at a sample came to nothing: the environment's fault, which is neither a reward nor a 0."""
 
-    kind: Literal["raised", "timeout", "wrong_type", "not_finite", "killed"]
+    kind: Literal["raised", "timeout", "wrong_type", "not_finite", "too_large"]
     """raised: an exception, or the end of the process; timeout: a deadline passed; wrong_type: no `EnvStep`, or not a
-    number; not_finite: NaN or infinity; killed: a worker that went beyond its limits."""
+    number or a message; not_finite: NaN or infinity; too_large: an observation that nobody could read."""
 
     reason: str
     """A sentence for whoever has to mend the environment."""

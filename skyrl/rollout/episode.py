@@ -9,7 +9,7 @@ engine together.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from attrs import evolve, frozen
@@ -25,6 +25,9 @@ from skyrl.rollout.transcript import Transcript
 from skyrl.trajectory import Failure, Prompt, StopReason, Trajectory
 
 T = TypeVar("T")
+
+LONGEST_OBSERVATION = 1_000_000
+"""Characters that an environment may show at once: more than any model reads, and little enough to tokenize."""
 
 
 @frozen(kw_only=True)
@@ -111,6 +114,7 @@ class Episode:
         step, metrics = await self._in_env(who, _stepped, self._env, completion.text, last)
         if not isinstance(step, EnvStep):
             raise _wrong(f"{who} returned {step!r:.200} from step() instead of an EnvStep")
+        _refuse_unreadable(step.observations, who)
         self._transcript.credit(number(step.reward, f"{who} gave the reward"))
         if not step.done and self._stage.config.max_turns == 1:
             raise _wrong(f"{who} wants another turn, but generator.max_turns is 1")
@@ -188,6 +192,18 @@ def _stepped(env: Env, answer: str, last: bool) -> tuple[Any, Any]:
     step = env.step(answer)
     ends = last or not isinstance(step, EnvStep) or step.done
     return step, env.get_metrics() if ends else {}
+
+
+def _refuse_unreadable(observations: Any, who: str) -> None:
+    if not isinstance(observations, tuple | list) or not all(
+        isinstance(each, Mapping) and all(isinstance(each.get(key), str) for key in ("role", "content"))
+        for each in observations
+    ):
+        raise _wrong(f"{who} shows {observations!r:.200}, not messages with the texts 'role' and 'content'")
+    length = sum(len(each["content"]) for each in observations)
+    if length > LONGEST_OBSERVATION:
+        said = f"{who} shows {length} characters, more than {LONGEST_OBSERVATION}"
+        raise EpisodeError(Failure(kind="too_large", reason=said))
 
 
 def _wrong(reason: str) -> EpisodeError:

@@ -211,6 +211,12 @@ class Fails(Env):
             time.sleep(2)
         if action == "raise":
             raise ValueError("no")
+        if action == "exit":
+            raise SystemExit(1)
+        if action in ("type", "text"):
+            return "no step" if action == "type" else EnvStep(reward=0.0, done=False, observations=("hm",))  # type: ignore[arg-type, return-value]
+        if action == "gigabyte":
+            return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": "x" * (1 << 30)},))
         return EnvStep(reward=float("nan") if action == "nan" else 1.0, done=True)
 
 
@@ -242,6 +248,14 @@ async def test_a_sample_whose_environment_fails_is_drawn_again_and_counted() -> 
         [],
     ]
     assert not group.dropped
+
+
+async def test_every_kind_of_failure_is_counted_beside_good_samples() -> None:
+    bad = ("hang", "raise", "exit", "type", "text", "nan", "gigabyte")
+    group = await group_of(*bad, "good", step_timeout_seconds=1.0)
+    kinds = [failure.kind for row in group.trajectories for failure in row.failures]
+    assert kinds == ["timeout", "raised", "raised", "wrong_type", "wrong_type", "not_finite", "too_large"]
+    assert group.rewards == (1.0,) * 8
 
 
 async def test_a_group_without_one_of_its_samples_is_dropped_whole() -> None:
