@@ -55,6 +55,18 @@ class TurnReward:
 
 
 @frozen(kw_only=True)
+class Failure:
+    """Why an attempt at a sample came to nothing: the environment's fault, which is neither a reward nor a 0."""
+
+    kind: Literal["raised", "timeout", "wrong_type", "not_finite", "too_large"]
+    """raised: an exception, or the end of the process; timeout: a deadline passed; wrong_type: no `EnvStep`, or not a
+    number or a message; not_finite: NaN or infinity; too_large: an observation that nobody could read."""
+
+    reason: str
+    """A sentence for whoever has to mend the environment."""
+
+
+@frozen(kw_only=True)
 class Trajectory:
     """One sampled answer. The per-token tuples have the length of `response_ids`."""
 
@@ -81,6 +93,16 @@ class Trajectory:
     metrics: Mapping[str, float] = field(factory=dict)
     """What the environment measured, for logging only."""
 
+    timings: Mapping[str, float] = field(factory=dict, eq=False)
+    """Seconds: `completion` from beginning to end, of which `llm` waited for the engine and `env` for the
+    environment. Empty where nobody looked at the clock."""
+
+    failures: tuple[Failure, ...] = ()
+    """What became of the attempts before this one."""
+
+    failed: bool = False
+    """This attempt failed, too, and there was no other: the last of `failures` says why. Its group is dropped."""
+
     @property
     def reward(self) -> float:
         """Sum over turns: the raw reward of the answer."""
@@ -95,6 +117,11 @@ class TrajectoryGroup:
     trajectories: tuple[Trajectory, ...]
     baseline: float | None = None
     """Raw reward of the greedy answer to the prompt, where an estimator compares with it. Not trained on."""
+
+    @property
+    def dropped(self) -> bool:
+        """A sample is missing, so that there is nothing to compare the others with: the group counts for nothing."""
+        return any(trajectory.failed for trajectory in self.trajectories)
 
     @property
     def rewards(self) -> tuple[float, ...]:

@@ -53,7 +53,8 @@ def train(nano: Path, out: Path, **changes: Any) -> BasePPOExp:
 def metrics(out: Path) -> list[dict[str, Any]]:
     """`metrics.jsonl` without what is measured in time."""
     lines = (out / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    timed = ("timing/", "per_second", "trajectory_time")
     return [
-        {name: value for name, value in json.loads(line).items() if "timing/" not in name and "per_second" not in name}
+        {name: value for name, value in json.loads(line).items() if not any(part in name for part in timed)}
         for line in lines
     ]

@@ -1,8 +1,9 @@
 """`check()`: which resolved trees can run. One small function for each rule that involves several fields.
 
-Each yields problems with a remedy; those of the algorithm, of batch sizes, of placement and of engines are in
-`check_algorithm.py`, `check_batches.py`, `check_placement.py` and `check_engines.py`. What a single field may hold is
-a validator on the field; what depends on the machine (files, keys, GPUs) is looked at when a run starts.
+Each yields problems with a remedy; those of the algorithm, of batch sizes, of placement, of engines, of learners and of
+rollouts are in `check_algorithm.py`, `check_batches.py`, `check_placement.py`, `check_engines.py`, `check_learners.py`
+and `check_rollouts.py`. What a single field may hold is a validator on the field; what depends on the machine (files,
+keys, GPUs) is looked at when a run starts.
 """
 
 from __future__ import annotations

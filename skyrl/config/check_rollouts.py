@@ -34,6 +34,28 @@ def one_call_of_the_engine_has_one_turn(run: SkyRLTrainConfig) -> Iterator[Probl
         )
 
 
+def a_batch_at_once_is_in_flight_at_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Everything is sampled before the first trajectory ends."""
+    if run.generator.batched and run.generator.max_trajectories_in_flight is not None:
+        yield Problem(
+            path="generator.max_trajectories_in_flight",
+            message="generator.batched = true has the whole batch in flight",
+            hint="leave one of them out",
+        )
+
+
+def several_turns_have_room(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A second turn starts from the prompt, the first answer and an observation."""
+    longest, prompt = run.generator.max_input_length, run.trainer.max_prompt_length
+    if run.generator.max_turns > 1 and longest == prompt:
+        yield Problem(
+            path="generator.max_input_length",
+            message=f"it is trainer.max_prompt_length = {prompt}: a prompt of that length ends after its first turn",
+            hint="give it room for all turns but the last: prompt, answers and observations",
+            severity="warning",
+        )
+
+
 def steps_are_samples_that_can_be_compared(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Under `step_wise_trajectories` the turns of a trajectory share one advantage, which a discount would tear."""
     algorithm, generator = run.trainer.algorithm, run.generator
@@ -127,6 +149,8 @@ def a_sequence_fits_into_the_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 ROLLOUT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     one_call_of_the_engine_has_one_turn,
+    a_batch_at_once_is_in_flight_at_once,
+    several_turns_have_room,
     steps_are_samples_that_can_be_compared,
     turns_end_as_the_models_chats_do,
     both_sides_turn_positions_alike,

@@ -23,6 +23,10 @@ def _env_is(name: str) -> Callable[[SkyRLTrainConfig], bool]:
     return lambda run: run.environment.env_class == name
 
 
+def _has_turns(run: SkyRLTrainConfig) -> bool:
+    return run.generator.max_turns > 1
+
+
 def _on_cuda(run: SkyRLTrainConfig) -> bool:
     return run.trainer.device == "cuda"
 
@@ -144,10 +148,14 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("generator.eval_sampling_params", "evaluation is on", evaluates),
     Effect("generator.eval_n_samples_per_prompt", "evaluation is on", evaluates),
     Effect("trainer.fully_async", "training is asynchronous", lambda run: False),
+    *(
+        Effect(f"generator.{name}", "there are several turns (generator.max_turns is above 1)", _has_turns)
+        for name in ("use_conversation_multi_turn", "append_eos_token_after_stop_str_in_multi_turn")
+    ),
     Effect("environment.skyrl_gym.text2sql", "environment.env_class is text2sql", _env_is("text2sql")),
     Effect("environment.skyrl_gym.search", "environment.env_class is search", _env_is("search")),
     Effect(
-        "environment.skyrl_gym.llm_as_a_judge", "environment.env_class is gsm8k_llm_judge", _env_is("gsm8k_llm_judge")
+        "environment.skyrl_gym.llm_as_a_judge", "environment.env_class is llm_as_a_judge", _env_is("llm_as_a_judge")
     ),
     *(Effect(f"generator.inference_engine.{name}", "the engine is vllm", _engine_is_vllm) for name in VLLM_ONLY),
 )

@@ -1,8 +1,10 @@
 """What answers the policy and scores it."""
 
+from typing import Literal
+
 from skyrl.tree import FREE, IDENTITY, field, frozen
 from skyrl.tree.units import WholeSeconds
-from skyrl.tree.validators import positive
+from skyrl.tree.validators import fraction, positive
 
 
 @frozen
@@ -15,13 +17,13 @@ class Text2SQLEnvConfig:
 
 @frozen
 class GSM8kLLMJudgeEnvConfig:
-    """Grade-school mathematics graded by a language model."""
+    """Answers graded by a language model (`env_class = "llm_as_a_judge"`)."""
 
     model: str = "gpt-4o-mini"
     """Name of the judge at the service."""
 
     base_url: str | None = field(default=None, metadata=FREE)
-    """An OpenAI-compatible service. None: OpenAI's own. Its key is taken from the environment."""
+    """An OpenAI-compatible service. None: OpenAI's own. Its key is taken from the variable OPENAI_API_KEY."""
 
 
 @frozen
@@ -48,11 +50,30 @@ class SkyRLGymConfig:
     max_env_workers: int = field(default=32, validator=positive, metadata=FREE)
     """Environment steps that run at the same time."""
 
+    step_timeout_seconds: float | None = field(default=300.0, validator=positive, metadata=FREE)
+    """Seconds that one call of an environment may take; then its trajectory has failed. None: any time."""
+
+    trajectory_timeout_seconds: float | None = field(default=None, validator=positive, metadata=FREE)
+    """Seconds that a trajectory may take from its first answer to its end, the engine's time included; then it has
+    failed. None: any time."""
+
+    max_attempts: int = field(default=3, validator=positive)
+    """Times that a sample is drawn, with other random numbers, while its environment fails. When none is left, its
+    whole group is dropped: it stays in the batch, and no token of it is trained on. 1: dropped at once."""
+
+    max_failed_share: float = field(default=0.2, validator=fraction)
+    """The run stops when environments fail more often in a batch than this share of its samples. 0: at once."""
+
+    sandbox_tier: Literal["auto", "process", "namespace"] = field(default="auto", metadata=FREE)
+    """How programs and queries that the policy wrote are kept apart, see SECURITY.md. process: in a process with limits
+    and a cleared environment; namespace: besides, without network or sight of other processes. auto: the stronger that
+    the machine has, which is printed. One that it does not have is an error."""
+
     text2sql: Text2SQLEnvConfig = Text2SQLEnvConfig()
     """For `text2sql`."""
 
     llm_as_a_judge: GSM8kLLMJudgeEnvConfig = GSM8kLLMJudgeEnvConfig()
-    """For answers that a language model grades."""
+    """For `llm_as_a_judge`."""
 
     search: SearchEnvConfig = SearchEnvConfig()
     """For `search`."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from skyrl.config.engines import InferenceEngineConfig
-from skyrl.tree import FrozenDict, field, frozen
+from skyrl.tree import FREE, FrozenDict, field, frozen
 from skyrl.tree.validators import between, fraction, no_empty_text, non_negative, positive, positive_fraction
 
 
@@ -78,13 +78,19 @@ class GeneratorConfig:
 
     max_input_length: int | None = field(default=None, validator=positive)
     """Tokens that a turn may start from: prompt and all turns before. Where there are more, the trajectory ends. None:
-    `trainer.max_prompt_length`, which is the only value that fits a single turn."""
+    `trainer.max_prompt_length`, which is the only value that fits a single turn, and too little for several."""
+
+    max_trajectories_in_flight: int | None = field(default=None, validator=positive, metadata=FREE)
+    """Trajectories that are played at the same time, in whole groups and at least one of them: each has an environment
+    open. None: all of a batch."""
 
     batched: bool = False
-    """Generate the whole batch in one call of the engine; single-turn only. False: each trajectory runs on its own."""
+    """Sample the whole batch before the first answer is judged; single-turn only. False: each trajectory runs on its
+    own."""
 
     use_conversation_multi_turn: bool = True
-    """Each turn and each observation is a message of its own. False: all of them continue one assistant message."""
+    """Each turn and each observation is a message of its own, written by the chat template. False: all of them continue
+    one assistant message: an observation is text in it, and an end-of-sequence token before it is withdrawn."""
 
     append_eos_token_after_stop_str_in_multi_turn: bool = True
     """End a turn that a stop text ended with the end-of-sequence token, as the model's chats do; that token is not

@@ -71,11 +71,6 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("trainer.logger", "trackers other than the console", ("console", ("console",))),
     NotYet("trainer.dump_data_batch", "dumping training batches", (False,)),
     # rollouts
-    NotYet("generator.batched", "one engine call for a whole batch", (False,)),
-    NotYet("generator.max_turns", "multi-turn rollouts", (1,)),
-    NotYet("generator.max_input_length", "multi-turn rollouts"),
-    NotYet("generator.use_conversation_multi_turn", "multi-turn rollouts"),
-    NotYet("generator.append_eos_token_after_stop_str_in_multi_turn", "multi-turn rollouts"),
     NotYet("generator.step_wise_trajectories", "step-wise trajectories", (False,)),
     NotYet("generator.chat_template.name_or_path", "chat templates other than the model's own", (None,)),
     NotYet("generator.chat_template", "chat templates other than the model's own"),
@@ -95,10 +90,6 @@ NOT_YET: tuple[NotYet, ...] = (
     ),
     NotYet(_ENGINE + "override_existing_update_group", "engines of others"),
     NotYet(_ENGINE + "fully_sharded_loras", "LoRA", (False,)),
-    # environments
-    NotYet("environment.skyrl_gym.text2sql", "the text2sql environment"),
-    NotYet("environment.skyrl_gym.llm_as_a_judge", "judges"),
-    NotYet("environment.skyrl_gym.search", "the search environment"),
 )
 
 VALUES_NOT_YET: tuple[NotYet, ...] = (

@@ -1,4 +1,9 @@
-"""What an environment is: it looks at an answer, says what it was worth, and in multi-turn tasks answers back."""
+"""What an environment is: it looks at an answer, says what it was worth, and in multi-turn tasks answers back.
+
+    make(extras) -> init(prompt) -> step(answer), step(answer), ... -> get_metrics() -> close()
+
+One instance plays one episode. Calls of one instance never overlap, but may come from different threads.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,8 @@ class EnvStep:
     """Credited to the turn's last token. Must be finite."""
 
     done: bool
-    """No further turn."""
+    """No further turn. Where it is False, the policy is asked again, unless it has had `generator.max_turns` turns or
+    the conversation has become longer than `generator.max_input_length`."""
 
     observations: tuple[Message, ...] = ()
     """Messages that the policy sees before its next turn."""
@@ -37,7 +43,9 @@ class Env:
     """
 
     def __init__(self, extras: Mapping[str, Any]) -> None:
-        """`extras` are the columns of the prompt's row, `reward_spec` and `extra_info` among them."""
+        """`extras` are the columns of the prompt's row, `data_source`, `reward_spec` and `extra_info` among them; in
+        multi-turn runs, `max_turns` is there too, the row's own or `generator.max_turns`.
+        """
         self.extras = extras
 
     def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:

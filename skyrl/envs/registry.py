@@ -4,46 +4,85 @@
     my_pkg.tasks:MyEnv          a subclass of `Env`, or a plain reward function, from an importable module
     rewards.py:my_reward        the same from a file
 
-A reward function is called as `function(completion, ground_truth=..., **extras)` and returns a number.
+A reward function is called as `function(completion, ground_truth=..., **extras)` and returns a number; functions that
+were written for TRL or verl are called as they expect (`reward_functions.py`). A function of one parameter, `extras`,
+makes environments.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
+from skyrl.config import SkyRLGymConfig
 from skyrl.config.import_paths import import_object
-from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.aime import AIMEEnv
+from skyrl.envs.code import CodeEnv
+from skyrl.envs.env import Env
 from skyrl.envs.gsm8k import GSM8kEnv
+from skyrl.envs.gsm8k_multi_turn import GSM8kMultiTurnEnv
+from skyrl.envs.llm_judge import LLMJudgeEnv
+from skyrl.envs.multiply import MultiplyEnv
+from skyrl.envs.reward_functions import RewardFunctionEnv
+from skyrl.envs.search import SearchEnv
+from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.errors import TaskError
+from skyrl.processes.credentials import api_key
+from skyrl.processes.sandbox import Sandbox, Tier
 
 MakeEnv = Callable[[Mapping[str, Any]], Env]
 """Extras of a row -> a fresh environment."""
 
-_REGISTERED: dict[str, MakeEnv] = {"gsm8k": GSM8kEnv}
+_REGISTERED: dict[str, MakeEnv] = {
+    "aime": AIMEEnv,
+    "gsm8k": GSM8kEnv,
+    "gsm8k_multi_turn": GSM8kMultiTurnEnv,
+    "multiply": MultiplyEnv,
+}
+
+
+@cache
+def _sandbox(tier: Tier | Literal["auto"]) -> Sandbox:
+    return Sandbox(tier)
+
+
+_WITH_SETTINGS: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
+    "code": lambda extras, gym: CodeEnv(extras, _sandbox(gym.sandbox_tier)),
+    "llm_as_a_judge": lambda extras, gym: LLMJudgeEnv(extras, gym.llm_as_a_judge, api_key("OPENAI_API_KEY")),
+    "search": lambda extras, gym: SearchEnv(extras, gym.search),
+    "text2sql": lambda extras, gym: Text2SQLEnv(extras, gym.text2sql, _sandbox(gym.sandbox_tier)),
+}
+"""Those that are also given `environment.skyrl_gym`."""
+
+SANDBOXED = ("code", "text2sql")
+"""Those that run what the policy wrote."""
 
 
 def register(name: str, make: MakeEnv) -> None:
     """Give an environment a name that datasets may use. Raises `TaskError` if the name is taken or not a plain name."""
     if ":" in name or not name:
         raise TaskError(f"{name!r} cannot be a registered name: a colon marks an import path")
-    if name in _REGISTERED and _REGISTERED[name] is not make:
+    if name in _WITH_SETTINGS or (name in _REGISTERED and _REGISTERED[name] is not make):
         raise TaskError(f"an environment named {name!r} is registered already")
     _REGISTERED[name] = make
 
 
 def registered_names() -> tuple[str, ...]:
     """Every name that `find_env` knows without importing anything."""
-    return tuple(sorted(_REGISTERED))
+    return tuple(sorted([*_REGISTERED, *_WITH_SETTINGS]))
 
 
-def find_env(name: str) -> MakeEnv:
+def find_env(name: str, settings: SkyRLGymConfig | None = None) -> MakeEnv:
     """What makes environments of this name. An import path is followed: give it only names from the user's
-    configuration.
+    configuration. `settings` are those of the built-in environments; None: their defaults.
 
     Raises `TaskError` that says what was looked for and where.
     """
+    if name in _WITH_SETTINGS:
+        gym = settings or SkyRLGymConfig()
+        return lambda extras: _WITH_SETTINGS[name](extras, gym)
     if name in _REGISTERED:
         return _REGISTERED[name]
     return _imported(name)
@@ -60,32 +99,30 @@ def _imported(name: str) -> MakeEnv:
     if isinstance(target, type) and issubclass(target, Env):
         return target
     if callable(target) and not isinstance(target, type):
+        if _makes_environments(target):
+            made: MakeEnv = target
+            return made
         return lambda extras: RewardFunctionEnv(extras, target)
     raise TaskError(f"{name} is neither a subclass of skyrl.envs.Env nor a reward function")
 
 
-def find_task(name: str, user_env_class: str | None) -> MakeEnv:
+def _makes_environments(target: Callable[..., Any]) -> bool:
+    """Its only parameter is called `extras`."""
+    try:
+        return list(inspect.signature(target).parameters) == ["extras"]
+    except (TypeError, ValueError):  # a builtin, of which nothing is known
+        return False
+
+
+def find_task(name: str, user_env_class: str | None, settings: SkyRLGymConfig | None = None) -> MakeEnv:
     """What makes the environments of a prompt, whose row may name a registered one or the one of the configuration.
 
-    `user_env_class` is `environment.env_class`, the only import path that is ever followed. Raises `TaskError`.
+    `user_env_class` is `environment.env_class`, the only import path that is ever followed. `settings` are those of the
+    built-in environments; None: their defaults. Raises `TaskError`.
     """
-    if name != user_env_class and name not in _REGISTERED:
+    if name != user_env_class and name not in registered_names():
         raise TaskError(
             f"a row of the data names the environment {name!r}, which is not registered. Import paths are followed "
             f"from environment.env_class only. Registered: {', '.join(registered_names())}"
         )
-    return find_env(name)
-
-
-class RewardFunctionEnv(Env):
-    """One turn, rewarded by a plain function."""
-
-    def __init__(self, extras: Mapping[str, Any], function: Callable[..., Any]) -> None:
-        super().__init__(extras)
-        self._function = function
-
-    def step(self, action: str) -> EnvStep:
-        spec = self.extras.get("reward_spec")
-        others = {key: value for key, value in self.extras.items() if key != "ground_truth"}
-        ground_truth = spec.get("ground_truth") if isinstance(spec, Mapping) else self.extras.get("ground_truth")
-        return EnvStep(reward=self._function(action, ground_truth=ground_truth, **others), done=True)
+    return find_env(name, settings)

@@ -130,11 +130,12 @@ CANARY_TOKENS = 160
 
 
 def _longest_sequence(run: SkyRLTrainConfig) -> int:
-    """Tokens that an engine must have room for: a prompt with its answer, or a canary; at most what the model has."""
+    """Tokens that an engine must have room for: the longest input with its answer, or a canary; at most the model's."""
     path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
     evaluating = required(run.generator.eval_sampling_params, "generator.eval_sampling_params")
     answer = max(run.generator.sampling_params.max_generate_length, evaluating.max_generate_length)
-    wanted = max(run.trainer.max_prompt_length + answer, CANARY_TOKENS + NEW_TOKENS)
+    before = max(run.trainer.max_prompt_length, required(run.generator.max_input_length, "generator.max_input_length"))
+    wanted = max(before + answer, CANARY_TOKENS + NEW_TOKENS)
     return min(wanted, max_positions(path) or wanted)
 
 

@@ -9,11 +9,12 @@ from typing import Any
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.sizes import has_reference
 from skyrl.data.prompts import PromptDataset
-from skyrl.envs.registry import find_task
+from skyrl.envs.registry import SANDBOXED, find_task
 from skyrl.errors import DataError
 from skyrl.inference.vllm_arguments import refuse_unsuitable
 from skyrl.inference.vllm_model import model_facts
 from skyrl.models.loading import max_positions, refuse_small_vocabulary
+from skyrl.processes.sandbox import Sandbox
 
 
 def look_at_the_data(run: SkyRLTrainConfig, train: PromptDataset, evaluation: PromptDataset | None) -> None:
@@ -22,7 +23,10 @@ def look_at_the_data(run: SkyRLTrainConfig, train: PromptDataset, evaluation: Pr
         if dataset is None:
             continue
         for env_class in {prompt.env_class for prompt in dataset.prompts}:
-            find_task(env_class, run.environment.env_class)
+            find_task(env_class, run.environment.env_class, run.environment.skyrl_gym)
+        if any(prompt.env_class in SANDBOXED for prompt in dataset.prompts):
+            tier = Sandbox(run.environment.skyrl_gym.sandbox_tier).tier
+            say(f"{name}: what the policy writes runs in sandboxes of the tier {tier!r} (SECURITY.md)")
         if dataset.too_long:
             say(f"{dataset.too_long} {name} prompts are longer than trainer.max_prompt_length and left out")
     rest = len(train) % run.trainer.train_batch_size
@@ -45,10 +49,12 @@ def look_at_the_models(
     if generator.inference_engine.backend == "vllm":
         trusted = bool(generator.inference_engine.engine_init_kwargs.get("trust_remote_code", False))
         refuse_unsuitable(model_facts(policy, trust_remote_code=trusted), run.trainer.device)
-    _refuse_long(policy, [(train, generator.sampling_params), (evaluation, generator.eval_sampling_params)])
+    turns = generator.max_input_length if generator.max_turns > 1 else None
+    _refuse_long(policy, [(train, generator.sampling_params), (evaluation, generator.eval_sampling_params)], turns)
 
 
-def _refuse_long(path: str, sampled: Iterable[tuple[PromptDataset | None, Any]]) -> None:
+def _refuse_long(path: str, sampled: Iterable[tuple[PromptDataset | None, Any]], turns: int | None) -> None:
+    """`turns`: the longest input of a turn, where there are several."""
     positions = max_positions(path)
     for dataset, sampling in sampled:
         if dataset is None or sampling is None or positions is None:
@@ -59,6 +65,11 @@ def _refuse_long(path: str, sampled: Iterable[tuple[PromptDataset | None, Any]])
                 f"the longest prompt ({longest} tokens) and max_generate_length = {sampling.max_generate_length} "
                 f"do not fit into the {positions} positions of the model: lower max_generate_length, or leave long "
                 "prompts out with trainer.max_prompt_length"
+            )
+        if turns is not None and turns + sampling.max_generate_length > positions:
+            raise DataError(
+                f"generator.max_input_length = {turns} and max_generate_length = {sampling.max_generate_length} do not "
+                f"fit into the {positions} positions of the model: lower one of them"
             )
 
 

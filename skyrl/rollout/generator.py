@@ -1,23 +1,32 @@
-"""Prompts in, groups of rewarded trajectories out."""
+"""Prompts in, groups of rewarded trajectories out. How one sample goes is in `episode.py`."""
 
 from __future__ import annotations
 
 import asyncio
-import math
+import time
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from functools import cached_property
 from typing import Any, TypeVar
 
+from attrs import evolve
+
 from skyrl.config import GeneratorConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
-from skyrl.envs import EnvStep
 from skyrl.envs.registry import MakeEnv, find_task
-from skyrl.errors import RewardError
+from skyrl.errors import RunError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
-from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
+from skyrl.rollout.chats import Chat, chat_of
+from skyrl.rollout.env_calls import EnvCalls, EpisodeError
+from skyrl.rollout.episode import Episode, Stage
+from skyrl.rollout.failures import FailureTally
+from skyrl.trajectory import Failure, Prompt, Trajectory, TrajectoryGroup
 
 T = TypeVar("T")
+
+_RETRY = 2**16
+"""Added to the attempt of a sample that is drawn again: more than there are attempts at a batch."""
+
+_MANY = 2**62
 
 
 class SkyRLGymGenerator:
@@ -44,11 +53,11 @@ class SkyRLGymGenerator:
         self.model_path = model_path
         self.lora_config = lora_config
         self._config = generator_cfg
+        self._gym = skyrl_gym_cfg
         self._client = inference_engine_client
         self._tokenizer = tokenizer
         self._seed = seed
         self._user_env_class = user_env_class
-        self._env_workers = ThreadPoolExecutor(skyrl_gym_cfg.max_env_workers, thread_name_prefix="environment")
 
     async def generate(
         self,
@@ -63,66 +72,139 @@ class SkyRLGymGenerator:
         """One group for each prompt, in order.
 
         `purpose` (`train`, `eval` or `baseline`), `weight_version` and `attempt`, which tells several draws by the same
-        weights apart, go into the seed of every sample. Raises `RewardError` if an
-        environment fails or gives a reward that is not finite, another `RunError` if the engine fails.
+        weights apart, go into the seed of every sample. Raises `RewardError` if environments fail more often than
+        `max_failed_share` allows, another `RunError` if the engine fails.
         """
-        makers = [find_task(prompt.env_class, self._user_env_class) for prompt in prompts]
-        groups = [
-            self._group(prompt, make, sampling, samples_per_prompt, weight_version, purpose, attempt)
-            for prompt, make in zip(prompts, makers, strict=True)
-        ]
-        return tuple(await _all(groups))
-
-    async def _group(
-        self,
-        prompt: Prompt,
-        make: MakeEnv,
-        sampling: SamplingParams,
-        samples: int,
-        weight_version: int,
-        purpose: str,
-        attempt: int,
-    ) -> TrajectoryGroup:
-        keys = tuple(
+        makers = [find_task(prompt.env_class, self._user_env_class, self._gym) for prompt in prompts]
+        stage = Stage(
+            config=self._config,
+            sampling=sampling,
+            client=self._client,
+            tokenizer=self._tokenizer,
+            chat=lambda: self._chat,
+            call=EnvCalls(self._gym.max_env_workers, self._gym.step_timeout_seconds),
+        )
+        tally = FailureTally(len(prompts) * samples_per_prompt, self._gym.max_failed_share)
+        batch = _Batch(stage, self._gym, tally, prompts=len(prompts))
+        keys = [
             SampleKey(
                 run_seed=self._seed,
                 weight_version=weight_version,
-                prompt_id=prompt.id,
+                prompt_id="",
                 sample_index=index,
                 attempt=attempt,
                 purpose=purpose,
             )
-            for index in range(samples)
-        )
-        request = GenerationRequest(prompt_ids=prompt.token_ids, sampling=sampling, keys=keys)
-        completions = await self._client.generate(request)
-        trajectories = await _all(
-            [self._judge(prompt, make, index, completion) for index, completion in enumerate(completions)]
-        )
-        return TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectories))
+            for index in range(samples_per_prompt)
+        ]
+        slots = asyncio.Semaphore(max(1, (self._config.max_trajectories_in_flight or _MANY) // samples_per_prompt))
 
-    async def _judge(self, prompt: Prompt, make: MakeEnv, index: int, completion: Completion) -> Trajectory:
-        loop = asyncio.get_running_loop()
-        reward, metrics = await loop.run_in_executor(self._env_workers, judge, make, prompt, completion.text)
-        if self._config.zero_reward_on_non_stop and completion.stop_reason != "stop":
-            reward = 0.0
-        return Trajectory(
-            prompt_id=prompt.id,
-            sample_index=index,
-            prompt_ids=prompt.token_ids,
-            response_ids=completion.token_ids,
-            loss_mask=self._loss_mask(completion),
-            rollout_logprobs=completion.logprobs,
-            weight_versions=completion.weight_versions,
-            rewards=(TurnReward(token=len(completion.token_ids) - 1, reward=reward),),
-            stop_reason=completion.stop_reason,
-            metrics=metrics,
-        )
+        async def group(prompt: Prompt, make: MakeEnv) -> TrajectoryGroup:
+            async with slots:
+                return await batch.group(prompt, make, [evolve(key, prompt_id=prompt.id) for key in keys])
 
-    def _loss_mask(self, completion: Completion) -> tuple[int, ...]:
-        """Every token was sampled; overlong filtering leaves out of the loss what did not come to an end."""
-        cut_off = self._config.apply_overlong_filtering and completion.stop_reason != "stop"
-        return (0 if cut_off else 1,) * len(completion.token_ids)
+        return tuple(await _all([group(prompt, make) for prompt, make in zip(prompts, makers, strict=True)]))
+
+    @cached_property
+    def _chat(self) -> Chat:
+        return chat_of(self._config, self._tokenizer)
+
+
+class _Batch:
+    """The groups of one call, which share a stage and a tally of failures."""
+
+    def __init__(self, stage: Stage, gym: SkyRLGymConfig, tally: FailureTally, prompts: int) -> None:
+        """`prompts` is the number of groups."""
+        self._stage, self._tally = stage, tally
+        self._attempts, self._deadline = gym.max_attempts, gym.trajectory_timeout_seconds
+        self._all_sampled = asyncio.Barrier(prompts) if stage.config.batched and prompts else None
+
+    async def group(self, prompt: Prompt, make: MakeEnv, keys: Sequence[SampleKey]) -> TrajectoryGroup:
+        """All samples of a prompt. Their first turn is one request, so that the prompt is prefilled once."""
+        episodes = [Episode(self._stage, prompt, make, key) for key in keys]
+        try:
+            begun = await _all([_outcome(episode.begin()) for episode in episodes])
+            first = await self._first_turns(episodes, begun)
+            if self._all_sampled:
+                await self._all_sampled.wait()
+            starts = zip(episodes, begun, first, strict=True)
+            trajectories = await _all([self._sample(episode, request, answer) for episode, request, answer in starts])
+        finally:
+            await _all([_outcome(episode.close()) for episode in episodes])
+        group = TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectories))
+        return _out_of_the_loss(group) if group.dropped else group
+
+    async def _first_turns(
+        self, episodes: Sequence[Episode], begun: Sequence[GenerationRequest | Failure]
+    ) -> list[Completion | None]:
+        """The first completion of each episode that began; those that begin with the same tokens ask together."""
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for place, (episode, request) in enumerate(zip(episodes, begun, strict=True)):
+            if isinstance(request, GenerationRequest) and not episode.too_long:
+                alike.setdefault(request.prompt_ids, []).append(place)
+        completions: list[Completion | None] = [None] * len(episodes)
+
+        async def ask(ids: tuple[int, ...], places: list[int]) -> None:
+            start = time.perf_counter()
+            keys = tuple(episodes[place].key for place in places)
+            answers = await self._stage.client.generate(
+                GenerationRequest(prompt_ids=ids, sampling=self._stage.sampling, keys=keys)
+            )
+            if len(answers) != len(keys):
+                raise RunError(f"the engine gave {len(answers)} completions where {len(keys)} were asked for")
+            for place, answer in zip(places, answers, strict=True):
+                completions[place] = answer
+                episodes[place].waited_for_the_engine(time.perf_counter() - start)
+
+        await _all([ask(ids, places) for ids, places in alike.items()])
+        return completions
+
+    async def _sample(
+        self, episode: Episode, begun: GenerationRequest | Failure, completion: Completion | None
+    ) -> Trajectory:
+        """One trajectory; a sample whose environment fails is drawn again, with numbers of its own."""
+        failures: list[Failure] = []
+        while True:
+            outcome = begun if isinstance(begun, Failure) else await _outcome(self._play(episode, completion))
+            if isinstance(outcome, Trajectory):
+                return evolve(outcome, failures=tuple(failures))
+            failures.append(outcome)
+            self._tally.count(outcome)
+            if len(failures) >= self._attempts:
+                return episode.failed(tuple(failures))
+            episode = episode.again(attempt=episode.key.attempt + _RETRY)
+            begun = await _outcome(episode.begin())
+            (completion,) = await self._first_turns([episode], [begun])
+
+    async def _play(self, episode: Episode, completion: Completion | None) -> Trajectory:
+        """To the end, within the deadline, and closed."""
+        try:
+            async with asyncio.timeout(self._deadline):
+                trajectory = episode.unplayed() if completion is None else await episode.play(completion)
+        except TimeoutError:
+            limit = "environment.skyrl_gym.trajectory_timeout_seconds"
+            raise EpisodeError(
+                Failure(kind="timeout", reason=f"{episode.name} was not over after {self._deadline:g} s ({limit})")
+            ) from None
+        finally:
+            closed = await _outcome(episode.close())
+        if isinstance(closed, Failure):
+            raise EpisodeError(closed)
+        return trajectory
+
+
+def _out_of_the_loss(group: TrajectoryGroup) -> TrajectoryGroup:
+    """The same group, of which no token is trained on: it keeps the batch as large as it has to be."""
+    masked = [evolve(row, loss_mask=(0,) * len(row.loss_mask)) for row in group.trajectories]
+    return evolve(group, trajectories=tuple(masked))
+
+
+async def _outcome(work: Coroutine[Any, Any, T]) -> T | Failure:
+    """What it gives, or how the environment failed."""
+    try:
+        return await work
+    except EpisodeError as error:
+        return error.failure
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -135,36 +217,3 @@ async def _all(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-
-
-def judge(make: MakeEnv, prompt: Prompt, answer: str) -> tuple[float, dict[str, float]]:
-    """Reward and metrics of one answer, from a fresh environment that is closed whatever happens.
-
-    Raises `RewardError` with the answer if the environment fails, or gives anything but finite numbers.
-    """
-    where = f"{prompt.env_class}, judging an answer to prompt {prompt.id} ({answer[:80]!r}),"
-    try:
-        env = make(prompt.extras)
-        with closing(env):
-            env.init(prompt.messages)
-            step = env.step(answer)
-            metrics = env.get_metrics()
-    except (Exception, SystemExit) as error:
-        raise RewardError(f"{where} raised {type(error).__name__}: {error}") from error
-    if not isinstance(step, EnvStep):
-        raise RewardError(f"{where} returned {step!r} from step() instead of an EnvStep")
-    if not step.done:
-        raise RewardError(f"{where} wants another turn, but generator.max_turns is 1")
-    numbers = {name: _number(value, f"{where} measured {name} =") for name, value in metrics.items()}
-    return _number(step.reward, f"{where} gave the reward"), numbers
-
-
-def _number(value: Any, what: str) -> float:
-    """Any kind of finite number, as a float."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if isinstance(value, str) or not math.isfinite(number):
-        raise RewardError(f"{what} {value!r}, which is not a finite number")
-    return number

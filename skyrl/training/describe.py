@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from statistics import fmean, pstdev
+from statistics import fmean
 
 import torch
 
 from skyrl.batch import TrainingBatch
-from skyrl.trajectory import Trajectory, TrajectoryGroup
+from skyrl.rollout.measures import measure
+from skyrl.trajectory import TrajectoryGroup
 
 Metrics = dict[str, float]
 
 
 def describe(groups: Sequence[TrajectoryGroup]) -> Metrics:
-    """Rewards and lengths of what was sampled."""
-    rows = [trajectory for group in groups for trajectory in group.trajectories]
-    rewards = [row.reward for row in rows]
-    samples = max(len(group.trajectories) for group in groups)
+    """Rewards and lengths of what was sampled; groups that were dropped are counted, and measured nowhere else."""
+    counted = [group for group in groups if not group.dropped]
+    if not counted:
+        return measure(groups)
+    rewards = [reward for group in counted for reward in group.rewards]
+    samples = max(len(group.trajectories) for group in counted)
     return {
         "reward/avg_raw_reward": fmean(rewards),
         "reward/mean_positive_reward": mean_positive(rewards),
-        f"reward/avg_pass_at_{samples}": pass_rate(groups),
-        "reward/zero_variance_groups": fmean(len(set(group.rewards)) == 1 for group in groups),
-        **_lengths(rows),
-        **_environment(rows),
+        f"reward/avg_pass_at_{samples}": pass_rate(counted),
+        "reward/zero_variance_groups": fmean(len(set(group.rewards)) == 1 for group in counted),
+        **measure(groups),
     }
 
 
@@ -71,24 +73,3 @@ def average(updates: Sequence[Mapping[str, float]]) -> Metrics:
 def prefixed(prefix: str, metrics: Mapping[str, float]) -> Metrics:
     """The same metrics under `prefix/`."""
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
-
-
-def _lengths(rows: Sequence[Trajectory]) -> Metrics:
-    counts = [len(row.response_ids) for row in rows]
-    good = [count for count, row in zip(counts, rows, strict=True) if row.reward != 0]
-    bad = [count for count, row in zip(counts, rows, strict=True) if row.reward == 0]
-    return {
-        "generate/min_num_tokens": min(counts),
-        "generate/max_num_tokens": max(counts),
-        "generate/avg_num_tokens": fmean(counts),
-        "generate/std_num_tokens": pstdev(counts),
-        "generate/avg_tokens_non_zero_rewards": fmean(good) if good else 0.0,
-        "generate/avg_tokens_zero_rewards": fmean(bad) if bad else 0.0,
-        "generate/truncated_ratio": fmean(row.stop_reason == "length" for row in rows),
-        "generate/num_tokens": sum(counts),
-    }
-
-
-def _environment(rows: Sequence[Trajectory]) -> Metrics:
-    names = dict.fromkeys(name for row in rows for name in row.metrics)
-    return {f"environment/{name}": fmean(row.metrics[name] for row in rows if name in row.metrics) for name in names}

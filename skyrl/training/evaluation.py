@@ -44,7 +44,8 @@ class Evaluation:
 
     async def run(self, version: int) -> Metrics:
         """Metrics `eval/<data source>/{avg_score, pass_at_n, mean_positive_reward,
-        accuracy}`, and the same under `eval/all`; accuracy is the share of answers with reward 1.
+        accuracy}`, and the same under `eval/all`; accuracy is the share of answers with reward 1. Groups whose
+        environment failed have no score; `eval/dropped_groups` counts them.
         """
         groups: list[TrajectoryGroup] = []
         for start in range(0, len(self._prompts), self._batch_size):
@@ -55,13 +56,17 @@ class Evaluation:
                 weight_version=version,
                 purpose="eval",
             )
+        dropped = sum(group.dropped for group in groups)
+        groups = [group for group in groups if not group.dropped]
         by_source: dict[str, list[TrajectoryGroup]] = {}
         for group in groups:
             by_source.setdefault(group.prompt.data_source, []).append(group)
         metrics: Metrics = {}
         for source, own in by_source.items():
             metrics |= self._score(source, own)
-        metrics |= self._score("all", groups)
+        if groups:
+            metrics |= self._score("all", groups)
+        metrics |= {"eval/dropped_groups": dropped} if dropped else {}
         if self._dump_folder is not None:
             self._dump(self._dump_folder / f"global_step_{version}_evals", version, by_source, metrics)
         return metrics

@@ -93,7 +93,7 @@ def test_three_mistakes_are_told_at_once_with_what_was_meant(run_toml: Path, tmp
         ("trainer.polcy.seed=3", "did you mean trainer.policy"),
         ("trainer.policy.model.path=/nowhere/model", "there is no model folder /nowhere/model"),
         ("trainer.policy_mini_batch_size=3", "nearest divisors: 2 and 4"),
-        ("environment.env_class=gsm9k", "Registered: gsm8k"),
+        ("environment.env_class=gsm9k", "Registered: aime, code, gsm8k"),
         ("data.train_data=['gone.parquet']", "there is no file gone.parquet"),
         ("trainer.strategy=megatron", "not implemented"),
         ("trainer.algorithm.policy_loss_type=gspo", "not implemented yet"),

@@ -23,6 +23,9 @@ PLACEMENT = "trainer.placement."
 ENGINE = "generator.inference_engine."
 RAY: dict[str, Any] = {PLACEMENT + "executor": "ray"}
 APART: dict[str, Any] = {**RAY, PLACEMENT + "colocate_all": False, PLACEMENT + "colocate_policy_ref": False}
+TURNS = {"generator.max_turns": 2, "generator.max_input_length": 2000}
+STOPPED = {"generator.sampling_params.stop": ["</s>"]}
+CLOSES = "generator.append_eos_token_after_stop_str_in_multi_turn"
 VLLM: dict[str, Any] = {**RAY, ENGINE + "backend": "vllm"}
 MEGATRON: dict[str, Any] = {**VLLM, "trainer.strategy": "megatron"}
 NO_KL: dict[str, Any] = {"trainer.algorithm.use_kl_loss": False}
@@ -294,6 +297,13 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"generator.max_input_length": 513}, "generator.max_input_length"),
         ({"generator.max_input_length": 511, "generator.max_turns": 2}, "generator.max_input_length"),
     ],
+    "a_batch_at_once_is_in_flight_at_once": [
+        (
+            {"generator.batched": True, "generator.max_trajectories_in_flight": 8},
+            "generator.max_trajectories_in_flight",
+        )
+    ],
+    "several_turns_have_room": [({"generator.max_turns": 2}, "generator.max_input_length")],
     "a_resumed_run_has_a_path": [
         ({"trainer.resume_mode": "from_path"}, "trainer.resume_path"),
         ({"trainer.resume_path": "ckpts/global_step_1"}, "trainer.resume_path"),
@@ -434,6 +444,8 @@ SILENT: dict[str, dict[str, Any]] = {
     "training_samples_are_random": {"generator.eval_sampling_params.temperature": 0.0},
     "the_learner_can_score_what_was_sampled": {"generator.eval_sampling_params.repetition_penalty": 1.1},
     "a_single_turn_is_given_the_prompt": {"generator.max_input_length": 2000, "generator.max_turns": 2},
+    "a_batch_at_once_is_in_flight_at_once": {"generator.max_trajectories_in_flight": 8},
+    "several_turns_have_room": TURNS,
     "a_resumed_run_has_a_path": {"trainer.resume_mode": "from_path", "trainer.resume_path": "ckpts/global_step_1"},
     "one_process_has_one_rank": {"trainer.placement.policy_num_nodes": 2},
     "repeatable_runs_are_promised_on_a_cpu": {"trainer.deterministic": True},

@@ -118,9 +118,11 @@ ON: dict[str, dict[str, Any]] = {
     "trainer.flash_attn": CUDA,
     "trainer.gradient_checkpointing": CUDA,
     "trainer.gradient_checkpointing_use_reentrant": CUDA,
+    "generator.use_conversation_multi_turn": {"generator.max_turns": 2},
+    "generator.append_eos_token_after_stop_str_in_multi_turn": {"generator.max_turns": 2},
     "environment.skyrl_gym.text2sql": {"environment.env_class": "text2sql"},
     "environment.skyrl_gym.search": {"environment.env_class": "search"},
-    "environment.skyrl_gym.llm_as_a_judge": {"environment.env_class": "gsm8k_llm_judge"},
+    "environment.skyrl_gym.llm_as_a_judge": {"environment.env_class": "llm_as_a_judge"},
     **{
         effect.path: {"generator.inference_engine.backend": "vllm"}
         for effect in EFFECTS

@@ -22,7 +22,11 @@ import torch
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.check_algorithm import POLICY_LOSSES
 from skyrl.config.not_yet import NOT_YET, paths_not_read
+from skyrl.envs.llm_judge import LLMJudgeEnv
+from skyrl.envs.search import SearchEnv
+from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.experiments.collaborators import start_processes, weight_road
+from skyrl.experiments.first_look import look_at_the_data
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.inference.vllm_arguments import engine_arguments
 from skyrl.inference.vllm_engine import _start as start_vllm
@@ -31,13 +35,14 @@ from skyrl.inference.vllm_model import ModelFacts
 from skyrl.learners.fsdp2 import Fsdp2, _shard_modules
 from skyrl.learners.ranks import Rendezvous
 from skyrl.learners.zero_config import engine_config
+from skyrl.rollout.chats import MessageChat, chat_of
 from skyrl.training.advantage import advantage_estimator
 from skyrl.training.objective import policy_objective
 from skyrl.tree.classes import is_config, leaf_paths
 from tests.learners.rows import batch
 from tests.nano_run import config
 
-TABLE = 112
+TABLE = 100
 """Leaves in the table. This number may only fall."""
 
 WHOLE = {"param_dtype": "float32", "reduce_dtype": "float32", "buffer_dtype": "float32"}
@@ -103,13 +108,27 @@ READ_ELSEWHERE: dict[str, tuple[Callable[..., Any], str]] = {
         for model in ("policy", "ref", "critic")
         for name, reader in _FSDP_READERS.items()
     },
+    "generator.use_conversation_multi_turn": (chat_of, "config.use_conversation_multi_turn"),
+    "generator.append_eos_token_after_stop_str_in_multi_turn": (
+        MessageChat.__init__,
+        "config.append_eos_token_after_stop_str_in_multi_turn",
+    ),
+    "environment.skyrl_gym.text2sql.db_path": (Text2SQLEnv.__init__, "settings.db_path"),
+    **{
+        f"environment.skyrl_gym.search.{name}": (SearchEnv._search, f"settings.{name}")
+        for name in ("search_url", "topk", "timeout", "log_requests")
+    },
+    "environment.skyrl_gym.llm_as_a_judge.model": (LLMJudgeEnv._ask, "self._settings.model"),
+    "environment.skyrl_gym.llm_as_a_judge.base_url": (LLMJudgeEnv._ask, "self._settings.base_url"),
+    "environment.skyrl_gym.sandbox_tier": (look_at_the_data, "run.environment.skyrl_gym.sandbox_tier"),
     "generator.inference_engine.async_engine": (start_vllm, "config.async_engine"),
     "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB": (
         weight_road,
         "engine.weight_transfer_threshold_cuda_ipc_GB",
     ),
 }
-"""Read where a model is sharded over several ranks, where vLLM starts, or where there are GPUs."""
+"""Read where a model is sharded over several ranks, where vLLM starts, where there are GPUs, in a second turn, or in an
+environment that asks for it."""
 
 SIZES = "skyrl.config.sizes"
 """The one module of the configuration that counts as a component: it turns fields into the numbers that `layout` and
@@ -255,7 +274,7 @@ def test_what_is_read_elsewhere_is_read_where_it_is_said_to_be(path: str) -> Non
     function, spelling = READ_ELSEWHERE[path]
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     assert spelling in {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    assert path.endswith(spelling.removeprefix("config"))
+    assert path.endswith(spelling.rpartition(".")[2])
 
 
 def test_what_is_read_elsewhere_is_not_read_here(reads: set[Read]) -> None:

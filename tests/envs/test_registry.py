@@ -55,7 +55,7 @@ def test_an_environment_class_in_a_file_is_used_as_it_is(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("gsm9k", "Registered: gsm8k"),
+        ("gsm9k", "Registered: aime, code, gsm8k,"),
         ("no_such_module_anywhere:f", "no_such_module_anywhere cannot be found"),
         ("nowhere/task.py:f", "there is no file nowhere/task.py"),
         ("math:no_such_name", "math has no 'no_such_name'"),

@@ -1,0 +1,93 @@
+"""How near rollouts come to the ideal when environments are slow.
+
+    python benchmarks/rollouts.py [--trajectories 256] [--turns 2] [--workers 32] [--milliseconds 50]
+
+Prints one JSON line. The engine answers at once; the ideal is ceil(trajectories / workers) x milliseconds x turns: what
+environments alone take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import time
+from typing import Any
+
+from skyrl.config import GeneratorConfig, InferenceEngineConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
+from skyrl.envs import Env, EnvStep, register
+from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.engine import Completion, GenerationRequest
+from skyrl.rollout.generator import SkyRLGymGenerator
+from skyrl.trajectory import Prompt
+
+
+class Instant:
+    """An engine that says one token."""
+
+    weight_version = 0
+
+    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+        """The same for every sample."""
+        said = Completion(token_ids=(1,), text="a", logprobs=(-1.0,), weight_versions=(0,), stop_reason="length")
+        return (said,) * len(request.keys)
+
+
+class Characters:
+    """A tokenizer of one token for each character."""
+
+    all_special_ids = (0,)
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        """Code points."""
+        return list(map(ord, text))
+
+
+def main() -> None:
+    """Measure once."""
+    parser = argparse.ArgumentParser(description="Measure rollouts with slow environments.")
+    for name, default in (("trajectories", 256), ("turns", 2), ("workers", 32), ("milliseconds", 50)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    asked = parser.parse_args()
+
+    class Slow(Env):
+        """Takes its time over each turn."""
+
+        taken = 0
+
+        def step(self, action: str) -> EnvStep:
+            time.sleep(asked.milliseconds / 1000)
+            self.taken += 1
+            done = self.taken == asked.turns
+            return EnvStep(reward=1.0, done=done, observations=() if done else ({"role": "user", "content": "on"},))
+
+    register("slow", Slow)
+    engines: list[Any] = [Instant()]
+    lora = SkyRLLoraConfig()
+    tokenizer = Characters()
+    generator = SkyRLGymGenerator(
+        "model",
+        lora,
+        GeneratorConfig(max_turns=asked.turns, use_conversation_multi_turn=False),
+        SkyRLGymConfig(max_env_workers=asked.workers),
+        InferenceEngineClient(engines, tokenizer, "model", lora, InferenceEngineConfig()),
+        tokenizer,
+    )
+    prompts = [
+        Prompt(id=str(number), messages=({"role": "user", "content": "?"},), token_ids=(1,), env_class="slow")
+        for number in range(asked.trajectories // 8)
+    ]
+    start = time.perf_counter()
+    asyncio.run(generator.generate(prompts, sampling=SamplingParams(), samples_per_prompt=8, weight_version=0))
+    seconds = time.perf_counter() - start
+    ideal = math.ceil(asked.trajectories / asked.workers) * asked.milliseconds / 1000 * asked.turns
+    print(
+        json.dumps(
+            {"benchmark": "rollouts", **vars(asked), "seconds": seconds, "ideal": ideal, "ratio": seconds / ideal}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

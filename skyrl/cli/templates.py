@@ -1,0 +1,40 @@
+"""`skyrl templates`: chat templates, looked at before they are trained with."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.group()
+def templates() -> None:
+    """Look at chat templates."""
+
+
+@templates.command()
+@click.argument("model")
+def check(model: str) -> None:
+    """Say whether MODEL's chat template writes a conversation the same, turn by turn and as a whole.
+
+    MODEL is a folder or a hub name. The exit code is 1 if a conversation of two turns differs or is refused.
+    """
+    from skyrl.models.loading import load_tokenizer
+    from skyrl.rollout.template_check import check_template
+
+    verdicts = check_template(load_tokenizer(model))
+    for verdict in verdicts:
+        click.echo(f"{verdict.dialogue:<28} {verdict.outcome}")
+        if verdict.outcome == "refused":
+            click.echo(f"  {verdict.as_a_whole}")
+        if verdict.outcome == "differs":
+            click.echo(f"  trained on:       {verdict.turn_by_turn!r}")
+            click.echo(f"  the template has: {verdict.as_a_whole!r}")
+    if all(verdict.outcome == "stable" for verdict in verdicts):
+        click.echo("Safe for token-in, token-out: a conversation is the same, turn by turn and as a whole.")
+    elif verdicts[0].outcome == "stable":
+        click.echo("Safe for conversations of plain turns. What differs above is trained on as it was sampled.")
+    else:
+        click.echo(
+            "Not safe: training keeps what was sampled, and whoever renders the whole conversation afterwards shows "
+            "the model another one. Take another template, or continue conversations by tokens there, too."
+        )
+        raise click.exceptions.Exit(1)

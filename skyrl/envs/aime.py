@@ -1,0 +1,69 @@
+"""AIME: competition problems whose answers are short, compared after the normalisation of Minerva (arXiv:2206.14858,
+appendix D.1).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.multiply import last_boxed
+from skyrl.envs.rows import ground_truth
+
+TAIL = 300
+"""Characters at the end of an answer that are looked at; every pattern below works on no more than these."""
+
+INVALID = "[INVALID]"
+
+_ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+_REPLACED = (
+    *(("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), (r"\ ", ""), (" ", ""), ("mbox", "text")),
+    *((",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}")),
+)
+_REMOVED = (
+    *("square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots", "sue", "points"),
+    *("feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges", "students"),
+    *("childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3"),
+    *("\\text{\n}", "\\text{}", r"\mathrm{th}", r"^\circ", r"^{\circ}", r"\;", r",\!", "{,}", '"', "\\dots"),
+)
+
+
+class AIMEEnv(Env):
+    """1 if the last `Answer:` in the last 300 characters is the ground truth, else -1; one turn."""
+
+    def __init__(self, extras: Mapping[str, Any]) -> None:
+        super().__init__(extras)
+        self._ground_truth: str = ground_truth(extras, "aime")
+        self._right = False
+
+    def step(self, action: str) -> EnvStep:
+        self._right = prediction(action) == normalized(self._ground_truth)
+        return EnvStep(reward=1.0 if self._right else -1.0, done=True)
+
+    def get_metrics(self) -> dict[str, float]:
+        return {"acc": float(self._right)}
+
+
+def prediction(answer: str) -> str:
+    """The last `Answer: ...` of its end, normalised; `[INVALID]` if there is none."""
+    found = _ANSWER.findall(answer[-TAIL:])
+    return normalized(found[-1]) if found else INVALID
+
+
+def normalized(answer: str) -> str:
+    """One spelling for the same short mathematical answer: what follows the last `=`, without units and markup."""
+    text = answer.split("=")[-1]
+    for old, new in _REPLACED:
+        text = text.replace(old, new)
+    for word in _REMOVED:
+        text = text.replace(word, "")
+    dollars = text.split("$", 2)
+    text = f"${dollars[1]}$" if len(dollars) == 3 else text
+    text = re.sub(r"\\(?:text|textbf|overline)\{([^{}]*)\}", r"\1", text)
+    boxed = last_boxed(text)
+    text = boxed if boxed is not None else text
+    text = re.sub(r"frac([^{])(.)", r"frac{\1}{\2}", text)
+    text = re.sub(r"sqrt([^{])", r"sqrt{\1}", text).replace("$", "")
+    return text.replace(",", "") if text.replace(",", "").isdigit() else text

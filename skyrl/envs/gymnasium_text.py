@@ -1,0 +1,58 @@
+"""Gymnasium environments whose observations and actions are text, as environments of ours.
+
+A file of the user's makes one:
+
+    import gymnasium
+    from skyrl.envs.gymnasium_text import GymnasiumTextEnv
+
+    def my_task(extras):
+        return GymnasiumTextEnv(extras, lambda: gymnasium.make("MyText-v0"))
+
+Only the five methods of gymnasium's interface are used, so that nothing of it is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from skyrl.envs.env import Env, EnvStep
+from skyrl.errors import TaskError
+
+
+class GymnasiumTextEnv(Env):
+    """The first observation follows the prompt; each answer is an action, each further observation a user's message.
+
+    `reset` gets the row's `seed`, if it has one, and its `options`. An episode that is terminated or truncated is over.
+    """
+
+    def __init__(self, extras: Mapping[str, Any], make: Callable[[], Any]) -> None:
+        """`make` gives a fresh environment of gymnasium."""
+        super().__init__(extras)
+        self._env = make()
+        self._steps = 0
+
+    def init(self, prompt: Any) -> Any:
+        observation, information = self._env.reset(seed=self.extras.get("seed"), options=self.extras.get("options"))
+        return (*prompt, {"role": "user", "content": _text(observation)}), dict(information)
+
+    def step(self, action: str) -> EnvStep:
+        self._steps += 1
+        observation, reward, terminated, truncated, information = self._env.step(action)
+        done = bool(terminated or truncated)
+        told = () if done else ({"role": "user", "content": _text(observation)},)
+        return EnvStep(reward=reward, done=done, observations=told, metadata=dict(information))
+
+    def get_metrics(self) -> dict[str, float]:
+        return {"steps": float(self._steps)}
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def _text(observation: Any) -> str:
+    if not isinstance(observation, str):
+        raise TaskError(
+            f"the gymnasium environment shows {type(observation).__name__}, not text: wrap its observations"
+        )
+    return observation

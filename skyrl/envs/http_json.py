@@ -1,0 +1,65 @@
+"""A question to a service that the configuration names, and its answer, as JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+LONGEST_ANSWER = 4 << 20
+"""Bytes that are read of an answer."""
+
+
+class ServiceError(RuntimeError):
+    """A service that gave no answer that can be used. Stays inside an environment."""
+
+
+@frozen(kw_only=True)
+class Answer:
+    """What a service said, and how often it had to be asked."""
+
+    value: Any
+    retries: int
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The configuration says who is asked; nobody else does."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
+
+
+def post(
+    url: str, body: Mapping[str, Any], *, seconds: float, attempts: int, headers: Mapping[str, str] | None = None
+) -> Answer:
+    """POST a JSON object. What may pass by (no connection, 429, 5xx) is tried again, after 0.1 s, then twice as long
+    each time, at most 2 s. Raises `ServiceError`.
+    """
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json", **(headers or {})}, method="POST"
+    )
+    for attempt in range(attempts):
+        try:
+            with _OPENER.open(request, timeout=seconds) as response:
+                data = response.read(LONGEST_ANSWER + 1)
+            if len(data) > LONGEST_ANSWER:
+                raise ServiceError(f"{url} answered with more than {LONGEST_ANSWER} bytes")
+            return Answer(value=json.loads(data), retries=attempt)
+        except urllib.error.HTTPError as error:
+            reason = f"{url} answered {error.code}"
+            error.close()
+            if error.code != 429 and error.code < 500:
+                raise ServiceError(reason) from error
+        except (OSError, ValueError) as error:
+            reason = f"{url}: {error}"
+        if attempt + 1 < attempts:
+            time.sleep(min(0.1 * 2**attempt, 2.0))
+    raise ServiceError(f"{reason}, {attempts} times")

@@ -1,0 +1,38 @@
+"""What environments read from the row that a prompt came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl.errors import TaskError
+
+
+def ground_truth(extras: Mapping[str, Any], env: str, kind: type | tuple[type, ...] = str) -> Any:
+    """`ground_truth` of the column `reward_spec` or `reward_model`. Raises `TaskError` if it is none of `kind`."""
+    for column in ("reward_spec", "reward_model"):
+        spec = extras.get(column)
+        if isinstance(spec, Mapping) and isinstance(spec.get("ground_truth"), kind):
+            return spec["ground_truth"]
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    named = " or ".join({"str": "text", "dict": "table"}.get(each.__name__, each.__name__) for each in kinds)
+    raise TaskError(f"{env} needs the column reward_spec with a {named} under ground_truth in every row")
+
+
+def max_turns(extras: Mapping[str, Any], default: int) -> int:
+    """`max_turns` of the row, or of its `extra_info`. Raises `TaskError` unless it is a positive whole number."""
+    info = extras.get("extra_info")
+    found = extras.get("max_turns") or (info.get("max_turns") if isinstance(info, Mapping) else None) or default
+    if not isinstance(found, int) or found < 1:
+        raise TaskError(f"the row's max_turns is {found!r}, not a positive whole number")
+    return found
+
+
+def last_between(text: str, opening: str, closing: str) -> str | None:
+    """What stands between the last closing mark and the opening one before it; None if there is no such pair.
+
+    Takes time linear in the text, whatever is written there.
+    """
+    end = text.rfind(closing)
+    start = text.rfind(opening, 0, end) if end >= 0 else -1
+    return text[start + len(opening) : end] if start >= 0 else None

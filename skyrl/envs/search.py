@@ -1,0 +1,95 @@
+"""Questions answered with a search tool.
+
+    <search>query</search>   -> <information> of the best documents, and another turn
+    <answer>...</answer>     -> the reward: 1 if it is a right answer after normalisation, else 0
+
+Protocol and reward rule of SkyRL-Gym's search (Search-R1, arXiv:2503.09516).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skyrl.config.environment import SearchEnvConfig
+from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.http_json import post
+from skyrl.envs.rows import ground_truth, last_between, max_turns
+
+ATTEMPTS = 10
+SHOWN_CHARACTERS = 8000
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_log = logging.getLogger(__name__)
+
+
+class SearchEnv(Env):
+    """`reward_spec.ground_truth` is `{"target": answer}` or `{"target": [answers]}`, or a text."""
+
+    def __init__(self, extras: Mapping[str, Any], settings: SearchEnvConfig) -> None:
+        super().__init__(extras)
+        self._targets = targets(ground_truth(extras, "search", (str, dict)))
+        self._settings = settings
+        self._max_turns = max_turns(extras, default=2)
+        self._turns = 0
+        self._said = ""
+        self._counts = {"searches": 0.0, "retries": 0.0}
+
+    def step(self, action: str) -> EnvStep:
+        self._turns += 1
+        self._said += action
+        if "</answer>" in action or self._turns >= self._max_turns:
+            return EnvStep(reward=score(self._said, self._targets), done=True)
+        query = last_between(action, "<search>", "</search>")
+        found = self._search(query) if query is not None else "Write a query between <search> and </search>."
+        told = f"\n<information>{found}</information>\n"
+        return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": told},))
+
+    def get_metrics(self) -> dict[str, float]:
+        return {**self._counts, "turns": float(self._turns)}
+
+    def _search(self, query: str) -> str:
+        settings = self._settings
+        body = {"query": query[:2000], "topk": settings.topk, "return_scores": True}
+        answer = post(settings.search_url, body, seconds=settings.timeout, attempts=ATTEMPTS)
+        self._counts["searches"] += 1
+        self._counts["retries"] += answer.retries
+        text = documents(answer.value)
+        if settings.log_requests:
+            _log.info("search %r: %r", query[:200], text[:200])
+        return text
+
+
+def targets(given: Any) -> tuple[str, ...]:
+    """The right answers of a row."""
+    found = given.get("target", ()) if isinstance(given, Mapping) else given
+    return (found,) if isinstance(found, str) else tuple(str(each) for each in found)
+
+
+def score(said: str, right: Sequence[str]) -> float:
+    """Exact match of the last `<answer>` of a conversation."""
+    answer = last_between(said, "<answer>", "</answer>")
+    return float(answer is not None and normalized(answer) in {normalized(each) for each in right})
+
+
+def normalized(text: str) -> str:
+    """Lower case without articles, punctuation and repeated space (the normalisation of SQuAD, arXiv:1606.05250)."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def documents(answer: Any) -> str:
+    """What a retriever found, `{"result": [[{"document": {"contents": ...}, "score": ...}, ...]]}`, as text.
+
+    Raises `ValueError` for an answer of another form.
+    """
+    try:
+        found = answer["result"][0]
+        texts = [str(each["document"]["contents"]) for each in found]
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"the retriever's answer has not the form that is expected: {answer!r:.200}") from error
+    numbered = [f"Doc {number}: {text}" for number, text in enumerate(texts, start=1)]
+    return "\n".join(numbered)[:SHOWN_CHARACTERS]

@@ -1,0 +1,71 @@
+"""One query against one SQLite file that must not change: the program that runs in the sandbox.
+
+Reads `{"db": path, "query": text, "rows": limit, "seconds": limit}` from standard input, and prints
+`{"columns": [...], "rows": [...], "cut": bool}` or `{"error": text}`. Of the standard library alone.
+"""
+
+import json
+import sqlite3
+import sys
+import time
+import urllib.parse
+
+LONGEST_VALUE = 1_000_000
+"""Bytes of one text or blob: what would be larger is an error of SQLite's, before memory is taken."""
+
+_READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
+_UNBOUNDED = {"printf", "format", "zeroblob", "randomblob", "load_extension", "readfile", "writefile", "edit"}
+
+
+def main() -> None:
+    """Answer the one request."""
+    asked = json.loads(sys.stdin.read())
+    try:
+        print(json.dumps(answer(**asked)))
+    except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"[:500]}))
+
+
+def answer(db: str, query: str, rows: int, seconds: float) -> dict[str, object]:
+    """Rows of the query's result, at most `rows` of them."""
+    connection = sqlite3.connect(f"file:{urllib.parse.quote(db)}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    for limit, value in (
+        (sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE),
+        (sqlite3.SQLITE_LIMIT_SQL_LENGTH, 100_000),
+        (sqlite3.SQLITE_LIMIT_ATTACHED, 0),
+        (sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 500),
+        (sqlite3.SQLITE_LIMIT_COMPOUND_SELECT, 50),
+        (sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1000),
+        (sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0),
+    ):
+        connection.setlimit(limit, value)
+    connection.execute("PRAGMA query_only = 1")
+    connection.set_authorizer(allowed)
+    end = time.monotonic() + seconds
+    connection.set_progress_handler(lambda: time.monotonic() > end, 1000)
+    cursor = connection.execute(query)
+    found = cursor.fetchmany(rows + 1)
+    columns = [column[0] for column in cursor.description or ()]
+    return {
+        "columns": columns,
+        "rows": [[plain(value) for value in row] for row in found[:rows]],
+        "cut": len(found) > rows,
+    }
+
+
+def allowed(action: int, first: object, second: object, *_: object) -> int:
+    """Reading is allowed, and functions that cannot grow without bound; nothing else is."""
+    if action in _READS:
+        return sqlite3.SQLITE_OK
+    if action == sqlite3.SQLITE_FUNCTION and str(second).lower() not in _UNBOUNDED:
+        return sqlite3.SQLITE_OK
+    return sqlite3.SQLITE_DENY
+
+
+def plain(value: object) -> object:
+    """As JSON has it; a blob as its hexadecimal digits."""
+    return {"blob": value.hex()} if isinstance(value, bytes) else value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Questions that a SQL query answers: the policy may try queries, and then names its solution.
+
+    <think>...</think><sql>SELECT ...</sql>             -> <observation> of the result, and another turn
+    <think>...</think><solution>SELECT ...</solution>   -> the reward
+
+The reward rule of SkyRL-Gym's text2sql: -1 for an answer of another form, 1 if the solution gives the same set of rows
+as the gold query, else 0.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from skyrl.config.environment import Text2SQLEnvConfig
+from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.rows import ground_truth, last_between, max_turns
+from skyrl.errors import TaskError
+from skyrl.processes.sandbox import Limits, Sandbox
+
+TOOL_SECONDS, SOLUTION_SECONDS = 5.0, 30.0
+SHOWN_ROWS, SHOWN_CHARACTERS, MOST_ROWS = 50, 9000, 10_000
+LONGEST_ANSWER = 200_000
+"""Characters of a whole conversation; beyond, it has not the form."""
+
+_FOLDERS = ("", "SynSQL-2.5M/databases", "spider/database", "spider/test_database", "bird/train/train_databases")
+_NAME = re.compile(r"[\w][\w .\-]*")
+_TAGS = re.compile(r"</?(think|sql|observation)\b", re.IGNORECASE)
+
+
+class Text2SQLEnv(Env):
+    """The row has the gold query as `ground_truth`, and the database's name in the column `db_id`."""
+
+    def __init__(self, extras: Mapping[str, Any], settings: Text2SQLEnvConfig, sandbox: Sandbox) -> None:
+        super().__init__(extras)
+        self._gold: str = ground_truth(extras, "text2sql")
+        self._db = database(Path(settings.db_path).expanduser(), extras.get("db_id"))
+        self._max_turns = max_turns(extras, default=5)
+        self._sandbox = sandbox
+        self._turns = 0
+        self._said = ""
+        self._counts = {"queries": 0.0, "failed_queries": 0.0}
+
+    def step(self, action: str) -> EnvStep:
+        self._turns += 1
+        self._said += action
+        if "<solution>" in action or self._turns >= self._max_turns:
+            return EnvStep(reward=self._reward(), done=True)
+        told = f"\n\n<observation>{self._look(action)}\n{self._turns_left()}</observation>\n\n"
+        self._said += told
+        return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": told},))
+
+    def get_metrics(self) -> dict[str, float]:
+        return {**self._counts, "turns": float(self._turns)}
+
+    def _look(self, action: str) -> str:
+        query = last_between(action, "<sql>", "</sql>")
+        if query is None:
+            return "Write a query between <sql> and </sql>, or the solution between <solution> and </solution>."
+        self._counts["queries"] += 1
+        result = self._ask(query, TOOL_SECONDS, SHOWN_ROWS)
+        self._counts["failed_queries"] += "error" in result
+        return shown(result)
+
+    def _turns_left(self) -> str:
+        return f"({self._max_turns - self._turns} turns left)"
+
+    def _reward(self) -> float:
+        query = solution(self._said)
+        if query is None:
+            return -1.0
+        ours, gold = self._ask(query, SOLUTION_SECONDS, MOST_ROWS), self._ask(self._gold, SOLUTION_SECONDS, MOST_ROWS)
+        if "error" in gold or gold["cut"]:
+            raise TaskError(f"text2sql: the gold query fails on {self._db}: {gold.get('error', 'too many rows')}")
+        return float("error" not in ours and not ours["cut"] and _rows(ours) == _rows(gold))
+
+    def _ask(self, query: str, seconds: float, rows: int) -> dict[str, Any]:
+        asked = {"db": str(self._db), "query": query, "rows": rows, "seconds": seconds}
+        limits = Limits(
+            seconds=seconds + 1, cpu_seconds=int(seconds) + 2, memory_bytes=512 << 20, output_bytes=32 << 20
+        )
+        ran = self._sandbox.run(_query_program(), json.dumps(asked).encode(), limits)
+        if ran.ended != "exit" or ran.code != 0:
+            return {"error": "the query took too long" if ran.ended == "timeout" else "the query took too much"}
+        result: dict[str, Any] = json.loads(ran.stdout)
+        return result
+
+
+def database(folder: Path, name: Any) -> Path:
+    """The file of a database, by the name that a row gives. Raises `TaskError`: rows name files nowhere else."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise TaskError(f"text2sql needs the name of a database in the column db_id, not {name!r:.80}")
+    places = [folder / below / path for below in _FOLDERS for path in (f"{name}/{name}.sqlite", f"{name}.sqlite")]
+    for place in places:
+        if place.is_file():
+            return place.resolve()
+    raise TaskError(f"text2sql: no database {name} below {folder} (environment.skyrl_gym.text2sql.db_path)")
+
+
+def solution(said: str) -> str | None:
+    """The one solution of a conversation that has the form: thoughts, then one `<solution>` without other tags."""
+    if len(said) > LONGEST_ANSWER or said.count("<solution>") != 1:
+        return None
+    before, _, rest = said.partition("<solution>")
+    if rest.count("</solution>") != 1:
+        return None
+    query = rest.partition("</solution>")[0]
+    thought = said.find("<think>")
+    if _TAGS.search(query) or thought < 0 or "</think>" not in said[thought:]:
+        return None
+    answers = before.split("</observation>")[1:]
+    return query if all(each.lstrip().lower().startswith("<think>") for each in answers) else None
+
+
+def shown(result: Mapping[str, Any]) -> str:
+    """A result as the policy sees it."""
+    if "error" in result:
+        return f"Error: {result['error']}"
+    lines = [" | ".join(map(str, result["columns"]))]
+    lines += [" | ".join("NULL" if value is None else str(value) for value in row) for row in result["rows"]]
+    text = "\n".join(lines)
+    if len(text) > SHOWN_CHARACTERS:
+        return f"{text[:SHOWN_CHARACTERS]}\n... cut at {SHOWN_CHARACTERS} characters"
+    return f"{text}\n... cut at {SHOWN_ROWS} rows" if result["cut"] else text
+
+
+def _rows(result: Mapping[str, Any]) -> set[str]:
+    return {json.dumps(row) for row in result["rows"]}
+
+
+@cache
+def _query_program() -> str:
+    return Path(__file__).with_name("sqlite_query.py").read_text(encoding="utf-8")

@@ -1,0 +1,10 @@
+"""Keys of services, from the environment of this process: never from a configuration, which is stored."""
+
+from __future__ import annotations
+
+import os
+
+
+def api_key(name: str) -> str | None:
+    """The key in the variable of this name, or None where there is none."""
+    return os.environ.get(name) or None

@@ -1,0 +1,113 @@
+"""How a conversation goes on after a turn of the policy, in tokens.
+
+    MessageChat      each turn and each observation is a message: ...answer<end> <user> observation <assistant>
+    SingleAnswer     all of them continue one assistant message:  ...answer observation
+
+Sampled tokens stay as they are in both. What comes between is tokenized on its own, after a fixed conversation, so
+that it is the same whatever was sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+from skyrl.config import GeneratorConfig
+from skyrl.errors import DataError
+from skyrl.inference.engine import Completion
+from skyrl.rollout.transcript import Transcript
+
+Message = Mapping[str, Any]
+
+ANSWER = "skyrl-answer-5e0f"
+"""Stands for the sampled turn in the fixed conversation; what a template writes after it closes the turn."""
+
+FIXED: tuple[Message, ...] = ({"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER})
+
+
+class Chat(Protocol):
+    """One of the modes of a multi-turn conversation."""
+
+    def go_on(self, transcript: Transcript, completion: Completion, observations: Sequence[Message]) -> None:
+        """Add to the transcript, whose last turn is `completion`, what the next turn has to see."""
+
+    def end(self, transcript: Transcript, completion: Completion) -> None:
+        """Add what belongs behind the last turn."""
+
+
+def start_ids(tokenizer: Any, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """A conversation through the chat template, with the header that asks for an answer. Raises `DataError`."""
+    text = render(tokenizer, messages, template_kwargs)
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+class MessageChat:
+    """Token-in, token-out: the template writes the observations, and the end of the turn where it has none yet."""
+
+    def __init__(self, tokenizer: Any, config: GeneratorConfig) -> None:
+        self._tokenizer = tokenizer
+        self._template_kwargs = config.chat_template_kwargs
+        self._closes_stopped_turns = config.append_eos_token_after_stop_str_in_multi_turn
+
+    def go_on(self, transcript: Transcript, completion: Completion, observations: Sequence[Message]) -> None:
+        between = self.between(observations)
+        ended = bool(completion.token_ids) and completion.token_ids[-1] in self._special
+        if ended and between[:1] == completion.token_ids[-1:]:
+            between = between[1:]  # the policy wrote the end itself
+        elif not ended and completion.stop_reason == "stop" and not self._closes_stopped_turns:
+            between = between[1:] if between[:1] and between[0] in self._special else between
+        transcript.place(between)
+
+    def end(self, transcript: Transcript, completion: Completion) -> None:
+        stopped = completion.stop_reason == "stop" and completion.token_ids
+        if self._closes_stopped_turns and stopped and completion.token_ids[-1] not in self._special:
+            transcript.place((self._tokenizer.eos_token_id,))
+
+    def between(self, observations: Sequence[Message]) -> tuple[int, ...]:
+        """The end of a turn, the observations, and the header of the next turn."""
+        text = render(self._tokenizer, [*FIXED, *observations], self._template_kwargs)
+        _, found, rest = text.partition(ANSWER)
+        if not found:
+            raise DataError(
+                "the chat template leaves out an earlier answer, so that no conversation can go on from sampled "
+                "tokens: set generator.use_conversation_multi_turn = false, or take another template"
+            )
+        return tuple(self._tokenizer.encode(rest, add_special_tokens=False))
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.all_special_ids) | frozenset(self._tokenizer.added_tokens_decoder)
+
+
+class SingleAnswer:
+    """One assistant message: observations are plain text in it, and an end that was sampled too early is withdrawn."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def go_on(self, transcript: Transcript, completion: Completion, observations: Sequence[Message]) -> None:
+        if completion.token_ids and completion.token_ids[-1] in self._tokenizer.all_special_ids:
+            transcript.withdraw(1)
+        text = "".join(str(message["content"]) for message in observations)
+        transcript.place(tuple(self._tokenizer.encode(text, add_special_tokens=False)))
+
+    def end(self, transcript: Transcript, completion: Completion) -> None:
+        """An answer ends where the policy ended it."""
+
+
+def chat_of(config: GeneratorConfig, tokenizer: Any) -> Chat:
+    """The mode that the configuration asks for."""
+    return MessageChat(tokenizer, config) if config.use_conversation_multi_turn else SingleAnswer(tokenizer)
+
+
+def render(tokenizer: Any, messages: Sequence[Message], template_kwargs: Mapping[str, Any], *, ask: bool = True) -> str:
+    """A conversation as the template writes it; `ask` adds the header of an answer. Raises `DataError`."""
+    try:
+        text: str = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=ask, tokenize=False, **template_kwargs
+        )
+    except Exception as error:  # a template is a program of the model's author: it may raise anything
+        roles = ", ".join(str(message.get("role")) for message in messages)
+        raise DataError(f"the chat template refuses a conversation of {roles}: {error}") from error
+    return text

@@ -1,0 +1,83 @@
+"""Calling an environment: beside the event loop, with a deadline, and with every way to fail made into one."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from _thread import start_new_thread  # `Thread.start` would hold up the event loop until the thread runs
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Literal, TypeVar
+
+from skyrl.errors import RewardError
+from skyrl.trajectory import Failure
+
+T = TypeVar("T")
+
+
+class EpisodeError(RewardError):
+    """An episode that cannot go on, through its environment's fault. Stays inside the rollout."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+        super().__init__(failure.reason)
+
+
+class EnvCalls:
+    """Runs calls of environments in threads, so many at a time.
+
+    A thread cannot be killed. A call that misses its deadline is left behind in its thread, which holds up
+    neither the next call nor the end of the program; what must be ended for certain belongs into a worker process.
+    """
+
+    def __init__(self, at_a_time: int, deadline: float | None) -> None:
+        """`deadline` is in seconds for each call, from when it begins to run; None: any time."""
+        self._slots = asyncio.Semaphore(at_a_time)
+        self._deadline = deadline
+
+    async def __call__(self, who: str, function: Callable[..., T], *args: Any) -> T:
+        """What the function returns. Raises `EpisodeError` if it raises or is late; `who` begins the sentence."""
+        async with self._slots:
+            outcome: asyncio.Future[tuple[T | None, BaseException | None]] = asyncio.get_running_loop().create_future()
+            start_new_thread(_report, (outcome, function, args))
+            try:
+                value, error = await asyncio.wait_for(outcome, self._deadline)
+            except TimeoutError:
+                said = f"{who} gave no answer within {self._deadline:g} s (environment.skyrl_gym.step_timeout_seconds)"
+                raise EpisodeError(Failure(kind="timeout", reason=said)) from None
+        if isinstance(error, EpisodeError):
+            raise error
+        if error is not None:
+            said = f"{who} raised {type(error).__name__}: {_short(str(error))}"
+            raise EpisodeError(Failure(kind="raised", reason=said)) from error
+        return value  # type: ignore[return-value]  # the function's own, whatever it is
+
+
+def number(value: Any, what: str) -> float:
+    """Any kind of finite number, as a float. Raises `EpisodeError`; `what` begins the sentence."""
+    try:
+        real = float(value) if not isinstance(value, str | bytes) else None
+    except (TypeError, ValueError, OverflowError):
+        real = None
+    if real is None or not math.isfinite(real):
+        kind: Literal["wrong_type", "not_finite"] = "wrong_type" if real is None else "not_finite"
+        raise EpisodeError(Failure(kind=kind, reason=f"{what} {_short(repr(value))}, which is not a finite number"))
+    return real
+
+
+def _report(outcome: asyncio.Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        result: Any = (function(*args), None)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a user's environment raises goes to whoever asked
+        result = (None, error)
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        outcome.get_loop().call_soon_threadsafe(_settle, outcome, result)
+
+
+def _settle(outcome: asyncio.Future[Any], result: Any) -> None:
+    if not outcome.done():
+        outcome.set_result(result)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 400 else text[:397] + "..."

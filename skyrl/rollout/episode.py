@@ -1,0 +1,210 @@
+"""One attempt at one sample: an environment of its own, and the turns until it is done.
+
+    begin() -> what to sample from -> play(first completion) -> Trajectory, or EpisodeError
+
+The first completion comes from outside, because the samples of a prompt begin with the same tokens and are asked of the
+engine together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from attrs import evolve, frozen
+
+from skyrl.config import GeneratorConfig, SamplingParams
+from skyrl.envs import Env, EnvStep
+from skyrl.envs.registry import MakeEnv
+from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+from skyrl.rollout.chats import Chat, start_ids
+from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
+from skyrl.rollout.transcript import Transcript
+from skyrl.trajectory import Failure, Prompt, StopReason, Trajectory
+
+T = TypeVar("T")
+
+LONGEST_OBSERVATION = 1_000_000
+"""Characters that an environment may show at once: more than any model reads, and little enough to tokenize."""
+
+
+@frozen(kw_only=True)
+class Stage:
+    """What the episodes of one call of the generator share."""
+
+    config: GeneratorConfig
+    sampling: SamplingParams
+    client: InferenceEngineClient
+    tokenizer: Any
+    chat: Callable[[], Chat]
+    """Made when a second turn needs one."""
+
+    call: EnvCalls
+
+
+class Episode:
+    """Single use: `begin`, `play`, and `close` whatever happened."""
+
+    def __init__(self, stage: Stage, prompt: Prompt, make: MakeEnv, key: SampleKey) -> None:
+        self.key = key
+        self._stage, self._prompt, self._make = stage, prompt, make
+        self._env: Env | None = None
+        self._transcript = Transcript(prompt.token_ids)
+        self._metrics: dict[str, float] = {}
+        self._seconds = {"llm": 0.0, "env": 0.0}
+        self._begun = time.perf_counter()
+
+    async def begin(self) -> GenerationRequest:
+        """Make the environment; what the first turn is sampled from. Raises `EpisodeError`."""
+        prompt = self._prompt
+        self._env, messages = await self._in_env(
+            self._who("starting on"), _started, self._make, self._extras(), prompt.messages
+        )
+        if messages != prompt.messages:
+            ids = start_ids(self._stage.tokenizer, messages, self._stage.config.chat_template_kwargs)
+            self._transcript = Transcript(ids)
+        return self._request(self.key)
+
+    async def play(self, completion: Completion) -> Trajectory:
+        """From the first completion to the end. Raises `EpisodeError` if the environment fails."""
+        turn = 0
+        while True:
+            self._transcript.sample(completion)
+            step = await self._judge(completion)
+            turn += 1
+            if step.done or turn >= self._stage.config.max_turns:
+                break
+            end = len(self._transcript.response_ids)
+            self._stage.chat().go_on(self._transcript, completion, step.observations)
+            if self.too_long:
+                self._transcript.withdraw(len(self._transcript.response_ids) - end)
+                return self._trajectory("length")
+            request = self._request(evolve(self.key, turn=turn))
+            (completion,) = await self._timed("llm", self._stage.client.generate(request))
+        if self._stage.config.max_turns > 1:
+            self._stage.chat().end(self._transcript, completion)
+        return self._trajectory(completion.stop_reason)
+
+    @property
+    def too_long(self) -> bool:
+        """The next turn would start from more than `max_input_length` tokens; where that is None, there is no limit."""
+        longest = self._stage.config.max_input_length
+        return longest is not None and len(self._transcript.input_ids) > longest
+
+    def unplayed(self) -> Trajectory:
+        """What there is to say of an episode that was too long before its first turn."""
+        return self._trajectory("length")
+
+    async def close(self) -> None:
+        """Close the environment, if there is one and it has something to close. Raises `EpisodeError`."""
+        env, self._env = self._env, None
+        if env is not None and type(env).close is not Env.close:
+            await self._in_env(self._who("closing after"), env.close)
+
+    def waited_for_the_engine(self, seconds: float) -> None:
+        """The first completion took so long."""
+        self._seconds["llm"] += seconds
+
+    async def _judge(self, completion: Completion) -> EnvStep:
+        who = self._who("judging an answer to", completion.text)
+        assert self._env is not None, "play() comes after begin()"
+        last = len(self._transcript.rewards) + 1 >= self._stage.config.max_turns
+        step, metrics = await self._in_env(who, _stepped, self._env, completion.text, last)
+        if not isinstance(step, EnvStep):
+            raise _wrong(f"{who} returned {step!r:.200} from step() instead of an EnvStep")
+        _refuse_unreadable(step.observations, who)
+        self._transcript.credit(number(step.reward, f"{who} gave the reward"))
+        if not step.done and self._stage.config.max_turns == 1:
+            raise _wrong(f"{who} wants another turn, but generator.max_turns is 1")
+        self._metrics = {name: number(value, f"{who} measured {name} =") for name, value in metrics.items()}
+        return step
+
+    def _trajectory(self, reason: StopReason) -> Trajectory:
+        config, script = self._stage.config, self._transcript
+        cut_off = reason != "stop"
+        rewards = tuple(
+            evolve(turn, reward=0.0) if cut_off and config.zero_reward_on_non_stop else turn for turn in script.rewards
+        )
+        left_out = cut_off and config.apply_overlong_filtering
+        return Trajectory(
+            prompt_id=self._prompt.id,
+            sample_index=self.key.sample_index,
+            prompt_ids=script.prompt_ids,
+            response_ids=tuple(script.response_ids),
+            loss_mask=(0,) * len(script.sampled) if left_out else tuple(script.sampled),
+            rollout_logprobs=tuple(script.logprobs),
+            weight_versions=tuple(script.versions),
+            rewards=rewards,
+            stop_reason=reason,
+            metrics=self._metrics,
+            timings={"completion": time.perf_counter() - self._begun, **self._seconds},
+        )
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self._prompt.env_class}, sample {self.key.sample_index} of prompt {self._prompt.id},"
+
+    def again(self, attempt: int) -> Episode:
+        """The same sample, from the beginning, with another environment and other random numbers."""
+        return Episode(self._stage, self._prompt, self._make, evolve(self.key, attempt=attempt))
+
+    def failed(self, failures: tuple[Failure, ...]) -> Trajectory:
+        """In place of a sample that could not be had: the prompt alone, with no reward."""
+        blank = Episode(self._stage, self._prompt, self._make, self.key)
+        return evolve(blank._trajectory("stop"), failures=failures, failed=True)
+
+    def _request(self, key: SampleKey) -> GenerationRequest:
+        return GenerationRequest(prompt_ids=self._transcript.input_ids, sampling=self._stage.sampling, keys=(key,))
+
+    def _extras(self) -> dict[str, Any]:
+        turns = self._stage.config.max_turns
+        own = {"data_source": self._prompt.data_source} | ({"max_turns": turns} if turns > 1 else {})
+        return {**own, **self._prompt.extras}
+
+    async def _in_env(self, who: str, function: Callable[..., T], *args: Any) -> T:
+        return await self._timed("env", self._stage.call(who, function, *args))
+
+    async def _timed(self, name: str, work: Awaitable[T]) -> T:
+        start = time.perf_counter()
+        try:
+            return await work
+        finally:
+            self._seconds[name] += time.perf_counter() - start
+
+    def _who(self, doing: str, answer: str | None = None) -> str:
+        said = "" if answer is None else f" ({answer[:80]!r})"
+        return f"{self._prompt.env_class}, {doing} prompt {self._prompt.id}{said},"
+
+
+def _started(make: MakeEnv, extras: dict[str, Any], messages: Any) -> tuple[Env, Any]:
+    env = make(extras)
+    started = env.init(messages)
+    if not (isinstance(started, tuple) and len(started) == 2):
+        raise TypeError(f"init() returned {started!r:.200} instead of (messages, information)")
+    return env, tuple(started[0])
+
+
+def _stepped(env: Env, answer: str, last: bool) -> tuple[Any, Any]:
+    """One step, and what was measured once there is no other."""
+    step = env.step(answer)
+    ends = last or not isinstance(step, EnvStep) or step.done
+    return step, env.get_metrics() if ends else {}
+
+
+def _refuse_unreadable(observations: Any, who: str) -> None:
+    if not isinstance(observations, tuple | list) or not all(
+        isinstance(each, Mapping) and all(isinstance(each.get(key), str) for key in ("role", "content"))
+        for each in observations
+    ):
+        raise _wrong(f"{who} shows {observations!r:.200}, not messages with the texts 'role' and 'content'")
+    length = sum(len(each["content"]) for each in observations)
+    if length > LONGEST_OBSERVATION:
+        said = f"{who} shows {length} characters, more than {LONGEST_OBSERVATION}"
+        raise EpisodeError(Failure(kind="too_large", reason=said))
+
+
+def _wrong(reason: str) -> EpisodeError:
+    return EpisodeError(Failure(kind="wrong_type", reason=reason))

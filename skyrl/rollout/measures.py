@@ -1,0 +1,103 @@
+"""What was sampled, in numbers: lengths, turns, time, failures, and what environments measured themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from math import floor
+from statistics import fmean, pstdev
+
+from skyrl.trajectory import Trajectory, TrajectoryGroup
+
+Metrics = dict[str, float]
+
+
+def measure(groups: Sequence[TrajectoryGroup]) -> Metrics:
+    """Metrics `generate/...` and `environment/...` over the groups that count, and failures over all."""
+    rows = [row for group in groups if not group.dropped for row in group.trajectories]
+    if not rows:
+        return _failures(groups)
+    return {**_lengths(rows), **_turns(rows), **_times(rows), **_environment(rows), **_failures(groups)}
+
+
+def _lengths(rows: Sequence[Trajectory]) -> Metrics:
+    counts = [len(row.response_ids) for row in rows]
+    sampled = [sum(row.loss_mask) for row in rows]
+    good = [place for place, row in enumerate(rows) if row.reward != 0]
+    bad = [place for place, row in enumerate(rows) if row.reward == 0]
+    return {
+        **_spread("generate/{}_num_tokens", counts),
+        "generate/avg_tokens_non_zero_rewards": _mean([counts[place] for place in good]),
+        "generate/avg_tokens_zero_rewards": _mean([counts[place] for place in bad]),
+        **_spread("generate/{}_assistant_tokens", sampled),
+        "generate/avg_assistant_tokens_non_zero_rewards": _mean([sampled[place] for place in good]),
+        "generate/avg_assistant_tokens_zero_rewards": _mean([sampled[place] for place in bad]),
+        "generate/truncated_ratio": fmean(row.stop_reason == "length" for row in rows),
+        "generate/num_tokens": sum(counts),
+    }
+
+
+def _turns(rows: Sequence[Trajectory]) -> Metrics:
+    """A turn is a run of sampled tokens."""
+    turns = [len(list(run)) for row in rows for sampled, run in groupby(row.loss_mask) if sampled]
+    return {
+        "generate/avg_num_turns": fmean(len(row.rewards) for row in rows),
+        "generate/tokens_per_turn_mean": _mean(turns),
+        "generate/tokens_per_turn_std": pstdev(turns) if turns else 0.0,
+        "generate/tokens_per_turn_max": max(turns, default=0),
+    }
+
+
+def _times(rows: Sequence[Trajectory]) -> Metrics:
+    """Seconds of a trajectory: in all, waiting for the engine, waiting for the environment, and the rest."""
+    clocks = [row.timings for row in rows if row.timings]
+    if not clocks:
+        return {}
+    parts = {name: [clock[name] for clock in clocks] for name in ("completion", "llm", "env")}
+    whole = zip(parts["completion"], parts["llm"], parts["env"], strict=True)
+    parts["other"] = [max(0.0, completion - llm - env) for completion, llm, env in whole]
+    metrics: Metrics = {}
+    for name, seconds in parts.items():
+        stem = f"generate/trajectory_time_{name}"
+        metrics |= {f"{stem}_mean": fmean(seconds), f"{stem}_p90": _p90(seconds), f"{stem}_max": max(seconds)}
+    return metrics
+
+
+def _environment(rows: Sequence[Trajectory]) -> Metrics:
+    """Mean of what each environment measured, over the trajectories that have it."""
+    names = dict.fromkeys(name for row in rows for name in row.metrics)
+    return {f"environment/{name}": fmean(row.metrics[name] for row in rows if name in row.metrics) for name in names}
+
+
+def _failures(groups: Sequence[TrajectoryGroup]) -> Metrics:
+    """Counts over the batch. A failure is not a reward of 0: it is only here."""
+    rows = [row for group in groups for row in group.trajectories]
+    kinds = [failure.kind for row in rows for failure in row.failures]
+    counts: Metrics = {f"rollout/failures_{kind}": kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    return counts | {
+        "rollout/failures": len(kinds),
+        "rollout/replaced_samples": sum(bool(row.failures) and not row.failed for row in rows),
+        "rollout/dropped_groups": sum(group.dropped for group in groups),
+    }
+
+
+def _spread(name: str, counts: Sequence[int]) -> Metrics:
+    return {
+        name.format("min"): min(counts),
+        name.format("max"): max(counts),
+        name.format("avg"): fmean(counts),
+        name.format("std"): pstdev(counts),
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
+
+
+def _p90(values: Sequence[float]) -> float:
+    """The 90th percentile, by linear interpolation between neighbours."""
+    ordered = sorted(values)
+    place = 0.9 * (len(ordered) - 1)
+    below = floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])

@@ -1,0 +1,64 @@
+"""The tokens of one episode as they come about: what was sampled, and what was put between."""
+
+from __future__ import annotations
+
+import math
+
+from skyrl.errors import RunError
+from skyrl.inference.engine import Completion
+from skyrl.trajectory import TurnReward
+
+
+class Transcript:
+    """Grows turn by turn. Sampled tokens are kept as the engine gave them; nothing is tokenized a second time."""
+
+    def __init__(self, prompt_ids: tuple[int, ...]) -> None:
+        self.prompt_ids = prompt_ids
+        self.response_ids: list[int] = []
+        self.sampled: list[int] = []
+        """1 for each token of the response that the policy sampled, 0 for the others."""
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.rewards: list[TurnReward] = []
+
+    @property
+    def input_ids(self) -> tuple[int, ...]:
+        """What the next turn starts from."""
+        return (*self.prompt_ids, *self.response_ids)
+
+    def sample(self, completion: Completion) -> None:
+        """A turn of the policy. Raises `RunError` for an answer of the engine that is not whole."""
+        _refuse_broken(completion)
+        self.response_ids += completion.token_ids
+        self.sampled += [1] * len(completion.token_ids)
+        self.logprobs += completion.logprobs
+        self.versions += completion.weight_versions
+
+    def place(self, token_ids: tuple[int, ...]) -> None:
+        """What the environment or the template puts; it is as old as the turn before it."""
+        self.response_ids += token_ids
+        self.sampled += [0] * len(token_ids)
+        self.logprobs += [0.0] * len(token_ids)
+        self.versions += [self.versions[-1] if self.versions else 0] * len(token_ids)
+
+    def withdraw(self, count: int) -> None:
+        """Take back the newest tokens, which the conversation goes on without; their reward goes to the one before."""
+        for column in (self.response_ids, self.sampled, self.logprobs, self.versions):
+            del column[len(column) - count :]
+        last = len(self.response_ids) - 1
+        self.rewards = [TurnReward(token=min(turn.token, last), reward=turn.reward) for turn in self.rewards]
+
+    def credit(self, reward: float) -> None:
+        """The reward of a turn goes to its last token, which is the newest one."""
+        self.rewards.append(TurnReward(token=len(self.response_ids) - 1, reward=reward))
+
+
+def _refuse_broken(completion: Completion) -> None:
+    count = len(completion.token_ids)
+    if not count == len(completion.logprobs) == len(completion.weight_versions):
+        raise RunError(
+            f"the engine gave {count} tokens with {len(completion.logprobs)} log-probabilities and "
+            f"{len(completion.weight_versions)} weight versions: they have to be as many"
+        )
+    if not all(math.isfinite(logprob) and logprob <= 1e-3 for logprob in completion.logprobs):
+        raise RunError("the engine gave a log-probability that is none: NaN, infinity, or above 0")

@@ -1,0 +1,74 @@
+"""What a model may write to get a grader to run, to hang, or to pay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+PAYLOADS = (
+    *("__import__('os').system('touch CANARY')", "open('CANARY','w').write('x')", "eval('1')", "exec('import os')"),
+    *("9**9**9**9", "(10**9)!", "123456789^{987654321}", "\\frac" * 3000, "{" * 10_000, "}" * 10_000),
+    *("(" * 10_000, "[" * 10_000, "a" * 200_000, "\x00" * 1000, "\ud800", "é" * 10_000, "🙂" * 5000, "\n" * 50_000),
+    *("1," * 50_000, "." * 50_000, "-" * 50_000, "#" * 50_000, "=" * 50_000, "$" * 50_000, " " * 200_000),
+    *("\\text{" * 5000, "\\boxed{" * 5000, "\\sqrt" * 5000, "Answer:" * 5000, "answer : " * 5000, "#### " * 20_000),
+    *("<answer>" * 10_000, "</answer>" * 10_000, "<solution>" * 10_000, "<think>" * 10_000, "</think>" * 10_000),
+    *("</observation>" * 10_000, "<sql>" * 10_000, "```" * 10_000, "```python\n" * 5000, "%s%n{0}{x.__class__}"),
+    *(
+        "'; DROP TABLE t; --",
+        "${jndi:ldap://127.0.0.1/a}",
+        "$(touch CANARY)",
+        "`touch CANARY`",
+        "NaN",
+        "inf",
+        "1e999",
+        "0x1",
+        "True",
+    ),
+)
+FRAMES = (
+    "{}",
+    "#### {}",
+    "Answer: {}",
+    "\\boxed{{{}}}",
+    "<answer>{}</answer>",
+    "<think>a</think><solution>{}</solution>",
+)
+
+
+def answers() -> Iterator[str]:
+    """Each payload in each frame."""
+    for payload, frame in product(PAYLOADS, FRAMES):
+        yield frame.format(payload)
+
+
+QUERIES = (
+    *("INSERT INTO t VALUES (9)", "UPDATE t SET a = 9", "DELETE FROM t", "DROP TABLE t", "CREATE TABLE u (a)"),
+    *("CREATE TEMP TABLE u (a)", "ALTER TABLE t RENAME TO u", "CREATE VIEW v AS SELECT 1", "CREATE INDEX i ON t (a)"),
+    *("CREATE TRIGGER g AFTER INSERT ON t BEGIN SELECT 1; END", "ANALYZE", "VACUUM", "VACUUM INTO 'CANARY'"),
+    *("ATTACH DATABASE 'CANARY' AS x", "DETACH DATABASE main", "PRAGMA journal_mode = WAL", "PRAGMA query_only = 0"),
+    *("PRAGMA writable_schema = 1", "PRAGMA table_info(t)", "PRAGMA temp_store_directory = '/tmp'", "BEGIN", "COMMIT"),
+    *(
+        "BEGIN EXCLUSIVE",
+        "SAVEPOINT s",
+        "ROLLBACK",
+        "SELECT load_extension('CANARY')",
+        "SELECT writefile('CANARY', 'x')",
+    ),
+    *("SELECT readfile('/etc/passwd')", "SELECT edit('x')", "SELECT hex(zeroblob(400000000))"),
+    *("SELECT printf('%.*c', 900000000, 'x')", "SELECT format('%.*c', 900000000, 'x')", "SELECT randomblob(900000000)"),
+    *(
+        "SELECT 1; DROP TABLE t",
+        "SELECT * FROM pragma_table_info('t')",
+        "SELECT * FROM dbstat",
+        "SELECT fts3_tokenizer(1)",
+    ),
+    "REPLACE INTO t VALUES (1, 2)",
+    "ANALYZE t",
+    "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c",
+    "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT group_concat(x) FROM c",
+    "SELECT count(*) FROM t t1, t t2, t t3, t t4, t t5, t t6, t t7, t t8, t t9, t t10, t t11, t t12, t t13, t t14",
+    "SELECT " + "(" * 2000 + "1" + ")" * 2000,
+    "SELECT '" + "x" * 2_000_000 + "'",
+    "EXPLAIN DROP TABLE t",
+)
+"""None of these may change a file, take long, or get past the limits."""

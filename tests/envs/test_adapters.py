@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.envs import Env, find_env
+from skyrl.envs.gymnasium_text import GymnasiumTextEnv
+from skyrl.envs.reward_functions import RewardFunctionEnv
+from skyrl.errors import TaskError
+
+EXTRAS = {"reward_spec": {"ground_truth": "4"}, "extra_info": {"index": 7}, "level": "easy"}
+PROMPT = ({"role": "user", "content": "2+2?"},)
+
+
+def judged(function: Any, answer: str = "4") -> tuple[Any, dict[str, float]]:
+    env = RewardFunctionEnv(EXTRAS, function)
+    env.init(PROMPT)
+    return env.step(answer).reward, env.get_metrics()
+
+
+def test_a_function_of_trl_sees_a_batch_of_one_in_lists() -> None:
+    def accuracy(completions: Any, ground_truth: Any, level: Any, **others: Any) -> list[float]:
+        assert (level, others["prompts"]) == (["easy"], [[dict(message) for message in PROMPT]])
+        texts = [completion[0]["content"] for completion in completions]
+        return [float(text == truth) for text, truth in zip(texts, ground_truth, strict=True)]
+
+    assert judged(accuracy) == (1.0, {})
+    assert judged(accuracy, "5") == (0.0, {})
+
+
+def test_a_function_of_trl_that_gives_no_list_of_one_is_a_failure() -> None:
+    def broken(completions: Any, **others: Any) -> list[float]:
+        return [1.0, 1.0]
+
+    with pytest.raises(TypeError, match="one number for each completion"):
+        judged(broken)
+
+
+def test_a_function_of_verl_gives_a_number_or_a_score_with_other_numbers() -> None:
+    def compute_score(data_source: Any, solution_str: str, ground_truth: str, extra_info: Any = None) -> Any:
+        assert extra_info == {"index": 7}
+        return {"score": float(solution_str == ground_truth), "format": 0.5, "pred": solution_str}
+
+    assert judged(compute_score) == (1.0, {"format": 0.5})
+    assert judged(lambda data_source, solution_str, ground_truth, extra_info: 0.25) == (0.25, {})
+
+
+class Corridor:
+    """Gymnasium's interface, in text: say `on` twice."""
+
+    def __init__(self) -> None:
+        self.place, self.closed = 0, False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return f"place {self.place}, seed {seed}", {}
+
+    def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.place += action == "on"
+        return f"place {self.place}", float(self.place == 2), self.place == 2, False, {}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_gymnasium_environment_of_text_plays_an_episode() -> None:
+    corridor = Corridor()
+    env = GymnasiumTextEnv({"seed": 3}, lambda: corridor)
+    messages, _ = env.init(PROMPT)
+    assert messages == (*PROMPT, {"role": "user", "content": "place 0, seed 3"})
+    first, last = env.step("on"), env.step("on")
+    env.close()
+    assert (first.reward, first.done, first.observations[0]["content"]) == (0.0, False, "place 1")
+    assert (last.reward, last.done, last.observations) == (1.0, True, ())
+    assert (env.get_metrics(), corridor.closed) == ({"steps": 2.0}, True)
+
+
+def test_observations_that_are_no_text_are_refused() -> None:
+    class Numbers(Corridor):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            return [0.0], {}
+
+    with pytest.raises(TaskError, match="list, not text"):
+        GymnasiumTextEnv({}, Numbers).init(PROMPT)
+
+
+def test_a_function_of_extras_makes_environments(tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    file.write_text(
+        "from skyrl.envs import Env, EnvStep\n"
+        "class Task(Env):\n"
+        "    def step(self, action): return EnvStep(reward=self.extras['pay'], done=True)\n"
+        "def make(extras): return Task({**extras, 'pay': 0.5})\n",
+        encoding="utf-8",
+    )
+    make: Any = find_env(f"{file}:make")
+    env: Env = make({})
+    assert isinstance(env.extras, Mapping)
+    assert env.step("x").reward == 0.5

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from skyrl.config.environment import Text2SQLEnvConfig
+from skyrl.envs import find_env
+from skyrl.envs.text2sql import Text2SQLEnv, database, shown, solution
+from skyrl.errors import TaskError
+from skyrl.processes.sandbox import Sandbox
+from tests.envs.hostile import QUERIES, answers
+
+SECONDS = 5.0
+"""For all hostile answers of one grader together; on a free core they take a tenth of it."""
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "gsm8k_multi_turn", "multiply", "aime", "search"])
+def test_hostile_answers_neither_run_nor_hang_nor_pay(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hostile = list(answers())
+    assert len(hostile) >= 300
+    begun = time.thread_time()
+    extras = {"reward_spec": {"ground_truth": "271828"}, "max_turns": 1}
+    paid = [answer[:80] for answer in hostile if find_env(name)(extras).step(answer).reward > 0.2]
+    assert time.thread_time() - begun < SECONDS
+    assert not paid
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hostile_conversations_have_no_solution_that_takes_long_to_find() -> None:
+    begun = time.thread_time()
+    for answer in answers():
+        solution(answer)
+    assert time.thread_time() - begun < SECONDS
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Databases below a folder of their own: `shop`, of one table."""
+    file = tmp_path / "databases" / "shop" / "shop.sqlite"
+    file.parent.mkdir(parents=True)
+    with sqlite3.connect(file) as connection:
+        connection.execute("CREATE TABLE t (a INTEGER, b TEXT)")
+        connection.executemany("INSERT INTO t VALUES (?, ?)", [(number, f"b{number}") for number in range(100)])
+    connection.close()
+    return tmp_path / "databases"
+
+
+def sql_env(folder: Path, gold: str = "SELECT a FROM t WHERE a < 2") -> Text2SQLEnv:
+    extras = {"reward_spec": {"ground_truth": gold}, "db_id": "shop", "max_turns": 3}
+    return Text2SQLEnv(extras, Text2SQLEnvConfig(db_path=str(folder)), Sandbox())
+
+
+def test_a_query_is_tried_and_the_solution_is_rewarded_by_its_rows(folder: Path) -> None:
+    env = sql_env(folder)
+    first = env.step("<think>look</think><sql>SELECT a, b FROM t LIMIT 1</sql>")
+    assert "a | b\n0 | b0" in first.observations[0]["content"]
+    last = env.step("<think>so</think><solution>SELECT a FROM t WHERE a IN (1, 0) ORDER BY a DESC</solution>")
+    assert (first.reward, first.done, last.reward, last.done) == (0.0, False, 1.0, True)
+    assert env.get_metrics() == {"queries": 1.0, "failed_queries": 0.0, "turns": 2.0}
+
+
+def test_a_wrong_solution_earns_nothing_and_a_wrong_form_costs_one(folder: Path) -> None:
+    assert sql_env(folder).step("<think>a</think><solution>SELECT 7</solution>").reward == 0.0
+    assert sql_env(folder).step("<solution>SELECT a FROM t WHERE a < 2</solution>").reward == -1.0
+
+
+def test_a_long_result_is_cut_and_says_so(folder: Path) -> None:
+    told = sql_env(folder).step("<sql>SELECT a FROM t</sql>").observations[0]["content"]
+    assert "cut at 50 rows" in told
+    assert "cut at 9000 characters" in shown({"columns": ["a"], "rows": [["x" * 20_000]], "cut": False})
+
+
+@pytest.mark.parametrize("name", ["../shop", "shop/shop", "/etc/passwd", "", None, "nowhere", ".shop"])
+def test_a_row_names_databases_of_the_folder_and_no_other_file(folder: Path, name: object) -> None:
+    with pytest.raises(TaskError):
+        database(folder, name)
+
+
+def test_hostile_queries_change_nothing_and_end_in_time(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("skyrl.envs.text2sql.TOOL_SECONDS", 0.5)
+    assert len(QUERIES) >= 40
+    before = listing(tmp_path)
+    for query in QUERIES:
+        env = sql_env(folder)
+        told = env.step(f"<sql>{query}</sql>").observations[0]["content"]
+        assert len(told) < 10_000, query[:80]
+        assert env.get_metrics()["failed_queries"] == 1.0, (query[:80], told[:200])
+    assert listing(tmp_path) == before
+
+
+def listing(folder: Path) -> dict[str, str]:
+    """Every file below it, with a digest of what it holds."""
+    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.rglob("*") if file.is_file()}

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skyrl.config.environment import GSM8kLLMJudgeEnvConfig, SearchEnvConfig
+from skyrl.envs.http_json import ServiceError, post
+from skyrl.envs.llm_judge import LLMJudgeEnv
+from skyrl.envs.search import SearchEnv
+from tests.envs.services import Reply, service
+
+FOUND = {"result": [[{"document": {"contents": '"Paris"\nParis is in France.'}, "score": 2.0}]]}
+
+
+def test_a_search_is_answered_by_the_retriever_and_rewarded_by_the_last_answer() -> None:
+    asked: list[Any] = []
+
+    def reply(path: str, body: Any) -> Reply:
+        asked.append((path, body))
+        return 200, FOUND
+
+    with service(reply) as url:
+        settings = SearchEnvConfig(search_url=f"{url}/retrieve", topk=2)
+        env = SearchEnv({"reward_spec": {"ground_truth": {"target": ["Paris"]}}, "max_turns": 3}, settings)
+        first = env.step("<search>capital of France</search>")
+        last = env.step("<answer>the Paris!</answer>")
+    assert asked == [("/retrieve", {"query": "capital of France", "topk": 2, "return_scores": True})]
+    assert "Doc 1: " in first.observations[0]["content"]
+    assert (first.reward, first.done, last.reward, last.done) == (0.0, False, 1.0, True)
+    assert env.get_metrics() == {"searches": 1.0, "retries": 0.0, "turns": 2.0}
+
+
+def test_what_may_pass_by_is_tried_again_and_counted() -> None:
+    codes = [503, 429, 200]
+    with service(lambda *_: (codes.pop(0), {"a": 1})) as url:
+        answer = post(url, {}, seconds=5, attempts=3)
+    assert (answer.value, answer.retries) == ({"a": 1}, 2)
+
+
+def test_a_refusal_is_not_tried_again() -> None:
+    codes = [400, 200]
+    with service(lambda *_: (codes.pop(0), {})) as url, pytest.raises(ServiceError, match="400"):
+        post(url, {}, seconds=5, attempts=3)
+    assert codes == [200]
+
+
+def test_nobody_is_asked_but_the_service_that_the_configuration_names() -> None:
+    hits: list[str] = []
+
+    def count(path: str, _: Any) -> Reply:
+        hits.append(path)
+        return 200, {}
+
+    with (
+        service(count) as elsewhere,
+        service(lambda *_: (302, elsewhere)) as url,
+        pytest.raises(ServiceError, match="302"),
+    ):
+        post(url, {}, seconds=5, attempts=1)
+    assert not hits
+
+
+def judged(*replies: str) -> tuple[LLMJudgeEnv, Any]:
+    texts = list(replies)
+    with service(lambda *_: (200, {"choices": [{"message": {"content": texts.pop(0)}}]})) as url:
+        settings = GSM8kLLMJudgeEnvConfig(base_url=url)
+        env = LLMJudgeEnv({"reward_spec": {"ground_truth": "4"}}, settings, api_key=None)
+        env.init(({"role": "user", "content": "2+2?"},))
+        return env, env.step("4")
+
+
+def test_the_judges_score_is_the_reward_and_unreadable_verdicts_are_asked_again() -> None:
+    env, step = judged("I think so.", "Same.\n### Final Score: 1")
+    assert (step.reward, step.done) == (1.0, True)
+    assert env.get_metrics() == {"judge_retries": 0.0, "unreadable_verdicts": 1.0}
+
+
+def test_a_judge_that_never_gives_a_verdict_is_a_failure_and_no_reward() -> None:
+    with pytest.raises(ValueError, match="no readable verdict in 3 replies"):
+        judged("?", "?", "?")

@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skyrl.config import SkyRLGymConfig
+from skyrl.envs import Env, EnvStep, register
+from skyrl.errors import RewardError, RunError
+from skyrl.inference.engine import Completion
+from skyrl.trajectory import Trajectory
+from tests.rollout.chats import Counts, Says, chat_tokenizer, generator, play, prompt
+
+TOKENIZER = chat_tokenizer()
+made: list[Env] = []
+
+
+def kept(extras: Any) -> Counts:
+    made.append(Counts(extras))
+    return made[-1]  # type: ignore[return-value]
+
+
+register("tests-counts", kept)
+
+
+def sampled(trajectory: Trajectory) -> str:
+    """The text of the tokens that may be trained on."""
+    ids = [token for token, mask in zip(trajectory.response_ids, trajectory.loss_mask, strict=True) if mask]
+    return str(TOKENIZER.decode(ids))
+
+
+async def one(*turns: str, **config: Any) -> Trajectory:
+    engine = Says(TOKENIZER, turns, stop_reason=config.pop("stop_reason", "stop"))
+    (group,) = await play(generator(engine, TOKENIZER, **config), prompt(TOKENIZER, "tests-counts"))
+    (trajectory,) = group.trajectories
+    assert isinstance(trajectory, Trajectory)
+    return trajectory
+
+
+async def test_a_conversation_is_what_the_template_writes_of_it_and_only_sampled_tokens_are_trained_on() -> None:
+    trajectory = await one("a<|im_end|>", "b<|im_end|>", "c<|im_end|>")
+    assert TOKENIZER.decode(trajectory.response_ids) == (
+        "a<|im_end|>\n<|im_start|>user\nsaw a<|im_end|>\n<|im_start|>assistant\n"
+        "b<|im_end|>\n<|im_start|>user\nsaw b<|im_end|>\n<|im_start|>assistant\n"
+        "c<|im_end|>"
+    )
+    assert sampled(trajectory) == "a<|im_end|>b<|im_end|>c<|im_end|>"
+
+
+async def test_each_turn_starts_from_exactly_the_tokens_before_it() -> None:
+    engine = Says(TOKENIZER, ["a<|im_end|>", "b<|im_end|>", "c<|im_end|>"])
+    (group,) = await play(generator(engine, TOKENIZER), prompt(TOKENIZER, "tests-counts"))
+    (row,) = group.trajectories
+    whole = row.prompt_ids + row.response_ids
+    assert [whole[: len(request.prompt_ids)] for request in engine.requests] == [r.prompt_ids for r in engine.requests]
+    assert [request.keys[0].turn for request in engine.requests] == [0, 1, 2]
+
+
+async def test_sampled_tokens_keep_their_logprobs_and_the_others_have_zero() -> None:
+    row = await one("ab<|im_end|>", "c<|im_end|>", "d<|im_end|>")
+    assert row.rollout_logprobs[:3] == (-0.01, -0.02, -0.03)
+    assert all((logprob != 0) == bool(mask) for logprob, mask in zip(row.rollout_logprobs, row.loss_mask, strict=True))
+    assert set(row.weight_versions) == {4}
+
+
+async def test_each_turn_is_rewarded_on_its_last_token() -> None:
+    row = await one("a<|im_end|>", "bb<|im_end|>", "c<|im_end|>")
+    assert [turn.reward for turn in row.rewards] == [1.0, 2.0, 3.0]
+    assert [row.response_ids[turn.token] for turn in row.rewards] == [TOKENIZER.eos_token_id] * 3
+    assert row.rewards[-1].token == len(row.response_ids) - 1
+
+
+async def test_a_token_that_was_sampled_is_never_tokenized_again() -> None:
+    """The policy writes two tokens where the tokenizer would write other ones: both stay."""
+
+    class Odd(Says):
+        def completion(self, text: str) -> Completion:
+            ids = (*TOKENIZER.encode("é")[:1], TOKENIZER.eos_token_id)  # half a character
+            return Completion(
+                token_ids=ids, text="?", logprobs=(-1.0, -1.0), weight_versions=(4, 4), stop_reason="stop"
+            )
+
+    (group,) = await play(generator(Odd(TOKENIZER, "abc"), TOKENIZER), prompt(TOKENIZER, "tests-counts"))
+    (row,) = group.trajectories
+    ids = [token for token, mask in zip(row.response_ids, row.loss_mask, strict=True) if mask]
+    assert ids == [TOKENIZER.encode("é")[0], TOKENIZER.eos_token_id] * 3
+
+
+async def test_a_turn_that_a_stop_text_ended_is_closed_without_training_on_the_end() -> None:
+    row = await one("a</s>", "b</s>", "c</s>")
+    assert sampled(row) == "a</s>b</s>c</s>"
+    assert TOKENIZER.decode(row.response_ids).startswith("a</s><|im_end|>\n<|im_start|>user")
+    assert (row.response_ids[-1], row.loss_mask[-1]) == (TOKENIZER.eos_token_id, 0)
+    assert TOKENIZER.decode([row.response_ids[row.rewards[0].token]]) == ">"
+
+
+async def test_a_stopped_turn_can_be_left_open() -> None:
+    row = await one("a</s>", "b</s>", "c</s>", append_eos_token_after_stop_str_in_multi_turn=False)
+    assert TOKENIZER.decode(row.response_ids).startswith("a</s>\n<|im_start|>user")
+    assert TOKENIZER.decode(row.response_ids).endswith("c</s>")
+
+
+async def test_a_turn_that_was_cut_off_is_closed_and_the_conversation_goes_on() -> None:
+    row = await one("aaa", "bbb", "ccc", stop_reason="length")
+    assert TOKENIZER.decode(row.response_ids).startswith("aaa<|im_end|>\n<|im_start|>user")
+    assert row.stop_reason == "length"
+    assert len(row.rewards) == 3
+
+
+async def test_one_message_holds_answers_and_observations_and_an_early_end_is_withdrawn() -> None:
+    row = await one("a<|im_end|>", "b<|im_end|>", "c<|im_end|>", use_conversation_multi_turn=False)
+    assert TOKENIZER.decode(row.response_ids) == "asaw absaw bc<|im_end|>"
+    assert sampled(row) == "abc<|im_end|>"
+    assert [TOKENIZER.decode([row.response_ids[turn.token]]) for turn in row.rewards] == ["a", "b", "<|im_end|>"]
+
+
+async def test_max_turns_ends_a_conversation_that_would_go_on() -> None:
+    row = await one("a<|im_end|>", "b<|im_end|>", max_turns=2)
+    assert [turn.reward for turn in row.rewards] == [1.0, 2.0]
+    assert row.metrics == {"steps": 2.0}
+    assert sampled(row).endswith("b<|im_end|>")
+
+
+async def test_a_conversation_that_became_too_long_ends_before_its_next_turn() -> None:
+    engine = Says(TOKENIZER, ["a<|im_end|>", "b<|im_end|>"])
+    asked = prompt(TOKENIZER, "tests-counts")
+    (group,) = await play(generator(engine, TOKENIZER, max_input_length=len(asked.token_ids) + 4), asked)
+    (row,) = group.trajectories
+    assert (TOKENIZER.decode(row.response_ids), row.stop_reason) == ("a<|im_end|>", "length")
+    assert len(engine.requests) == 1
+
+
+async def test_a_trajectory_that_did_not_stop_by_itself_can_lose_all_its_rewards_and_its_tokens() -> None:
+    row = await one("a", "b", "c", stop_reason="length", zero_reward_on_non_stop=True, apply_overlong_filtering=True)
+    assert row.reward == 0.0
+    assert set(row.loss_mask) == {0}
+
+
+async def test_the_first_turn_of_all_samples_is_one_request_and_later_turns_are_their_own() -> None:
+    engine = Says(TOKENIZER, *[["a<|im_end|>", "b<|im_end|>", "c<|im_end|>"]] * 4)
+    await play(generator(engine, TOKENIZER), prompt(TOKENIZER, "tests-counts"), samples=4)
+    assert [len(request.keys) for request in engine.requests] == [4] + [1] * 8
+
+
+async def test_an_environment_plays_one_episode_and_is_closed_once() -> None:
+    made.clear()
+    engine = Says(TOKENIZER, *[["a<|im_end|>", "b<|im_end|>", "c<|im_end|>"]] * 3)
+    await play(generator(engine, TOKENIZER), prompt(TOKENIZER, "tests-counts"), samples=3)
+    assert [(len(env.seen), env.closed) for env in made if isinstance(env, Counts)] == [(3, 1)] * 3
+
+
+class Opens(Env):
+    """Puts a message of its own before the prompt."""
+
+    def init(self, prompt: Any) -> Any:
+        return ({"role": "system", "content": f"turns: {self.extras['max_turns']}"}, *prompt), {}
+
+    def step(self, action: str) -> EnvStep:
+        return EnvStep(reward=1.0, done=True)
+
+
+register("tests-opens", Opens)
+
+
+async def test_the_conversation_starts_from_what_init_returns() -> None:
+    engine = Says(TOKENIZER, ["a<|im_end|>"])
+    (group,) = await play(generator(engine, TOKENIZER), prompt(TOKENIZER, "tests-opens"))
+    assert TOKENIZER.decode(group.trajectories[0].prompt_ids) == (
+        "<|im_start|>system\nturns: 5<|im_end|>\n<|im_start|>user\ngo<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+async def test_a_prompt_that_is_too_long_from_the_start_samples_nothing() -> None:
+    engine = Says(TOKENIZER, ["a<|im_end|>"])
+    (group,) = await play(generator(engine, TOKENIZER, max_input_length=3), prompt(TOKENIZER, "tests-opens"))
+    assert (group.trajectories[0].response_ids, group.trajectories[0].stop_reason) == ((), "length")
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ({"logprobs": (float("nan"),)}, "log-probability"),
+        ({"logprobs": ()}, "1 tokens with 0 log-probabilities"),
+        ({"weight_versions": (1, 1)}, "2 weight versions"),
+    ],
+)
+async def test_an_answer_of_the_engine_that_is_not_whole_reaches_no_batch(broken: Any, said: str) -> None:
+    class Broken(Says):
+        def completion(self, text: str) -> Completion:
+            whole = {
+                "token_ids": (1,),
+                "text": "a",
+                "logprobs": (-1.0,),
+                "weight_versions": (1,),
+                "stop_reason": "stop",
+            }
+            return Completion(**{**whole, **broken})
+
+    with pytest.raises(RunError, match=said):
+        await play(generator(Broken(TOKENIZER, ["a"]), TOKENIZER), prompt(TOKENIZER, "tests-counts"))
+
+
+class Fails(Env):
+    """Fails as its answer says."""
+
+    def step(self, action: str) -> EnvStep:
+        if action == "hang":
+            import time
+
+            time.sleep(2)
+        if action == "raise":
+            raise ValueError("no")
+        if action == "exit":
+            raise SystemExit(1)
+        if action in ("type", "text"):
+            return "no step" if action == "type" else EnvStep(reward=0.0, done=False, observations=("hm",))  # type: ignore[arg-type, return-value]
+        if action == "gigabyte":
+            return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": "x" * (1 << 30)},))
+        return EnvStep(reward=float("nan") if action == "nan" else 1.0, done=True)
+
+
+register("tests-fails", Fails)
+
+
+async def group_of(*answers: str, **gym: Any) -> Any:
+    class Draws(Says):
+        """A sample that is drawn again gets the last answer."""
+
+        async def generate(self, request: Any) -> tuple[Completion, ...]:
+            texts = [self.turns[0][-1 if key.attempt else key.sample_index] for key in request.keys]
+            return tuple(self.completion(text) for text in texts)
+
+    settings = SkyRLGymConfig(**{"max_failed_share": 1.0, **gym})
+    engine = Draws(TOKENIZER, answers)
+    (group,) = await play(
+        generator(engine, TOKENIZER, settings), prompt(TOKENIZER, "tests-fails"), samples=len(answers)
+    )
+    return group
+
+
+async def test_a_sample_whose_environment_fails_is_drawn_again_and_counted() -> None:
+    group = await group_of("raise", "nan", "good")
+    assert group.rewards == (1.0, 1.0, 1.0)
+    assert [[failure.kind for failure in row.failures] for row in group.trajectories] == [
+        ["raised"],
+        ["not_finite"],
+        [],
+    ]
+    assert not group.dropped
+
+
+async def test_every_kind_of_failure_is_counted_beside_good_samples() -> None:
+    bad = ("hang", "raise", "exit", "type", "text", "nan", "gigabyte")
+    group = await group_of(*bad, "good", step_timeout_seconds=1.0)
+    kinds = [failure.kind for row in group.trajectories for failure in row.failures]
+    assert kinds == ["timeout", "raised", "raised", "wrong_type", "wrong_type", "not_finite", "too_large"]
+    assert group.rewards == (1.0,) * 8
+
+
+async def test_a_group_without_one_of_its_samples_is_dropped_whole() -> None:
+    group = await group_of("raise", "good", max_attempts=1)
+    assert group.dropped
+    assert [row.failed for row in group.trajectories] == [True, False]
+    assert not any(mask for row in group.trajectories for mask in row.loss_mask)
+
+
+async def test_a_call_that_hangs_fails_at_its_deadline_and_holds_up_nobody() -> None:
+    group = await group_of("hang", "good", step_timeout_seconds=0.2, max_env_workers=1)
+    assert group.rewards == (1.0, 1.0)
+    assert group.trajectories[0].failures[0].kind == "timeout"
+
+
+async def test_a_trajectory_has_a_deadline_too() -> None:
+    group = await group_of("hang", "good", trajectory_timeout_seconds=0.2)
+    assert "trajectory_timeout_seconds" in group.trajectories[0].failures[0].reason
+
+
+async def test_too_many_failures_stop_the_run_with_the_first_reasons() -> None:
+    with pytest.raises(RewardError, match=r"2 times in a batch of 4 samples(.|\n)*ValueError: no"):
+        await group_of("raise", "raise", "good", "good", max_failed_share=0.25)
+
+
+async def test_a_batch_can_be_sampled_whole_before_the_first_answer_is_judged() -> None:
+    judged_after: list[int] = []
+    engine = Says(TOKENIZER, ["a<|im_end|>"])
+
+    class Looks(Env):
+        def step(self, action: str) -> EnvStep:
+            judged_after.append(len(engine.requests))
+            return EnvStep(reward=1.0, done=True)
+
+    register("tests-looks", Looks)
+    asked = [prompt(TOKENIZER, "tests-looks") for _ in range(5)]
+    await play(generator(engine, TOKENIZER, max_turns=1, batched=True), *asked)
+    assert judged_after == [5] * 5
+
+
+async def test_no_more_trajectories_are_in_flight_than_allowed() -> None:
+    made.clear()
+    alive: list[int] = []
+    engine = Says(TOKENIZER, *[["a<|im_end|>", "b<|im_end|>", "c<|im_end|>"]] * 2)
+
+    class Alive(Counts):
+        def step(self, action: str) -> EnvStep:
+            alive.append(sum(isinstance(env, Counts) and not env.closed for env in made))
+            return super().step(action)
+
+    def keep(extras: Any) -> Alive:
+        made.append(Alive(extras))
+        return made[-1]  # type: ignore[return-value]
+
+    register("tests-alive", keep)
+    asked = [prompt(TOKENIZER, "tests-alive") for _ in range(6)]
+    await play(generator(engine, TOKENIZER, max_trajectories_in_flight=4), *asked, samples=2)
+    assert max(alive) <= 4

@@ -1,0 +1,85 @@
+"""Token exactness over published families of chat formats, and what the checker says of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skyrl.envs import Env, EnvStep, register
+from skyrl.rollout.template_check import check_template
+from tests.rollout.chats import Says, chat_tokenizer, generator, play, prompt
+from tests.rollout.families import FAMILIES
+
+ANSWERS = ("<think>\nhm\n</think>\n\nlook it up", "so 4?", "yes é 🙂")
+
+
+class Dialogue(Env):
+    """Answers once as a user and once, where the template has such a role, as a tool."""
+
+    def __init__(self, extras: Any) -> None:
+        super().__init__(extras)
+        self.turns = 0
+
+    def step(self, action: str) -> EnvStep:
+        self.turns += 1
+        role = ("user", self.extras["second_role"], "")[self.turns - 1]
+        told = ({"role": role, "content": f"turn {self.turns}"},)
+        return EnvStep(reward=1.0, done=self.turns == 3, observations=told if self.turns < 3 else ())
+
+
+register("tests-dialogue", Dialogue)
+
+
+def tokenizer_of(name: str) -> Any:
+    family = FAMILIES[name]
+    return chat_tokenizer(family.template, family.special)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_what_is_trained_on_is_what_was_sampled_and_nothing_else(name: str) -> None:
+    tokenizer, family = tokenizer_of(name), FAMILIES[name]
+    role = "user" if check_template(tokenizer)[2].outcome == "refused" else "tool"
+    engine = Says(tokenizer, [answer + family.end for answer in ANSWERS])
+    (group,) = await play(generator(engine, tokenizer), prompt(tokenizer, "tests-dialogue", second_role=role))
+    (row,) = group.trajectories
+    sampled = [engine.completion(answer + family.end) for answer in ANSWERS]
+    trained = [token for token, mask in zip(row.response_ids, row.loss_mask, strict=True) if mask]
+    assert trained == [token for completion in sampled for token in completion.token_ids]
+    whole = row.prompt_ids + row.response_ids
+    for request, completion in zip(engine.requests, sampled, strict=True):
+        start = len(request.prompt_ids)
+        assert whole[: start + len(completion.token_ids)] == request.prompt_ids + completion.token_ids
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_checker_says_which_formats_change_what_was_said(name: str) -> None:
+    verdict = check_template(tokenizer_of(name))[0]
+    assert verdict.outcome == FAMILIES[name].outcome
+    assert (verdict.turn_by_turn != verdict.as_a_whole) == (verdict.outcome == "differs")
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.outcome == "stable"])
+async def test_a_stable_conversation_is_what_the_template_writes_of_the_whole(name: str) -> None:
+    tokenizer, family = tokenizer_of(name), FAMILIES[name]
+    engine = Says(tokenizer, [answer + family.end for answer in ("a", "b", "c")])
+    (group,) = await play(generator(engine, tokenizer), prompt(tokenizer, "tests-dialogue", second_role="user"))
+    (row,) = group.trajectories
+    messages = [("user", "go"), ("assistant", "a"), ("user", "turn 1"), ("assistant", "b"), ("user", "turn 2")]
+    whole = tokenizer.apply_chat_template(
+        [{"role": role, "content": text} for role, text in [*messages, ("assistant", "c")]], tokenize=False
+    )
+    ours = tokenizer.decode(row.prompt_ids + row.response_ids, skip_special_tokens=False)
+    assert (whole + family.end).startswith(ours.removesuffix(family.end))
+
+
+def test_the_checker_shows_the_first_difference() -> None:
+    verdict = check_template(tokenizer_of("mistral"))[0]
+    assert "[/INST]Four." in verdict.turn_by_turn
+    assert "[/INST] Four." in verdict.as_a_whole
+
+
+def test_thoughts_that_a_template_leaves_out_are_found() -> None:
+    assert [verdict.outcome for verdict in check_template(tokenizer_of("chatml"))] == ["stable"] * 3
+    assert check_template(tokenizer_of("gemma"))[2].outcome == "refused"
+    assert "Two and two" not in check_template(tokenizer_of("deepseek r1"))[1].as_a_whole
