@@ -31,10 +31,10 @@ def test_a_resumed_run_has_the_critic_and_the_kl_weight_that_it_had(nano: Path, 
     for steps in (2, 4):
         train(nano, parts, trainer__max_training_steps=steps, **own)
     assert metrics(parts) == metrics(whole)
-    weights = [row["loss/kl_loss_coef"] for row in metrics(whole)]
+    weights = [row["loss/kl_loss_coef"] for row in metrics(whole)[1:]]
     assert weights[0] == 0.1
     assert len(set(weights)) == 4  # it changes after every step, by 0.2 x 12 / 100 at most
-    assert all(0 < row["critic/critic_loss"] < 10 for row in metrics(whole))
+    assert all(0 < row["critic/critic_loss"] < 10 for row in metrics(whole)[1:])
 
 
 def test_dynamic_sampling_that_finds_nothing_ends_with_what_to_do(nano: Path, tmp_path: Path) -> None:
