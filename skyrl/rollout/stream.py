@@ -246,7 +246,7 @@ class GroupStream:
         )
         more = f" and {len(late) - _SHOWN} more" if len(late) > _SHOWN else ""
         return (
-            f"the trainer waits for the batch of step {version + 1}: {self.waiting} of {limits.batch} groups are ready, "
-            f"{len(late)} are being sampled, and none has ended for {limits.stall_seconds:g} s "
+            f"the trainer waits for the batch of step {version + 1}: {self.waiting} of {limits.batch} groups are "
+            f"ready, {len(late)} are being sampled, and none has ended for {limits.stall_seconds:g} s "
             f"(trainer.fully_async.stall_timeout_seconds). Waited for: {names}{more}"
         )
