@@ -79,8 +79,6 @@ class GroupStream:
         self._failure: BaseException | None = None
         self._version = self._number = self._consumed = 0
         self._attempts: Counter[str] = Counter()
-        self.refused = 0
-        """Groups that were not accepted, since the last batch."""
 
     @property
     def running(self) -> int:
@@ -140,9 +138,12 @@ class GroupStream:
         for begun in batch:
             del self._begun[begun.number]
         self._consumed += len(batch)
-        self.refused = 0
         self._begin()
         return [(begun.group, begun.version) for begun in batch if begun.group is not None]
+
+    def untake(self, count: int) -> None:
+        """So many of the groups that were taken are not trained on after all: their places are free."""
+        self._consumed -= count
 
     async def close(self) -> None:
         """Gives up what is being sampled."""
@@ -221,7 +222,6 @@ class GroupStream:
                 begun.group = group
             else:
                 del self._begun[begun.number]
-                self.refused += 1
             self._begin()
         except Exception as error:  # noqa: BLE001 - whatever it was, whoever waits for a batch has to hear of it
             self._failure = self._failure or error
