@@ -56,11 +56,11 @@ def evaluation_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def several_evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Greedy samples of a prompt are all the same, so that pass@n would be pass@1."""
     sampling, samples = run.generator.eval_sampling_params, run.generator.eval_n_samples_per_prompt
-    if evaluates(run) and sampling is not None and sampling.temperature == 0 and samples > 1:
+    if evaluates(run) and sampling is not None and (sampling.greedy or sampling.temperature == 0) and samples > 1:
         yield Problem(
             path="generator.eval_n_samples_per_prompt",
             message=f"the {samples} samples of a prompt are equal, since evaluation is greedy",
-            hint="give generator.eval_sampling_params a temperature above 0, or take one sample",
+            hint="give generator.eval_sampling_params a temperature above 0 without greedy, or take one sample",
             severity="warning",
         )
 
@@ -104,6 +104,12 @@ def training_samples_are_random(run: SkyRLTrainConfig) -> Iterator[Problem]:
             path="generator.sampling_params.temperature",
             message="0 is greedy: every sample of a prompt would be the same",
             hint="training needs a temperature above 0; 1.0 is usual",
+        )
+    if run.generator.sampling_params.greedy:
+        yield Problem(
+            path="generator.sampling_params.greedy",
+            message="every sample of a prompt would be the same",
+            hint="set it to false; evaluation may use it",
         )
 
 

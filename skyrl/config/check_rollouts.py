@@ -147,6 +147,27 @@ def a_sequence_fits_into_the_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
+def a_completion_may_be_as_long_as_it_must(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The least length of a completion is not above the longest, and a prompt leaves room for one."""
+    for name in ("sampling_params", "eval_sampling_params"):
+        sampling = getattr(run.generator, name)
+        if sampling is None:
+            continue
+        if sampling.min_new_tokens > sampling.max_generate_length:
+            yield Problem(
+                path=f"generator.{name}.min_new_tokens",
+                message=f"{sampling.min_new_tokens} is above max_generate_length = {sampling.max_generate_length}",
+                hint="lower it, or raise max_generate_length",
+            )
+        if sampling.max_tokens is not None and sampling.max_tokens <= run.trainer.max_prompt_length:
+            yield Problem(
+                path=f"generator.{name}.max_tokens",
+                message=f"{sampling.max_tokens} tokens leave no room for an answer to a prompt of "
+                f"trainer.max_prompt_length = {run.trainer.max_prompt_length}",
+                hint="raise it, or lower trainer.max_prompt_length",
+            )
+
+
 ROLLOUT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     one_call_of_the_engine_has_one_turn,
     a_batch_at_once_is_in_flight_at_once,
@@ -156,6 +177,7 @@ ROLLOUT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     both_sides_turn_positions_alike,
     positions_are_set_in_one_place,
     a_sequence_fits_into_the_engine,
+    a_completion_may_be_as_long_as_it_must,
 )
 
 

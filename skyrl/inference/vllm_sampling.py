@@ -13,7 +13,7 @@ from skyrl.config import SamplingParams
 from skyrl.errors import NonFiniteError, RunError, UserError
 from skyrl.inference import stop_strings
 from skyrl.inference.draws import sample_seed
-from skyrl.inference.engine import Completion, SampleKey
+from skyrl.inference.engine import Completion, SampleKey, temperature_of
 from skyrl.tree.names import nearest
 
 ADDITIONAL = (
@@ -36,7 +36,7 @@ SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = 0.01, 2.0
 
 def check_sampling(sampling: SamplingParams) -> None:
     """Raises `UserError` for what vLLM would refuse, or would do otherwise than written."""
-    temperature = sampling.temperature
+    temperature = temperature_of(sampling)
     if temperature > LARGEST_TEMPERATURE or 0 < temperature < SMALLEST_TEMPERATURE:
         raise UserError(
             f"sampling_params.temperature: vLLM draws at 0 (greedy) or between {SMALLEST_TEMPERATURE} and "
@@ -57,14 +57,17 @@ def sampling_arguments(
     Ends of a sequence are given as stop tokens, so that the same ids count as in the torch engine.
     """
     more = {name: _thawed(value) for name, value in (sampling.additional_kwargs or {}).items()}
-    ends = set(more.pop("stop_token_ids", ())) | (set() if more.get("ignore_eos") else set(eos_ids))
+    ends = {*more.pop("stop_token_ids", ()), *(sampling.stop_token_ids or ())}
+    ends |= set() if more.get("ignore_eos") else set(eos_ids)
     return {
         "ignore_eos": True,
-        "temperature": sampling.temperature,
+        "temperature": temperature_of(sampling),
         "top_p": sampling.top_p,
         "top_k": max(sampling.top_k, 0),
         "min_p": sampling.min_p,
         "repetition_penalty": sampling.repetition_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "min_tokens": min(sampling.min_new_tokens, limit),
         "max_tokens": limit,
         "seed": sample_seed(key) & (2**63 - 1),  # -1 would mean none to vLLM
         "stop": list(sampling.stop or ()),
@@ -92,7 +95,9 @@ def completion(output: Any, key: SampleKey, sampling: SamplingParams, tokenizer:
     stopped = isinstance(output.stop_reason, str)
     return Completion(
         token_ids=ids,
-        text=stop_strings.text_of(tokenizer, ids, (sampling.stop or ()) if stopped else ()),
+        text=stop_strings.text_of(
+            tokenizer, ids, (sampling.stop or ()) if stopped else (), least=sampling.min_new_tokens
+        ),
         logprobs=logprobs,
         weight_versions=versions_of_tokens(output.weight_versions or (), len(ids)),
         stop_reason="stop" if output.finish_reason == "stop" else "length",

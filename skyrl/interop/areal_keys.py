@@ -102,16 +102,6 @@ def _top_k(value: Any) -> Becomes:
     )
 
 
-def _greedy(value: Any) -> Becomes:
-    return Becomes(writes={_SAMPLING + "temperature": 0.0}) if value else Becomes(needless="samples are drawn")
-
-
-def _least_new(value: Any) -> Becomes:
-    if not value:
-        return Becomes(needless="there is no least length")
-    return Becomes(writes={_SAMPLING + "additional_kwargs.min_tokens": value})
-
-
 def _recovery(value: Any) -> Becomes:
     modes = {"disabled": "none", "auto": "latest", "on": "latest", "resume": "latest", "fault": "latest"}
     if value not in modes:
@@ -245,8 +235,11 @@ KEYS: dict[str, Entry] = {
     "gconfig.n_samples": goes_to("generator.n_samples_per_prompt"),
     "gconfig.max_new_tokens": goes_to(_SAMPLING + "max_generate_length"),
     "ppo.gen.max_new_tokens": goes_to(_SAMPLING + "max_generate_length"),
-    "*.min_new_tokens": _least_new,
-    "*.greedy": _greedy,
+    "*.min_new_tokens": goes_to(_SAMPLING + "min_new_tokens"),
+    "gconfig.max_tokens": goes_to(_SAMPLING + "max_tokens"),
+    "*.greedy": goes_to(_SAMPLING + "greedy"),
+    "gconfig.stop_token_ids": goes_to(_SAMPLING + "stop_token_ids"),
+    "gconfig.frequency_penalty": goes_to(_SAMPLING + "frequency_penalty", convert=number),
     "gconfig.temperature": goes_to(_SAMPLING + "temperature", convert=number),
     "ppo.gen.temperature": goes_to(_SAMPLING + "temperature", convert=number),
     "*.top_p": goes_to(_SAMPLING + "top_p", convert=number),
