@@ -1,4 +1,4 @@
-"""Which of the groups that were sampled make the batch: dynamic sampling, the zero-variance filter, greedy baselines."""
+"""Which of the sampled groups make the batch: dynamic sampling, the zero-variance filter, greedy baselines."""
 
 from __future__ import annotations
 
