@@ -18,6 +18,7 @@ from skyrl.config.environment import (
     Text2SQLEnvConfig,
 )
 from skyrl.config.extension import make_config
+from skyrl.config.fully_async import FullyAsyncConfig
 from skyrl.config.generator import ChatTemplateConfig, GeneratorConfig, SamplingParams
 from skyrl.config.learners import (
     CriticConfig,
@@ -49,7 +50,7 @@ from skyrl.config.placement import PlacementConfig
 from skyrl.config.resolve import resolve
 from skyrl.config.rewards import NormConfig, OverlongConfig, RewardShapingConfig
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.trainer import FullyAsyncConfig, TrainerConfig
+from skyrl.config.trainer import TrainerConfig
 from skyrl.errors import ConfigError
 
 __all__ = [

@@ -158,7 +158,7 @@ KEYS: dict[str, Entry] = {
     "total_train_steps": goes_to("trainer.max_training_steps"),
     "total_train_n_seqs": later("a length of the run in samples"),
     "tokenizer_path": later("a tokenizer other than the model's", ""),
-    "async_training": later(_ASYNC, False),
+    "async_training": goes_to("trainer.fully_async.enabled"),
     "max_turns": goes_to("generator.max_turns"),
     # models
     "actor.path": goes_to("trainer.policy.model.path"),
@@ -267,7 +267,7 @@ KEYS: dict[str, Entry] = {
     "max_head_offpolicyness": goes_to("trainer.fully_async.max_staleness_steps"),
     "rollout.max_concurrent_rollouts": goes_to("trainer.fully_async.num_parallel_generation_workers"),
     "rollout.consumer_batch_size": lambda value: Becomes(needless="follows from trainer.train_batch_size"),
-    "rollout.queue_size": later("a bound on waiting samples"),
+    "rollout.queue_size": goes_to("trainer.fully_async.queue_size"),
     "rollout.enable_rollout_tracing": later("tracing of rollouts", False),
     "*sglang.model_path": lambda value: Becomes(needless="the engines serve the policy"),
     "*sglang.random_seed": lambda value: Becomes(needless="seeds of samples follow from trainer.seed"),
