@@ -81,7 +81,7 @@ def retriever_app(index: SearchIndex, token: str | None = None) -> Starlette:
 
 
 def listen(host: str, port: int, token: str | None) -> socket.socket:
-    """A socket that is bound to the address; port 0 is any that is free. Raises `UserError` for an address that others
+    """A socket that listens there; port 0 is any that is free. Raises `UserError` for an address that others
     can reach while there is no token, `ProcessError` for one that cannot be had.
     """
     if not token and not _is_loopback(host):
@@ -95,6 +95,7 @@ def listen(host: str, port: int, token: str | None) -> socket.socket:
             bound = undo.enter_context(socket.socket(family, kind))
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
+            bound.listen(1024)  # who asks before the index is there waits for it
         except OSError as error:
             raise ProcessError(f"cannot listen on {host}:{port}: {error.strerror}; see --host and --port") from error
         undo.pop_all()

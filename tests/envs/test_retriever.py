@@ -148,7 +148,6 @@ def test_other_machines_are_not_served_without_a_token(host: str) -> None:
 
 def test_a_port_that_is_taken_is_named() -> None:
     with listen("127.0.0.1", 0, None) as bound:
-        bound.listen()
         port = bound.getsockname()[1]
         with pytest.raises(ProcessError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
             listen("127.0.0.1", port, None)
