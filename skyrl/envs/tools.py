@@ -70,12 +70,11 @@ class Tool:
 
         Raises `TaskError` for a function that does not say enough.
         """
-        from transformers.utils import get_json_schema
-        from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+        from transformers.utils import chat_template_utils as chat
 
         try:
-            schema = get_json_schema(function)["function"]
-        except (DocstringParsingException, TypeHintParsingException) as error:
+            schema = chat.get_json_schema(function)["function"]
+        except (chat.DocstringParsingException, chat.TypeHintParsingException) as error:
             raise TaskError(f"the tool {function.__name__}: {error}") from error
         parameters = {**schema["parameters"], "additionalProperties": False}
         return cls(

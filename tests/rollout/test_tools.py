@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ SHOP = f"{Path(__file__).parents[2] / 'examples' / 'tools' / 'shop_env.py'}:Shop
 TOKENIZER = chat_tokenizer(QWEN)
 register("tests-shop", find_env(SHOP))
 
-ROW = {"prices": {"apple": 3, "pear": 4}, "reward_spec": {"ground_truth": "10"}}
+ROW: dict[str, Any] = {"prices": {"apple": 3, "pear": 4}, "reward_spec": {"ground_truth": "10"}}
 APPLE = '<tool_call>{"name": "price", "arguments": {"item": "apple"}}</tool_call>'
 PLUM = APPLE.replace("apple", "plum")
 SUM = '<tool_call>{"name": "python", "arguments": {"code": "print(2 * 3 + 4)"}}</tool_call>'
