@@ -41,8 +41,14 @@ TAGS = [f"<{slash}{name}>" for name in ("search", "information", "answer") for s
 
 
 def make(out: Path, seed: int = 0) -> None:
-    """Fill the folder: corpus, questions, model."""
+    """Fill the folder."""
     rng = seeded(seed)
+    make_data(out, rng)
+    make_model(out / "model", rng)
+
+
+def make_data(out: Path, rng: random.Random) -> None:
+    """Corpus and questions."""
     homes = {name: rng.choice(CITIES) for name in NAMES}
     texts = [f"{name} lives in {city}" for name, city in homes.items()]
     texts += [f"{name} likes {rng.choice(LIKES)}" for name in NAMES]
@@ -50,10 +56,14 @@ def make(out: Path, seed: int = 0) -> None:
     asked = rng.sample(NAMES, len(NAMES))
     write(out / "validation.jsonl", rows(asked[:VALIDATION], homes, VALIDATION_ROWS))
     write(out / "train.jsonl", rows(asked[VALIDATION:], homes, TRAIN_ROWS))
+
+
+def make_model(folder: Path, rng: random.Random) -> None:
+    """One that knows how to search, and mostly does it badly."""
     tokenizer = byte_tokenizer(length=128, words=TAGS)
     model = small_qwen2(tokenizer, hidden_size=128, layers=2)
     warm_start(model, tokenizer, lambda: conversation(rng), steps=STEPS, batch_size=BATCH, lr=LEARNING_RATE)
-    save(model, tokenizer, out / "model")
+    save(model, tokenizer, folder)
 
 
 def question(name: str) -> dict[str, str]:

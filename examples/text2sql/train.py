@@ -39,17 +39,27 @@ LOOK = "SELECT fruit FROM stock LIMIT 1"
 
 
 def make(out: Path, seed: int = 0) -> None:
-    """Fill the folder: databases, questions, model."""
+    """Fill the folder."""
     rng = seeded(seed)
+    make_data(out, rng)
+    make_model(out / "model", rng)
+
+
+def make_data(out: Path, rng: random.Random) -> None:
+    """Databases and questions."""
     (out / "databases").mkdir()
     for number in range(DATABASES):
         make_database(out / "databases" / f"{name_of(number)}.sqlite", capitals=number % 2 == 1, rng=rng)
     write(out / "validation.jsonl", rows(range(VALIDATION), VALIDATION_ROWS))
     write(out / "train.jsonl", rows(range(VALIDATION, DATABASES), TRAIN_ROWS))
+
+
+def make_model(folder: Path, rng: random.Random) -> None:
+    """One that knows how to look, and mostly guesses."""
     tokenizer = byte_tokenizer(length=192, words=WORDS)
     model = small_qwen2(tokenizer, hidden_size=128, layers=2)
     warm_start(model, tokenizer, lambda: conversation(rng), steps=STEPS, batch_size=BATCH, lr=LEARNING_RATE)
-    save(model, tokenizer, out / "model")
+    save(model, tokenizer, folder)
 
 
 def name_of(number: int) -> str:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import random
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,8 +20,6 @@ SEARCH = Path(__file__).parents[2] / "examples" / "search"
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, with two supervised steps instead of 300 and fewer rows."""
-    import sys
-
     module = sys.modules[import_object(f"{SEARCH}/train.py:main").__module__]
     for name, value in {"STEPS": 2, "TRAIN_ROWS": 32, "VALIDATION_ROWS": 8}.items():
         monkeypatch.setattr(module, name, value)
@@ -38,6 +38,7 @@ def overrides(base: Path, run: Path) -> dict[str, Any]:
         "trainer.policy_mini_batch_size": 4,
         "trainer.eval_batch_size": 8,
         "trainer.max_training_steps": 2,
+        "trainer.micro_train_batch_size_per_gpu": 4,
         "generator.n_samples_per_prompt": 4,
     }
 
@@ -45,7 +46,7 @@ def overrides(base: Path, run: Path) -> dict[str, Any]:
 def test_the_corpus_answers_who_names_what_is_wanted_and_not_who_names_the_person_only(
     example: ModuleType, tmp_path: Path
 ) -> None:
-    example.make(tmp_path)
+    example.make_data(tmp_path, random.Random(0))
     index = SearchIndex(read_corpus(tmp_path / "corpus.jsonl"))
     for line in (tmp_path / "train.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -56,7 +57,7 @@ def test_the_corpus_answers_who_names_what_is_wanted_and_not_who_names_the_perso
 
 
 def test_nobody_who_is_asked_for_in_validation_is_asked_for_in_training(example: ModuleType, tmp_path: Path) -> None:
-    example.make(tmp_path)
+    example.make_data(tmp_path, random.Random(0))
     asked = [
         {json.loads(line)["prompt"][0]["content"] for line in (tmp_path / f"{split}.jsonl").read_text().splitlines()}
         for split in ("train", "validation")
@@ -73,5 +74,6 @@ def test_two_steps_are_trained_against_the_real_retriever(example: ModuleType, t
         values = overrides(base, run) | {"environment.skyrl_gym.search.search_url": url}
         BasePPOExp(compose([str(SEARCH / "grpo.toml")], values, strict=True).config).run()
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "loss/policy" in line or "environment/searches" in line][-1] == 2
-    assert all(line.get("rollout/failures", 0) == 0 for line in lines)
+    trained = [line for line in lines if line["step"]]
+    assert [line["step"] for line in trained] == [1, 2]
+    assert all("policy/final_loss" in line and line["rollout/failures"] == 0 for line in trained)
