@@ -33,7 +33,7 @@ class Trace(SimpleNamespace):
 
     @property
     def reward(self) -> float:
-        return sum(each.score * each.weight for each in self.rewards.values() if each is not None)
+        return float(sum(each.score * each.weight for each in self.rewards.values() if each is not None))
 
 
 class Sum:
