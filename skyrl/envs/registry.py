@@ -26,7 +26,7 @@ from skyrl.envs.gsm8k_multi_turn import GSM8kMultiTurnEnv
 from skyrl.envs.llm_judge import LLMJudgeEnv
 from skyrl.envs.multiply import MultiplyEnv
 from skyrl.envs.reward_functions import RewardFunctionEnv
-from skyrl.envs.search import SearchEnv
+from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.errors import TaskError
 from skyrl.processes.credentials import api_key
@@ -51,7 +51,7 @@ def _sandbox(tier: Tier | Literal["auto"]) -> Sandbox:
 _WITH_SETTINGS: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
     "code": lambda extras, gym: CodeEnv(extras, _sandbox(gym.sandbox_tier)),
     "llm_as_a_judge": lambda extras, gym: LLMJudgeEnv(extras, gym.llm_as_a_judge, api_key("OPENAI_API_KEY")),
-    "search": lambda extras, gym: SearchEnv(extras, gym.search),
+    "search": lambda extras, gym: SearchEnv(extras, gym.search, api_key(TOKEN_VARIABLE)),
     "text2sql": lambda extras, gym: Text2SQLEnv(extras, gym.text2sql, _sandbox(gym.sandbox_tier)),
 }
 """Those that are also given `environment.skyrl_gym`."""

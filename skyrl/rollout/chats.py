@@ -36,9 +36,24 @@ class Chat(Protocol):
         """Add what belongs behind the last turn."""
 
 
-def start_ids(tokenizer: Any, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-    """A conversation through the chat template, with the header that asks for an answer. Raises `DataError`."""
+def start_ids(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    template_kwargs: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> tuple[int, ...]:
+    """A conversation through the chat template, with the header that asks for an answer, and what may be called.
+
+    Raises `DataError`, also for a template that does not show the tools.
+    """
     text = render(tokenizer, messages, template_kwargs)
+    if tools:
+        without, text = text, render(tokenizer, messages, {**template_kwargs, "tools": [dict(tool) for tool in tools]})
+        if text == without:
+            raise DataError(
+                "the environment has tools, and the chat template shows none: take a model whose template writes "
+                "`tools`, or describe them in the prompt and let tool_schemas() give ()"
+            )
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 

@@ -59,11 +59,11 @@ class Episode:
     async def begin(self) -> GenerationRequest:
         """Make the environment; what the first turn is sampled from. Raises `EpisodeError`."""
         prompt = self._prompt
-        self._env, messages = await self._in_env(
+        self._env, messages, tools = await self._in_env(
             self._who("starting on"), _started, self._make, self._extras(), prompt.messages
         )
-        if messages != prompt.messages:
-            ids = start_ids(self._stage.tokenizer, messages, self._stage.config.chat_template_kwargs)
+        if messages != prompt.messages or tools:
+            ids = start_ids(self._stage.tokenizer, messages, self._stage.config.chat_template_kwargs, tools)
             self._transcript = Transcript(ids)
         return self._request(self.key)
 
@@ -179,12 +179,12 @@ class Episode:
         return f"{self._prompt.env_class}, {doing} prompt {self._prompt.id}{said},"
 
 
-def _started(make: MakeEnv, extras: dict[str, Any], messages: Any) -> tuple[Env, Any]:
+def _started(make: MakeEnv, extras: dict[str, Any], messages: Any) -> tuple[Env, Any, Any]:
     env = make(extras)
     started = env.init(messages)
     if not (isinstance(started, tuple) and len(started) == 2):
         raise TypeError(f"init() returned {started!r:.200} instead of (messages, information)")
-    return env, tuple(started[0])
+    return env, tuple(started[0]), env.tool_schemas()
 
 
 def _stepped(env: Env, answer: str, last: bool) -> tuple[Any, Any]:
