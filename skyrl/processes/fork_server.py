@@ -27,6 +27,9 @@ from skyrl.processes import confinement
 
 TIMED_OUT = 124
 READY = b"ready"
+WAYS = "SKYRL_WAYS"
+"""Variable with the ways to what a program may read, as JSON, where the names that everybody knows do not lead there."""
+
 LONGEST_REQUEST = 1 << 16
 _LONGEST_WAIT = 1e9
 """Milliseconds that `poll` can count."""
@@ -75,18 +78,35 @@ def _prepare(settings: dict[str, Any]) -> None:
     if confinement.other_user() is not None:
         if settings["namespaces"]:
             confinement.make_reachable([*sys.path, sys.base_prefix, sys.prefix, *settings["readable"]])
-        sys.path[:] = [_open_to_all(path) for path in sys.path]
-        sys.path_importer_cache.clear()
+        _open_to_all(settings["readable"])
     gc.freeze()  # what every process shares stays shared
     confinement.control(confinement.DUMPABLE, 0)  # nobody of the same user looks into it or changes it
 
 
-def _open_to_all(path: str) -> str:
-    """The same folder, by a way that needs no right to the folders above it."""
-    if confinement.is_reachable(path) or not os.path.isdir(path):
-        return path
-    number = os.open(path, os.O_PATH)
-    return f"/proc/self/fd/{number}"
+def _open_to_all(readable: list[str]) -> None:
+    """Modules and what is to be read, by ways that need no right to the folders above them; `WAYS` tells them."""
+    wanted = [path for path in (*sys.path, *readable) if os.path.isdir(path)]
+    ways = {path: _way_to(path) for path in wanted if not confinement.is_reachable(path)}
+    os.environ[WAYS] = json.dumps(ways)
+    if not ways:
+        return
+    sys.path[:] = [ways.get(path, path) for path in sys.path]
+    sys.path_importer_cache.clear()
+    for package in list(sys.modules.values()):
+        folders = getattr(package, "__path__", None)
+        if isinstance(folders, list):
+            folders[:] = [_by_another_way(folder, ways) for folder in folders]
+
+
+def _way_to(folder: str) -> str:
+    return f"/proc/self/fd/{os.open(folder, os.O_PATH)}"
+
+
+def _by_another_way(folder: str, ways: dict[str, str]) -> str:
+    for path in sorted(ways, key=len, reverse=True):
+        if folder.startswith(f"{path}/"):
+            return ways[path] + folder[len(path) :]
+    return folder
 
 
 def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[int]) -> None:

@@ -79,13 +79,20 @@ class Sandbox:
     ) -> None:
         """`readable` are files and folders that programs need; `modules` are in the memory of workers.
 
-        Raises `UserError` if this machine does not have the tier: it is never replaced by a weaker one.
+        Raises `UserError` if this machine does not have the tier, which is never replaced by a weaker one, and for
+        what programs could not read.
         """
         self.tier: Tier = strongest_tier() if tier == "auto" else tier
         reason = why_unavailable(self.tier)
         if reason:
             have = ", ".join(each for each in TIERS if not why_unavailable(each)) or "none"
             raise UserError(f"the sandbox tier {tier!r} is not available on this machine: {reason}. Available: {have}")
+        for path in readable if other_user() is not None else ():
+            if path.exists() and not _is_open_to_all(path):
+                raise UserError(
+                    f"programs in the sandbox of a run of root's have users of their own, who cannot read {path}: "
+                    f"chmod -R o+rX {path}"
+                )
         self.client = ForkClient(self.tier, readable, modules)
 
     def run(self, program: str, stdin: bytes = b"", limits: Limits | None = None) -> Ran:
@@ -102,6 +109,11 @@ class Sandbox:
     def close(self) -> None:
         """End the warm interpreter; the next call starts another."""
         self.client.close()
+
+
+def _is_open_to_all(path: Path) -> bool:
+    wanted = 0o005 if path.is_dir() else 0o004
+    return path.stat().st_mode & wanted == wanted
 
 
 @cache
