@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -130,7 +131,7 @@ def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[in
         for number in files:
             os.close(number)
         code = _wait(child, control, deadline)
-        _sweep()
+        _sweep(None if settings["namespaces"] else user)
         control.sendall(f"code: {code}".encode())
     except OSError as error:
         with suppress(OSError):
@@ -234,15 +235,45 @@ def _code(status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _sweep() -> None:
-    """Kill every descendant: those that lost their parents become children of this process, and are next."""
+def _sweep(user: int | None) -> None:
+    """Kill every descendant: all of `user` at once, or else each, stopped first so that it has no more children."""
+    if user is not None:
+        _as_that_user(user, lambda: os.kill(-1, signal.SIGKILL))
     while True:
-        for pid in confinement.children(os.getpid()):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        stopped: set[int] = set()
+        while user is None and (new := set(_descendants()) - stopped):
+            _signal(new, signal.SIGSTOP)
+            stopped |= new
+        _signal(_descendants(), signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
             return
         time.sleep(0.001)
+
+
+def _as_that_user(user: int, work: Callable[[], None]) -> None:
+    """In a process that has no other rights."""
+    child = os.fork()
+    if child == 0:
+        try:
+            confinement.become(user)
+            work()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def _descendants() -> list[int]:
+    """Of this process, children before their own."""
+    found = confinement.children(os.getpid())
+    for pid in found:
+        found += confinement.children(pid)
+    return found
+
+
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -23,7 +23,7 @@ from typing import Literal
 from attrs import asdict, field, frozen
 
 from skyrl.errors import ProcessError, UserError
-from skyrl.processes.confinement import other_user
+from skyrl.processes.confinement import is_reachable, other_user
 from skyrl.processes.fork_client import ForkClient
 from skyrl.processes.fork_server import TIMED_OUT
 from skyrl.processes.tiers import TIERS, Tier, has_namespaces, missing
@@ -87,8 +87,9 @@ class Sandbox:
         if reason:
             have = ", ".join(each for each in TIERS if not why_unavailable(each)) or "none"
             raise UserError(f"the sandbox tier {tier!r} is not available on this machine: {reason}. Available: {have}")
-        for path in readable if other_user() is not None else ():
-            if path.exists() and not _is_open_to_all(path):
+        self._readable = tuple(path.absolute() for path in readable)
+        for path in self._readable:
+            if path.exists() and not self._may_read(path, path):
                 raise UserError(
                     f"programs in the sandbox of a run of root's have users of their own, who cannot read {path}: "
                     f"chmod -R o+rX {path}"
@@ -106,14 +107,22 @@ class Sandbox:
         """What is in force, for whoever looks at the run later."""
         return {"tier": self.tier, "own_user_for_each_program": other_user() is not None}
 
+    def may_open(self, file: Path) -> bool:
+        """Can programs open this file by its name? It is one of `readable`, or below one of these."""
+        if self.tier == "process":
+            return other_user() is None or is_reachable(str(file))
+        return any(self._may_read(file, path) for path in self._readable if file.is_relative_to(path))
+
+    def _may_read(self, file: Path, root: Path) -> bool:
+        """By the rights of what lies between."""
+        if other_user() is None:
+            return True
+        ways = [file, *(parent for parent in file.parents if parent.is_relative_to(root))]
+        return all(way.stat().st_mode & wanted == wanted for way in ways for wanted in [0o005 if way.is_dir() else 0o004])
+
     def close(self) -> None:
         """End the warm interpreter; the next call starts another."""
         self.client.close()
-
-
-def _is_open_to_all(path: Path) -> bool:
-    wanted = 0o005 if path.is_dir() else 0o004
-    return path.stat().st_mode & wanted == wanted
 
 
 @cache

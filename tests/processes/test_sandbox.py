@@ -19,6 +19,7 @@ from skyrl.processes import sandbox, tiers
 from skyrl.processes.sandbox import Limits, Sandbox, why_unavailable
 from skyrl.processes.tiers import TIERS, Tier
 from tests.processes.escapes import ESCAPES, NEVER_END, OPEN, ROOTS, TWICE, table
+from tests.processes.left_over import left_over
 
 HERE = [tier for tier in TIERS if not why_unavailable(tier)]
 """What this machine has: every test below runs over all of them."""
@@ -120,28 +121,7 @@ def test_what_never_ends_is_ended_and_leaves_nothing_behind(kind: str, made: San
     assert time.monotonic() - begun < SHORT.seconds + 10  # of a machine that has other things to do
     assert ran.ended in ("timeout", "output") or ran.code != 0 or "grandchild" in kind
     assert len(ran.stdout) <= SHORT.output_bytes
-    for _ in range(100):  # whoever ended it ends, too
-        if _forked() == []:
-            break
-        time.sleep(0.1)
-    assert _forked() == []
-
-
-def _forked() -> list[psutil.Process]:
-    """Processes that a fork server of this process has started, or that have lost it."""
-    me, found = os.getpid(), []
-    for process in psutil.process_iter(["cmdline"]):
-        try:
-            if "fork_server" not in " ".join(process.info["cmdline"] or ()):
-                continue
-            parents = [parent.pid for parent in process.parents()]
-            server = parents[:1] == [me] or (me in parents and "bwrap" in process.parents()[0].name())
-            ours = me in parents or parents in ([], [1])
-            if ours and not server and process.name() != "bwrap" and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    assert left_over() == []
 
 
 def test_the_folder_is_removed_and_links_in_it_are_not_followed(tmp_path: Path, made: Sandbox) -> None:
@@ -167,13 +147,16 @@ def test_programs_run_side_by_side(made: Sandbox) -> None:
     assert printed == [f"{number}\n".encode() for number in range(32)]
 
 
-def test_a_fork_server_that_was_killed_is_started_again(made: Sandbox) -> None:
-    assert made.run("print(1)").stdout == b"1\n"
-    servers = psutil.Process().children()
+@pytest.mark.parametrize("tier", HERE)
+def test_a_fork_server_that_was_killed_is_started_again(tier: Tier) -> None:
+    before, sandbox = set(psutil.Process().children(recursive=True)), Sandbox(tier)
+    assert sandbox.run("print(1)").stdout == b"1\n"
+    servers = set(psutil.Process().children(recursive=True)) - before
     for server in servers:
         server.kill()
     psutil.wait_procs(servers, 10)
-    assert made.run("print(2)").stdout == b"2\n"
+    assert sandbox.run("print(2)").stdout == b"2\n"
+    sandbox.close()
 
 
 def test_a_tier_that_is_not_there_is_an_error_and_never_a_weaker_one(monkeypatch: pytest.MonkeyPatch) -> None:
