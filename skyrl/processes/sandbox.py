@@ -118,7 +118,9 @@ class Sandbox:
         if other_user() is None:
             return True
         ways = [file, *(parent for parent in file.parents if parent.is_relative_to(root))]
-        return all(way.stat().st_mode & wanted == wanted for way in ways for wanted in [0o005 if way.is_dir() else 0o004])
+        return all(
+            way.stat().st_mode & wanted == wanted for way in ways for wanted in [0o005 if way.is_dir() else 0o004]
+        )
 
     def close(self) -> None:
         """End the warm interpreter; the next call starts another."""

@@ -92,8 +92,7 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
         ALL,
     ),
     "to attach to the process above it": (
-        "import ctypes, os\n"
-        "print('escaped' if ctypes.CDLL(None).ptrace(16, os.getppid(), None, None) == 0 else 'no')",
+        "import ctypes, os\nprint('escaped' if ctypes.CDLL(None).ptrace(16, os.getppid(), None, None) == 0 else 'no')",
         ALL,
     ),
     "the folder of another answer that runs beside it": (
@@ -141,10 +140,7 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
         BUT_PROCESS,
     ),
     "more processes than its limit": (
-        "import os, time\n"
-        "for _ in range(80):\n"
-        "  if os.fork() == 0: time.sleep(9)\n"
-        "print('escaped')",
+        "import os, time\nfor _ in range(80):\n  if os.fork() == 0: time.sleep(9)\nprint('escaped')",
         ALL,
     ),
     "many open files": ("fs = [open('/dev/null') for _ in range(500)]\nprint('escaped')", ALL),

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from uuid import uuid4
@@ -153,7 +154,8 @@ def test_a_fork_server_that_was_killed_is_started_again(tier: Tier) -> None:
     assert sandbox.run("print(1)").stdout == b"1\n"
     servers = set(psutil.Process().children(recursive=True)) - before
     for server in servers:
-        server.kill()
+        with suppress(psutil.NoSuchProcess):
+            server.kill()
     psutil.wait_procs(servers, 10)
     assert sandbox.run("print(2)").stdout == b"2\n"
     sandbox.close()

@@ -95,17 +95,19 @@ def task(tmp_path: Path) -> str:
     return f"{file}:Task"
 
 
-@pytest.mark.parametrize("tier", HERE)
+@pytest.mark.parametrize("tier", [*(pytest.param(tier, marks=pytest.mark.long) for tier in HERE[:-1]), HERE[-1]])
 async def test_broken_environments_fail_by_themselves_and_leave_nothing_behind(
     tier: Tier, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SKYRL_SECRET", "1")
-    gym = isolated(tier, step_timeout_seconds=4.0, max_attempts=1, max_failed_share=1.0)
+    gym = isolated(tier, step_timeout_seconds=8.0, max_attempts=1, max_failed_share=1.0)
     lora, engines = SkyRLLoraConfig(), [Scripted("an answer")]
     client = InferenceEngineClient(engines, None, "model", lora, InferenceEngineConfig())  # type: ignore[arg-type]
     made = SkyRLGymGenerator("model", lora, GeneratorConfig(), gym, client, None, user_env_class=task)
     prompts = [
-        Prompt(id=how, messages=({"role": "user", "content": "?"},), token_ids=(1,), env_class=task, extras={"how": how})
+        Prompt(
+            id=how, messages=({"role": "user", "content": "?"},), token_ids=(1,), env_class=task, extras={"how": how}
+        )
         for how in (*BROKEN, *GOOD)
     ]
     begun = time.monotonic()
@@ -122,7 +124,9 @@ async def test_broken_environments_fail_by_themselves_and_leave_nothing_behind(
 def test_no_episode_sees_another_and_the_module_is_not_imported_here(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     file = tmp_path / "planted.py"
-    file.write_text("seen = []\ndef reward(completion, **others):\n    seen.append(1)\n    return len(seen)\n", encoding="utf-8")
+    file.write_text(
+        "seen = []\ndef reward(completion, **others):\n    seen.append(1)\n    return len(seen)\n", encoding="utf-8"
+    )
     name = f"{file}:reward"
     make = find_task(name, name, isolated("auto"))
     first, second = make({}), make({})
