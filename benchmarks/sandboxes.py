@@ -2,10 +2,10 @@
 
     python benchmarks/sandboxes.py [--calls 100]
 
-Prints one JSON line. Milliseconds (median and 90th percentile): `fresh`, a program that prints a word, in a process of its own;
-`reused`, an answer compared by math-verify in a worker that stays; `episode`, an isolated environment from its start over
-one step to its end; and beside them `python`, the interpreter started anew for the same program with no sandbox, and
-`fork`, a bare fork of this process.
+Prints one JSON line. Milliseconds (median and 90th percentile): `fresh`, a program that prints a word, in a process of
+its own; `reused`, an answer compared by math-verify in a worker that stays; `episode`, an isolated environment from its
+start over one step to its end; and beside them `python`, the interpreter started anew for the same program with no
+sandbox, and `fork`, a bare fork of this process.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Text2SQLEnv(Env):
         if not sandbox.may_open(self._db):
             raise TaskError(
                 f"text2sql: programs in the sandbox tier {sandbox.tier!r} cannot open {self._db}: it has to lie below "
-                "environment.skyrl_gym.text2sql.db_path, and where the run is root's, everybody has to be able to read it"
+                "environment.skyrl_gym.text2sql.db_path, and where the run is root's, everybody must be able to read it"
             )
         self._turns = 0
         self._said = ""

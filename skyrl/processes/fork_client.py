@@ -110,7 +110,7 @@ class ForkClient:
         with theirs, tempfile.TemporaryFile() as errors:
             self._process = subprocess.Popen(
                 self._command(),
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 cwd="/",

@@ -29,7 +29,7 @@ from skyrl.processes import confinement
 TIMED_OUT = 124
 READY = b"ready"
 WAYS = "SKYRL_WAYS"
-"""Variable with the ways to what a program may read, as JSON, where the names that everybody knows do not lead there."""
+"""Variable with the ways to what a program may read, as JSON, where the usual names do not lead there."""
 
 LONGEST_REQUEST = 1 << 16
 _LONGEST_WAIT = 1e9

@@ -108,10 +108,12 @@ class Sandbox:
         return {"tier": self.tier, "own_user_for_each_program": other_user() is not None}
 
     def may_open(self, file: Path) -> bool:
-        """Can programs open this file by its name? It is one of `readable`, or below one of these."""
-        if self.tier == "process":
-            return other_user() is None or is_reachable(str(file))
-        return any(self._may_read(file, path) for path in self._readable if file.is_relative_to(path))
+        """Can programs open this file by its name?"""
+        if self.tier != "bwrap" and (other_user() is None or is_reachable(str(file))):
+            return True
+        return self.tier != "process" and any(
+            self._may_read(file, path) for path in self._readable if file.is_relative_to(path)
+        )
 
     def _may_read(self, file: Path, root: Path) -> bool:
         """By the rights of what lies between."""
@@ -149,7 +151,7 @@ def why_unavailable(tier: Tier) -> str:
 
 
 def folder_of(client: ForkClient, tier: Tier) -> str:
-    """A process's own folder: in namespaces a name for a place in memory, otherwise new, to be removed by the caller."""
+    """A process's own folder: in namespaces a name for a place in memory, otherwise a new one for `remove_folder`."""
     return client.folder if has_namespaces(tier) else tempfile.mkdtemp(prefix="skyrl-sandbox-")
 
 

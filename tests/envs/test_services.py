@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -95,7 +96,5 @@ def test_a_judge_that_repeats_what_it_reads_gives_no_more_than_its_own_verdict(i
     with service(quote) as url:
         env = LLMJudgeEnv({"reward_spec": {"ground_truth": "7"}}, GSM8kLLMJudgeEnvConfig(base_url=url), api_key=None)
         env.init(({"role": "user", "content": "3+4?"},))
-        try:
+        with suppress(ValueError):  # no readable verdict
             assert env.step(injection).reward == 0.0
-        except ValueError as failure:
-            assert "no readable verdict" in str(failure)

@@ -16,7 +16,7 @@ import pytest
 
 from skyrl.envs import find_env
 from skyrl.errors import ProcessError, UserError
-from skyrl.processes import sandbox, tiers
+from skyrl.processes import sandbox
 from skyrl.processes.sandbox import Limits, Sandbox, why_unavailable
 from skyrl.processes.tiers import TIERS, Tier
 from tests.processes.escapes import ESCAPES, NEVER_END, OPEN, ROOTS, TWICE, table
@@ -162,7 +162,7 @@ def test_a_fork_server_that_was_killed_is_started_again(tier: Tier) -> None:
 
 
 def test_a_tier_that_is_not_there_is_an_error_and_never_a_weaker_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiers.shutil, "which", lambda _: None)
+    monkeypatch.setattr("shutil.which", lambda _: None)
     sandbox.why_unavailable.cache_clear()
     try:
         with pytest.raises(UserError, match=r"'bwrap' is not available.* no command 'bwrap'.*Available: process"):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -51,7 +51,8 @@ class Task(Env):
             for _ in range(1000): os.write(1, line)
         reward = {"nan": float("nan"), "infinite": float("inf"), "text": "good", "none": None}.get(how, 1)
         if how == "wrong type": return 1.0
-        if how == "a gigabyte": return EnvStep(reward=1, done=True, observations=({"role": "user", "content": "x" * 10**9},))
+        if how == "a gigabyte":
+            return EnvStep(reward=1, done=True, observations=({"role": "user", "content": "x" * 10**9},))
         if how == "no messages": return EnvStep(reward=1, done=True, observations=(1, 2))
         if how == "memory": bytearray(10**11)
         if how == "hostile metrics": self.metrics = {"depth": "low"}
@@ -83,7 +84,7 @@ GOOD = ("well", "forks", "prints a gigabyte", "secrets")
 HERE = [tier for tier in TIERS if not why_unavailable(tier)]
 
 
-def isolated(tier: Tier, **more: Any) -> SkyRLGymConfig:
+def isolated(tier: Tier | Literal["auto"], **more: Any) -> SkyRLGymConfig:
     return SkyRLGymConfig(isolate_user_env=True, sandbox_tier=tier, **more)
 
 
