@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
 from skyrl.config import SkyRLGymConfig
@@ -33,6 +34,7 @@ class IsolatedEnv(Env):
         """`seconds` are for each call; then the process is ended."""
         super().__init__(extras)
         self._seconds = seconds
+        self._calling, self._ended = Lock(), False
         self._worker = Worker(sandbox, _HOST, limits)
         try:
             self._ask("make", {"name": name, "extras": dict(extras)})
@@ -57,23 +59,31 @@ class IsolatedEnv(Env):
         return given
 
     def close(self) -> None:
+        """A call that still runs is given up, and its process is ended."""
+        idle = self._calling.acquire(blocking=False)
+        if idle:
+            self._calling.release()
         try:
-            self._ask("close", None)
-        except WorkerEnded:
-            pass  # its last call has said so
+            if idle and not self._ended:
+                self._ask("close", None)
         finally:
             self._worker.close()
 
     def _ask(self, call: str, given: Any) -> Any:
         """Raises `RewardError` for what the environment raised, `WorkerEnded` where its process is no more."""
         try:
-            answer = self._worker.ask({"call": call, "given": given}, self._seconds)
+            with self._calling:
+                answer = self._worker.ask({"call": call, "given": given}, self._seconds)
+        except WorkerEnded:
+            self._ended = True
+            raise
         except TypeError as error:
             raise TaskError(
                 f"an environment in a sandbox is given its row as JSON, which cannot say it: {error}. Turn "
                 "environment.skyrl_gym.isolate_user_env off, or change the column"
             ) from error
         if "too_large" in answer:
+            self._ended = True
             self._worker.close()
             raise WorkerEnded("output", f"gave {answer['too_large']} characters and was ended")
         if "raised" in answer:

@@ -56,15 +56,17 @@ class Worker:
             self.close()
             raise WorkerEnded("timeout", f"gave no answer within {seconds:g} s and was ended") from None
         except (OSError, ValueError, RecursionError) as error:
-            raise WorkerEnded("exit", f"ended: {self.close() or error}") from None
+            raise WorkerEnded("exit", f"ended: {self.close(GRACE) or error}") from None
 
-    def close(self) -> str:
-        """End it, and wait until nothing of it is left. Says how it had ended by itself, if it had."""
+    def close(self, patience: float = 0.001) -> str:
+        """End it, and wait until nothing of it is left. Says how it ended by itself, if it has or does so within
+        `patience` seconds.
+        """
         control, self._control = self._control, None
         if control is None:
             return ""
         with control:
-            said = receive(control, 0.05 if self._left is None else 0.001)
+            said = receive(control, patience)
             if not said:
                 with suppress(OSError):
                     control.shutdown(socket.SHUT_WR)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ import pytest
 
 from skyrl.config import GeneratorConfig, InferenceEngineConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
 from skyrl.envs.registry import find_task
-from skyrl.errors import TaskError
+from skyrl.errors import TaskError, WorkerEnded
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.processes.sandbox import why_unavailable
 from skyrl.processes.tiers import TIERS, Tier
@@ -146,6 +147,19 @@ def test_an_isolated_environment_that_cannot_be_found_says_what_was_looked_for(t
     for name, said in ((f"{file}:f", "ZeroDivisionError"), (f"{tmp_path / 'none.py'}:f", "there is no file")):
         with pytest.raises(TaskError, match=said):
             find_task(name, name, isolated("auto"))
+
+
+def test_closing_an_episode_ends_a_call_that_still_runs(task: str) -> None:
+    env = find_task(task, task, isolated("auto"))({"how": "hangs"})
+    with ThreadPoolExecutor(1) as beside:
+        running = beside.submit(env.step, "an answer")
+        time.sleep(0.3)
+        begun = time.monotonic()
+        env.close()
+        assert time.monotonic() - begun < 10  # and not the 300 s of a step
+        with pytest.raises(WorkerEnded):
+            running.result()
+    assert left_over() == []
 
 
 def test_a_row_that_json_cannot_say_is_refused(task: str) -> None:
