@@ -12,6 +12,7 @@ import os
 import select
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -138,6 +139,8 @@ def strongest_tier() -> Tier:
 @cache
 def why_unavailable(tier: Tier) -> str:
     """What this machine lacks for the tier; empty if programs really run in it here."""
+    if sys.platform != "linux":
+        return "sandboxes need Linux"
     if missing(tier):
         return f"there is no command {missing(tier)!r}; install bubblewrap"
     client = ForkClient(tier)

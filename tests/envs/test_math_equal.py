@@ -8,7 +8,7 @@ import pytest
 
 from skyrl.config import SkyRLGymConfig
 from skyrl.envs import find_env
-from skyrl.envs.math_equal import MathEqual
+from skyrl.envs.math_equal import MathEqual, math_equal
 from skyrl.errors import WorkerEnded
 from skyrl.processes.sandbox import why_unavailable
 from skyrl.processes.tiers import TIERS
@@ -70,3 +70,4 @@ def test_gsm8k_and_aime_accept_what_is_equal_only_if_asked() -> None:
         assert find_env(name, GYM)(extras).step(answer).reward == 1.0
         assert find_env(name, GYM)(extras).step(r"\boxed{\frac{1}{3}}").reward == wrong
         assert find_env(name, GYM)(extras).step("nothing").reward == wrong
+    math_equal(GYM.sandbox_tier).close()  # its workers would wait for more
