@@ -84,7 +84,7 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
         "  try: os.kill(boss, 0)\n"
         "  except ProcessLookupError: print('escaped', flush=True)\n"
         "  os._exit(0)\n"
-        "time.sleep(1)",
+        "time.sleep(0.4)",
         ROOTS_FIRST,
     ),
     "the memory of the process above it": (

@@ -96,7 +96,7 @@ def test_each_tier_stops_what_the_table_says_and_nothing_else(
         program = program.replace(name, value)
     with ThreadPoolExecutor(1) as beside:
         if "neighbour" in program:
-            beside.submit(made.run, "open('neighbour', 'w').write('x')\nimport time\ntime.sleep(1)")
+            beside.submit(made.run, "open('neighbour', 'w').write('x')\nimport time\ntime.sleep(0.7)")
             time.sleep(0.3)
         for _ in range(2 if wanted in TWICE else 1):
             ran = made.run(program, limits=LIMITS)
