@@ -41,6 +41,11 @@ class Text2SQLEnv(Env):
         self._db = database(Path(settings.db_path).expanduser(), extras.get("db_id"))
         self._max_turns = max_turns(extras, default=5)
         self._sandbox = sandbox
+        if not sandbox.may_open(self._db):
+            raise TaskError(
+                f"text2sql: programs in the sandbox tier {sandbox.tier!r} cannot open {self._db}: it has to lie below "
+                "environment.skyrl_gym.text2sql.db_path, and where the run is root's, everybody must be able to read it"
+            )
         self._turns = 0
         self._said = ""
         self._counts = {"queries": 0.0, "failed_queries": 0.0}
