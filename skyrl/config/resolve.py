@@ -165,15 +165,7 @@ def the_older_tis_cap_is_the_token_cap(run: SkyRLTrainConfig) -> float:
 )
 def corrections_need_the_engines_logprobs(run: SkyRLTrainConfig) -> int | None:
     """Importance ratios are against the engine's log-probabilities, so it has to return them."""
-    correction = run.trainer.algorithm.off_policy_correction
-    bounds = (
-        correction.outlier_token_is_threshold_low,
-        correction.outlier_token_is_threshold_high,
-        correction.token_mask_is_threshold_low,
-        correction.token_mask_is_threshold_high,
-    )
-    wanted = correction.tis_ratio_type or correction.sequence_mask_metric
-    return 1 if wanted or any(bound is not None for bound in bounds) else None
+    return 1 if run.trainer.algorithm.off_policy_correction.is_on else None
 
 
 @rule(writes="generator.rope_scaling", reads=("trainer.rope_scaling",))

@@ -121,6 +121,15 @@ def test_the_table_says_what_a_rank_does_in_one_training_step() -> None:
     ]
 
 
+def test_micro_batches_bounded_by_tokens_are_counted_in_tokens() -> None:
+    plan = planned({"trainer.max_tokens_per_microbatch": 4096})
+    row = table(plan).splitlines()[-5:-2]
+    assert "4 optimizer steps of 1280 samples, each in micro-batches of at most 4096 tokens" in row[1]
+    assert "scores 5120 samples in passes of at most 4096 tokens" in row[2]
+    policy = plan["models"][0]
+    assert (policy["tokens_per_micro_batch"], policy["micro_batches"], policy["micro_batch_size"]) == (4096, None, None)
+
+
 def test_a_policy_that_takes_one_optimizer_step_does_not_score() -> None:
     [policy, reference] = planned({"trainer.policy_mini_batch_size": 1024})["models"]
     assert (policy["optimizer_steps"], policy["rows_scored"], reference["rows_scored"]) == (1, 0, 5120)
