@@ -103,7 +103,7 @@ class TrainingBatch:
         return self.rewards.sum(dim=1)
 
     def over_trajectories(self, values: Tensor) -> Tensor:
-        """Each row's sum of `values` (B,) over all rows of its trajectory; as they are, where each row is a whole one."""
+        """(B,) to (B,): each row's sum of `values` over the rows of its trajectory; as they are, if rows are whole."""
         if self.trajectories is None:
             return values
         sums = torch.zeros(int(self.trajectories.max()) + 1, dtype=values.dtype, device=values.device)

@@ -2,7 +2,8 @@
 `reductions.py`.
 
 A loss with settings is a frozen class with `__call__`, whose fields are its settings. The built-in ones are in
-`clipped_losses.py`, `rollout_losses.py` and `covariance_losses.py`; a loss of your own is the same:
+`clipped_losses.py`, `rollout_losses.py` and `covariance_losses.py`; a loss of your own is the same, its class made with
+`skyrl.tree.frozen`, so that its fields are read and checked as configuration:
 
     @frozen
     class Mine:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.classes import class_name, fields_of
+from skyrl.tree.classes import class_name, fields_of, table_class
 from skyrl.tree.dump import same, stored_value
 from skyrl.tree.types import config_class, is_optional, lists_none
 
@@ -37,8 +37,10 @@ def _sparse(config: Any, default: Any, prefix: str, left_out: frozenset[str]) ->
         path, value, before = prefix + name, getattr(config, name), getattr(default, name, None)
         if path in left_out:
             continue
-        nested = config_class(attribute.type)
-        if nested is None or value is None:
+        nested = table_class(attribute, value)
+        if nested is not None and config_class(attribute.type) is None:  # a table whose class another field names
+            data |= {name: inner} if (inner := _sparse(value, nested(), path + ".", left_out)) else {}
+        elif nested is None or value is None:
             if not same(stored_value(value), stored_value(before)):
                 data[name] = stored_value(value)
         elif type(before) is type(value):

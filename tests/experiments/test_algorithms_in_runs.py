@@ -60,10 +60,10 @@ def test_leaving_out_old_logprobs_that_the_loss_does_not_read_changes_nothing(
 
     monkeypatch.setattr(PolicyWorker, "score", counted)
     train(nano, tmp_path / "without", **own)
-    assert asked == []
+    assert 12 not in asked  # the rows of a batch; the canary asks about a few prompts of its own
     monkeypatch.setattr("skyrl.training.trainer.scores_old_logprobs", lambda algorithm, updates: True)
     train(nano, tmp_path / "with", **own)
-    assert asked == [12, 12]
+    assert asked.count(12) == 2
     assert metrics(tmp_path / "with") == metrics(tmp_path / "without")
 
 

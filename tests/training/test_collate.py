@@ -65,8 +65,7 @@ def test_a_reward_stands_on_a_token_that_is_trained_on() -> None:
 
 
 def test_answers_know_how_long_they_are() -> None:
-    cut = evolve(trajectory((5,), (7, 8), 0.0, 1), stop_reason="length")
-    batch = collate([group(trajectory((5,), (7,), 1.0), cut)])
+    batch = collate([group(trajectory((5,), (7,), 1.0), trajectory((5,), (7, 8), 0.0, 1))])
     assert batch.answer_lengths is not None and batch.answer_lengths.tolist() == [1, 2]
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from skyrl.config import AlgorithmConfig, OffPolicyCorrectionConfig
-from skyrl.config.check_algorithm import POLICY_LOSSES
 from skyrl.config.losses import CISPOConfig
+from skyrl.config.registry import POLICY_LOSSES
 from skyrl.config.sizes import scores_old_logprobs
 from skyrl.training.objective import policy_objective
 from tests.training.batches import batch_of
