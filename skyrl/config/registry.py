@@ -69,7 +69,8 @@ class Registry:
             found = self._own.get(name) or (import_class(name) if may_import and is_import_path(name) else None)
         except ConfigError:
             return None
-        return found if is_config(found) else None
+        is_usable = is_config(found) and any("__call__" in vars(base) for base in found.__mro__)
+        return found if is_usable else None
 
     def object(self, name: str, settings: Any) -> Any:
         """What the user's own name stands for. `settings` are those of the tree: the object itself, where its class
@@ -77,15 +78,25 @@ class Registry:
         """
         if not isinstance(settings, Mapping):
             return settings
+        made = self._made(name, settings)
+        if not callable(made):
+            raise ConfigError([Problem(path=self.field, message=f"{name} has no __call__: it is no {self.kind}")])
+        return made
+
+    def _made(self, name: str, settings: Mapping[str, Any]) -> Any:
         found = self._found(name)
         if is_config(found):
             return structure(settings, found)
         if settings:
             hint = "make it a class, decorated with skyrl.tree.frozen, whose fields are the settings"
             raise ConfigError([Problem(path=self.table, message=f"{name} takes no settings", hint=hint)])
-        if name not in self._own:
-            return Imported(name)
-        return found() if isinstance(found, type) else found
+        try:
+            if name not in self._own:
+                return Imported(name)
+            return found() if isinstance(found, type) else found
+        except TypeError as error:
+            message = f"{name} cannot be made without arguments: {error}"
+            raise ConfigError([Problem(path=self.field, message=message)]) from error
 
     def _found(self, name: str) -> Any:
         if name in self._own:

@@ -180,6 +180,26 @@ def test_a_function_takes_no_settings(losses: str) -> None:
         compose([], words(plain, f"{ALGORITHM}policy_loss.width=0.5"))
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("from skyrl.tree import frozen\n\n@frozen\nclass Mine:\n    width: float = 0.1\n", "has no __call__"),
+        ("class Mine:\n    def __init__(self, width): ...\n    def __call__(self, inputs): ...\n", "without arguments"),
+        ("Mine = 3\n", "is not a class or function"),
+        ("Other = 3\n", "has no 'Mine'"),
+        ("raise RuntimeError('no luck')\n", "RuntimeError: no luck"),
+    ],
+)
+def test_what_cannot_be_a_loss_is_told_at_the_name(code: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(code, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        compose([], words(f"{file}:Mine"))
+    [problem] = caught.value.problems
+    assert problem.path == f"{ALGORITHM}policy_loss_type"
+    assert message in problem.message
+
+
 def test_a_file_that_cannot_be_imported_is_told_at_the_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         compose([], words(f"{tmp_path / 'gone.py'}:Mine", f"{ALGORITHM}policy_loss.width=1"))
