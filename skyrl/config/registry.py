@@ -66,7 +66,7 @@ class Registry:
         if not isinstance(name, str) or name in self.built_in:
             return None
         try:
-            found = self._own.get(name) or (import_class(name) if may_import and is_import_path(name) else None)
+            found: Any = self._own.get(name) or (import_class(name) if may_import and is_import_path(name) else None)
         except ConfigError:
             return None
         is_usable = is_config(found) and any("__call__" in vars(base) for base in found.__mro__)

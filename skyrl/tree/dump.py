@@ -78,7 +78,8 @@ def flatten(config: Any, roles: Collection[str] = ("identity", "numerics", "free
         for name, attribute in fields_of(type(table)).items():
             value = getattr(table, name)
             if class_of(attribute.type):
-                spread(stored_value(value), prefix + name)
+                if role_of(attribute) in roles:
+                    spread(stored_value(value), prefix + name)
             elif attrs.has(type(value)):
                 visit(value, f"{prefix}{name}.")
             elif role_of(attribute) in roles:

@@ -38,9 +38,10 @@ def test_values_and_gradients_are_those_of_the_whole_table(temperature: float, w
     results = []
     for function in (naive, linear_logprobs):
         hidden, weight, targets = problem()
-        keywords = {"temperature": temperature}
         if function is linear_logprobs:
-            logprobs, entropy = linear_logprobs(hidden, weight, targets, entropy_gradient=with_entropy, **keywords)
+            logprobs, entropy = linear_logprobs(
+                hidden, weight, targets, temperature=temperature, entropy_gradient=with_entropy
+            )
         else:
             logprobs, entropy = naive(hidden, weight, targets, temperature)
         assert entropy is not None
