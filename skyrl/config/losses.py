@@ -144,14 +144,14 @@ class OffPolicyCorrectionConfig:
     token_mask_is_threshold_high: float | None = field(default=None, validator=positive)
     """Leave out a token whose ratio is above this. None: no upper bound."""
 
-    @property
-    def is_on(self) -> bool:
-        """Is any correction asked for?"""
-        bounds = (
-            self.outlier_token_is_threshold_low,
-            self.outlier_token_is_threshold_high,
-            self.token_mask_is_threshold_low,
-            self.token_mask_is_threshold_high,
-        )
-        asked = self.tis_ratio_type or self.sequence_mask_metric
-        return asked is not None or any(bound is not None for bound in bounds)
+
+def asks_for_correction(correction: OffPolicyCorrectionConfig) -> bool:
+    """Is any of them on?"""
+    bounds = (
+        correction.outlier_token_is_threshold_low,
+        correction.outlier_token_is_threshold_high,
+        correction.token_mask_is_threshold_low,
+        correction.token_mask_is_threshold_high,
+    )
+    asked = correction.tis_ratio_type or correction.sequence_mask_metric
+    return asked is not None or any(bound is not None for bound in bounds)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from skyrl.config.generator import SamplingParams
+from skyrl.config.losses import asks_for_correction
 from skyrl.config.machine import has_cuda_device
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import grid_of, models_of
@@ -165,7 +166,7 @@ def the_older_tis_cap_is_the_token_cap(run: SkyRLTrainConfig) -> float:
 )
 def corrections_need_the_engines_logprobs(run: SkyRLTrainConfig) -> int | None:
     """Importance ratios are against the engine's log-probabilities, so it has to return them."""
-    return 1 if run.trainer.algorithm.off_policy_correction.is_on else None
+    return 1 if asks_for_correction(run.trainer.algorithm.off_policy_correction) else None
 
 
 @rule(writes="generator.rope_scaling", reads=("trainer.rope_scaling",))

@@ -10,6 +10,7 @@ from typing import Literal
 import attrs
 
 from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.losses import asks_for_correction
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.planning.batches import Work, data_parallel, work
 from skyrl.planning.sizes import Engines, Grid, Sizes
@@ -45,7 +46,7 @@ def scores_old_logprobs(algorithm: AlgorithmConfig, updates: int) -> bool:
             loss_reads = algorithm.cispo.cispo_anchor == "old"
         case _:
             loss_reads = getattr(algorithm.policy_loss, "reads_old_logprobs", True)
-    reads = loss_reads or algorithm.off_policy_correction.is_on
+    reads = loss_reads or asks_for_correction(algorithm.off_policy_correction)
     return algorithm.use_kl_in_reward or (updates > 1 and reads)
 
 

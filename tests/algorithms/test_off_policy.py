@@ -8,6 +8,7 @@ from torch import Tensor
 
 from skyrl.algorithms.off_policy import Bounds, Corrected, OffPolicyCorrection, correct
 from skyrl.config import OffPolicyCorrectionConfig
+from skyrl.config.losses import asks_for_correction
 from skyrl.training.objective import off_policy_correction
 
 RATIOS = torch.tensor([[0.5, 1.0, 2.0, 8.0], [1.0, 1.0, 4.0, 9.0]])
@@ -34,7 +35,7 @@ def test_either_bound_of_the_token_mask_works_alone(
 ) -> None:
     config = OffPolicyCorrectionConfig(token_mask_is_threshold_low=low, token_mask_is_threshold_high=high)
     found = corrected(off_policy_correction(config))
-    assert config.is_on
+    assert asks_for_correction(config)
     assert found.mask.int().tolist() == left
     share = 1 - sum(map(sum, left)) / 7  # of the seven real tokens
     assert found.numbers["token_mask_ratio"].float().mean().item() == pytest.approx(share)
@@ -81,5 +82,5 @@ def test_a_sequence_without_a_token_is_in_no_number() -> None:
 
 
 def test_nothing_wanted_is_nothing_done() -> None:
-    assert not OffPolicyCorrectionConfig().is_on
+    assert not asks_for_correction(OffPolicyCorrectionConfig())
     assert not OffPolicyCorrection()

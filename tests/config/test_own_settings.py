@@ -229,8 +229,9 @@ def test_a_registered_name_stands_for_its_class(registries: None) -> None:
             return self.width
 
     run = compose([], words("mine", f"{ALGORITHM}policy_loss.width=0.3")).config
-    assert run.trainer.algorithm.policy_loss == Own(width=0.3)
-    assert PolicyLossRegistry.object("mine", run.trainer.algorithm.policy_loss)(None) == 0.3
+    loss: Any = run.trainer.algorithm.policy_loss
+    assert loss == Own(width=0.3)
+    assert PolicyLossRegistry.object("mine", loss)(None) == 0.3
     with pytest.raises(ConfigError, match="no such field; did you mean width"):
         compose([], words("mine", f"{ALGORITHM}policy_loss.widht=0.3"))
 
