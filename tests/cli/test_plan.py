@@ -135,6 +135,19 @@ def test_a_policy_that_takes_one_optimizer_step_does_not_score() -> None:
     assert (policy["optimizer_steps"], policy["rows_scored"], reference["rows_scored"]) == (1, 0, 5120)
 
 
+@pytest.mark.parametrize(
+    ("values", "scored"),
+    [
+        ({"policy_loss_type": "dppo"}, 0),  # measured against the engine, however many steps
+        ({"policy_loss_type": "dppo", "off_policy_correction.tis_ratio_type": "token"}, 5120),
+        ({"use_kl_in_reward": True, "use_kl_loss": False}, 5120),
+    ],
+)
+def test_a_policy_scores_what_something_looks_at(values: dict[str, Any], scored: int) -> None:
+    own = {f"trainer.algorithm.{name}": value for name, value in values.items()}
+    assert planned(own)["models"][0]["rows_scored"] == scored
+
+
 def test_the_plan_has_the_place_of_every_process() -> None:
     values = {**gpus(2, "policy", "ref"), f"{ENGINE}tensor_parallel_size": 2}
     plan = planned(values)

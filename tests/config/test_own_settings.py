@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,9 @@ class Mine:
     label: str = "plain"
     """What it is called."""
 
+    cap: float | None = None
+    """Where it ends. None: nowhere."""
+
     fade: Fade = Fade()
     """A table of its own."""
 
@@ -78,7 +83,7 @@ def words(name: str, *more: str) -> list[str]:
 
 
 def complete(width: float = 0.2, label: str = "plain", start: int = 3) -> dict[str, Any]:
-    return {"width": width, "label": label, "fade": {"start": start}}
+    return {"width": width, "label": label, "cap": None, "fade": {"start": start}}
 
 
 def test_what_is_not_written_is_stored_too(losses: str) -> None:
@@ -137,8 +142,13 @@ def test_another_setting_is_another_run(losses: str) -> None:
 
 
 def test_the_tree_goes_to_another_process_with_it(losses: str) -> None:
-    algorithm = compose([], words(losses)).config.trainer.algorithm
+    algorithm = compose([], words(losses, f"{ALGORITHM}policy_loss.width=0.5")).config.trainer.algorithm
     assert pickle.loads(pickle.dumps(algorithm)) == algorithm
+    program = "import pickle, sys; print(pickle.load(sys.stdin.buffer).policy_loss.width)"
+    there = subprocess.run(
+        [sys.executable, "-c", program], input=pickle.dumps(algorithm), capture_output=True, check=True
+    )
+    assert there.stdout.strip() == b"0.5"
 
 
 def test_an_instance_may_stand_there() -> None:
@@ -171,6 +181,14 @@ def test_it_is_shown_explained_and_documented(losses: str) -> None:
     schema = json.loads(printed["schema"])["$defs"]
     assert schema["AlgorithmConfig"]["properties"]["policy_loss"]["$ref"] == "#/$defs/Mine"
     assert schema["Mine"]["properties"]["width"]["exclusiveMinimum"] == 0
+
+
+def test_it_is_written_as_toml_and_read_back(losses: str, tmp_path: Path) -> None:
+    arguments = words(losses, f"{ALGORITHM}policy_loss.cap=2", f"{ALGORITHM}policy_loss.cap=null")
+    printed = CliRunner().invoke(cli, ["config", "show", "--format", "toml", *arguments], catch_exceptions=False)
+    file = tmp_path / "run.toml"
+    file.write_text(printed.output, encoding="utf-8")
+    assert load([file]).config.trainer.algorithm == compose([], arguments).config.trainer.algorithm
 
 
 def test_a_function_takes_no_settings(losses: str) -> None:
