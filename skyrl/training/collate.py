@@ -44,7 +44,6 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
         rewards=rewards,
         groups=torch.tensor(numbers),
         answer_lengths=torch.tensor([len(row.response_ids) for row in rows]),
-        truncated=torch.tensor([row.stop_reason != "stop" for row in rows]),
         baselines=_baselines(groups),
     )
 

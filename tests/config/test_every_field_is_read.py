@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.check_algorithm import POLICY_LOSSES
 from skyrl.config.not_yet import NOT_YET, paths_not_read
+from skyrl.config.registry import POLICY_LOSSES
 from skyrl.envs.isolated import isolated
 from skyrl.envs.llm_judge import LLMJudgeEnv
 from skyrl.envs.search import SearchEnv

@@ -140,6 +140,29 @@ def test_no_episode_sees_another_and_the_module_is_not_imported_here(tmp_path: P
         second.close()
 
 
+def test_the_tools_of_an_isolated_environment_are_seen_and_called(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    file = tmp_path / "shop.py"
+    file.write_text(
+        "from skyrl.envs import EnvStep\nfrom skyrl.envs.tools import Tool, ToolEnv\n\n"
+        "class Shop(ToolEnv):\n"
+        "    def __init__(self, extras):\n        super().__init__(extras)\n        self.tools = (Tool.of(self.price),)\n"
+        "    def price(self, item: str) -> int:\n        'The price of one piece.'\n        return self.extras['prices'][item]\n"
+        "    def judge(self, answer):\n        return EnvStep(reward=1.0, done=True)\n",
+        encoding="utf-8",
+    )
+    name = f"{file}:Shop"
+    env = find_task(name, name, isolated("auto"))({"prices": {"apple": 3}})
+    try:
+        env.init(({"role": "user", "content": "?"},))
+        (schema,) = env.tool_schemas()
+        assert schema["function"]["name"] == "price"
+        step = env.step('<tool_call>\n{"name": "price", "arguments": {"item": "apple"}}\n</tool_call>')
+        assert (step.done, step.observations[0]["role"], step.observations[0]["content"]) == (False, "tool", "3")
+    finally:
+        env.close()
+
+
 def test_an_isolated_environment_that_cannot_be_found_says_what_was_looked_for(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     file = tmp_path / "task.py"
