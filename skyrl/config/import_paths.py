@@ -1,24 +1,21 @@
-"""Things of the user's own, by import path: `my_pkg.losses:MyLoss` from an importable module, `losses.py:MyLoss` from
-a file.
+"""Losses, estimators and the like of the user's own: named by import path, built from the settings beside the name.
 
-Give it only names that stand in the user's own files or arguments. Nothing here is imported before a run asks for it.
+    policy_loss_type = "losses.py:MyLoss"        policy_loss.margin = 0.1
+
+What an import path is, and what it imports, is in `skyrl.tree.imports`.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Mapping
-from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.tree import thaw
 from skyrl.tree.classes import docs_of, fields_of, is_config
 from skyrl.tree.draft import structure
+from skyrl.tree.imports import import_object
 
 _SPELLING = "module:name or file.py:name, of a class or a function"
 
@@ -26,15 +23,6 @@ _SPELLING = "module:name or file.py:name, of a class or a function"
 def is_import_path(name: str) -> bool:
     """Does the name say where it is to be imported from?"""
     return ":" in name
-
-
-def import_object(name: str, error: type[UserError] = UserError) -> Any:
-    """What the import path names. Raises `error`, which says what was looked for and where."""
-    where, _, attribute = name.rpartition(":")
-    module = _load_file(Path(where).expanduser(), error) if where.endswith(".py") else _load_module(where, error)
-    if not hasattr(module, attribute):
-        raise error(f"{where} has no {attribute!r}")
-    return getattr(module, attribute)
 
 
 def absolute(name: str) -> str:
@@ -78,36 +66,6 @@ def _instance(cls: type[Any], settings: Mapping[str, Any], table: str) -> Any:
                 for each in error.problems
             ]
         ) from error
-
-
-def _load_module(name: str, error: type[UserError]) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as missing:
-        raise error(
-            f"the module {missing.name} cannot be found; install it, or name a file: path/to/file.py:name"
-        ) from missing
-    except (Exception, SystemExit) as failure:
-        raise error(f"importing {name} failed: {type(failure).__name__}: {failure}") from failure
-
-
-def _load_file(path: Path, error: type[UserError]) -> ModuleType:
-    if not path.is_file():
-        raise error(f"there is no file {path} (relative paths start at the folder the command runs in)")
-    unique = f"skyrl_user_{path.stem}_{sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    if unique in sys.modules:
-        return sys.modules[unique]
-    spec = importlib.util.spec_from_file_location(unique, path)
-    if spec is None or spec.loader is None:
-        raise error(f"{path} cannot be imported as Python")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[unique] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as failure:
-        del sys.modules[unique]
-        raise error(f"importing {path} failed: {type(failure).__name__}: {failure}") from failure
-    return module
 
 
 class Imported:

@@ -17,7 +17,6 @@ from functools import cache
 from typing import Any, Literal
 
 from skyrl.config import SkyRLGymConfig
-from skyrl.config.import_paths import import_object
 from skyrl.envs.aime import AIMEEnv
 from skyrl.envs.code import CodeEnv
 from skyrl.envs.env import Env
@@ -31,6 +30,7 @@ from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.errors import TaskError
 from skyrl.processes.credentials import api_key
 from skyrl.processes.sandbox import Sandbox, Tier
+from skyrl.tree.imports import import_object
 
 MakeEnv = Callable[[Mapping[str, Any]], Env]
 """Extras of a row -> a fresh environment."""

@@ -16,6 +16,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree import Secret, evolve_at, field, frozen, to_dict
 from skyrl.tree.arguments import read_argument, read_python
 from skyrl.tree.draft import Draft
+from skyrl.tree.imports import import_object
 from skyrl.tree.files import read_file
 from skyrl.tree.migrations import Migration
 from skyrl.tree.origins import Assignment
@@ -317,10 +318,20 @@ def test_an_instance_of_a_class_from_a_file_reaches_another_process(
     assert pickle.loads(pickle.dumps(run)) == run
 
 
+def test_a_file_is_imported_once_and_another_of_its_name_beside_it(tmp_path: Path) -> None:
+    for folder, number in (("a", 1), ("b", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same_name.py").write_text(f"class Thing:\n    number = {number}\n")
+    first, second = (import_object(f"{tmp_path}/{folder}/same_name.py:Thing") for folder in ("a", "b"))
+    assert (first.number, second.number) == (1, 2)
+    assert import_object(f"{tmp_path}/a/../a/same_name.py:Thing") is first
+    assert first.__module__ == "skyrl_user_same_name" != second.__module__
+
+
 @pytest.mark.parametrize("name", ["nowhere:Mine", "json:JSONDecoder", "tests.tree.trees:Run", "Mine", "5"])
 def test_what_is_no_subclass_is_refused(name: str) -> None:
     problem = only_problem(words(f"policy.optimizer.class={name}"))
-    assert "is not a subclass" in problem.message or "importing nowhere failed" in problem.message
+    assert "is not a subclass" in problem.message or "the module nowhere cannot be found" in problem.message
 
 
 def test_a_stored_tree_imports_nothing() -> None:
