@@ -18,7 +18,8 @@ from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
-from skyrl.tree.classes import docs_of, fields_of
+from skyrl.tree.classes import fields_of
+from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import flatten, stored_value
 from skyrl.tree.names import suggestion
 from skyrl.tree.origins import Origins, Path, dotted, place_of

@@ -13,7 +13,7 @@ from typing import Any
 
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.tree import thaw
-from skyrl.tree.classes import docs_of, fields_of, is_config
+from skyrl.tree.classes import fields_of, is_config
 from skyrl.tree.draft import structure
 from skyrl.tree.imports import import_object
 
@@ -55,6 +55,8 @@ def _instance(cls: type[Any], settings: Mapping[str, Any], table: str) -> Any:
     try:
         return structure(thaw(settings), cls)
     except ConfigError as error:
+        from skyrl.tree.docs import docs_of  # only to say what is wrong
+
         docs = docs_of(cls)
         raise ConfigError(
             [

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 import attrs
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.classes import fields_of, fit_field
+from skyrl.tree.classes import fields_of, fit_field, is_config
 from skyrl.tree.plain import Misfit
 from skyrl.tree.types import config_class
 
@@ -39,18 +39,16 @@ def evolve_at(config: T, path: str, value: Any) -> T:
 def _replaced(config: T, name: str, value: Any) -> T:
     """The same instance with one field replaced: that field is judged, and the others were when it was made.
 
-    A class that judges its fields together, or has fields of a kind of their own, is made anew through its constructor.
+    A class that judges its fields together is made anew through its constructor.
     """
     cls: Any = type(config)
-    fields = fields_of(cls)
-    attribute = fields.get(name)
-    if attribute is None or hasattr(cls, "__attrs_post_init__") or not all(each.init for each in fields.values()):
+    attribute = fields_of(cls).get(name)
+    if attribute is None or not is_config(cls) or hasattr(cls, "__attrs_post_init__"):
         evolved: T = attrs.evolve(cast(Any, config), **{name: value})
         return evolved
-    value = _judged(attribute, config, value)
     twin: T = object.__new__(cls)
-    for each in fields:
-        object.__setattr__(twin, each, value if each == name else getattr(config, each))
+    vars(twin).update(vars(config))
+    vars(twin)[name] = _judged(attribute, config, value)
     return twin
 
 

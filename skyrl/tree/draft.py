@@ -219,7 +219,7 @@ class Draft(Generic[T]):
         self._record(assignment, written, value)
 
     def _record(self, assignment: Assignment, path: Path, value: Any) -> None:
-        self._origins.setdefault(dotted(path), []).append(attrs.evolve(assignment.origin, value=value))
+        self._origins.setdefault(dotted(path), []).append(assignment.origin.giving(value))
 
     def _forget_inside(self, path: Path) -> None:
         """What was written inside a table that is now replaced is gone."""

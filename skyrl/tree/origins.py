@@ -54,7 +54,20 @@ class Origin:
 
     def at(self, name: str) -> Origin:
         """The origin of a key inside the table that this is the origin of."""
-        return evolve(self, path=(*self.path, name))
+        path = (*self.path, name)
+        return Origin(kind=self.kind, where=self.where, path=path, source=self.source, asked_by=self.asked_by)
+
+    def giving(self, value: Any) -> Origin:
+        """The same, with the value that stands in the tree now."""
+        return Origin(
+            kind=self.kind,
+            where=self.where,
+            reads=self.reads,
+            path=self.path,
+            source=self.source,
+            asked_by=self.asked_by,
+            value=value,
+        )
 
     @property
     def place(self) -> str:
@@ -98,7 +111,9 @@ class Assignment:
 
     def inside(self, name: str, value: Any) -> Assignment:
         """The part of it that goes to the key `name` of the table it is about."""
-        return evolve(self, path=(*self.path, name), value=value, origin=self.origin.at(name), is_text=False)
+        return Assignment(
+            path=(*self.path, name), value=value, origin=self.origin.at(name), operation=self.operation
+        )
 
     def below(self, path: Path) -> Assignment:
         """The same for the tree that stands at `path`."""
@@ -118,12 +133,12 @@ def place_of(path: str, origins: Origins) -> str:
     return ""
 
 
-def was_written(origins: Origins, path: str) -> bool:
-    """Did a person write this path, or one inside it?"""
-    inside = path + "."
-    return any(
-        origin.kind not in ("default", "rule")
-        for key, chain in origins.items()
-        if key == path or key.startswith(inside)
-        for origin in chain
-    )
+def written_paths(origins: Origins) -> frozenset[str]:
+    """What a person wrote, and every table around it."""
+    found: set[str] = set()
+    for path, chain in origins.items():
+        if any(origin.kind not in ("default", "rule") for origin in chain):
+            while path and path not in found:
+                found.add(path)
+                path = path.rpartition(".")[0]
+    return frozenset(found)
