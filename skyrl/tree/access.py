@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 import attrs
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.classes import fields_of, fit_field, is_config
+from skyrl.tree.classes import fields_of, is_config, judged
 from skyrl.tree.plain import Misfit
 from skyrl.tree.types import config_class
 
@@ -46,21 +46,15 @@ def _replaced(config: T, name: str, value: Any) -> T:
     if attribute is None or not is_config(cls) or hasattr(cls, "__attrs_post_init__"):
         evolved: T = attrs.evolve(cast(Any, config), **{name: value})
         return evolved
+    try:
+        stored = judged(attribute, value, config)
+    except Misfit as misfit:
+        problem = Problem(path=name, message=str(misfit), hint=misfit.hint)
+        raise ConfigError([problem], title=f"{cls.__name__} cannot be built") from None
     twin: T = object.__new__(cls)
     vars(twin).update(vars(config))
-    vars(twin)[name] = _judged(attribute, config, value)
+    vars(twin)[name] = stored
     return twin
-
-
-def _judged(attribute: attrs.Attribute[Any], owner: Any, value: Any) -> Any:
-    try:
-        stored = fit_field(attribute, value)
-    except Misfit as misfit:
-        problem = Problem(path=attribute.name, message=str(misfit), hint=misfit.hint)
-        raise ConfigError([problem], title=f"{type(owner).__name__} cannot be built") from None
-    if attribute.validator is not None:
-        attribute.validator(owner, attribute, stored)
-    return stored
 
 
 def required(value: T | None, path: str) -> T:

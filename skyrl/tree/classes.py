@@ -80,6 +80,17 @@ def fit_field(attribute: attrs.Attribute[Any], value: Any) -> Any:
     return fit(converter(value) if converter else value, attribute.type)
 
 
+def judged(attribute: attrs.Attribute[Any], value: Any, owner: Any) -> Any:
+    """`value` as the field stores it, once its validator has taken it. Raises ValueError (`Misfit`, `ConfigError`)."""
+    value = fit_field(attribute, value)
+    if attribute.validator is not None:
+        try:
+            attribute.validator(owner, attribute, value)
+        except TypeError as error:  # so attrs' own validators refuse a type
+            raise Misfit(str(error.args[0]) if error.args else "TypeError") from None
+    return value
+
+
 def role_of(attribute: attrs.Attribute[Any]) -> Role:
     """What a change of this field means on resume: another run, other numbers, or nothing."""
     role: Role = attribute.metadata.get("role", "numerics")
@@ -151,7 +162,8 @@ def _init(self: Any, /, **given: Any) -> None:
 
 def _refused(config: Any, names: Iterable[str]) -> list[Problem]:
     """What the validators of these fields say about their values."""
-    fields, problems = fields_of(type(config)), []
+    fields = fields_of(type(config))
+    problems: list[Problem] = []
     for name in names:
         try:
             if (validator := fields[name].validator) is not None:
@@ -198,7 +210,7 @@ def _repr(self: Any) -> str:
 
 
 _SHARED_METHODS = {"__init__": _init, "__eq__": _equal, "__hash__": _hash, "__repr__": _repr}
-"""What attrs would write and compile for each class, in 8 ms of every cold start; its constructor would fit no types."""
+"""What attrs would compile for each class, in 8 ms of every cold start; and its constructor would fit no types."""
 
 
 def _types_of(cls: type[Any]) -> dict[str, Any]:

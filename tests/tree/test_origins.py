@@ -7,7 +7,7 @@ from pathlib import Path
 from skyrl.tree.arguments import read_argument
 from skyrl.tree.draft import Draft
 from skyrl.tree.origins import DEFAULT, Origin, dotted, place_of, written_paths
-from skyrl.tree.toml import read_toml
+from skyrl.tree.toml_file import read_toml
 from tests.tree.trees import Model, Optimizer, Run, arguments, toml, values
 
 

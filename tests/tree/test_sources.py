@@ -16,8 +16,8 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree import Secret, evolve_at, field, frozen, to_dict
 from skyrl.tree.arguments import read_argument, read_python
 from skyrl.tree.draft import Draft
-from skyrl.tree.imports import import_object
 from skyrl.tree.files import read_file
+from skyrl.tree.imports import import_object
 from skyrl.tree.migrations import Migration
 from skyrl.tree.origins import Assignment
 from skyrl.tree.reach import Reach

@@ -1,0 +1,38 @@
+"""The origins of a tree while it is being written: who gave each path its value, and who before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skyrl.tree.origins import Origin, Origins, Path, dotted
+
+
+class History:
+    """Dotted path -> its origins, winner last."""
+
+    def __init__(self) -> None:
+        self._chains: dict[str, list[Origin]] = {}
+
+    @property
+    def origins(self) -> Origins:
+        """As they are now."""
+        return {path: tuple(chain) for path, chain in self._chains.items()}
+
+    def add(self, path: Path, origin: Origin, value: Any) -> None:
+        """`origin` gave this value, and wins."""
+        self._chains.setdefault(dotted(path), []).append(origin.giving(value))
+
+    def begin(self, path: Path, origin: Origin, value: Any) -> None:
+        """As if nothing had been written there before."""
+        self._chains[dotted(path)] = [origin.giving(value)]
+
+    def forget(self, path: Path) -> None:
+        """Nothing was written at the path or inside it."""
+        self._chains.pop(dotted(path), None)
+        self.forget_inside(path)
+
+    def forget_inside(self, path: Path) -> None:
+        """What was written inside a table that is now replaced is gone."""
+        inside = dotted(path) + "."
+        for known in [known for known in self._chains if known.startswith(inside)]:
+            del self._chains[known]
