@@ -75,6 +75,7 @@ class Draft(Generic[T]):
 
     def build(self) -> T:
         """The patched tree. What a class refuses as a whole keeps the table at what it was."""
+        self.problems += self._history.contradictions()
         return cast(T, self._build(self._root, ()))
 
     def _assign(self, table: Table, depth: int, assignment: Assignment) -> None:

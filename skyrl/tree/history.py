@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import combinations
 from typing import Any
 
+from skyrl.errors import Problem
 from skyrl.tree.origins import Origin, Origins, Path, dotted
+from skyrl.tree.plain import shown
 
 
 class History:
@@ -36,3 +40,15 @@ class History:
         inside = dotted(path) + "."
         for known in [known for known in self._chains if known.startswith(inside)]:
             del self._chains[known]
+
+    def contradictions(self) -> Iterator[Problem]:
+        """One file that gives one field two values, under two of its names: the keys of a table have no order."""
+        for path, chain in self._chains.items():
+            for one, other in combinations(chain, 2):
+                is_one_file = one.kind == other.kind == "file" and one.where == other.where
+                if is_one_file and one.path != other.path and one.value != other.value:
+                    old, new = (one, other) if dotted(other.path) == path else (other, one)
+                    message = (
+                        f"{shown(old.value)} is not {dotted(new.path)} = {shown(new.value)}, and both are one field"
+                    )
+                    yield Problem(path=dotted(old.path), message=message, hint=f"keep {path}", place=old.place)

@@ -68,8 +68,16 @@ def test_what_was_derived_is_shown_with_its_reason(run_toml: Path) -> None:
     assert "trainer.epochs" not in text
 
 
+def test_explain_lists_the_fields_of_a_table(run_toml: Path) -> None:
+    lines = said("explain", "trainer.policy", "run.toml").splitlines()
+    assert lines[:2] == ["trainer.policy", "  a table (PolicyConfig)"]
+    assert "  optimizer_config.adam_betas = [0.9, 0.999]" in lines
+
+
 def test_explain_is_printed_for_people_and_machines(run_toml: Path) -> None:
-    assert said("explain", "trainer.epochs", "run.toml").startswith("trainer.epochs = 2\n  a whole number\n")
+    assert said("explain", "trainer.epochs", "run.toml").startswith(
+        "trainer.epochs = 2\n  a whole number, zero or positive\n"
+    )
     assert json.loads(said("explain", "trainer.epochs", "run.toml", "--json"))["chain"][-1] == {
         "place": "run.toml:4",
         "value": 2,

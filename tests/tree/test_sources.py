@@ -270,6 +270,19 @@ def test_an_old_name_is_followed_with_a_warning(tmp_path: Path) -> None:
     assert draft.origins["policy.optimizer.lr"][-1].place == f"{tmp_path}/run.toml:2"
 
 
+def test_two_values_under_two_names_of_one_field_are_refused_in_one_file_and_layered_in_two(tmp_path: Path) -> None:
+    write(tmp_path, old_toml="[policy]\nrate = 0.5", new_toml="[policy.optimizer]\nlr = 0.25")
+    write(tmp_path, both_toml="[policy]\nrate = 0.5\n[policy.optimizer]\nlr = 0.25")
+    write(tmp_path, same_toml="[policy]\nrate = 0.5\n[policy.optimizer]\nlr = 0.5")
+    assert from_files(tmp_path, "old.toml", "new.toml").build().policy.optimizer.lr == 0.25
+    assert from_files(tmp_path, "same.toml").build().policy.optimizer.lr == 0.5
+    draft = from_files(tmp_path, "both.toml")
+    draft.build()
+    [_, refused] = draft.problems
+    assert (refused.path, refused.severity, refused.place) == ("policy.rate", "error", f"{tmp_path}/both.toml:2")
+    assert refused.message == "0.5 is not policy.optimizer.lr = 0.25, and both are one field"
+
+
 def test_a_value_is_converted_to_what_the_new_name_takes() -> None:
     assert [words(f"loud={text}").build().mode for text in ("true", "false")] == ["latest", "none"]
 
