@@ -15,7 +15,6 @@ from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.tree import thaw
 from skyrl.tree.classes import fields_of, is_config
 from skyrl.tree.draft import structure
-from skyrl.tree.imports import import_object
 
 _SPELLING = "module:name or file.py:name, of a class or a function"
 
@@ -37,6 +36,8 @@ def build(name: str, settings: Mapping[str, Any], *, field: str, table: str) -> 
     `field` and `table` are the dotted paths that name and settings are written at. Raises `ConfigError` for what cannot
     be imported or called, and for every setting that the class has not, or does not take.
     """
+    from skyrl.tree.imports import import_object  # few runs have any
+
     try:
         found = import_object(name)
     except UserError as error:
