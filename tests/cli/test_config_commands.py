@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from skyrl.cli import main
 from skyrl.cli.config import config
 from skyrl.cli.words import paths_from, split_words
 from skyrl.config import SkyRLTrainConfig, load
@@ -149,6 +150,15 @@ def test_paths_are_completed_name_by_name() -> None:
     assert "trainer.epochs=" in paths_from("trainer.ep")
     assert paths_from("trainer.policy.optimizer_config.l") == ["trainer.policy.optimizer_config.lr="]
     assert paths_from("nothing") == []
+
+
+@pytest.mark.parametrize(
+    ("shell", "line"),
+    [("bash", "[[ $value == *[.=] ]] && compopt -o nospace"), ("zsh", "compadd -S '' -U -V unsorted")],
+)
+def test_no_space_is_put_behind_a_path_that_goes_on(shell: str, line: str) -> None:
+    done = CliRunner().invoke(main.cli, ["completion", shell])
+    assert done.output.count(line) == 1
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
