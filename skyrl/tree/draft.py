@@ -22,7 +22,7 @@ from skyrl.tree.migrations import follow
 from skyrl.tree.names import suggestion
 from skyrl.tree.origins import Assignment, Origin, Origins, Path, dotted, place_of
 from skyrl.tree.plain import shown
-from skyrl.tree.reach import NOTHING, Reach
+from skyrl.tree.reach import NOTHING, Reach, Unfilled
 from skyrl.tree.table import Table
 from skyrl.tree.types import (
     config_class,
@@ -50,6 +50,7 @@ class Draft(Generic[T]):
         self._root = Table(type(base), base)
         self._reach = reach
         self._history = History()
+        self._unfilled: list[tuple[Assignment, Unfilled, Origin | None]] = []
         self.problems: list[Problem] = []
         self.broken: set[str] = set()
 
@@ -67,16 +68,25 @@ class Draft(Generic[T]):
         """Put one value in its place, or note why it cannot stand there."""
         try:
             self._assign(self._root, 0, assignment)
+        except Unfilled as error:
+            self._unfilled.append((assignment, error, self._history.winner(assignment.path)))
         except ValueError as error:
-            path = dotted(assignment.path)
-            self.broken.add(path)
-            for problem in _problems(error):
-                self.problems.append(attrs.evolve(problem, path=path, place=assignment.origin.place))
+            self._refuse(assignment, error)
 
     def build(self) -> T:
         """The patched tree. What a class refuses as a whole keeps the table at what it was."""
+        for assignment, error, before in self._unfilled:
+            if self._history.winner(assignment.path) is before:
+                self._refuse(assignment, error)
+        self._unfilled.clear()
         self.problems += self._history.contradictions()
         return cast(T, self._build(self._root, ()))
+
+    def _refuse(self, assignment: Assignment, error: ValueError) -> None:
+        path = dotted(assignment.path)
+        self.broken.add(path)
+        for problem in _problems(error):
+            self.problems.append(attrs.evolve(problem, path=path, place=assignment.origin.place))
 
     def _assign(self, table: Table, depth: int, assignment: Assignment) -> None:
         """Go down to the table or field that the path names: `depth` of its names led to `table`."""

@@ -22,6 +22,10 @@ class History:
         """As they are now."""
         return {path: tuple(chain) for path, chain in self._chains.items()}
 
+    def winner(self, path: Path) -> Origin | None:
+        """Who gave the value that stands now; None for nobody."""
+        return self._chains.get(dotted(path), [None])[-1]
+
     def add(self, path: Path, origin: Origin, value: Any) -> None:
         """`origin` gave this value, and wins."""
         self._chains.setdefault(dotted(path), []).append(origin.giving(value))

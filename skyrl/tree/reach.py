@@ -15,6 +15,10 @@ from skyrl.tree.secrets import REFERENCE
 from skyrl.tree.types import holds_secret
 
 
+class Unfilled(ConfigError):
+    """A variable that is not there. It is missed only where no later layer gives the value."""
+
+
 @frozen(kw_only=True)
 class Reach:
     """A user's own files and arguments may reach all of it; a stored tree reaches nothing."""
@@ -34,7 +38,7 @@ class Reach:
     def filled(self, assignment: Assignment, kind: Any) -> Assignment:
         """`env:NAME` stands for the text of that variable, read as on a command line. A secret stays a reference.
 
-        Raises `ConfigError` for a variable that is not there.
+        Raises `Unfilled` for a variable that is not there.
         """
         value = assignment.value
         found = REFERENCE.fullmatch(value) if isinstance(value, str) and self.is_open else None
@@ -42,10 +46,10 @@ class Reach:
             return assignment
         if self.environ is None:
             message, hint = f"{value} asks for the environment, which was not given", "load(..., environ=os.environ)"
-            raise ConfigError([Problem(path="", message=message, hint=f"hand it over: {hint}")])
+            raise Unfilled([Problem(path="", message=message, hint=f"hand it over: {hint}")])
         if found[1] not in self.environ:
             message, hint = f"{value}: this environment variable is not set", f"export {found[1]}=..."
-            raise ConfigError([Problem(path="", message=message, hint=hint)])
+            raise Unfilled([Problem(path="", message=message, hint=hint)])
         origin = Origin(kind="environment", where=found[1], asked_by=assignment.origin)
         return evolve(assignment, value=self.environ[found[1]], origin=origin, is_text=True)
 

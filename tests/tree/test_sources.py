@@ -249,6 +249,12 @@ def test_a_variable_that_is_missing_or_wrong_is_told(tmp_path: Path) -> None:
     assert "was not given" in without.message
 
 
+@pytest.mark.parametrize("later", ["steps=5", "~steps", "steps=env:STEPS"])
+def test_a_variable_is_missed_only_where_no_later_layer_gives_the_value(later: str) -> None:
+    assert built(words("steps=env:GONE", later)).steps == {"steps=5": 5, "~steps": Run().steps}.get(later, 7)
+    assert "env:GONE" in only_problem(words(later, "steps=env:GONE")).message
+
+
 def test_free_form_tables_and_stored_trees_follow_no_references() -> None:
     assert built(words("policy.extra.a=env:STEPS")).policy.extra == {"a": "env:STEPS"}
     assert built(words("name=env:STEPS", reach=Reach())).name == "env:STEPS"
