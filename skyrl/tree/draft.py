@@ -219,9 +219,9 @@ class Draft(Generic[T]):
         if followed is None:
             self._refuse_unknown(table, depth, assignment.path)
         else:
-            for each in followed.assignments:
-                self.assign(each)
-            self.problems += followed.warnings
+            assignments, warnings = followed
+            self.assign_all(assignments)
+            self.problems += warnings
 
     def _refuse_unknown(self, table: Table, depth: int, path: Path) -> None:
         sentence, meant = suggestion(self._root.cls, table.cls, path, depth)

@@ -37,12 +37,8 @@ class Migration:
     """Old values that ask for what happens anyway: such a one is dropped with a warning instead of refused."""
 
 
-@frozen(kw_only=True)
-class Followed:
-    """What an assignment to an old name is now, and the warning that says so."""
-
-    assignments: tuple[Assignment, ...] = ()
-    warnings: tuple[Problem, ...] = ()
+Followed = tuple[tuple[Assignment, ...], tuple[Problem, ...]]
+"""What an assignment to an old name is now, and warnings that say so."""
 
 
 def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed | None:
@@ -56,7 +52,7 @@ def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed 
     is_whole = dotted(assignment.path) == migration.old and isinstance(assignment.value, Mapping)
     if is_whole and _has_parts(migration, migrations):  # each of its keys may have an entry of its own
         inside = (assignment.inside(str(key), value) for key, value in assignment.value.items())
-        return Followed(assignments=tuple(inside))
+        return tuple(inside), ()
     since, value = f" (since {migration.since})" if migration.since else "", assignment.value
     if (migration.convert or migration.harmless) and assignment.is_text:
         value = parse(value, Any)
@@ -66,10 +62,10 @@ def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed 
         if migration.convert:
             moved = evolve(moved, value=migration.convert(value), is_text=False)
         warning = _warning(assignment, f"is called {dotted(target)} here{since}", migration.why)
-        return Followed(assignments=(moved,), warnings=(warning,))
+        return (moved,), (warning,)
     if any(type(value) is type(each) and value == each for each in migration.harmless):
         message = f"left out: {shown(value)} asks for nothing, and there is no such field{since}"
-        return Followed(warnings=(_warning(assignment, message, migration.why),))
+        return (), (_warning(assignment, message, migration.why),)
     raise ConfigError([Problem(path="", message=f"no such field{since}", hint=migration.why)])
 
 
