@@ -4,10 +4,14 @@ torch.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any, NoReturn, TextIO, cast
 
 import click
 
@@ -16,7 +20,8 @@ from skyrl.cli.config import config
 from skyrl.cli.plan import plan
 from skyrl.cli.templates import templates
 from skyrl.cli.words import STRICT, WORDS, compose_words
-from skyrl.errors import SkyRLError
+from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, SkyRLError, Stopped
+from skyrl.processes.redaction import RedactedStream
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -93,8 +98,22 @@ cli.add_command(templates)
 cli.add_command(config)
 
 
+def _stop_before_the_start(number: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM while nothing runs that could be saved: a run that is there hears of it itself."""
+    raise Stopped("Stopped by SIGTERM, before anything was started.", EXIT_REQUEUE)
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command; a mistake of the user ends in a message and exit code 2, a failed run in 1, Ctrl-C in 130."""
+    """Run the command; a mistake of the user ends in a message and exit code 2, a failed run in 1, Ctrl-C in 130, and
+    a run that was told to stop, by SIGTERM or its deadline, in 75.
+    """
+    signal.signal(signal.SIGTERM, _stop_before_the_start)
+    out, err = RedactedStream(sys.stdout), RedactedStream(sys.stderr)
+    with contextlib.redirect_stdout(cast(TextIO, out)), contextlib.redirect_stderr(cast(TextIO, err)):
+        _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> NoReturn:
     try:
         cli.main(args=arguments if arguments is None else list(arguments), prog_name="skyrl", standalone_mode=False)
     except click.exceptions.Exit as stop:
@@ -102,6 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         error.show()
         sys.exit(2)
+    except Stopped as stop:
+        click.echo(str(stop), err=True)
+        sys.exit(stop.exit_code)
     except SkyRLError as error:
         click.echo(str(error), err=True)
         sys.exit(error.exit_code)
@@ -109,5 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         click.echo(
             "Stopped. The same command goes on from the last checkpoint, or begins anew where there is none.", err=True
         )
-        sys.exit(130)
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception:  # noqa: BLE001 - a mistake of ours: all that is known of it, without secrets
+        traceback.print_exc()
+        sys.exit(1)
     sys.exit(0)

@@ -1,0 +1,109 @@
+"""A run that is told to stop keeps what it has, says so, and goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from skyrl.checkpoint.store import CheckpointStore
+from tests.experiments.forked import Session, run
+from tests.experiments.phases import Fault
+from tests.experiments.sameness import assert_same
+
+pytestmark = pytest.mark.xdist_group("forked")
+
+GOES_ON = "The same command goes on"
+
+
+def saved(out: Path) -> list[int]:
+    return CheckpointStore(out / "checkpoints").steps()
+
+
+def test_a_run_that_is_terminated_in_every_phase_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    faults = [  # and the step that is saved then
+        (Fault(phase="start", does="SIGTERM"), []),
+        (Fault(phase="generation", does="SIGTERM", nth=2), [1]),
+        (Fault(phase="reward", does="SIGTERM", nth=17), [1, 2]),
+        (Fault(phase="backward", does="SIGTERM", nth=3), [1, 2, 3]),
+        (Fault(phase="evaluation", does="SIGTERM"), [1, 2, 3, 4]),
+        (Fault(phase="optimizer", does="SIGTERM", nth=2), [1, 2, 3, 4, 5]),
+        (Fault(phase="sync", does="SIGTERM", nth=2), [1, 2, 3, 4, 5, 6]),
+        (Fault(phase="forward", does="SIGTERM", nth=1), [1, 2, 3, 4, 5, 6]),
+        (Fault(phase="save", does="SIGTERM"), [1, 2, 3, 4, 5, 6, 8]),
+    ]
+    for fault, steps in faults:
+        status, said = run(nano, out, fault)
+        assert status == 75, (fault, said)
+        assert said.splitlines()[-1].startswith("Stopped by SIGTERM. ") and GOES_ON in said, (fault, said)
+        assert "Traceback" not in said
+        assert saved(out) == steps, fault
+    for folder in (out, whole):
+        status, said = run(nano, folder)
+        assert status == 0, said
+    assert_same(out, whole)
+
+
+def test_control_c_ends_with_130(nano: Path, tmp_path: Path) -> None:
+    status, said = run(nano, tmp_path, Fault(phase="generation", does="SIGINT", nth=2))
+    assert (status, saved(tmp_path)) == (130, [1])
+    assert said.splitlines()[-1] == "Stopped. Step 1 is saved: the same command goes on after it."
+
+
+def test_a_run_that_cannot_stop_in_time_ends_with_what_was_saved(nano: Path, tmp_path: Path) -> None:
+    fault = Fault(phase="optimizer", does="SIGTERM", nth=6, hangs=200)
+    status, said = run(nano, tmp_path, fault, trainer__faults__grace_period_seconds=1)
+    assert (status, saved(tmp_path)) == (75, [2])
+    assert "was not, within 1 s" in said.splitlines()[-1]
+
+
+def test_a_second_signal_ends_a_run_at_once(nano: Path, tmp_path: Path) -> None:
+    session = Session(nano, tmp_path, Fault(phase="optimizer", does="SIGTERM", nth=6, hangs=200))
+    while 2 not in saved(tmp_path):
+        assert session.process.is_alive()
+        time.sleep(0.02)
+    time.sleep(1)
+    os.kill(session.process.pid or 0, signal.SIGTERM)
+    os.kill(session.process.pid or 0, signal.SIGTERM)
+    assert session.ends(within=25) == 75  # less than the grace period
+    assert "at once" in session.said
+
+
+def test_a_run_saves_and_ends_before_its_deadline(nano: Path, tmp_path: Path) -> None:
+    session = Session(
+        nano,
+        tmp_path,
+        trainer__faults__stop_before=6,
+        trainer__faults__grace_period_seconds=2,
+        trainer__ckpt_interval=1000,
+        trainer__epochs=10_000,
+        trainer__max_training_steps=50_000,
+        trainer__eval_interval=-1,
+    )
+    assert session.ends() == 75
+    assert "Stopped before the deadline of trainer.faults.stop_before. Step " in session.said
+    [step] = saved(tmp_path)
+    assert f"Step {step} is saved" in session.said
+
+
+@pytest.mark.parametrize(("on_stall", "hangs", "status"), [("warn", 4, 0), ("stop", 200, 1)])
+def test_a_run_without_progress_says_what_it_waits_for(
+    nano: Path, tmp_path: Path, on_stall: str, hangs: float, status: int
+) -> None:
+    ended, said = run(
+        nano,
+        tmp_path,
+        Fault(phase="optimizer", does="nothing", nth=3, hangs=hangs),
+        trainer__faults__stall_timeout_seconds=1,
+        trainer__faults__on_stall=on_stall,
+        trainer__faults__grace_period_seconds=2,
+        trainer__max_training_steps=3,
+    )
+    assert ended == status, said
+    assert "warning: no progress for" in said
+    assert "policy-0 in LearningWorker.update_share" in said
+    assert "phased_step" in (tmp_path / "run" / "stacks.txt").read_text(encoding="utf-8")
