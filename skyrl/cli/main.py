@@ -8,8 +8,9 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
@@ -98,6 +99,19 @@ cli.add_command(templates)
 cli.add_command(config)
 
 
+@contextlib.contextmanager
+def _terminated_in_words() -> Iterator[None]:
+    """SIGTERM raises `Stopped`; a process has one thread that hears signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _stop_before_the_start)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _stop_before_the_start(number: int, frame: FrameType | None) -> NoReturn:
     """SIGTERM while nothing runs that could be saved: a run that is there hears of it itself."""
     raise Stopped("Stopped by SIGTERM, before anything was started.", EXIT_REQUEUE)
@@ -107,9 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command; a mistake of the user ends in a message and exit code 2, a failed run in 1, Ctrl-C in 130, and
     a run that was told to stop, by SIGTERM or its deadline, in 75.
     """
-    signal.signal(signal.SIGTERM, _stop_before_the_start)
     out, err = RedactedStream(sys.stdout), RedactedStream(sys.stderr)
-    with contextlib.redirect_stdout(cast(TextIO, out)), contextlib.redirect_stderr(cast(TextIO, err)):
+    with (
+        contextlib.redirect_stdout(cast(TextIO, out)),
+        contextlib.redirect_stderr(cast(TextIO, err)),
+        _terminated_in_words(),
+    ):
         _main(arguments)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import cattrs
+from safetensors import SafetensorError
 
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore
 from skyrl.config import SkyRLTrainConfig
@@ -41,7 +42,7 @@ from skyrl.models.loading import load_tokenizer
 from skyrl.models.storing import Export
 from skyrl.processes.handles import Processes
 from skyrl.processes.progress import Progress, Watchdog
-from skyrl.processes.redaction import redacted_tree
+from skyrl.processes.redaction import redacted, redacted_tree
 from skyrl.processes.stopping import GOES_ON_FROM_THE_LAST, Stopping
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
@@ -310,7 +311,7 @@ class BasePPOExp:
         with self.stopping:
             try:
                 return self._run()
-            except OSError as error:
+            except (OSError, SafetensorError) as error:
                 told = storage_error(error, [self.folder.path, self.checkpoints.folder, self._exports])
                 raise told or error from error
             except RunError as error:
@@ -378,7 +379,7 @@ class BasePPOExp:
     async def _finish(self) -> None:
         """What a run leaves: the model, and a picture of how it came about."""
         await self._export(self.folder.model)
-        self.folder.draw_curve(f"{self.cfg.trainer.project_name} / {self.cfg.trainer.run_name}")
+        self.folder.draw_curve(redacted(f"{self.cfg.trainer.project_name} / {self.cfg.trainer.run_name}"))
 
     async def _save(self, trainer: PPOTrainer, step: int) -> None:
         await self.time_sharing.for_learning("policy")

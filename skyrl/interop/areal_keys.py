@@ -123,10 +123,6 @@ def _wandb(value: Any) -> Becomes:
     return Becomes(writes={"trainer.logger": "wandb" if value == "online" else "console"})
 
 
-def _steps(path: str) -> Callable[[Any], Becomes]:
-    return lambda value: Becomes(writes={path: -1 if value is None else value})
-
-
 def _batch_of_one_source(path: str) -> Callable[[Any], Becomes]:
     return lambda value: Becomes(writes={path: value if isinstance(value, list) else [value]})
 
@@ -143,7 +139,7 @@ def _dynamic(value: Any) -> Becomes:
     )
 
 
-_INTERVALS = "intervals in epochs or seconds"
+_INTERVALS = "intervals of other things than exports, checkpoints and evaluation"
 _HOST = "shares of the host's memory and cores for each process"
 _SGLANG = "options of SGLang: engines here are vLLM's, see generator.inference_engine"
 _FOLDERS = "folders are in one place: trainer.run_path, ckpt_path and export_path"
@@ -154,6 +150,20 @@ _ASYNC = "asynchronous training"
 _DECOUPLED = "the decoupled objective"
 _SFT = "supervised fine-tuning"
 _REAL = only(False, does="the weights are loaded", otherwise="training from random weights")
+
+INTERVALS: dict[str, str] = {
+    **{f"{name}.freq_": path for name, path in (
+        ("saver", "trainer.hf_save_interval"),
+        ("recover", "trainer.ckpt_interval"),
+        ("evaluator", "trainer.eval_interval"),
+    )},
+    **{f"exp_ctrl.{name}_freq_": path for name, path in (
+        ("save", "trainer.hf_save_interval"),
+        ("ckpt", "trainer.ckpt_interval"),
+        ("eval", "trainer.eval_interval"),
+    )},
+}  # fmt: skip
+"""What each group of `epochs`, `steps` and `secs`, of which any may be due, is here."""
 
 KEYS: dict[str, Entry] = {
     "experiment_name": goes_to("trainer.project_name"),
@@ -288,14 +298,7 @@ KEYS: dict[str, Entry] = {
     "*sglang.max_prefill_tokens": goes_to(_ENGINE + "max_num_batched_tokens"),
     "*sglang.*": later(_SGLANG, False, ""),
     # keeping and watching
-    "saver.freq_steps": _steps("trainer.hf_save_interval"),
-    "recover.freq_steps": _steps("trainer.ckpt_interval"),
-    "evaluator.freq_steps": _steps("trainer.eval_interval"),
-    "*.freq_epochs": later(_INTERVALS),
-    "*.freq_secs": later(_INTERVALS),
-    "exp_ctrl.save_freq_steps": _steps("trainer.hf_save_interval"),
-    "exp_ctrl.ckpt_freq_steps": _steps("trainer.ckpt_interval"),
-    "exp_ctrl.eval_freq_steps": _steps("trainer.eval_interval"),
+    "*.freq_*": later(_INTERVALS),  # those that are known are converted together: INTERVALS
     "exp_ctrl.*": later(_INTERVALS),
     "recover.mode": _recovery,
     "recover_mode": _recovery,

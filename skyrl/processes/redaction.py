@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 from urllib.parse import unquote
 
-HIDDEN = "***"
+from skyrl.tree.secrets import HIDDEN
 
 _NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
 _SHORTEST = 8

@@ -12,7 +12,9 @@ from tests.experiments.phases import Fault, command
 from tests.nano_run import overrides
 
 _context: ForkServerContext = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.experiments.phases", "skyrl.cli.main", "transformers.models.qwen2"])
+_context.set_forkserver_preload(
+    ["skyrl.cli.main", "skyrl.experiments.ppo", "transformers.models.qwen2.modeling_qwen2", "tests.experiments.phases"]
+)
 
 TINY: dict[str, Any] = {
     "trainer__deterministic": True,
