@@ -5,6 +5,7 @@ torch.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
 import sys
@@ -46,6 +47,8 @@ def run(words: tuple[str, ...], strict: bool) -> None:
     from skyrl.experiments.ppo import BasePPOExp
     from skyrl.experiments.summary import summary
 
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
     experiment = BasePPOExp(composed.config)
     trained = experiment.run()
     if not trained:

@@ -157,7 +157,7 @@ def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Pro
 
 def what_was_hidden_is_given_again(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Where a stored run is read, its secrets are missing: they were not stored."""
-    for path, attribute in leaf_paths(type(run)):
+    for path, attribute in leaf_paths(SkyRLTrainConfig):
         if attribute.type in (str, str | None) and HIDDEN in (get_at(run, path) or ""):
             hint = "take it from a variable: env:NAME"
             yield Problem(path=path, message=f"{HIDDEN} stands where a secret was: give it again", hint=hint)

@@ -8,11 +8,12 @@ passwords in addresses (`https://user:password@host`), and what follows `Authori
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from skyrl.tree.secrets import HIDDEN
 
@@ -36,23 +37,30 @@ def secrets_of(environ: Mapping[str, str]) -> list[str]:
     for value in environ.values():
         for user_info in _USER_INFO.findall(value):
             found |= {part for part in (user_info, *user_info.split(":")[1:]) if len(part) >= _SHORTEST}
-    return sorted(found | {unquote(value) for value in found}, key=len, reverse=True)
+    spelled = {form for value in found for form in _spellings(value) if len(form) >= _SHORTEST}
+    return sorted(spelled, key=len, reverse=True)
+
+
+def _spellings(value: str) -> Iterator[str]:
+    """As it is, in Python and JSON, and in an address."""
+    yield from (value, repr(value)[1:-1], json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
+    yield from (quote(value, safe=""), unquote(value))
 
 
 def redacted(text: str) -> str:
     """The text without secrets."""
-    return _redacted(text, _of_values(tuple(os.environ.items())))
+    return _HEADER.sub(rf"\1\2{HIDDEN}", _redacted(text, _of_values(tuple(os.environ.items()))))
 
 
 def _redacted(text: str, values: re.Pattern[str]) -> str:
     text = values.sub(HIDDEN, text)
     if "://" in text:
         text = _USER_INFO.sub(HIDDEN, text)
-    return _BEARER.sub(rf"\1{HIDDEN}", _HEADER.sub(rf"\1\2{HIDDEN}", text))
+    return _BEARER.sub(rf"\1{HIDDEN}", text)
 
 
 def redacted_tree(data: Any) -> Any:
-    """The same for every text in JSON-able data, keys included."""
+    """The same for every text in JSON-able data, keys included, but for headers: an answer may well speak of cookies."""
     values = _of_values(tuple(os.environ.items()))
 
     def clean(data: Any) -> Any:

@@ -51,15 +51,17 @@ class Stopping:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
         self._ended = threading.Event()
+        self._write: socket.socket | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._read, self._write = socket.socketpair()
+        self._read, write = socket.socketpair()
         self._read.setblocking(False)
-        self._write.setblocking(False)
+        write.setblocking(False)
+        self._write = write
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._in_main_thread) for number in _SIGNALS}
-            self._wakeup = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+            self._wakeup = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._watch, name="skyrl-signals", daemon=True)
         self._thread.start()
         return self
@@ -72,10 +74,11 @@ class Stopping:
             signal.set_wakeup_fd(self._wakeup)
             for number, handler in self._before.items():
                 signal.signal(number, handler)
-        self._write.send(b"\0")
+        self._wake()
         self._thread.join()
         self._read.close()
-        self._write.close()
+        if self._write is not None:
+            self._write.close()
 
     @property
     def requested(self) -> bool:
@@ -91,6 +94,7 @@ class Stopping:
         """Tell the run to stop; only the first reason counts. From any thread."""
         if not self.reason:
             self._exit_code, self.reason = exit_code, reason
+            self._wake()
             if self._loop is not None:
                 with contextlib.suppress(RuntimeError):  # it was closed meanwhile
                     self._loop.call_soon_threadsafe(self._cancel)
@@ -128,6 +132,12 @@ class Stopping:
         """Raises `Stopped` if the run is to stop."""
         if self.requested:
             raise self.stopped(GOES_ON_FROM_THE_LAST)
+
+    def _wake(self) -> None:
+        """The thread that watches looks again."""
+        with contextlib.suppress(OSError):
+            if self._write is not None:
+                self._write.send(b"\0")
 
     def _cancel(self) -> None:
         if self._task is not None:

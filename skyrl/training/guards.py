@@ -18,8 +18,8 @@ from skyrl.config import FaultsConfig
 from skyrl.errors import BatchError, NonFiniteError
 from skyrl.trajectory import TrajectoryGroup
 
-_TERMS = ("rewards", "rollout_logprobs", "old_logprobs", "ref_logprobs", "values", "advantages")
-"""In the order in which they are computed: the first that is no number is the cause of the others."""
+_TERMS = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "values", "rewards", "advantages")
+"""The first that is no number is the cause of those after it; rewards may hold a KL term."""
 
 _SHOWN = 4
 

@@ -119,15 +119,15 @@ class PPOTrainer:
         """One batch of prompts, from sampling to new weights in the engines (GRPO, arXiv:2402.03300, algorithm 1)."""
         with self.stopping.interruptible():  # nothing is learnt in here: given up, it costs only its own time
             groups = await self.rollouts.next_batch(self.version)  # x ~ data, y_1..y_n ~ pi_old, r_i = R(x, y_i)
-            self._on_samples(self.version + 1, groups)
             batch = collate(groups)
+            refuse_non_finite(batch, groups)
+            self._on_samples(self.version + 1, groups)
             if self._needs_old_logprobs(batch):  # else pi_old is the policy itself, exactly
                 batch = batch.given(old_logprobs=await self.policy.score(batch))  # log pi_old
             if self.reference:
                 batch = batch.given(ref_logprobs=await self.reference.score(batch))  # log pi_ref
             if self.critic:
                 batch = batch.given(values=await self.critic.score(batch))  # V of the states tokens were drawn in
-            refuse_non_finite(batch, groups)
             rewards, shaped = self.shape(batch)  # r_t, less beta KL(pi_old || pi_ref) where that is wanted
             batch = batch.given(rewards=rewards)
             batch = batch.given(advantages=self.estimate(batch))

@@ -59,7 +59,7 @@ def reward(patch: pytest.MonkeyPatch) -> None:
 
 
 def logprob(patch: pytest.MonkeyPatch) -> None:
-    spoil(patch, PolicyWorker, "score", 3, lambda _, logprobs: first_number(logprobs, -INF))
+    spoil(patch, PolicyWorker, "score", 6, lambda _, found: first_number(found, -INF))  # each sync scores, too
 
 
 def advantage(patch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,13 @@ from tests.experiments.phases import PHASES, Fault
 from tests.experiments.sameness import assert_same
 
 pytestmark = pytest.mark.xdist_group("forked")
+
+ON_RAY: dict[str, Any] = {
+    "trainer__placement__executor": "ray",
+    "trainer__placement__colocate_all": False,
+    "trainer__placement__policy_num_gpus_per_node": 2,
+}
+"""Two FSDP2 ranks and an engine, each in a process of its own."""
 
 MOST = {"start": 1, "generation": 3, "reward": 24, "forward": 8, "backward": 8, "optimizer": 4, "sync": 3, "save": 1}
 """The latest entry into a phase that is drawn: each is reached within three steps."""
@@ -45,17 +53,32 @@ def chains(faults: list[Fault]) -> Iterator[list[Fault]]:
     yield from (faults[start : start + IN_A_CHAIN] for start in range(0, len(faults), IN_A_CHAIN))
 
 
+def assert_kills_change_nothing(nano: Path, out: Path, whole: Path, faults: list[Fault], **changes: Any) -> None:
+    for number, chain in enumerate(chains(faults)):
+        killed = out / str(number)
+        for fault in chain:
+            status, said = run(nano, killed, fault, **changes)
+            assert status == -signal.SIGKILL, (fault, said)
+        status, said = run(nano, killed, **changes)
+        assert status == 0, said
+        assert "Traceback" not in said
+        assert_same(killed, whole)
+
+
 def test_a_run_that_is_killed_ends_like_one_that_was_not(
     nano: Path, tmp_path: Path, whole: Path, pytestconfig: pytest.Config
 ) -> None:
-    faults = moments(200 if pytestconfig.getoption("--long") else 10, seed=1)
+    faults = moments(180 if pytestconfig.getoption("--long") else 10, seed=1)
     assert {fault.phase for fault in faults} == set(PHASES)
-    for number, chain in enumerate(chains(faults)):
-        out = tmp_path / str(number)
-        for fault in chain:
-            status, said = run(nano, out, fault)
-            assert status == -signal.SIGKILL, (fault, said)
-        status, said = run(nano, out)
-        assert status == 0, said
-        assert "Traceback" not in said
-        assert_same(out, whole)
+    assert_kills_change_nothing(nano, tmp_path, whole, faults)
+
+
+def test_a_run_on_ray_that_is_killed_ends_like_one_that_was_not(
+    nano: Path, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    long = pytestconfig.getoption("--long")
+    changes = ON_RAY if long else ON_RAY | {"trainer__max_training_steps": 4}
+    status, said = run(nano, tmp_path / "whole", **changes)
+    assert status == 0, said
+    faults = moments(20, seed=2) if long else [Fault(phase="backward", nth=6)]
+    assert_kills_change_nothing(nano, tmp_path, tmp_path / "whole", faults, **changes)
