@@ -60,7 +60,7 @@ def _redacted(text: str, values: re.Pattern[str]) -> str:
 
 
 def redacted_tree(data: Any) -> Any:
-    """The same for every text in JSON-able data, keys included, but for headers: an answer may well speak of cookies."""
+    """The same for every text in JSON-able data, keys included; but headers stay: an answer may speak of cookies."""
     values = _of_values(tuple(os.environ.items()))
 
     def clean(data: Any) -> Any:
