@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from skyrl.checkpoint.store import CheckpointStore
+from skyrl.errors import Stopped
+from skyrl.experiments.ppo import BasePPOExp
 from tests.experiments.forked import Session, run
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same
+from tests.nano_run import config, train
 
 pytestmark = pytest.mark.xdist_group("forked")
-
-GOES_ON = "The same command goes on"
 
 
 def saved(out: Path) -> list[int]:
@@ -39,7 +42,7 @@ def test_a_run_that_is_terminated_in_every_phase_ends_like_one_that_was_not(nano
     for fault, steps in faults:
         status, said = run(nano, out, fault)
         assert status == 75, (fault, said)
-        assert said.splitlines()[-1].startswith("Stopped by SIGTERM. ") and GOES_ON in said, (fault, said)
+        assert re.search(r"^Stopped by SIGTERM\. .*he same command goes on", said.splitlines()[-1]), (fault, said)
         assert "Traceback" not in said
         assert saved(out) == steps, fault
     for folder in (out, whole):
@@ -73,24 +76,25 @@ def test_a_second_signal_ends_a_run_at_once(nano: Path, tmp_path: Path) -> None:
     assert "at once" in session.said
 
 
+class Late(BasePPOExp):
+    """A run whose deadline comes in its third step."""
+
+    def _record_samples(self, step: int, groups: Any) -> None:
+        super()._record_samples(step, groups)
+        if step == 3:
+            self.stopping._deadline = time.monotonic()
+
+
 def test_a_run_saves_and_ends_before_its_deadline(nano: Path, tmp_path: Path) -> None:
-    session = Session(
-        nano,
-        tmp_path,
-        trainer__faults__stop_before=6,
-        trainer__faults__grace_period_seconds=2,
-        trainer__ckpt_interval=1000,
-        trainer__epochs=10_000,
-        trainer__max_training_steps=50_000,
-        trainer__eval_interval=-1,
-    )
-    assert session.ends() == 75
-    assert "Stopped before the deadline of trainer.faults.stop_before. Step " in session.said
-    [step] = saved(tmp_path)
-    assert f"Step {step} is saved" in session.said
+    changes = {"trainer__faults__stop_before": "1h", "trainer__ckpt_interval": 1000}
+    with pytest.raises(Stopped, match=r"^Stopped before the deadline of .*stop_before\. Step 2 is saved") as stopped:
+        Late(config(nano, tmp_path, **changes)).run()
+    assert (stopped.value.exit_code, saved(tmp_path)) == (75, [2])
+    train(nano, tmp_path, **changes)
+    assert saved(tmp_path) == [2, 6]
 
 
-@pytest.mark.parametrize(("on_stall", "hangs", "status"), [("warn", 4, 0), ("stop", 200, 1)])
+@pytest.mark.parametrize(("on_stall", "hangs", "status"), [("warn", 7, 0), ("stop", 200, 1)])
 def test_a_run_without_progress_says_what_it_waits_for(
     nano: Path, tmp_path: Path, on_stall: str, hangs: float, status: int
 ) -> None:
@@ -98,7 +102,7 @@ def test_a_run_without_progress_says_what_it_waits_for(
         nano,
         tmp_path,
         Fault(phase="optimizer", does="nothing", nth=3, hangs=hangs),
-        trainer__faults__stall_timeout_seconds=1,
+        trainer__faults__stall_timeout_seconds=4,
         trainer__faults__on_stall=on_stall,
         trainer__faults__grace_period_seconds=2,
         trainer__max_training_steps=3,

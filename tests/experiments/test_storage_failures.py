@@ -46,16 +46,14 @@ def test_a_write_that_fails_leaves_the_last_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fails)
         train(nano, tmp_path / "count", **settings)
-        syncs_of_a_save = calls[0] // 3
-        for at in range(1, 2 * syncs_of_a_save, 2):  # the first save and the second
-            out = tmp_path / f"broken{at}"
+        each = calls[0] // 3
+        for at in (1, each - 1, each + 1, 2 * each - 1):  # in the saves of steps 2 and 4
             calls[0] = 0
+            broken = tmp_path / f"broken{at}"
             with pytest.raises(RunError, match=r"Input/output error"):
-                train(nano, out, **settings)
-            latest = CheckpointStore(out / "checkpoints").latest()
-            saved = [] if latest is None else [latest.step]
-            assert saved == ([] if at <= syncs_of_a_save else [2])
-            broken = out
+                train(nano, broken, **settings)
+            latest = CheckpointStore(broken / "checkpoints").latest()
+            assert (latest.step if latest else 0) in ((0, 2) if at < each else (2, 4))
     train(nano, broken, **settings)
     assert_same(broken, whole)
 
@@ -105,13 +103,15 @@ def small_disk(folder: Path) -> Callable[[], object]:
     libc = ctypes.CDLL(None, use_errno=True)
     user, mounts, private, remount = 0x10000000, 0x00020000, 0x40000 | 0x4000, 0x20
     ids = os.getuid(), os.getgid()
-    if libc.unshare(mounts) != 0 and libc.unshare(user | mounts) == 0:
+    alone = libc.unshare(mounts) == 0
+    if not alone and libc.unshare(user | mounts) == 0:
+        alone = True
         Path("/proc/self/setgroups").write_text("deny", encoding="utf-8")
         Path("/proc/self/uid_map").write_text(f"0 {ids[0]} 1", encoding="utf-8")
         Path("/proc/self/gid_map").write_text(f"0 {ids[1]} 1", encoding="utf-8")
-    libc.mount(b"none", b"/", None, private, None)
-    where = os.fsencode(folder)
-    if libc.mount(b"tmpfs", where, b"tmpfs", 0, f"size={BYTES_OF_A_CHECKPOINT * 3 // 2}".encode()) == 0:
+    alone = alone and libc.mount(b"none", b"/", None, private, None) == 0
+    where, size = os.fsencode(folder), f"size={BYTES_OF_A_CHECKPOINT * 3 // 2}".encode()
+    if alone and libc.mount(b"tmpfs", where, b"tmpfs", 0, size) == 0:
         return lambda: libc.mount(b"tmpfs", where, b"tmpfs", remount, b"size=64m")
     real = store.save_file
 
@@ -143,7 +143,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_goes_on_when_there_i
     process.start()
     process.join(240)
     assert process.exitcode == 0, (out / "said").read_text(encoding="utf-8")
-    (out / "checkpoints").rmdir()
+    shutil.rmtree(out / "checkpoints")
     (out / "copy").rename(out / "checkpoints")
     assert_same(out, whole)
 
