@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from skyrl.errors import NonFiniteError
 from skyrl.experiments import ppo
 from skyrl.learners.fsdp2 import Fsdp2
-from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.workers import PolicyWorker
 from skyrl.rollout.batches import SynchronousRollouts
 from skyrl.trajectory import TurnReward
@@ -98,15 +97,11 @@ def gradient(patch: pytest.MonkeyPatch) -> None:
 
 
 def learning_rate(patch: pytest.MonkeyPatch) -> None:
-    original, calls = LearningWorker.update_share, [0]
+    def diverge(self: Fsdp2, result: None) -> None:
+        assert self.optimizer is not None
+        self.optimizer.param_groups[0]["lr"] = INF
 
-    async def update(self: LearningWorker, batch: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == 5:
-            self.optimizer.param_groups[0]["lr"] = INF
-        return await original(self, batch)
-
-    patch.setattr(LearningWorker, "update_share", update)
+    spoil(patch, Fsdp2, "drop_gradients", 5, diverge)  # at the beginning of the fifth update
 
 
 def weight(patch: pytest.MonkeyPatch) -> None:

@@ -73,12 +73,8 @@ def test_a_run_that_is_killed_ends_like_one_that_was_not(
     assert_kills_change_nothing(nano, tmp_path, whole, faults)
 
 
-def test_a_run_on_ray_that_is_killed_ends_like_one_that_was_not(
-    nano: Path, tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
-    long = pytestconfig.getoption("--long")
-    changes = ON_RAY if long else ON_RAY | {"trainer__max_training_steps": 4}
-    status, said = run(nano, tmp_path / "whole", **changes)
+@pytest.mark.long
+def test_a_run_on_ray_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:
+    status, said = run(nano, tmp_path / "whole", **ON_RAY)
     assert status == 0, said
-    faults = moments(20, seed=2) if long else [Fault(phase="backward", nth=6)]
-    assert_kills_change_nothing(nano, tmp_path, tmp_path / "whole", faults, **changes)
+    assert_kills_change_nothing(nano, tmp_path, tmp_path / "whole", moments(20, seed=2), **ON_RAY)

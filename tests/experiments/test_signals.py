@@ -77,7 +77,7 @@ def test_a_second_signal_ends_a_run_at_once(nano: Path, tmp_path: Path) -> None:
 
 
 class Late(BasePPOExp):
-    """A run whose deadline comes in its third step."""
+    """A run that finds in its third step that there is no time for a fourth."""
 
     def _record_samples(self, step: int, groups: Any) -> None:
         super()._record_samples(step, groups)
@@ -87,11 +87,11 @@ class Late(BasePPOExp):
 
 def test_a_run_saves_and_ends_before_its_deadline(nano: Path, tmp_path: Path) -> None:
     changes = {"trainer__faults__stop_before": "1h", "trainer__ckpt_interval": 1000}
-    with pytest.raises(Stopped, match=r"^Stopped before the deadline of .*stop_before\. Step 2 is saved") as stopped:
+    with pytest.raises(Stopped, match=r"^Stopped before the deadline of .*stop_before\. Step 3 is saved") as stopped:
         Late(config(nano, tmp_path, **changes)).run()
-    assert (stopped.value.exit_code, saved(tmp_path)) == (75, [2])
+    assert (stopped.value.exit_code, saved(tmp_path)) == (75, [3])
     train(nano, tmp_path, **changes)
-    assert saved(tmp_path) == [2, 6]
+    assert saved(tmp_path) == [3, 6]
 
 
 @pytest.mark.parametrize(("on_stall", "hangs", "status"), [("warn", 7, 0), ("stop", 200, 1)])

@@ -4,6 +4,9 @@ import re
 import time
 from pathlib import Path
 
+import pytest
+
+from skyrl.errors import Stopped
 from skyrl.processes.progress import Progress, Watchdog
 from skyrl.processes.stopping import Stopping, seconds_until
 
@@ -45,6 +48,16 @@ def test_a_deadline_is_a_time_or_a_moment() -> None:
     stopping = Stopping(grace=30.0, stop_before=100.0)
     assert 69 < stopping.seconds_left <= 70  # the grace period is kept free
     assert Stopping(grace=30.0).seconds_left == float("inf")
+
+
+def test_a_run_is_told_when_its_deadline_is_as_near_as_the_grace_period() -> None:
+    with Stopping(grace=1000.0, stop_before=1000.05) as stopping:
+        deadline = time.monotonic() + 30
+        while not stopping.requested:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with pytest.raises(Stopped, match="Stopped before the deadline of trainer.faults.stop_before"):
+            stopping.check()
 
 
 def test_only_the_first_reason_to_stop_counts() -> None:
