@@ -30,10 +30,10 @@ def storage_error(error: OSError | SafetensorError, folders: Sequence[Path]) -> 
 
 
 def _number(error: OSError | SafetensorError) -> int | None:
-    """The errno; safetensors has it in its text: `IoError(Os { code: 28, ... })`."""
+    """The errno; safetensors has it in its text: `I/O error: No space left on device (os error 28)`."""
     if isinstance(error, OSError):
         return error.errno
-    found = re.search(r"code: (\d+)", str(error))
+    found = re.search(r"os error (\d+)", str(error))
     return int(found[1]) if found else None
 
 

@@ -113,7 +113,7 @@ class PhasedExp(BasePPOExp):
     def get_policy(self) -> LearnerGroup[PolicyWorker]:
         from skyrl.experiments import ppo
 
-        ppo.PolicyWorker = PhasedPolicyWorker  # type: ignore[misc, attr-defined]
+        ppo.PolicyWorker = PhasedPolicyWorker  # type: ignore[attr-defined]
         return super().get_policy()
 
 

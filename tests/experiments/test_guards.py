@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from skyrl.errors import NonFiniteError
-from skyrl.experiments import ppo
 from skyrl.learners.fsdp2 import Fsdp2
 from skyrl.learners.workers import PolicyWorker
 from skyrl.rollout.batches import SynchronousRollouts
+from skyrl.training.advantage import advantage_estimator
 from skyrl.trajectory import TurnReward
 from tests.nano_run import metrics, train
 
@@ -62,10 +62,10 @@ def logprob(patch: pytest.MonkeyPatch) -> None:
 
 
 def advantage(patch: pytest.MonkeyPatch) -> None:
-    make, calls = ppo.advantage_estimator, [0]
+    calls = [0]
 
     def poisoned(algorithm: Any) -> Any:
-        estimate = make(algorithm)
+        estimate = advantage_estimator(algorithm)
 
         def advantages(batch: Any) -> torch.Tensor:
             calls[0] += 1
@@ -74,7 +74,7 @@ def advantage(patch: pytest.MonkeyPatch) -> None:
 
         return advantages
 
-    patch.setattr(ppo, "advantage_estimator", poisoned)
+    patch.setattr("skyrl.experiments.ppo.advantage_estimator", poisoned)
 
 
 def loss(patch: pytest.MonkeyPatch) -> None:
@@ -113,10 +113,10 @@ def weight(patch: pytest.MonkeyPatch) -> None:
     spoil(patch, Fsdp2, "step", 5, diverge)
 
 
-BEFORE_LEARNING = {"reward": reward, "logprob": logprob, "advantage": advantage}
-OF_AN_UPDATE = {"loss": loss, "gradient": gradient}
-OF_THE_LEARNER = {"learning rate": learning_rate, "weight": weight}
-KINDS: dict[str, Poison] = BEFORE_LEARNING | OF_AN_UPDATE | OF_THE_LEARNER
+BEFORE_LEARNING: dict[str, Poison] = {"reward": reward, "logprob": logprob, "advantage": advantage}
+OF_AN_UPDATE: dict[str, Poison] = {"loss": loss, "gradient": gradient}
+OF_THE_LEARNER: dict[str, Poison] = {"learning rate": learning_rate, "weight": weight}
+KINDS = BEFORE_LEARNING | OF_AN_UPDATE | OF_THE_LEARNER
 
 NAMED = {
     "reward": r"reward nan in sample 0 of prompt \S+: no weight was changed",

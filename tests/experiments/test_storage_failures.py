@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from skyrl.checkpoint import store
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.errors import RunError, StorageError, UserError
 from skyrl.experiments.claims import Claim
@@ -113,15 +112,15 @@ def small_disk(folder: Path) -> Callable[[], object]:
     where, size = os.fsencode(folder), f"size={BYTES_OF_A_CHECKPOINT * 3 // 2}".encode()
     if alone and libc.mount(b"tmpfs", where, b"tmpfs", 0, size) == 0:
         return lambda: libc.mount(b"tmpfs", where, b"tmpfs", remount, b"size=64m")
-    real = store.save_file
+    patch, sync = pytest.MonkeyPatch(), os.fsync
 
-    def full(tensors: Any, path: Path) -> None:
+    def full(descriptor: int) -> None:
         if CheckpointStore(folder).steps():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(tensors, path)
+        sync(descriptor)
 
-    store.save_file = full
-    return lambda: setattr(store, "save_file", real)
+    patch.setattr(os, "fsync", full)
+    return patch.undo
 
 
 BYTES_OF_A_CHECKPOINT = 400_000
