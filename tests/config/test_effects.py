@@ -22,6 +22,8 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.algorithm.kl_loss_coef": NO_KL,
     "trainer.algorithm.kl_estimator_type": NO_KL,
     "trainer.ref": NO_KL,
+    "trainer.faults.max_skipped_steps": {"trainer.faults.on_non_finite": "abort"},
+    "trainer.faults.on_stall": {"trainer.faults.stall_timeout_seconds": None},
     "trainer.placement.ref_num_nodes": NO_KL,
     "trainer.placement.ref_num_gpus_per_node": NO_KL,
     "trainer.policy.fsdp_config.mixed_precision": {"trainer.strategy": "deepspeed"},
@@ -43,6 +45,7 @@ RAY = {"trainer.placement.executor": "ray"}
 ON: dict[str, dict[str, Any]] = {
     # effect: what switches it on, where the run of RUNNABLE does not
     "trainer.algorithm.kl_ctrl": {"trainer.algorithm.use_kl_in_reward": True},
+    "trainer.faults.max_roll_backs": {"trainer.faults.on_non_finite": "roll_back"},
     "trainer.critic.optimizer_config": CRITIC,
     "trainer.critic.fsdp_config": CRITIC,
     "trainer.critic.deepspeed_config": CRITIC,

@@ -94,20 +94,17 @@ def test_a_run_saves_and_ends_before_its_deadline(nano: Path, tmp_path: Path) ->
     assert saved(tmp_path) == [3, 6]
 
 
-@pytest.mark.parametrize(("on_stall", "hangs", "status"), [("warn", 7, 0), ("stop", 200, 1)])
-def test_a_run_without_progress_says_what_it_waits_for(
-    nano: Path, tmp_path: Path, on_stall: str, hangs: float, status: int
-) -> None:
+def test_a_run_without_progress_says_what_it_waits_for(nano: Path, tmp_path: Path) -> None:
     ended, said = run(
         nano,
         tmp_path,
-        Fault(phase="optimizer", does="nothing", nth=3, hangs=hangs),
+        Fault(phase="optimizer", does="nothing", nth=3, hangs=200),
         trainer__faults__stall_timeout_seconds=4,
-        trainer__faults__on_stall=on_stall,
+        trainer__faults__on_stall="stop",
         trainer__faults__grace_period_seconds=2,
         trainer__max_training_steps=3,
     )
-    assert ended == status, said
+    assert ended == 1, said
     assert "warning: no progress for" in said
     assert "policy-0 in LearningWorker.update_share" in said
     assert "phased_step" in (tmp_path / "run" / "stacks.txt").read_text(encoding="utf-8")
