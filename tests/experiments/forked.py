@@ -13,7 +13,13 @@ from tests.nano_run import overrides
 
 _context: ForkServerContext = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["skyrl.cli.main", "skyrl.experiments.ppo", "transformers.models.qwen2.modeling_qwen2", "tests.experiments.phases"]
+    [
+        "skyrl.cli.main",
+        "skyrl.experiments.ppo",
+        "transformers.models.qwen2.modeling_qwen2",
+        "matplotlib.figure",
+        "tests.experiments.phases",
+    ]
 )
 
 TINY: dict[str, Any] = {
