@@ -369,7 +369,10 @@ class BasePPOExp:
                 say(f"Going on after step {checkpoint.step}, from a checkpoint")
                 trainer.load_state(dict(checkpoint.state["trainer"]))
         shutil.rmtree(self.folder.model, ignore_errors=True)  # of a run that is now made longer
-        self.folder.forget_after(checkpoint.step if checkpoint else -1)
+        if checkpoint is None:
+            self.folder.forget_after(-1)
+        else:
+            self.folder.forget_after(checkpoint.step, recorded=checkpoint.state["trainer"].get("unrecorded") is None)
         try:
             await trainer.train()
         finally:
@@ -410,9 +413,9 @@ class BasePPOExp:
             if model is not None:
                 await self.time_sharing.for_learning(name)
         await self._restore(checkpoint)
-        self.folder.forget_after(checkpoint.step)
         state: Mapping[str, Any] = checkpoint.state["trainer"]
-        return state
+        self.folder.forget_after(checkpoint.step)
+        return {**state, "unrecorded": None}
 
     def _watch_progress(self) -> None:
         """Notices that nothing happens any more, until the run ends."""

@@ -164,7 +164,7 @@ class PPOTrainer:
             while self.version < self.total_steps:
                 metrics = await self._take_step()
                 if metrics is not None:
-                    await self._conclude(metrics)
+                    await self._conclude(metrics | self._timings(metrics), evaluate=self._is_due("evaluate"))
         except Stopped as stop:
             raise await self._saved_before_the_end(stop) from None
 
@@ -177,7 +177,7 @@ class PPOTrainer:
                 self.tracker.log(0, metrics | self.clock.take())
             self.clock.take()
         if self._unrecorded is not None:
-            await self._record(dict(self._unrecorded), evaluate=True)
+            await self._conclude(dict(self._unrecorded), evaluate=True)
 
     async def _take_step(self) -> Metrics | None:
         """The metrics of one step; None where the run went back instead."""
@@ -201,22 +201,19 @@ class PPOTrainer:
         self.version, self._before = self.version + 1, None
         return metrics | {"trainer/epoch": self.rollouts.epoch, "trainer/global_step": self.version}
 
-    async def _conclude(self, metrics: Metrics) -> None:
-        """What follows a step: evaluation, its record, export, checkpoint."""
-        await self._record(metrics | self._timings(metrics), evaluate=self._is_due("evaluate"))
-        save = self._is_due("save")
-        if self._is_due("export"):  # before saving: a checkpoint has its export
-            await self._export(self.version)
-        if save:
-            await self._keep()
-
-    async def _record(self, metrics: Metrics, *, evaluate: bool) -> None:
+    async def _conclude(self, metrics: Metrics, *, evaluate: bool) -> None:
+        """What follows a step: evaluation, its record, export, checkpoint; a checkpoint has its record and export."""
         if evaluate:
             self._unrecorded = metrics
             with self.stopping.interruptible():
                 metrics = metrics | await self._evaluate()
         self._unrecorded = None
-        self.tracker.log(self.version, metrics | self.clock.take())  # before saving: a checkpoint has its record
+        self.tracker.log(self.version, metrics | self.clock.take())
+        save = self._is_due("save")
+        if self._is_due("export"):
+            await self._export(self.version)
+        if save and self.version > self._saved:
+            await self._keep()
 
     async def _keep(self) -> None:
         with self.clock.measure("save_checkpoints"):
@@ -266,7 +263,7 @@ class PPOTrainer:
             "version": self.version,
             **(self._before or self._position()),
             "triggers": {what: trigger.state() for what, trigger in self._triggers.items()},
-            "unrecorded": self._unrecorded,
+            "unrecorded": self._unrecorded,  # metrics of the last step, where its evaluation is still to come
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
