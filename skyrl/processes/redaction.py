@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 
 from skyrl.tree.secrets import HIDDEN
 
-_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
+_NAME = re.compile(r"KEY|TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
 _SHORTEST = 8
 """Letters of a value that is looked for: a shorter one would be found in words."""
 
