@@ -101,7 +101,7 @@ def learning_rate(patch: pytest.MonkeyPatch) -> None:
         assert self.optimizer is not None
         self.optimizer.param_groups[0]["lr"] = INF
 
-    spoil(patch, Fsdp2, "drop_gradients", 5, diverge)  # at the beginning of the fifth update
+    spoil(patch, Fsdp2, "backward", 9, diverge)
 
 
 def weight(patch: pytest.MonkeyPatch) -> None:
