@@ -4,10 +4,16 @@ torch.
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any, NoReturn, TextIO, cast
 
 import click
 
@@ -17,7 +23,8 @@ from skyrl.cli.plan import plan
 from skyrl.cli.serve_retriever import serve_retriever
 from skyrl.cli.templates import templates
 from skyrl.cli.words import STRICT, WORDS, compose_words
-from skyrl.errors import SkyRLError
+from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, SkyRLError, Stopped
+from skyrl.processes.redaction import RedactedStream
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -41,6 +48,8 @@ def run(words: tuple[str, ...], strict: bool) -> None:
     from skyrl.experiments.ppo import BasePPOExp
     from skyrl.experiments.summary import summary
 
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
     experiment = BasePPOExp(composed.config)
     trained = experiment.run()
     if not trained:
@@ -93,8 +102,38 @@ cli.add_command(templates)
 cli.add_command(config)
 
 
+@contextlib.contextmanager
+def _terminated_in_words() -> Iterator[None]:
+    """SIGTERM raises `Stopped`; a process has one thread that hears signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _stop_before_the_start)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop_before_the_start(number: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM while nothing runs that could be saved: a run that is there hears of it itself."""
+    raise Stopped("Stopped by SIGTERM, before anything was started.", EXIT_REQUEUE)
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command; a mistake of the user ends in a message and exit code 2, a failed run in 1, Ctrl-C in 130."""
+    """Run the command; a mistake of the user ends in a message and exit code 2, a failed run in 1, Ctrl-C in 130, and
+    a run that was told to stop, by SIGTERM or its deadline, in 75.
+    """
+    out, err = RedactedStream(sys.stdout), RedactedStream(sys.stderr)
+    with (
+        contextlib.redirect_stdout(cast(TextIO, out)),
+        contextlib.redirect_stderr(cast(TextIO, err)),
+        _terminated_in_words(),
+    ):
+        _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> NoReturn:
     try:
         cli.main(args=arguments if arguments is None else list(arguments), prog_name="skyrl", standalone_mode=False)
     except click.exceptions.Exit as stop:
@@ -102,6 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         error.show()
         sys.exit(2)
+    except Stopped as stop:
+        click.echo(str(stop), err=True)
+        sys.exit(stop.exit_code)
     except SkyRLError as error:
         click.echo(str(error), err=True)
         sys.exit(error.exit_code)
@@ -109,5 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         click.echo(
             "Stopped. The same command goes on from the last checkpoint, or begins anew where there is none.", err=True
         )
-        sys.exit(130)
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception:  # noqa: BLE001 - a mistake of ours: all that is known of it, without secrets
+        traceback.print_exc()
+        sys.exit(1)
     sys.exit(0)

@@ -18,6 +18,7 @@ from skyrl.config.environment import (
     Text2SQLEnvConfig,
 )
 from skyrl.config.extension import make_config
+from skyrl.config.faults import FaultsConfig
 from skyrl.config.generator import ChatTemplateConfig, GeneratorConfig, SamplingParams
 from skyrl.config.learners import (
     CriticConfig,
@@ -75,6 +76,7 @@ __all__ = [
     "DynamicSamplingConfig",
     "EnvironmentConfig",
     "FSDPConfig",
+    "FaultsConfig",
     "FullyAsyncConfig",
     "GMPOConfig",
     "GSM8kLLMJudgeEnvConfig",

@@ -21,8 +21,11 @@ from skyrl.config.effects import evaluates, without_effect
 from skyrl.config.not_yet import NOT_YET, VALUES_NOT_YET
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
+from skyrl.tree import get_at
+from skyrl.tree.classes import leaf_paths
 from skyrl.tree.origins import Origins
 from skyrl.tree.rules import Check, find_problems
+from skyrl.tree.secrets import HIDDEN
 
 SCHEDULES_WITH_SETTINGS = (
     "cosine_with_min_lr",
@@ -152,6 +155,14 @@ def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Pro
         )
 
 
+def what_was_hidden_is_given_again(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Where a stored run is read, its secrets are missing: they were not stored."""
+    for path, attribute in leaf_paths(SkyRLTrainConfig):
+        if attribute.type in (str, str | None) and HIDDEN in (get_at(run, path) or ""):
+            hint = "take it from a variable: env:NAME"
+            yield Problem(path=path, message=f"{HIDDEN} stands where a secret was: give it again", hint=hint)
+
+
 CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     the_policy_has_a_model,
     there_is_data_to_train_on,
@@ -165,6 +176,7 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     a_single_turn_is_given_the_prompt,
     a_resumed_run_has_a_path,
     repeatable_runs_are_promised_on_a_cpu,
+    what_was_hidden_is_given_again,
     *ALGORITHM_CHECKS,
     *BATCH_CHECKS,
     *PLACEMENT_CHECKS,

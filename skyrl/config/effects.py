@@ -11,6 +11,7 @@ from skyrl.config.effect import Effect
 from skyrl.config.effects_algorithm import ALGORITHM_EFFECTS
 from skyrl.config.engines import VLLM_ONLY
 from skyrl.config.import_paths import is_import_path
+from skyrl.config.intervals import read_interval
 from skyrl.config.resolve import RULES
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray
@@ -42,7 +43,7 @@ def _engine_is_vllm(run: SkyRLTrainConfig) -> bool:
 
 def evaluates(run: SkyRLTrainConfig) -> bool:
     """Does this run ever look at evaluation prompts?"""
-    return run.trainer.eval_before_train or run.trainer.eval_interval > 0
+    return run.trainer.eval_before_train or read_interval(run.trainer.eval_interval).ever
 
 
 def _is_sharded(model: Model) -> Callable[[SkyRLTrainConfig], bool]:
@@ -66,6 +67,10 @@ def _makes_room_on_cuda(run: SkyRLTrainConfig) -> bool:
 def _hands_over_by_ipc(run: SkyRLTrainConfig) -> bool:
     by_nccl = run.generator.inference_engine.weight_sync_backend == "nccl"
     return on_ray(run) and by_nccl and run.trainer.placement.colocate_all
+
+
+def _non_finite(policy: str) -> Callable[[SkyRLTrainConfig], bool]:
+    return lambda run: run.trainer.faults.on_non_finite == policy
 
 
 def _counts_rows(run: SkyRLTrainConfig) -> bool:
@@ -150,6 +155,13 @@ EFFECTS: tuple[Effect, ...] = (
         lambda run: bool(run.trainer.recompute_activations),
     ),
     Effect("trainer.eval_batch_size", "evaluation is on", evaluates),
+    Effect("trainer.faults.max_skipped_steps", "on_non_finite is skip", _non_finite("skip")),
+    Effect("trainer.faults.max_roll_backs", "on_non_finite is roll_back", _non_finite("roll_back")),
+    Effect(
+        "trainer.faults.on_stall",
+        "stall_timeout_seconds is a time",
+        lambda run: run.trainer.faults.stall_timeout_seconds is not None,
+    ),
     Effect("generator.eval_sampling_params", "evaluation is on", evaluates),
     Effect("generator.eval_n_samples_per_prompt", "evaluation is on", evaluates),
     Effect("trainer.fully_async", "training is asynchronous", lambda run: False),

@@ -4,15 +4,12 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.faults import FaultsConfig
+from skyrl.config.intervals import Interval, interval
 from skyrl.config.learners import CriticConfig, PolicyConfig, RefConfig
 from skyrl.config.placement import PlacementConfig
 from skyrl.tree import FREE, IDENTITY, field, frozen
-from skyrl.tree.validators import (
-    interval,
-    non_negative,
-    positive,
-    positive_or_minus_one,
-)
+from skyrl.tree.validators import non_negative, positive, positive_or_minus_one
 
 Tracker = Literal["console", "wandb", "tensorboard", "mlflow", "swanlab"]
 """Where metrics go."""
@@ -59,6 +56,9 @@ class TrainerConfig:
 
     fully_async: FullyAsyncConfig = FullyAsyncConfig()
     """Generation and training at the same time."""
+
+    faults: FaultsConfig = FaultsConfig()
+    """Interruptions, stalls, and numbers that are none."""
 
     seed: int = field(default=42, validator=non_negative, metadata=IDENTITY)
     """Every random choice follows from it: the order of prompts, and every token that is sampled. Dropout is off."""
@@ -154,8 +154,9 @@ class TrainerConfig:
     eval_before_train: bool = field(default=True, metadata=FREE)
     """Evaluate once before the first training step."""
 
-    eval_interval: int = field(default=5, validator=interval, metadata=FREE)
-    """Training steps between evaluations; one more follows the last step. -1 or 0: no evaluation while training."""
+    eval_interval: Interval = field(default=5, validator=interval, metadata=FREE)
+    """Training steps between evaluations, or epochs ("1 epoch"), or time ("30m"), or a list, in which each counts by
+    itself; one more follows the last step. -1 or 0: no evaluation while training."""
 
     eval_batch_size: int = field(default=1024, validator=positive)
     """Prompts evaluated at a time; the last batch may be smaller."""
@@ -170,14 +171,16 @@ class TrainerConfig:
     ckpt_path: str = field(default="~/ckpts/", metadata=FREE)
     """Folder of the checkpoints, which hold all that is needed to go on."""
 
-    ckpt_interval: int = field(default=10, validator=interval, metadata=FREE)
-    """Training steps between checkpoints; the last step is saved too. -1 or 0: none."""
+    ckpt_interval: Interval = field(default=10, validator=interval, metadata=FREE)
+    """Training steps between checkpoints, or epochs, or time, or a list, as in `eval_interval`; the last step is saved
+    too, and the last before a run is stopped. -1 or 0: none."""
 
     max_ckpts_to_keep: int = field(default=-1, validator=positive_or_minus_one("all"), metadata=FREE)
     """Checkpoints kept; older ones are deleted once a newer one is complete on disk. -1: all."""
 
-    hf_save_interval: int = field(default=-1, validator=interval, metadata=FREE)
-    """Training steps between exports of the policy in Hugging Face format. -1 or 0: none."""
+    hf_save_interval: Interval = field(default=-1, validator=interval, metadata=FREE)
+    """Training steps between exports of the policy in Hugging Face format, or epochs, or time, or a list, as in
+    `eval_interval`. -1 or 0: none."""
 
     export_path: str = field(default="~/exports/", metadata=FREE)
     """Folder of exported models and dumps."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
@@ -45,17 +46,18 @@ class PromptCursor:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores."""
-        return {"batches_taken": self.batches_taken, "prompts": self._digest()}
+        return {"batches_taken": self.batches_taken, "prompts": self._digest}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on after the batches that `state` says were taken. Raises `ResumeError` if they were of other prompts."""
-        if state["prompts"] != self._digest():
+        if state["prompts"] != self._digest:
             raise ResumeError(
                 "the training data is not what it was when the checkpoint was saved: other rows, in another order, or "
                 "through another chat template. Restore it, or start a new run in a new folder"
             )
         self.batches_taken = int(state["batches_taken"])
 
+    @cached_property
     def _digest(self) -> str:
         """sha256 over what is sampled from: the tokens and the task of every prompt, in order."""
         digest = sha256()

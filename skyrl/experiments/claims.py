@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import cattrs
 from filelock import FileLock, Timeout
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.stored import stored_form, tree_of
 from skyrl.errors import ConfigError, ResumeError, UserError
+from skyrl.processes.redaction import redacted_tree
 from skyrl.tree import differences, required
 
 
@@ -35,10 +39,13 @@ class Claim:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
-            (self.folder / ".owner").write_text(f"process {os.getpid()}", encoding="utf-8")
+            (self.folder / ".owner").write_text(_myself(), encoding="utf-8")
         except Timeout:
             owner = _read_text(self.folder / ".owner")
-            message = f"{self.folder} is in use by a run that is going on ({owner}): choose another {self._field}"
+            message = (
+                f"{self.folder} is in use by a run that is going on ({owner or 'its owner cannot be read'}): wait for "
+                f"its end, or choose another {self._field}"
+            )
             raise UserError(message) from None
         except OSError as error:
             raise UserError(f"{self._field} = {self.folder} cannot be written to: {error.strerror}") from None
@@ -52,7 +59,9 @@ class Claim:
         """Write the resolved configuration and its fingerprint into `config.json`."""
         self._is_new = not self._signature.exists()
         scratch = self._signature.with_suffix(".tmp")
-        scratch.write_text(json.dumps(stored_form(self._run), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        scratch.write_text(
+            json.dumps(redacted_tree(stored_form(self._run)), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         scratch.replace(self._signature)
 
     def unsign(self) -> None:
@@ -82,6 +91,7 @@ def refuse_changed(stored: Any, run: SkyRLTrainConfig, where: str, field: str) -
     """
     try:
         before = tree_of(stored, type(run), where)
+        run = cattrs.structure(redacted_tree(cattrs.unstructure(run)), type(run))  # as it would be stored
     except ConfigError as error:
         raise ResumeError(f"{where} has a configuration that this version cannot read: {error}") from error
     changed = differences(before, run, roles=("identity", "numerics"))
@@ -93,6 +103,12 @@ def refuse_changed(stored: Any, run: SkyRLTrainConfig, where: str, field: str) -
         f"To continue that run, set these back. To start a new one, choose another {field}, for example:\n"
         f"  {_folders_beside(run)}"
     )
+
+
+def _myself() -> str:
+    """The lock ends with its process, this note does not: it is read only while somebody has the lock."""
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    return f"process {os.getpid()} on {socket.gethostname()}, since {now}"
 
 
 def _folders_beside(run: SkyRLTrainConfig) -> str:

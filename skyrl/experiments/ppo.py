@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import cattrs
+from safetensors import SafetensorError
 
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.effects import evaluates
 from skyrl.config.sizes import Model, grid_of, has_critic, has_reference
 from skyrl.data.cursor import PromptCursor
 from skyrl.data.prompts import PromptDataset, load_prompts
-from skyrl.errors import DataError
+from skyrl.errors import DataError, RunError
 from skyrl.experiments.claims import Claim
 from skyrl.experiments.collaborators import engine_makers, parity_canary, start_processes, weight_road
 from skyrl.experiments.first_look import look_at_the_data, look_at_the_models, sandbox_in_force, say
 from skyrl.experiments.resume import find_start
 from skyrl.experiments.run_folder import RunFolder
 from skyrl.experiments.steps_in_logs import StepsInLogs
+from skyrl.experiments.storage_failures import storage_error
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.remote_engine import RemoteEngine
 from skyrl.learners.group import LearnerGroup, ScorerGroup
@@ -38,6 +41,9 @@ from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
 from skyrl.models.loading import load_tokenizer
 from skyrl.models.storing import Export
 from skyrl.processes.handles import Processes
+from skyrl.processes.progress import Progress, Watchdog
+from skyrl.processes.redaction import redacted, redacted_tree
+from skyrl.processes.stopping import GOES_ON_FROM_THE_LAST, Stopping
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.tracking.console import Console
@@ -67,7 +73,10 @@ class BasePPOExp:
     def __init__(self, cfg: SkyRLTrainConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
         self.cfg = cfg
-        self.clock = Clock()
+        self.progress = Progress()
+        self.clock = Clock(self.progress.waiting_for)
+        faults = cfg.trainer.faults
+        self.stopping = Stopping(grace=faults.grace_period_seconds, stop_before=faults.stop_before)
         self.folder = RunFolder(Path(required(cfg.trainer.run_path, "trainer.run_path")).expanduser().absolute())
         self.checkpoints = CheckpointStore(Path(cfg.trainer.ckpt_path).expanduser(), cfg.trainer.max_ckpts_to_keep)
         self._held = ExitStack()
@@ -94,6 +103,7 @@ class BasePPOExp:
     @cached_property
     def processes(self) -> Processes:
         processes = self.get_processes()
+        processes.progress = self.progress
         self._held.callback(processes.close)
         return processes
 
@@ -151,9 +161,7 @@ class BasePPOExp:
 
     def get_eval_dataset(self) -> PromptDataset | None:
         """The prompts to evaluate on, or None if this run never evaluates."""
-        trainer = self.cfg.trainer
-        wanted = trainer.eval_before_train or trainer.eval_interval > 0
-        return self._load(self.cfg.data.val_data) if wanted else None
+        return self._load(self.cfg.data.val_data) if evaluates(self.cfg) else None
 
     def get_processes(self) -> Processes:
         """Where models and engines live."""
@@ -287,14 +295,31 @@ class BasePPOExp:
             tracker=tracker,
             clock=self.clock,
             total_steps=self.total_steps,
+            stopping=self.stopping,
             save=lambda step: self._save(trainer, step),
+            restore=self._go_back,
             export=lambda step: self._export(self._exports / f"global_step_{step}" / "policy"),
             on_samples=self._record_samples,
         )
         return trainer
 
     def run(self) -> bool:
-        """Train to the end; False if an earlier session had already done so. What was saved stays, whatever happens."""
+        """Train to the end; False if an earlier session had already done so. What was saved stays, whatever happens.
+
+        Raises `Stopped` when a signal or the deadline ends it before.
+        """
+        with self.stopping:
+            try:
+                return self._run()
+            except (OSError, SafetensorError) as error:
+                told = storage_error(error, [self.folder.path, self.checkpoints.folder, self._exports])
+                raise told or error from error
+            except RunError as error:
+                if self.stopping.requested:  # what fell over meanwhile is not the cause
+                    raise self.stopping.stopped(f"{GOES_ON_FROM_THE_LAST} Meanwhile: {error}") from error
+                raise
+
+    def _run(self) -> bool:
         with self._held:
             sandbox = sandbox_in_force(self.cfg, self.train_dataset, self.eval_dataset)
             look_at_the_data(self.cfg, self.train_dataset, self.eval_dataset)
@@ -311,7 +336,9 @@ class BasePPOExp:
                 self.folder.record_sandbox(sandbox)
             finished = checkpoint is not None and checkpoint.step >= self.total_steps
             if not finished or not self.folder.model.exists():  # the latter: stopped just before the end
-                asyncio.run(self._go_on(checkpoint, finished))
+                self._watch_progress()
+                with self.stopping.in_loop():
+                    asyncio.run(self._go_on(checkpoint, finished))
             return not finished
 
     def _claims(self) -> tuple[Claim, ...]:
@@ -330,20 +357,25 @@ class BasePPOExp:
 
     async def _go_on(self, checkpoint: Checkpoint | None, finished: bool) -> None:
         if checkpoint is not None:
-            await self._restore(checkpoint)
+            with self.stopping.interruptible():
+                await self._restore(checkpoint)
         if not finished:
             await self._train(checkpoint)
         await self._finish()
 
     async def _train(self, checkpoint: Checkpoint | None) -> None:
-        await self.time_sharing.for_engines()  # which find the room that they start with
-        first = checkpoint.step if checkpoint else 0
-        trainer = self.get_trainer(Trackers([self.get_tracker(first), StepsInLogs(self.processes, first)]))
-        if checkpoint is not None:
-            say(f"Going on after step {checkpoint.step}, from a checkpoint")
-            trainer.load_state(dict(checkpoint.state["trainer"]))
+        with self.stopping.interruptible():
+            await self.time_sharing.for_engines()  # which find the room that they start with
+            first = checkpoint.step if checkpoint else 0
+            trainer = self.get_trainer(Trackers([self.get_tracker(first), StepsInLogs(self.processes, first)]))
+            if checkpoint is not None:
+                say(f"Going on after step {checkpoint.step}, from a checkpoint")
+                trainer.load_state(dict(checkpoint.state["trainer"]))
         shutil.rmtree(self.folder.model, ignore_errors=True)  # of a run that is now made longer
-        self.folder.forget_after(checkpoint.step if checkpoint else -1)
+        if checkpoint is None:
+            self.folder.forget_after(-1)
+        else:
+            self.folder.forget_after(checkpoint.step, recorded=checkpoint.state["trainer"].get("unrecorded") is None)
         try:
             await trainer.train()
         finally:
@@ -353,14 +385,16 @@ class BasePPOExp:
     async def _finish(self) -> None:
         """What a run leaves: the model, and a picture of how it came about."""
         await self._export(self.folder.model)
-        self.folder.draw_curve(f"{self.cfg.trainer.project_name} / {self.cfg.trainer.run_name}")
+        self.folder.draw_curve(redacted(f"{self.cfg.trainer.project_name} / {self.cfg.trainer.run_name}"))
 
     async def _save(self, trainer: PPOTrainer, step: int) -> None:
         await self.time_sharing.for_learning("policy")
+        await self.policy.refuse_non_finite_state()
         tensors, numbers = await self.policy.state()
         state = {"policy": numbers, "trainer": trainer.state()}
         if self.critic:
             await self.time_sharing.for_learning("critic")
+            await self.critic.refuse_non_finite_state()
             of_critic, state["critic"] = await self.critic.state()
             tensors = tensors | {_OF_CRITIC + name: tensor for name, tensor in of_critic.items()}
         self.checkpoints.save(
@@ -368,10 +402,49 @@ class BasePPOExp:
                 step=step,
                 tensors=tensors,
                 state=state,
-                config=cattrs.unstructure(self.cfg),
+                config=redacted_tree(cattrs.unstructure(self.cfg)),
                 fingerprint=fingerprint(self.cfg),
             )
         )
+
+    async def _go_back(self) -> Mapping[str, Any] | None:
+        """The models of the last checkpoint, and the loop's state in it; None where there is no checkpoint."""
+        checkpoint = self.checkpoints.latest()
+        if checkpoint is None:
+            return None
+        for name, model in (("policy", self.policy), ("critic", self.critic)):
+            if model is not None:
+                await self.time_sharing.for_learning(name)
+        await self._restore(checkpoint)
+        state: Mapping[str, Any] = checkpoint.state["trainer"]
+        self.folder.forget_after(checkpoint.step)
+        return {**state, "unrecorded": None}
+
+    def _watch_progress(self) -> None:
+        """Notices that nothing happens any more, until the run ends."""
+        faults = self.cfg.trainer.faults
+        if faults.stall_timeout_seconds is None:
+            return
+
+        stop = faults.on_stall == "stop"
+
+        def stalled(diagnosis: str) -> None:
+            say(f"warning: {diagnosis}")
+            if stop:
+                self.stopping.request("Stopped, since there was no progress", exit_code=RunError.exit_code)
+
+        def dump_others() -> Sequence[Path]:
+            started = "processes" in vars(self)
+            return self.processes.dump_stacks() if started else ()
+
+        watchdog = Watchdog(
+            self.progress,
+            faults.stall_timeout_seconds,
+            stacks=self.folder.path / "stacks.txt",
+            dump_others=dump_others,
+            on_stall=stalled,
+        )
+        self._held.callback(watchdog.close)
 
     async def _restore(self, checkpoint: Checkpoint) -> None:
         """Policy and critic as they were."""
@@ -384,6 +457,7 @@ class BasePPOExp:
 
     async def _export(self, folder: Path) -> None:
         await self.time_sharing.for_learning("policy")
+        await self.policy.refuse_non_finite_state()
         fast = not self.cfg.trainer.disable_fast_tokenizer
         await self.policy.stream(Export(like=self._model_path, use_fast_tokenizer=fast, folder=folder))
 

@@ -30,9 +30,11 @@ class RunFolder:
         self.trajectories = JsonLines(path / "trajectories.jsonl")
         self.model = path / "model"
 
-    def forget_after(self, step: int) -> None:
-        """Drop what was recorded of later steps, which will happen again."""
-        self.metrics.forget_after(step)
+    def forget_after(self, step: int, *, recorded: bool = True) -> None:
+        """Drop what was recorded of later steps, which will happen again; and the record of this one where it is still
+        to come.
+        """
+        self.metrics.forget_after(step if recorded else step - 1)
         self.trajectories.forget_after(step)
 
     def record_sandbox(self, in_force: Mapping[str, object]) -> None:

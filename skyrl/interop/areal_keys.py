@@ -30,14 +30,13 @@ from skyrl.interop.areal_values import (
     recovery,
     scheduler,
     std,
-    steps,
     top_k,
     wandb,
     warmup,
     whole_prefill,
 )
 
-_INTERVALS = "intervals in epochs or seconds"
+_INTERVALS = "intervals of other things than exports, checkpoints and evaluation"
 _HOST = "shares of the host's memory and cores for each process"
 _SGLANG = "options of SGLang: engines here are vLLM's, see generator.inference_engine"
 _TUNING = "how fast SGLang is, not what it answers; engines here are vLLM's, which tune themselves"
@@ -49,6 +48,20 @@ _LEGACY = "settings of AReaL's older system"
 _ASYNC = "asynchronous training"
 _SFT = "supervised fine-tuning"
 _REAL = only(False, does="the weights are loaded", otherwise="training from random weights")
+
+INTERVALS: dict[str, str] = {
+    **{f"{name}.freq_": path for name, path in (
+        ("saver", "trainer.hf_save_interval"),
+        ("recover", "trainer.ckpt_interval"),
+        ("evaluator", "trainer.eval_interval"),
+    )},
+    **{f"exp_ctrl.{name}_freq_": path for name, path in (
+        ("save", "trainer.hf_save_interval"),
+        ("ckpt", "trainer.ckpt_interval"),
+        ("eval", "trainer.eval_interval"),
+    )},
+}  # fmt: skip
+"""What each group of `epochs`, `steps` and `secs`, of which any may be due, is here."""
 
 KEYS: dict[str, Entry] = {
     "experiment_name": goes_to("trainer.project_name"),
@@ -232,14 +245,7 @@ KEYS: dict[str, Entry] = {
     **{f"*sglang.{name}": not_there(_LOGS) for name in ("log_*", "decode_log_interval", "show_time_cost")},
     "*sglang.*": later(_SGLANG, False, ""),
     # keeping and watching
-    "saver.freq_steps": steps("trainer.hf_save_interval"),
-    "recover.freq_steps": steps("trainer.ckpt_interval"),
-    "evaluator.freq_steps": steps("trainer.eval_interval"),
-    "*.freq_epochs": later(_INTERVALS),
-    "*.freq_secs": later(_INTERVALS),
-    "exp_ctrl.save_freq_steps": steps("trainer.hf_save_interval"),
-    "exp_ctrl.ckpt_freq_steps": steps("trainer.ckpt_interval"),
-    "exp_ctrl.eval_freq_steps": steps("trainer.eval_interval"),
+    "*.freq_*": later(_INTERVALS),  # those that are known are converted together: INTERVALS
     "exp_ctrl.*": later(_INTERVALS),
     "recover.mode": recovery,
     "recover_mode": recovery,

@@ -129,11 +129,6 @@ def wandb(value: Any) -> Becomes:
     return Becomes(writes={"trainer.logger": "wandb" if value == "online" else "console"})
 
 
-def steps(path: str) -> Callable[[Any], Becomes]:
-    """An interval in steps; null is never."""
-    return lambda value: Becomes(writes={path: -1 if value is None else value})
-
-
 def batch_of_one_source(path: str) -> Callable[[Any], Becomes]:
     """One path, where we take a list of them."""
     return lambda value: Becomes(writes={path: value if isinstance(value, list) else [value]})

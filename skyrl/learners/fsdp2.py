@@ -90,6 +90,11 @@ class Fsdp2:
             self.drop_gradients()
         return norm.item()
 
+    def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._named_state():
+            if optimizer or name.startswith("model."):
+                yield name, tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
     def drop_gradients(self) -> None:
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)

@@ -74,6 +74,10 @@ class LearnerGroup(ScorerGroup[L]):
         """Name, shape and type of every weight, in the order in which they are streamed."""
         return (await self.ranks.call(LearningWorker.metadata))[0]
 
+    async def refuse_non_finite_state(self) -> None:
+        """Raises `NonFiniteError` if what `state` would give must not be saved."""
+        await self.ranks.call(LearningWorker.refuse_non_finite_state)
+
     async def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Whole tensors by name, and numbers: the same whatever the strategy and the number of ranks."""
         return (await self.ranks.call(LearningWorker.state))[0]

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
@@ -59,7 +60,7 @@ class LearningWorker(ModelWorker):
         self.objective = objective
         self._role = role
         self._train_rows = trainer.micro_train_batch_size_per_gpu
-        self._max_skipped = optimizer.max_skipped_updates
+        self._max_skipped = 0 if trainer.faults.on_non_finite == "abort" else optimizer.max_skipped_updates
         self._skipped = 0  # in a row
         if trainer.recompute_activations:
             recompute_activations(self.model, use_reentrant=trainer.gradient_checkpointing_use_reentrant)
@@ -71,7 +72,8 @@ class LearningWorker(ModelWorker):
         """One optimizer step over the mini-batch, in micro-batches whose number changes nothing but memory.
 
         A step whose gradient is not finite is left out and counted in `skipped_updates`; raises `NonFiniteError` when
-        more than `optimizer_config.max_skipped_updates` are left out in a row. The weights are then as they were.
+        more than `optimizer_config.max_skipped_updates` are left out in a row: the weights are then as they were. Also
+        where the learning rate is no number, before the step, and where a weight is none, after it.
         """
         [share] = self._budget.plan([self.objective.weigh(batch)])
         return (await self.update_share(share)).metrics()
@@ -90,12 +92,18 @@ class LearningWorker(ModelWorker):
             sums = added(sums, parts)
             for name, values in (outputs.numbers | numbers).items():
                 seen[name] = seen.get(name, Moments()) + Moments.of(values)
-        learning_rate = self.optimizer.param_groups[0]["lr"]
+        learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        if not math.isfinite(learning_rate):
+            raise NonFiniteError(
+                f"the {self._role}'s learning rate is {learning_rate}: the optimizer step was not taken. Look at "
+                f"trainer.{self._role}.optimizer_config"
+            )
         norm = self.strategy.step()
         self._skipped = 0 if math.isfinite(norm) else self._skipped + 1
         if self._skipped > self._max_skipped:
             raise NonFiniteError(self._why_to_stop(norm, sums))
         if not self._skipped:
+            self._refuse_non_finite(f"after an update with gradient norm {norm:.4g}")
             self.schedule.step()
         _log.info("update of %d rows: gradient norm %.4g%s", len(batch), norm, ", left out" if self._skipped else "")
         shared = {
@@ -104,6 +112,10 @@ class LearningWorker(ModelWorker):
             "skipped_updates": float(self._skipped > 0),
         }
         return Totals(sums=sums, moments=seen, shared=shared)
+
+    def refuse_non_finite_state(self) -> None:
+        """Before it is saved. Raises `NonFiniteError` that names a weight or a part of the optimizer's state."""
+        self._refuse_non_finite("before saving", optimizer=True)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Name and value of every weight, tied ones once, in the order and under the names of the stored model.
@@ -139,6 +151,16 @@ class LearningWorker(ModelWorker):
         """
         self.strategy.load_state(tensors)
         move_schedule(self.schedule, numbers["optimizer_steps"])
+
+    def _refuse_non_finite(self, when: str, *, optimizer: bool = False) -> None:
+        named = [(name, each) for name, each in self.strategy.shards(optimizer=optimizer) if each.numel()]
+        largest = torch._foreach_norm([each.detach().float() for _, each in named], float("inf"))
+        if not torch.stack([each.to(largest[0].device) for each in largest]).isfinite().all():
+            broken = next(name for (name, _), each in zip(named, largest, strict=True) if not each.isfinite())
+            raise NonFiniteError(
+                f"{broken} of the {self._role} holds NaN or infinity {when}: it is not saved, and no engine gets it. "
+                f"Lower trainer.{self._role}.optimizer_config.lr"
+            )
 
     def _why_to_stop(self, norm: float, sums: Metrics) -> str:
         parts = ", ".join(f"{name} {value:g}" for name, value in sums.items())

@@ -72,6 +72,9 @@ class Strategy(Protocol):
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of the sum of all ranks' `loss`; `last` marks the last micro-batch before `step`."""
 
+    def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
+        """This rank's part of every weight, and of the optimizer's state if that is asked for; not collective."""
+
     def step(self) -> float:
         """Clip, let the optimizer step, and return the L2 norm of the whole gradient before clipping.
 

@@ -107,6 +107,14 @@ class Zero:
         self._engine.step()
         return float("nan") if self._engine.optimizer.overflow else float(self._engine.get_global_grad_norm())
 
+    def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._module.named_parameters():
+            yield f"model.{name}", getattr(parameter, "ds_tensor", parameter.detach())  # the former in stage 3
+        if optimizer and self.optimizer is not None:
+            for number, slots in enumerate(self.optimizer.state.values()):
+                tensors = ((slot, value) for slot, value in slots.items() if isinstance(value, Tensor))
+                yield from ((f"optimizer.{number}.{slot}", value) for slot, value in tensors)
+
     def named_shapes(self) -> dict[str, Tensor]:
         return self._held.named_shapes()
 

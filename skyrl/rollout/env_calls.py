@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 from skyrl.errors import RewardError, WorkerEnded
+from skyrl.processes.redaction import redacted
 from skyrl.trajectory import Failure
 
 T = TypeVar("T")
@@ -91,4 +92,5 @@ def _settle(outcome: asyncio.Future[Any], result: Any) -> None:
 
 
 def _short(text: str) -> str:
+    text = redacted(text)  # before a secret is cut in two, and known no more
     return text if len(text) <= 400 else text[:397] + "..."

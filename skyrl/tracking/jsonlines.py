@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from skyrl.processes.redaction import redacted_tree
 from skyrl.trajectory import TrajectoryGroup
 
 
 class JsonLines:
-    """A file of JSON objects, one a line, each flushed when it is written."""
+    """A file of JSON objects without secrets, one a line, each flushed when it is written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -19,7 +20,7 @@ class JsonLines:
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one line."""
         with self._path.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+            lines.write(json.dumps(redacted_tree(record), ensure_ascii=False, allow_nan=False) + "\n")
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Every complete line; one that a kill cut short is left out."""

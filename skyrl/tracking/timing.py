@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -13,7 +13,9 @@ T = TypeVar("T")
 class Clock:
     """Seconds by name, summed until they are taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, around: Callable[[str], AbstractContextManager[Any]] = nullcontext) -> None:
+        """Every measured block is in `around(name)`, too."""
+        self._around = around
         self._seconds: dict[str, float] = {}
 
     @contextmanager
@@ -21,7 +23,8 @@ class Clock:
         """Add the wall-clock time of the block to `name`."""
         start = time.perf_counter()
         try:
-            yield
+            with self._around(name):
+                yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 

@@ -56,7 +56,6 @@ positive_or_off = rule_of_one_field(lambda value: value > 0 or value == -1, "pos
 fraction_below_one = rule_of_one_field(
     lambda value: 0 <= value < 1, "at least 0 and below 1", minimum=0, exclusiveMaximum=1
 )
-interval = rule_of_one_field(lambda value: value >= -1, "a number of steps, or -1 for never", minimum=-1)
 
 
 def at_least(bound: float) -> Validator:

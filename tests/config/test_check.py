@@ -31,6 +31,7 @@ MEGATRON: dict[str, Any] = {**VLLM, "trainer.strategy": "megatron"}
 NO_KL: dict[str, Any] = {"trainer.algorithm.use_kl_loss": False}
 CRITIC: dict[str, Any] = {"trainer.critic.model.path": "critic"}
 ALGORITHM = "trainer.algorithm."
+SEARCH_URL = "environment.skyrl_gym.search.search_url"
 CORRECTION = ALGORITHM + "off_policy_correction."
 
 
@@ -354,11 +355,17 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "repeatable_runs_are_promised_on_a_cpu": [
         ({"trainer.deterministic": True, "trainer.device": "cuda"}, "trainer.deterministic")
     ],
+    "what_was_hidden_is_given_again": [
+        ({SEARCH_URL: "http://***@retriever/"}, SEARCH_URL),
+        ({"trainer.project_name": "***"}, "trainer.project_name"),
+    ],
 }
+
 
 SILENT: dict[str, dict[str, Any]] = {
     # check: what is written that comes near to it
     "evaluation_has_data": {"data.val_data": [], "trainer.eval_interval": 0, "trainer.eval_before_train": False},
+    "what_was_hidden_is_given_again": {SEARCH_URL: "http://user@retriever/**"},
     "mini_batches_divide_the_batch": {"trainer.policy_mini_batch_size": 512},
     "critic_mini_batches_divide_the_batch": {"trainer.critic_mini_batch_size": 300},
     "micro_batches_divide_the_mini_batch": {"trainer.micro_train_batch_size_per_gpu": 5},

@@ -144,13 +144,24 @@ def test_mini_batches_are_counted_in_prompts(tmp_path: Path) -> None:
     assert line_of(keys | {"actor.ppo_n_minibatches": 3}, "actor.ppo_n_minibatches").fate == "refused"
 
 
+def test_intervals_of_one_thing_are_one_setting(tmp_path: Path) -> None:
+    keys = {"saver.freq_epochs": 1, "saver.freq_steps": None, "saver.freq_secs": None, "recover.freq_steps": None}
+    keys |= {"evaluator.freq_epochs": 2, "evaluator.freq_steps": 10, "exp_ctrl.ckpt_freq_secs": 600}
+    trainer = loaded(convert_keys(keys), tmp_path).trainer
+    assert trainer.hf_save_interval == "1 epoch"
+    assert trainer.eval_interval == (10, "2 epochs")
+    assert trainer.ckpt_interval == "600s"
+    assert line_of(keys, "saver.freq_secs").fate == "needless"
+    assert loaded(convert_keys({"recover.freq_steps": None}), tmp_path).trainer.ckpt_interval == -1
+
+
 @pytest.mark.parametrize(
     ("key", "value", "fate", "said"),
     [
         ("actor.optimizer.eps", 1e-5, "not yet", "the epsilon of AdamW"),
         ("actor.optimizer.eps", 1e-8, "needless", "asks for nothing"),
         ("actor.overlong_tokens", 512, "needless", "the penalty is off"),
-        ("saver.freq_secs", 3600, "not yet", "intervals in epochs or seconds"),
+        ("stats.freq_secs", 3600, "not yet", "intervals of other things"),
         ("actor.optimizr.lr", 1e-5, "refused", "did it mean actor.optimizer.lr?"),
         ("recover.mode", "sometimes", "refused", "there is no way 'sometimes'"),
         ("actor.optimizer.lr", "fast", "refused", "'fast' is not a number"),
