@@ -86,6 +86,17 @@ def no_source_is_named_twice(run: SkyRLTrainConfig) -> Iterator[Problem]:
             yield Problem(path=f"data.{name}", message=message, severity="warning")
 
 
+def every_training_source_has_a_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Or none has."""
+    weights, sources = run.data.train_weights, run.data.train_data
+    if weights is not None and len(weights) != len(sources):
+        yield Problem(
+            path="data.train_weights",
+            message=f"{len(weights)} weights for {len(sources)} sources in data.train_data",
+            hint="give one for each, in the same order, or leave them out",
+        )
+
+
 def the_learner_scores_at_the_rollout_temperature(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Importance ratios compare probabilities of the same distribution."""
     learner, rollout = run.trainer.algorithm.temperature, run.generator.sampling_params.temperature
@@ -165,6 +176,7 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     several_evaluation_samples_differ,
     no_source_is_named_twice,
     the_schedule_needs_no_settings,
+    every_training_source_has_a_weight,
     the_learner_scores_at_the_rollout_temperature,
     training_samples_are_random,
     the_learner_can_score_what_was_sampled,

@@ -15,10 +15,12 @@ from skyrl.envs.registry import MakeEnv, find_task
 from skyrl.errors import RunError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+from skyrl.models.chat_templates import with_template
 from skyrl.rollout.chats import Chat, chat_of
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError
 from skyrl.rollout.episode import Episode, Stage
 from skyrl.rollout.failures import FailureTally
+from skyrl.rollout.filters import silenced
 from skyrl.trajectory import Failure, Prompt, Trajectory, TrajectoryGroup
 
 T = TypeVar("T")
@@ -55,7 +57,7 @@ class SkyRLGymGenerator:
         self._config = generator_cfg
         self._gym = skyrl_gym_cfg
         self._client = inference_engine_client
-        self._tokenizer = tokenizer
+        self._tokenizer = with_template(tokenizer, generator_cfg.chat_template)
         self._seed = seed
         self._user_env_class = user_env_class
 
@@ -132,7 +134,7 @@ class _Batch:
         finally:
             await _all([_outcome(episode.close()) for episode in episodes])
         group = TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectories))
-        return _out_of_the_loss(group) if group.dropped else group
+        return silenced(group) if group.dropped else group  # it keeps the batch as large as it has to be
 
     async def _first_turns(
         self, episodes: Sequence[Episode], begun: Sequence[GenerationRequest | Failure]
@@ -191,12 +193,6 @@ class _Batch:
         if isinstance(closed, Failure):
             raise EpisodeError(closed)
         return trajectory
-
-
-def _out_of_the_loss(group: TrajectoryGroup) -> TrajectoryGroup:
-    """The same group, of which no token is trained on: it keeps the batch as large as it has to be."""
-    masked = [evolve(row, loss_mask=(0,) * len(row.loss_mask)) for row in group.trajectories]
-    return evolve(group, trajectories=tuple(masked))
 
 
 async def _outcome(work: Coroutine[Any, Any, T]) -> T | Failure:

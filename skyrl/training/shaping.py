@@ -37,11 +37,11 @@ class RewardShaping:
         return self._penalty(batch.given(rewards=rewards))
 
     def _shaped(self, batch: TrainingBatch) -> Tensor:
-        config, totals = self._config, batch.scores
+        config, totals = self._config, _of_answers(batch, batch.scores)
         if config.overlong.buffer_len is not None:
             assert batch.answer_lengths is not None
             totals = totals + overlong_penalty(
-                batch.answer_lengths,
+                _of_answers(batch, batch.answer_lengths),
                 longest=required(config.overlong.max_len, "trainer.algorithm.reward_shaping.overlong.max_len"),
                 buffer=config.overlong.buffer_len,
                 factor=config.overlong.penalty_factor,
@@ -49,8 +49,13 @@ class RewardShaping:
             )
         totals = scaled(totals, bias=config.bias, scale=config.scale, clip=config.clip)
         if config.norm != NormConfig():
-            totals = by_config(config.norm, totals, batch.groups, torch.ones_like(batch.lengths, dtype=torch.bool))
-        return with_totals(batch.rewards * config.scale, totals, _last_selected(batch))
+            last = torch.ones_like(batch.lengths, dtype=torch.bool) if batch.last_step is None else batch.last_step
+            totals = by_config(config.norm, totals, batch.groups, last)
+        rewards = batch.rewards * config.scale
+        if batch.last_step is not None:  # what is missing goes to the last row, which stands for the whole answer
+            own = rewards.sum(1)
+            totals = torch.where(batch.last_step, totals - _of_answers(batch, own) + own, own)
+        return with_totals(rewards, totals, _last_selected(batch))
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores."""
@@ -97,6 +102,15 @@ def _controller(algorithm: AlgorithmConfig) -> KLController:
             return FixedKLController(algorithm.kl_loss_coef)
         case "adaptive":
             return AdaptiveKLController(algorithm.kl_loss_coef, target=control.kl_target, horizon=control.horizon)
+
+
+def _of_answers(batch: TrainingBatch, numbers: Tensor) -> Tensor:
+    """(B,) -> (B,): to each row the sum over all rows of its answer."""
+    if batch.trajectories is None:
+        return numbers
+    sums = torch.zeros(len(batch), dtype=numbers.dtype, device=numbers.device)
+    _, member = torch.unique(batch.trajectories, return_inverse=True)
+    return sums.index_add_(0, member, numbers)[member]
 
 
 def _last_selected(batch: TrainingBatch) -> Tensor:

@@ -123,10 +123,10 @@ class PPOTrainer:
             batch = batch.given(returns=self.targets(batch))
             metrics |= prefixed("critic", await self._learn(self.critic, batch, self._critic_mini_batch))
         metrics |= prefixed("policy", await self._learn(self.policy, batch, self._mini_batch))
-        return metrics | {"policy/response_length": batch.loss_mask.sum(1).float().mean().item()}
+        return metrics | {"policy/response_length": batch.loss_mask.sum().item() / batch.answers}
 
-    async def _learn(self, learner: Learner, batch: TrainingBatch, rows: int) -> Metrics:
-        mini_batches = list(batch.split(rows))
+    async def _learn(self, learner: Learner, batch: TrainingBatch, answers: int) -> Metrics:
+        mini_batches = list(batch.split_by_answers(answers))
         learnable = [mini_batch for mini_batch in mini_batches if mini_batch.loss_mask.any()]
         updates = [
             await learner.update(mini_batch)
@@ -169,7 +169,7 @@ class PPOTrainer:
         return interval > 0 and (self.version % interval == 0 or self.version == self.total_steps)
 
     def _needs_old_logprobs(self, batch: TrainingBatch) -> bool:
-        several_updates = self._config.update_epochs_per_batch > 1 or len(batch) > self._mini_batch
+        several_updates = self._config.update_epochs_per_batch > 1 or batch.answers > self._mini_batch
         return several_updates or self._config.algorithm.use_kl_in_reward
 
     def _timings(self, metrics: Metrics) -> Metrics:
