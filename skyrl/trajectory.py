@@ -123,6 +123,9 @@ class Trajectory:
     failed: bool = False
     """This attempt failed, too, and there was no other: the last of `failures` says why. Its group is dropped."""
 
+    filled: bool = False
+    """It failed for good, and this is what another sample of its group did."""
+
     @property
     def steps(self) -> tuple[Step, ...]:
         """All rows of it, in order; one, unless there are `earlier` ones."""

@@ -7,7 +7,7 @@ from random import Random
 
 import attrs
 
-from skyrl.trajectory import TrajectoryGroup
+from skyrl.trajectory import Trajectory, TrajectoryGroup
 
 
 def teaches(group: TrajectoryGroup, *, tolerance: float = 0.0) -> bool:
@@ -22,6 +22,22 @@ def teaches(group: TrajectoryGroup, *, tolerance: float = 0.0) -> bool:
 def silenced(group: TrajectoryGroup) -> TrajectoryGroup:
     """The same group with no token to train on: it counts in every mean of rewards, and in no loss."""
     return attrs.evolve(group, trajectories=tuple(row.silent() for row in group.trajectories))
+
+
+def filled(group: TrajectoryGroup) -> TrajectoryGroup:
+    """The same group, in which the next sample that did not fail stands in for each that did; as it is if all did."""
+    rows = group.trajectories
+    good = [place for place, row in enumerate(rows) if not row.failed]
+    if not good or len(good) == len(rows):
+        return group
+
+    def standing_in(place: int) -> Trajectory:
+        found = rows[min(good, key=lambda other: (other - place) % len(rows))]
+        own = rows[place]
+        return attrs.evolve(found, sample_index=own.sample_index, failures=own.failures, filled=True)
+
+    whole = [standing_in(place) if row.failed else row for place, row in enumerate(rows)]
+    return attrs.evolve(group, trajectories=tuple(whole))
 
 
 def with_replacements(
