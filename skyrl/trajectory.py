@@ -142,12 +142,12 @@ class Trajectory:
     @property
     def reward(self) -> float:
         """Sum over turns: the raw reward of the answer."""
-        return float(sum(turn.reward for step in self.steps for turn in step.rewards))
+        return float(sum(turn.reward for rows in (self, *self.earlier) for turn in rows.rewards))
 
     @property
     def trained(self) -> bool:
         """Is there a token to train on?"""
-        return any(any(step.loss_mask) for step in self.steps)
+        return any(any(row.loss_mask) for row in (self, *self.earlier))
 
     def silent(self) -> Trajectory:
         """The same, with no token to train on."""

@@ -118,7 +118,8 @@ class _Batch:
     def __init__(self, stage: Stage, gym: SkyRLGymConfig, tally: FailureTally, prompts: int) -> None:
         """`prompts` is the number of groups."""
         self._stage, self._tally = stage, tally
-        self._gym = gym
+        self._attempts, self._retried = gym.max_attempts, frozenset(gym.retried_failures)
+        self._seconds, self._fills = gym.trajectory_timeout_seconds, gym.failed_samples == "fill"
         self._all_sampled = asyncio.Barrier(prompts) if stage.config.batched and prompts else None
 
     async def group(self, prompt: Prompt, make: MakeEnv, keys: Sequence[SampleKey]) -> TrajectoryGroup:
@@ -134,7 +135,7 @@ class _Batch:
         finally:
             await _all([_outcome(episode.close()) for episode in episodes])
         group = TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectories))
-        group = filled(group) if self._gym.failed_samples == "fill" else group
+        group = filled(group) if self._fills else group
         return silenced(group) if group.dropped else group  # it keeps the batch as large as it has to be
 
     async def _first_turns(
@@ -169,8 +170,8 @@ class _Batch:
         time.
         """
         failures: list[Failure] = []
-        limit = self._gym.trajectory_timeout_seconds
-        until = None if limit is None else asyncio.get_running_loop().time() + limit
+        clock = asyncio.get_running_loop().time
+        until = None if self._seconds is None else clock() + self._seconds
         attempt = _outcome(self._play(episode, begun, completion, until))
         while True:
             outcome = await attempt
@@ -178,8 +179,8 @@ class _Batch:
                 return evolve(outcome, failures=tuple(failures))
             failures.append(outcome)
             self._tally.count(outcome)
-            late = until is not None and asyncio.get_running_loop().time() >= until
-            if late or len(failures) >= self._gym.max_attempts or outcome.kind not in self._gym.retried_failures:
+            late = until is not None and clock() >= until
+            if late or len(failures) >= self._attempts or outcome.kind not in self._retried:
                 return episode.failed(tuple(failures))
             episode = episode.again(attempt=episode.key.attempt + _RETRY)
             attempt = _outcome(self._play_again(episode, until))
@@ -221,10 +222,9 @@ class _Batch:
             async with asyncio.timeout_at(until):
                 return await work
         except TimeoutError:
-            seconds = self._gym.trajectory_timeout_seconds
             limit = "environment.skyrl_gym.trajectory_timeout_seconds"
             raise EpisodeError(
-                Failure(kind="timeout", reason=f"{episode.name} was not over after {seconds:g} s ({limit})")
+                Failure(kind="timeout", reason=f"{episode.name} was not over after {self._seconds:g} s ({limit})")
             ) from None
 
 
