@@ -32,6 +32,7 @@ def mixed(nano: Path, out: Path, **changes: Any) -> list[str]:
         "trainer__epochs": 2,
         "trainer__train_batch_size": 7,
         "trainer__policy_mini_batch_size": 7,
+        "trainer__micro_train_batch_size_per_gpu": 7,
         "trainer__eval_interval": -1,
         "trainer__eval_before_train": False,
     }
@@ -70,6 +71,7 @@ def test_what_epochs_leave_out_is_in_the_metrics_and_other_labels_are_other_data
             trainer__epochs=2,
             trainer__train_batch_size=7,
             trainer__policy_mini_batch_size=7,
+            trainer__micro_train_batch_size_per_gpu=7,
             trainer__eval_interval=-1,
             trainer__eval_before_train=False,
         )
