@@ -81,7 +81,7 @@ class KLPenalty:
         weight = self.controller.value
         rewards = less_the_divergence(batch.rewards, divergence, batch.loss_mask, weight=weight)
         mean = masked_mean(divergence, batch.loss_mask, dim=1).mean().item()
-        self.controller.update(mean, len(batch))
+        self.controller.update(mean, batch.answers)
         return rewards, {
             "loss/avg_kl": mean,
             "loss/avg_kl_max": divergence.amax(1).mean().item(),
