@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from skyrl.config.generator import CHAT_TEMPLATES
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import has_critic
 from skyrl.errors import Problem
@@ -87,6 +88,17 @@ def steps_are_samples_that_can_be_compared(run: SkyRLTrainConfig) -> Iterator[Pr
             path="generator.use_conversation_multi_turn",
             message="one assistant message has no steps, and generator.step_wise_trajectories makes each a sample",
             hint="set it to true",
+        )
+
+
+def a_template_that_is_named_is_built_in(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Others come from files."""
+    template = run.generator.chat_template
+    if template.source == "name" and template.name_or_path not in (None, *CHAT_TEMPLATES):
+        yield Problem(
+            path="generator.chat_template.name_or_path",
+            message=f"no template {template.name_or_path!r} is built in; there are {', '.join(CHAT_TEMPLATES)}",
+            hint="for a file, set generator.chat_template.source = file",
         )
 
 
@@ -214,6 +226,7 @@ ROLLOUT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     a_batch_at_once_is_in_flight_at_once,
     several_turns_have_room,
     steps_are_samples_that_can_be_compared,
+    a_template_that_is_named_is_built_in,
     only_steps_can_be_merged,
     several_samples_have_no_time_in_common,
     turns_end_as_the_models_chats_do,

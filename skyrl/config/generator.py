@@ -70,6 +70,10 @@ class SamplingParams:
     """More sampling parameters, handed to the engine as they are. None: none."""
 
 
+CHAT_TEMPLATES = ("qwen3_with_thinking", "qwen3_without_thinking")
+"""Templates that are built in."""
+
+
 @frozen
 class ChatTemplateConfig:
     """A chat template in place of the tokenizer's. With one, and `use_conversation_multi_turn`, it writes the whole

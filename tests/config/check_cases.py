@@ -26,6 +26,9 @@ ROLLOUT_CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**STEPS, "generator.chat_template.name_or_path": "x"}, "generator.chat_template.name_or_path"),
         ({**STEPS, "generator.use_conversation_multi_turn": False}, "generator.use_conversation_multi_turn"),
     ],
+    "a_template_that_is_named_is_built_in": [
+        ({"generator.chat_template.name_or_path": "qwen4"}, "generator.chat_template.name_or_path")
+    ],
     "only_steps_can_be_merged": [({"generator.merge_stepwise_output": True}, "generator.merge_stepwise_output")],
     "several_samples_have_no_time_in_common": [
         ({**ANEW, "trainer.algorithm.advantage_estimator": "reinforce++"}, "trainer.algorithm.advantage_estimator"),

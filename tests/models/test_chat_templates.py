@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from skyrl.config import ChatTemplateConfig
+from skyrl.config.generator import CHAT_TEMPLATES
 from skyrl.errors import ConfigError
-from skyrl.models.chat_templates import LARGEST_FILE, with_template
+from skyrl.models.chat_templates import BUILT_IN, LARGEST_FILE, with_template
 from tests.rollout.chats import chat_tokenizer
 
 
@@ -41,6 +42,10 @@ def test_a_file_that_is_no_template_is_refused(tmp_path: Path, text: str | bytes
     with pytest.raises(ConfigError, match="generator.chat_template.name_or_path") as refused:
         with_template(chat_tokenizer(), file(tmp_path, text))
     assert said in str(refused.value)
+
+
+def test_the_configuration_knows_the_names_that_are_built_in() -> None:
+    assert tuple(BUILT_IN) == CHAT_TEMPLATES
 
 
 def test_a_missing_file_and_an_unknown_name_are_named(tmp_path: Path) -> None:
