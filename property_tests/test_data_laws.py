@@ -8,11 +8,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from skyrl.data.cursor import PromptCursor, batches
+from skyrl.data.cursor import PromptCursor, Tail, batches
 from skyrl.data.order import Mixed, Shuffled, apportioned
 from skyrl.errors import DataError
 from skyrl.trajectory import Prompt
 
+TAILS: tuple[Tail, ...] = ("drop", "carry")
 SEEDS = st.integers(0, 2**32 - 1)
 WEIGHTS = st.lists(st.floats(0.05, 20), min_size=1, max_size=5)
 
@@ -26,7 +27,7 @@ def cursors(draw: st.DrawFn) -> tuple[PromptCursor, PromptCursor]:
     """Two alike."""
     sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
     count, seed = sum(sizes), draw(SEEDS)
-    size, tail = draw(st.integers(1, count)), draw(st.sampled_from(["drop", "carry"]))
+    size, tail = draw(st.integers(1, count)), draw(st.sampled_from(TAILS))
     weights = draw(st.none() | st.lists(st.floats(0.5, 2), min_size=len(sizes), max_size=len(sizes)))
     assume(weights is None or 0 not in apportioned(count, weights))
 
@@ -49,13 +50,13 @@ def test_a_resumed_run_takes_the_batches_that_were_to_come(
     assert (resumed.epoch, resumed.left_out) == (whole.epoch, whole.left_out)
 
 
-@given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 4), SEEDS, st.sampled_from(["drop", "carry"]))
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 4), SEEDS, st.sampled_from(TAILS))
 def test_every_prompt_is_taken_once_in_an_epoch_or_counted(
-    count: int, size: int, epochs: int, seed: int, tail: str
+    count: int, size: int, epochs: int, seed: int, tail: Tail
 ) -> None:
     assume(size <= count)
-    cursor = PromptCursor(prompts(count), size, seed, tail=tail)  # type: ignore[arg-type]
-    steps, left_out = batches(count, size, epochs, tail)  # type: ignore[arg-type]
+    cursor = PromptCursor(prompts(count), size, seed, tail=tail)
+    steps, left_out = batches(count, size, epochs, tail)
     taken = Counter(prompt.id for _ in range(steps) for prompt in cursor.take())
     assert sum(taken.values()) + left_out == epochs * count
     assert max(taken.values()) <= epochs

@@ -142,12 +142,13 @@ class Trajectory:
     @property
     def reward(self) -> float:
         """Sum over turns: the raw reward of the answer."""
-        return float(sum(turn.reward for rows in (self, *self.earlier) for turn in rows.rewards))
+        before = sum(turn.reward for step in self.earlier for turn in step.rewards)
+        return float(before + sum(turn.reward for turn in self.rewards))
 
     @property
     def trained(self) -> bool:
         """Is there a token to train on?"""
-        return any(any(row.loss_mask) for row in (self, *self.earlier))
+        return any(self.loss_mask) or any(any(step.loss_mask) for step in self.earlier)
 
     def silent(self) -> Trajectory:
         """The same, with no token to train on."""

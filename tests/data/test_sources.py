@@ -120,7 +120,10 @@ def test_a_source_that_is_nothing_known_says_what_there_is() -> None:
 
 
 def test_questions_and_answers_become_prompts_with_a_ground_truth(tmp_path: Path) -> None:
-    rows = [{"question": "6 * 12?", "answer": "6 * 12 = 72\n#### 72"}, {"question": "2?", "answer": 2}]
+    rows: list[dict[str, Any]] = [
+        {"question": "6 * 12?", "answer": "6 * 12 = 72\n#### 72"},
+        {"question": "2?", "answer": 2},
+    ]
     columns = Columns(prompt="question", answer="answer")
     for source in (parquet(tmp_path, rows[:1]), jsonl(tmp_path, "\n".join(map(json.dumps, rows)))):
         first, *others = prompts_of(source, columns=columns).prompts

@@ -12,6 +12,7 @@ from skyrl.errors import NonFiniteError, RunError, UserError
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.vllm_sampling import check_sampling, completion, sampling_arguments, versions_of_tokens
 from skyrl.inference.vllm_worker import report_tempered_logprobs
+from skyrl.tree import evolve_at
 from tests.inference.nano import EOS, keys, nano_tokenizer
 
 KEY = keys("p", 1)[0]
@@ -72,7 +73,7 @@ def test_settings_that_are_not_for_the_user_are_refused_by_name(name: str, said:
 @pytest.mark.parametrize(("ours", "name"), [("min_new_tokens", "min_tokens"), ("frequency_penalty",) * 2])
 def test_one_setting_under_two_names_is_refused(ours: str, name: str) -> None:
     with pytest.raises(UserError, match=f"sampling_params.{ours} and additional_kwargs.{name} are one"):
-        check_sampling(SamplingParams(**{ours: 1, "additional_kwargs": {name: 2}}))
+        check_sampling(evolve_at(SamplingParams(additional_kwargs={name: 2}), ours, 1))
 
 
 def answer(ids: list[int], **fields: Any) -> Any:
