@@ -12,6 +12,7 @@
         +-- RewardError         an environment or reward function that failed while it judged an answer
         +-- WeightSyncError     an engine that does not hold the learner's weights
         +-- ProcessError        a process that could not be started, died, or gave no sign of life
+            +-- WorkerEnded     a sandboxed worker that was late, said too much, or ended
 
 A message says what is wrong, where, and what to do.
 """
@@ -105,6 +106,14 @@ class WeightSyncError(RunError):
 
 class ProcessError(RunError):
     """A process of the run could not be started, died, or gave no sign of life in time."""
+
+
+class WorkerEnded(ProcessError):
+    """A sandboxed worker gave no answer, and nothing of it is left."""
+
+    def __init__(self, how: Literal["exit", "timeout", "output"], message: str) -> None:
+        self.how: Literal["exit", "timeout", "output"] = how
+        super().__init__(message)
 
 
 def render(problems: Iterable[Problem], title: str) -> str:

@@ -14,6 +14,7 @@ import click
 from skyrl import __version__
 from skyrl.cli.config import config
 from skyrl.cli.plan import plan
+from skyrl.cli.serve_retriever import serve_retriever
 from skyrl.cli.templates import templates
 from skyrl.cli.words import STRICT, WORDS, compose_words
 from skyrl.errors import SkyRLError
@@ -87,6 +88,7 @@ def completion(shell: str) -> None:
 
 
 cli.add_command(plan)
+cli.add_command(serve_retriever)
 cli.add_command(templates)
 
 

@@ -46,6 +46,12 @@ from skyrl.config.megatron import (
 )
 from skyrl.config.models import ModelConfig, SkyRLLoraConfig
 from skyrl.config.placement import PlacementConfig
+from skyrl.config.registry import (
+    AdvantageEstimatorRegistry,
+    PolicyLossRegistry,
+    register_advantage_estimator,
+    register_policy_loss,
+)
 from skyrl.config.resolve import resolve
 from skyrl.config.rewards import NormConfig, OverlongConfig, RewardShapingConfig
 from skyrl.config.root import SkyRLTrainConfig
@@ -53,6 +59,7 @@ from skyrl.config.trainer import FullyAsyncConfig, TrainerConfig
 from skyrl.errors import ConfigError
 
 __all__ = [
+    "AdvantageEstimatorRegistry",
     "AlgorithmConfig",
     "BaseConfig",
     "CISPOConfig",
@@ -89,6 +96,7 @@ __all__ = [
     "OverlongConfig",
     "PlacementConfig",
     "PolicyConfig",
+    "PolicyLossRegistry",
     "RefConfig",
     "RewardShapingConfig",
     "SAPOConfig",
@@ -106,5 +114,7 @@ __all__ = [
     "get_config_as_yaml_str",
     "load",
     "make_config",
+    "register_advantage_estimator",
+    "register_policy_loss",
     "resolve",
 ]

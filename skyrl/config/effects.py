@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from skyrl.config.effect import Effect
 from skyrl.config.effects_algorithm import ALGORITHM_EFFECTS
 from skyrl.config.engines import VLLM_ONLY
+from skyrl.config.import_paths import is_import_path
 from skyrl.config.resolve import RULES
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray
@@ -21,6 +22,10 @@ from skyrl.tree.rules import paths_read, touches
 
 def _env_is(name: str) -> Callable[[SkyRLTrainConfig], bool]:
     return lambda run: run.environment.env_class == name
+
+
+def _env_is_users(run: SkyRLTrainConfig) -> bool:
+    return run.environment.env_class is not None and is_import_path(run.environment.env_class)
 
 
 def _has_turns(run: SkyRLTrainConfig) -> bool:
@@ -160,6 +165,17 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("environment.skyrl_gym.search", "environment.env_class is search", _env_is("search")),
     Effect(
         "environment.skyrl_gym.llm_as_a_judge", "environment.env_class is llm_as_a_judge", _env_is("llm_as_a_judge")
+    ),
+    Effect("environment.skyrl_gym.isolate_user_env", "environment.env_class is an import path", _env_is_users),
+    Effect(
+        "environment.skyrl_gym.user_env_memory_gb",
+        "environment.env_class is an import path and isolate_user_env is true",
+        lambda run: _env_is_users(run) and run.environment.skyrl_gym.isolate_user_env,
+    ),
+    Effect(
+        "environment.skyrl_gym.math_equivalence",
+        "environment.env_class is aime or gsm8k, or each row's own",
+        lambda run: run.environment.env_class in ("aime", "gsm8k", None),
     ),
     *(Effect(f"generator.inference_engine.{name}", "the engine is vllm", _engine_is_vllm) for name in VLLM_ONLY),
 )

@@ -74,10 +74,22 @@ class SkyRLGymConfig:
     max_failed_share: float = field(default=0.2, validator=fraction)
     """The run stops when environments fail more often in a batch than this share of its samples. 0: at once."""
 
-    sandbox_tier: Literal["auto", "process", "namespace"] = field(default="auto", metadata=FREE)
+    sandbox_tier: Literal["auto", "process", "namespace", "bwrap"] = field(default="auto", metadata=FREE)
     """How programs and queries that the policy wrote are kept apart, see SECURITY.md. process: in a process with limits
-    and a cleared environment; namespace: besides, without network or sight of other processes. auto: the stronger that
-    the machine has, which is printed. One that it does not have is an error."""
+    and a cleared environment; namespace: besides, without network, sight of other processes, or files to write; bwrap:
+    besides, with few files to read. auto: the strongest that the machine has, which is printed. One that it does not
+    have is an error."""
+
+    isolate_user_env: bool = field(default=False, metadata=FREE)
+    """Each episode of an environment or reward function that `env_class` names by import path is a process of its own
+    in a sandbox of `sandbox_tier`, ended with the episode or after `step_timeout_seconds`. Rows reach it as JSON."""
+
+    user_env_memory_gb: float = field(default=4.0, validator=positive, metadata=FREE)
+    """Address space of such a process, in 10^9 bytes."""
+
+    math_equivalence: bool = False
+    """`gsm8k` and `aime` also accept an answer in `\\boxed{}` that math-verify finds equal to the ground truth. Needs
+    skyrl[math]; it runs in a sandbox."""
 
     text2sql: Text2SQLEnvConfig = Text2SQLEnvConfig()
     """For `text2sql`."""

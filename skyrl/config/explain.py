@@ -18,12 +18,12 @@ from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
-from skyrl.tree.classes import docs_of, fields_of
+from skyrl.tree.classes import docs_of, fields_of, table_class
 from skyrl.tree.dump import flatten, stored_value
 from skyrl.tree.names import suggestion
 from skyrl.tree.origins import Origins, Path, dotted, place_of
 from skyrl.tree.rules import paths_read, touches
-from skyrl.tree.types import config_class, describe, is_mapping
+from skyrl.tree.types import describe, is_mapping
 
 
 @frozen(kw_only=True)
@@ -96,13 +96,13 @@ def _field(names: Path, run: SkyRLTrainConfig) -> tuple[attrs.Attribute[Any], st
         if attribute is None:
             sentence, _ = suggestion(type(run), owner, names, depth)
             raise ConfigError([Problem(path=dotted(names), message="no such field", hint=sentence)], title=_TITLE)
-        nested = config_class(attribute.type)
+        value = getattr(table, name)
+        nested = table_class(attribute, value)
         if nested is None and depth + 1 < len(names) and not is_mapping(attribute.type):
             message = f"no such field: {dotted(names[: depth + 1])} is {describe(attribute.type)}"
             raise ConfigError([Problem(path=dotted(names), message=message)], title=_TITLE)
         if nested is None or depth + 1 == len(names):
             break
-        value = getattr(table, name)
         table = nested() if value is None else value
     assert attribute is not None  # a path has a name, which was found
     return attribute, docs_of(owner).get(name, "")

@@ -85,7 +85,6 @@ _CAPABILITIES: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
             "trainer.vocab_entropy_chunk_memory_mb",
         ),
     ),
-    "micro-batches by their number of tokens": ((-1,), ("trainer.max_tokens_per_microbatch",)),
     "old log-probabilities mini-batch by mini-batch": ((), ("trainer.recompute_old_logprobs_per_minibatch",)),
     "examples in the log": (
         (-1, 0),

@@ -9,6 +9,8 @@ from typing import Literal
 
 import attrs
 
+from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.losses import asks_for_correction
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.planning.batches import Work, data_parallel, work
 from skyrl.planning.sizes import Engines, Grid, Sizes
@@ -28,6 +30,24 @@ def has_critic(run: SkyRLTrainConfig) -> bool:
 def has_reference(run: SkyRLTrainConfig) -> bool:
     """Is there a KL term, and so a frozen model to measure it from?"""
     return bool(run.trainer.algorithm.use_kl_loss or run.trainer.algorithm.use_kl_in_reward)
+
+
+def scores_old_logprobs(algorithm: AlgorithmConfig, updates: int) -> bool:
+    """Is the policy asked for log-probabilities of a batch before the first of its `updates`?
+
+    A KL term in the reward needs them. Otherwise only what compares with them after the first update does, where the
+    policy is no longer the old one: not a loss that is measured against the engine, or against nothing. A loss of the
+    user's own says so by an attribute `reads_old_logprobs = False`.
+    """
+    match algorithm.policy_loss_type:
+        case "rollout_is" | "dppo" | "cross_entropy":
+            loss_reads = False
+        case "cispo":
+            loss_reads = algorithm.cispo.cispo_anchor == "old"
+        case _:
+            loss_reads = getattr(algorithm.policy_loss, "reads_old_logprobs", True)
+    reads = loss_reads or asks_for_correction(algorithm.off_policy_correction)
+    return algorithm.use_kl_in_reward or (updates > 1 and reads)
 
 
 def models_of(run: SkyRLTrainConfig) -> tuple[Model, ...]:
@@ -96,7 +116,7 @@ def engines_of(run: SkyRLTrainConfig) -> Engines | None:
 def work_of(run: SkyRLTrainConfig, model: Model) -> Work:
     """What each data-parallel rank of the model does with a batch. The tree must have passed `check`.
 
-    A policy that takes one optimizer step per batch does not score it: the old log-probabilities are those of the step.
+    The policy does not score a batch whose old log-probabilities nobody looks at: `scores_old_logprobs`.
     """
     trainer, learns = run.trainer, model in trained_models(run)
     whole = work(
@@ -108,7 +128,7 @@ def work_of(run: SkyRLTrainConfig, model: Model) -> Work:
         micro=trainer.micro_train_batch_size_per_gpu,
         passes=trainer.update_epochs_per_batch,
     )
-    if model == "policy" and whole.optimizer_steps == 1:
+    if model == "policy" and not scores_old_logprobs(trainer.algorithm, whole.optimizer_steps):
         return attrs.evolve(whole, rows_scored=0, scoring_micro_batches=0)
     return whole
 

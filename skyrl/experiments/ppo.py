@@ -26,7 +26,7 @@ from skyrl.data.sources import Columns
 from skyrl.errors import DataError
 from skyrl.experiments.claims import Claim
 from skyrl.experiments.collaborators import engine_makers, parity_canary, start_processes, weight_road
-from skyrl.experiments.first_look import look_at_the_data, look_at_the_models, say
+from skyrl.experiments.first_look import look_at_the_data, look_at_the_models, sandbox_in_force, say
 from skyrl.experiments.resume import find_start
 from skyrl.experiments.run_folder import RunFolder
 from skyrl.experiments.steps_in_logs import StepsInLogs
@@ -309,6 +309,7 @@ class BasePPOExp:
     def run(self) -> bool:
         """Train to the end; False if an earlier session had already done so. What was saved stays, whatever happens."""
         with self._held:
+            sandbox = sandbox_in_force(self.cfg, self.train_dataset, self.eval_dataset)
             look_at_the_data(self.cfg, self.train_dataset, self.eval_dataset)
             look_at_the_models(self.cfg, self.tokenizer, self.train_dataset, self.eval_dataset)
             claims = self._claims()
@@ -319,6 +320,8 @@ class BasePPOExp:
             for claim in claims:
                 claim.sign()
                 self._held.callback(self._keep_or_unsign, claim)
+            if sandbox is not None:
+                self.folder.record_sandbox(sandbox)
             finished = checkpoint is not None and checkpoint.step >= self.total_steps
             if not finished or not self.folder.model.exists():  # the latter: stopped just before the end
                 asyncio.run(self._go_on(checkpoint, finished))

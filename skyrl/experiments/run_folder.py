@@ -4,6 +4,7 @@
     metrics.jsonl         one line for each step
     trajectories.jsonl    sampled answers with their rewards
     reward_curve.png
+    sandbox.json          the sandbox tier in force, where something ran in sandboxes
     model/                the trained model in Hugging Face format
     logs/                 of processes other than the command's own: one file for each
 
@@ -12,6 +13,8 @@ A record of a step is written before the step's checkpoint, so that a run that r
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from skyrl.tracking.curve import draw_reward_curve
@@ -31,6 +34,10 @@ class RunFolder:
         """Drop what was recorded of later steps, which will happen again."""
         self.metrics.forget_after(step)
         self.trajectories.forget_after(step)
+
+    def record_sandbox(self, in_force: Mapping[str, object]) -> None:
+        """Keep what kept the policy's programs apart."""
+        (self.path / "sandbox.json").write_text(json.dumps(in_force, indent=2) + "\n", encoding="utf-8")
 
     def draw_curve(self, title: str) -> None:
         """Draw `reward_curve.png` from the metrics."""

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from skyrl.interop.areal_allocation import Part, read_allocation
-from skyrl.interop.areal_keys import KEYS, Becomes, number
+from skyrl.interop.areal_keys import IN_COMPANY, KEYS, Becomes, number
 from skyrl.interop.report import Conversion, Fate, Line
 from skyrl.interop.values import flat_file, without_references
 from skyrl.interop.writing import Writing
@@ -50,6 +50,8 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment") -> Conversi
             _mini_batches(writing, key, value, values)
         elif key in _COPIES and _COPIES[key] in values:
             _copy(writing, key, value, values)
+        elif key in IN_COMPANY:
+            _apply(writing, key, value, IN_COMPANY[key](value, values))
         else:
             _one(writing, key, value, copies.get(key, ""))
     return writing.finish()
@@ -58,7 +60,7 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment") -> Conversi
 def _one(writing: Writing, key: str, value: Any, copy_of: str) -> None:
     entry = KEYS.get(key) or next((KEYS[pattern] for pattern in KEYS if fnmatchcase(key, pattern)), None)
     if entry is None:
-        meant = nearest(key, tuple(KEYS))
+        meant = nearest(key, (*KEYS, *IN_COMPANY))
         why = "AReaL has no such setting" + (f"; did it mean {meant}?" if meant else "")
         writing.note(Line(fate="refused", source=key, value=value, why=why))
         return

@@ -5,7 +5,7 @@ An entry is a path of ours, or a function from the value to what it becomes; see
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import field, frozen
@@ -14,6 +14,7 @@ _ALGORITHM = "trainer.algorithm."
 _OPTIMIZER = "trainer.policy.optimizer_config."
 _ENGINE = "generator.inference_engine."
 _SAMPLING = "generator.sampling_params."
+_SHAPES = _ALGORITHM + "reward_shaping."
 
 
 @frozen(kw_only=True)
@@ -124,7 +125,7 @@ def _batch_of_one_source(path: str) -> Callable[[Any], Becomes]:
 def _std(value: Any) -> Becomes:
     if value in ("group", "none", None):
         return Becomes(writes={_ALGORITHM + "grpo_norm_by_std": value == "group"})
-    return Becomes(not_yet="group means with deviations of the batch")
+    return Becomes(writes={_ALGORITHM + "grpo_norm_by_std": False, _ALGORITHM + "advantage_norm.std_level": value})
 
 
 def _dynamic(value: Any) -> Becomes:
@@ -133,15 +134,51 @@ def _dynamic(value: Any) -> Becomes:
     )
 
 
+def _level(path: str) -> Callable[[Any], Becomes]:
+    """`none` and null are no level."""
+    return lambda value: Becomes(writes={path: None if value in ("none", None) else value})
+
+
+def _decoupled(value: Any) -> Becomes:
+    return Becomes(writes={_ALGORITHM + "policy_loss_type": "decoupled"}) if value else Becomes(needless="off")
+
+
+def _cap(value: Any, values: Mapping[str, Any]) -> Becomes:
+    if not _any_of(values, "use_decoupled_loss"):
+        return Becomes(needless="use_decoupled_loss is off")
+    return goes_to(_ALGORITHM + "decoupled.behav_imp_weight_cap", convert=number)(value)
+
+
+def _dual_clip(value: Any, values: Mapping[str, Any]) -> Becomes:
+    """In AReaL a bound is enough to have dual clipping, around either loss."""
+    if value is None:
+        return Becomes(needless="null: nothing is asked for")
+    kind: dict[str, Any] = {_ALGORITHM + "policy_loss_type": "dual_clip"}
+    if _any_of(values, "use_decoupled_loss"):
+        kind = {_ALGORITHM + "decoupled.dual_clip": True}
+    return Becomes(writes=kind | {_ALGORITHM + "clip_ratio_c": number(value)})
+
+
+def _overlong(path: str) -> Callable[[Any, Mapping[str, Any]], Becomes]:
+    def become(value: Any, values: Mapping[str, Any]) -> Becomes:
+        if not _any_of(values, "overlong_reward_penalty"):
+            return Becomes(needless="overlong_reward_penalty is off")
+        return goes_to(_SHAPES + path, convert=number)(value)
+
+    return become
+
+
+def _any_of(values: Mapping[str, Any], name: str) -> bool:
+    return any(bool(value) for key, value in values.items() if key.rpartition(".")[2] == name)
+
+
 _INTERVALS = "intervals in epochs or seconds"
 _HOST = "shares of the host's memory and cores for each process"
 _SGLANG = "options of SGLang: engines here are vLLM's, see generator.inference_engine"
 _FOLDERS = "folders are in one place: trainer.run_path, ckpt_path and export_path"
 _NAMES = "names of the run are in one place: trainer.project_name and trainer.run_name"
 _LEGACY = "settings of AReaL's older system"
-_SHAPING = "shaping of rewards: let the environment do it"
 _ASYNC = "asynchronous training"
-_DECOUPLED = "the decoupled objective"
 _SFT = "supervised fine-tuning"
 _REAL = only(False, does="the weights are loaded", otherwise="training from random weights")
 
@@ -173,8 +210,13 @@ KEYS: dict[str, Entry] = {
     "ref.dtype": lambda value: Becomes(needless="one field for all models: trainer.bf16"),
     "ref.bf16": lambda value: Becomes(needless="one field for all models: trainer.bf16"),
     "*.backend": lambda value: Becomes(needless="allocation_mode decides, here as there"),
-    "*.mb_spec.max_tokens_per_mb": later("micro-batches by their number of tokens: see micro_train_batch_size_per_gpu"),
-    "*.mb_spec.*": later("micro-batches by their number of tokens"),
+    "actor.mb_spec.max_tokens_per_mb": goes_to("trainer.max_tokens_per_microbatch"),
+    "actor_train.mb_spec.max_tokens_per_mb": goes_to("trainer.max_tokens_per_microbatch"),
+    "model.mb_spec.max_tokens_per_mb": later("supervised fine-tuning"),
+    "*.mb_spec.max_tokens_per_mb": lambda value: Becomes(needless="one for all: trainer.max_tokens_per_microbatch"),
+    "*.mb_spec.granularity": only(1, does="asks for nothing", otherwise="rows of a prompt that share it stay together"),
+    "*.mb_spec.n_mbs": later("a least number of micro-batches", 1),
+    "*.mb_spec.*": later("how micro-batches are packed: the plan is made from their tokens"),
     "*.pad_to_maximum": only(True, False, does="results do not depend on padding", otherwise="padding"),
     "*.type._class": lambda value: Becomes(needless="the model says what it is"),
     "actor.attn_impl": goes_to("trainer.attention"),
@@ -199,8 +241,6 @@ KEYS: dict[str, Entry] = {
     "actor.eps_clip": goes_to(_ALGORITHM + "eps_clip_low", _ALGORITHM + "eps_clip_high", convert=number),
     "ppo.eps_clip": goes_to(_ALGORITHM + "eps_clip_low", _ALGORITHM + "eps_clip_high", convert=number),
     "actor.eps_clip_higher": goes_to(_ALGORITHM + "eps_clip_high", convert=number),
-    "actor.c_clip": goes_to(_ALGORITHM + "clip_ratio_c", convert=number),
-    "ppo.c_clip": goes_to(_ALGORITHM + "clip_ratio_c", convert=number),
     "actor.temperature": goes_to(_ALGORITHM + "temperature", convert=number),
     "actor.kl_ctl": _kl,
     "ppo.kl_ctl": _kl,
@@ -218,16 +258,25 @@ KEYS: dict[str, Entry] = {
     "actor.adv_norm.group_size": lambda value: Becomes(needless="a group is generator.n_samples_per_prompt samples"),
     "actor.group_size": lambda value: Becomes(needless="a group is generator.n_samples_per_prompt samples"),
     "group_size": goes_to("generator.n_samples_per_prompt"),
-    "*.reward_scaling": later(_SHAPING, 1.0, 1),
-    "*.reward_bias": later(_SHAPING, 0.0, 0),
-    "ppo.reward_output_scaling": later(_SHAPING, 1.0, 1),
-    "ppo.reward_output_bias": later(_SHAPING, 0.0, 0),
-    "ppo.max_reward_clip": later(_SHAPING),
+    "*.reward_scaling": goes_to(_SHAPES + "scale", convert=number),
+    "*.reward_bias": goes_to(_SHAPES + "bias", convert=number),
+    "*.reward_clip": goes_to(_SHAPES + "clip", convert=number),
+    "ppo.reward_output_scaling": goes_to(_SHAPES + "scale", convert=number),
+    "ppo.reward_output_bias": goes_to(_SHAPES + "bias", convert=number),
+    "ppo.max_reward_clip": goes_to(_SHAPES + "clip", convert=number),
+    "actor.reward_norm": only(None, does="asks for nothing", otherwise="a normalization without its levels"),
+    "actor.reward_norm.mean_level": _level(_SHAPES + "norm.mean_level"),
+    "actor.reward_norm.std_level": _level(_SHAPES + "norm.std_level"),
+    "actor.reward_norm.mean_leave1out": goes_to(_SHAPES + "norm.mean_leave1out"),
+    "actor.reward_norm.std_unbiased": goes_to(_SHAPES + "norm.std_unbiased"),
+    "actor.reward_norm.eps": goes_to(_SHAPES + "norm.eps", convert=number),
+    "actor.reward_norm.group_size": lambda value: Becomes(needless="a group is generator.n_samples_per_prompt samples"),
     "*.recompute_logprob": only(True, does="it always is", otherwise="the engine's log-probabilities as the old ones"),
-    "*.use_decoupled_loss": later(_DECOUPLED, False),
-    "*.behav_imp_weight_cap": later(_DECOUPLED),
+    "*.use_decoupled_loss": _decoupled,
     "actor.dynamic_sampling": _dynamic,
-    "actor.overlong_*": later("a penalty for long answers", False),
+    "actor.overlong_reward_penalty": lambda value: (
+        Becomes(writes={_SHAPES + "overlong.floor": False}) if value else Becomes(needless="off")
+    ),
     "actor.max_new_tokens": lambda value: Becomes(needless="as generator.sampling_params.max_generate_length"),
     "actor.log_agent_stats*": later("statistics of agents", False),
     "mask_too_long": goes_to("generator.apply_overlong_filtering"),
@@ -324,3 +373,13 @@ KEYS: dict[str, Entry] = {
     "model.*": later(_SFT),
 }  # fmt: skip
 """The first pattern that fits counts, an exact key before any pattern."""
+
+IN_COMPANY: dict[str, Callable[[Any, Mapping[str, Any]], Becomes]] = {
+    "actor.c_clip": _dual_clip,
+    "ppo.c_clip": _dual_clip,
+    "actor.behav_imp_weight_cap": _cap,
+    "ppo.behav_imp_weight_cap": _cap,
+    "actor.overlong_tokens": _overlong("overlong.buffer_len"),
+    "actor.overlong_penalty_factor": _overlong("overlong.penalty_factor"),
+}
+"""Keys whose meaning hangs on the others in the file."""

@@ -39,6 +39,9 @@ class Turn:
     conversation: Sequence[Message]
     """Everything that was said, this turn and its observations included."""
 
+    tools: Sequence[Mapping[str, Any]] = ()
+    """What the environment has the template show."""
+
 
 class Chat(Protocol):
     """One of the modes of a multi-turn conversation."""
@@ -50,9 +53,24 @@ class Chat(Protocol):
         """Add what belongs behind the last turn."""
 
 
-def start_ids(tokenizer: Any, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-    """A conversation through the chat template, with the header that asks for an answer. Raises `DataError`."""
+def start_ids(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    template_kwargs: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> tuple[int, ...]:
+    """A conversation through the chat template, with the header that asks for an answer, and what may be called.
+
+    Raises `DataError`, also for a template that does not show the tools.
+    """
     text = render(tokenizer, messages, template_kwargs)
+    if tools:
+        without, text = text, render(tokenizer, messages, {**template_kwargs, "tools": [dict(tool) for tool in tools]})
+        if text == without:
+            raise DataError(
+                "the environment has tools, and the chat template shows none: take a model whose template writes "
+                "`tools`, or describe them in the prompt and let tool_schemas() give ()"
+            )
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
@@ -123,7 +141,8 @@ class WholeHistory:
         self._tokenizer, self._template_kwargs, self._join = tokenizer, template_kwargs, join
 
     def go_on(self, transcript: Transcript, turn: Turn) -> Transcript:
-        ids, before = start_ids(self._tokenizer, turn.conversation, self._template_kwargs), transcript.input_ids
+        ids = start_ids(self._tokenizer, turn.conversation, self._template_kwargs, turn.tools)
+        before = transcript.input_ids
         if not self._join or ids[: len(before)] != before:
             return Transcript(ids)
         transcript.place(ids[len(before) :])

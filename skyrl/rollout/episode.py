@@ -9,7 +9,7 @@ engine together.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -55,6 +55,7 @@ class Episode:
         self._transcript = Transcript(prompt.token_ids)
         self._earlier: list[Step] = []
         self._conversation: list[Message] = []
+        self._tools: Sequence[Mapping[str, Any]] = ()
         self._turns = 0
         self._metrics: dict[str, float] = {}
         self._seconds = {"llm": 0.0, "env": 0.0}
@@ -63,13 +64,13 @@ class Episode:
     async def begin(self) -> GenerationRequest:
         """Make the environment; what the first turn is sampled from. Raises `EpisodeError`."""
         prompt = self._prompt
-        self._env, messages = await self._in_env(
+        self._env, messages, tools = await self._in_env(
             self._who("starting on"), _started, self._make, self._extras(), prompt.messages
         )
-        self._conversation = list(messages)
+        self._conversation, self._tools = list(messages), tools
         config = self._stage.config
-        if messages != prompt.messages or config.chat_template.name_or_path is not None:
-            ids = start_ids(self._stage.tokenizer, messages, config.chat_template_kwargs)
+        if messages != prompt.messages or tools or config.chat_template.name_or_path is not None:
+            ids = start_ids(self._stage.tokenizer, messages, config.chat_template_kwargs, tools)
             self._transcript = Transcript(ids)
         return self._request(self.key)
 
@@ -92,7 +93,12 @@ class Episode:
     def _go_on(self, completion: Completion, step: EnvStep) -> bool:
         """Is there room for another turn? Then the transcript is what it starts from."""
         self._conversation += ({"role": "assistant", "content": completion.text}, *step.observations)
-        turn = Turn(completion=completion, observations=step.observations, conversation=self._conversation)
+        turn = Turn(
+            completion=completion,
+            observations=step.observations,
+            conversation=self._conversation,
+            tools=self._tools,
+        )
         before, end = self._transcript, len(self._transcript.response_ids)
         self._transcript = self._stage.chat().go_on(before, turn)
         if self.too_long:
@@ -191,12 +197,12 @@ class Episode:
         return f"{self._prompt.env_class}, {doing} prompt {self._prompt.id}{said},"
 
 
-def _started(make: MakeEnv, extras: dict[str, Any], messages: Any) -> tuple[Env, Any]:
+def _started(make: MakeEnv, extras: dict[str, Any], messages: Any) -> tuple[Env, Any, Any]:
     env = make(extras)
     started = env.init(messages)
     if not (isinstance(started, tuple) and len(started) == 2):
         raise TypeError(f"init() returned {started!r:.200} instead of (messages, information)")
-    return env, tuple(started[0])
+    return env, tuple(started[0]), env.tool_schemas()
 
 
 def _stepped(env: Env, answer: str, last: bool) -> tuple[Any, Any]:

@@ -23,8 +23,8 @@ from skyrl.algorithms.normalization import normalize
 from skyrl.algorithms.returns import generalized_advantages
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, NormConfig
-from skyrl.config.import_paths import Imported, is_import_path
-from skyrl.errors import ConfigError, NonFiniteError, Problem
+from skyrl.config.registry import AdvantageEstimatorRegistry
+from skyrl.errors import NonFiniteError
 
 
 def advantage_estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
@@ -137,7 +137,5 @@ def _estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
             return OPO()
         case "gpg":
             return GPG()
-    field = "trainer.algorithm.advantage_estimator"
-    if is_import_path(name):
-        return Imported(name, algorithm.advantage, field=field, table="trainer.algorithm.advantage")
-    raise ConfigError([Problem(path=field, message=f"no advantage estimator {name!r}")])
+    own: AdvantageEstimator = AdvantageEstimatorRegistry.object(name, algorithm.advantage)
+    return own

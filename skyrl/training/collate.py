@@ -47,7 +47,6 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
         rewards=rewards,
         groups=torch.tensor(numbers),
         answer_lengths=torch.tensor([len(row.response_ids) for row in rows]),
-        truncated=torch.tensor([cut for cut, one in zip(cut_off, trajectories, strict=True) for _ in one.steps]),
         baselines=_baselines(groups),
         **_steps(trajectories),
     )

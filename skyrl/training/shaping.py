@@ -10,7 +10,7 @@ from torch import Tensor
 from skyrl.algorithms.kl import KLEstimator, kl_estimate
 from skyrl.algorithms.kl_control import AdaptiveKLController, FixedKLController, KLController
 from skyrl.algorithms.masked import masked_mean
-from skyrl.algorithms.rewards import less_the_divergence, overlong_penalty, scaled, with_totals
+from skyrl.algorithms.rewards import added_at, less_the_divergence, overlong_penalty, scaled
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, NormConfig, RewardShapingConfig
 from skyrl.training.advantage import by_config
@@ -37,25 +37,28 @@ class RewardShaping:
         return self._penalty(batch.given(rewards=rewards))
 
     def _shaped(self, batch: TrainingBatch) -> Tensor:
-        config, totals = self._config, _of_answers(batch, batch.scores)
+        """Turns keep their rewards, scaled; what the shaping of the whole answer makes of their sum, the last token
+        that is trained on gets beside its own.
+        """
+        config = self._config
+        totals = batch.over_trajectories(batch.scores)
         if config.overlong.buffer_len is not None:
             assert batch.answer_lengths is not None
             totals = totals + overlong_penalty(
-                _of_answers(batch, batch.answer_lengths),
+                batch.over_trajectories(batch.answer_lengths),
                 longest=required(config.overlong.max_len, "trainer.algorithm.reward_shaping.overlong.max_len"),
                 buffer=config.overlong.buffer_len,
                 factor=config.overlong.penalty_factor,
                 floor=config.overlong.floor,
             )
         totals = scaled(totals, bias=config.bias, scale=config.scale, clip=config.clip)
-        if config.norm != NormConfig():
-            last = torch.ones_like(batch.lengths, dtype=torch.bool) if batch.last_step is None else batch.last_step
-            totals = by_config(config.norm, totals, batch.groups, last)
+        ends = torch.ones_like(batch.lengths, dtype=torch.bool) if batch.last_step is None else batch.last_step
+        if config.norm != NormConfig():  # answers that are left out of training are left out of its statistics, too
+            trained = batch.over_trajectories(batch.loss_mask.sum(1)) > 0
+            totals = by_config(config.norm, totals, batch.groups, ends & trained)
         rewards = batch.rewards * config.scale
-        if batch.last_step is not None:  # what is missing goes to the last row, which stands for the whole answer
-            own = rewards.sum(1)
-            totals = torch.where(batch.last_step, totals - _of_answers(batch, own) + own, own)
-        return with_totals(rewards, totals, _last_selected(batch))
+        missing = totals - batch.over_trajectories(rewards.sum(1))
+        return added_at(rewards, torch.where(ends, missing, 0.0), _last_selected(batch))
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores."""
@@ -81,7 +84,7 @@ class KLPenalty:
         weight = self.controller.value
         rewards = less_the_divergence(batch.rewards, divergence, batch.loss_mask, weight=weight)
         mean = masked_mean(divergence, batch.loss_mask, dim=1).mean().item()
-        self.controller.update(mean, batch.answers)
+        self.controller.update(mean, len(batch))
         return rewards, {
             "loss/avg_kl": mean,
             "loss/avg_kl_max": divergence.amax(1).mean().item(),
@@ -102,15 +105,6 @@ def _controller(algorithm: AlgorithmConfig) -> KLController:
             return FixedKLController(algorithm.kl_loss_coef)
         case "adaptive":
             return AdaptiveKLController(algorithm.kl_loss_coef, target=control.kl_target, horizon=control.horizon)
-
-
-def _of_answers(batch: TrainingBatch, numbers: Tensor) -> Tensor:
-    """(B,) -> (B,): to each row the sum over all rows of its answer."""
-    if batch.trajectories is None:
-        return numbers
-    sums = torch.zeros(len(batch), dtype=numbers.dtype, device=numbers.device)
-    _, member = torch.unique(batch.trajectories, return_inverse=True)
-    return sums.index_add_(0, member, numbers)[member]
 
 
 def _last_selected(batch: TrainingBatch) -> Tensor:

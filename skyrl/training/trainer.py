@@ -10,6 +10,7 @@ from torch import Tensor
 from skyrl.algorithms.estimators import AdvantageEstimator
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
+from skyrl.config.sizes import scores_old_logprobs
 from skyrl.rollout.batches import Rollouts
 from skyrl.tracking.timing import Clock
 from skyrl.tracking.tracker import Tracker
@@ -101,7 +102,7 @@ class PPOTrainer:
         groups = await self.rollouts.next_batch(self.version)  # x ~ data, y_1..y_n ~ pi_old, r_i = R(x, y_i)
         self._on_samples(self.version + 1, groups)
         batch = collate(groups)
-        if self._needs_old_logprobs(batch):  # else pi_old is the policy itself, exactly
+        if self._needs_old_logprobs(batch):  # else pi_old is the policy itself, exactly, or nobody asks
             batch = batch.given(old_logprobs=await self.policy.score(batch))  # log pi_old
         if self.reference:
             batch = batch.given(ref_logprobs=await self.reference.score(batch))  # log pi_ref
@@ -169,8 +170,8 @@ class PPOTrainer:
         return interval > 0 and (self.version % interval == 0 or self.version == self.total_steps)
 
     def _needs_old_logprobs(self, batch: TrainingBatch) -> bool:
-        several_updates = self._config.update_epochs_per_batch > 1 or batch.answers > self._mini_batch
-        return several_updates or self._config.algorithm.use_kl_in_reward
+        mini_batches = -(-batch.answers // self._mini_batch)
+        return scores_old_logprobs(self._config.algorithm, self._config.update_epochs_per_batch * mini_batches)
 
     def _timings(self, metrics: Metrics) -> Metrics:
         timings = self.clock.take()

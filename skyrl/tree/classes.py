@@ -25,7 +25,7 @@ from attrs import field
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.plain import Misfit
-from skyrl.tree.types import config_class, fit
+from skyrl.tree.types import class_of, config_class, fit
 
 C = TypeVar("C")
 Role = Literal["identity", "numerics", "free"]
@@ -56,6 +56,15 @@ def frozen(cls: type[C]) -> type[C]:
 def is_config(kind: Any) -> bool:
     """Was this class made by `frozen`, or derived from one that was?"""
     return isinstance(kind, type) and hasattr(kind, "__configuration__")
+
+
+def table_class(attribute: attrs.Attribute[Any], value: Any) -> type[Any] | None:
+    """The class of the table that the field holds: the one it declares, or that of an instance in a table of `ClassOf`;
+    None for a leaf.
+    """
+    if class_of(attribute.type) and is_config(type(value)):
+        return type(value)
+    return config_class(attribute.type)
 
 
 def class_name(cls: type[Any]) -> str:

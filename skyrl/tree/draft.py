@@ -13,18 +13,19 @@ import attrs
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import freeform
-from skyrl.tree.classes import fields_of, fit_field
+from skyrl.tree.classes import docs_of, fields_of, fit_field, table_class
 from skyrl.tree.freeform import refusal
 from skyrl.tree.frozen import thaw
 from skyrl.tree.literals import NULL_WORDS, is_bracketed
 from skyrl.tree.migrations import Migration, find_migration, moved
 from skyrl.tree.names import suggestion
-from skyrl.tree.origins import Assignment, Origin, Origins, Path, dotted, place_of
+from skyrl.tree.origins import DEFAULT, Assignment, Origin, Origins, Path, dotted, place_of
 from skyrl.tree.plain import shown
 from skyrl.tree.reach import NOTHING, Reach
 from skyrl.tree.secrets import REFERENCE
 from skyrl.tree.table import Table
 from skyrl.tree.types import (
+    class_of,
     config_class,
     describe,
     fit,
@@ -51,6 +52,8 @@ class Draft(Generic[T]):
         self._root = Table(type(base), base)
         self._reach = reach
         self._origins: dict[str, list[Origin]] = {}
+        self._kept: dict[Path, list[Assignment]] = {}
+        """What was written into tables of `ClassOf`, whose class is known at the end only."""
         self.problems: list[Problem] = []
         self.broken: set[str] = set()
 
@@ -94,7 +97,7 @@ class Draft(Generic[T]):
             self._forget(table, attribute, assignment)
         elif last and self._is_subtree(attribute, assignment):
             self._graft(assignment)
-        elif nested := config_class(attribute.type):
+        elif nested := _class_of_table(attribute, table.current(name)):
             if not (last and self._replace(table, attribute, nested, assignment)):
                 self._assign(table.child(name, nested), depth + 1, assignment)
                 table.drop_if_untouched(name)
@@ -150,6 +153,7 @@ class Draft(Generic[T]):
         """Back to the default instance, whatever earlier layers wrote."""
         table.changes.pop(attribute.name, None)
         table.is_forgotten = True
+        self._kept.pop(assignment.path, None)
         self._forget_inside(assignment.path)
         back = Origin(kind="default", where=assignment.origin.place, value=getattr(table.base, attribute.name))
         self._origins[dotted(assignment.path)] = [back]
@@ -198,6 +202,7 @@ class Draft(Generic[T]):
         inner = assignment.path[depth + 1 :]
         if assignment.operation == "forget":
             freeform.forget(table.mapping(attribute.name), inner, getattr(table.base, attribute.name))
+            self._keep(attribute, depth, assignment)
             self._forget_inside(assignment.path)
             self._origins.pop(dotted(assignment.path), None)
             return
@@ -217,6 +222,13 @@ class Draft(Generic[T]):
             holder[key] = thaw(value)
             self._forget_inside(assignment.path)
         self._record(assignment, written, value)
+        self._keep(attribute, depth, assignment)
+
+    def _keep(self, attribute: Any, depth: int, assignment: Assignment) -> None:
+        """In a table of `ClassOf`: to be read once more, by the class that is known at the end."""
+        if class_of(attribute.type):
+            place, inside = assignment.path[: depth + 1], assignment.path[depth + 1 :]
+            self._kept.setdefault(place, []).append(attrs.evolve(assignment, path=inside))
 
     def _record(self, assignment: Assignment, path: Path, value: Any) -> None:
         self._origins.setdefault(dotted(path), []).append(attrs.evolve(assignment.origin, value=value))
@@ -279,13 +291,41 @@ class Draft(Generic[T]):
             for name, change in table.changes.items()
         }
         try:
-            return attrs.evolve(table.base, **changes) if changes else table.base
+            built = attrs.evolve(table.base, **changes) if changes else table.base
+            return self._with_named_classes(built, table.base, path) if changes else built
         except (TypeError, ValueError) as error:  # a class may judge several of its fields together
             self.broken.add(dotted(path))
             for problem in _problems(error):
                 whole = ".".join(filter(None, (dotted(path), problem.path)))
                 self.problems.append(attrs.evolve(problem, path=whole, place=place_of(whole, self.origins)))
             return table.base
+
+    def _with_named_classes(self, built: Any, base: Any, path: Path) -> Any:
+        """`built`, whose tables of `ClassOf` become instances of the classes that are named beside them."""
+        for name, attribute in fields_of(type(built)).items():
+            naming = class_of(attribute.type)
+            if naming is None or not isinstance(getattr(built, name), Mapping):
+                continue
+            cls = naming.find(getattr(built, naming.field), self._reach.is_open)
+            if cls is not None:
+                made = self._instance(cls, (*path, name), getattr(base, name))
+                built = attrs.evolve(built, **{name: made})
+        return built
+
+    def _instance(self, cls: type[Any], place: Path, default: Any) -> Any:
+        """An instance of `cls` from the table's default and what was written into it."""
+        inner = Draft(cls(), self._reach)
+        if isinstance(default, Mapping) and default:
+            inner.assign(Assignment(path=(), value=default, origin=DEFAULT))
+        inner.assign_all(self._kept.get(place, ()))
+        made, whole = inner.build(), dotted(place) + "."
+        docs = docs_of(cls) if inner.problems else {}
+        for problem in inner.problems:
+            hint = problem.hint or " ".join(docs.get(problem.path, "").split())
+            self.problems.append(attrs.evolve(problem, path=whole + problem.path, hint=hint))
+        self.broken.update(whole + each for each in inner.broken)
+        self._origins.update({whole + key: list(chain) for key, chain in inner.origins.items()})
+        return made
 
 
 def structure(value: Any, cls: type[T]) -> T:
@@ -299,6 +339,11 @@ def structure(value: Any, cls: type[T]) -> T:
     if draft.problems:
         raise ConfigError(draft.problems, title=f"{cls.__name__} cannot be built")
     return built
+
+
+def _class_of_table(attribute: Any, value: Any) -> type[Any] | None:
+    """The class of the nested table, also where it is still being written; None for a leaf."""
+    return value.declared if isinstance(value, Table) else table_class(attribute, value)
 
 
 def _read(assignment: Assignment, kind: Any) -> Any:

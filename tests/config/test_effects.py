@@ -35,14 +35,18 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.eval_batch_size": NO_EVALUATION,
     "generator.eval_sampling_params": NO_EVALUATION,
     "generator.eval_n_samples_per_prompt": NO_EVALUATION,
+    "environment.skyrl_gym.math_equivalence": {"environment.env_class": "multiply"},
 }
 
 CUDA = {"trainer.device": "cuda"}
 CRITIC = {"trainer.critic.model.path": "critic"}
+MINE = {"environment.env_class": "mine:f"}
 RAY = {"trainer.placement.executor": "ray"}
 ON: dict[str, dict[str, Any]] = {
     # effect: what switches it on, where the run of RUNNABLE does not
     "trainer.algorithm.kl_ctrl": {"trainer.algorithm.use_kl_in_reward": True},
+    "environment.skyrl_gym.isolate_user_env": MINE,
+    "environment.skyrl_gym.user_env_memory_gb": MINE | {"environment.skyrl_gym.isolate_user_env": True},
     "trainer.critic.optimizer_config": CRITIC,
     "trainer.critic.fsdp_config": CRITIC,
     "trainer.critic.deepspeed_config": CRITIC,

@@ -20,13 +20,14 @@ import pytest
 import torch
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.check_algorithm import POLICY_LOSSES
 from skyrl.config.not_yet import NOT_YET, paths_not_read
+from skyrl.config.registry import POLICY_LOSSES
+from skyrl.envs.isolated import isolated
 from skyrl.envs.llm_judge import LLMJudgeEnv
 from skyrl.envs.search import SearchEnv
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.experiments.collaborators import start_processes, weight_road
-from skyrl.experiments.first_look import look_at_the_data
+from skyrl.experiments.first_look import sandbox_in_force
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.inference.vllm_arguments import engine_arguments
 from skyrl.inference.vllm_engine import _start as start_vllm
@@ -124,7 +125,8 @@ READ_ELSEWHERE: dict[str, tuple[Callable[..., Any], str]] = {
     },
     "environment.skyrl_gym.llm_as_a_judge.model": (LLMJudgeEnv._ask, "self._settings.model"),
     "environment.skyrl_gym.llm_as_a_judge.base_url": (LLMJudgeEnv._ask, "self._settings.base_url"),
-    "environment.skyrl_gym.sandbox_tier": (look_at_the_data, "run.environment.skyrl_gym.sandbox_tier"),
+    "environment.skyrl_gym.sandbox_tier": (sandbox_in_force, "gym.sandbox_tier"),
+    "environment.skyrl_gym.user_env_memory_gb": (isolated, "gym.user_env_memory_gb"),
     "generator.inference_engine.async_engine": (start_vllm, "config.async_engine"),
     "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB": (
         weight_road,
