@@ -80,11 +80,9 @@ def completion(shell: str) -> None:
 
     In ~/.bashrc: eval "$(skyrl completion bash)"
     """
-    from click.shell_completion import get_completion_class
+    from skyrl.cli.completion import script
 
-    kind = get_completion_class(shell)
-    if kind is not None:
-        click.echo(kind(cli, {}, "skyrl", "_SKYRL_COMPLETE").source())
+    click.echo(script(cli, shell))
 
 
 cli.add_command(plan)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyrl.cli.plan_table import Plan, table
 from skyrl.cli.words import WORDS, compose_words
 
 if TYPE_CHECKING:
+    from skyrl.cli.plan_table import Plan
     from skyrl.config import SkyRLTrainConfig
 
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 def plan(words: tuple[str, ...], as_json: bool, gpus_per_node: int | None) -> None:
     """Print which process gets which GPUs and how much work; nothing is started."""
     import json
+
+    from skyrl.cli.plan_table import table
 
     planned = plan_of(compose_words(words).config, gpus_per_node)
     click.echo(json.dumps(planned, indent=2) if as_json else table(planned))

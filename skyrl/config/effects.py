@@ -16,7 +16,7 @@ from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray
 from skyrl.errors import Problem
 from skyrl.tree import differences
-from skyrl.tree.origins import Origin, Origins, place_of, was_written
+from skyrl.tree.origins import Origin, Origins, place_of, written_paths
 from skyrl.tree.rules import paths_read, touches
 
 
@@ -186,7 +186,7 @@ def without_effect(run: SkyRLTrainConfig, origins: Origins | None, broken: Colle
 
     Without `origins`, written means different from the default tree.
     """
-    written = _changed(run) if origins is None else origins
+    written = written_paths(_changed(run) if origins is None else origins)
     return [
         Problem(
             path=effect.path,
@@ -195,7 +195,7 @@ def without_effect(run: SkyRLTrainConfig, origins: Origins | None, broken: Colle
             severity="warning",
         )
         for effect in EFFECTS
-        if was_written(written, effect.path)
+        if effect.path in written
         and not effect.acts(run)
         and not (broken and touches(paths_read(effect.acts, run), broken))
     ]

@@ -1,7 +1,8 @@
-"""Things of the user's own, by import path: `my_pkg.losses:MyLoss` from an importable module, `losses.py:MyLoss` from
-a file.
+"""Losses, estimators and the like of the user's own: named by import path, built from the settings beside the name.
 
-Give it only names that stand in the user's own files or arguments. Nothing here is imported before a run asks for it.
+    policy_loss_type = "losses.py:MyLoss"        policy_loss.margin = 0.1
+
+What an import path is, and what it imports, is in `skyrl.tree.imports`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from skyrl.errors import ConfigError, UserError
-from skyrl.tree.imports import import_module
+from skyrl.tree.imports import import_object
 
 
 def is_import_path(name: str) -> bool:
@@ -18,16 +18,10 @@ def is_import_path(name: str) -> bool:
     return ":" in name
 
 
-def import_object(name: str, error: type[UserError] = UserError) -> Any:
-    """What the import path names. Raises `error`, which says what was looked for and where."""
+def absolute(name: str) -> str:
+    """The same import path, good from any folder."""
     where, _, attribute = name.rpartition(":")
-    try:
-        module = import_module(where)
-    except ConfigError as failure:
-        raise error(failure.problems[0].message) from failure
-    if not hasattr(module, attribute):
-        raise error(f"{where} has no {attribute!r}")
-    return getattr(module, attribute)
+    return f"{Path(where).expanduser().absolute()}:{attribute}" if where.endswith(".py") else name
 
 
 class Imported:
@@ -35,8 +29,7 @@ class Imported:
 
     def __init__(self, name: str) -> None:
         """Raises `UserError`."""
-        where, _, attribute = name.rpartition(":")
-        self._name = f"{Path(where).expanduser().absolute()}:{attribute}" if where.endswith(".py") else name
+        self._name = absolute(name)
         found = import_object(name)
         self.object = found() if isinstance(found, type) else found
 

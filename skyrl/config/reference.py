@@ -9,7 +9,8 @@ from typing import Any
 from skyrl.config.effects import EFFECTS
 from skyrl.config.not_yet import NOT_YET
 from skyrl.config.resolve import RULES
-from skyrl.tree.classes import docs_of, fields_of, role_of, table_class
+from skyrl.tree.classes import fields_of, role_of, table_class
+from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import stored_value
 from skyrl.tree.types import describe
 from skyrl.tree.validators import wanted_by

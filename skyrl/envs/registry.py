@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from skyrl.config import SkyRLGymConfig
-from skyrl.config.import_paths import import_object, is_import_path
+from skyrl.config.import_paths import is_import_path
 from skyrl.envs.aime import AIMEEnv
 from skyrl.envs.code import CodeEnv
 from skyrl.envs.env import Env
@@ -35,6 +35,7 @@ from skyrl.errors import TaskError
 from skyrl.processes.credentials import api_key
 from skyrl.processes.sandbox import Sandbox
 from skyrl.processes.tiers import Tier
+from skyrl.tree.imports import import_object
 
 MakeEnv = Callable[[Mapping[str, Any]], Env]
 """Extras of a row -> a fresh environment."""

@@ -8,12 +8,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-import cattrs
 from filelock import FileLock, Timeout
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.stored import stored_form
-from skyrl.errors import ResumeError, UserError
+from skyrl.config.stored import stored_form, tree_of
+from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.tree import differences, required
 
 
@@ -82,8 +81,8 @@ def refuse_changed(stored: Any, run: SkyRLTrainConfig, where: str, field: str) -
     Raises `ResumeError` with the differences and the two ways out.
     """
     try:
-        before = cattrs.structure(stored, type(run))
-    except ValueError as error:
+        before = tree_of(stored, type(run), where)
+    except ConfigError as error:
         raise ResumeError(f"{where} has a configuration that this version cannot read: {error}") from error
     changed = differences(before, run, roles=("identity", "numerics"))
     if not changed:

@@ -7,7 +7,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from skyrl.interop.areal_allocation import Part, read_allocation
-from skyrl.interop.areal_keys import IN_COMPANY, KEYS, Becomes, number
+from skyrl.interop.areal_keys import KEYS
+from skyrl.interop.areal_values import ALGORITHM, Becomes, number
 from skyrl.interop.report import Conversion, Fate, Line
 from skyrl.interop.values import flat_file, without_references
 from skyrl.interop.writing import Writing
@@ -16,6 +17,8 @@ from skyrl.tree.names import nearest
 _ENGINE = "generator.inference_engine."
 _TOGETHER = ("allocation_mode", "cluster.n_nodes", "cluster.n_gpus_per_node", "n_nodes", "n_gpus_per_node")
 _MINI_BATCHES = ("actor.ppo_n_minibatches", "ppo.ppo_n_minibatches")
+_PENALTY = ("actor.overlong_tokens", "actor.overlong_penalty_factor")
+_DUAL_CLIP = ("actor.c_clip", "ppo.c_clip")
 _COPIES = {
     "actor.group_size": "gconfig.n_samples",
     "actor.adv_norm.group_size": "gconfig.n_samples",
@@ -48,10 +51,12 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment") -> Conversi
             _machines(writing, key, value, values)
         elif key in _MINI_BATCHES:
             _mini_batches(writing, key, value, values)
+        elif key in _PENALTY and not values.get("actor.overlong_reward_penalty"):
+            _apply(writing, key, value, Becomes(needless="the penalty is off"))
+        elif key in _DUAL_CLIP and value is not None:
+            _apply(writing, key, value, _dual_clip(value, values))
         elif key in _COPIES and _COPIES[key] in values:
             _copy(writing, key, value, values)
-        elif key in IN_COMPANY:
-            _apply(writing, key, value, IN_COMPANY[key](value, values))
         else:
             _one(writing, key, value, copies.get(key, ""))
     return writing.finish()
@@ -60,7 +65,7 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment") -> Conversi
 def _one(writing: Writing, key: str, value: Any, copy_of: str) -> None:
     entry = KEYS.get(key) or next((KEYS[pattern] for pattern in KEYS if fnmatchcase(key, pattern)), None)
     if entry is None:
-        meant = nearest(key, (*KEYS, *IN_COMPANY))
+        meant = nearest(key, tuple(KEYS))
         why = "AReaL has no such setting" + (f"; did it mean {meant}?" if meant else "")
         writing.note(Line(fate="refused", source=key, value=value, why=why))
         return
@@ -102,6 +107,14 @@ def _mini_batches(writing: Writing, key: str, count: Any, values: Mapping[str, A
         _apply(writing, key, count, Becomes(refused=why))
     else:
         _apply(writing, key, count, Becomes(writes={"trainer.policy_mini_batch_size": batch // count}))
+
+
+def _dual_clip(value: Any, values: Mapping[str, Any]) -> Becomes:
+    """Where `c_clip` is given, it acts; here it belongs to a loss, or to a switch of the decoupled one."""
+    is_decoupled = values.get("actor.use_decoupled_loss") or values.get("ppo.use_decoupled_loss")
+    switch = {"decoupled.dual_clip": True} if is_decoupled else {"policy_loss_type": "dual_clip"}
+    writes = {"clip_ratio_c": number(value), **switch}
+    return Becomes(writes={ALGORITHM + name: each for name, each in writes.items()})
 
 
 def _machines(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) -> None:

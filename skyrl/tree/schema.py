@@ -8,7 +8,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import attrs
 
-from skyrl.tree.classes import docs_of, fields_of, table_class
+from skyrl.tree.classes import fields_of, table_class
+from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import stored_value
 from skyrl.tree.files import EXTENDS
 from skyrl.tree.secrets import REFERENCE, Secret

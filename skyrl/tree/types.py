@@ -192,6 +192,8 @@ def value_kind(kind: Any) -> Any:
 
 def config_class(kind: Any) -> type[attrs.AttrsInstance] | None:
     """The nested class that `kind` names, alone or as one arm of an optional."""
+    if isinstance(kind, type):  # most are: this is asked for every name of every path
+        return kind if attrs.has(kind) else None
     arms = get_args(kind) if is_union(kind) else (kind,)
     for arm in map(bare, arms):
         if isinstance(arm, type) and attrs.has(arm):

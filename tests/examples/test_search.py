@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from skyrl.config import compose
-from skyrl.config.import_paths import import_object
 from skyrl.envs.corpus import SearchIndex, read_corpus
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.tree.imports import import_object
 
 SEARCH = Path(__file__).parents[2] / "examples" / "search"
 

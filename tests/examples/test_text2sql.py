@@ -10,10 +10,10 @@ import pytest
 
 from skyrl.config import compose
 from skyrl.config.environment import Text2SQLEnvConfig
-from skyrl.config.import_paths import import_object
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.processes.sandbox import Sandbox
+from skyrl.tree.imports import import_object
 from tests.examples.test_search import overrides
 
 TEXT2SQL = Path(__file__).parents[2] / "examples" / "text2sql"

@@ -98,37 +98,38 @@ def test_a_kl_weight_goes_into_the_reward_as_there(tmp_path: Path) -> None:
     assert algorithm.kl_estimator_type == "k1"
 
 
-def test_shaping_losses_and_micro_batches_have_their_places(tmp_path: Path) -> None:
-    keys = {
-        "actor.c_clip": 3.0,
-        "actor.use_decoupled_loss": True,
-        "actor.behav_imp_weight_cap": 5.0,
-        "actor.reward_scaling": 10.0,
-        "actor.reward_bias": -0.5,
-        "actor.reward_clip": "20.0",
-        "actor.reward_norm.mean_level": "group",
-        "actor.reward_norm.std_level": "none",
-        "actor.reward_norm.mean_leave1out": True,
-        "actor.overlong_reward_penalty": True,
-        "actor.overlong_tokens": 512,
-        "actor.overlong_penalty_factor": 1.0,
-        "actor.adv_norm.std_level": "batch",
-        "actor.mb_spec.max_tokens_per_mb": 8192,
-    }
-    run = loaded(convert_keys(keys), tmp_path)
-    algorithm, shaping = run.trainer.algorithm, run.trainer.algorithm.reward_shaping
-    assert (algorithm.policy_loss_type, algorithm.clip_ratio_c) == ("decoupled", 3.0)
-    assert (algorithm.decoupled.behav_imp_weight_cap, algorithm.decoupled.dual_clip) == (5.0, True)
+def test_rewards_are_shaped_as_there(tmp_path: Path) -> None:
+    keys = {"actor.reward_scaling": 10.0, "actor.reward_bias": -0.5, "actor.reward_clip": 20.0}
+    overlong = {"actor.overlong_reward_penalty": True, "actor.overlong_tokens": 512, "actor.overlong_penalty_factor": 2}
+    norm = {"actor.reward_norm.mean_level": "group", "actor.reward_norm.std_level": "none"}
+    shaping = loaded(convert_keys(keys | overlong | norm), tmp_path).trainer.algorithm.reward_shaping
     assert (shaping.scale, shaping.bias, shaping.clip) == (10.0, -0.5, 20.0)
-    assert (shaping.norm.mean_level, shaping.norm.std_level, shaping.norm.mean_leave1out) == ("group", None, True)
-    assert (shaping.overlong.buffer_len, shaping.overlong.penalty_factor, shaping.overlong.floor) == (512, 1.0, False)
-    assert (algorithm.grpo_norm_by_std, algorithm.advantage_norm.std_level) == (False, "batch")
-    assert run.trainer.max_tokens_per_microbatch == 8192
+    assert (shaping.overlong.buffer_len, shaping.overlong.penalty_factor, shaping.overlong.floor) == (512, 2.0, False)
+    assert (shaping.norm.mean_level, shaping.norm.std_level) == ("group", None)
 
 
-def test_a_bound_alone_is_dual_clipping(tmp_path: Path) -> None:
-    algorithm = loaded(convert_keys({"actor.c_clip": 4.0}), tmp_path).trainer.algorithm
-    assert (algorithm.policy_loss_type, algorithm.clip_ratio_c) == ("dual_clip", 4.0)
+def test_the_older_system_took_its_bias_away(tmp_path: Path) -> None:
+    run = loaded(convert_keys({"ppo.reward_output_bias": -0.5, "ppo.reward_output_scaling": 5}), tmp_path)
+    assert (run.trainer.algorithm.reward_shaping.bias, run.trainer.algorithm.reward_shaping.scale) == (0.5, 5.0)
+
+
+@pytest.mark.parametrize(("decoupled", "loss", "switch"), [(True, "decoupled", True), (False, "dual_clip", False)])
+def test_a_dual_clip_acts_in_the_loss_that_is_chosen(decoupled: bool, loss: str, switch: bool, tmp_path: Path) -> None:
+    keys = {"actor.c_clip": 3.0, "actor.use_decoupled_loss": decoupled, "actor.behav_imp_weight_cap": 5.0}
+    algorithm = loaded(convert_keys(keys), tmp_path).trainer.algorithm
+    assert (algorithm.policy_loss_type, algorithm.decoupled.dual_clip, algorithm.clip_ratio_c) == (loss, switch, 3.0)
+    assert algorithm.decoupled.behav_imp_weight_cap == 5.0
+
+
+def test_uniform_groups_are_left_out_and_no_others_are_drawn(tmp_path: Path) -> None:
+    algorithm = loaded(convert_keys({"actor.dynamic_sampling": True}), tmp_path).trainer.algorithm
+    assert (algorithm.zero_variance_filter, algorithm.dynamic_sampling.type) == (True, None)
+
+
+def test_micro_batches_are_counted_in_tokens(tmp_path: Path) -> None:
+    keys = {"actor.mb_spec.max_tokens_per_mb": 8192, "ref.mb_spec.max_tokens_per_mb": 10240}
+    assert loaded(convert_keys(keys), tmp_path).trainer.max_tokens_per_microbatch == 8192
+    assert "one field for all models" in line_of(keys, "ref.mb_spec.max_tokens_per_mb").why
 
 
 def test_numbers_that_are_written_as_text_are_numbers(tmp_path: Path) -> None:
@@ -146,10 +147,9 @@ def test_mini_batches_are_counted_in_prompts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "fate", "said"),
     [
-        ("actor.adv_norm.mean_level", "batch", "not yet", "means over the batch"),
-        ("actor.optimizer.eps", "1e-8", "needless", "asks for nothing"),
-        ("actor.behav_imp_weight_cap", 5.0, "needless", "use_decoupled_loss is off"),
-        ("actor.overlong_tokens", 512, "needless", "overlong_reward_penalty is off"),
+        ("actor.optimizer.eps", 1e-5, "not yet", "the epsilon of AdamW"),
+        ("actor.optimizer.eps", 1e-8, "needless", "asks for nothing"),
+        ("actor.overlong_tokens", 512, "needless", "the penalty is off"),
         ("saver.freq_secs", 3600, "not yet", "intervals in epochs or seconds"),
         ("actor.optimizr.lr", 1e-5, "refused", "did it mean actor.optimizer.lr?"),
         ("recover.mode", "sometimes", "refused", "there is no way 'sometimes'"),

@@ -63,6 +63,23 @@ class Task(Env):
     def get_metrics(self): return getattr(self, "metrics", {"steps": 1})
 """
 
+SHOP = """
+from skyrl.envs import EnvStep
+from skyrl.envs.tools import Tool, ToolEnv
+
+class Shop(ToolEnv):
+    def __init__(self, extras):
+        super().__init__(extras)
+        self.tools = (Tool.of(self.price),)
+
+    def price(self, item: str) -> int:
+        "The price of one piece."
+        return self.extras["prices"][item]
+
+    def judge(self, answer):
+        return EnvStep(reward=1.0, done=True)
+"""
+
 BROKEN = {
     "hangs": "timeout",
     "hangs for good": "timeout",
@@ -143,14 +160,7 @@ def test_no_episode_sees_another_and_the_module_is_not_imported_here(tmp_path: P
 def test_the_tools_of_an_isolated_environment_are_seen_and_called(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     file = tmp_path / "shop.py"
-    file.write_text(
-        "from skyrl.envs import EnvStep\nfrom skyrl.envs.tools import Tool, ToolEnv\n\n"
-        "class Shop(ToolEnv):\n"
-        "    def __init__(self, extras):\n        super().__init__(extras)\n        self.tools = (Tool.of(self.price),)\n"
-        "    def price(self, item: str) -> int:\n        'The price of one piece.'\n        return self.extras['prices'][item]\n"
-        "    def judge(self, answer):\n        return EnvStep(reward=1.0, done=True)\n",
-        encoding="utf-8",
-    )
+    file.write_text(SHOP, encoding="utf-8")
     name = f"{file}:Shop"
     env = find_task(name, name, isolated("auto"))({"prices": {"apple": 3}})
     try:
