@@ -24,7 +24,7 @@ from skyrl.config.not_yet import NOT_YET, paths_not_read
 from skyrl.config.registry import POLICY_LOSSES
 from skyrl.envs.isolated import isolated
 from skyrl.envs.llm_judge import LLMJudgeEnv
-from skyrl.envs.search import SearchEnv
+from skyrl.envs.search import ask_retriever
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.experiments.collaborators import start_processes, weight_road
 from skyrl.experiments.first_look import sandbox_in_force
@@ -120,7 +120,7 @@ READ_ELSEWHERE: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "environment.skyrl_gym.text2sql.db_path": (Text2SQLEnv.__init__, "settings.db_path"),
     **{
-        f"environment.skyrl_gym.search.{name}": (SearchEnv._search, f"settings.{name}")
+        f"environment.skyrl_gym.search.{name}": (ask_retriever, f"settings.{name}")
         for name in ("search_url", "topk", "timeout", "log_requests")
     },
     "environment.skyrl_gym.llm_as_a_judge.model": (LLMJudgeEnv._ask, "self._settings.model"),

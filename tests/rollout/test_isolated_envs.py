@@ -63,7 +63,7 @@ class Task(Env):
     def get_metrics(self): return getattr(self, "metrics", {"steps": 1})
 """
 
-SHOP = """
+SHOP = '''
 from skyrl.envs import EnvStep
 from skyrl.envs.tools import Tool, ToolEnv
 
@@ -73,12 +73,16 @@ class Shop(ToolEnv):
         self.tools = (Tool.of(self.price),)
 
     def price(self, item: str) -> int:
-        "The price of one piece."
+        """The price of one piece.
+
+        Args:
+            item: what is sold
+        """
         return self.extras["prices"][item]
 
     def judge(self, answer):
         return EnvStep(reward=1.0, done=True)
-"""
+'''
 
 BROKEN = {
     "hangs": "timeout",
