@@ -59,11 +59,11 @@ def evaluation_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def several_evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Greedy samples of a prompt are all the same, so that pass@n would be pass@1."""
     sampling, samples = run.generator.eval_sampling_params, run.generator.eval_n_samples_per_prompt
-    if evaluates(run) and sampling is not None and sampling.temperature == 0 and samples > 1:
+    if evaluates(run) and sampling is not None and (sampling.greedy or sampling.temperature == 0) and samples > 1:
         yield Problem(
             path="generator.eval_n_samples_per_prompt",
             message=f"the {samples} samples of a prompt are equal, since evaluation is greedy",
-            hint="give generator.eval_sampling_params a temperature above 0, or take one sample",
+            hint="give generator.eval_sampling_params a temperature above 0 without greedy, or take one sample",
             severity="warning",
         )
 
@@ -89,6 +89,17 @@ def no_source_is_named_twice(run: SkyRLTrainConfig) -> Iterator[Problem]:
             yield Problem(path=f"data.{name}", message=message, severity="warning")
 
 
+def every_training_source_has_a_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Or none has."""
+    weights, sources = run.data.train_weights, run.data.train_data
+    if weights is not None and len(weights) != len(sources):
+        yield Problem(
+            path="data.train_weights",
+            message=f"{len(weights)} weights for {len(sources)} sources in data.train_data",
+            hint="give one for each, in the same order, or leave them out",
+        )
+
+
 def the_learner_scores_at_the_rollout_temperature(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Importance ratios compare probabilities of the same distribution."""
     learner, rollout = run.trainer.algorithm.temperature, run.generator.sampling_params.temperature
@@ -107,6 +118,12 @@ def training_samples_are_random(run: SkyRLTrainConfig) -> Iterator[Problem]:
             path="generator.sampling_params.temperature",
             message="0 is greedy: every sample of a prompt would be the same",
             hint="training needs a temperature above 0; 1.0 is usual",
+        )
+    if run.generator.sampling_params.greedy:
+        yield Problem(
+            path="generator.sampling_params.greedy",
+            message="every sample of a prompt would be the same",
+            hint="set it to false; evaluation may use it",
         )
 
 
@@ -170,6 +187,7 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     several_evaluation_samples_differ,
     no_source_is_named_twice,
     the_schedule_needs_no_settings,
+    every_training_source_has_a_weight,
     the_learner_scores_at_the_rollout_temperature,
     training_samples_are_random,
     the_learner_can_score_what_was_sampled,

@@ -167,7 +167,11 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.fully_async", "training is asynchronous", lambda run: False),
     *(
         Effect(f"generator.{name}", "there are several turns (generator.max_turns is above 1)", _has_turns)
-        for name in ("use_conversation_multi_turn", "append_eos_token_after_stop_str_in_multi_turn")
+        for name in (
+            "use_conversation_multi_turn",
+            "append_eos_token_after_stop_str_in_multi_turn",
+            "step_wise_trajectories",
+        )
     ),
     Effect("environment.skyrl_gym.text2sql", "environment.env_class is text2sql", _env_is("text2sql")),
     Effect("environment.skyrl_gym.search", "environment.env_class is search", _env_is("search")),

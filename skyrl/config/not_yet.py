@@ -71,9 +71,6 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("trainer.logger", "trackers other than the console", ("console", ("console",))),
     NotYet("trainer.dump_data_batch", "dumping training batches", (False,)),
     # rollouts
-    NotYet("generator.step_wise_trajectories", "step-wise trajectories", (False,)),
-    NotYet("generator.chat_template.name_or_path", "chat templates other than the model's own", (None,)),
-    NotYet("generator.chat_template", "chat templates other than the model's own"),
     NotYet("generator.rope_scaling", "rotary embeddings other than the model's own", (None,)),
     NotYet("generator.rope_theta", "rotary embeddings other than the model's own", (None,)),
     NotYet("generator.sampling_params.logprobs", "engines that can leave log-probabilities out"),

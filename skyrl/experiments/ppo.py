@@ -21,8 +21,10 @@ from skyrl.checkpoint.store import Checkpoint, CheckpointStore
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.effects import evaluates
 from skyrl.config.sizes import Model, grid_of, has_critic, has_reference
-from skyrl.data.cursor import PromptCursor
+from skyrl.data.cursor import PromptCursor, batches
+from skyrl.data.order import Mixed
 from skyrl.data.prompts import PromptDataset, load_prompts
+from skyrl.data.sources import Columns
 from skyrl.errors import DataError, RunError
 from skyrl.experiments.claims import Claim
 from skyrl.experiments.collaborators import engine_makers, parity_canary, start_processes, weight_road
@@ -38,6 +40,7 @@ from skyrl.learners.model_worker import token_budget
 from skyrl.learners.ranks import Ranks, Rendezvous
 from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
+from skyrl.models.chat_templates import with_template
 from skyrl.models.loading import load_tokenizer
 from skyrl.models.storing import Export
 from skyrl.processes.handles import Processes
@@ -141,12 +144,13 @@ class BasePPOExp:
     def total_steps(self) -> int:
         """Batches in all epochs, at most `max_training_steps`."""
         trainer = self.cfg.trainer
-        steps = trainer.epochs * (len(self.train_dataset) // trainer.train_batch_size)
+        steps, _ = batches(len(self.train_dataset), trainer.train_batch_size, trainer.epochs, self.cfg.data.epoch_tail)
         return steps if trainer.max_training_steps is None else min(steps, trainer.max_training_steps)
 
     def get_tokenizer(self) -> Any:
-        """The policy's tokenizer."""
-        return load_tokenizer(self._model_path, use_fast=not self.cfg.trainer.disable_fast_tokenizer)
+        """The policy's tokenizer, with the chat template that is configured."""
+        tokenizer = load_tokenizer(self._model_path, use_fast=not self.cfg.trainer.disable_fast_tokenizer)
+        return with_template(tokenizer, self.cfg.generator.chat_template)
 
     def get_train_dataset(self) -> PromptDataset:
         """The prompts to train on. Raises `DataError` if they do not fill one batch."""
@@ -247,7 +251,16 @@ class BasePPOExp:
     def get_rollouts(self) -> Rollouts:
         """What `next_batch` is asked of."""
         trainer = self.cfg.trainer
-        cursor = PromptCursor(self.train_dataset.prompts, trainer.train_batch_size, trainer.seed)
+        data, dataset = self.cfg.data, self.train_dataset
+        mixed = None if data.train_weights is None else Mixed(dataset.sizes, data.train_weights, trainer.seed)
+        cursor = PromptCursor(
+            dataset.prompts,
+            trainer.train_batch_size,
+            trainer.seed,
+            order=mixed,
+            tail=data.epoch_tail,
+            fingerprint=dataset.fingerprint,
+        )
         return SynchronousRollouts(cursor, self.generator, self.cfg.generator, trainer.algorithm, seed=trainer.seed)
 
     def get_evaluation(self) -> Evaluation | None:
@@ -481,6 +494,8 @@ class BasePPOExp:
             env_class=self.cfg.environment.env_class,
             max_prompt_length=self.cfg.trainer.max_prompt_length,
             chat_template_kwargs=self.cfg.generator.chat_template_kwargs,
+            columns=Columns(prompt=self.cfg.data.prompt_column, answer=self.cfg.data.answer_column),
+            skip_bad_rows=self.cfg.data.bad_rows == "skip",
         )
 
     @property

@@ -104,18 +104,6 @@ def top_k(value: Any) -> Becomes:
     )
 
 
-def greedy(value: Any) -> Becomes:
-    """Greedy is a temperature of 0."""
-    return Becomes(writes={SAMPLING + "temperature": 0.0}) if value else Becomes(needless="samples are drawn")
-
-
-def least_new(value: Any) -> Becomes:
-    """The least length of an answer goes to the engine as it is."""
-    if not value:
-        return Becomes(needless="there is no least length")
-    return Becomes(writes={SAMPLING + "additional_kwargs.min_tokens": value})
-
-
 def recovery(value: Any) -> Becomes:
     """Ways to go on after a failure."""
     modes = {"disabled": "none", "auto": "latest", "on": "latest", "resume": "latest", "fault": "latest"}

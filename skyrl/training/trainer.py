@@ -146,10 +146,10 @@ class PPOTrainer:
             batch = batch.given(returns=self.targets(batch))
             metrics |= prefixed("critic", await self._learn(self.critic, batch, self._critic_mini_batch))
         metrics |= prefixed("policy", await self._learn(self.policy, batch, self._mini_batch))
-        return metrics | {"policy/response_length": batch.loss_mask.sum(1).float().mean().item()}
+        return metrics | {"policy/response_length": batch.loss_mask.sum().item() / batch.answers}
 
-    async def _learn(self, learner: Learner, batch: TrainingBatch, rows: int) -> Metrics:
-        mini_batches = list(batch.split(rows))
+    async def _learn(self, learner: Learner, batch: TrainingBatch, answers: int) -> Metrics:
+        mini_batches = list(batch.split_by_answers(answers))
         learnable = [mini_batch for mini_batch in mini_batches if mini_batch.loss_mask.any()]
         updates = [
             await learner.update(mini_batch)
@@ -248,7 +248,7 @@ class PPOTrainer:
         return self._triggers[what].due(self.version, self.rollouts.epoch, last=self.version == self.total_steps)
 
     def _needs_old_logprobs(self, batch: TrainingBatch) -> bool:
-        mini_batches = -(-len(batch) // self._mini_batch)
+        mini_batches = -(-batch.answers // self._mini_batch)
         return scores_old_logprobs(self._config.algorithm, self._config.update_epochs_per_batch * mini_batches)
 
     def _timings(self, metrics: Metrics) -> Metrics:

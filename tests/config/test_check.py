@@ -208,6 +208,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "several_evaluation_samples_differ": [
         ({"generator.eval_n_samples_per_prompt": 4}, "generator.eval_n_samples_per_prompt")
     ],
+    "every_training_source_has_a_weight": [({"data.train_weights": [1.0, 2.0]}, "data.train_weights")],
     "no_source_is_named_twice": [
         ({"data.train_data": ["a.parquet", "b.parquet", "a.parquet"]}, "data.train_data"),
         ({"data.val_data": ["a.parquet", "a.parquet"]}, "data.val_data"),

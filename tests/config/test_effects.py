@@ -127,6 +127,7 @@ ON: dict[str, dict[str, Any]] = {
     "trainer.gradient_checkpointing_use_reentrant": CUDA,
     "generator.use_conversation_multi_turn": {"generator.max_turns": 2},
     "generator.append_eos_token_after_stop_str_in_multi_turn": {"generator.max_turns": 2},
+    "generator.step_wise_trajectories": {"generator.max_turns": 2},
     "environment.skyrl_gym.text2sql": {"environment.env_class": "text2sql"},
     "environment.skyrl_gym.search": {"environment.env_class": "search"},
     "environment.skyrl_gym.llm_as_a_judge": {"environment.env_class": "llm_as_a_judge"},
