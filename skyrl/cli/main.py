@@ -38,10 +38,10 @@ def run(words: tuple[str, ...], strict: bool) -> None:
     # Threads of torch that wait for each other by spinning bring a shared machine to a stop; read by torch on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from skyrl.experiments.ppo import BasePPOExp
+    from skyrl.experiments.recovery import run_with_recovery
     from skyrl.experiments.summary import summary
 
-    experiment = BasePPOExp(composed.config)
-    trained = experiment.run()
+    experiment, trained = run_with_recovery(BasePPOExp, composed.config)
     if not trained:
         click.echo(
             f"This run is finished ({experiment.checkpoints.folder} has its last step): nothing was trained.\n"

@@ -142,6 +142,28 @@ def a_resumed_run_has_a_path(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="trainer.resume_path", message=message, hint="set trainer.resume_mode = from_path")
 
 
+def recovery_and_resuming_agree(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """One field says where a run begins, and it may not be contradicted by the other."""
+    recover, resume = run.trainer.recover_mode, run.trainer.resume_mode
+    agree = {None: (resume,), "disabled": ("latest", "none", None), "fault": ("latest", "none", None)}
+    if resume not in agree.get(recover, ("latest",)):
+        yield Problem(
+            path="trainer.recover_mode",
+            message=f"{recover} says where the run begins, and trainer.resume_mode = {resume or 'none'} says otherwise",
+            hint="leave one of them out",
+        )
+
+
+def the_best_checkpoints_have_a_measure(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Best is by some metric."""
+    if run.trainer.ckpt_keep_best > 0 and not run.trainer.ckpt_best_metric:
+        yield Problem(
+            path="trainer.ckpt_best_metric",
+            message=f"ckpt_keep_best = {run.trainer.ckpt_keep_best} needs it",
+            hint="name a metric of metrics.jsonl, such as eval/all/avg_score",
+        )
+
+
 def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Kernels that repeat bit for bit are tested on CPUs; on CUDA that is not promised yet."""
     if run.trainer.deterministic and run.trainer.device == "cuda":
@@ -164,6 +186,8 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     the_learner_can_score_what_was_sampled,
     a_single_turn_is_given_the_prompt,
     a_resumed_run_has_a_path,
+    recovery_and_resuming_agree,
+    the_best_checkpoints_have_a_measure,
     repeatable_runs_are_promised_on_a_cpu,
     *ALGORITHM_CHECKS,
     *BATCH_CHECKS,

@@ -67,6 +67,14 @@ def _counts_rows(run: SkyRLTrainConfig) -> bool:
     return run.trainer.max_tokens_per_microbatch == -1
 
 
+def _forgets_checkpoints(run: SkyRLTrainConfig) -> bool:
+    return run.trainer.max_ckpts_to_keep != -1
+
+
+def _keeps_the_best(run: SkyRLTrainConfig) -> bool:
+    return run.trainer.ckpt_keep_best > 0
+
+
 EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.ref", "a KL term is on", has_reference),
     Effect("trainer.critic.optimizer_config", "there is a critic", has_critic),
@@ -106,6 +114,19 @@ EFFECTS: tuple[Effect, ...] = (
         _makes_room_on_cuda,
     ),
     Effect("trainer.log_path", "the run is on Ray", on_ray),
+    Effect(
+        "trainer.recover_retries",
+        "recover_mode is auto or fault",
+        lambda run: run.trainer.recover_mode in ("auto", "fault"),
+    ),
+    *(
+        Effect(f"trainer.{name}", "old checkpoints are deleted (max_ckpts_to_keep is not -1)", _forgets_checkpoints)
+        for name in ("ckpt_keep_every", "ckpt_keep_best")
+    ),
+    *(
+        Effect(f"trainer.{name}", "the best checkpoints are kept (ckpt_keep_best)", _keeps_the_best)
+        for name in ("ckpt_best_metric", "ckpt_best_is")
+    ),
     *(
         Effect(f"trainer.placement.{name}", "the run is on Ray", on_ray)
         for name in (

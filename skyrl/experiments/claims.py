@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,23 +78,42 @@ class Claim:
 
 
 def refuse_changed(stored: Any, run: SkyRLTrainConfig, where: str, field: str) -> None:
-    """Compare a stored configuration with this run's in everything that determines its numbers.
+    """Compare a stored configuration with this run's in what makes it that run, and in everything that determines its
+    numbers unless `trainer.resume_with_changes` is on.
 
-    Raises `ResumeError` with the differences and the two ways out.
+    Raises `ResumeError` with the differences and the ways out.
     """
     try:
         before = cattrs.structure(stored, type(run))
     except ValueError as error:
         raise ResumeError(f"{where} has a configuration that this version cannot read: {error}") from error
-    changed = differences(before, run, roles=("identity", "numerics"))
-    if not changed:
-        return
-    rows = "\n".join(f"  {path}: {_short(old)} there, {_short(new)} here" for path, (old, new) in changed.items())
-    raise ResumeError(
-        f"{where} belongs to a run with another configuration:\n{rows}\n"
-        f"To continue that run, set these back. To start a new one, choose another {field}, for example:\n"
-        f"  {_folders_beside(run)}"
-    )
+    changed = differences(before, run, roles=("identity",))
+    numerics = differences(before, run, roles=("numerics",))
+    if not run.trainer.resume_with_changes:
+        changed |= numerics
+    if changed:
+        raise ResumeError(
+            f"{where} belongs to a run with another configuration:\n{_rows(changed)}\n"
+            f"To continue that run, set these back{_or_say_so(changed, numerics)}. To start a new one, choose another "
+            f"{field}, for example:\n  {_folders_beside(run)}"
+        )
+
+
+def changes_to_say(stored: Any, run: SkyRLTrainConfig) -> str:
+    """What a run that goes on does otherwise than before, a line for each field; empty where that is nothing."""
+    before = cattrs.structure(stored, type(run))
+    places = ("trainer.resume_", "trainer.recover_")
+    changed = differences(before, run)
+    return _rows({path: values for path, values in changed.items() if not path.startswith(places)})
+
+
+def _or_say_so(changed: Mapping[str, Any], numerics: Mapping[str, Any]) -> str:
+    """The third way out, where it is one."""
+    return ", or go on with them by trainer.resume_with_changes=true" if changed.keys() == numerics.keys() else ""
+
+
+def _rows(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    return "\n".join(f"  {path}: {_short(old)} there, {_short(new)} here" for path, (old, new) in changed.items())
 
 
 def _folders_beside(run: SkyRLTrainConfig) -> str:

@@ -14,19 +14,19 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import cattrs
-
-from skyrl.checkpoint.store import Checkpoint, CheckpointStore
+from skyrl.checkpoint.storage import Disk
+from skyrl.checkpoint.store import Checkpoint
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.sizes import Model, grid_of, has_critic, has_reference
 from skyrl.data.cursor import PromptCursor
 from skyrl.data.prompts import PromptDataset, load_prompts
 from skyrl.errors import DataError
-from skyrl.experiments.claims import Claim
+from skyrl.experiments.claims import Claim, changes_to_say
 from skyrl.experiments.collaborators import engine_makers, parity_canary, start_processes, weight_road
 from skyrl.experiments.first_look import look_at_the_data, look_at_the_models, say
 from skyrl.experiments.resume import find_start
 from skyrl.experiments.run_folder import RunFolder
+from skyrl.experiments.saving import Saving, checkpoint_store
 from skyrl.experiments.steps_in_logs import StepsInLogs
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.remote_engine import RemoteEngine
@@ -43,7 +43,7 @@ from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.tracking.console import Console
 from skyrl.tracking.jsonlines import MetricsFile, sample_records
 from skyrl.tracking.timing import Clock, timed
-from skyrl.tracking.tracker import Tracker, Trackers
+from skyrl.tracking.tracker import LastMetrics, Tracker, Trackers
 from skyrl.training.advantage import advantage_estimator, critic_targets
 from skyrl.training.evaluation import Evaluation
 from skyrl.training.objective import policy_objective
@@ -51,11 +51,8 @@ from skyrl.training.shaping import reward_shaping
 from skyrl.training.time_sharing import Movable, TimeSharing, after
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
-from skyrl.tree import fingerprint, required
+from skyrl.tree import required
 from skyrl.weight_sync.publish import WeightSync
-
-_OF_CRITIC = "critic."
-"""Before the names of the critic's tensors in a checkpoint; those of the policy begin otherwise."""
 
 
 class BasePPOExp:
@@ -69,7 +66,10 @@ class BasePPOExp:
         self.cfg = cfg
         self.clock = Clock()
         self.folder = RunFolder(Path(required(cfg.trainer.run_path, "trainer.run_path")).expanduser().absolute())
-        self.checkpoints = CheckpointStore(Path(cfg.trainer.ckpt_path).expanduser(), cfg.trainer.max_ckpts_to_keep)
+        self.checkpoints = checkpoint_store(cfg.trainer)
+        self.is_another_try = False
+        """Has this command run it before, and did it fail? What that means is `trainer.recover_mode`'s business."""
+        self._last = LastMetrics()
         self._held = ExitStack()
 
     @classmethod
@@ -126,6 +126,13 @@ class BasePPOExp:
     @cached_property
     def time_sharing(self) -> TimeSharing:
         return self.get_time_sharing()
+
+    @cached_property
+    def saving(self) -> Saving:
+        """What writes and reads checkpoints of the models that learn."""
+        there = {"policy": self.policy, "critic": self.critic}
+        learners = {name: learner for name, learner in there.items() if learner is not None}
+        return Saving(self.cfg, self.checkpoints, learners, self.time_sharing)
 
     @cached_property
     def total_steps(self) -> int:
@@ -302,7 +309,7 @@ class BasePPOExp:
             for claim in claims:
                 claim.take()
                 self._held.callback(claim.release)
-            checkpoint = find_start(self.cfg, self.checkpoints, self.folder)
+            checkpoint = find_start(self.cfg, self.checkpoints, self.folder, again=self.is_another_try)
             for claim in claims:
                 claim.sign()
                 self._held.callback(self._keep_or_unsign, claim)
@@ -313,11 +320,10 @@ class BasePPOExp:
 
     def _claims(self) -> tuple[Claim, ...]:
         """Every folder that this run writes into, once."""
-        fields = {
-            self._exports: "trainer.export_path",
-            self.checkpoints.folder: "trainer.ckpt_path",
-            self.folder.path: "trainer.run_path",
-        }
+        fields = {self._exports: "trainer.export_path"}
+        if isinstance(self.checkpoints.storage, Disk):  # in an object store, each checkpoint is compared
+            fields[self.checkpoints.storage.path] = "trainer.ckpt_path"
+        fields[self.folder.path] = "trainer.run_path"
         return tuple(Claim(path, field, self.cfg) for path, field in fields.items())
 
     def _keep_or_unsign(self, claim: Claim) -> None:
@@ -327,7 +333,7 @@ class BasePPOExp:
 
     async def _go_on(self, checkpoint: Checkpoint | None, finished: bool) -> None:
         if checkpoint is not None:
-            await self._restore(checkpoint)
+            await self.saving.restore(checkpoint)
         if not finished:
             await self._train(checkpoint)
         await self._finish()
@@ -335,14 +341,22 @@ class BasePPOExp:
     async def _train(self, checkpoint: Checkpoint | None) -> None:
         await self.time_sharing.for_engines()  # which find the room that they start with
         first = checkpoint.step if checkpoint else 0
-        trainer = self.get_trainer(Trackers([self.get_tracker(first), StepsInLogs(self.processes, first)]))
+        others = [StepsInLogs(self.processes, first), self._last]
+        trainer = self.get_trainer(Trackers([self.get_tracker(first), *others]))
         if checkpoint is not None:
-            say(f"Going on after step {checkpoint.step}, from a checkpoint")
+            changes = changes_to_say(checkpoint.config, self.cfg)
+            say(f"Going on after step {checkpoint.step}, from a checkpoint{changes and ', with:'}")
+            if changes:
+                say(changes)
             trainer.load_state(dict(checkpoint.state["trainer"]))
         shutil.rmtree(self.folder.model, ignore_errors=True)  # of a run that is now made longer
         self.folder.forget_after(checkpoint.step if checkpoint else -1)
         try:
             await trainer.train()
+            await self.saving.finish()
+        except BaseException as error:
+            await self.saving.finish_after(error)
+            raise
         finally:
             trainer.tracker.close()
             await self.client.close()
@@ -353,31 +367,7 @@ class BasePPOExp:
         self.folder.draw_curve(f"{self.cfg.trainer.project_name} / {self.cfg.trainer.run_name}")
 
     async def _save(self, trainer: PPOTrainer, step: int) -> None:
-        await self.time_sharing.for_learning("policy")
-        tensors, numbers = await self.policy.state()
-        state = {"policy": numbers, "trainer": trainer.state()}
-        if self.critic:
-            await self.time_sharing.for_learning("critic")
-            of_critic, state["critic"] = await self.critic.state()
-            tensors = tensors | {_OF_CRITIC + name: tensor for name, tensor in of_critic.items()}
-        self.checkpoints.save(
-            Checkpoint(
-                step=step,
-                tensors=tensors,
-                state=state,
-                config=cattrs.unstructure(self.cfg),
-                fingerprint=fingerprint(self.cfg),
-            )
-        )
-
-    async def _restore(self, checkpoint: Checkpoint) -> None:
-        """Policy and critic as they were."""
-        tensors = checkpoint.tensors
-        own = {name: tensor for name, tensor in tensors.items() if not name.startswith(_OF_CRITIC)}
-        await self.policy.load_state(own, checkpoint.state["policy"])
-        if self.critic:
-            of_critic = {name.removeprefix(_OF_CRITIC): tensors[name] for name in tensors.keys() - own.keys()}
-            await self.critic.load_state(of_critic, checkpoint.state["critic"])
+        await self.saving.save(step, trainer.state(), self._last.metrics)
 
     async def _export(self, folder: Path) -> None:
         await self.time_sharing.for_learning("policy")

@@ -48,7 +48,11 @@ def the_task_can_be_imported(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def the_checkpoint_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A checkpoint that is named is there."""
     path = run.trainer.resume_path
-    if path and (why := _trouble(path) or (None if Path(path).expanduser().is_dir() else f"there is no folder {path}")):
+    if (
+        path
+        and "://" not in path
+        and (why := _trouble(path) or (None if Path(path).expanduser().is_dir() else f"there is no folder {path}"))
+    ):
         yield Problem(path="trainer.resume_path", message=why)
 
 

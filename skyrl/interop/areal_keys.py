@@ -113,10 +113,19 @@ def _least_new(value: Any) -> Becomes:
 
 
 def _recovery(value: Any) -> Becomes:
-    modes = {"disabled": "none", "auto": "latest", "on": "latest", "resume": "latest", "fault": "latest"}
+    modes = {
+        "disabled": "disabled",
+        "off": "disabled",
+        "auto": "auto",
+        "on": "auto",
+        "resume": "resume",
+        "fault": "fault",
+    }
+    if value is False or value is True:  # YAML 1.1 reads `off` and `on` so
+        value = "on" if value else "off"
     if value not in modes:
         return Becomes(refused=f"there is no way {value!r} to go on; there are: {', '.join(modes)}")
-    return Becomes(writes={"trainer.resume_mode": modes[value]})
+    return Becomes(writes={"trainer.recover_mode": modes[value]})
 
 
 def _wandb(value: Any) -> Becomes:
@@ -299,8 +308,8 @@ KEYS: dict[str, Entry] = {
     "exp_ctrl.*": later(_INTERVALS),
     "recover.mode": _recovery,
     "recover_mode": _recovery,
-    "recover.retries": later("starting a failed run again by itself", 0),
-    "recover_retries": later("starting a failed run again by itself", 0),
+    "recover.retries": goes_to("trainer.recover_retries"),
+    "recover_retries": goes_to("trainer.recover_retries"),
     "recover_after": later("starting a failed run again by itself"),
     "stats_logger.wandb.mode": _wandb,
     "wandb.mode": _wandb,

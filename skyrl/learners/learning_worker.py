@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -10,8 +11,12 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
+from skyrl.checkpoint.manifest import StoredFile
+from skyrl.checkpoint.pieces import Piece, TensorSource, write_pieces
+from skyrl.checkpoint.storage import Storage
+from skyrl.checkpoint.store import could_not_write, file_of_rank
 from skyrl.config import DeepSpeedConfig, FSDPConfig, OptimizerConfig, TrainerConfig
-from skyrl.errors import NonFiniteError
+from skyrl.errors import NonFiniteError, RunError
 from skyrl.learners.budget import micro_batches
 from skyrl.learners.forward import Reading
 from skyrl.learners.model_worker import ModelWorker
@@ -61,6 +66,7 @@ class LearningWorker(ModelWorker):
         self._train_rows = trainer.micro_train_batch_size_per_gpu
         self._max_skipped = optimizer.max_skipped_updates
         self._skipped = 0  # in a row
+        self._staged: list[Piece] = []
         if trainer.recompute_activations:
             recompute_activations(self.model, use_reentrant=trainer.gradient_checkpointing_use_reentrant)
         assert self.strategy.optimizer is not None
@@ -126,19 +132,36 @@ class LearningWorker(ModelWorker):
             for _ in weights:
                 pass
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything a resumed learner needs, under any strategy and on any number of ranks: whole tensors by name, on
-        rank 0 and nothing elsewhere, and numbers.
-        """
-        return self.strategy.state(), {"optimizer_steps": self.schedule.last_epoch}
+    def stage(self) -> tuple[dict[str, Any], int]:
+        """Copy what this rank is to store into host memory, where it stays as it is until `write_staged`.
 
-    def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Become the learner that `state()` described, bit for bit; only rank 0's `tensors` are read.
-
-        Raises `ResumeError` on every rank if they are not of this model.
+        The numbers that belong to it, and how many bytes its tensors have.
         """
-        self.strategy.load_state(tensors)
+        self._staged = [piece.copied() for piece in self.strategy.pieces()]
+        numbers = {"optimizer_steps": self.schedule.last_epoch, "skipped_in_a_row": self._skipped}
+        return numbers, sum(piece.numbers.nbytes for piece in self._staged)
+
+    async def write_staged(self, storage: Storage, folder: str) -> StoredFile:
+        """Write what was staged into the folder of a checkpoint, in a thread: this rank goes on meanwhile.
+
+        Raises `RunError` if the storage does not take it.
+        """
+        staged, self._staged = self._staged, []
+        name = file_of_rank(self._role, self.ranks.rank, self.ranks.size)
+        try:
+            return await asyncio.to_thread(write_pieces, staged, storage, folder, name)
+        except OSError as error:
+            need = sum(piece.numbers.nbytes for piece in staged)
+            raise RunError(could_not_write(storage, f"{storage.where}/{folder}/{name}", error, need)) from error
+
+    def load_state(self, source: TensorSource, numbers: Mapping[str, Any]) -> None:
+        """Become the learner that was staged, bit for bit, whatever its strategy and however many its ranks were.
+
+        Raises `ResumeError` on every rank if it is not of this model.
+        """
+        self.strategy.load_state(source)
         move_schedule(self.schedule, numbers["optimizer_steps"])
+        self._skipped = int(numbers["skipped_in_a_row"])
 
     def _why_to_stop(self, norm: float, sums: Metrics) -> str:
         parts = ", ".join(f"{name} {value:g}" for name, value in sums.items())

@@ -15,6 +15,8 @@ class Clock:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
+        self.total = 0.0
+        """Seconds of all steps of the run, those before it was resumed among them."""
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:

@@ -88,6 +88,8 @@ class PPOTrainer:
         self.clock = clock
         self.total_steps = total_steps
         self.version = 0
+        self.samples_seen = self.tokens_seen = 0
+        """Answers that were sampled for training since the beginning of the run, and their tokens."""
         self._save, self._export, self._on_samples = save, export, on_samples
         self._mini_batch = required(
             trainer_cfg.policy_mini_batch_size_in_samples, "trainer.policy_mini_batch_size_in_samples"
@@ -99,6 +101,7 @@ class PPOTrainer:
     async def step(self) -> Metrics:
         """One batch of prompts, from sampling to new weights in the engines (GRPO, arXiv:2402.03300, algorithm 1)."""
         groups = await self.rollouts.next_batch(self.version)  # x ~ data, y_1..y_n ~ pi_old, r_i = R(x, y_i)
+        self._count(groups)
         self._on_samples(self.version + 1, groups)
         batch = collate(groups)
         if self._needs_old_logprobs(batch):  # else pi_old is the policy itself, exactly
@@ -147,6 +150,7 @@ class PPOTrainer:
                 metrics = await self.step()
             self.version += 1
             metrics |= {"trainer/epoch": self.rollouts.epoch, "trainer/global_step": self.version}
+            metrics |= {"trainer/samples_seen": self.samples_seen, "trainer/tokens_seen": self.tokens_seen}
             if self._is_due(self._config.eval_interval):
                 metrics |= await self._evaluate()
             self.tracker.log(
@@ -174,14 +178,30 @@ class PPOTrainer:
 
     def _timings(self, metrics: Metrics) -> Metrics:
         timings = self.clock.take()
+        self.clock.total += timings["timing/step"]
+        timings |= {"timing/all_steps": self.clock.total}
         return timings | {"trainer/tokens_per_second": metrics["generate/num_tokens"] / timings["timing/step"]}
+
+    def _count(self, groups: Sequence[TrajectoryGroup]) -> None:
+        answers = [trajectory for group in groups for trajectory in group.trajectories]
+        self.samples_seen += len(answers)
+        self.tokens_seen += sum(len(answer.response_ids) for answer in answers)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores of the loop."""
-        return {"version": self.version, "rollouts": self.rollouts.state(), "rewards": self.shape.state()}
+        return {
+            "version": self.version,
+            "samples_seen": self.samples_seen,
+            "tokens_seen": self.tokens_seen,
+            "seconds": self.clock.total,
+            "rollouts": self.rollouts.state(),
+            "rewards": self.shape.state(),
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on after the step that `state` was taken at."""
         self.version = int(state["version"])
+        self.samples_seen, self.tokens_seen = int(state["samples_seen"]), int(state["tokens_seen"])
+        self.clock.total = float(state["seconds"])
         self.rollouts.load_state(state["rollouts"])
         self.shape.load_state(state["rewards"])
