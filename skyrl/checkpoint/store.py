@@ -193,8 +193,10 @@ class CheckpointStore:
         for damage in self.verify(newest, self._verify):
             raise RunError(f"{damage}, though it has just been saved: nothing older was deleted")
         for step in old:
-            with suppress(OSError):
+            try:
                 self._put_aside(step)
+            except OSError as error:
+                _log.warning("%s cannot be deleted, which is tried again later: %s", self._where(step), error)
 
     def _put_aside(self, step: int) -> None:
         """Delete a checkpoint in such an order that it never looks whole when it is not."""
@@ -270,6 +272,12 @@ def load_checkpoint(folder: Path | str, verify: Level = "digest") -> Checkpoint:
 def name_of(step: int) -> str:
     """Of a checkpoint's folder."""
     return f"global_step_{step}"
+
+
+def step_of(folder: str) -> int | None:
+    """The step whose checkpoint a folder of this name holds; None for any other name."""
+    name = _NAME.fullmatch(folder.rstrip("/").rpartition("/")[2])
+    return int(name[1]) if name else None
 
 
 def file_of_rank(model: str, rank: int = 0, size: int = 1) -> str:

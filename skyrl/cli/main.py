@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from skyrl import __version__
+from skyrl.cli.checkpoints import ckpt
 from skyrl.cli.config import config
 from skyrl.cli.plan import plan
 from skyrl.cli.templates import templates
@@ -86,6 +87,7 @@ def completion(shell: str) -> None:
         click.echo(kind(cli, {}, "skyrl", "_SKYRL_COMPLETE").source())
 
 
+cli.add_command(ckpt)
 cli.add_command(plan)
 cli.add_command(templates)
 

@@ -30,7 +30,7 @@ FILES = ("config.json", "manifest.json")
 
 
 def stored_form(run: SkyRLTrainConfig) -> dict[str, Any]:
-    """What goes into `config.json` and a manifest, of a resolved tree. No secret is in it: the tree holds references."""
+    """What goes into `config.json` and manifests, of a resolved tree. No secret is in it: the tree holds references."""
     return {
         "schema_version": SCHEMA_VERSION,
         "fingerprint": fingerprint(run),

@@ -113,14 +113,7 @@ def _least_new(value: Any) -> Becomes:
 
 
 def _recovery(value: Any) -> Becomes:
-    modes = {
-        "disabled": "disabled",
-        "off": "disabled",
-        "auto": "auto",
-        "on": "auto",
-        "resume": "resume",
-        "fault": "fault",
-    }
+    modes = {"off": "disabled", "on": "auto"} | {mode: mode for mode in ("disabled", "auto", "fault", "resume")}
     if value is False or value is True:  # YAML 1.1 reads `off` and `on` so
         value = "on" if value else "off"
     if value not in modes:

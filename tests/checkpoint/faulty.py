@@ -65,7 +65,7 @@ class Breaking:
                 attribute(*arguments)
                 return
             if isinstance(self._moment, int):
-                if name == "write":
+                if name == "write":  # the others are done or not
                     attribute(arguments[0], [torn(arguments[1], self._moment)])
             elif self._moment == "after":
                 attribute(*arguments)

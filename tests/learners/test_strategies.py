@@ -14,6 +14,8 @@ from attrs import evolve
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
+from skyrl.checkpoint.pieces import Piece, StoredTensors, write_pieces
+from skyrl.checkpoint.storage import Disk
 from skyrl.config import MixedPrecisionConfig, TrainerConfig
 from skyrl.errors import ModelError, NonFiniteError, ResumeError
 from skyrl.learners.group import LearnerGroup, ScorerGroup
@@ -124,6 +126,23 @@ async def weights_of(learner: LearnerGroup[PolicyWorker]) -> dict[str, Tensor]:
     return await learner.stream(copies)
 
 
+async def stored(learner: LearnerGroup[PolicyWorker], folder: Path) -> tuple[StoredTensors, dict[str, Any]]:
+    """The learner's state, out of the files that its ranks wrote."""
+    numbers, size = await learner.stage()
+    files = await learner.write_staged(Disk(folder), "saved")
+    tensors = StoredTensors(Disk(folder), "saved", tuple(file.name for file in files))
+    assert size == sum(tensor.nbytes for tensor in tensors.values()), "each number is stored once"
+    assert len(files) == len(learner.ranks)
+    return tensors, numbers
+
+
+def changed_state(tensors: StoredTensors, name: str, changes: dict[str, Tensor | None]) -> StoredTensors:
+    """The same in one file, with other tensors, and without those that are None."""
+    kept = {each: tensor for each, tensor in (dict(tensors) | changes).items() if tensor is not None}
+    pieces = [Piece.whole(each, tensor) for each, tensor in kept.items()]
+    return StoredTensors(tensors.storage, "saved", (write_pieces(pieces, tensors.storage, "saved", name).name,))
+
+
 def copies(weights: Any) -> dict[str, Tensor]:
     return {name: weight.clone() for name, weight in weights}
 
@@ -195,6 +214,8 @@ async def test_rows_that_do_not_divide_and_ranks_without_a_token_change_nothing(
     [
         ("FSDP2 on 2 ranks", None),
         ("FSDP2 on 2 ranks", "FSDP2 on 4 ranks"),
+        ("FSDP2 hybrid 2x2", None),
+        ("ZeRO-1 on 2 ranks", "FSDP2 on 4 ranks"),
         ("FSDP2 on 2 ranks", "ZeRO-0 on 2 ranks"),
         ("FSDP2 on 2 ranks", "ZeRO-2 on 2 ranks"),
         ("FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"),
@@ -203,13 +224,13 @@ async def test_rows_that_do_not_divide_and_ranks_without_a_token_change_nothing(
         ("ZeRO-0 on 2 ranks", "FSDP2 hybrid 2x2"),
     ],
 )
-async def test_a_state_goes_on_under_another_strategy(
-    saved: str, loaded: str | None, spread: Spread, alone: Course
+async def test_a_state_goes_on_under_another_strategy_and_on_other_ranks(
+    saved: str, loaded: str | None, spread: Spread, alone: Course, tmp_path: Path
 ) -> None:
     first = spread.policy(*WAYS[saved])
     for step in range(3):
         await first.update(mini_batch(step))
-    tensors, numbers = await first.state()
+    tensors, numbers = await stored(first, tmp_path)
     second = spread.policy(*(WAYS[loaded] if loaded else ({}, 1)))
     await second.update(mini_batch(9))  # what is there before is replaced
     await second.load_state(tensors, numbers)
@@ -219,9 +240,11 @@ async def test_a_state_goes_on_under_another_strategy(
 
 
 @pytest.mark.parametrize("name", ["FSDP2 on 2 ranks", "ZeRO-2 on 2 ranks", "ZeRO-3 on 2 ranks"])
-async def test_a_state_from_before_the_first_step_forgets_later_ones(name: str, spread: Spread, alone: Course) -> None:
+async def test_a_state_from_before_the_first_step_forgets_later_ones(
+    name: str, spread: Spread, alone: Course, tmp_path: Path
+) -> None:
     learner = spread.policy(*WAYS[name])
-    tensors, numbers = await learner.state()
+    tensors, numbers = await stored(learner, tmp_path)
     assert not any(name.startswith("optimizer.") for name in tensors)
     await learner.update(mini_batch(9))
     await learner.load_state(tensors, numbers)
@@ -230,15 +253,15 @@ async def test_a_state_from_before_the_first_step_forgets_later_ones(name: str, 
 
 
 @pytest.mark.parametrize("name", ["FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"])
-async def test_the_state_of_another_model_is_refused(name: str, spread: Spread) -> None:
+async def test_the_state_of_another_model_is_refused(name: str, spread: Spread, tmp_path: Path) -> None:
     learner = spread.policy(*WAYS[name])
-    tensors, numbers = await learner.state()
-    by_number = {"optimizer.0.exp_avg": torch.zeros(3)}
+    tensors, numbers = await stored(learner, tmp_path)
+    by_number = changed_state(tensors, "more", {"optimizer.0.exp_avg": torch.zeros(3)})
     with pytest.raises(ResumeError, match="it has optimizer state of '0'"):
-        await learner.load_state(tensors | by_number, numbers)
-    del tensors["model.model.norm.weight"]
+        await learner.load_state(by_number, numbers)
+    without = changed_state(tensors, "less", {"model.model.norm.weight": None})
     with pytest.raises(ResumeError, match=r"for model\.norm\.weight, of shape \(32,\), it holds nothing"):
-        await learner.load_state(tensors, numbers)
+        await learner.load_state(without, numbers)
 
 
 @pytest.mark.parametrize("name", ["one process", *WAYS])
