@@ -308,6 +308,17 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"trainer.resume_mode": "from_path"}, "trainer.resume_path"),
         ({"trainer.resume_path": "ckpts/global_step_1"}, "trainer.resume_path"),
     ],
+    "recovery_and_resuming_agree": [
+        (
+            {"trainer.recover_mode": mode, "trainer.resume_mode": "from_path", "trainer.resume_path": "global_step_1"},
+            path,
+        )
+        for mode, path in (("auto", "trainer.recover_mode"), ("fault", "trainer.recover_mode"))
+    ]
+    + [({"trainer.recover_mode": "resume", "trainer.resume_mode": "none"}, "trainer.recover_mode")],
+    "the_best_checkpoints_have_a_measure": [
+        ({"trainer.ckpt_keep_best": 2, "trainer.max_ckpts_to_keep": 1}, "trainer.ckpt_best_metric")
+    ],
     "one_process_has_one_rank": [
         ({"trainer.placement.executor": "in_process", path: 2}, path)
         for path in (
@@ -447,6 +458,12 @@ SILENT: dict[str, dict[str, Any]] = {
     "a_batch_at_once_is_in_flight_at_once": {"generator.max_trajectories_in_flight": 8},
     "several_turns_have_room": TURNS,
     "a_resumed_run_has_a_path": {"trainer.resume_mode": "from_path", "trainer.resume_path": "ckpts/global_step_1"},
+    "recovery_and_resuming_agree": {"trainer.recover_mode": "disabled", "trainer.resume_mode": "none"},
+    "the_best_checkpoints_have_a_measure": {
+        "trainer.ckpt_keep_best": 2,
+        "trainer.max_ckpts_to_keep": 1,
+        "trainer.ckpt_best_metric": "eval/all/avg_score",
+    },
     "one_process_has_one_rank": {"trainer.placement.policy_num_nodes": 2},
     "repeatable_runs_are_promised_on_a_cpu": {"trainer.deterministic": True},
     "nccl_is_vllms": {**VLLM, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"},
