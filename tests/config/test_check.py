@@ -310,10 +310,14 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "recovery_and_resuming_agree": [
         (
-            {"trainer.recover_mode": mode, "trainer.resume_mode": "from_path", "trainer.resume_path": "global_step_1"},
-            path,
+            {
+                "trainer.recover_mode": mode,
+                "trainer.resume_mode": "from_path",
+                "trainer.resume_path": "ckpts/global_step_1",
+            },
+            "trainer.recover_mode",
         )
-        for mode, path in (("auto", "trainer.recover_mode"), ("fault", "trainer.recover_mode"))
+        for mode in ("auto", "fault")
     ]
     + [({"trainer.recover_mode": "resume", "trainer.resume_mode": "none"}, "trainer.recover_mode")],
     "the_best_checkpoints_have_a_measure": [
