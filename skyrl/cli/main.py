@@ -15,6 +15,7 @@ from skyrl import __version__
 from skyrl.cli.checkpoints import ckpt
 from skyrl.cli.config import config
 from skyrl.cli.plan import plan
+from skyrl.cli.replay import bisect, replay
 from skyrl.cli.templates import templates
 from skyrl.cli.words import STRICT, WORDS, compose_words
 from skyrl.errors import SkyRLError
@@ -90,6 +91,8 @@ def completion(shell: str) -> None:
 cli.add_command(ckpt)
 cli.add_command(plan)
 cli.add_command(templates)
+cli.add_command(replay)
+cli.add_command(bisect)
 
 
 cli.add_command(config)

@@ -20,6 +20,7 @@ from skyrl.config.check_rollouts import ROLLOUT_CHECKS
 from skyrl.config.effects import evaluates, without_effect
 from skyrl.config.not_yet import NOT_YET, VALUES_NOT_YET
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import samples
 from skyrl.errors import Problem
 from skyrl.tree.origins import Origins
 from skyrl.tree.rules import Check, find_problems
@@ -42,15 +43,25 @@ def the_policy_has_a_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def there_is_data_to_train_on(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """At least one source of prompts."""
-    if not run.data.train_data:
+    if not run.data.train_data and samples(run):
         yield Problem(path="data.train_data", message="the list is empty", hint="name at least one file of prompts")
 
 
 def evaluation_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """An evaluation that is asked for has prompts."""
-    if evaluates(run) and not run.data.val_data:
+    if evaluates(run) and samples(run) and not run.data.val_data:
         hint = "name a file, or set trainer.eval_before_train = false and trainer.eval_interval = -1"
         yield Problem(path="data.val_data", message="evaluation is on but the list is empty", hint=hint)
+
+
+def recorded_samples_evaluate_nothing(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Evaluation samples, and a run that is fed from a recording has no engine to sample with."""
+    if evaluates(run) and not samples(run):
+        yield Problem(
+            path="trainer.rollouts_from",
+            message="a run that is fed from a recording has no engine, and evaluation is on",
+            hint="set trainer.eval_before_train = false and trainer.eval_interval = -1",
+        )
 
 
 def several_evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -178,6 +189,7 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     the_policy_has_a_model,
     there_is_data_to_train_on,
     evaluation_has_data,
+    recorded_samples_evaluate_nothing,
     several_evaluation_samples_differ,
     no_source_is_named_twice,
     the_schedule_needs_no_settings,

@@ -234,6 +234,15 @@ class TrainerConfig:
     logger: Tracker | tuple[Tracker, ...] = field(default="wandb", metadata=FREE)
     """Where metrics go besides the run's folder: one tracker, or a list of them."""
 
+    recording: Literal["off", "jsonl", "jsonl.gz"] = field(default="off", metadata=FREE)
+    """Keep every batch and what came of it below `run_path`, exactly: for `skyrl replay`, `skyrl bisect` and
+    `rollouts_from`. About 60 bytes for each token of a batch in jsonl, 25 in jsonl.gz, and a digest of each weight; all
+    weights are gathered once more in each step. off: samples for people alone."""
+
+    rollouts_from: str | None = field(default=None, metadata=IDENTITY)
+    """Folder of a run with a recording, whose batches are trained on: no engine is started and nothing is sampled. None:
+    the policy samples."""
+
     dump_data_batch: bool = field(default=False, metadata=FREE)
     """Write every training batch below `export_path`, for debugging."""
 

@@ -24,6 +24,7 @@ from skyrl.errors import DataError
 from skyrl.experiments.claims import Claim, changes_to_say
 from skyrl.experiments.collaborators import engine_makers, parity_canary, start_processes, weight_road
 from skyrl.experiments.first_look import look_at_the_data, look_at_the_models, say
+from skyrl.experiments.recorded import NoEngines, RecordedRollouts, RecordedRun, made_with
 from skyrl.experiments.resume import find_start
 from skyrl.experiments.run_folder import RunFolder
 from skyrl.experiments.saving import Saving, checkpoint_store
@@ -48,6 +49,7 @@ from skyrl.training.advantage import advantage_estimator, critic_targets
 from skyrl.training.evaluation import Evaluation
 from skyrl.training.objective import policy_objective
 from skyrl.training.shaping import reward_shaping
+from skyrl.training.step_trace import Digests, StepTrace, weight_digests
 from skyrl.training.time_sharing import Movable, TimeSharing, after
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
@@ -135,9 +137,17 @@ class BasePPOExp:
         return Saving(self.cfg, self.checkpoints, learners, self.time_sharing)
 
     @cached_property
+    def recorded(self) -> RecordedRun | None:
+        """The run whose samples this one is trained on, in place of engines; usually there is none."""
+        source = self.cfg.trainer.rollouts_from
+        return RecordedRun(Path(source).expanduser()) if source else None
+
+    @cached_property
     def total_steps(self) -> int:
-        """Batches in all epochs, at most `max_training_steps`."""
+        """Batches in all epochs, at most `max_training_steps`; those of the recording, where there is one."""
         trainer = self.cfg.trainer
+        if self.recorded:
+            return self.recorded.total_steps(at_most=trainer.max_training_steps)
         steps = trainer.epochs * (len(self.train_dataset) // trainer.train_batch_size)
         return steps if trainer.max_training_steps is None else min(steps, trainer.max_training_steps)
 
@@ -229,7 +239,7 @@ class BasePPOExp:
         share = placement.colocate_all or (placement.colocate_policy_ref and len(models) > 1)
         return TimeSharing(
             models if share else {},
-            (lambda: self.client) if placement.colocate_all else None,
+            (lambda: self.client) if placement.colocate_all and not self.recorded else None,
             keep_optimizers=[
                 name
                 for name, of_model in (("policy", self.cfg.trainer.policy), ("critic", self.cfg.trainer.critic))
@@ -237,8 +247,10 @@ class BasePPOExp:
             ],
         )
 
-    def get_weight_sync(self) -> WeightSync:
-        """The road from the policy to the engines."""
+    def get_weight_sync(self) -> WeightSync | NoEngines:
+        """The road from the policy to the engines, where there are any."""
+        if self.recorded:
+            return NoEngines()
         prompts = [prompt.token_ids for prompt in self.train_dataset.prompts]
         road = weight_road(self.cfg, self.rendezvous, self.folder.path / "weights")
         return WeightSync(self.policy, self.client, road, parity_canary(self.cfg, prompts))
@@ -246,6 +258,8 @@ class BasePPOExp:
     def get_rollouts(self) -> Rollouts:
         """What `next_batch` is asked of."""
         trainer = self.cfg.trainer
+        if self.recorded:
+            return RecordedRollouts(self.recorded.recording, trainer.train_batch_size)
         cursor = PromptCursor(self.train_dataset.prompts, trainer.train_batch_size, trainer.seed)
         return SynchronousRollouts(cursor, self.generator, self.cfg.generator, trainer.algorithm, seed=trainer.seed)
 
@@ -300,11 +314,22 @@ class BasePPOExp:
         )
         return trainer
 
+    def learner_digests(self) -> dict[str, Digests]:
+        """For each learner, how to ask for the digests of its weights, when its turn has come."""
+        turns = self.time_sharing
+        learners = {"policy": self.policy, "critic": self.critic}
+        return {
+            name: partial(after(learner, stream=partial(turns.for_scoring, name)).stream, weight_digests)
+            for name, learner in learners.items()
+            if learner is not None
+        }
+
     def run(self) -> bool:
         """Train to the end; False if an earlier session had already done so. What was saved stays, whatever happens."""
         with self._held:
-            look_at_the_data(self.cfg, self.train_dataset, self.eval_dataset)
-            look_at_the_models(self.cfg, self.tokenizer, self.train_dataset, self.eval_dataset)
+            if not self.recorded:  # what was recorded was looked at then
+                look_at_the_data(self.cfg, self.train_dataset, self.eval_dataset)
+                look_at_the_models(self.cfg, self.tokenizer, self.train_dataset, self.eval_dataset)
             claims = self._claims()
             for claim in claims:
                 claim.take()
@@ -351,6 +376,10 @@ class BasePPOExp:
             trainer.load_state(dict(checkpoint.state["trainer"]))
         shutil.rmtree(self.folder.model, ignore_errors=True)  # of a run that is now made longer
         self.folder.forget_after(checkpoint.step if checkpoint else -1)
+        if self.cfg.trainer.recording != "off":
+            recording = self.folder.recording(compress=self.cfg.trainer.recording == "jsonl.gz")
+            recording.begin({"total_steps": self.total_steps, "made_with": made_with()})
+            StepTrace(recording, self.learner_digests()).watch(trainer)
         try:
             await trainer.train()
             await self.saving.finish()
@@ -359,7 +388,8 @@ class BasePPOExp:
             raise
         finally:
             trainer.tracker.close()
-            await self.client.close()
+            if not self.recorded:
+                await self.client.close()
 
     async def _finish(self) -> None:
         """What a run leaves: the model, and a picture of how it came about."""

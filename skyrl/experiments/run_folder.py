@@ -2,7 +2,8 @@
 
     config.json           the resolved configuration, and its fingerprint
     metrics.jsonl         one line for each step
-    trajectories.jsonl    sampled answers with their rewards
+    trajectories.jsonl    sampled answers with their rewards, for people
+    recording/            every step exactly, where trainer.recording asks for it: `skyrl.tracking.recording`
     reward_curve.png
     model/                the trained model in Hugging Face format
     logs/                 of processes other than the command's own: one file for each
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from skyrl.tracking.curve import draw_reward_curve
 from skyrl.tracking.jsonlines import JsonLines
+from skyrl.tracking.recording import FOLDER, Recording
 
 
 class RunFolder:
@@ -27,10 +29,15 @@ class RunFolder:
         self.trajectories = JsonLines(path / "trajectories.jsonl")
         self.model = path / "model"
 
+    def recording(self, *, compress: bool = False) -> Recording:
+        """The recording, which may not be there; `compress` is for what is written."""
+        return Recording(self.path / FOLDER, compress=compress)
+
     def forget_after(self, step: int) -> None:
         """Drop what was recorded of later steps, which will happen again."""
         self.metrics.forget_after(step)
         self.trajectories.forget_after(step)
+        self.recording().forget_after(step)
 
     def draw_curve(self, title: str) -> None:
         """Draw `reward_curve.png` from the metrics."""
