@@ -14,6 +14,7 @@ import click
 from skyrl import __version__
 from skyrl.cli.checkpoints import ckpt
 from skyrl.cli.config import config
+from skyrl.cli.export import export
 from skyrl.cli.plan import plan
 from skyrl.cli.replay import bisect, replay
 from skyrl.cli.templates import templates
@@ -91,6 +92,7 @@ def completion(shell: str) -> None:
 cli.add_command(ckpt)
 cli.add_command(plan)
 cli.add_command(templates)
+cli.add_command(export)
 cli.add_command(replay)
 cli.add_command(bisect)
 

@@ -12,7 +12,7 @@ from skyrl.config.effects_algorithm import ALGORITHM_EFFECTS
 from skyrl.config.engines import VLLM_ONLY
 from skyrl.config.resolve import RULES
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray
+from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray, samples
 from skyrl.errors import Problem
 from skyrl.tree import differences
 from skyrl.tree.origins import Origin, Origins, place_of, was_written
@@ -63,6 +63,10 @@ def _hands_over_by_ipc(run: SkyRLTrainConfig) -> bool:
     return on_ray(run) and by_nccl and run.trainer.placement.colocate_all
 
 
+def _never(run: SkyRLTrainConfig) -> bool:
+    return False
+
+
 def _counts_rows(run: SkyRLTrainConfig) -> bool:
     return run.trainer.max_tokens_per_microbatch == -1
 
@@ -104,6 +108,16 @@ EFFECTS: tuple[Effect, ...] = (
     ),
     Effect("trainer.ref.deepspeed_config", "the strategy is deepspeed", _strategy_is("deepspeed")),
     Effect("trainer.policy.model.lora", "lora.rank is above 0", lambda run: run.trainer.policy.model.lora.rank > 0),
+    Effect(
+        "trainer.critic.model.lora",
+        "there is a critic and lora.rank is above 0",
+        lambda run: has_critic(run) and run.trainer.critic.model.lora.rank > 0,
+    ),
+    *(
+        Effect(f"trainer.{model}.model.lora.lora_sync_path", "adapters travel on their own (they are merged)", _never)
+        for model in ("policy", "critic")
+    ),
+    Effect("generator.inference_engine", "the policy samples (trainer.rollouts_from is none)", samples),
     *(
         Effect(f"trainer.placement.{name}", "the run is on Ray or the device is cuda", _has_devices_to_share)
         for name in ("colocate_all", "colocate_policy_ref")
@@ -168,7 +182,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.eval_batch_size", "evaluation is on", evaluates),
     Effect("generator.eval_sampling_params", "evaluation is on", evaluates),
     Effect("generator.eval_n_samples_per_prompt", "evaluation is on", evaluates),
-    Effect("trainer.fully_async", "training is asynchronous", lambda run: False),
+    Effect("trainer.fully_async", "training is asynchronous", _never),
     *(
         Effect(f"generator.{name}", "there are several turns (generator.max_turns is above 1)", _has_turns)
         for name in ("use_conversation_multi_turn", "append_eos_token_after_stop_str_in_multi_turn")

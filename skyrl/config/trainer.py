@@ -62,7 +62,8 @@ class TrainerConfig:
     """Generation and training at the same time."""
 
     seed: int = field(default=42, validator=non_negative, metadata=IDENTITY)
-    """Every random choice follows from it: the order of prompts, and every token that is sampled. Dropout is off."""
+    """Every random choice follows from it: the order of prompts, every token that is sampled, and how an adapter
+    starts and drops. Other dropout is off."""
 
     deterministic: bool = False
     """Two runs of this configuration on the same machine give the same bits: deterministic kernels in the learners, and
@@ -240,8 +241,8 @@ class TrainerConfig:
     weights are gathered once more in each step. off: samples for people alone."""
 
     rollouts_from: str | None = field(default=None, metadata=IDENTITY)
-    """Folder of a run with a recording, whose batches are trained on: no engine is started and nothing is sampled. None:
-    the policy samples."""
+    """Folder of a run with a recording, whose batches are trained on: no engine is started, nothing is sampled, and
+    `max_training_steps` alone may shorten it. None: the policy samples."""
 
     dump_data_batch: bool = field(default=False, metadata=FREE)
     """Write every training batch below `export_path`, for debugging."""

@@ -164,7 +164,7 @@ def _is_token(one: Any, other: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return bool(one == other or (one != one and other != other))  # noqa: PLR0124 - NaN
+    return bool(one == other or (one != one and other != other))
 
 
 def _there(tensor: Tensor | None) -> str:

@@ -37,7 +37,7 @@ from skyrl.learners.ranks import Ranks, Rendezvous
 from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
 from skyrl.models.loading import load_tokenizer
-from skyrl.models.storing import Export
+from skyrl.models.storing import AdapterExport, Export
 from skyrl.processes.handles import Processes
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
@@ -403,6 +403,10 @@ class BasePPOExp:
         await self.time_sharing.for_learning("policy")
         fast = not self.cfg.trainer.disable_fast_tokenizer
         await self.policy.stream(Export(like=self._model_path, use_fast_tokenizer=fast, folder=folder))
+        lora = self.cfg.trainer.policy.model.lora
+        if lora.rank:
+            adapter = AdapterExport(like=self._model_path, lora=lora, folder=folder.with_name("adapter"))
+            await self.policy.stream(adapter, adapter=True)
 
     def _ranks(self, role: Model) -> tuple[Ranks, ...]:
         """The ranks of a role; one alone meets nobody."""

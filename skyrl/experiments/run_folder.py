@@ -6,6 +6,7 @@
     recording/            every step exactly, where trainer.recording asks for it: `skyrl.tracking.recording`
     reward_curve.png
     model/                the trained model in Hugging Face format
+    adapter/              with LoRA: the adapter alone, as PEFT stores it; model/ has it merged
     logs/                 of processes other than the command's own: one file for each
 
 A record of a step is written before the step's checkpoint, so that a run that resumes can cut both files back to it.
@@ -28,6 +29,7 @@ class RunFolder:
         self.metrics = JsonLines(path / "metrics.jsonl")
         self.trajectories = JsonLines(path / "trajectories.jsonl")
         self.model = path / "model"
+        self.adapter = path / "adapter"
 
     def recording(self, *, compress: bool = False) -> Recording:
         """The recording, which may not be there; `compress` is for what is written."""

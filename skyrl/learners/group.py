@@ -90,12 +90,16 @@ class LearnerGroup(ScorerGroup[L]):
         """Become what was staged, by whatever strategy and number of ranks. Raises `ResumeError`."""
         await self.ranks.call(LearningWorker.load_state, source, numbers)
 
-    async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False) -> R:
+    async def stream(
+        self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False, adapter: bool = False
+    ) -> R:
         """What `consume`, which can be pickled, makes of the whole weights, one at a time, in the process of rank 0.
 
-        With `everywhere` it is given all of them on every rank.
+        With `everywhere` it is given all of them on every rank; with `adapter`, those of the adapter alone.
         """
-        results: list[Any] = await self.ranks.call(LearningWorker.stream, consume, everywhere=everywhere)
+        results: list[Any] = await self.ranks.call(
+            LearningWorker.stream, consume, everywhere=everywhere, adapter=adapter
+        )
         result: R = results[0]
         return result
 

@@ -15,7 +15,7 @@ from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.pieces import Piece, TensorSource, write_pieces
 from skyrl.checkpoint.storage import Storage
 from skyrl.checkpoint.store import could_not_write, file_of_rank
-from skyrl.config import DeepSpeedConfig, FSDPConfig, OptimizerConfig, TrainerConfig
+from skyrl.config import DeepSpeedConfig, FSDPConfig, OptimizerConfig, SkyRLLoraConfig, TrainerConfig
 from skyrl.errors import NonFiniteError, RunError
 from skyrl.learners.budget import micro_batches
 from skyrl.learners.forward import Reading
@@ -25,6 +25,7 @@ from skyrl.learners.ranks import Ranks
 from skyrl.learners.schedule import learning_rate_schedule, move_schedule, recompute_activations
 from skyrl.learners.strategy import ModelSource
 from skyrl.learners.totals import Metrics, Moments, Totals, added
+from skyrl.models.lora import adapter_alone, dropping, merged, merged_shapes
 
 R = TypeVar("R")
 
@@ -56,6 +57,7 @@ class LearningWorker(ModelWorker):
         *,
         role: str,
         objective: Objective,
+        lora: SkyRLLoraConfig,
         optimizer: OptimizerConfig,
         num_training_steps: int | None,
         mover: Mover | None,
@@ -63,6 +65,7 @@ class LearningWorker(ModelWorker):
         super().__init__(trainer, source, read, sharding, ranks, optimizer=optimizer, mover=mover)
         self.objective = objective
         self._role = role
+        self._lora, self._seed = lora, trainer.seed
         self._train_rows = trainer.micro_train_batch_size_per_gpu
         self._max_skipped = optimizer.max_skipped_updates
         self._skipped = 0  # in a row
@@ -84,6 +87,10 @@ class LearningWorker(ModelWorker):
 
     async def update_share(self, batch: TrainingBatch) -> Totals:
         """The same, together with the other ranks: `batch` is this rank's rows of a mini-batch that was weighed."""
+        with dropping(self.model, self._lora, hash((self._seed, self.schedule.last_epoch, self.ranks.rank))):
+            return self._step(batch)
+
+    def _step(self, batch: TrainingBatch) -> Totals:
         sums: Metrics = {}
         seen: dict[str, Moments] = {}
         cut = [micro for _, micro in micro_batches(batch, self._train_rows)]
@@ -112,20 +119,29 @@ class LearningWorker(ModelWorker):
         return Totals(sums=sums, moments=seen, shared=shared)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and value of every weight, tied ones once, in the order and under the names of the stored model.
+        """Name and value of every weight, tied ones once, in the order and under the names of the stored model; those of
+        an adapter are merged into them.
 
         With several ranks all of them must go through it together, and a value holds until the next is asked for.
         """
-        return self.strategy.gather()
+        return merged(self.strategy.gather(), self._lora)
+
+    def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
+        shapes = merged_shapes(iter(self.strategy.named_shapes().items()))
+        return [(name, tuple(each.shape), str(each.dtype).removeprefix("torch.")) for name, each in shapes]
 
     async def stream(
-        self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False
+        self,
+        consume: Callable[[Iterator[tuple[str, Tensor]]], R],
+        *,
+        everywhere: bool = False,
+        adapter: bool = False,
     ) -> R | None:
         """Hand the whole weights, one at a time, to `consume` on rank 0, or on all; what it returns, None elsewhere.
 
-        All ranks take part in gathering each weight, to the last one, also where `consume` fails or stops early.
+        With `adapter` it gets the tensors of the adapter alone, as PEFT names them. All ranks take part in gathering each weight, to the last one, also where `consume` fails or stops early.
         """
-        weights = self.strategy.gather()
+        weights = adapter_alone(self.strategy.gather()) if adapter else self.weights()
         try:
             return consume(weights) if everywhere or self.ranks.rank == 0 else None
         finally:

@@ -1,8 +1,8 @@
 """Groups of trajectories as JSON that gives them back exactly, and what JSON has no word for under a word of ours.
 
-A group is the object that its class describes, field by field: `{"prompt": {...}, "trajectories": [...], "baseline":
-null}`. Floats are written so that they come back bit for bit; those that are not finite are the strings `nan`, `inf` and
-`-inf`. In a prompt's `extras`, which hold whatever a dataset has, other types are objects of one key: `{"$bytes": "..."}`.
+A group is the object that its class describes, field by field: `{"prompt": {...}, "trajectories": [...], ...}`. Floats
+are written so that they come back bit for bit; those that are not finite are the strings `nan`, `inf` and `-inf`. In a
+prompt's `extras`, which hold whatever a dataset has, other types are objects of one key: `{"$bytes": "..."}`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.pieces import Piece, StoredTensors, write_pieces
 from skyrl.checkpoint.storage import Disk
-from skyrl.config import MixedPrecisionConfig, TrainerConfig
+from skyrl.config import MixedPrecisionConfig, SkyRLLoraConfig, TrainerConfig
 from skyrl.errors import ModelError, NonFiniteError, ResumeError
 from skyrl.learners.group import LearnerGroup, ScorerGroup
 from skyrl.learners.regression import ReturnRegression
@@ -354,3 +354,21 @@ async def test_metadata_are_what_is_streamed(spread: Spread) -> None:
         streamed = await weights_of(learner)
         expected = [(name, tuple(weight.shape), "float32") for name, weight in streamed.items()]
         assert await learner.metadata() == expected
+
+
+ADAPTER = {"policy.model.lora": SkyRLLoraConfig(rank=4, alpha=8)}
+
+
+@pytest.mark.parametrize("name", ["FSDP2 on 2 ranks", "FSDP2 hybrid 2x2", "ZeRO-2 on 2 ranks", "ZeRO-3 on 2 ranks"])
+async def test_an_adapter_learns_alike_however_its_model_is_spread(name: str, spread: Spread) -> None:
+    changes, ranks = WAYS[name]
+    one, other = spread.policy(ADAPTER, 1), spread.policy(changes | ADAPTER, ranks)
+    before = await weights_of(one)
+    for step in range(3):
+        assert_same_numbers(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+    merged = await weights_of(one)
+    assert_same_weights(merged, await weights_of(other))
+    assert [name for name, *_ in await other.metadata()] == list(merged)
+    assert not torch.equal(merged["model.layers.0.mlp.up_proj.weight"], before["model.layers.0.mlp.up_proj.weight"])
+    assert torch.equal(merged["model.norm.weight"], before["model.norm.weight"])
+    assert_same_weights(await one.stream(copies, adapter=True), await other.stream(copies, adapter=True))
