@@ -29,7 +29,7 @@ def export(
 ) -> tuple[int, Path]:
     """Store the policy of a checkpoint, the newest unless `step` names another. Which step it was, and the folder.
 
-    The model is stored as transformers does, an adapter merged into it; with `adapter`, the adapter alone, as PEFT does.
+    The model is stored as transformers does, an adapter merged into it; with `adapter`, that alone, as PEFT does.
     Without `to` it goes where the run itself exports to. Raises `ResumeError` for a checkpoint that is not there or is
     damaged, `UserError` for the adapter of a run without one, `RunError` if the disk does not take it.
     """

@@ -119,8 +119,8 @@ class LearningWorker(ModelWorker):
         return Totals(sums=sums, moments=seen, shared=shared)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and value of every weight, tied ones once, in the order and under the names of the stored model; those of
-        an adapter are merged into them.
+        """Name and value of every weight, tied ones once, under the names of the stored model; an adapter is merged
+        into the weights that it is for.
 
         With several ranks all of them must go through it together, and a value holds until the next is asked for.
         """
@@ -139,7 +139,8 @@ class LearningWorker(ModelWorker):
     ) -> R | None:
         """Hand the whole weights, one at a time, to `consume` on rank 0, or on all; what it returns, None elsewhere.
 
-        With `adapter` it gets the tensors of the adapter alone, as PEFT names them. All ranks take part in gathering each weight, to the last one, also where `consume` fails or stops early.
+        With `adapter` it gets the tensors of the adapter alone, as PEFT names them. All ranks take part in gathering
+        each weight, to the last one, also where `consume` fails or stops early.
         """
         weights = adapter_alone(self.strategy.gather()) if adapter else self.weights()
         try:

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, arXiv:2106.09685): put into a model, merged into its weights for others, stored as PEFT does.
+"""Low-rank adapters (LoRA, arXiv:2106.09685): put into a model, merged into its weights for others, stored as by PEFT.
 
 PEFT's layers stand in the place of the linear layers that they adapt; the model keeps its class. In its state dict the
 weight of such a layer `X` has three names:
