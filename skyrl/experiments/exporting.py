@@ -8,7 +8,7 @@ from pathlib import Path
 import cattrs
 from torch import Tensor
 
-from skyrl.checkpoint.store import Checkpoint, CheckpointStore, load_checkpoint
+from skyrl.checkpoint.store import Checkpoint, CheckpointStore
 from skyrl.config import SkyRLTrainConfig
 from skyrl.errors import ResumeError, UserError
 from skyrl.experiments.replay import stored_run
@@ -16,7 +16,8 @@ from skyrl.models.lora import adapter_alone, merged
 from skyrl.models.storing import AdapterExport, Export
 from skyrl.tree import required
 
-_POLICY, _OTHERS = "model.", ("optimizer.", "critic.")
+_WEIGHTS = "model."
+"""Before the names of weights in a checkpoint; those of the optimizer's state begin otherwise."""
 
 
 def export(
@@ -33,9 +34,9 @@ def export(
     Without `to` it goes where the run itself exports to. Raises `ResumeError` for a checkpoint that is not there or is
     damaged, `UserError` for the adapter of a run without one, `RunError` if the disk does not take it.
     """
-    store = CheckpointStore(checkpoints or Path(stored_run(run).trainer.ckpt_path).expanduser())
+    store = CheckpointStore(checkpoints or stored_run(run).trainer.ckpt_path)
     saved = _saved(store, step)
-    checkpoint = load_checkpoint(store.folder / f"global_step_{saved}")
+    checkpoint = store.load(saved)
     config = cattrs.structure(checkpoint.config, SkyRLTrainConfig)
     trainer, model = config.trainer, config.trainer.policy.model
     like = required(model.path, "trainer.policy.model.path")
@@ -62,7 +63,8 @@ def _saved(store: CheckpointStore, step: int | None) -> int:
 
 
 def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-    """The policy's, under the names that it has in training."""
-    for name, tensor in checkpoint.tensors.items():
-        if not name.startswith(_OTHERS):
-            yield name.removeprefix(_POLICY), tensor
+    """The policy's, under the names that it has in training, each read when it is asked for."""
+    tensors = checkpoint.models["policy"]
+    for name in tensors:
+        if name.startswith(_WEIGHTS):
+            yield name.removeprefix(_WEIGHTS), tensors[name]

@@ -16,7 +16,7 @@ from pathlib import Path
 import cattrs
 from attrs import field, frozen
 
-from skyrl.checkpoint.store import Checkpoint, CheckpointStore, load_checkpoint
+from skyrl.checkpoint.store import CheckpointStore
 from skyrl.config import SkyRLTrainConfig
 from skyrl.errors import ResumeError, UserError
 from skyrl.experiments.comparing import Difference, differences_of_computing
@@ -66,7 +66,7 @@ class Replay:
             "trainer.eval_interval": -1,
         }.items():
             run = evolve_at(run, path, value)
-        self._store = CheckpointStore(checkpoints or Path(run.trainer.ckpt_path).expanduser())
+        self._store = CheckpointStore(checkpoints or run.trainer.ckpt_path)
         self._experiment = _Again(run)
         recorded = self._experiment.recorded
         assert recorded is not None
@@ -93,22 +93,19 @@ class Replay:
         start = self.start_for(steps.start)
         for step in range(start + 1, steps.stop):
             self.recording.sampled(step)  # before models are loaded
-        checkpoint = load_checkpoint(self._store.folder / f"global_step_{start}") if start else None
+        checkpoint = self._store.load(start) if start else None
         with self._experiment.held:
             kept = _Kept()
             trainer = self._experiment.get_trainer(Trackers([]))
             StepTrace(kept, self._experiment.learner_digests()).watch(trainer)
             with asyncio.Runner() as runner:
                 if checkpoint is not None:
-                    runner.run(self._restore(checkpoint))
+                    runner.run(self._experiment.saving.restore(checkpoint))
                     trainer.load_state(dict(checkpoint.state["trainer"]))
                 while trainer.version < steps.stop - 1:
                     runner.run(trainer.step())
                     trainer.version += 1
                     yield self._compared(kept.computed.pop())
-
-    async def _restore(self, checkpoint: Checkpoint) -> None:
-        await self._experiment.restore(checkpoint)
 
     def _compared(self, computed: Computed) -> Replayed:
         before = self.recording.computed(computed.step)

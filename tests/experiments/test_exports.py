@@ -76,7 +76,7 @@ def test_an_adapter_learns_and_the_base_stays_as_it_was(nano: Path, run_with_ada
     base = AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32).state_dict()
     latest = CheckpointStore(run_with_adapter / "checkpoints").latest()
     assert latest is not None
-    kept = latest.tensors
+    kept = latest.models["policy"]
     frozen = {name: tensor for name, tensor in kept.items() if name.endswith("base_layer.weight")}
     assert len(frozen) == 14
     for name, tensor in frozen.items():
