@@ -58,6 +58,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"data.val_data": [], "trainer.eval_interval": -1}, "data.val_data"),
         ({"data.val_data": [], "trainer.eval_before_train": False}, "data.val_data"),
     ],
+    "recorded_samples_evaluate_nothing": [({"trainer.rollouts_from": "runs/other"}, "trainer.rollouts_from")],
     "mini_batches_divide_the_batch": [({"trainer.policy_mini_batch_size": 300}, "trainer.policy_mini_batch_size")],
     "critic_mini_batches_divide_the_batch": [
         (
@@ -374,6 +375,11 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 SILENT: dict[str, dict[str, Any]] = {
     # check: what is written that comes near to it
     "evaluation_has_data": {"data.val_data": [], "trainer.eval_interval": 0, "trainer.eval_before_train": False},
+    "recorded_samples_evaluate_nothing": {
+        "trainer.rollouts_from": "runs/other",
+        "trainer.eval_interval": -1,
+        "trainer.eval_before_train": False,
+    },
     "mini_batches_divide_the_batch": {"trainer.policy_mini_batch_size": 512},
     "critic_mini_batches_divide_the_batch": {"trainer.critic_mini_batch_size": 300},
     "micro_batches_divide_the_mini_batch": {"trainer.micro_train_batch_size_per_gpu": 5},

@@ -35,6 +35,7 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.eval_batch_size": NO_EVALUATION,
     "generator.eval_sampling_params": NO_EVALUATION,
     "generator.eval_n_samples_per_prompt": NO_EVALUATION,
+    "generator.inference_engine": {"trainer.rollouts_from": "runs/other"},
 }
 
 CUDA = {"trainer.device": "cuda"}
@@ -112,6 +113,7 @@ ON: dict[str, dict[str, Any]] = {
     "trainer.ckpt_keep_best": {"trainer.max_ckpts_to_keep": 2},
     **{f"trainer.{name}": {"trainer.ckpt_keep_best": 2} for name in ("ckpt_best_metric", "ckpt_best_is")},
     "trainer.policy.model.lora": {"trainer.policy.model.lora.rank": 8},
+    "trainer.critic.model.lora": {**CRITIC, "trainer.critic.model.lora.rank": 8},
     "trainer.placement.colocate_all": RAY,
     "trainer.placement.colocate_policy_ref": RAY,
     "trainer.placement.ray_address": RAY,
@@ -139,7 +141,11 @@ ON: dict[str, dict[str, Any]] = {
         "generator.inference_engine.backend": "vllm",
     },
 }
-NEVER_ACT = {"trainer.fully_async"}
+NEVER_ACT = {
+    "trainer.fully_async",
+    "trainer.policy.model.lora.lora_sync_path",
+    "trainer.critic.model.lora.lora_sync_path",
+}
 
 
 def leaf_in(path: str) -> str:

@@ -42,7 +42,7 @@ from skyrl.tree.classes import is_config, leaf_paths
 from tests.learners.rows import batch
 from tests.nano_run import config
 
-TABLE = 100
+TABLE = 88
 """Leaves in the table. This number may only fall."""
 
 WHOLE = {"param_dtype": "float32", "reduce_dtype": "float32", "buffer_dtype": "float32"}
@@ -69,6 +69,8 @@ SCENARIOS: tuple[dict[str, Any], ...] = (
         "trainer__max_training_steps": 1,
         "trainer__critic__model__path": "",
         "trainer__critic_mini_batch_size": 4,
+        "trainer__policy__model__lora__rank": 2,
+        "trainer__critic__model__lora__rank": 2,
         "trainer__algorithm__advantage_estimator": "gae",
         "trainer__algorithm__use_kl_loss": False,
         "trainer__algorithm__use_kl_in_reward": True,
