@@ -237,8 +237,8 @@ class TrainerConfig:
 
     recording: Literal["off", "jsonl", "jsonl.gz"] = field(default="off", metadata=FREE)
     """Keep every batch and what came of it below `run_path`, exactly: for `skyrl replay`, `skyrl bisect` and
-    `rollouts_from`. About 60 bytes for each token of a batch in jsonl, 25 in jsonl.gz, and a digest of each weight; all
-    weights are gathered once more in each step. off: samples for people alone."""
+    `rollouts_from`. About 55 bytes for each token of a batch, prompts counted with every sample, half of that in
+    jsonl.gz; and all weights are gathered once more in each step, for their digests. off: samples for people alone."""
 
     rollouts_from: str | None = field(default=None, metadata=IDENTITY)
     """Folder of a run with a recording, whose batches are trained on: no engine is started, nothing is sampled, and

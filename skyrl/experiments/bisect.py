@@ -44,12 +44,13 @@ def bisect(one: Path, other: Path) -> Parting:
     changed = differences(*runs, roles=("identity", "numerics"))
     folders = RunFolder(one), RunFolder(other)
     recorded = all(folder.recording().steps() for folder in folders)
-    steps_of = [set(folder.recording().steps() if recorded else _metrics(folder)) for folder in folders]
+    metrics = () if recorded else tuple(map(_metrics, folders))
+    steps_of = [set(each) for each in metrics or (folder.recording().steps() for folder in folders)]
     compared: list[int] = []
     found: tuple[Difference, ...] = ()
     for step in sorted(steps_of[0] & steps_of[1]):
         compared.append(step)
-        found = tuple(_of_recordings(*folders, step) if recorded else _of_metrics(*folders, step))
+        found = tuple(_of_recordings(*folders, step) if recorded else _of_metrics(*(each[step] for each in metrics)))
         if found:
             break
     return Parting(
@@ -68,8 +69,7 @@ def _of_recordings(one: RunFolder, other: RunFolder, step: int) -> Iterator[Diff
     yield from differences_of_computing(here.computed(step), there.computed(step), groups)
 
 
-def _of_metrics(one: RunFolder, other: RunFolder, step: int) -> Iterator[Difference]:
-    here, there = _metrics(one)[step], _metrics(other)[step]
+def _of_metrics(here: dict[str, Any], there: dict[str, Any]) -> Iterator[Difference]:
     for name in dict.fromkeys([*here, *there]):
         if here.get(name) != there.get(name):
             yield Difference("metrics", name, repr(here.get(name)), repr(there.get(name)))

@@ -4,15 +4,16 @@
         about.json                     form of the files, steps that the run was laid out for, versions of packages
         step_000003.jsonl[.gz]         a line that says what follows, then one line for each group: `group_lines.py`
         step_000003.safetensors        the batch: tokens, mask, log-probabilities, rewards, advantages, (B, L) each
-        steps.jsonl                    one line for each step: every update, and xxh3-128 of every weight after it
+        step_000003.json               every update, and xxh3-128 of every weight after the step: written last
 
-A step is there once it has its line in `steps.jsonl`; what a killed run left of a later one is not read.
+A step is there once its last file is; what a killed run left of another is not read.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -26,11 +27,14 @@ from torch import Tensor
 
 from skyrl.errors import DataError, RunError
 from skyrl.tracking.group_lines import SCHEMA, as_object, group_of
-from skyrl.tracking.jsonlines import JsonLines
 from skyrl.trajectory import TrajectoryGroup
 
 FOLDER = "recording"
 """In the folder of a run."""
+
+_STEP = re.compile(r"step_(\d+)\..+")
+_LAST = ".json"
+"""Of the file that is written when all else of a step is there."""
 
 
 @frozen(kw_only=True)
@@ -75,7 +79,6 @@ class Recording:
         """`compress` is for what is written; either form is read."""
         self.folder = folder
         self._suffix = ".jsonl.gz" if compress else ".jsonl"
-        self._lines = JsonLines(folder / "steps.jsonl")
 
     def begin(self, about: Mapping[str, Any]) -> None:
         """Make the folder, and say what it is of."""
@@ -108,7 +111,8 @@ class Recording:
         data = ("\n".join(lines) + "\n").encode()
         packed = gzip.compress(data, mtime=0) if self._suffix.endswith(".gz") else data
         try:
-            self._forget_files(step)
+            for suffix in (_LAST, ".jsonl", ".jsonl.gz"):
+                self._path(step, suffix).unlink(missing_ok=True)
             _replace(self._path(step, self._suffix), packed)
         except OSError as error:
             raise RunError(f"the recording {self.folder} cannot be written: {error.strerror or error}") from error
@@ -126,19 +130,20 @@ class Recording:
             scratch = path.with_suffix(".tmp")
             save_file({name: tensor.contiguous() for name, tensor in computed.tensors.items()}, scratch)
             scratch.replace(path)
-            self._lines.append(record)
+            _replace(self._path(computed.step, _LAST), (json.dumps(record, allow_nan=False) + "\n").encode())
         except (OSError, SafetensorError) as error:
             raise RunError(f"the recording {self.folder} cannot be written: {error}") from error
 
     def steps(self) -> list[int]:
         """Steps that are there, ascending."""
-        return sorted({int(record["step"]) for record in self._lines.read()})
+        found = (_STEP.fullmatch(path.name) for path in self.folder.glob(f"step_*{_LAST}"))
+        return sorted(int(name[1]) for name in found if name)
 
     def sampled(self, step: int) -> Sampled:
         """The batch of a step. Raises `DataError` that names the file and line if it is not whole."""
-        path = next((path for path in self._paths(step) if path.is_file()), None)
-        if path is None:
-            raise DataError(f"step {step} is not in the recording {self.folder} ({_named(self.steps())})")
+        self._expect(step)
+        plain = self._path(step, ".jsonl")
+        path = plain if plain.is_file() else self._path(step, ".jsonl.gz")
         rows = list(_rows(path))
         try:
             head, *groups = rows
@@ -154,11 +159,11 @@ class Recording:
 
     def computed(self, step: int) -> Computed:
         """What came of it. Raises `DataError`."""
-        record = next((record for record in self._lines.read() if record["step"] == step), None)
-        if record is None:
-            raise DataError(f"step {step} is not in the recording {self.folder} ({_named(self.steps())})")
-        path = self._path(step, ".safetensors")
+        self._expect(step)
+        path = self._path(step, _LAST)
         try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            path = self._path(step, ".safetensors")
             tensors = load_file(path)
             return Computed(
                 step=step,
@@ -166,28 +171,22 @@ class Recording:
                 updates=tuple(_update(each) for each in record["updates"]),
                 weights=record["weights"],
             )
-        except (OSError, KeyError, SafetensorError) as error:
+        except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
 
     def forget_after(self, step: int) -> None:
         """Drop later steps, which will happen again."""
-        if not self.folder.is_dir():
-            return
-        self._lines.forget_after(step)
         for path in self.folder.glob("step_*"):
-            number = path.name.removeprefix("step_").split(".")[0]
-            if number.isdigit() and int(number) > step:
+            name = _STEP.match(path.name)
+            if name and int(name[1]) > step:
                 path.unlink()
 
     def _path(self, step: int, suffix: str) -> Path:
         return self.folder / f"step_{step:06}{suffix}"
 
-    def _paths(self, step: int) -> tuple[Path, Path]:
-        return self._path(step, ".jsonl"), self._path(step, ".jsonl.gz")
-
-    def _forget_files(self, step: int) -> None:
-        for path in self._paths(step):
-            path.unlink(missing_ok=True)
+    def _expect(self, step: int) -> None:
+        if not self._path(step, _LAST).is_file():
+            raise DataError(f"step {step} is not in the recording {self.folder} ({_named(self.steps())})")
 
 
 def _rows(path: Path) -> Iterator[Any]:

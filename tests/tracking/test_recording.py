@@ -100,7 +100,9 @@ def test_later_steps_are_forgotten_before_they_happen_again(tmp_path: Path) -> N
     made = recording(tmp_path, steps=3)
     made.forget_after(1)
     assert made.steps() == [1]
-    assert sorted(path.name for path in made.folder.glob("step_*")) == ["step_000001.jsonl", "step_000001.safetensors"]
+    assert sorted(path.name for path in made.folder.glob("step_*")) == [
+        *("step_000001.json", "step_000001.jsonl", "step_000001.safetensors")
+    ]
 
 
 @pytest.mark.parametrize(
