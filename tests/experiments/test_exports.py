@@ -11,8 +11,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from skyrl.checkpoint.store import CheckpointStore
+from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ResumeError, UserError
 from skyrl.experiments.exporting import export
+from skyrl.inference.vllm_environment import import_vllm, set_variables
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import saved, small_model
 from tests.nano_run import metrics, train
@@ -124,7 +126,7 @@ def test_a_run_with_dropout_in_its_adapter_repeats_itself(nano: Path, tmp_path: 
 def test_vllm_serves_an_exported_model_and_an_exported_adapter(nano: Path, tmp_path: Path) -> None:
     base = saved(tmp_path / "base", small_model())
     values = {**LORA, "trainer__policy__model__path": str(base), "trainer__max_training_steps": 2}
-    train(nano, tmp_path, **values, trainer__policy__optimizer_config__num_warmup_steps=0)
+    train(nano, tmp_path, **values)
     run = tmp_path / "run"
     torch.testing.assert_close(with_peft(base, run / "adapter"), logits(run / "model"), rtol=1e-4, atol=1e-4)
     with Host() as host:
@@ -137,8 +139,7 @@ def test_vllm_serves_an_exported_model_and_an_exported_adapter(nano: Path, tmp_p
 
 async def serve(base: Path, adapter: Path, model: Path) -> list[float]:
     """Log-probability of the likeliest next token: of the base, of the base with the adapter, of the merged model."""
-    from skyrl.inference.vllm_environment import import_vllm
-
+    set_variables(InferenceEngineConfig(async_engine=False), "cpu")
     vllm = import_vllm()
     from vllm.lora.request import LoRARequest
 
@@ -146,7 +147,7 @@ async def serve(base: Path, adapter: Path, model: Path) -> list[float]:
         "dtype": "float32",
         "max_model_len": 64,
         "enforce_eager": True,
-        "kv_cache_memory_bytes": 16 << 20,
+        "kv_cache_memory_bytes": 64 << 20,
         "max_num_seqs": 2,
     }
     sampling = vllm.SamplingParams(temperature=0.0, max_tokens=1, logprobs=1)

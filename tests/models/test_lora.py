@@ -18,8 +18,8 @@ IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 
 
 def adapted(nano: Path, lora: SkyRLLoraConfig = LORA, seed: int = 0) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32).eval()
-    return with_adapter(model, lora, seed=seed, field="trainer.policy.model.lora")
+    model = AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32)
+    return with_adapter(model, lora, seed=seed, field="trainer.policy.model.lora").eval()
 
 
 def trained(model: Any) -> Any:
