@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.config import InferenceEngineConfig
@@ -16,7 +16,6 @@ from skyrl.errors import ResumeError, UserError
 from skyrl.experiments.exporting import export
 from skyrl.inference.vllm_environment import import_vllm, set_variables
 from tests.inference.vllm_host import Host
-from tests.inference.vllm_models import saved, small_model
 from tests.nano_run import metrics, train
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -93,10 +92,10 @@ def test_an_adapter_learns_and_the_base_stays_as_it_was(nano: Path, run_with_ada
 def test_peft_and_transformers_load_what_the_run_left_and_compute_the_same(nano: Path, run_with_adapter: Path) -> None:
     run = run_with_adapter / "run"
     assert (logits(run / "model") - logits(nano / "model")).abs().max() > 1e-2
-    torch.testing.assert_close(with_peft(nano / "model", run / "adapter"), logits(run / "model"), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(with_peft(nano / "model", run / "adapter"), logits(run / "model"), rtol=1e-4, atol=1e-4)
     early = run_with_adapter / "exports" / "global_step_3"
     torch.testing.assert_close(
-        with_peft(nano / "model", early / "adapter"), logits(early / "policy"), rtol=1e-5, atol=1e-5
+        with_peft(nano / "model", early / "adapter"), logits(early / "policy"), rtol=1e-4, atol=1e-4
     )
 
 
@@ -124,7 +123,7 @@ def test_a_run_with_dropout_in_its_adapter_repeats_itself(nano: Path, tmp_path: 
 
 @pytest.mark.xdist_group("vllm_engine")
 def test_vllm_serves_an_exported_model_and_an_exported_adapter(nano: Path, tmp_path: Path) -> None:
-    base = saved(tmp_path / "base", small_model())
+    base = that_vllm_takes(nano, tmp_path / "base")
     values = {**LORA, "trainer__policy__model__path": str(base), "trainer__max_training_steps": 2}
     train(nano, tmp_path, **values)
     run = tmp_path / "run"
@@ -135,6 +134,15 @@ def test_vllm_serves_an_exported_model_and_an_exported_adapter(nano: Path, tmp_p
     for found, wanted in zip(served, expected, strict=True):
         assert found == pytest.approx(wanted[0].log_softmax(-1).max(-1).values[-1].item(), abs=1e-3)
     assert abs(served[0] - served[1]) > 1e-3
+
+
+def that_vllm_takes(nano: Path, folder: Path) -> Path:
+    """A model with heads of 32 dimensions, and the nano model's tokenizer."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(nano / "model", **sizes)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(nano / "model").save_pretrained(folder)
+    return folder
 
 
 async def serve(base: Path, adapter: Path, model: Path) -> list[float]:

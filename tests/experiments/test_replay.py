@@ -27,6 +27,7 @@ RECORDED: dict[str, Any] = {
     "trainer__eval_interval": -1,
     "trainer__ckpt_interval": 4,
     "trainer__policy_mini_batch_size": 2,
+    "trainer__micro_train_batch_size_per_gpu": 3,
     "trainer__algorithm__use_kl_loss": True,
     "trainer__policy__optimizer_config__scheduler": "linear",
 }
