@@ -235,3 +235,17 @@ def test_the_commands_say_what_was_found_and_exit_with_it(original: Path, copied
     assert "recordings are equal in 5 steps, 1 to 5\nstep 6 parts, first in raw rewards:\n  group 2 " in parted.output
     assert command.invoke(cli, ["bisect", run, run]).output == "recordings are equal in 6 steps, 1 to 6\n"
     assert "'x' is no step: write 7, or 3-7" in command.invoke(cli, ["replay", run, "--step", "x"]).output
+
+
+@pytest.mark.long
+def test_steps_of_two_ranks_on_ray_come_out_bit_equal(nano: Path, tmp_path: Path) -> None:
+    on_ray: dict[str, Any] = {
+        "trainer__placement__executor": "ray",
+        "trainer__placement__colocate_all": False,
+        "trainer__placement__policy_num_gpus_per_node": 2,
+        "trainer__placement__ref_num_gpus_per_node": 2,
+        "trainer__ckpt_interval": 2,
+    }
+    train(nano, tmp_path, **(RECORDED | on_ray))
+    steps = list(Replay(tmp_path / "run").run(range(3, 6)))
+    assert [(each.computed.step, each.differences) for each in steps] == [(3, ()), (4, ()), (5, ())]
