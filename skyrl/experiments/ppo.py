@@ -24,7 +24,7 @@ from skyrl.errors import DataError
 from skyrl.experiments.claims import Claim, changes_to_say
 from skyrl.experiments.collaborators import engine_makers, parity_canary, start_processes, weight_road
 from skyrl.experiments.first_look import look_at_the_data, look_at_the_models, say
-from skyrl.experiments.recorded import NoEngines, RecordedRollouts, RecordedRun, made_with
+from skyrl.experiments.recorded import NoEngines, RecordedRollouts, RecordedRun, begin_recording, watch
 from skyrl.experiments.resume import find_start
 from skyrl.experiments.run_folder import RunFolder
 from skyrl.experiments.saving import Saving, checkpoint_store
@@ -49,7 +49,6 @@ from skyrl.training.advantage import advantage_estimator, critic_targets
 from skyrl.training.evaluation import Evaluation
 from skyrl.training.objective import policy_objective
 from skyrl.training.shaping import reward_shaping
-from skyrl.training.step_trace import Digests, StepTrace, weight_digests
 from skyrl.training.time_sharing import Movable, TimeSharing, after
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
@@ -129,12 +128,16 @@ class BasePPOExp:
     def time_sharing(self) -> TimeSharing:
         return self.get_time_sharing()
 
+    @property
+    def learners(self) -> dict[str, LearnerGroup[Any]]:
+        """The models that learn, by name."""
+        there = {"policy": self.policy, "critic": self.critic}
+        return {name: learner for name, learner in there.items() if learner is not None}
+
     @cached_property
     def saving(self) -> Saving:
         """What writes and reads checkpoints of the models that learn."""
-        there = {"policy": self.policy, "critic": self.critic}
-        learners = {name: learner for name, learner in there.items() if learner is not None}
-        return Saving(self.cfg, self.checkpoints, learners, self.time_sharing)
+        return Saving(self.cfg, self.checkpoints, self.learners, self.time_sharing)
 
     @cached_property
     def recorded(self) -> RecordedRun | None:
@@ -314,16 +317,6 @@ class BasePPOExp:
         )
         return trainer
 
-    def learner_digests(self) -> dict[str, Digests]:
-        """For each learner, how to ask for the digests of its weights, when its turn has come."""
-        turns = self.time_sharing
-        learners = {"policy": self.policy, "critic": self.critic}
-        return {
-            name: partial(after(learner, stream=partial(turns.for_scoring, name)).stream, weight_digests)
-            for name, learner in learners.items()
-            if learner is not None
-        }
-
     def run(self) -> bool:
         """Train to the end; False if an earlier session had already done so. What was saved stays, whatever happens."""
         with self._held:
@@ -377,9 +370,8 @@ class BasePPOExp:
         shutil.rmtree(self.folder.model, ignore_errors=True)  # of a run that is now made longer
         self.folder.forget_after(checkpoint.step if checkpoint else -1)
         if self.cfg.trainer.recording != "off":
-            recording = self.folder.recording(compress=self.cfg.trainer.recording == "jsonl.gz")
-            recording.begin({"total_steps": self.total_steps, "made_with": made_with()})
-            StepTrace(recording, self.learner_digests()).watch(trainer)
+            recording = begin_recording(self.folder, self.cfg.trainer.recording, self.total_steps)
+            watch(trainer, recording, self.learners, self.time_sharing)
         try:
             await trainer.train()
             await self.saving.finish()

@@ -1,8 +1,12 @@
-"""A run that is fed from a recording in place of engines: what stands where rollouts and weight sync do."""
+"""Runs that make a recording, and runs that are fed from one: there, what stands in the place of rollouts and of the
+road to the engines.
+"""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,12 @@ import torch
 
 from skyrl import __version__
 from skyrl.errors import DataError
+from skyrl.experiments.run_folder import RunFolder
+from skyrl.learners.group import LearnerGroup
 from skyrl.tracking.recording import FOLDER, Recording, Sampled
+from skyrl.training.step_trace import Sink, StepTrace, weight_digests
+from skyrl.training.time_sharing import TimeSharing, after
+from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
 
 
@@ -72,6 +81,22 @@ class NoEngines:
 
     async def publish(self, version: int) -> dict[str, float]:
         return {}
+
+
+def begin_recording(folder: RunFolder, form: str, total_steps: int) -> Recording:
+    """A recording in the run's folder; `form` is `trainer.recording`. Raises `RunError` if it cannot be written."""
+    recording = folder.recording(compress=form == "jsonl.gz")
+    recording.begin({"total_steps": total_steps, "made_with": made_with()})
+    return recording
+
+
+def watch(trainer: PPOTrainer, sink: Sink, learners: Mapping[str, LearnerGroup[Any]], turns: TimeSharing) -> None:
+    """`sink` is told of every step of `trainer`; each learner is asked for its weights when its turn has come."""
+    asked = {
+        name: partial(after(learner, stream=partial(turns.for_scoring, name)).stream, weight_digests)
+        for name, learner in learners.items()
+    }
+    StepTrace(sink, asked).watch(trainer)
 
 
 def made_with() -> dict[str, str]:

@@ -21,10 +21,9 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.errors import ResumeError, UserError
 from skyrl.experiments.comparing import Difference, differences_of_computing
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.experiments.recorded import made_with
+from skyrl.experiments.recorded import made_with, watch
 from skyrl.tracking.recording import Computed, Sampled
 from skyrl.tracking.tracker import Trackers
-from skyrl.training.step_trace import StepTrace
 from skyrl.tree import evolve_at
 
 
@@ -97,7 +96,7 @@ class Replay:
         with self._experiment.held:
             kept = _Kept()
             trainer = self._experiment.get_trainer(Trackers([]))
-            StepTrace(kept, self._experiment.learner_digests()).watch(trainer)
+            watch(trainer, kept, self._experiment.learners, self._experiment.time_sharing)
             with asyncio.Runner() as runner:
                 if checkpoint is not None:
                     runner.run(self._experiment.saving.restore(checkpoint))
