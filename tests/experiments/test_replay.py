@@ -23,6 +23,7 @@ from tests.nano_run import config, overrides, train
 
 RECORDED: dict[str, Any] = {
     "trainer__recording": "jsonl",
+    "trainer__deterministic": True,
     "trainer__eval_before_train": False,
     "trainer__eval_interval": -1,
     "trainer__ckpt_interval": 4,
@@ -31,7 +32,8 @@ RECORDED: dict[str, Any] = {
     "trainer__algorithm__use_kl_loss": True,
     "trainer__policy__optimizer_config__scheduler": "linear",
 }
-"""Two updates a step, so that there are old log-probabilities; reference log-probabilities; a rate that falls."""
+"""Two updates a step, so that there are old log-probabilities; reference log-probabilities; a rate that falls. What is
+sampled repeats itself, so that two runs can be compared."""
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +108,7 @@ def test_a_run_with_a_critic_is_replayed_too(nano: Path, tmp_path: Path) -> None
         "trainer__algorithm__advantage_estimator": "gae",
         "trainer__max_training_steps": 3,
         "trainer__ckpt_interval": 2,
+        "trainer__deterministic": False,  # a step that is run again does not need it
     }
     train(nano, tmp_path, **(RECORDED | critic))
     (step,) = Replay(tmp_path / "run").run(range(3, 4))
