@@ -103,9 +103,9 @@ cli.add_command(config)
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command; a mistake of the user ends in a message and exit code 2, a failed run in 1, Ctrl-C in 130."""
     try:
-        cli.main(args=arguments if arguments is None else list(arguments), prog_name="skyrl", standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        status = cli.main(
+            args=arguments if arguments is None else list(arguments), prog_name="skyrl", standalone_mode=False
+        )
     except click.ClickException as error:
         error.show()
         sys.exit(2)
@@ -117,4 +117,4 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             "Stopped. The same command goes on from the last checkpoint, or begins anew where there is none.", err=True
         )
         sys.exit(130)
-    sys.exit(0)
+    sys.exit(status if isinstance(status, int) else 0)  # of a command that said how it ended

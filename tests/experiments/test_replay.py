@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from skyrl.cli.main import cli
+from skyrl.cli.main import cli, main
 from skyrl.config import compose
 from skyrl.errors import ConfigError, DataError, UserError
 from skyrl.experiments.bisect import bisect
@@ -233,6 +233,8 @@ def test_the_commands_say_what_was_found_and_exit_with_it(original: Path, copied
     assert other.exit_code == 1
     assert "step 6 differs, first in rewards:\n  row 7 (prompt " in other.output
     assert "  then in: advantages, policy loss, " in other.output
+    with pytest.raises(SystemExit, match="1"):  # as the shell sees it
+        main(["bisect", run, str(copied)])
     parted = command.invoke(cli, ["bisect", run, str(copied)])
     assert parted.exit_code == 1
     assert "recordings are equal in 5 steps, 1 to 5\nstep 6 parts, first in raw rewards:\n  group 2 " in parted.output
