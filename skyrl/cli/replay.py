@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,22 +16,20 @@ if TYPE_CHECKING:
 _RUN = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-class _Steps(click.ParamType):
+def _steps(context: click.Context, parameter: click.Parameter, value: str) -> range:
     """`7` or `3-7`."""
-
-    name = "step"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> range:
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", str(value))
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if not 1 <= first <= last:
-            self.fail(f"{value!r} is no step: write 7, or 3-7; steps count from 1", param, ctx)
-        return range(first, last + 1)
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last:
+        raise click.BadParameter(f"{value!r} is no step: write 7, or 3-7; steps count from 1")
+    return range(first, last + 1)
 
 
 @click.command()
 @click.argument("run", type=_RUN)
-@click.option("--step", "steps", type=_Steps(), required=True, help="A step, or several in a row: 3-7.")
+@click.option(
+    "--step", "steps", callback=_steps, required=True, metavar="STEP", help="A step, or several in a row: 3-7."
+)
 @click.option("--checkpoints", type=_RUN, help="Where the run's checkpoints are [default: where it wrote them].")
 def replay(run: Path, steps: range, checkpoints: Path | None) -> None:
     """Run recorded steps of RUN again, from the checkpoint before them; say whether every bit is the same.

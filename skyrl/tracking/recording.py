@@ -206,7 +206,7 @@ def _group(path: Path, number: int, row: Any) -> TrajectoryGroup:
     try:
         return group_of(row)
     except (BaseValidationError, ValueError, TypeError, KeyError, AttributeError) as error:
-        first = error
+        first: BaseException = error
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise DataError(f"{path}, line {number} is not a group of trajectories: {first}") from error

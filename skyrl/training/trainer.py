@@ -13,7 +13,6 @@ from skyrl.config import TrainerConfig
 from skyrl.rollout.batches import Rollouts
 from skyrl.tracking.timing import Clock
 from skyrl.tracking.tracker import Tracker
-from skyrl.training.advantage import CriticTargets
 from skyrl.training.collate import collate
 from skyrl.training.describe import Metrics, average, describe, describe_advantages, prefixed
 from skyrl.training.evaluation import Evaluation
@@ -60,7 +59,7 @@ class PPOTrainer:
         weights: Publisher,
         shape: RewardShaping,
         estimate: AdvantageEstimator,
-        targets: CriticTargets,
+        targets: Callable[[TrainingBatch], Tensor],
         evaluation: Evaluation | None,
         tracker: Tracker,
         clock: Clock,

@@ -164,7 +164,7 @@ async def serve(base: Path, adapter: Path, model: Path) -> list[float]:
     def likeliest(engine: Any, request: Any = None) -> float:
         (answer,) = engine.generate(prompt, sampling, lora_request=request, use_tqdm=False)
         (token,) = answer.outputs[0].logprobs
-        return max(each.logprob for each in token.values())
+        return float(max(each.logprob for each in token.values()))
 
     both = vllm.LLM(str(base), enable_lora=True, max_lora_rank=8, **settings)
     found = [likeliest(both), likeliest(both, LoRARequest("trained", 1, str(adapter)))]

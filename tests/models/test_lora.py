@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
 from transformers import AutoModelForCausalLM
 
 from skyrl.config import SkyRLLoraConfig
@@ -88,7 +87,7 @@ def test_what_an_adapter_starts_from_follows_from_the_seed_alone(nano: Path) -> 
     ],
 )
 def test_modules_are_chosen_by_name_or_expression(settings: dict[str, Any], modules: set[str], nano: Path) -> None:
-    model = adapted(nano, evolve(LORA, **settings))
+    model = adapted(nano, SkyRLLoraConfig(rank=4, alpha=8, **settings))
     found = {name.split(".")[-4] for name, _ in model.named_parameters() if "lora_A" in name}
     assert found == modules
 
@@ -104,11 +103,11 @@ def test_modules_are_chosen_by_name_or_expression(settings: dict[str, Any], modu
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
 def test_modules_that_cannot_have_one_are_named(targets: tuple[str, ...], said: str, nano: Path) -> None:
     with pytest.raises(ModelError, match=f"trainer.policy.model.lora.*{said}"):
-        adapted(nano, evolve(LORA, target_modules=targets))
+        adapted(nano, SkyRLLoraConfig(rank=4, alpha=8, target_modules=targets))
 
 
 def test_inputs_are_dropped_in_updates_alone_and_as_the_seed_says(nano: Path) -> None:
-    lora = evolve(LORA, dropout=0.5)
+    lora = SkyRLLoraConfig(rank=4, alpha=8, dropout=0.5)
     model = trained(adapted(nano, lora))
     still = model(IDS).logits
     outputs = []
