@@ -117,7 +117,7 @@ EFFECTS: tuple[Effect, ...] = (
         Effect(f"trainer.{model}.model.lora.lora_sync_path", "adapters travel on their own (they are merged)", _never)
         for model in ("policy", "critic")
     ),
-    Effect("generator.inference_engine", "the policy samples (trainer.rollouts_from is none)", samples),
+    Effect("generator.inference_engine.num_engines", "the policy samples (trainer.rollouts_from is none)", samples),
     *(
         Effect(f"trainer.placement.{name}", "the run is on Ray or the device is cuda", _has_devices_to_share)
         for name in ("colocate_all", "colocate_policy_ref")

@@ -35,7 +35,7 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.eval_batch_size": NO_EVALUATION,
     "generator.eval_sampling_params": NO_EVALUATION,
     "generator.eval_n_samples_per_prompt": NO_EVALUATION,
-    "generator.inference_engine": {"trainer.rollouts_from": "runs/other"},
+    "generator.inference_engine.num_engines": {"trainer.rollouts_from": "runs/other"},
 }
 
 CUDA = {"trainer.device": "cuda"}
