@@ -82,8 +82,8 @@ def runs(steps: int, rounds: int) -> dict[str, float]:
 def digests(megabytes: int) -> dict[str, float]:
     """Gigabytes per second of process CPU time, the best of five."""
     numbers = torch.arange(megabytes * 250_000, dtype=torch.int32)
-    pieces = [memoryview(part.view(torch.uint8).numpy()) for part in numbers.split(1_000_000)]
-    whole = memoryview(numbers.view(torch.uint8).numpy())
+    arrays: list[Any] = [part.view(torch.uint8).numpy() for part in (numbers, *numbers.split(1_000_000))]
+    whole, *pieces = map(memoryview, arrays)
     with tempfile.TemporaryDirectory() as folder:
         disk = Disk(Path(folder))
         disk.write("state", pieces)
