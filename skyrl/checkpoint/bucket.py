@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import fsspec
@@ -65,10 +65,11 @@ class Bucket:
         return patiently(measured, self._path(name))
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytearray:
-        end = None if length is None else start + length
         if length == 0:
             return bytearray()
-        return bytearray(patiently(self._system.cat_file, self._path(name), start, end))
+        end = None if length is None else start + length
+        part = {} if (start, end) == (0, None) else {"start": start, "end": self.size(name) if end is None else end}
+        return bytearray(patiently(partial(self._system.cat_file, **part), self._path(name)))
 
     def chunks(self, name: str) -> Iterator[Bytes]:
         size, step = self.size(name), 16 * CHUNK
@@ -158,7 +159,8 @@ def may_pass(error: BaseException) -> bool:
     """Is this the kind of failure that the next attempt may not meet?"""
     if isinstance(error, OSError):
         return not isinstance(error, _FINAL)
-    return _is_of_obstore(error) and type(error).__name__ not in _FINAL_OF_OBSTORE
+    final = type(error).__name__ in _FINAL_OF_OBSTORE or "NoSuchBucket" in str(error)
+    return _is_of_obstore(error) and not final
 
 
 def _is_of_obstore(error: BaseException) -> bool:

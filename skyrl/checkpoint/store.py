@@ -137,12 +137,15 @@ class CheckpointStore:
             raise RunError(message) from error
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint, ascending; damaged ones are among them."""
-        found = (_NAME.fullmatch(name) for name in self.storage.names())
-        steps = sorted(int(name[1]) for name in found if name)
-        if self.storage.moves:
-            return steps
-        return [step for step in steps if FILE in self.storage.names(name_of(step))]
+        """Steps that have a checkpoint, ascending; damaged ones are among them. Raises `ResumeError`."""
+        try:
+            found = (_NAME.fullmatch(name) for name in self.storage.names())
+            steps = sorted(int(name[1]) for name in found if name)
+            if self.storage.moves:
+                return steps
+            return [step for step in steps if FILE in self.storage.names(name_of(step))]
+        except OSError as error:
+            raise ResumeError(f"what {self.folder} holds cannot be seen: {error}") from error
 
     def load(self, step: int) -> Checkpoint:
         """The checkpoint of a step, once it is verified. Raises `ResumeError` that names what is missing or damaged."""

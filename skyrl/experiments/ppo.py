@@ -359,7 +359,7 @@ class BasePPOExp:
     async def _train(self, checkpoint: Checkpoint | None) -> None:
         await self.time_sharing.for_engines()  # which find the room that they start with
         first = checkpoint.step if checkpoint else 0
-        others = [StepsInLogs(self.processes, first), self._last]
+        others: list[Tracker] = [StepsInLogs(self.processes, first), self._last]
         trainer = self.get_trainer(Trackers([self.get_tracker(first), *others]))
         if checkpoint is not None:
             changes = changes_to_say(checkpoint.config, self.cfg)

@@ -9,6 +9,7 @@ from typing import Any
 
 from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.pending import PendingSave
+from skyrl.checkpoint.pieces import StoredTensors
 from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore, without_what_is_not_finite
 from skyrl.config import SkyRLTrainConfig, TrainerConfig
@@ -81,9 +82,11 @@ class Saving:
     async def restore(self, checkpoint: Checkpoint) -> None:
         """The learners as they were. Raises `ResumeError` for a checkpoint of other models."""
         for name, learner in self._learners.items():
-            if name not in checkpoint.models:
+            stored = checkpoint.models.get(name)
+            if stored is None:
                 raise ResumeError(f"the checkpoint of step {checkpoint.step} holds no {name}: it is of another run")
-            await learner.load_state(checkpoint.models[name], checkpoint.state[name])
+            assert isinstance(stored, StoredTensors), "it was loaded from its files"
+            await learner.load_state(stored, checkpoint.state[name])
 
     async def _write(self, checkpoint: Checkpoint, need: int) -> None:
         folder = await asyncio.to_thread(self._store.begin, checkpoint.step, need)

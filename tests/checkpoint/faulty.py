@@ -85,7 +85,7 @@ def store_that_breaks(
 ) -> tuple[CheckpointStore, Breaking]:
     store = CheckpointStore(folder, keep=2)
     breaking = Breaking(Disk(folder), at, moment, error)
-    store.storage = breaking  # type: ignore[assignment] # it has every method by __getattr__
+    store.storage = breaking
     return store, breaking
 
 
@@ -97,7 +97,7 @@ def flip_a_bit(content: bytearray, at: int) -> None:
     content[at // 8] ^= 1 << at % 8
 
 
-DAMAGES: dict[str, Callable[[Path], None]] = {
+DAMAGES: dict[str, Callable[[Path], Any]] = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-1]),
     "emptied": lambda path: path.write_bytes(b""),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b" "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import logging
 import random
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +27,7 @@ class ObjectStore:
         self.refused = 0
 
     def __enter__(self) -> Self:
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it logs every request
         self._server.start()
         host, port = self._server.get_host_and_port()
         plain = f"http://{host}:{port}"

@@ -26,8 +26,8 @@ def server() -> Iterator[ObjectStore]:
 def test_of_many_saves_with_one_error_in_twenty_requests_none_is_lost(
     server: ObjectStore, pytestconfig: pytest.Config
 ) -> None:
-    """25 saves; 1,000 under --long."""
-    count = 1_000 if pytestconfig.getoption("--long") else 25
+    """8 saves; 1,000 under --long."""
+    count = 1_000 if pytestconfig.getoption("--long") else 8
     store = CheckpointStore(f"s3://{BUCKET}/many", keep=3)
     before = server.refused
     for step in range(1, count + 1):
@@ -61,6 +61,8 @@ def test_a_damaged_object_is_named(server: ObjectStore) -> None:
 def test_a_bucket_that_is_not_there_is_a_message(server: ObjectStore) -> None:
     with pytest.raises(RunError, match="the checkpoint s3://nowhere/run/global_step_1 cannot be written"):
         CheckpointStore("s3://nowhere/run").save(checkpoint(1))
+    with pytest.raises(ResumeError, match="what s3://nowhere/run holds cannot be seen: .*NoSuchBucket|nowhere"):
+        CheckpointStore("s3://nowhere/run").latest()
 
 
 def test_what_may_pass_is_tried_again_and_what_will_not_is_raised_at_once() -> None:

@@ -130,7 +130,12 @@ def test_everything_has_reached_the_disk_before_the_folder_gets_its_name(
 ) -> None:
     move = Disk.move
     before: list[str] = []
-    monkeypatch.setattr(Disk, "move", lambda *arguments: (before.extend(reached), move(*arguments)))
+
+    def watched(self: Disk, folder: str, to: str) -> None:
+        before.extend(reached)
+        move(self, folder, to)
+
+    monkeypatch.setattr(Disk, "move", watched)
     CheckpointStore(tmp_path).save(checkpoint(7))
     folder, scratch = tmp_path / "global_step_7", tmp_path / ".unfinished_global_step_7"
     names = {str(path.relative_to(folder)) for path in folder.rglob("*")} | {"."}

@@ -14,7 +14,7 @@ from tests.checkpoint.faulty import checkpoint
 
 
 def skyrl(*words: str) -> Result:
-    return CliRunner().invoke(cli, ["ckpt", *words])
+    return CliRunner().invoke(cli, ["ckpt", *words], standalone_mode=False)  # as the command itself calls it
 
 
 @pytest.fixture

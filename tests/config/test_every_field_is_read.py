@@ -28,6 +28,7 @@ from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.experiments.collaborators import start_processes, weight_road
 from skyrl.experiments.first_look import look_at_the_data
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.experiments.recovery import run_with_recovery
 from skyrl.inference.vllm_arguments import engine_arguments
 from skyrl.inference.vllm_engine import _start as start_vllm
 from skyrl.inference.vllm_environment import variables
@@ -110,6 +111,7 @@ READ_ELSEWHERE: dict[str, tuple[Callable[..., Any], str]] = {
         for model in ("policy", "ref", "critic")
         for name, reader in _FSDP_READERS.items()
     },
+    "trainer.recover_retries": (run_with_recovery, "cfg.trainer.recover_retries"),
     "generator.use_conversation_multi_turn": (chat_of, "config.use_conversation_multi_turn"),
     "generator.append_eos_token_after_stop_str_in_multi_turn": (
         MessageChat.__init__,
@@ -129,8 +131,8 @@ READ_ELSEWHERE: dict[str, tuple[Callable[..., Any], str]] = {
         "engine.weight_transfer_threshold_cuda_ipc_GB",
     ),
 }
-"""Read where a model is sharded over several ranks, where vLLM starts, where there are GPUs, in a second turn, or in an
-environment that asks for it."""
+"""Read where a model is sharded over several ranks, where vLLM starts, where there are GPUs, in a second turn, where a
+failed run begins again, or in an environment that asks for it."""
 
 SIZES = "skyrl.config.sizes"
 """The one module of the configuration that counts as a component: it turns fields into the numbers that `layout` and

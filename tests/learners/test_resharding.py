@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from tests.learners.test_strategies import DEEPSPEED, ZERO, changed, mini_batch
 pytestmark = pytest.mark.xdist_group("ranks")
 
 FSDP2: dict[str, Any] = {"strategy": "fsdp2"}
-TO_1E6 = {"rel": 1e-6, "abs": 1e-6}
 
 
 def policy(pool: Pool, small: TrainerConfig, changes: dict[str, Any], ranks: int) -> LearnerGroup[PolicyWorker]:
@@ -30,32 +29,25 @@ def policy(pool: Pool, small: TrainerConfig, changes: dict[str, Any], ranks: int
     return LearnerGroup(pool.start(partial(PolicyWorker, trainer, objective), ranks), objective)
 
 
-async def assert_resumes(first: LearnerGroup[PolicyWorker], then: LearnerGroup[PolicyWorker], folder: Path) -> None:
-    """Three steps by the first, stored, and two more by each."""
+async def assert_resumes(
+    first: LearnerGroup[PolicyWorker], start: Callable[[], LearnerGroup[PolicyWorker]], folder: Path
+) -> None:
+    """Three steps by the first, stored, and two more by it and by the one that is started then."""
     for step in range(3):
         await first.update(mini_batch(step))
     numbers, _ = await first.stage()
     files = await first.write_staged(Disk(folder), "saved")
     assert [file.name for file in files] == ["policy/rank_0_of_2.safetensors", "policy/rank_1_of_2.safetensors"]
     expected = [(await first.update(mini_batch(step)))["final_loss"] for step in (3, 4)]
+    then = start()
     await then.load_state(StoredTensors(Disk(folder), "saved", tuple(file.name for file in files)), numbers)
     found = [(await then.update(mini_batch(step)))["final_loss"] for step in (3, 4)]
-    assert found == [pytest.approx(loss, **TO_1E6) for loss in expected]
-
-
-@pytest.fixture(scope="module")
-def others() -> Iterator[Pool]:
-    """Four more processes, so that both learners live at the same time."""
-    started = Pool(4)
-    yield started
-    started.close()
+    assert found == [pytest.approx(loss, rel=1e-6, abs=1e-6) for loss in expected]
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-async def test_fsdp2_goes_on_with_other_ranks(
-    ranks: int, pool: Pool, others: Pool, small: TrainerConfig, tmp_path: Path
-) -> None:
-    await assert_resumes(policy(pool, small, FSDP2, 2), policy(others, small, FSDP2, ranks), tmp_path)
+async def test_fsdp2_goes_on_with_other_ranks(ranks: int, pool: Pool, small: TrainerConfig, tmp_path: Path) -> None:
+    await assert_resumes(policy(pool, small, FSDP2, 2), lambda: policy(pool, small, FSDP2, ranks), tmp_path)
 
 
 @pytest.fixture(scope="module", params=[1, 4])
@@ -73,4 +65,4 @@ async def test_deepspeed_goes_on_with_other_ranks(
 ) -> None:
     way = {**DEEPSPEED, ZERO + "stage": stage}
     pool, ranks = zero_ranks
-    await assert_resumes(policy(zero_pool, small, way, 2), policy(pool, small, way, ranks), tmp_path)
+    await assert_resumes(policy(zero_pool, small, way, 2), lambda: policy(pool, small, way, ranks), tmp_path)
