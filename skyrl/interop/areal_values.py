@@ -106,10 +106,12 @@ def top_k(value: Any) -> Becomes:
 
 def recovery(value: Any) -> Becomes:
     """Ways to go on after a failure."""
-    modes = {"disabled": "none", "auto": "latest", "on": "latest", "resume": "latest", "fault": "latest"}
+    modes = {"off": "disabled", "on": "auto"} | {mode: mode for mode in ("disabled", "auto", "fault", "resume")}
+    if value is False or value is True:  # YAML 1.1 reads `off` and `on` so
+        value = "on" if value else "off"
     if value not in modes:
         return Becomes(refused=f"there is no way {value!r} to go on; there are: {', '.join(modes)}")
-    return Becomes(writes={"trainer.resume_mode": modes[value]})
+    return Becomes(writes={"trainer.recover_mode": modes[value]})
 
 
 def wandb(value: Any) -> Becomes:

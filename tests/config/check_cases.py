@@ -12,6 +12,8 @@ MEGATRON: dict[str, Any] = {"trainer.strategy": "megatron", "generator.inference
 PROFILER = "trainer.policy.megatron_config.torch_profiler_config."
 ZERO = "trainer.policy.deepspeed_config.zero_optimization."
 LORA: dict[str, Any] = {"trainer.policy.model.lora.rank": 8}
+INIT = "trainer.policy.model.lora.init_method"
+REENTRANT = "trainer.gradient_checkpointing_use_reentrant"
 
 ROLLOUT_CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "one_call_of_the_engine_has_one_turn": [
@@ -78,6 +80,16 @@ LEARNER_CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
         ({**LORA, "generator.inference_engine.backend": "sglang"}, "generator.inference_engine.backend"),
     ],
+    "adapters_start_in_a_way_that_runs": [
+        ({**LORA, INIT: "pissa"}, INIT),
+        ({"trainer.policy.model.lora.rank": 3, INIT: "orthogonal"}, INIT),
+    ],
+    "adapters_are_reached_by_gradients": [
+        (
+            {**LORA, "trainer.recompute_activations": True, REENTRANT: True},
+            REENTRANT,
+        ),
+    ],
     "traces_have_ranks_and_a_folder": [
         ({**MEGATRON, PROFILER + "enable": True, PROFILER + "save_path": "traces"}, PROFILER + "ranks"),
         ({**MEGATRON, PROFILER + "enable": True, PROFILER + "ranks": [0]}, PROFILER + "save_path"),
@@ -114,6 +126,8 @@ SILENT_CASES: dict[str, dict[str, Any]] = {
     },
     "a_sequence_fits_into_the_engine": {KWARGS: {"max_model_len": 1536}},
     "adapters_have_a_road_to_the_engines": LORA,
+    "adapters_start_in_a_way_that_runs": {**LORA, INIT: "orthogonal"},
+    "adapters_are_reached_by_gradients": {**LORA, "trainer.recompute_activations": True},
     "traces_have_ranks_and_a_folder": {
         **MEGATRON,
         PROFILER + "enable": True,

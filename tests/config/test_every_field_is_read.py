@@ -29,6 +29,7 @@ from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.experiments.collaborators import start_processes, weight_road
 from skyrl.experiments.first_look import sandbox_in_force
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.experiments.recovery import run_with_recovery
 from skyrl.inference.vllm_arguments import engine_arguments
 from skyrl.inference.vllm_engine import _start as start_vllm
 from skyrl.inference.vllm_environment import variables
@@ -44,7 +45,7 @@ from skyrl.tree.classes import is_config, leaf_paths
 from tests.learners.rows import batch
 from tests.nano_run import config
 
-TABLE = 97
+TABLE = 85
 """Leaves in the table. This number may only fall."""
 
 WHOLE = {"param_dtype": "float32", "reduce_dtype": "float32", "buffer_dtype": "float32"}
@@ -71,6 +72,8 @@ SCENARIOS: tuple[dict[str, Any], ...] = (
         "trainer__max_training_steps": 1,
         "trainer__critic__model__path": "",
         "trainer__critic_mini_batch_size": 4,
+        "trainer__policy__model__lora__rank": 2,
+        "trainer__critic__model__lora__rank": 2,
         "trainer__algorithm__advantage_estimator": "gae",
         "trainer__algorithm__use_kl_loss": False,
         "trainer__algorithm__use_kl_in_reward": True,
@@ -114,6 +117,7 @@ READ_ELSEWHERE: dict[str, tuple[Callable[..., Any], str]] = {
     "generator.merge_stepwise_output": (chat_of, "config.merge_stepwise_output"),
     "generator.chat_template.source": (template_text, "config.source"),
     "generator.use_conversation_multi_turn": (renders_history, "config.use_conversation_multi_turn"),
+    "trainer.recover_retries": (run_with_recovery, "cfg.trainer.recover_retries"),
     "generator.append_eos_token_after_stop_str_in_multi_turn": (
         MessageChat.__init__,
         "config.append_eos_token_after_stop_str_in_multi_turn",
@@ -133,8 +137,8 @@ READ_ELSEWHERE: dict[str, tuple[Callable[..., Any], str]] = {
         "engine.weight_transfer_threshold_cuda_ipc_GB",
     ),
 }
-"""Read where a model is sharded over several ranks, where vLLM starts, where there are GPUs, in a second turn, or in an
-environment that asks for it."""
+"""Read where a model is sharded over several ranks, where vLLM starts, where there are GPUs, in a second turn, where a
+failed run begins again, or in an environment that asks for it."""
 
 SIZES = "skyrl.config.sizes"
 """The one module of the configuration that counts as a component: it turns fields into the numbers that `layout` and
