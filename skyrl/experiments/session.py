@@ -151,10 +151,11 @@ class Session:
         faults, experiment = self._cfg.trainer.faults, self._experiment
         if faults.stall_timeout_seconds is None:
             return
+        stop = faults.on_stall == "stop"
 
         def stalled(diagnosis: str) -> None:
             say(f"warning: {diagnosis}")
-            if faults.on_stall == "stop":
+            if stop:
                 self._stopping.request("Stopped, since there was no progress", exit_code=RunError.exit_code)
 
         def dump_others() -> Sequence[Path]:
