@@ -2,7 +2,7 @@
 
     python benchmarks/training_layouts.py [tiny] [mid]
 
-Two random Qwen2, of 3 and 70 million parameters; prompts of 64 tokens with 8 answers each, whose lengths are
+Two random Qwen2, of 3 and 68 million parameters; prompts of 64 tokens with 8 answers each, whose lengths are
 log-normal. `padded`: micro-batches of a fixed number of rows, padded. `packed`: micro-batches bounded by tokens, rows
 end to end. `shared`: the same with one copy of each prompt. One torch thread, process CPU time, the ways take turns and
 the best round counts. Useful tokens are those of all rows, each prompt counted for each of its answers, so that
@@ -56,7 +56,7 @@ CASES = {
         tokens=2048,
     ),
     "mid": Case(
-        model={"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 7, "num_attention_heads": 12},
+        model={"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 8, "num_attention_heads": 12},
         prompts=2,
         mean=59,
         longest=251,

@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from property_tests.trees import data, scalars, texts
-from skyrl.tree.lines import scan_lines
-from skyrl.tree.toml import TomlText
+from skyrl.tree.origins import KeyLines
+from skyrl.tree.toml_lines import scan_lines
 
 Path = tuple[str, ...]
 Lines = dict[Path, int]
@@ -131,9 +131,9 @@ def test_every_header_and_key_is_found_on_its_line(written: tuple[str, Lines]) -
 def test_every_key_of_a_written_file_is_found(document: dict[str, Any], multiline: bool) -> None:
     text = tomli_w.dumps(document, multiline_strings=multiline).replace("\r\n", "\n")
     rows = text.split("\n")
-    source = TomlText("run.toml", text)
+    lines = KeyLines(lambda: scan_lines(text))
     for path in key_paths(tomllib.loads(text)):
-        line = source.line_of(path)
+        line = lines.line_of(path)
         assert line is not None
         assert 1 <= line <= len(rows)
 

@@ -11,6 +11,7 @@ a fuller copy:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Self
 
 import attrs
@@ -47,9 +48,6 @@ class TrainingBatch:
     answer_lengths: Tensor | None = None
     """(B,) int64: tokens of each answer, observations of later turns included."""
 
-    truncated: Tensor | None = None
-    """(B,) bool: the answer was cut off at a limit; it did not end by itself."""
-
     baselines: Tensor | None = None
     """(B,) float32: raw reward of the greedy answer to the same prompt."""
 
@@ -63,7 +61,8 @@ class TrainingBatch:
     """(B,) int64: number of the micro-batch that each row is in, from 0 without gaps. None: they are cut by rows."""
 
     old_logprobs: Tensor | None = None
-    """(B, L) float32: under the policy before this batch's first update. None where it would equal the current one."""
+    """(B, L) float32: under the policy before this batch's first update. None where it would equal the current one, or
+    where nothing reads it."""
 
     ref_logprobs: Tensor | None = None
     """(B, L) float32: under the reference model."""
@@ -104,6 +103,13 @@ class TrainingBatch:
         """(B,) float32: the return of each row, the sum of its rewards."""
         return self.rewards.sum(dim=1)
 
+    def over_trajectories(self, values: Tensor) -> Tensor:
+        """(B,) to (B,): each row's sum of `values` over the rows of its trajectory; as they are, if rows are whole."""
+        if self.trajectories is None:
+            return values
+        sums = torch.zeros(int(self.trajectories.max()) + 1, dtype=values.dtype, device=values.device)
+        return sums.index_add_(0, self.trajectories, values)[self.trajectories]
+
     def select(self, rows: Tensor) -> Self:
         """The rows at these indices (K,), in this order, padding trimmed to the longest of them."""
         width = int(self.lengths[rows].max())
@@ -119,6 +125,22 @@ class TrainingBatch:
         for start in range(0, len(self), size):
             yield self.rows(start, min(start + size, len(self)))
 
+    @property
+    def answers(self) -> int:
+        """Trajectories: as many as rows, or fewer, where several rows are turns of one."""
+        return len(self) if self.last_step is None else int(self.last_step.sum())
+
+    def split_by_answers(self, size: int) -> Iterator[Self]:
+        """Consecutive batches of `size` trajectories with all their rows; the last may have fewer."""
+        if self.last_step is None:
+            yield from self.split(size)
+            return
+        ends = [row + 1 for row in self.last_step.nonzero().squeeze(1).tolist()]
+        bounds = [0, *ends[size - 1 :: size]]
+        bounds += [] if bounds[-1] == len(self) else [len(self)]
+        for start, stop in pairwise(bounds):
+            yield self.rows(start, stop)
+
     def to(self, device: torch.device | str) -> Self:
         """The same batch on another device."""
         return self._map(lambda tensor: tensor.to(device))
@@ -133,7 +155,6 @@ PER_ROW = frozenset(
         "lengths",
         "groups",
         "answer_lengths",
-        "truncated",
         "baselines",
         "trajectories",
         "last_step",

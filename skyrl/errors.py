@@ -9,9 +9,14 @@
     |   +-- ResumeError         a checkpoint or run folder that this run must not continue
     +-- RunError                the run itself: exit code 1, what was saved stays
         +-- NonFiniteError      NaN or infinity where a number had to be
+        |   +-- BatchError      ... in a batch that nothing has been learnt from yet
         +-- RewardError         an environment or reward function that failed while it judged an answer
         +-- WeightSyncError     an engine that does not hold the learner's weights
+        +-- StorageError        a disk that is full or broken
         +-- ProcessError        a process that could not be started, died, or gave no sign of life
+            +-- WorkerEnded     a sandboxed worker that was late, said too much, or ended
+
+    Stopped                     not an error: a run that was told to stop; exit code 75, or 130 after Ctrl-C
 
 A message says what is wrong, where, and what to do.
 """
@@ -95,6 +100,14 @@ class NonFiniteError(RunError):
     """NaN or infinity would have reached an optimizer step."""
 
 
+class BatchError(NonFiniteError):
+    """NaN or infinity in a batch before anything was learnt from it: weights and optimizer are untouched."""
+
+
+class StorageError(RunError):
+    """A file of the run cannot be written: the disk is full, or fails."""
+
+
 class RewardError(RunError):
     """An environment or reward function failed while it judged an answer."""
 
@@ -105,6 +118,29 @@ class WeightSyncError(RunError):
 
 class ProcessError(RunError):
     """A process of the run could not be started, died, or gave no sign of life in time."""
+
+
+class WorkerEnded(ProcessError):
+    """A sandboxed worker gave no answer, and nothing of it is left."""
+
+    def __init__(self, how: Literal["exit", "timeout", "output"], message: str) -> None:
+        self.how: Literal["exit", "timeout", "output"] = how
+        super().__init__(message)
+
+
+EXIT_REQUEUE = 75
+"""The same command goes on where this one ended: EX_TEMPFAIL of sysexits.h."""
+
+EXIT_INTERRUPTED = 130
+"""After Ctrl-C, by the convention of shells: 128 + SIGINT."""
+
+
+class Stopped(BaseException):
+    """A run that was told to stop, by a signal or its deadline, has stopped. Nobody but the command catches it."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_REQUEUE) -> None:
+        self.exit_code = exit_code
+        super().__init__(message)
 
 
 def render(problems: Iterable[Problem], title: str) -> str:

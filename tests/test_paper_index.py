@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from skyrl.config import load
-from skyrl.config.check_algorithm import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
+from skyrl.config.registry import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 
 INDEX = (Path(__file__).parents[1] / "docs" / "paper_index.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in INDEX.splitlines() if line.startswith("| ")]

@@ -13,6 +13,7 @@ import json
 import os
 import random
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,13 +21,14 @@ from typing import Any
 
 # Threads of torch that wait for each other by spinning bring a shared machine to a stop. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+sys.path.append(str(Path(__file__).parents[1]))  # where tiny_chat.py is
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from reward import sorted_exactly
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from tiny_chat import byte_tokenizer, small_qwen2
+from transformers import AutoTokenizer
 from transformers.utils import logging
 
 RECIPE = 1
@@ -57,7 +59,7 @@ def prepare(folder: Path, seed: int) -> float:
     write_rows(folder / "validation.parquet", validation)
     write_rows(folder / "train.parquet", train)
     tokenizer = build_tokenizer()
-    model = build_model(tokenizer)
+    model = small_qwen2(tokenizer, hidden_size=256, layers=4)
     warm_start(model, tokenizer, train, rng)
     accuracy = sampled_accuracy(model, tokenizer, validation)
     model.save_pretrained(folder / "model")
@@ -98,22 +100,8 @@ def write_rows(path: Path, words: Sequence[str]) -> None:
 
 
 def build_tokenizer() -> Any:
-    """Byte-level BPE without a merge: 256 bytes and four special tokens. A letter is always one token.
-
-    Merged letters would hide their order from a model this small. The class is Qwen2's because transformers builds that
-    pipeline for a tokenizer beside a Qwen2 model, whatever was saved there.
-    """
-    return Qwen2Tokenizer(
-        vocab={character: index for index, character in enumerate(sorted(ByteLevel.alphabet()))},
-        merges=[],
-        unk_token=None,  # type: ignore[arg-type]  # a byte is never unknown
-        eos_token="<|end|>",
-        pad_token="<|pad|>",
-        extra_special_tokens=["<|user|>", "<|assistant|>"],
-        chat_template=CHAT_TEMPLATE,
-        model_max_length=128,
-        padding_side="left",
-    )
+    """A letter is always one token: merged letters would hide their order from a model this small."""
+    return byte_tokenizer(length=128, template=CHAT_TEMPLATE, padding_side="left")
 
 
 def compare_round_trip(tokenizer: Any, folder: Path) -> None:
@@ -123,27 +111,6 @@ def compare_round_trip(tokenizer: Any, folder: Path) -> None:
     ids = tokenizer.encode(written)
     if (written, written, ids) != (read, reloaded.decode(ids), reloaded.encode(read)):
         raise SystemExit(f"the tokenizer in {folder} came back different: it reads {read!r} as {reloaded.encode(read)}")
-
-
-def build_model(tokenizer: Any) -> Any:
-    """Qwen2 in miniature, fresh: 3.0 million parameters."""
-    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        initializer_range=0.04,
-        bos_token_id=None,
-        **special,
-    )
-    model = Qwen2ForCausalLM(config)
-    model.generation_config = GenerationConfig(do_sample=True, **special)
-    return model
 
 
 def warm_start(model: Any, tokenizer: Any, words: Sequence[str], rng: random.Random) -> None:

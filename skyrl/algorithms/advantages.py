@@ -45,9 +45,9 @@ def leave_one_out(scores: Tensor, groups: Tensor) -> Tensor:
 def relative_to_mean(scores: Tensor, groups: Tensor) -> Tensor:
     """(s_i - mean_G) / (mean_G + 1e-6): the rarer success is, the more it counts.
 
-    MaxRL, arXiv:2602.02710: with rewards of 0 and 1 the gradient is that of a lower bound of the log-likelihood of
-    success. A group of one gets its score. Meant for rewards that are not negative: the mean of a group that is near
-    -1e-6 makes advantages as large as they like.
+    MaxRL, arXiv:2602.02710: with rewards of 0 and 1 this follows the log-likelihood of success, log p, its series in
+    powers of 1 - p being cut off where the samples of a group end. A group of one gets its score. Meant for rewards
+    that are not negative: the mean of a group that is near -1e-6 makes advantages as large as they like.
     """
     known = _compared(scores, groups)
     relative = known.centered(scores) / (known.spread(known.mean(scores)) + 1e-6)

@@ -77,11 +77,9 @@ class OPO:
     """`"opo"`: see `length_weighted`."""
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
-        tokens = batch.loss_mask.sum(1)
-        if batch.trajectories is not None and batch.last_step is not None:  # a trajectory is as long as all its turns
-            whole = torch.zeros(int(batch.trajectories.max()) + 1, dtype=tokens.dtype, device=tokens.device)
-            tokens = whole.index_add_(0, batch.trajectories, tokens)[batch.trajectories][batch.last_step]
-        return to_tokens(batch, lambda scores, groups: length_weighted(scores, groups, tokens))
+        tokens = batch.over_trajectories(batch.loss_mask.sum(1))  # a trajectory is as long as all its turns
+        compared = tokens if batch.last_step is None else tokens[batch.last_step]
+        return to_tokens(batch, lambda scores, groups: length_weighted(scores, groups, compared))
 
 
 @attrs.frozen(kw_only=True)
@@ -136,10 +134,8 @@ def to_tokens(batch: TrainingBatch, compare: Callable[[Tensor, Tensor], Tensor])
     if batch.trajectories is None or batch.last_step is None:
         found = compare(batch.scores, batch.groups)
     else:
-        totals = torch.zeros(int(batch.trajectories.max()) + 1, device=batch.rewards.device)
-        totals = totals.index_add_(0, batch.trajectories, batch.scores)
-        last = batch.last_step
-        found = torch.zeros_like(batch.scores)
-        found[last] = compare(totals[batch.trajectories][last], batch.groups[last])
+        totals, last = batch.over_trajectories(batch.scores), batch.last_step
+        found = torch.zeros_like(totals)
+        found[last] = compare(totals[last], batch.groups[last])
         found = of_the_last_step(found, batch.trajectories, last)
     return torch.where(batch.loss_mask, found.unsqueeze(1), 0.0)

@@ -52,17 +52,3 @@ class Groups:
     def centered(self, values: Tensor) -> Tensor:
         """(B,) float64: value minus the mean of its group; exactly 0 where the group has one value only."""
         return torch.where(self.range(values) == 0, 0.0, values.double() - self.spread(self.mean(values)))
-
-
-def informative(rewards: Tensor, groups: Tensor, selected: Tensor, *, tolerance: float) -> Tensor:
-    """(B,) bool: does the answer belong to a group that can teach something?
-
-    A group can where its rewards differ by more than `tolerance`, or where it has one answer only. Rows that are not
-    `selected`, since no token of theirs is trained on, are not compared and teach nothing. Dynamic sampling of DAPO,
-    arXiv:2503.14476, section 3.2. Shapes: all (B,).
-    """
-    keep = torch.zeros_like(selected)
-    if selected.any():
-        among = Groups.of(groups[selected])
-        keep[selected] = (among.range(rewards[selected]) > tolerance) | among.alone()
-    return keep

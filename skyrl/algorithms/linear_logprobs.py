@@ -24,9 +24,16 @@ LOGITS_AT_A_TIME = 2**25
 
 
 def linear_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float, entropy_gradient: bool = False
-) -> tuple[Tensor, Tensor]:
-    """log softmax(hidden weight^T / temperature) at the targets, and the entropy of each distribution, in nats.
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float,
+    with_entropy: bool = True,
+    entropy_gradient: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """log softmax(hidden weight^T / temperature) at the targets, and, if wanted, the entropy of each distribution, in
+    nats.
 
     Shapes: `hidden` (N, H) and `weight` (V, H), of one type, `targets` (N,) int64; both results (N,) float32. Softmax
     is computed in float32 whatever the type. The entropy has a gradient only if that is asked for. Raises ValueError
@@ -35,20 +42,26 @@ def linear_logprobs(
     expect_same_shape(hidden=hidden[:, 0], targets=targets)
     if hidden.shape[0] * weight.shape[0] > PLAIN_UP_TO:
         apply: Any = _LinearLogprobs.apply
-        found: tuple[Tensor, Tensor] = apply(hidden, weight, targets, temperature)
-        return found if entropy_gradient else (found[0], found[1].detach())
+        logprobs, spread = apply(hidden, weight, targets, temperature, with_entropy)
+        if not with_entropy:
+            return logprobs, None
+        return logprobs, spread if entropy_gradient else spread.detach()
     logits = torch.nn.functional.linear(hidden, weight)
+    logprobs = token_logprobs(logits, targets, temperature=temperature)
+    if not with_entropy:
+        return logprobs, None
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        spread = entropy(logits, temperature=temperature)
-    return token_logprobs(logits, targets, temperature=temperature), spread
+        return logprobs, entropy(logits, temperature=temperature)
 
 
 class _LinearLogprobs(torch.autograd.Function):
     """With z = h W^T / T and p = softmax(z): log p_y = z_y - lse(z), and H = lse(z) - sum p z."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        logprobs, spread, norms = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        logprobs, spread, norms = (torch.zeros(len(hidden), device=hidden.device) for _ in range(3))
         for rows in _chunks(hidden, weight):
             scores = _scores(hidden[rows], weight, temperature)
             highest = scores.amax(-1)
@@ -56,10 +69,11 @@ class _LinearLogprobs(torch.autograd.Function):
             scores.sub_(highest.unsqueeze(-1))
             weights = scores.exp()
             total = weights.sum(-1)
-            mean = torch.bmm(weights.unsqueeze(1), scores.unsqueeze(2)).flatten() / total
             norms[rows] = highest + total.log()
             logprobs[rows] = chosen - norms[rows]
-            spread[rows] = total.log() - mean
+            if with_entropy:
+                mean = torch.bmm(weights.unsqueeze(1), scores.unsqueeze(2)).flatten() / total
+                spread[rows] = total.log() - mean
             del scores, weights
         ctx.save_for_backward(hidden, weight, targets, norms, spread)
         ctx.temperature = temperature
@@ -67,7 +81,7 @@ class _LinearLogprobs(torch.autograd.Function):
         return logprobs, spread
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         """d log p_y / dz = 1_y - p and dH / dz = -p (log p + H), summed over chunks into dW."""
         hidden, weight, targets, norms, spread = ctx.saved_tensors
         of_logprobs, of_entropy = gradients
@@ -90,7 +104,7 @@ class _LinearLogprobs(torch.autograd.Function):
                 for_hidden[rows] = change @ weight
             if for_weight is not None:
                 _add_product(for_weight, change, hidden[rows])
-        return for_hidden, None if for_weight is None else for_weight.to(weight.dtype), None, None
+        return for_hidden, None if for_weight is None else for_weight.to(weight.dtype), None, None, None
 
 
 def _scores(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:

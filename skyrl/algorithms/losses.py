@@ -2,7 +2,8 @@
 `reductions.py`.
 
 A loss with settings is a frozen class with `__call__`, whose fields are its settings. The built-in ones are in
-`clipped_losses.py`, `rollout_losses.py` and `covariance_losses.py`; a loss of your own is the same:
+`clipped_losses.py`, `rollout_losses.py` and `covariance_losses.py`; a loss of your own is the same, its class made with
+`skyrl.tree.frozen`, so that its fields are read and checked as configuration:
 
     @frozen
     class Mine:
@@ -14,7 +15,8 @@ A loss with settings is a frozen class with `__call__`, whose fields are its set
 
 It may also have a method `measure(inputs) -> dict[str, Tensor]`: numbers (B, L) for each token, of which the mean over
 the selected tokens is logged, and an attribute `vanishes_without_advantage = True`, if its loss and gradient are
-exactly 0 at tokens whose advantage is 0: rows that have no other are then left out of the forward pass.
+exactly 0 at tokens whose advantage is 0: rows that have no other are then left out of the forward pass. A class
+that never looks at `old_logprobs` may say `reads_old_logprobs = False`, which saves a forward pass over each batch.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ def normalize(
 
     sigma^2 is the mean of (x - mu)^2 at its own level, mu keeping its own: with group and batch it is the spread of
     the group-centred numbers (Lite PPO, arXiv:2508.08221). `leave_one_out` takes mu over the others, (S - x) / (n - 1),
-    and `unbiased` divides squares by n - 1. AReaL's NormConfig. One number alone has nothing to be compared with: with
-    `leave_one_out` its mean is itself, and its deviation counts as 1. Where all numbers of a level are equal the result
-    is 0.
+    and `unbiased` divides squares by n - 1. AReaL's NormConfig. One number alone has nothing to be compared with: its
+    mean is itself, with `leave_one_out`, too, and its deviation counts as 1. Where all numbers of the level of the mean
+    are equal they become 0.
 
     Shapes: `values`, `groups` and `mask` (N,), numbers, integers and bool; the result (N,), 0 outside the mask.
     """

@@ -40,8 +40,9 @@ class Bounds:
 
 @attrs.frozen(kw_only=True)
 class OffPolicyCorrection:
-    """Which corrections are made. Their papers: truncated importance sampling, fengyao.notion.site/off-policy-rl;
-    masks of tokens, IcePop, arXiv:2510.18855; geometric sequence masks, arXiv:2509.26507.
+    """Which corrections are made. Their sources: truncated importance sampling, fengyao.notion.site/off-policy-rl;
+    masks of tokens, IcePop, arXiv:2510.18855, section 2.3; masks of sequences by the product or the geometric mean of
+    ratios, Liu et al., richardli.xyz/rl-collapse.
     """
 
     outlier_token: Bounds = Bounds()

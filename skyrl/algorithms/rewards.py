@@ -31,10 +31,6 @@ def less_the_divergence(rewards: Tensor, divergence: Tensor, mask: Tensor, *, we
     return rewards - max(weight, 0.0) * torch.where(mask, divergence, 0.0)
 
 
-def with_totals(rewards: Tensor, totals: Tensor, at: Tensor) -> Tensor:
-    """Rewards at tokens whose sum in each row is `totals`: what is missing goes to column `at` of the row.
-
-    Shapes: `rewards` (B, L), `totals` (B,), `at` (B,) int64, the result (B, L).
-    """
-    missing = totals - rewards.sum(1)
-    return rewards.scatter_add(1, at.unsqueeze(1), missing.unsqueeze(1))
+def added_at(rewards: Tensor, extra: Tensor, at: Tensor) -> Tensor:
+    """Rewards at tokens, with `extra` (B,) more at column `at` (B,) int64 of each row. Shapes: (B, L) to (B, L)."""
+    return rewards.scatter_add(1, at.unsqueeze(1), extra.unsqueeze(1))

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from skyrl.cli.words import STRICT, WORDS, as_json, complete_word, compose_words, load_words, split_words, warn
+from skyrl.cli.words import STRICT, WORDS, as_json, complete_path, compose_words, load_words, split_words, warn
 from skyrl.errors import ConfigError
 
 _LANGUAGE = click.option(
@@ -77,7 +77,7 @@ def show(
 
 
 @config.command()
-@click.argument("path", shell_complete=complete_word)
+@click.argument("path", shell_complete=complete_path)
 @WORDS
 @click.option("--json", "machine", is_flag=True, help="Print it as JSON.")
 def explain(path: str, words: tuple[str, ...], machine: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,12 +13,11 @@ if TYPE_CHECKING:
 
 def as_text(explanation: Explanation) -> str:
     """For a person."""
-    lines = [f"{explanation.path} = {_spelled(explanation.value)}", f"  {explanation.type}"]
+    is_table = explanation.type.startswith("a table (") and isinstance(explanation.value, dict)
+    kind = ", ".join(filter(None, (explanation.type, explanation.allowed)))
+    lines = [explanation.path if is_table else f"{explanation.path} = {_spelled(explanation.value)}", f"  {kind}"]
     lines += textwrap.wrap(explanation.doc, 100, initial_indent="  ", subsequent_indent="  ")
-    lines += ["", "Where it came from, the last one wins:"]
-    width = max(len(step.place) for step in explanation.chain)
-    for step in explanation.chain:
-        lines += _step(step, width)
+    lines += ["", *(_fields(explanation.value) if is_table else _chain(explanation.chain))]
     if explanation.feeds:
         lines += ["", "What is derived from it:", *(f"  {path}  ({rule})" for path, rule in explanation.feeds)]
     if explanation.acts_when:
@@ -30,6 +30,16 @@ def as_text(explanation: Explanation) -> str:
         for name, sentence in explanation.checks:
             lines += textwrap.wrap(f"{name}: {sentence}", 100, initial_indent="  ", subsequent_indent="      ")
     return "\n".join(lines)
+
+
+def _fields(table: Mapping[str, Any]) -> list[str]:
+    rows = (f"  {name} = {_spelled(value)}" for name, value in table.items())
+    return ["Its fields (ask for one to see where its value came from):", *rows]
+
+
+def _chain(chain: Sequence[Step]) -> list[str]:
+    width = max(len(step.place) for step in chain)
+    return ["Where it came from, the last one wins:", *(line for step in chain for line in _step(step, width))]
 
 
 def _step(step: Step, width: int) -> list[str]:

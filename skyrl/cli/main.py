@@ -4,19 +4,30 @@ torch.
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any, NoReturn, TextIO, cast
 
 import click
 
 from skyrl import __version__
+from skyrl.cli.checkpoints import ckpt
 from skyrl.cli.config import config
+from skyrl.cli.export import export
 from skyrl.cli.plan import plan
+from skyrl.cli.replay import bisect, replay
+from skyrl.cli.serve_retriever import serve_retriever
 from skyrl.cli.templates import templates
 from skyrl.cli.words import STRICT, WORDS, compose_words
-from skyrl.errors import SkyRLError
+from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, SkyRLError, Stopped
+from skyrl.processes.redaction import RedactedStream
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -38,10 +49,12 @@ def run(words: tuple[str, ...], strict: bool) -> None:
     # Threads of torch that wait for each other by spinning bring a shared machine to a stop; read by torch on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from skyrl.experiments.ppo import BasePPOExp
+    from skyrl.experiments.recovery import run_with_recovery
     from skyrl.experiments.summary import summary
 
-    experiment = BasePPOExp(composed.config)
-    trained = experiment.run()
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
+    experiment, trained = run_with_recovery(BasePPOExp, composed.config)
     if not trained:
         click.echo(
             f"This run is finished ({experiment.checkpoints.folder} has its last step): nothing was trained.\n"
@@ -79,29 +92,65 @@ def completion(shell: str) -> None:
 
     In ~/.bashrc: eval "$(skyrl completion bash)"
     """
-    from click.shell_completion import get_completion_class
+    from skyrl.cli.completion import script
 
-    kind = get_completion_class(shell)
-    if kind is not None:
-        click.echo(kind(cli, {}, "skyrl", "_SKYRL_COMPLETE").source())
+    click.echo(script(cli, shell))
 
 
+cli.add_command(ckpt)
 cli.add_command(plan)
+cli.add_command(serve_retriever)
 cli.add_command(templates)
+cli.add_command(export)
+cli.add_command(replay)
+cli.add_command(bisect)
 
 
 cli.add_command(config)
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command; a mistake of the user ends in a message and exit code 2, a failed run in 1, Ctrl-C in 130."""
+@contextlib.contextmanager
+def _terminated_in_words() -> Iterator[None]:
+    """SIGTERM raises `Stopped`; a process has one thread that hears signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _stop_before_the_start)
     try:
-        cli.main(args=arguments if arguments is None else list(arguments), prog_name="skyrl", standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop_before_the_start(number: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM while nothing runs that could be saved: a run that is there hears of it itself."""
+    raise Stopped("Stopped by SIGTERM, before anything was started.", EXIT_REQUEUE)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command; a mistake of the user ends in a message and exit code 2, a failed run in 1, Ctrl-C in 130, and
+    a run that was told to stop, by SIGTERM or its deadline, in 75.
+    """
+    out, err = RedactedStream(sys.stdout), RedactedStream(sys.stderr)
+    with (
+        contextlib.redirect_stdout(cast(TextIO, out)),
+        contextlib.redirect_stderr(cast(TextIO, err)),
+        _terminated_in_words(),
+    ):
+        _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> NoReturn:
+    try:
+        status = cli.main(
+            args=arguments if arguments is None else list(arguments), prog_name="skyrl", standalone_mode=False
+        )
     except click.ClickException as error:
         error.show()
         sys.exit(2)
+    except Stopped as stop:
+        click.echo(str(stop), err=True)
+        sys.exit(stop.exit_code)
     except SkyRLError as error:
         click.echo(str(error), err=True)
         sys.exit(error.exit_code)
@@ -109,5 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         click.echo(
             "Stopped. The same command goes on from the last checkpoint, or begins anew where there is none.", err=True
         )
-        sys.exit(130)
-    sys.exit(0)
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception:  # noqa: BLE001 - a mistake of ours: all that is known of it, without secrets
+        traceback.print_exc()
+        sys.exit(1)
+    sys.exit(status if isinstance(status, int) else 0)  # of a command that said how it ended

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyrl.cli.plan_table import Plan, table
 from skyrl.cli.words import WORDS, compose_words
 
 if TYPE_CHECKING:
+    from skyrl.cli.plan_table import Plan
     from skyrl.config import SkyRLTrainConfig
 
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 def plan(words: tuple[str, ...], as_json: bool, gpus_per_node: int | None) -> None:
     """Print which process gets which GPUs and how much work; nothing is started."""
     import json
+
+    from skyrl.cli.plan_table import table
 
     planned = plan_of(compose_words(words).config, gpus_per_node)
     click.echo(json.dumps(planned, indent=2) if as_json else table(planned))
@@ -102,6 +104,7 @@ def _model(run: SkyRLTrainConfig, model: Any) -> dict[str, Any]:
     from skyrl.config.sizes import data_parallel_of, grid_of, model_parallel, work_of
 
     trainer, work = run.trainer, work_of(run, model)
+    tokens = trainer.max_tokens_per_microbatch if trainer.max_tokens_per_microbatch > 0 else None
     return {
         "role": model,
         "ranks": grid_of(run, model).ranks,
@@ -109,6 +112,14 @@ def _model(run: SkyRLTrainConfig, model: Any) -> dict[str, Any]:
         "model_parallel": model_parallel(run, model),
         **attrs.asdict(work),
         "gradient_accumulation": work.micro_batches,
-        "micro_batch_size": trainer.micro_train_batch_size_per_gpu if work.micro_batches else 0,
+        "micro_batch_size": trainer.micro_train_batch_size_per_gpu if work.optimizer_steps else 0,
         "scoring_micro_batch_size": trainer.micro_forward_batch_size_per_gpu,
+        **(_BY_TOKENS if tokens else {}),
+        "tokens_per_micro_batch": tokens,
     }
+
+
+_BY_TOKENS = dict.fromkeys(
+    ("micro_batches", "gradient_accumulation", "scoring_micro_batches", "micro_batch_size", "scoring_micro_batch_size")
+)
+"""Where tokens bound a pass through the model, how many passes there are depends on the answers: null."""

@@ -65,17 +65,23 @@ def _on_a_node(seats: Sequence[Mapping[str, Any]], nodes: Sequence[int]) -> str:
 def _work(model: Mapping[str, Any]) -> list[str]:
     tasks = []
     if model["optimizer_steps"]:
-        passes = _counted(model["micro_batches"], "micro-batch", "micro-batches")
+        passes = _passes(model, "micro_batches", "micro_batch_size", "micro-batch", "micro-batches")
         tasks.append(
             f"{_counted(model['optimizer_steps'], 'optimizer step')} of "
-            f"{_counted(model['rows_per_mini_batch'], 'sample')}, each in {passes} of {model['micro_batch_size']}"
+            f"{_counted(model['rows_per_mini_batch'], 'sample')}, each in {passes}"
         )
     if model["rows_scored"]:
-        passes = _counted(model["scoring_micro_batches"], "pass", "passes")
-        tasks.append(
-            f"scores {_counted(model['rows_scored'], 'sample')} in {passes} of {model['scoring_micro_batch_size']}"
-        )
+        passes = _passes(model, "scoring_micro_batches", "scoring_micro_batch_size", "pass", "passes")
+        tasks.append(f"scores {_counted(model['rows_scored'], 'sample')} in {passes}")
     return [str(model["role"]), str(model["ranks"]), str(model["data_parallel"]), "; ".join(tasks)]
+
+
+def _passes(model: Mapping[str, Any], count: str, size: str, noun: str, plural: str) -> str:
+    """How many passes of how many samples; where tokens bound a pass, of how many tokens."""
+    tokens = model["tokens_per_micro_batch"]
+    if tokens:
+        return f"{plural} of at most {_counted(tokens, 'token')}"
+    return f"{_counted(model[count], noun, plural)} of {model[size]}"
 
 
 def _engines(plan: Plan) -> list[str]:

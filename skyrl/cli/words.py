@@ -28,6 +28,13 @@ def complete_word(context: click.Context, parameter: click.Parameter, incomplete
     return [*(CompletionItem(prefix + each) for each in paths), *files]
 
 
+def complete_path(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Dotted paths alone, where one is asked about."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(each) for each in paths_from(incomplete, ends="")]
+
+
 def paths_from(start: str, ends: str = "=") -> list[str]:
     """What may follow `start`: tables with a dot behind them, fields with `ends`."""
     from skyrl.config import SkyRLTrainConfig

@@ -18,6 +18,7 @@ from skyrl.config.environment import (
     Text2SQLEnvConfig,
 )
 from skyrl.config.extension import make_config
+from skyrl.config.faults import FaultsConfig
 from skyrl.config.fully_async import FullyAsyncConfig
 from skyrl.config.generator import ChatTemplateConfig, GeneratorConfig, SamplingParams
 from skyrl.config.learners import (
@@ -47,6 +48,12 @@ from skyrl.config.megatron import (
 )
 from skyrl.config.models import ModelConfig, SkyRLLoraConfig
 from skyrl.config.placement import PlacementConfig
+from skyrl.config.registry import (
+    AdvantageEstimatorRegistry,
+    PolicyLossRegistry,
+    register_advantage_estimator,
+    register_policy_loss,
+)
 from skyrl.config.resolve import resolve
 from skyrl.config.rewards import NormConfig, OverlongConfig, RewardShapingConfig
 from skyrl.config.root import SkyRLTrainConfig
@@ -54,6 +61,7 @@ from skyrl.config.trainer import TrainerConfig
 from skyrl.errors import ConfigError
 
 __all__ = [
+    "AdvantageEstimatorRegistry",
     "AlgorithmConfig",
     "BaseConfig",
     "CISPOConfig",
@@ -69,6 +77,7 @@ __all__ = [
     "DynamicSamplingConfig",
     "EnvironmentConfig",
     "FSDPConfig",
+    "FaultsConfig",
     "FullyAsyncConfig",
     "GMPOConfig",
     "GSM8kLLMJudgeEnvConfig",
@@ -90,6 +99,7 @@ __all__ = [
     "OverlongConfig",
     "PlacementConfig",
     "PolicyConfig",
+    "PolicyLossRegistry",
     "RefConfig",
     "RewardShapingConfig",
     "SAPOConfig",
@@ -107,5 +117,7 @@ __all__ = [
     "get_config_as_yaml_str",
     "load",
     "make_config",
+    "register_advantage_estimator",
+    "register_policy_loss",
     "resolve",
 ]

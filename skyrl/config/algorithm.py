@@ -1,7 +1,7 @@
 """What is optimized: how rewards become advantages, and advantages a loss."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from skyrl.config.losses import (
     CISPOConfig,
@@ -13,12 +13,19 @@ from skyrl.config.losses import (
     OffPolicyCorrectionConfig,
     SAPOConfig,
 )
+from skyrl.config.registry import AdvantageEstimatorRegistry, PolicyLossRegistry
 from skyrl.config.rewards import NormConfig, RewardShapingConfig
 from skyrl.tree import IDENTITY, FrozenDict, field, frozen
+from skyrl.tree.types import ClassOf
 from skyrl.tree.validators import at_least, fraction, non_negative, positive, positive_or_off
 
 LossReduction = Literal["token_mean", "token_mean_legacy", "sequence_mean", "seq_mean_token_sum_norm", "prompt_mean"]
 """How the losses of the tokens of a mini-batch become one number."""
+
+_LossSettings = Annotated[Mapping[str, Any], ClassOf("policy_loss_type", PolicyLossRegistry.settings_class)]
+_EstimatorSettings = Annotated[
+    Mapping[str, Any], ClassOf("advantage_estimator", AdvantageEstimatorRegistry.settings_class)
+]
 
 
 @frozen
@@ -57,18 +64,18 @@ class AlgorithmConfig:
 
     advantage_estimator: str = field(default="grpo", metadata=IDENTITY)
     """How rewards become advantages: grpo, rloo, maxrl, reinforce++, reinforce++-baseline, gae (needs a critic), remax
-    (samples one greedy answer more per prompt), opo, gpg, or the import path of one of your own
-    (`my_package.advantages:Mine`, `advantages.py:Mine`)."""
+    (samples one greedy answer more per prompt), opo, gpg, or one of your own, by import path
+    (`my_package.advantages:Mine`, `advantages.py:Mine`) or by the name that it is registered under."""
 
-    advantage: Mapping[str, Any] = FrozenDict()
+    advantage: _EstimatorSettings = FrozenDict()
     """Settings of an estimator of your own: the fields of its class."""
 
     policy_loss_type: str = field(default="regular", metadata=IDENTITY)
     """How advantages become a loss: regular (PPO), dual_clip, gspo, gmpo, cispo, sapo, clip_cov, kl_cov, rollout_is,
-    dppo, decoupled, importance_sampling, cross_entropy, or the import path of one of your own
-    (`my_package.losses:Mine`, `losses.py:Mine`)."""
+    dppo, decoupled, importance_sampling, cross_entropy, or one of your own, by import path
+    (`my_package.losses:Mine`, `losses.py:Mine`) or by the name that it is registered under."""
 
-    policy_loss: Mapping[str, Any] = FrozenDict()
+    policy_loss: _LossSettings = FrozenDict()
     """Settings of a loss of your own: the fields of its class."""
 
     loss_reduction: LossReduction = "token_mean"

@@ -21,9 +21,13 @@ from skyrl.config.check_rollouts import ROLLOUT_CHECKS
 from skyrl.config.effects import evaluates, without_effect
 from skyrl.config.not_yet import NOT_YET, VALUES_NOT_YET
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import samples
 from skyrl.errors import Problem
+from skyrl.tree import get_at
+from skyrl.tree.classes import leaf_paths
 from skyrl.tree.origins import Origins
 from skyrl.tree.rules import Check, find_problems
+from skyrl.tree.secrets import HIDDEN
 
 SCHEDULES_WITH_SETTINGS = (
     "cosine_with_min_lr",
@@ -43,15 +47,25 @@ def the_policy_has_a_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def there_is_data_to_train_on(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """At least one source of prompts."""
-    if not run.data.train_data:
+    if not run.data.train_data and samples(run):
         yield Problem(path="data.train_data", message="the list is empty", hint="name at least one file of prompts")
 
 
 def evaluation_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """An evaluation that is asked for has prompts."""
-    if evaluates(run) and not run.data.val_data:
+    if evaluates(run) and samples(run) and not run.data.val_data:
         hint = "name a file, or set trainer.eval_before_train = false and trainer.eval_interval = -1"
         yield Problem(path="data.val_data", message="evaluation is on but the list is empty", hint=hint)
+
+
+def recorded_samples_evaluate_nothing(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Evaluation samples, and a run that is fed from a recording has no engine to sample with."""
+    if evaluates(run) and not samples(run):
+        yield Problem(
+            path="trainer.rollouts_from",
+            message="a run that is fed from a recording has no engine, and evaluation is on",
+            hint="set trainer.eval_before_train = false and trainer.eval_interval = -1",
+        )
 
 
 def several_evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -85,6 +99,17 @@ def no_source_is_named_twice(run: SkyRLTrainConfig) -> Iterator[Problem]:
         if twice:
             message = f"{', '.join(twice)} stands here more than once, so its prompts are repeated"
             yield Problem(path=f"data.{name}", message=message, severity="warning")
+
+
+def every_training_source_has_a_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Or none has."""
+    weights, sources = run.data.train_weights, run.data.train_data
+    if weights is not None and len(weights) != len(sources):
+        yield Problem(
+            path="data.train_weights",
+            message=f"{len(weights)} weights for {len(sources)} sources in data.train_data",
+            hint="give one for each, in the same order, or leave them out",
+        )
 
 
 def the_learner_scores_at_the_rollout_temperature(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -149,6 +174,28 @@ def a_resumed_run_has_a_path(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="trainer.resume_path", message=message, hint="set trainer.resume_mode = from_path")
 
 
+def recovery_and_resuming_agree(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """One field says where a run begins, and it may not be contradicted by the other."""
+    recover, resume = run.trainer.recover_mode, run.trainer.resume_mode
+    agree = {None: (resume,), "disabled": ("latest", "none", None), "fault": ("latest", "none", None)}
+    if resume not in agree.get(recover, ("latest",)):
+        yield Problem(
+            path="trainer.recover_mode",
+            message=f"{recover} says where the run begins, and trainer.resume_mode = {resume or 'none'} says otherwise",
+            hint="leave one of them out",
+        )
+
+
+def the_best_checkpoints_have_a_measure(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Best is by some metric."""
+    if run.trainer.ckpt_keep_best > 0 and not run.trainer.ckpt_best_metric:
+        yield Problem(
+            path="trainer.ckpt_best_metric",
+            message=f"ckpt_keep_best = {run.trainer.ckpt_keep_best} needs it",
+            hint="name a metric of metrics.jsonl, such as eval/all/avg_score",
+        )
+
+
 def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Kernels that repeat bit for bit are tested on CPUs; on CUDA that is not promised yet."""
     if run.trainer.deterministic and run.trainer.device == "cuda":
@@ -159,19 +206,32 @@ def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Pro
         )
 
 
+def what_was_hidden_is_given_again(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Where a stored run is read, its secrets are missing: they were not stored."""
+    for path, attribute in leaf_paths(SkyRLTrainConfig):
+        if attribute.type in (str, str | None) and HIDDEN in (get_at(run, path) or ""):
+            hint = "take it from a variable: env:NAME"
+            yield Problem(path=path, message=f"{HIDDEN} stands where a secret was: give it again", hint=hint)
+
+
 CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     the_policy_has_a_model,
     there_is_data_to_train_on,
     evaluation_has_data,
+    recorded_samples_evaluate_nothing,
     several_evaluation_samples_differ,
     no_source_is_named_twice,
     the_schedule_needs_no_settings,
+    every_training_source_has_a_weight,
     the_learner_scores_at_the_rollout_temperature,
     training_samples_are_random,
     the_learner_can_score_what_was_sampled,
     a_single_turn_is_given_the_prompt,
     a_resumed_run_has_a_path,
+    recovery_and_resuming_agree,
+    the_best_checkpoints_have_a_measure,
     repeatable_runs_are_promised_on_a_cpu,
+    what_was_hidden_is_given_again,
     *ALGORITHM_CHECKS,
     *BATCH_CHECKS,
     *PLACEMENT_CHECKS,

@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from skyrl.config.import_paths import build, is_import_path
+from skyrl.config.import_paths import is_import_path
+from skyrl.config.registry import ADVANTAGE_ESTIMATORS, AdvantageEstimatorRegistry, PolicyLossRegistry, Registry
 from skyrl.config.rewards import RewardShapingConfig
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.names import nearest
 from skyrl.tree.rules import Check
 
-ADVANTAGE_ESTIMATORS = (
-    "grpo",
-    "rloo",
-    "maxrl",
-    "reinforce++",
-    "reinforce++-baseline",
-    "gae",
-    "remax",
-    "opo",
-    "gpg",
-)
-POLICY_LOSSES = (
-    "regular",
-    "dual_clip",
-    "gspo",
-    "gmpo",
-    "cispo",
-    "sapo",
-    "clip_cov",
-    "kl_cov",
-    "rollout_is",
-    "dppo",
-    "decoupled",
-    "importance_sampling",
-    "cross_entropy",
-)
 COMPARING = ("grpo", "rloo", "maxrl", "reinforce++-baseline", "opo", "gpg")
 """Estimators that measure an answer against the others to its prompt."""
 
@@ -51,25 +26,13 @@ _CORRECTION = _ALGORITHM + "off_policy_correction."
 def the_advantage_estimator_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """By name, or by import path with the settings that its class has."""
     algorithm = run.trainer.algorithm
-    yield from _exists(
-        algorithm.advantage_estimator,
-        ADVANTAGE_ESTIMATORS,
-        algorithm.advantage,
-        _ALGORITHM + "advantage_estimator",
-        _ALGORITHM + "advantage",
-    )
+    yield from _exists(algorithm.advantage_estimator, AdvantageEstimatorRegistry, algorithm.advantage)
 
 
 def the_policy_loss_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """By name, or by import path with the settings that its class has."""
     algorithm = run.trainer.algorithm
-    yield from _exists(
-        algorithm.policy_loss_type,
-        POLICY_LOSSES,
-        algorithm.policy_loss,
-        _ALGORITHM + "policy_loss_type",
-        _ALGORITHM + "policy_loss",
-    )
+    yield from _exists(algorithm.policy_loss_type, PolicyLossRegistry, algorithm.policy_loss)
 
 
 def gae_has_a_critic(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -207,17 +170,16 @@ ALGORITHM_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
 )
 
 
-def _exists(
-    name: str, known: tuple[str, ...], settings: Mapping[str, Any], field: str, table: str
-) -> Iterator[Problem]:
-    if name in known:
+def _exists(name: str, registry: Registry, settings: Any) -> Iterator[Problem]:
+    if name in registry.built_in:
         return
-    if is_import_path(name):
+    if name in registry.names() or is_import_path(name):
         try:
-            build(name, settings, field=field, table=table)
+            registry.object(name, settings)
         except ConfigError as error:
             yield from error.problems
         return
+    known = registry.names()
     meant = nearest(name, known)
     hint = f"did you mean {meant}?" if meant else f"available: {', '.join(known)}, or module:name, file.py:name"
-    yield Problem(path=field, message=f"{name!r} is unknown", hint=hint)
+    yield Problem(path=registry.field, message=f"{name!r} is unknown", hint=hint)

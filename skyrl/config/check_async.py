@@ -46,10 +46,10 @@ def a_queue_holds_a_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def weights_travel_before_samples_are_too_old(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Between two syncs a group gets older by each step."""
     settings = run.trainer.fully_async
-    if settings.enabled and settings.sync_interval > settings.max_staleness_steps + 1:
+    if settings.enabled and settings.steps_per_sync > settings.max_staleness_steps + 1:
         yield Problem(
-            path=f"{_ASYNC}.sync_interval",
-            message=f"new weights every {settings.sync_interval} steps leave samples {settings.sync_interval - 1} "
+            path=f"{_ASYNC}.steps_per_sync",
+            message=f"new weights every {settings.steps_per_sync} steps leave samples {settings.steps_per_sync - 1} "
             f"versions old, more than {_ASYNC}.max_staleness_steps = {settings.max_staleness_steps}",
             hint=f"at most {settings.max_staleness_steps + 1}",
         )

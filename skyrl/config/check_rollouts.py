@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from skyrl.config.generator import CHAT_TEMPLATES
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import has_critic
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 
@@ -86,6 +88,57 @@ def steps_are_samples_that_can_be_compared(run: SkyRLTrainConfig) -> Iterator[Pr
             path="generator.use_conversation_multi_turn",
             message="one assistant message has no steps, and generator.step_wise_trajectories makes each a sample",
             hint="set it to true",
+        )
+
+
+def a_template_that_is_named_is_built_in(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Others come from files."""
+    template = run.generator.chat_template
+    if template.source == "name" and template.name_or_path not in (None, *CHAT_TEMPLATES):
+        yield Problem(
+            path="generator.chat_template.name_or_path",
+            message=f"no template {template.name_or_path!r} is built in; there are {', '.join(CHAT_TEMPLATES)}",
+            hint="for a file, set generator.chat_template.source = file",
+        )
+
+
+def only_steps_can_be_merged(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Without steps there is one sample of a trajectory."""
+    if run.generator.merge_stepwise_output and not run.generator.step_wise_trajectories:
+        yield Problem(
+            path="generator.merge_stepwise_output",
+            message="merges the samples of generator.step_wise_trajectories, which is off",
+            hint="set generator.step_wise_trajectories = true, or leave it out",
+        )
+
+
+def several_samples_have_no_time_in_common(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Where the template writes the conversation anew, a trajectory can be several samples, as it is step-wise."""
+    algorithm, generator = run.trainer.algorithm, run.generator
+    anew = generator.chat_template.name_or_path is not None and generator.use_conversation_multi_turn
+    several = generator.max_turns > 1 and (anew or generator.step_wise_trajectories)
+    if not several:
+        return
+    which = "generator.chat_template" if anew else "generator.step_wise_trajectories"
+    if anew and algorithm.advantage_estimator in ("gae", "reinforce++"):
+        yield Problem(
+            path="trainer.algorithm.advantage_estimator",
+            message=f"{algorithm.advantage_estimator} discounts over tokens, and with {which} a trajectory can be "
+            "several samples",
+            hint="use grpo, rloo or maxrl, or the model's own template",
+        )
+    elif has_critic(run):
+        yield Problem(
+            path="trainer.critic.model.path",
+            message=f"a critic's returns end with each sample, and with {which} a trajectory can be several",
+            hint="leave the critic out",
+        )
+    if anew and algorithm.loss_reduction == "token_mean_legacy":
+        yield Problem(
+            path="trainer.algorithm.loss_reduction",
+            message="token_mean_legacy weighs micro-batches, whose number differs where the template writes "
+            "conversations anew",
+            hint="use token_mean",
         )
 
 
@@ -173,6 +226,9 @@ ROLLOUT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     a_batch_at_once_is_in_flight_at_once,
     several_turns_have_room,
     steps_are_samples_that_can_be_compared,
+    a_template_that_is_named_is_built_in,
+    only_steps_can_be_merged,
+    several_samples_have_no_time_in_common,
     turns_end_as_the_models_chats_do,
     both_sides_turn_positions_alike,
     positions_are_set_in_one_place,

@@ -11,18 +11,24 @@ from skyrl.config.effect import Effect
 from skyrl.config.effects_algorithm import ALGORITHM_EFFECTS
 from skyrl.config.engines import VLLM_ONLY
 from skyrl.config.fully_async import FullyAsyncConfig
+from skyrl.config.import_paths import is_import_path
+from skyrl.config.intervals import read_interval
 from skyrl.config.resolve import RULES
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray
+from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray, samples
 from skyrl.errors import Problem
 from skyrl.tree import differences
 from skyrl.tree.classes import fields_of
-from skyrl.tree.origins import Origin, Origins, place_of, was_written
+from skyrl.tree.origins import Origin, Origins, place_of, written_paths
 from skyrl.tree.rules import paths_read, touches
 
 
 def _env_is(name: str) -> Callable[[SkyRLTrainConfig], bool]:
     return lambda run: run.environment.env_class == name
+
+
+def _env_is_users(run: SkyRLTrainConfig) -> bool:
+    return run.environment.env_class is not None and is_import_path(run.environment.env_class)
 
 
 def _has_turns(run: SkyRLTrainConfig) -> bool:
@@ -39,7 +45,7 @@ def _engine_is_vllm(run: SkyRLTrainConfig) -> bool:
 
 def evaluates(run: SkyRLTrainConfig) -> bool:
     """Does this run ever look at evaluation prompts?"""
-    return run.trainer.eval_before_train or run.trainer.eval_interval > 0
+    return run.trainer.eval_before_train or read_interval(run.trainer.eval_interval).ever
 
 
 def _is_sharded(model: Model) -> Callable[[SkyRLTrainConfig], bool]:
@@ -73,8 +79,24 @@ def _is_interrupted(run: SkyRLTrainConfig) -> bool:
     return run.trainer.fully_async.enabled and run.trainer.fully_async.interrupt_generation
 
 
+def _non_finite(policy: str) -> Callable[[SkyRLTrainConfig], bool]:
+    return lambda run: run.trainer.faults.on_non_finite == policy
+
+
+def _never(run: SkyRLTrainConfig) -> bool:
+    return False
+
+
 def _counts_rows(run: SkyRLTrainConfig) -> bool:
     return run.trainer.max_tokens_per_microbatch == -1
+
+
+def _forgets_checkpoints(run: SkyRLTrainConfig) -> bool:
+    return run.trainer.max_ckpts_to_keep != -1
+
+
+def _keeps_the_best(run: SkyRLTrainConfig) -> bool:
+    return run.trainer.ckpt_keep_best > 0
 
 
 EFFECTS: tuple[Effect, ...] = (
@@ -106,6 +128,16 @@ EFFECTS: tuple[Effect, ...] = (
     ),
     Effect("trainer.ref.deepspeed_config", "the strategy is deepspeed", _strategy_is("deepspeed")),
     Effect("trainer.policy.model.lora", "lora.rank is above 0", lambda run: run.trainer.policy.model.lora.rank > 0),
+    Effect(
+        "trainer.critic.model.lora",
+        "there is a critic and lora.rank is above 0",
+        lambda run: has_critic(run) and run.trainer.critic.model.lora.rank > 0,
+    ),
+    *(
+        Effect(f"trainer.{model}.model.lora.lora_sync_path", "adapters travel on their own (they are merged)", _never)
+        for model in ("policy", "critic")
+    ),
+    Effect("generator.inference_engine.num_engines", "the policy samples (trainer.rollouts_from is none)", samples),
     *(
         Effect(f"trainer.placement.{name}", "the run is on Ray or the device is cuda", _has_devices_to_share)
         for name in ("colocate_all", "colocate_policy_ref")
@@ -116,6 +148,19 @@ EFFECTS: tuple[Effect, ...] = (
         _makes_room_on_cuda,
     ),
     Effect("trainer.log_path", "the run is on Ray", on_ray),
+    Effect(
+        "trainer.recover_retries",
+        "recover_mode is auto or fault",
+        lambda run: run.trainer.recover_mode in ("auto", "fault"),
+    ),
+    *(
+        Effect(f"trainer.{name}", "old checkpoints are deleted (max_ckpts_to_keep is not -1)", _forgets_checkpoints)
+        for name in ("ckpt_keep_every", "ckpt_keep_best")
+    ),
+    *(
+        Effect(f"trainer.{name}", "the best checkpoints are kept (ckpt_keep_best)", _keeps_the_best)
+        for name in ("ckpt_best_metric", "ckpt_best_is")
+    ),
     *(
         Effect(f"trainer.placement.{name}", "the run is on Ray", on_ray)
         for name in (
@@ -155,6 +200,13 @@ EFFECTS: tuple[Effect, ...] = (
         lambda run: bool(run.trainer.recompute_activations),
     ),
     Effect("trainer.eval_batch_size", "evaluation is on", evaluates),
+    Effect("trainer.faults.max_skipped_steps", "on_non_finite is skip", _non_finite("skip")),
+    Effect("trainer.faults.max_roll_backs", "on_non_finite is roll_back", _non_finite("roll_back")),
+    Effect(
+        "trainer.faults.on_stall",
+        "stall_timeout_seconds is a time",
+        lambda run: run.trainer.faults.stall_timeout_seconds is not None,
+    ),
     Effect("generator.eval_sampling_params", "evaluation is on", evaluates),
     Effect("generator.eval_n_samples_per_prompt", "evaluation is on", evaluates),
     *(
@@ -168,12 +220,27 @@ EFFECTS: tuple[Effect, ...] = (
     ),
     *(
         Effect(f"generator.{name}", "there are several turns (generator.max_turns is above 1)", _has_turns)
-        for name in ("use_conversation_multi_turn", "append_eos_token_after_stop_str_in_multi_turn")
+        for name in (
+            "use_conversation_multi_turn",
+            "append_eos_token_after_stop_str_in_multi_turn",
+            "step_wise_trajectories",
+        )
     ),
     Effect("environment.skyrl_gym.text2sql", "environment.env_class is text2sql", _env_is("text2sql")),
     Effect("environment.skyrl_gym.search", "environment.env_class is search", _env_is("search")),
     Effect(
         "environment.skyrl_gym.llm_as_a_judge", "environment.env_class is llm_as_a_judge", _env_is("llm_as_a_judge")
+    ),
+    Effect("environment.skyrl_gym.isolate_user_env", "environment.env_class is an import path", _env_is_users),
+    Effect(
+        "environment.skyrl_gym.user_env_memory_gb",
+        "environment.env_class is an import path and isolate_user_env is true",
+        lambda run: _env_is_users(run) and run.environment.skyrl_gym.isolate_user_env,
+    ),
+    Effect(
+        "environment.skyrl_gym.math_equivalence",
+        "environment.env_class is aime or gsm8k, or each row's own",
+        lambda run: run.environment.env_class in ("aime", "gsm8k", None),
     ),
     *(Effect(f"generator.inference_engine.{name}", "the engine is vllm", _engine_is_vllm) for name in VLLM_ONLY),
 )
@@ -184,7 +251,7 @@ def without_effect(run: SkyRLTrainConfig, origins: Origins | None, broken: Colle
 
     Without `origins`, written means different from the default tree.
     """
-    written = _changed(run) if origins is None else origins
+    written = written_paths(_changed(run) if origins is None else origins)
     return [
         Problem(
             path=effect.path,
@@ -193,7 +260,7 @@ def without_effect(run: SkyRLTrainConfig, origins: Origins | None, broken: Colle
             severity="warning",
         )
         for effect in EFFECTS
-        if was_written(written, effect.path)
+        if effect.path in written
         and not effect.acts(run)
         and not (broken and touches(paths_read(effect.acts, run), broken))
     ]

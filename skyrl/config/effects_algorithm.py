@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.effect import Effect
-from skyrl.config.import_paths import is_import_path
+from skyrl.config.registry import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from skyrl.config.sizes import has_critic, has_reference
 
 _CLIPPED = ("regular", "dual_clip", "gspo", "rollout_is", "clip_cov", "decoupled")
@@ -40,8 +40,12 @@ ALGORITHM_EFFECTS: tuple[Effect, ...] = (
         "the estimator is gae or reinforce++, or there is a critic",
         lambda run: run.trainer.algorithm.advantage_estimator in ("gae", "reinforce++") or has_critic(run),
     ),
-    _when("advantage", "the estimator is your own", lambda algorithm: is_import_path(algorithm.advantage_estimator)),
-    _when("policy_loss", "the loss is your own", lambda algorithm: is_import_path(algorithm.policy_loss_type)),
+    _when(
+        "advantage",
+        "the estimator is your own",
+        lambda algorithm: algorithm.advantage_estimator not in ADVANTAGE_ESTIMATORS,
+    ),
+    _when("policy_loss", "the loss is your own", lambda algorithm: algorithm.policy_loss_type not in POLICY_LOSSES),
     *(
         _when(
             name, f"the loss is one of {', '.join(_CLIPPED)}", lambda algorithm: algorithm.policy_loss_type in _CLIPPED

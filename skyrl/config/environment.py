@@ -6,6 +6,9 @@ from skyrl.tree import FREE, IDENTITY, field, frozen
 from skyrl.tree.units import WholeSeconds
 from skyrl.tree.validators import fraction, positive
 
+FailureKind = Literal["raised", "timeout", "wrong_type", "not_finite", "too_large"]
+"""How an environment fails."""
+
 
 @frozen
 class Text2SQLEnvConfig:
@@ -54,20 +57,39 @@ class SkyRLGymConfig:
     """Seconds that one call of an environment may take; then its trajectory has failed. None: any time."""
 
     trajectory_timeout_seconds: float | None = field(default=None, validator=positive, metadata=FREE)
-    """Seconds that a trajectory may take from its first answer to its end, the engine's time included; then it has
-    failed. None: any time."""
+    """Seconds that a sample may take from its first answer to its end, the engine's time and further attempts included;
+    then it has failed for good, and holds up the batch no longer. None: any time."""
 
     max_attempts: int = field(default=3, validator=positive)
-    """Times that a sample is drawn, with other random numbers, while its environment fails. When none is left, its
-    whole group is dropped: it stays in the batch, and no token of it is trained on. 1: dropped at once."""
+    """Times that a sample is drawn, with other random numbers, while its environment fails. 1: once."""
+
+    retried_failures: tuple[FailureKind, ...] = ("raised", "timeout", "wrong_type", "not_finite", "too_large")
+    """Failures after which a sample is drawn again: an exception, a missed deadline of a step, a result of the wrong
+    type, a number that is not finite, an observation that is too large. After others it has failed for good."""
+
+    failed_samples: Literal["drop_group", "fill"] = "drop_group"
+    """What becomes of a sample that failed for good. drop_group: its whole group stays in the batch, and no token of it
+    is trained on; fill: another sample of its group stands in, and counts twice, unless all have failed."""
 
     max_failed_share: float = field(default=0.2, validator=fraction)
     """The run stops when environments fail more often in a batch than this share of its samples. 0: at once."""
 
-    sandbox_tier: Literal["auto", "process", "namespace"] = field(default="auto", metadata=FREE)
+    sandbox_tier: Literal["auto", "process", "namespace", "bwrap"] = field(default="auto", metadata=FREE)
     """How programs and queries that the policy wrote are kept apart, see SECURITY.md. process: in a process with limits
-    and a cleared environment; namespace: besides, without network or sight of other processes. auto: the stronger that
-    the machine has, which is printed. One that it does not have is an error."""
+    and a cleared environment; namespace: besides, without network, sight of other processes, or files to write; bwrap:
+    besides, with few files to read. auto: the strongest that the machine has, which is printed. One that it does not
+    have is an error."""
+
+    isolate_user_env: bool = field(default=False, metadata=FREE)
+    """Each episode of an environment or reward function that `env_class` names by import path is a process of its own
+    in a sandbox of `sandbox_tier`, ended with the episode or after `step_timeout_seconds`. Rows reach it as JSON."""
+
+    user_env_memory_gb: float = field(default=4.0, validator=positive, metadata=FREE)
+    """Address space of such a process, in 10^9 bytes."""
+
+    math_equivalence: bool = False
+    """`gsm8k` and `aime` also accept an answer in `\\boxed{}` that math-verify finds equal to the ground truth. Needs
+    skyrl[math]; it runs in a sandbox."""
 
     text2sql: Text2SQLEnvConfig = Text2SQLEnvConfig()
     """For `text2sql`."""

@@ -18,12 +18,14 @@ from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
-from skyrl.tree.classes import docs_of, fields_of
+from skyrl.tree.classes import fields_of, table_class
+from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import flatten, stored_value
 from skyrl.tree.names import suggestion
 from skyrl.tree.origins import Origins, Path, dotted, place_of
 from skyrl.tree.rules import paths_read, touches
-from skyrl.tree.types import config_class, describe, is_mapping
+from skyrl.tree.types import describe, is_mapping
+from skyrl.tree.validators import wanted_by
 
 
 @frozen(kw_only=True)
@@ -48,6 +50,9 @@ class Explanation:
     path: str
     value: Any
     type: str
+    allowed: str
+    """What the type does not say: a range, in words; empty for none."""
+
     doc: str
     chain: tuple[Step, ...]
     feeds: tuple[tuple[str, str], ...]
@@ -70,13 +75,14 @@ def explain(path: str, run: SkyRLTrainConfig, origins: Origins) -> Explanation:
     Raises `ConfigError` for a path that does not exist.
     """
     names = split_path(path)
-    attribute, doc = _field(names, run)
+    attribute, depth, doc = _field(names, run)
     effect = next((each for each in EFFECTS if _covers(each.path, path)), None)
     later = next((each for each in NOT_YET if _covers(each.path, path)), None)
     return Explanation(
         path=path,
         value=_value(run, names),
         type=describe(attribute.type),
+        allowed=wanted_by(attribute.validator) if depth == len(names) else "",
         doc=" ".join(doc.split()),
         chain=_chain(path, names, run, origins),
         feeds=tuple((rule.writes, rule.name) for rule in RULES if touches([path], rule.reads)),
@@ -87,8 +93,8 @@ def explain(path: str, run: SkyRLTrainConfig, origins: Origins) -> Explanation:
     )
 
 
-def _field(names: Path, run: SkyRLTrainConfig) -> tuple[attrs.Attribute[Any], str]:
-    """The field at a path, or the free-form table that the path leads into, and its documentation."""
+def _field(names: Path, run: SkyRLTrainConfig) -> tuple[attrs.Attribute[Any], int, str]:
+    """The field at a path, or the free-form table that the path leads into, how far that is, and its documentation."""
     table: Any = run
     for depth, name in enumerate(names):
         owner = type(table)
@@ -96,16 +102,16 @@ def _field(names: Path, run: SkyRLTrainConfig) -> tuple[attrs.Attribute[Any], st
         if attribute is None:
             sentence, _ = suggestion(type(run), owner, names, depth)
             raise ConfigError([Problem(path=dotted(names), message="no such field", hint=sentence)], title=_TITLE)
-        nested = config_class(attribute.type)
+        value = getattr(table, name)
+        nested = table_class(attribute, value)
         if nested is None and depth + 1 < len(names) and not is_mapping(attribute.type):
             message = f"no such field: {dotted(names[: depth + 1])} is {describe(attribute.type)}"
             raise ConfigError([Problem(path=dotted(names), message=message)], title=_TITLE)
         if nested is None or depth + 1 == len(names):
             break
-        value = getattr(table, name)
         table = nested() if value is None else value
     assert attribute is not None  # a path has a name, which was found
-    return attribute, docs_of(owner).get(name, "")
+    return attribute, depth + 1, docs_of(owner).get(name, "")
 
 
 _TITLE = "There is nothing to explain"

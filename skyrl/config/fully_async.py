@@ -1,6 +1,6 @@
 """Asynchronous training: samples are drawn while the policy learns, within a bound on how old they may get."""
 
-from skyrl.tree import field, frozen
+from skyrl.tree import FREE, field, frozen
 from skyrl.tree.validators import non_negative, positive
 
 
@@ -34,13 +34,13 @@ class FullyAsyncConfig:
     """Of a sample that several versions of the weights drew, train on the newest version's tokens alone. False: on all,
     which a correction sees as what they are."""
 
-    sync_interval: int = field(default=1, validator=positive)
+    steps_per_sync: int = field(default=1, validator=positive)
     """Training steps between new weights for the engines; at most `max_staleness_steps + 1`."""
 
     accept: str | None = None
     """Import path of a function that says of a `TrajectoryGroup` whether it may be trained on (`my_pkg.groups:accept`,
     `groups.py:accept`); another prompt's group takes the place of one that may not. None: all may."""
 
-    stall_timeout_seconds: float = field(default=3600.0, validator=positive)
+    stall_timeout_seconds: float = field(default=3600.0, validator=positive, metadata=FREE)
     """Without a single group that ends for so long while the trainer waits for a batch, the run ends and says which
     groups it waited for."""

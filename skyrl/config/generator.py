@@ -70,15 +70,21 @@ class SamplingParams:
     """More sampling parameters, handed to the engine as they are. None: none."""
 
 
+CHAT_TEMPLATES = ("qwen3_with_thinking", "qwen3_without_thinking")
+"""Templates that are built in."""
+
+
 @frozen
 class ChatTemplateConfig:
-    """A chat template in place of the tokenizer's. With one, the history is tokenized anew at every turn."""
+    """A chat template in place of the tokenizer's. With one, and `use_conversation_multi_turn`, it writes the whole
+    conversation anew for each turn, as whoever uses the model later will; see `docs/environments.md`.
+    """
 
     source: Literal["name", "file"] = "name"
     """What `name_or_path` is: a file, or the name of a template (qwen3_with_thinking, qwen3_without_thinking)."""
 
     name_or_path: str | None = None
-    """The name, or the path of a Jinja file. None: the tokenizer's own template."""
+    """The name, or the path of a Jinja file of at most 1 MiB, which runs in a sandbox. None: the tokenizer's own."""
 
 
 @frozen
@@ -125,7 +131,12 @@ class GeneratorConfig:
     trained on. Read where `use_conversation_multi_turn` is on and `sampling_params.stop` is given."""
 
     step_wise_trajectories: bool = False
-    """Each turn is a training sample of its own, with its own prompt; all turns get the trajectory's advantage."""
+    """Each turn starts from the conversation as the chat template writes it at that point, and is a training sample of
+    its own; all turns get the trajectory's advantage. Batch sizes count trajectories."""
+
+    merge_stepwise_output: bool = False
+    """Join turns under `step_wise_trajectories`: one whose prompt begins with all tokens of the turn before goes on in
+    the same sample. Less to compute, and the same loss per token."""
 
     chat_template: ChatTemplateConfig = ChatTemplateConfig()
     """A chat template in place of the tokenizer's."""

@@ -22,6 +22,7 @@ from skyrl.config.resolve import resolve_with_origins
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.arguments import read_argument, read_python
+from skyrl.tree.classes import fields_of
 from skyrl.tree.draft import Draft
 from skyrl.tree.files import read_file
 from skyrl.tree.origins import Assignment, Origins
@@ -125,8 +126,15 @@ def _take_file(draft: Draft[C], name: str, reach: Reach, root: type[Any], place:
     try:
         draft.assign_all([as_written(each, root) for each in read_file(file_of(name), reach)])
     except ConfigError as error:
-        draft.problems.extend(evolve(each, place=each.place or place) for each in error.problems)
+        hint = f"a value is written in one word: {name}=VALUE" if _is_path(name, root) else ""
+        draft.problems.extend(
+            evolve(each, place=each.place or place, hint=each.hint or hint) for each in error.problems
+        )
         draft.broken.add("")  # without the file nothing can be said about the rest
+
+
+def _is_path(name: str, root: type[Any]) -> bool:
+    return name.partition(".")[0] in fields_of(root) and "." in name
 
 
 def _each(overrides: Overrides) -> Iterable[str | tuple[str, Any]]:

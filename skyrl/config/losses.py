@@ -143,3 +143,15 @@ class OffPolicyCorrectionConfig:
 
     token_mask_is_threshold_high: float | None = field(default=None, validator=positive)
     """Leave out a token whose ratio is above this. None: no upper bound."""
+
+
+def asks_for_correction(correction: OffPolicyCorrectionConfig) -> bool:
+    """Is any of them on?"""
+    bounds = (
+        correction.outlier_token_is_threshold_low,
+        correction.outlier_token_is_threshold_high,
+        correction.token_mask_is_threshold_low,
+        correction.token_mask_is_threshold_high,
+    )
+    asked = correction.tis_ratio_type or correction.sequence_mask_metric
+    return asked is not None or any(bound is not None for bound in bounds)

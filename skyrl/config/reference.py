@@ -9,9 +9,10 @@ from typing import Any
 from skyrl.config.effects import EFFECTS
 from skyrl.config.not_yet import NOT_YET
 from skyrl.config.resolve import RULES
-from skyrl.tree.classes import docs_of, fields_of, role_of
+from skyrl.tree.classes import fields_of, role_of, table_class
+from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import stored_value
-from skyrl.tree.types import config_class, describe
+from skyrl.tree.types import describe
 from skyrl.tree.validators import wanted_by
 
 _HEAD = """# Every field
@@ -33,9 +34,9 @@ def _table(table: Any, defaults: Any, path: str) -> list[str]:
     lines += [" ".join((inspect.getdoc(cls) or "").split()), ""]
     for name, attribute in fields_of(cls).items():
         here = f"{path}.{name}" if path else name
-        nested = config_class(attribute.type)
+        value = getattr(table, name)
+        nested = table_class(attribute, value)
         if nested is not None:
-            value = getattr(table, name)
             inner += _table(nested() if value is None else value, getattr(defaults, name) or nested(), here)
             continue
         default = json.dumps(stored_value(getattr(defaults, name)), ensure_ascii=False)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from skyrl.config.generator import SamplingParams
+from skyrl.config.losses import asks_for_correction
 from skyrl.config.machine import has_cuda_device
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import grid_of, models_of
@@ -165,15 +166,7 @@ def the_older_tis_cap_is_the_token_cap(run: SkyRLTrainConfig) -> float:
 )
 def corrections_need_the_engines_logprobs(run: SkyRLTrainConfig) -> int | None:
     """Importance ratios are against the engine's log-probabilities, so it has to return them."""
-    correction = run.trainer.algorithm.off_policy_correction
-    bounds = (
-        correction.outlier_token_is_threshold_low,
-        correction.outlier_token_is_threshold_high,
-        correction.token_mask_is_threshold_low,
-        correction.token_mask_is_threshold_high,
-    )
-    wanted = correction.tis_ratio_type or correction.sequence_mask_metric
-    return 1 if wanted or any(bound is not None for bound in bounds) else None
+    return 1 if asks_for_correction(run.trainer.algorithm.off_policy_correction) else None
 
 
 @rule(writes="generator.rope_scaling", reads=("trainer.rope_scaling",))

@@ -9,9 +9,11 @@ from typing import Literal
 
 import attrs
 
+from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.losses import asks_for_correction
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.planning.batches import Work, data_parallel, work
-from skyrl.planning.sizes import Engines, Grid, Sizes
+from skyrl.planning.counts import Engines, Grid, Sizes
 
 Model = Literal["policy", "critic", "ref"]
 """A model with ranks of its own."""
@@ -30,6 +32,24 @@ def has_reference(run: SkyRLTrainConfig) -> bool:
     return bool(run.trainer.algorithm.use_kl_loss or run.trainer.algorithm.use_kl_in_reward)
 
 
+def scores_old_logprobs(algorithm: AlgorithmConfig, updates: int) -> bool:
+    """Is the policy asked for log-probabilities of a batch before the first of its `updates`?
+
+    A KL term in the reward needs them. Otherwise only what compares with them after the first update does, where the
+    policy is no longer the old one: not a loss that is measured against the engine, or against nothing. A loss of the
+    user's own says so by an attribute `reads_old_logprobs = False`.
+    """
+    match algorithm.policy_loss_type:
+        case "rollout_is" | "dppo" | "cross_entropy":
+            loss_reads = False
+        case "cispo":
+            loss_reads = algorithm.cispo.cispo_anchor == "old"
+        case _:
+            loss_reads = getattr(algorithm.policy_loss, "reads_old_logprobs", True)
+    reads = loss_reads or asks_for_correction(algorithm.off_policy_correction)
+    return algorithm.use_kl_in_reward or (updates > 1 and reads)
+
+
 def models_of(run: SkyRLTrainConfig) -> tuple[Model, ...]:
     """The models of the run that have ranks."""
     wanted: dict[Model, bool] = {"policy": True, "critic": has_critic(run), "ref": has_reference(run)}
@@ -46,8 +66,15 @@ def on_ray(run: SkyRLTrainConfig) -> bool:
     return run.trainer.placement.executor != "in_process"
 
 
+def samples(run: SkyRLTrainConfig) -> bool:
+    """Does the policy sample, or is the run trained on what another one recorded?"""
+    return run.trainer.rollouts_from is None
+
+
 def starts_engines(run: SkyRLTrainConfig) -> bool:
-    """Does the run start the engines, or do they run already, elsewhere?"""
+    """Does the run start the engines, or do they run already, elsewhere, or is there no need of any?"""
+    if not samples(run):
+        return False
     engine = run.generator.inference_engine
     elsewhere = engine.external_proxy_url or engine.external_server_urls or engine.remote_urls
     return engine.backend != "http" and engine.run_engines_locally and not elsewhere
@@ -96,7 +123,7 @@ def engines_of(run: SkyRLTrainConfig) -> Engines | None:
 def work_of(run: SkyRLTrainConfig, model: Model) -> Work:
     """What each data-parallel rank of the model does with a batch. The tree must have passed `check`.
 
-    A policy that takes one optimizer step per batch does not score it: the old log-probabilities are those of the step.
+    The policy does not score a batch whose old log-probabilities nobody looks at: `scores_old_logprobs`.
     """
     trainer, learns = run.trainer, model in trained_models(run)
     whole = work(
@@ -108,7 +135,7 @@ def work_of(run: SkyRLTrainConfig, model: Model) -> Work:
         micro=trainer.micro_train_batch_size_per_gpu,
         passes=trainer.update_epochs_per_batch,
     )
-    if model == "policy" and whole.optimizer_steps == 1:
+    if model == "policy" and not scores_old_logprobs(trainer.algorithm, whole.optimizer_steps):
         return attrs.evolve(whole, rows_scored=0, scoring_micro_batches=0)
     return whole
 

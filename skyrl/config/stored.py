@@ -9,28 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
 from skyrl.config.migrations import MIGRATIONS
-from skyrl.config.resolve import RULES, derived, resolve
+from skyrl.config.resolve import RULES, derived, resolve, resolve_with_origins
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import evolve_at, fingerprint, get_at, to_dict
 from skyrl.tree.draft import Draft
 from skyrl.tree.dump import SCHEMA_VERSION, stored_value
-from skyrl.tree.origins import Assignment
+from skyrl.tree.origins import Assignment, Origin, Origins
 from skyrl.tree.plain import shown
 from skyrl.tree.reach import Reach
 from skyrl.tree.sparse import sparse
 
-FILE = "config.json"
-"""In the folder of a run, and of each of its checkpoints."""
+C = TypeVar("C", bound=SkyRLTrainConfig)
+
+FILES = ("config.json", "manifest.json")
+"""In the folder of a run, and of a checkpoint, whose manifest holds the same and more."""
 
 
 def stored_form(run: SkyRLTrainConfig) -> dict[str, Any]:
-    """What goes into `config.json`, of a resolved tree. No secret is in it: the tree holds references."""
+    """What goes into `config.json` and manifests, of a resolved tree. No secret is in it: the tree holds references."""
     return {
         "schema_version": SCHEMA_VERSION,
         "fingerprint": fingerprint(run),
@@ -41,8 +43,8 @@ def stored_form(run: SkyRLTrainConfig) -> dict[str, Any]:
 
 def file_of(name: str) -> str:
     """The configuration of a run's folder, if `name` is one; `name` otherwise."""
-    inside = Path(name).expanduser() / FILE
-    return str(inside) if inside.is_file() else name
+    inside = (Path(name).expanduser() / file for file in FILES)
+    return str(next((file for file in inside if file.is_file()), name))
 
 
 def as_written(assignment: Assignment, root: type[SkyRLTrainConfig]) -> Assignment:
@@ -59,12 +61,7 @@ def as_written(assignment: Assignment, root: type[SkyRLTrainConfig]) -> Assignme
         message = f"was stored in form {shown(version)}, and this version reads forms up to {SCHEMA_VERSION}"
         raise ConfigError([Problem(path=assignment.origin.where, message=message, hint="take a later skyrl")])
     inside = attrs.evolve(assignment, value=value["config"], origin=assignment.origin.at("config"))
-    draft = Draft(root(), Reach(migrations=MIGRATIONS))
-    draft.assign(inside)
-    run = draft.build()
-    errors = [problem for problem in draft.problems if problem.severity == "error"]
-    if errors:
-        raise ConfigError(errors, title=f"{assignment.origin.where} cannot be read")
+    run, _ = _read(inside, root)
     listed = value.get("derived")
     leave_out = [str(path) for path in listed] if isinstance(listed, list) else derived(run)
     tables = sparse(run, root(), leave_out)
@@ -73,6 +70,26 @@ def as_written(assignment: Assignment, root: type[SkyRLTrainConfig]) -> Assignme
         if not rule.placeholder and get_at(again, rule.writes) != get_at(run, rule.writes):
             _put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
     return attrs.evolve(inside, value=tables)
+
+
+def tree_of(stored: Any, root: type[C], where: str) -> C:
+    """The resolved tree that was stored, under the names of this version; fields that are newer are derived.
+
+    Raises `ConfigError` for what this version cannot read.
+    """
+    run, origins = _read(Assignment(path=(), value=stored, origin=Origin(kind="file", where=where)), root)
+    return resolve_with_origins(run, origins)[0]
+
+
+def _read(stored: Assignment, root: type[C]) -> tuple[C, Origins]:
+    """Old names are followed; no class is imported. Raises `ConfigError`."""
+    draft = Draft(root(), Reach(migrations=MIGRATIONS))
+    draft.assign(stored)
+    run = draft.build()
+    errors = [problem for problem in draft.problems if problem.severity == "error"]
+    if errors:
+        raise ConfigError(errors, title=f"{stored.origin.where} cannot be read")
+    return run, draft.origins
 
 
 def _without(run: SkyRLTrainConfig, paths: Iterable[str]) -> SkyRLTrainConfig:

@@ -5,7 +5,7 @@ appendix D.1).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from skyrl.envs.env import Env, EnvStep
@@ -31,15 +31,22 @@ _REMOVED = (
 
 
 class AIMEEnv(Env):
-    """1 if the last `Answer:` in the last 300 characters is the ground truth, else -1; one turn."""
+    r"""1 if the last `Answer:` in the last 300 characters is the ground truth, else -1; one turn.
 
-    def __init__(self, extras: Mapping[str, Any]) -> None:
+    With `equal` (`math_equal.py`), the last `\boxed{}` of an answer that is wrong otherwise may be equal to it.
+    """
+
+    def __init__(self, extras: Mapping[str, Any], equal: Callable[[str, str], bool] | None = None) -> None:
         super().__init__(extras)
+        self._equal = equal
         self._ground_truth: str = ground_truth(extras, "aime")
         self._right = False
 
     def step(self, action: str) -> EnvStep:
         self._right = prediction(action) == normalized(self._ground_truth)
+        boxed = last_boxed(action) if self._equal and not self._right else None
+        if self._equal and boxed is not None:
+            self._right = self._equal(boxed, self._ground_truth)
         return EnvStep(reward=1.0 if self._right else -1.0, done=True)
 
     def get_metrics(self) -> dict[str, float]:

@@ -52,6 +52,10 @@ class Env:
         """The messages to start from, and information for logs; by default the row's own prompt."""
         return prompt, {}
 
+    def tool_schemas(self) -> tuple[Mapping[str, Any], ...]:
+        """What the chat template is given as `tools`, asked for after `init`; see `skyrl.envs.tools`."""
+        return ()
+
     def step(self, action: str) -> EnvStep:
         """Judge one answer: `action` is its text, without special tokens."""
         raise TypeError(f"{type(self).__name__} does not define step()")

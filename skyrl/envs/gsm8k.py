@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.multiply import last_boxed
 from skyrl.errors import TaskError
 
 _ANSWER = re.compile(r"#### (-?[0-9.,]+)")
 
 
 class GSM8kEnv(Env):
-    """Reward 1 for the right final answer, else 0; one turn. The row's `reward_spec.ground_truth` holds the answer."""
+    r"""Reward 1 for the right final answer, else 0; one turn. The row's `reward_spec.ground_truth` holds the answer.
 
-    def __init__(self, extras: Mapping[str, Any]) -> None:
+    With `equal` (`math_equal.py`), the last `\boxed{}` of an answer that is wrong otherwise may be equal to it.
+    """
+
+    def __init__(self, extras: Mapping[str, Any], equal: Callable[[str, str], bool] | None = None) -> None:
         super().__init__(extras)
         spec = extras.get("reward_spec")
         if not isinstance(spec, Mapping) or not isinstance(spec.get("ground_truth"), str):
             raise TaskError("gsm8k needs the column reward_spec with a text under ground_truth in every row")
         self.ground_truth: str = spec["ground_truth"]
+        self._equal = equal
 
     def step(self, action: str) -> EnvStep:
-        return EnvStep(reward=score(action, self.ground_truth), done=True)
+        reward = score(action, self.ground_truth)
+        boxed = last_boxed(action) if self._equal and not reward else None
+        if self._equal and boxed is not None:
+            reward = float(self._equal(boxed, self.ground_truth))
+        return EnvStep(reward=reward, done=True)
 
 
 def score(solution: str, ground_truth: str) -> float:

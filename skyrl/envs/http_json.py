@@ -7,9 +7,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from attrs import frozen
+
+T = TypeVar("T")
 
 LONGEST_ANSWER = 4 << 20
 """Bytes that are read of an answer."""
@@ -20,10 +22,10 @@ class ServiceError(RuntimeError):
 
 
 @frozen(kw_only=True)
-class Answer:
-    """What a service said, and how often it had to be asked."""
+class Answer(Generic[T]):
+    """What a service said, and how often it had to be asked again."""
 
-    value: Any
+    value: T
     retries: int
 
 
@@ -39,7 +41,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedire
 
 def post(
     url: str, body: Mapping[str, Any], *, seconds: float, attempts: int, headers: Mapping[str, str] | None = None
-) -> Answer:
+) -> Answer[Any]:
     """POST a JSON object. What may pass by (no connection, 429, 5xx) is tried again, after 0.1 s, then twice as long
     each time, at most 2 s. Raises `ServiceError`.
     """

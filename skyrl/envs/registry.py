@@ -14,23 +14,28 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from skyrl.config import SkyRLGymConfig
-from skyrl.config.import_paths import import_object
+from skyrl.config.import_paths import is_import_path
 from skyrl.envs.aime import AIMEEnv
 from skyrl.envs.code import CodeEnv
 from skyrl.envs.env import Env
 from skyrl.envs.gsm8k import GSM8kEnv
 from skyrl.envs.gsm8k_multi_turn import GSM8kMultiTurnEnv
+from skyrl.envs.isolated import isolated
 from skyrl.envs.llm_judge import LLMJudgeEnv
+from skyrl.envs.math_equal import math_equal
 from skyrl.envs.multiply import MultiplyEnv
 from skyrl.envs.reward_functions import RewardFunctionEnv
-from skyrl.envs.search import SearchEnv
+from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.errors import TaskError
 from skyrl.processes.credentials import api_key
-from skyrl.processes.sandbox import Sandbox, Tier
+from skyrl.processes.sandbox import Sandbox
+from skyrl.processes.tiers import Tier
+from skyrl.tree.imports import import_object
 
 MakeEnv = Callable[[Mapping[str, Any]], Env]
 """Extras of a row -> a fresh environment."""
@@ -44,20 +49,34 @@ _REGISTERED: dict[str, MakeEnv] = {
 
 
 @cache
-def _sandbox(tier: Tier | Literal["auto"]) -> Sandbox:
-    return Sandbox(tier)
+def _sandbox(tier: Tier | Literal["auto"], readable: Path | None = None) -> Sandbox:
+    return Sandbox(tier, readable=[readable] if readable else ())
 
 
 _WITH_SETTINGS: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
     "code": lambda extras, gym: CodeEnv(extras, _sandbox(gym.sandbox_tier)),
     "llm_as_a_judge": lambda extras, gym: LLMJudgeEnv(extras, gym.llm_as_a_judge, api_key("OPENAI_API_KEY")),
-    "search": lambda extras, gym: SearchEnv(extras, gym.search),
-    "text2sql": lambda extras, gym: Text2SQLEnv(extras, gym.text2sql, _sandbox(gym.sandbox_tier)),
+    "search": lambda extras, gym: SearchEnv(extras, gym.search, api_key(TOKEN_VARIABLE)),
+    "text2sql": lambda extras, gym: Text2SQLEnv(
+        extras, gym.text2sql, _sandbox(gym.sandbox_tier, Path(gym.text2sql.db_path).expanduser().resolve())
+    ),
 }
 """Those that are also given `environment.skyrl_gym`."""
 
-SANDBOXED = ("code", "text2sql")
-"""Those that run what the policy wrote."""
+_COMPARED: dict[str, Callable[[Mapping[str, Any], Callable[[str, str], bool]], Env]] = {
+    "aime": AIMEEnv,
+    "gsm8k": GSM8kEnv,
+}
+"""Those that can compare answers as mathematics."""
+
+
+def uses_sandbox(name: str, gym: SkyRLGymConfig) -> bool:
+    """Does something of this environment run in a sandbox?"""
+    return (
+        name in ("code", "text2sql")
+        or (name in _COMPARED and gym.math_equivalence)
+        or (is_import_path(name) and gym.isolate_user_env)
+    )
 
 
 def register(name: str, make: MakeEnv) -> None:
@@ -83,6 +102,11 @@ def find_env(name: str, settings: SkyRLGymConfig | None = None) -> MakeEnv:
     if name in _WITH_SETTINGS:
         gym = settings or SkyRLGymConfig()
         return lambda extras: _WITH_SETTINGS[name](extras, gym)
+    if settings is not None and settings.math_equivalence and name in _COMPARED:
+        equal = math_equal(settings.sandbox_tier)
+        return lambda extras: _COMPARED[name](extras, equal)
+    if settings is not None and settings.isolate_user_env and is_import_path(name):
+        return isolated(name, settings)
     if name in _REGISTERED:
         return _REGISTERED[name]
     return _imported(name)

@@ -16,11 +16,13 @@ from typing import Any
 
 from skyrl.config.environment import SearchEnvConfig
 from skyrl.envs.env import Env, EnvStep
-from skyrl.envs.http_json import post
+from skyrl.envs.http_json import Answer, post
 from skyrl.envs.rows import ground_truth, last_between, max_turns
 
 ATTEMPTS = 10
-SHOWN_CHARACTERS = 8000
+LONGEST_QUERY, SHOWN_CHARACTERS = 2000, 8000
+TOKEN_VARIABLE = "SKYRL_RETRIEVER_TOKEN"
+"""Where a retriever's token is, for those who serve one and those who ask it."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -30,10 +32,11 @@ _log = logging.getLogger(__name__)
 class SearchEnv(Env):
     """`reward_spec.ground_truth` is `{"target": answer}` or `{"target": [answers]}`, or a text."""
 
-    def __init__(self, extras: Mapping[str, Any], settings: SearchEnvConfig) -> None:
+    def __init__(self, extras: Mapping[str, Any], settings: SearchEnvConfig, token: str | None = None) -> None:
+        """`token` is what the retriever wants to see, if it wants one."""
         super().__init__(extras)
         self._targets = targets(ground_truth(extras, "search", (str, dict)))
-        self._settings = settings
+        self._settings, self._token = settings, token
         self._max_turns = max_turns(extras, default=2)
         self._turns = 0
         self._said = ""
@@ -53,15 +56,21 @@ class SearchEnv(Env):
         return {**self._counts, "turns": float(self._turns)}
 
     def _search(self, query: str) -> str:
-        settings = self._settings
-        body = {"query": query[:2000], "topk": settings.topk, "return_scores": True}
-        answer = post(settings.search_url, body, seconds=settings.timeout, attempts=ATTEMPTS)
+        found = ask_retriever(self._settings, self._token, query)
         self._counts["searches"] += 1
-        self._counts["retries"] += answer.retries
-        text = documents(answer.value)
-        if settings.log_requests:
-            _log.info("search %r: %r", query[:200], text[:200])
-        return text
+        self._counts["retries"] += found.retries
+        return found.value
+
+
+def ask_retriever(settings: SearchEnvConfig, token: str | None, query: str) -> Answer[str]:
+    """What it finds, as text. Raises `ServiceError`, or `ValueError` for an answer of another form."""
+    body = {"query": query[:LONGEST_QUERY], "topk": settings.topk, "return_scores": True}
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    answer = post(settings.search_url, body, seconds=settings.timeout, attempts=ATTEMPTS, headers=headers)
+    text = documents(answer.value)
+    if settings.log_requests:
+        _log.info("search %r: %r", query[:200], text[:200])
+    return Answer(value=text, retries=answer.retries)
 
 
 def targets(given: Any) -> tuple[str, ...]:
@@ -92,4 +101,4 @@ def documents(answer: Any) -> str:
     except (KeyError, IndexError, TypeError) as error:
         raise ValueError(f"the retriever's answer has not the form that is expected: {answer!r:.200}") from error
     numbered = [f"Doc {number}: {text}" for number, text in enumerate(texts, start=1)]
-    return "\n".join(numbered)[:SHOWN_CHARACTERS]
+    return "\n".join(numbered)[:SHOWN_CHARACTERS] or "No document was found."

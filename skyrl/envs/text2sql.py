@@ -41,6 +41,11 @@ class Text2SQLEnv(Env):
         self._db = database(Path(settings.db_path).expanduser(), extras.get("db_id"))
         self._max_turns = max_turns(extras, default=5)
         self._sandbox = sandbox
+        if not sandbox.may_open(self._db):
+            raise TaskError(
+                f"text2sql: programs in the sandbox tier {sandbox.tier!r} cannot open {self._db}: it has to lie below "
+                "environment.skyrl_gym.text2sql.db_path, and where the run is root's, everybody must be able to read it"
+            )
         self._turns = 0
         self._said = ""
         self._counts = {"queries": 0.0, "failed_queries": 0.0}
@@ -79,15 +84,18 @@ class Text2SQLEnv(Env):
         return float("error" not in ours and not ours["cut"] and _rows(ours) == _rows(gold))
 
     def _ask(self, query: str, seconds: float, rows: int) -> dict[str, Any]:
-        asked = {"db": str(self._db), "query": query, "rows": rows, "seconds": seconds}
-        limits = Limits(
-            seconds=seconds + 1, cpu_seconds=int(seconds) + 2, memory_bytes=512 << 20, output_bytes=32 << 20
-        )
-        ran = self._sandbox.run(_query_program(), json.dumps(asked).encode(), limits)
-        if ran.ended != "exit" or ran.code != 0:
-            return {"error": "the query took too long" if ran.ended == "timeout" else "the query took too much"}
-        result: dict[str, Any] = json.loads(ran.stdout)
-        return result
+        return ask_database(self._sandbox, self._db, query, seconds, rows)
+
+
+def ask_database(sandbox: Sandbox, db: Path, query: str, seconds: float, rows: int) -> dict[str, Any]:
+    """Columns and at most so many rows of a query that may only read, or its `error`."""
+    asked = {"db": str(db), "query": query, "rows": rows, "seconds": seconds}
+    limits = Limits(seconds=seconds + 1, cpu_seconds=int(seconds) + 2, memory_bytes=512 << 20, output_bytes=32 << 20)
+    ran = sandbox.run(_query_program(), json.dumps(asked).encode(), limits)
+    if ran.ended != "exit" or ran.code != 0:
+        return {"error": "the query took too long" if ran.ended == "timeout" else "the query took too much"}
+    result: dict[str, Any] = json.loads(ran.stdout)
+    return result
 
 
 def database(folder: Path, name: Any) -> Path:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cattrs
 from filelock import FileLock, Timeout
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.stored import stored_form
-from skyrl.errors import ResumeError, UserError
+from skyrl.config.stored import stored_form, tree_of
+from skyrl.errors import ConfigError, ResumeError, UserError
+from skyrl.processes.redaction import redacted_tree
 from skyrl.tree import differences, required
+
+C = TypeVar("C", bound=SkyRLTrainConfig)
 
 
 class Claim:
@@ -36,10 +42,13 @@ class Claim:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
-            (self.folder / ".owner").write_text(f"process {os.getpid()}", encoding="utf-8")
+            (self.folder / ".owner").write_text(_myself(), encoding="utf-8")
         except Timeout:
             owner = _read_text(self.folder / ".owner")
-            message = f"{self.folder} is in use by a run that is going on ({owner}): choose another {self._field}"
+            message = (
+                f"{self.folder} is in use by a run that is going on ({owner or 'its owner cannot be read'}): wait for "
+                f"its end, or choose another {self._field}"
+            )
             raise UserError(message) from None
         except OSError as error:
             raise UserError(f"{self._field} = {self.folder} cannot be written to: {error.strerror}") from None
@@ -53,7 +62,9 @@ class Claim:
         """Write the resolved configuration and its fingerprint into `config.json`."""
         self._is_new = not self._signature.exists()
         scratch = self._signature.with_suffix(".tmp")
-        scratch.write_text(json.dumps(stored_form(self._run), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        scratch.write_text(
+            json.dumps(redacted_tree(stored_form(self._run)), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         scratch.replace(self._signature)
 
     def unsign(self) -> None:
@@ -77,23 +88,53 @@ class Claim:
 
 
 def refuse_changed(stored: Any, run: SkyRLTrainConfig, where: str, field: str) -> None:
-    """Compare a stored configuration with this run's in everything that determines its numbers.
+    """Compare a stored configuration with this run's in what makes it that run, and in everything that determines its
+    numbers unless `trainer.resume_with_changes` is on.
 
-    Raises `ResumeError` with the differences and the two ways out.
+    Raises `ResumeError` with the differences and the ways out.
     """
     try:
-        before = cattrs.structure(stored, type(run))
-    except ValueError as error:
+        before = tree_of(stored, type(run), where)
+        now = _as_stored(run)
+    except ConfigError as error:
         raise ResumeError(f"{where} has a configuration that this version cannot read: {error}") from error
-    changed = differences(before, run, roles=("identity", "numerics"))
-    if not changed:
-        return
-    rows = "\n".join(f"  {path}: {_short(old)} there, {_short(new)} here" for path, (old, new) in changed.items())
-    raise ResumeError(
-        f"{where} belongs to a run with another configuration:\n{rows}\n"
-        f"To continue that run, set these back. To start a new one, choose another {field}, for example:\n"
-        f"  {_folders_beside(run)}"
-    )
+    changed = differences(before, now, roles=("identity",))
+    numerics = differences(before, now, roles=("numerics",))
+    if not run.trainer.resume_with_changes:
+        changed |= numerics
+    if changed:
+        raise ResumeError(
+            f"{where} belongs to a run with another configuration:\n{_rows(changed)}\n"
+            f"To continue that run, set these back{_or_say_so(changed, numerics)}. To start a new one, choose another "
+            f"{field}, for example:\n  {_folders_beside(run)}"
+        )
+
+
+def changes_to_say(stored: Any, run: SkyRLTrainConfig) -> str:
+    """What a run that goes on does otherwise than before, a line for each field; empty where that is nothing."""
+    before, run = tree_of(stored, type(run), "the checkpoint"), _as_stored(run)
+    places = ("trainer.resume_", "trainer.recover_")
+    changed = differences(before, run)
+    return _rows({path: values for path, values in changed.items() if not path.startswith(places)})
+
+
+def _as_stored(run: C) -> C:
+    return cattrs.structure(redacted_tree(cattrs.unstructure(run)), type(run))
+
+
+def _or_say_so(changed: Mapping[str, Any], numerics: Mapping[str, Any]) -> str:
+    """The third way out, where it is one."""
+    return ", or go on with them by trainer.resume_with_changes=true" if changed.keys() == numerics.keys() else ""
+
+
+def _rows(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    return "\n".join(f"  {path}: {_short(old)} there, {_short(new)} here" for path, (old, new) in changed.items())
+
+
+def _myself() -> str:
+    """The lock ends with its process, this note does not: it is read only while somebody has the lock."""
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    return f"process {os.getpid()} on {socket.gethostname()}, since {now}"
 
 
 def _folders_beside(run: SkyRLTrainConfig) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.sizes import has_reference
+from skyrl.data.cursor import batches
 from skyrl.data.prompts import PromptDataset
-from skyrl.envs.registry import SANDBOXED, find_task
+from skyrl.envs.registry import find_task, uses_sandbox
 from skyrl.errors import DataError
 from skyrl.inference.vllm_arguments import refuse_unsuitable
 from skyrl.inference.vllm_model import model_facts
@@ -24,14 +25,37 @@ def look_at_the_data(run: SkyRLTrainConfig, train: PromptDataset, evaluation: Pr
             continue
         for env_class in {prompt.env_class for prompt in dataset.prompts}:
             find_task(env_class, run.environment.env_class, run.environment.skyrl_gym)
-        if any(prompt.env_class in SANDBOXED for prompt in dataset.prompts):
-            tier = Sandbox(run.environment.skyrl_gym.sandbox_tier).tier
-            say(f"{name}: what the policy writes runs in sandboxes of the tier {tier!r} (SECURITY.md)")
         if dataset.too_long:
             say(f"{dataset.too_long} {name} prompts are longer than trainer.max_prompt_length and left out")
-    rest = len(train) % run.trainer.train_batch_size
-    if rest:
-        say(f"{rest} training prompts, others in each epoch, do not fill a batch and are left out")
+        if dataset.bad_rows:
+            first = "".join(f"\n  {reason}" for reason in dataset.bad_rows[:3])
+            say(f"{len(dataset.bad_rows)} {name} rows are no prompts and left out (data.bad_rows), the first:{first}")
+    _tell_the_tail(run, len(train))
+
+
+def _tell_the_tail(run: SkyRLTrainConfig, prompts: int) -> None:
+    trainer, tail = run.trainer, run.data.epoch_tail
+    _, left_out = batches(prompts, trainer.train_batch_size, trainer.epochs, tail)
+    if left_out and tail == "drop":
+        rest = prompts % trainer.train_batch_size
+        say(f"{rest} training prompts, others in each epoch, do not fill a batch and are left out (data.epoch_tail)")
+    elif left_out:
+        say(f"{left_out} training prompts, the last ones of the last epoch, do not fill a batch and are left out")
+
+
+def sandbox_in_force(run: SkyRLTrainConfig, *datasets: PromptDataset | None) -> Mapping[str, object] | None:
+    """The tier that this run has, told and for the record; None where nothing runs in a sandbox.
+
+    Raises `UserError` if the machine does not have the tier that was asked for.
+    """
+    gym = run.environment.skyrl_gym
+    tasks = {prompt.env_class for dataset in datasets if dataset is not None for prompt in dataset.prompts}
+    sandboxed = sorted(task for task in tasks if uses_sandbox(task, gym))
+    if not sandboxed:
+        return None
+    sandbox = Sandbox(gym.sandbox_tier)
+    say(f"{', '.join(sandboxed)}: runs in sandboxes of the tier {sandbox.tier!r} (SECURITY.md)")
+    return {**sandbox.record(), "environments": sandboxed}
 
 
 def look_at_the_models(

@@ -42,6 +42,18 @@ def there_are_gpus_for_it(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
     """The check that services which want a key find one among these variables."""
 
+    def services_have_their_keys(run: SkyRLTrainConfig) -> Iterator[Problem]:
+        yield from the_judge_has_its_key(run)
+        yield from trackers_have_their_keys(run)
+
+    def the_judge_has_its_key(run: SkyRLTrainConfig) -> Iterator[Problem]:
+        """OpenAI answers nobody without one; another service may."""
+        path = "environment.skyrl_gym.llm_as_a_judge.base_url"
+        judges = run.environment.env_class == "llm_as_a_judge"
+        if judges and run.environment.skyrl_gym.llm_as_a_judge.base_url is None and not environ.get("OPENAI_API_KEY"):
+            hint = "export OPENAI_API_KEY=..., or name another service that speaks OpenAI's protocol"
+            yield Problem(path=path, message="OpenAI, the judge's service, wants a key, and there is none", hint=hint)
+
     def trackers_have_their_keys(run: SkyRLTrainConfig) -> Iterator[Problem]:
         """W&B takes its key from the environment, or from what `wandb login` left in the home folder."""
         logger = run.trainer.logger
@@ -52,7 +64,7 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
             hint = "export WANDB_API_KEY=..., run `wandb login`, or set trainer.logger = console"
             yield Problem(path="trainer.logger", message="wandb wants a key, and there is none", hint=hint)
 
-    return trackers_have_their_keys
+    return services_have_their_keys
 
 
 INSTALLATION: tuple[Check[SkyRLTrainConfig], ...] = (packages_are_installed, there_are_gpus_for_it)

@@ -6,24 +6,20 @@ configuration with fields of your own.
 
 from __future__ import annotations
 
-import asyncio
-import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import cattrs
-
-from skyrl.checkpoint.store import Checkpoint, CheckpointStore
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.import_paths import import_object
+from skyrl.config.effects import evaluates
 from skyrl.config.sizes import Model, grid_of, has_critic, has_reference
-from skyrl.data.cursor import PromptCursor
+from skyrl.data.cursor import PromptCursor, batches
+from skyrl.data.order import Mixed
 from skyrl.data.prompts import PromptDataset, load_prompts
+from skyrl.data.sources import Columns
 from skyrl.errors import DataError
-from skyrl.experiments.claims import Claim
 from skyrl.experiments.collaborators import (
     engine_makers,
     in_flight,
@@ -32,10 +28,10 @@ from skyrl.experiments.collaborators import (
     stream_limits,
     weight_road,
 )
-from skyrl.experiments.first_look import look_at_the_data, look_at_the_models, say
-from skyrl.experiments.resume import find_start
+from skyrl.experiments.recorded import NoEngines, RecordedRollouts, RecordedRun
 from skyrl.experiments.run_folder import RunFolder
-from skyrl.experiments.steps_in_logs import StepsInLogs
+from skyrl.experiments.saving import Saving, checkpoint_store
+from skyrl.experiments.session import Session
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.remote_engine import RemoteEngine
 from skyrl.learners.group import LearnerGroup, ScorerGroup
@@ -43,16 +39,19 @@ from skyrl.learners.model_worker import token_budget
 from skyrl.learners.ranks import Ranks, Rendezvous
 from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
+from skyrl.models.chat_templates import with_template
 from skyrl.models.loading import load_tokenizer
-from skyrl.models.storing import Export
+from skyrl.models.storing import AdapterExport, Export
 from skyrl.processes.handles import Processes
+from skyrl.processes.progress import Progress
+from skyrl.processes.stopping import Stopping
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.streaming import StreamingRollouts
 from skyrl.tracking.console import Console
 from skyrl.tracking.jsonlines import MetricsFile, sample_records
 from skyrl.tracking.timing import Clock, timed
-from skyrl.tracking.tracker import Tracker, Trackers
+from skyrl.tracking.tracker import LastMetrics, Tracker, Trackers
 from skyrl.training.advantage import advantage_estimator, critic_targets
 from skyrl.training.evaluation import Evaluation
 from skyrl.training.objective import policy_objective
@@ -60,11 +59,9 @@ from skyrl.training.shaping import reward_shaping
 from skyrl.training.time_sharing import Movable, TimeSharing, after
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
-from skyrl.tree import fingerprint, required
+from skyrl.tree import required
+from skyrl.tree.imports import import_object
 from skyrl.weight_sync.publish import WeightSync
-
-_OF_CRITIC = "critic."
-"""Before the names of the critic's tensors in a checkpoint; those of the policy begin otherwise."""
 
 
 class BasePPOExp:
@@ -76,10 +73,16 @@ class BasePPOExp:
     def __init__(self, cfg: SkyRLTrainConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
         self.cfg = cfg
-        self.clock = Clock()
+        self.progress = Progress()
+        self.clock = Clock(self.progress.waiting_for)
+        faults = cfg.trainer.faults
+        self.stopping = Stopping(grace=faults.grace_period_seconds, stop_before=faults.stop_before)
         self.folder = RunFolder(Path(required(cfg.trainer.run_path, "trainer.run_path")).expanduser().absolute())
-        self.checkpoints = CheckpointStore(Path(cfg.trainer.ckpt_path).expanduser(), cfg.trainer.max_ckpts_to_keep)
-        self._held = ExitStack()
+        self.checkpoints = checkpoint_store(cfg.trainer)
+        self.is_another_try = False
+        """Has this command run it before, and did it fail? What that means is `trainer.recover_mode`'s business."""
+        self.last = LastMetrics()
+        self.held = ExitStack()
 
     @classmethod
     def get_config_cls(cls) -> type[SkyRLTrainConfig]:
@@ -103,12 +106,13 @@ class BasePPOExp:
     @cached_property
     def processes(self) -> Processes:
         processes = self.get_processes()
-        self._held.callback(processes.close)
+        processes.progress = self.progress
+        self.held.callback(processes.close)
         return processes
 
     @cached_property
     def rendezvous(self) -> Rendezvous:
-        return self._held.enter_context(
+        return self.held.enter_context(
             Rendezvous(self.processes.host, timeout=self.cfg.trainer.placement.start_timeout_seconds)
         )
 
@@ -136,16 +140,36 @@ class BasePPOExp:
     def time_sharing(self) -> TimeSharing:
         return self.get_time_sharing()
 
+    @property
+    def learners(self) -> dict[str, LearnerGroup[Any]]:
+        """The models that learn, by name."""
+        there = {"policy": self.policy, "critic": self.critic}
+        return {name: learner for name, learner in there.items() if learner is not None}
+
+    @cached_property
+    def saving(self) -> Saving:
+        """What writes and reads checkpoints of the models that learn."""
+        return Saving(self.cfg, self.checkpoints, self.learners, self.time_sharing)
+
+    @cached_property
+    def recorded(self) -> RecordedRun | None:
+        """The run whose samples this one is trained on, in place of engines; usually there is none."""
+        source = self.cfg.trainer.rollouts_from
+        return RecordedRun(Path(source).expanduser()) if source else None
+
     @cached_property
     def total_steps(self) -> int:
-        """Batches in all epochs, at most `max_training_steps`."""
+        """Batches in all epochs, at most `max_training_steps`; those of the recording, where there is one."""
         trainer = self.cfg.trainer
-        steps = trainer.epochs * (len(self.train_dataset) // trainer.train_batch_size)
+        if self.recorded:
+            return self.recorded.total_steps(at_most=trainer.max_training_steps)
+        steps, _ = batches(len(self.train_dataset), trainer.train_batch_size, trainer.epochs, self.cfg.data.epoch_tail)
         return steps if trainer.max_training_steps is None else min(steps, trainer.max_training_steps)
 
     def get_tokenizer(self) -> Any:
-        """The policy's tokenizer."""
-        return load_tokenizer(self._model_path, use_fast=not self.cfg.trainer.disable_fast_tokenizer)
+        """The policy's tokenizer, with the chat template that is configured."""
+        tokenizer = load_tokenizer(self._model_path, use_fast=not self.cfg.trainer.disable_fast_tokenizer)
+        return with_template(tokenizer, self.cfg.generator.chat_template)
 
     def get_train_dataset(self) -> PromptDataset:
         """The prompts to train on. Raises `DataError` if they do not fill one batch."""
@@ -160,9 +184,7 @@ class BasePPOExp:
 
     def get_eval_dataset(self) -> PromptDataset | None:
         """The prompts to evaluate on, or None if this run never evaluates."""
-        trainer = self.cfg.trainer
-        wanted = trainer.eval_before_train or trainer.eval_interval > 0
-        return self._load(self.cfg.data.val_data) if wanted else None
+        return self._load(self.cfg.data.val_data) if evaluates(self.cfg) else None
 
     def get_processes(self) -> Processes:
         """Where models and engines live."""
@@ -232,7 +254,7 @@ class BasePPOExp:
         share = placement.colocate_all or (placement.colocate_policy_ref and len(models) > 1)
         return TimeSharing(
             models if share else {},
-            (lambda: self.client) if placement.colocate_all else None,
+            (lambda: self.client) if placement.colocate_all and not self.recorded else None,
             keep_optimizers=[
                 name
                 for name, of_model in (("policy", self.cfg.trainer.policy), ("critic", self.cfg.trainer.critic))
@@ -240,8 +262,10 @@ class BasePPOExp:
             ],
         )
 
-    def get_weight_sync(self, rollouts: Rollouts) -> WeightSync:
-        """The road from the policy to the engines; `rollouts` are told of what arrives."""
+    def get_weight_sync(self, rollouts: Rollouts) -> WeightSync | NoEngines:
+        """The road from the policy to the engines, where there are any; `rollouts` are told of what arrives."""
+        if self.recorded:
+            return NoEngines()
         prompts = [prompt.token_ids for prompt in self.train_dataset.prompts]
         road = weight_road(self.cfg, self.rendezvous, self.folder.path / "weights")
         asynchronous = self.cfg.trainer.fully_async
@@ -251,20 +275,31 @@ class BasePPOExp:
             road,
             parity_canary(self.cfg, prompts),
             arrived=rollouts.weights_are,
-            interval=asynchronous.sync_interval if asynchronous.enabled else 1,
+            interval=asynchronous.steps_per_sync if asynchronous.enabled else 1,
         )
 
     def get_rollouts(self) -> Rollouts:
         """What `next_batch` is asked of."""
         trainer = self.cfg.trainer
-        cursor = PromptCursor(self.train_dataset.prompts, trainer.train_batch_size, trainer.seed)
+        if self.recorded:
+            return RecordedRollouts(self.recorded.recording, trainer.train_batch_size)
+        data, dataset = self.cfg.data, self.train_dataset
+        mixed = None if data.train_weights is None else Mixed(dataset.sizes, data.train_weights, trainer.seed)
+        cursor = PromptCursor(
+            dataset.prompts,
+            trainer.train_batch_size,
+            trainer.seed,
+            order=mixed,
+            tail=data.epoch_tail,
+            fingerprint=dataset.fingerprint,
+        )
         generator, algorithm, seed = self.cfg.generator, trainer.algorithm, trainer.seed
         if not trainer.fully_async.enabled:
             return SynchronousRollouts(cursor, self.generator, generator, algorithm, seed=seed)
         accept = trainer.fully_async.accept
         return StreamingRollouts(
             cursor,
-            self.train_dataset.prompts,
+            dataset.prompts,
             self.generator,
             generator,
             algorithm,
@@ -284,7 +319,7 @@ class BasePPOExp:
             self.generator,
             self.cfg.generator,
             batch_size=trainer.eval_batch_size,
-            dump_folder=self._exports / "dumped_evals" if trainer.dump_eval_results else None,
+            dump_folder=self.exports / "dumped_evals" if trainer.dump_eval_results else None,
             decode=self._decode,
         )
 
@@ -326,103 +361,47 @@ class BasePPOExp:
             tracker=tracker,
             clock=self.clock,
             total_steps=self.total_steps,
+            stopping=self.stopping,
             save=lambda step: self._save(trainer, step),
-            export=lambda step: self._export(self._exports / f"global_step_{step}" / "policy"),
+            restore=self._go_back,
+            export=lambda step: self.export(self.exports / f"global_step_{step}" / "policy"),
             on_samples=self._record_samples,
         )
         return trainer
 
     def run(self) -> bool:
-        """Train to the end; False if an earlier session had already done so. What was saved stays, whatever happens."""
-        with self._held:
-            look_at_the_data(self.cfg, self.train_dataset, self.eval_dataset)
-            look_at_the_models(self.cfg, self.tokenizer, self.train_dataset, self.eval_dataset)
-            claims = self._claims()
-            for claim in claims:
-                claim.take()
-                self._held.callback(claim.release)
-            checkpoint = find_start(self.cfg, self.checkpoints, self.folder)
-            for claim in claims:
-                claim.sign()
-                self._held.callback(self._keep_or_unsign, claim)
-            finished = checkpoint is not None and checkpoint.step >= self.total_steps
-            if not finished or not self.folder.model.exists():  # the latter: stopped just before the end
-                asyncio.run(self._go_on(checkpoint, finished))
-            return not finished
+        """Train to the end; False if an earlier session had already done so. What was saved stays, whatever happens.
 
-    def _claims(self) -> tuple[Claim, ...]:
-        """Every folder that this run writes into, once."""
-        fields = {
-            self._exports: "trainer.export_path",
-            self.checkpoints.folder: "trainer.ckpt_path",
-            self.folder.path: "trainer.run_path",
-        }
-        return tuple(Claim(path, field, self.cfg) for path, field in fields.items())
-
-    def _keep_or_unsign(self, claim: Claim) -> None:
-        """A run that failed before it kept anything leaves its folders free."""
-        if not self.checkpoints.steps() and not self.folder.model.exists():
-            claim.unsign()
-
-    async def _go_on(self, checkpoint: Checkpoint | None, finished: bool) -> None:
-        if checkpoint is not None:
-            await self._restore(checkpoint)
-        if not finished:
-            await self._train(checkpoint)
-        await self._finish()
-
-    async def _train(self, checkpoint: Checkpoint | None) -> None:
-        await self.time_sharing.for_engines()  # which find the room that they start with
-        first = checkpoint.step if checkpoint else 0
-        trainer = self.get_trainer(Trackers([self.get_tracker(first), StepsInLogs(self.processes, first)]))
-        if checkpoint is not None:
-            say(f"Going on after step {checkpoint.step}, from a checkpoint")
-            trainer.load_state(dict(checkpoint.state["trainer"]))
-        shutil.rmtree(self.folder.model, ignore_errors=True)  # of a run that is now made longer
-        self.folder.forget_after(checkpoint.step if checkpoint else -1)
-        try:
-            await trainer.train()
-        finally:
-            trainer.tracker.close()
-            await trainer.rollouts.close()
-            await self.client.close()
-
-    async def _finish(self) -> None:
-        """What a run leaves: the model, and a picture of how it came about."""
-        await self._export(self.folder.model)
-        self.folder.draw_curve(f"{self.cfg.trainer.project_name} / {self.cfg.trainer.run_name}")
+        Raises `Stopped` when a signal or the deadline ends it before.
+        """
+        return Session(self).run()
 
     async def _save(self, trainer: PPOTrainer, step: int) -> None:
-        await self.time_sharing.for_learning("policy")
-        tensors, numbers = await self.policy.state()
-        state = {"policy": numbers, "trainer": trainer.state()}
-        if self.critic:
-            await self.time_sharing.for_learning("critic")
-            of_critic, state["critic"] = await self.critic.state()
-            tensors = tensors | {_OF_CRITIC + name: tensor for name, tensor in of_critic.items()}
-        self.checkpoints.save(
-            Checkpoint(
-                step=step,
-                tensors=tensors,
-                state=state,
-                config=cattrs.unstructure(self.cfg),
-                fingerprint=fingerprint(self.cfg),
-            )
-        )
+        for name, learner in self.learners.items():
+            await self.time_sharing.for_learning(name)
+            await learner.refuse_non_finite_state()
+        await self.saving.save(step, trainer.state(), self.last.metrics)
 
-    async def _restore(self, checkpoint: Checkpoint) -> None:
-        """Policy and critic as they were."""
-        tensors = checkpoint.tensors
-        own = {name: tensor for name, tensor in tensors.items() if not name.startswith(_OF_CRITIC)}
-        await self.policy.load_state(own, checkpoint.state["policy"])
-        if self.critic:
-            of_critic = {name.removeprefix(_OF_CRITIC): tensors[name] for name in tensors.keys() - own.keys()}
-            await self.critic.load_state(of_critic, checkpoint.state["critic"])
+    async def _go_back(self) -> Mapping[str, Any] | None:
+        """The models of the last checkpoint, and the loop's state in it; None where there is no checkpoint."""
+        await self.saving.finish()
+        checkpoint = self.checkpoints.latest()
+        if checkpoint is None:
+            return None
+        await self.saving.restore(checkpoint)
+        self.folder.forget_after(checkpoint.step)
+        return {**checkpoint.state["trainer"], "unrecorded": None}
 
-    async def _export(self, folder: Path) -> None:
+    async def export(self, folder: Path) -> None:
+        """The policy as it is now, in Hugging Face format, and its adapter beside it where it has one."""
         await self.time_sharing.for_learning("policy")
+        await self.policy.refuse_non_finite_state()
         fast = not self.cfg.trainer.disable_fast_tokenizer
         await self.policy.stream(Export(like=self._model_path, use_fast_tokenizer=fast, folder=folder))
+        lora = self.cfg.trainer.policy.model.lora
+        if lora.rank:
+            adapter = AdapterExport(like=self._model_path, lora=lora, folder=folder.with_name("adapter"))
+            await self.policy.stream(adapter, adapter=True)
 
     def _ranks(self, role: Model) -> tuple[Ranks, ...]:
         """The ranks of a role; one alone meets nobody."""
@@ -444,6 +423,8 @@ class BasePPOExp:
             env_class=self.cfg.environment.env_class,
             max_prompt_length=self.cfg.trainer.max_prompt_length,
             chat_template_kwargs=self.cfg.generator.chat_template_kwargs,
+            columns=Columns(prompt=self.cfg.data.prompt_column, answer=self.cfg.data.answer_column),
+            skip_bad_rows=self.cfg.data.bad_rows == "skip",
         )
 
     @property
@@ -451,5 +432,6 @@ class BasePPOExp:
         return required(self.cfg.trainer.policy.model.path, "trainer.policy.model.path")
 
     @property
-    def _exports(self) -> Path:
+    def exports(self) -> Path:
+        """Where exports of the policy go."""
         return Path(self.cfg.trainer.export_path).expanduser().absolute()

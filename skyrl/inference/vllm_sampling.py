@@ -28,7 +28,10 @@ ADDITIONAL = (
     "stop_token_ids",
     "thinking_token_budget",
 )
-"""Settings of vLLM that have no field of ours and change which tokens are drawn, not what an answer looks like."""
+"""Settings of vLLM that change which tokens are drawn, not what an answer looks like."""
+
+OF_OUR_OWN = {"min_tokens": "min_new_tokens", "frequency_penalty": "frequency_penalty"}
+"""Those of them that have a field of ours by now, and which."""
 
 SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = 0.01, 2.0
 """vLLM raises a temperature between 0 and the first to it without a word, and refuses one beyond the second."""
@@ -47,6 +50,8 @@ def check_sampling(sampling: SamplingParams) -> None:
             meant = nearest(name, ADDITIONAL)
             hint = f"did you mean {meant}?" if meant else f"it takes {', '.join(ADDITIONAL)}"
             raise UserError(f"sampling_params.additional_kwargs: the vllm engine has no setting called {name}; {hint}")
+        if name in OF_OUR_OWN and getattr(sampling, OF_OUR_OWN[name]):
+            raise UserError(f"sampling_params.{OF_OUR_OWN[name]} and additional_kwargs.{name} are one: leave one out")
 
 
 def sampling_arguments(

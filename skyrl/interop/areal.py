@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
 from skyrl.interop.areal_allocation import Part, read_allocation
-from skyrl.interop.areal_keys import KEYS, Becomes, number
+from skyrl.interop.areal_keys import INTERVALS, KEYS
+from skyrl.interop.areal_values import ALGORITHM, Becomes, number
 from skyrl.interop.report import Conversion, Fate, Line
 from skyrl.interop.values import flat_file, without_references
 from skyrl.interop.writing import Writing
@@ -16,6 +17,8 @@ from skyrl.tree.names import nearest
 _ENGINE = "generator.inference_engine."
 _TOGETHER = ("allocation_mode", "cluster.n_nodes", "cluster.n_gpus_per_node", "n_nodes", "n_gpus_per_node")
 _MINI_BATCHES = ("actor.ppo_n_minibatches", "ppo.ppo_n_minibatches")
+_PENALTY = ("actor.overlong_tokens", "actor.overlong_penalty_factor")
+_DUAL_CLIP = ("actor.c_clip", "ppo.c_clip")
 _COPIES = {
     "actor.group_size": "gconfig.n_samples",
     "actor.adv_norm.group_size": "gconfig.n_samples",
@@ -30,6 +33,12 @@ _COPIES = {
     "sglang.random_seed": "seed",
 }
 """Settings that must be what another one is: we have one place for both."""
+
+_UNITS: dict[str, Callable[[Any], Any]] = {
+    "steps": lambda number: number,
+    "epochs": lambda number: "1 epoch" if number == 1 else f"{number} epochs",
+    "secs": lambda number: f"{number}s",
+}
 
 _BATCH = ("train_dataset.batch_size", "dataset.train_bs_n_seqs")
 
@@ -48,6 +57,12 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment") -> Conversi
             _machines(writing, key, value, values)
         elif key in _MINI_BATCHES:
             _mini_batches(writing, key, value, values)
+        elif key in _PENALTY and not values.get("actor.overlong_reward_penalty"):
+            _apply(writing, key, value, Becomes(needless="the penalty is off"))
+        elif key in _DUAL_CLIP and value is not None:
+            _apply(writing, key, value, _dual_clip(value, values))
+        elif _group_of(key):
+            _interval(writing, key, value, values)
         elif key in _COPIES and _COPIES[key] in values:
             _copy(writing, key, value, values)
         else:
@@ -100,6 +115,32 @@ def _mini_batches(writing: Writing, key: str, count: Any, values: Mapping[str, A
         _apply(writing, key, count, Becomes(refused=why))
     else:
         _apply(writing, key, count, Becomes(writes={"trainer.policy_mini_batch_size": batch // count}))
+
+
+def _dual_clip(value: Any, values: Mapping[str, Any]) -> Becomes:
+    """Where `c_clip` is given, it acts; here it belongs to a loss, or to a switch of the decoupled one."""
+    is_decoupled = values.get("actor.use_decoupled_loss") or values.get("ppo.use_decoupled_loss")
+    switch = {"decoupled.dual_clip": True} if is_decoupled else {"policy_loss_type": "dual_clip"}
+    writes = {"clip_ratio_c": number(value), **switch}
+    return Becomes(writes={ALGORITHM + name: each for name, each in writes.items()})
+
+
+def _group_of(key: str) -> str:
+    """`saver.freq_` of `saver.freq_steps`; empty for a key of another kind."""
+    start = key.removesuffix(key.rpartition("_")[2])
+    return start if start in INTERVALS and key.removeprefix(start) in _UNITS else ""
+
+
+def _interval(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) -> None:
+    """Steps, epochs and seconds of one thing are one setting here, in which each counts by itself, as there."""
+    group = _group_of(key)
+    given = {unit: values[group + unit] for unit in _UNITS if values.get(group + unit) is not None}
+    if value is None and given:
+        _apply(writing, key, value, Becomes(needless="null: nothing is asked for"))
+        return
+    parts = [_UNITS[unit](number) for unit, number in given.items()]
+    interval = -1 if not parts else parts[0] if len(parts) == 1 else parts
+    _apply(writing, key, value, Becomes(writes={INTERVALS[group]: interval}))
 
 
 def _machines(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) -> None:

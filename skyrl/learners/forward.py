@@ -67,28 +67,41 @@ Reading = Callable[[Any, TrainingBatch, Reads], Outputs]
 def read_logprobs(
     model: Any, batch: TrainingBatch, reads: Reads, *, temperature: float, entropy_gradient: bool = False
 ) -> Outputs:
-    """A policy's `Reading`: log-probability, and entropy of the distribution it was drawn from, of every token that
-    `loss_mask` selects, and how far, in nats, it is from what the engine said.
+    """A policy's `Reading`: log-probability of every token that `loss_mask` selects; and, while it learns, the entropy
+    of the distribution that the token was drawn from, and how far, in nats, its log-probability is from the engine's.
 
     `model` is a transformers causal language model. The entropy has a gradient only if that is asked for.
     """
     targets = batch.input_ids[batch.loss_mask]
-    layout = reads.layout(batch)
+    layout, learns = reads.layout(batch), torch.is_grad_enabled()
     if reads.plain_head:
-        read = partial(linear_logprobs, targets=targets, temperature=temperature, entropy_gradient=entropy_gradient)
-        with in_place_of_the_head(model, lambda hidden, weight: torch.stack(read(layout.pick(hidden), weight))):
-            found, spread = reads.answer(model, layout)
+        read = partial(
+            linear_logprobs,
+            targets=targets,
+            temperature=temperature,
+            with_entropy=learns,
+            entropy_gradient=entropy_gradient,
+        )
+        with in_place_of_the_head(model, lambda hidden, weight: _stacked(read(layout.pick(hidden), weight))):
+            found, *spread = reads.answer(model, layout)
     else:
         logits = layout.pick(reads.answer(model, layout))
-        found = token_logprobs(logits, targets, temperature=temperature)
-        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            spread = entropy(logits, temperature=temperature)
+        found, spread = token_logprobs(logits, targets, temperature=temperature), []
+        if learns:
+            with torch.set_grad_enabled(entropy_gradient):
+                spread = [entropy(logits, temperature=temperature)]
+    if not learns:
+        return Outputs(values=_in_place(found, batch))
     distance = (found.detach() - batch.rollout_logprobs[batch.loss_mask]).abs()
     return Outputs(
         values=_in_place(found, batch),
-        entropy=_in_place(spread, batch),
-        numbers={"policy_entropy": spread.detach(), "rollout_train_logprobs_abs_diff": distance},
+        entropy=_in_place(spread[0], batch),
+        numbers={"policy_entropy": spread[0].detach(), "rollout_train_logprobs_abs_diff": distance},
     )
+
+
+def _stacked(found: tuple[Tensor, Tensor | None]) -> Tensor:
+    return torch.stack([each for each in found if each is not None])
 
 
 def read_values(model: Any, batch: TrainingBatch, reads: Reads) -> Outputs:

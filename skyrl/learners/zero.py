@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from skyrl.checkpoint.pieces import Piece, TensorSource
 from skyrl.config import DeepSpeedConfig
 from skyrl.errors import UserError
 from skyrl.learners.schedule import adamw
@@ -107,17 +108,25 @@ class Zero:
         self._engine.step()
         return float("nan") if self._engine.optimizer.overflow else float(self._engine.get_global_grad_norm())
 
+    def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._module.named_parameters():
+            yield f"model.{name}", getattr(parameter, "ds_tensor", parameter.detach())  # the former in stage 3
+        if optimizer and self.optimizer is not None:
+            for number, slots in enumerate(self.optimizer.state.values()):
+                tensors = ((slot, value) for slot, value in slots.items() if isinstance(value, Tensor))
+                yield from ((f"optimizer.{number}.{slot}", value) for slot, value in tensors)
+
     def named_shapes(self) -> dict[str, Tensor]:
         return self._held.named_shapes()
 
     def gather(self) -> Iterator[tuple[str, Tensor]]:
         return self._held.gather()
 
-    def state(self) -> dict[str, Tensor]:
-        return self._held.read()
+    def pieces(self) -> Iterator[Piece]:
+        return self._held.pieces()
 
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        self._held.write(tensors)
+    def load_state(self, source: TensorSource) -> None:
+        self._held.load(source)
 
     def offload(self, *, model: bool, optimizer: bool) -> int:
         return self._with_memory_counted(lambda: self._leave(model=model, optimizer=optimizer))

@@ -10,6 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.errors import SkyRLError
+from skyrl.processes.redaction import redacted
 
 Name = tuple[str, str]
 """Module and qualified name, such as `("skyrl.inference.engine", "InferenceEngine.pause")`."""
@@ -64,5 +65,5 @@ def apply(target: object, method: Callable[..., Any], args: Sequence[Any], kwarg
 
 def summary(error: BaseException) -> str:
     """Type and message of an exception, on one line of at most 500 characters."""
-    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    text = redacted(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"))
     return text if len(text) <= 500 else text[:497] + "..."

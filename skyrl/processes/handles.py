@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from attrs import frozen
+
+from skyrl.processes.progress import Progress
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -95,6 +98,9 @@ class Processes(Protocol):
     step: int
     """The current step of the run, which the lines of their logs carry."""
 
+    progress: Progress
+    """Where each call notes that it is waited for. Set before the first start."""
+
     @property
     def host(self) -> str:
         """Address of this machine at which every process reaches it."""
@@ -105,6 +111,9 @@ class Processes(Protocol):
         Makers are pickled: `functools.partial` over importable callables. Raises what a maker raises, or `ProcessError`
         when the cluster has no room or the deadline passes; it says what is missing.
         """
+
+    def dump_stacks(self) -> list[Path]:
+        """What every thread of every process is doing, into their logs, whose names are returned. From any thread."""
 
     def close(self) -> None:
         """Ends every process; returns when they are gone. Safe to call twice."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from skyrl.processes.calls import apply, name_of
 from skyrl.processes.handles import Group
+from skyrl.processes.progress import Progress
 
 T = TypeVar("T")
 
@@ -15,16 +17,18 @@ T = TypeVar("T")
 class LocalHandle(Generic[T]):
     """An object of this process. Deadlines mean nothing here: whoever would watch is the one who computes."""
 
-    def __init__(self, name: str, target: T) -> None:
+    def __init__(self, name: str, target: T, progress: Progress | None = None) -> None:
         self.name, self.target = name, target
+        self._progress = progress or Progress()
 
     def within(self, seconds: float) -> LocalHandle[T]:
         return self
 
     async def call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        name_of(method)  # what only works in this process is refused in every one
-        result = apply(self.target, method, args, kwargs)
-        return await result if inspect.isawaitable(result) else result
+        name = name_of(method)  # what only works in this process is refused in every one
+        with self._progress.waiting_for(f"{self.name} in {name[1]}"):
+            result = apply(self.target, method, args, kwargs)
+            return await result if inspect.isawaitable(result) else result
 
 
 class InProcess:
@@ -33,9 +37,17 @@ class InProcess:
     step = 0
     host = "127.0.0.1"
 
+    def __init__(self) -> None:
+        self.progress = Progress()
+
     def start(self, role: str, makers: Sequence[Callable[[], T]]) -> Group[T]:
         (maker,) = makers  # check() refuses more ranks than one here
-        return Group([LocalHandle(f"{role}-0", maker())])
+        with self.progress.waiting_for(f"the start of {role}-0"):
+            return Group([LocalHandle(f"{role}-0", maker(), self.progress)])
+
+    def dump_stacks(self) -> list[Path]:
+        """There is no other process."""
+        return []
 
     def close(self) -> None:
         """Nothing was started."""

@@ -14,7 +14,9 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from skyrl.processes.redaction import RedactedStream
 
 _EXIT = "ends itself with os._exit("
 _FATAL = "Fatal Python error: "
@@ -33,8 +35,8 @@ class RankLog:
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.close(file)
-        sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115 - until the end
-        sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115 - until the end
+        sys.stdout = _without_secrets(1)
+        sys.stderr = _without_secrets(2)
         faulthandler.enable(2)
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_Formatter(self))
@@ -45,6 +47,10 @@ class RankLog:
     def dump_stacks(self) -> None:
         """What every thread is doing, into the log."""
         faulthandler.dump_traceback(2, all_threads=True)
+
+
+def _without_secrets(descriptor: int) -> Any:
+    return RedactedStream(open(descriptor, "w", buffering=1, closefd=False, errors="backslashreplace"))
 
 
 class _Formatter(logging.Formatter):

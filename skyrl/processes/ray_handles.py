@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError
 
 from skyrl.errors import ProcessError
 from skyrl.processes.calls import Answer, Failure, name_of
+from skyrl.processes.progress import Progress
 from skyrl.processes.ray_watch import GRACE, Member, Watch
 
 T = TypeVar("T")
@@ -24,15 +25,18 @@ _calls = itertools.count()
 class RayHandle(Generic[T]):
     """`Handle` of an object in an actor. `step` is asked at every call, and its answer marks the lines of the log."""
 
-    def __init__(self, member: Member, watch: Watch, step: Callable[[], int], seconds: float) -> None:
+    def __init__(
+        self, member: Member, watch: Watch, step: Callable[[], int], seconds: float, progress: Progress
+    ) -> None:
         self._member, self._watch, self._step, self._seconds = member, watch, step, seconds
+        self._progress = progress
 
     @property
     def name(self) -> str:
         return self._member.name
 
     def within(self, seconds: float) -> RayHandle[T]:
-        return RayHandle(self._member, self._watch, self._step, seconds)
+        return RayHandle(self._member, self._watch, self._step, seconds, self._progress)
 
     async def call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
         name = name_of(method)
@@ -41,7 +45,8 @@ class RayHandle(Generic[T]):
         number = next(_calls)
         self._member.busy[number] = name[1]
         try:
-            return await self._outcome(self._member.actor.call.remote(self._step(), name, args, kwargs), name[1])
+            with self._progress.waiting_for(f"{self._member} in {name[1]}"):
+                return await self._outcome(self._member.actor.call.remote(self._step(), name, args, kwargs), name[1])
         finally:
             self._member.busy.pop(number, None)
 

@@ -13,6 +13,7 @@ import copy
 import inspect
 import logging
 import os
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,8 @@ class Host:
     """See the module; `HostActor` is this class as Ray knows it."""
 
     def __init__(self, settings: Settings) -> None:
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends its actors itself
         self._keeper = start_keeper(HOST, settings.mark)
         os.environ.update(settings.environment)
         os.environ[HOST] = settings.mark

@@ -23,6 +23,7 @@ from skyrl.planning.layout import Layout
 from skyrl.processes.calls import Answer, Failure
 from skyrl.processes.handles import Deadlines, Group
 from skyrl.processes.leftovers import PRIVATE, folder_of_this_process
+from skyrl.processes.progress import Progress
 from skyrl.processes.ray_cluster import Device, attach, start
 from skyrl.processes.ray_handles import RayHandle, failed
 from skyrl.processes.ray_host import HostActor, Introduction, Settings
@@ -58,6 +59,7 @@ class RayProcesses:
     ) -> None:
         self.step = 0
         """The current step of the run; it stands on the lines of the logs."""
+        self.progress = Progress()
         self._layout, self._deadlines, self._device = layout, deadlines, device
         self._logs, self._environment = logs.absolute(), dict(environment)
         self._members: list[Member] = []
@@ -95,12 +97,24 @@ class RayProcesses:
         members = [self._start_actor(role, rank) for rank in range(len(makers))]
         self._members += members
         try:
-            self._introduce(members, deadline)
-            self._make(members, makers, deadline)
+            with self.progress.waiting_for(f"the start of {', '.join(member.name for member in members)}"):
+                self._introduce(members, deadline)
+                self._make(members, makers, deadline)
         except BaseException:
             self._end(members)
             raise
-        return Group([RayHandle(member, self._watch, lambda: self.step, self._deadlines.call) for member in members])
+        return Group(
+            [
+                RayHandle(member, self._watch, lambda: self.step, self._deadlines.call, self.progress)
+                for member in members
+            ]
+        )
+
+    def dump_stacks(self) -> list[Path]:
+        """Of those that still answer."""
+        members = list(self._members)
+        self._watch.dump_stacks(members)
+        return [member.log for member in members]
 
     def close(self) -> None:
         if self._closed:

@@ -71,7 +71,8 @@ class SynchronousRollouts:
         )
 
     def metrics(self) -> dict[str, float]:
-        return self._selection.metrics
+        left_out = self._cursor.left_out
+        return self._selection.metrics | ({"data/prompts_left_out": left_out} if left_out else {})
 
     def weights_are(self, version: int) -> None:
         """Nothing is sampled ahead."""

@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import math
 from _thread import start_new_thread  # `Thread.start` would hold up the event loop until the thread runs
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
-from skyrl.errors import RewardError
+from skyrl.errors import RewardError, WorkerEnded
+from skyrl.processes.redaction import redacted
 from skyrl.trajectory import Failure
 
 T = TypeVar("T")
+
+_KINDS: Mapping[str, Literal["raised", "timeout", "too_large"]] = {
+    "exit": "raised",
+    "timeout": "timeout",
+    "output": "too_large",
+}
+"""How the process of an environment ended, as a kind of failure."""
 
 
 class EpisodeError(RewardError):
@@ -47,6 +55,10 @@ class EnvCalls:
                 raise EpisodeError(Failure(kind="timeout", reason=said)) from None
         if isinstance(error, EpisodeError):
             raise error
+        if isinstance(error, WorkerEnded):
+            raise EpisodeError(Failure(kind=_KINDS[error.how], reason=f"{who} {_short(str(error))}")) from error
+        if isinstance(error, RewardError):
+            raise EpisodeError(Failure(kind="raised", reason=f"{who} {_short(str(error))}")) from error
         if error is not None:
             said = f"{who} raised {type(error).__name__}: {_short(str(error))}"
             raise EpisodeError(Failure(kind="raised", reason=said)) from error
@@ -80,4 +92,5 @@ def _settle(outcome: asyncio.Future[Any], result: Any) -> None:
 
 
 def _short(text: str) -> str:
+    text = redacted(text)  # before a secret is cut in two, and known no more
     return text if len(text) <= 400 else text[:397] + "..."

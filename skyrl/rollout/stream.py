@@ -18,9 +18,9 @@ from typing import Any
 from attrs import define, frozen
 
 from skyrl.data.cursor import PromptCursor
+from skyrl.data.group_lines import as_object, group_of
 from skyrl.errors import RunError
 from skyrl.planning.staleness import room_for_groups
-from skyrl.rollout.stored import group_as_data, group_from_data
 from skyrl.trajectory import Prompt, TrajectoryGroup
 
 Sample = Callable[[Prompt, int, int], Awaitable[TrajectoryGroup]]
@@ -62,6 +62,15 @@ class _Begun:
     version: int
     since: float
     group: TrajectoryGroup | None = None
+    stored: dict[str, Any] | None = None
+    """The group as a checkpoint has it, once one has asked."""
+
+    def as_stored(self) -> dict[str, Any]:
+        """Of a finished group."""
+        assert self.group is not None
+        if self.stored is None:
+            self.stored = {"version": self.version, "group": as_object(self.group)}
+        return self.stored
 
 
 class GroupStream:
@@ -77,7 +86,7 @@ class GroupStream:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
-        self._version = self._number = self._consumed = 0
+        self._version = self._number = self._consumed = self._trained = 0
         self._attempts: Counter[str] = Counter()
 
     @property
@@ -103,17 +112,22 @@ class GroupStream:
             room_for_groups(
                 concurrency=limits.concurrency,
                 running=self.running,
-                accepted=self._consumed + self.waiting,
+                accepted=self._trained + self.waiting,
                 version=self._version,
                 staleness=limits.staleness,
                 batch=limits.batch,
             ),
             limits.queue - outstanding,
-            limits.total - self._consumed - outstanding,
+            limits.total - self._trained - outstanding,
         )
 
     def weights_are(self, version: int) -> None:
-        """The engines sample from weights of this version from now on: there is room for more groups."""
+        """The engines sample from weights of this version from now on: there is room for more groups.
+
+        A version below the last is that of a run that went back to a checkpoint.
+        """
+        if version < self._version:
+            self._trained = version * self._limits.batch
         if version != self._version:
             self._version = version
             self._attempts.clear()
@@ -138,12 +152,13 @@ class GroupStream:
         for begun in batch:
             del self._begun[begun.number]
         self._consumed += len(batch)
+        self._trained = (version + 1) * self._limits.batch
         self._begin()
         return [(begun.group, begun.version) for begun in batch if begun.group is not None]
 
     def untake(self, count: int) -> None:
         """So many of the groups that were taken are not trained on after all: their places are free."""
-        self._consumed -= count
+        self._trained -= count
 
     async def close(self) -> None:
         """Gives up what is being sampled."""
@@ -155,45 +170,47 @@ class GroupStream:
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores: groups that are finished, and the prompts that have to be sampled (again)."""
         unfinished = [begun.prompt.id for begun in self._begun.values() if begun.group is None]
-        finished = [
-            {"version": begun.version, "group": group_as_data(begun.group)}
-            for begun in self._begun.values()
-            if begun.group is not None
-        ]
+        finished = [begun.as_stored() for begun in self._begun.values() if begun.group is not None]
         return {
             "cursor": self._cursor.state(),
             "prompts": [*unfinished, *(prompt.id for prompt in self._prompts)],
             "finished": finished,
             "consumed": self._consumed,
+            "trained": self._trained,
         }
 
     def load_state(self, state: Mapping[str, Any], prompts: Iterable[Prompt]) -> None:
         """Go on where `state` was taken. `prompts` are those of the data set, in which ids are looked up.
 
-        Groups that were being sampled begin anew; no prompt is lost and none is trained on twice.
+        Groups that were being sampled begin anew, here too; no prompt is lost and none is trained on twice.
         """
+        for task in self._tasks:
+            task.cancel()
         by_id = {prompt.id: prompt for prompt in prompts}
         self._cursor.load_state(state["cursor"])
         self._prompts = deque(by_id[name] for name in state["prompts"])
-        self._consumed = int(state["consumed"])
+        self._consumed, self._trained = int(state["consumed"]), int(state["trained"])
         self._begun = {}
         for stored in state["finished"]:
-            group = group_from_data(stored["group"], by_id)
+            group = group_of(stored["group"])
             self._add(group.prompt, int(stored["version"]), 0.0).group = group
 
     def _ready(self, version: int) -> bool:
         """The batch is full, and those that stay behind can all be trained on in time, a batch in each later step."""
         batch, size = self._oldest_finished(), self._limits.batch
         taken = {begun.number for begun in batch}
-        later = [begun for begun in self._begun.values() if begun.number not in taken]
+        later = [begun for begun in self._in_order() if begun.number not in taken]
         in_time = all(
             begun.version + self._limits.staleness >= version + 1 + place // size for place, begun in enumerate(later)
         )
         return len(batch) == size and in_time
 
     def _oldest_finished(self) -> list[_Begun]:
-        """At most a batch. Groups are held in the order in which they were begun, and so of their versions."""
-        return [begun for begun in self._begun.values() if begun.group is not None][: self._limits.batch]
+        return [begun for begun in self._in_order() if begun.group is not None][: self._limits.batch]
+
+    def _in_order(self) -> list[_Begun]:
+        """Oldest weights first, and in the order in which they were begun, which differs where a run went back."""
+        return sorted(self._begun.values(), key=lambda begun: begun.version)
 
     def _begin(self) -> None:
         for _ in range(self.room if self._failure is None else 0):

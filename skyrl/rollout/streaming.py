@@ -15,7 +15,7 @@ from skyrl.rollout.filters import teaches
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.selection import Batch, Selection
 from skyrl.rollout.stream import GroupStream, Limits
-from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup
+from skyrl.trajectory import Prompt, Step, Trajectory, TrajectoryGroup
 
 Accept = Callable[[TrajectoryGroup], bool]
 """Whether a group may be trained on; one that may not is replaced by another prompt's."""
@@ -54,7 +54,7 @@ class StreamingRollouts:
         )
         self._metrics: dict[str, float] = {}
         self._refused = 0
-        self._per_epoch = cursor.batches_per_epoch
+        self._cursor = cursor
 
     async def next_batch(self, version: int) -> Batch:
         """Raises `RunError` where no batch comes together, with what is missing."""
@@ -69,7 +69,8 @@ class StreamingRollouts:
         self._session.tally.begin_anew()
         groups = [group for group, _ in taken]
         lags = [version - begun for _, begun in taken]
-        versions = [len(set(row.weight_versions)) for group in groups for row in group.trajectories]
+        rows = [row for group in groups for row in group.trajectories]
+        versions = [len({v for step in row.steps for v in step.weight_versions}) for row in rows]
         self._metrics = {
             "async/staleness_mean": fmean(lags),
             "async/staleness_max": max(lags),
@@ -102,14 +103,15 @@ class StreamingRollouts:
         return accepted
 
     def metrics(self) -> dict[str, float]:
-        return self._selection.metrics | self._metrics
+        left_out = self._cursor.left_out
+        return self._selection.metrics | self._metrics | ({"data/prompts_left_out": left_out} if left_out else {})
 
     def weights_are(self, version: int) -> None:
         self._stream.weights_are(version)
 
     @property
     def epoch(self) -> int:
-        return self._stream.consumed // (self._per_epoch * self._limits.batch)
+        return self._cursor.epoch_after(self._stream.consumed // self._limits.batch)
 
     def state(self) -> dict[str, Any]:
         return self._stream.state()
@@ -127,6 +129,11 @@ def _newest_tokens(group: TrajectoryGroup) -> TrajectoryGroup:
 
 def _without_older_tokens(row: Trajectory) -> Trajectory:
     """Tokens of weights older than the newest of the trajectory are not trained on."""
-    newest = max(row.weight_versions, default=0)
-    kept = zip(row.loss_mask, row.weight_versions, strict=True)
-    return attrs.evolve(row, loss_mask=tuple(mask if version == newest else 0 for mask, version in kept))
+    newest = max((version for step in row.steps for version in step.weight_versions), default=0)
+
+    def mask(step: Step | Trajectory) -> tuple[int, ...]:
+        drawn = zip(step.loss_mask, step.weight_versions, strict=True)
+        return tuple(trained if version == newest else 0 for trained, version in drawn)
+
+    earlier = tuple(attrs.evolve(step, loss_mask=mask(step)) for step in row.earlier)
+    return attrs.evolve(row, earlier=earlier, loss_mask=mask(row))

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from skyrl.processes.redaction import redacted_tree
 from skyrl.trajectory import TrajectoryGroup
 
 
 class JsonLines:
-    """A file of JSON objects, one a line, each flushed when it is written."""
+    """A file of JSON objects without secrets, one a line, each flushed when it is written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -19,7 +20,7 @@ class JsonLines:
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one line."""
         with self._path.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+            lines.write(json.dumps(redacted_tree(record), ensure_ascii=False, allow_nan=False) + "\n")
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Every complete line; one that a kill cut short is left out."""
@@ -55,6 +56,9 @@ def sample_records(step: int, groups: Sequence[TrajectoryGroup], decode: Any) ->
     """Each trajectory as a record: prompt, answer, reward, why it ended. `decode` turns token ids into text."""
     for group in groups:
         for trajectory in group.trajectories:
+            earlier = [
+                {"response": decode(s.response_ids), "response_ids": [*s.response_ids]} for s in trajectory.earlier
+            ]
             yield {
                 "step": step,
                 "prompt_id": group.prompt.id,
@@ -65,4 +69,4 @@ def sample_records(step: int, groups: Sequence[TrajectoryGroup], decode: Any) ->
                 "stop_reason": trajectory.stop_reason,
                 "response_ids": list(trajectory.response_ids),
                 "weight_version": max(trajectory.weight_versions, default=None),
-            }
+            } | ({"earlier": earlier} if earlier else {})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -13,15 +13,20 @@ T = TypeVar("T")
 class Clock:
     """Seconds by name, summed until they are taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, around: Callable[[str], AbstractContextManager[Any]] = nullcontext) -> None:
+        """Every measured block is in `around(name)`, too."""
+        self._around = around
         self._seconds: dict[str, float] = {}
+        self.total = 0.0
+        """Seconds of all steps of the run, those before it was resumed among them."""
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
         """Add the wall-clock time of the block to `name`."""
         start = time.perf_counter()
         try:
-            yield
+            with self._around(name):
+                yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 

@@ -23,8 +23,7 @@ from skyrl.algorithms.normalization import normalize
 from skyrl.algorithms.returns import generalized_advantages
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, NormConfig
-from skyrl.config.import_paths import Imported, is_import_path
-from skyrl.errors import ConfigError, NonFiniteError, Problem
+from skyrl.config.registry import AdvantageEstimatorRegistry
 
 
 def advantage_estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
@@ -32,7 +31,7 @@ def advantage_estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
 
     Raises `ConfigError` for one that does not exist.
     """
-    estimate = Checked(estimate=_estimator(algorithm))
+    estimate = Masked(estimate=_estimator(algorithm))
     if algorithm.advantage_batch_normalize:
         return Standardized(estimate=estimate)
     norm = algorithm.advantage_norm
@@ -40,20 +39,13 @@ def advantage_estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
 
 
 @attrs.frozen(kw_only=True)
-class Checked:
-    """An estimator whose result is looked at: `NonFiniteError` where an advantage is not a finite number."""
+class Masked:
+    """An estimator whose result is 0 where the policy sampled nothing."""
 
     estimate: AdvantageEstimator
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
-        advantages = torch.where(batch.loss_mask, self.estimate(batch), 0.0)
-        if not torch.isfinite(advantages).all():
-            row = int((~torch.isfinite(advantages)).any(1).int().argmax())
-            raise NonFiniteError(
-                f"row {row} of the batch, with reward {batch.scores[row].item():g}, got an advantage that is not "
-                "finite: look at the rewards, and at trainer.algorithm.advantage_estimator"
-            )
-        return advantages
+        return torch.where(batch.loss_mask, self.estimate(batch), 0.0)
 
 
 @attrs.frozen(kw_only=True)
@@ -137,7 +129,5 @@ def _estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
             return OPO()
         case "gpg":
             return GPG()
-    field = "trainer.algorithm.advantage_estimator"
-    if is_import_path(name):
-        return Imported(name, algorithm.advantage, field=field, table="trainer.algorithm.advantage")
-    raise ConfigError([Problem(path=field, message=f"no advantage estimator {name!r}")])
+    own: AdvantageEstimator = AdvantageEstimatorRegistry.object(name, algorithm.advantage)
+    return own

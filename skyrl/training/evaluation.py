@@ -9,6 +9,7 @@ from statistics import fmean
 from urllib.parse import quote
 
 from skyrl.config import GeneratorConfig
+from skyrl.processes.redaction import redacted_tree
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.tracking.jsonlines import sample_records
 from skyrl.training.describe import Metrics, mean_positive, pass_rate
@@ -83,6 +84,7 @@ class Evaluation:
     def _dump(self, folder: Path, step: int, by_source: dict[str, list[TrajectoryGroup]], metrics: Metrics) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for source, groups in by_source.items():
-            lines = [json.dumps(record, ensure_ascii=False) for record in sample_records(step, groups, self._decode)]
+            records = map(redacted_tree, sample_records(step, groups, self._decode))
+            lines = [json.dumps(record, ensure_ascii=False) for record in records]
             (folder / f"{quote(source, safe='')}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         (folder / "aggregated_results.jsonl").write_text(json.dumps(metrics) + "\n", encoding="utf-8")

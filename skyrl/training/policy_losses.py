@@ -13,8 +13,7 @@ from skyrl.algorithms.rollout_losses import (
     RolloutISLoss,
 )
 from skyrl.config import AlgorithmConfig
-from skyrl.config.import_paths import Imported, is_import_path
-from skyrl.errors import ConfigError, Problem
+from skyrl.config.registry import PolicyLossRegistry
 
 
 def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
@@ -64,10 +63,8 @@ def _with_a_table_of_its_own(algorithm: AlgorithmConfig) -> PolicyLoss:
             )
         case "kl_cov":
             return KLCovLoss(share=algorithm.kl_cov.kl_cov_frac, coefficient=algorithm.kl_cov.ppo_kl_coef)
-    field = "trainer.algorithm.policy_loss_type"
-    if is_import_path(name):
-        return Imported(name, algorithm.policy_loss, field=field, table="trainer.algorithm.policy_loss")
-    raise ConfigError([Problem(path=field, message=f"no policy loss {name!r}")])
+    own: PolicyLoss = PolicyLossRegistry.object(name, algorithm.policy_loss)
+    return own
 
 
 def _decoupled(algorithm: AlgorithmConfig) -> DecoupledLoss:

@@ -10,7 +10,7 @@ from torch import Tensor
 from skyrl.algorithms.kl import KLEstimator, kl_estimate
 from skyrl.algorithms.kl_control import AdaptiveKLController, FixedKLController, KLController
 from skyrl.algorithms.masked import masked_mean
-from skyrl.algorithms.rewards import less_the_divergence, overlong_penalty, scaled, with_totals
+from skyrl.algorithms.rewards import added_at, less_the_divergence, overlong_penalty, scaled
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, NormConfig, RewardShapingConfig
 from skyrl.training.advantage import by_config
@@ -37,20 +37,28 @@ class RewardShaping:
         return self._penalty(batch.given(rewards=rewards))
 
     def _shaped(self, batch: TrainingBatch) -> Tensor:
-        config, totals = self._config, batch.scores
+        """Turns keep their rewards, scaled; what the shaping of the whole answer makes of their sum, the last token
+        that is trained on gets beside its own.
+        """
+        config = self._config
+        totals = batch.over_trajectories(batch.scores)
         if config.overlong.buffer_len is not None:
             assert batch.answer_lengths is not None
             totals = totals + overlong_penalty(
-                batch.answer_lengths,
+                batch.over_trajectories(batch.answer_lengths),
                 longest=required(config.overlong.max_len, "trainer.algorithm.reward_shaping.overlong.max_len"),
                 buffer=config.overlong.buffer_len,
                 factor=config.overlong.penalty_factor,
                 floor=config.overlong.floor,
             )
         totals = scaled(totals, bias=config.bias, scale=config.scale, clip=config.clip)
-        if config.norm != NormConfig():
-            totals = by_config(config.norm, totals, batch.groups, torch.ones_like(batch.lengths, dtype=torch.bool))
-        return with_totals(batch.rewards * config.scale, totals, _last_selected(batch))
+        ends = torch.ones_like(batch.lengths, dtype=torch.bool) if batch.last_step is None else batch.last_step
+        if config.norm != NormConfig():  # answers that are left out of training are left out of its statistics, too
+            trained = batch.over_trajectories(batch.loss_mask.sum(1)) > 0
+            totals = by_config(config.norm, totals, batch.groups, ends & trained)
+        rewards = batch.rewards * config.scale
+        missing = totals - batch.over_trajectories(rewards.sum(1))
+        return added_at(rewards, torch.where(ends, missing, 0.0), _last_selected(batch))
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores."""

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 import attrs
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.classes import fields_of, fit_field
+from skyrl.tree.classes import fields_of, is_config, judged
 from skyrl.tree.plain import Misfit
 from skyrl.tree.types import config_class
 
@@ -39,30 +39,22 @@ def evolve_at(config: T, path: str, value: Any) -> T:
 def _replaced(config: T, name: str, value: Any) -> T:
     """The same instance with one field replaced: that field is judged, and the others were when it was made.
 
-    A class that judges its fields together, or has fields of a kind of their own, is made anew through its constructor.
+    A class that judges its fields together is made anew through its constructor.
     """
     cls: Any = type(config)
-    fields = fields_of(cls)
-    attribute = fields.get(name)
-    if attribute is None or hasattr(cls, "__attrs_post_init__") or not all(each.init for each in fields.values()):
+    attribute = fields_of(cls).get(name)
+    if attribute is None or not is_config(cls) or hasattr(cls, "__attrs_post_init__"):
         evolved: T = attrs.evolve(cast(Any, config), **{name: value})
         return evolved
-    value = _judged(attribute, config, value)
-    twin: T = object.__new__(cls)
-    for each in fields:
-        object.__setattr__(twin, each, value if each == name else getattr(config, each))
-    return twin
-
-
-def _judged(attribute: attrs.Attribute[Any], owner: Any, value: Any) -> Any:
     try:
-        stored = fit_field(attribute, value)
+        stored = judged(attribute, value, config)
     except Misfit as misfit:
-        problem = Problem(path=attribute.name, message=str(misfit), hint=misfit.hint)
-        raise ConfigError([problem], title=f"{type(owner).__name__} cannot be built") from None
-    if attribute.validator is not None:
-        attribute.validator(owner, attribute, stored)
-    return stored
+        problem = Problem(path=name, message=str(misfit), hint=misfit.hint)
+        raise ConfigError([problem], title=f"{cls.__name__} cannot be built") from None
+    twin: T = object.__new__(cls)
+    vars(twin).update(vars(config))
+    vars(twin)[name] = stored
+    return twin
 
 
 def required(value: T | None, path: str) -> T:

@@ -11,13 +11,9 @@ fields' types, so that `OptimizerConfig(lr="fast")` fails in Python as it does i
 
 from __future__ import annotations
 
-import ast
-import functools
 import inspect
-import textwrap
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, cast, dataclass_transform
 
 import attrs
@@ -25,7 +21,7 @@ from attrs import field
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.plain import Misfit
-from skyrl.tree.types import config_class, fit
+from skyrl.tree.types import class_of, config_class, fit
 
 C = TypeVar("C")
 Role = Literal["identity", "numerics", "free"]
@@ -43,11 +39,11 @@ def frozen(cls: type[C]) -> type[C]:
 
     Every field has a default, since files are patches of the default instance. Raises TypeError for one that has none.
     """
-    made: type[C] = attrs.frozen(kw_only=True, eq=False, repr=False, field_transformer=_checked_fields)(cls)
+    ours: Any = {"init": False, "eq": False, "repr": False, "slots": False}
+    made: type[C] = attrs.frozen(kw_only=True, field_transformer=_checked_fields, **ours)(cls)
     for name, method in _SHARED_METHODS.items():
         if name not in vars(cls):
             setattr(made, name, method)
-    cast(Any, made).__init__ = _exact_init(made)
     cast(Any, made).__configuration__ = True  # a mark on the class, since a class sent to another process keeps it
     _BY_NAME[class_name(made)] = made
     return made
@@ -56,6 +52,15 @@ def frozen(cls: type[C]) -> type[C]:
 def is_config(kind: Any) -> bool:
     """Was this class made by `frozen`, or derived from one that was?"""
     return isinstance(kind, type) and hasattr(kind, "__configuration__")
+
+
+def table_class(attribute: attrs.Attribute[Any], value: Any) -> type[Any] | None:
+    """The class of the table that the field holds: the one it declares, or that of an instance in a table of `ClassOf`;
+    None for a leaf.
+    """
+    if class_of(attribute.type) and is_config(type(value)):
+        return type(value)
+    return config_class(attribute.type)
 
 
 def class_name(cls: type[Any]) -> str:
@@ -85,19 +90,21 @@ def fit_field(attribute: attrs.Attribute[Any], value: Any) -> Any:
     return fit(converter(value) if converter else value, attribute.type)
 
 
+def judged(attribute: attrs.Attribute[Any], value: Any, owner: Any) -> Any:
+    """`value` as the field stores it, once its validator has taken it. Raises ValueError (`Misfit`, `ConfigError`)."""
+    value = fit_field(attribute, value)
+    if attribute.validator is not None:
+        try:
+            attribute.validator(owner, attribute, value)
+        except TypeError as error:  # so attrs' own validators refuse a type
+            raise Misfit(str(error.args[0]) if error.args else "TypeError") from None
+    return value
+
+
 def role_of(attribute: attrs.Attribute[Any]) -> Role:
     """What a change of this field means on resume: another run, other numbers, or nothing."""
     role: Role = attribute.metadata.get("role", "numerics")
     return role
-
-
-def docs_of(cls: type[Any]) -> dict[str, str]:
-    """The string literal below each field, by field name, those of the parent classes included."""
-    docs: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if is_config(base):
-            docs |= _own_docs(base)
-    return docs
 
 
 def leaf_paths(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, attrs.Attribute[Any]]]:
@@ -121,6 +128,8 @@ def table_paths(cls: type[Any], prefix: str = "") -> Iterator[str]:
 
 _BY_NAME: dict[str, type[Any]] = {}
 _FIELDS: dict[type[Any], dict[str, attrs.Attribute[Any]]] = {}
+_DEFAULTS: dict[type[Any], Mapping[str, Any]] = {}
+_FACTORY: Any = attrs.Factory
 
 
 def _checked_fields(cls: type[Any], attributes: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
@@ -128,6 +137,8 @@ def _checked_fields(cls: type[Any], attributes: list[attrs.Attribute[Any]]) -> l
     for attribute in attributes:
         if attribute.default is attrs.NOTHING:
             raise TypeError(f"{cls.__name__}.{attribute.name} needs a default")
+        if isinstance(attribute.default, _FACTORY) and attribute.default.takes_self:
+            raise TypeError(f"{cls.__name__}.{attribute.name}: a default cannot look at other fields; that is derived")
         if cast(Any, attribute).inherited and attribute.name in vars(cls):
             raise TypeError(f"{cls.__name__}.{attribute.name} needs a type: write {attribute.name}: <type> = <default>")
     return [
@@ -136,42 +147,59 @@ def _checked_fields(cls: type[Any], attributes: list[attrs.Attribute[Any]]) -> l
     ]
 
 
-def _exact_init(cls: type[Any]) -> Callable[..., None]:
-    """The constructor that fits every value to its field's type before attrs stores and validates it.
-
-    A converter on each of 300 fields would do the same, and would cost 10 ms of every cold start.
-    """
-    store = cls.__init__
-    defaults: dict[str, Any] = {}
-
-    @functools.wraps(store)
-    def __init__(self: Any, **given: Any) -> None:
-        fields = fields_of(cls)
-        if not defaults:
-            defaults.update(_fitted(cls, {name: _default_of(each) for name, each in fields.items() if each.init}))
-        changed = {name: value for name, value in given.items() if value is not defaults.get(name, given)}
-        store(self, **{**defaults, **_fitted(cls, changed)})
-
-    return __init__
-
-
-def _fitted(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as their fields store them. Raises `ConfigError` for all that do not fit."""
-    fields, fitted, problems = fields_of(cls), {}, []
-    for name, value in values.items():
+def _init(self: Any, /, **given: Any) -> None:
+    """Every field's default, or what is given for it, once it fits the field's type and its validator has taken it."""
+    cls = type(self)
+    fields, values = fields_of(cls), dict(_defaults_of(cls))
+    changed, problems = [], []
+    for name, value in given.items():
+        if name not in fields or not fields[name].init:
+            raise TypeError(f"{cls.__name__}.__init__() got an unexpected keyword argument {name!r}")
+        if value is values[name]:
+            continue
         try:
-            fitted[name] = fit_field(fields[name], value) if name in fields else value
+            values[name] = fit_field(fields[name], value)
+            changed.append(name)
         except Misfit as misfit:
             problems.append(Problem(path=name, message=str(misfit), hint=misfit.hint))
+    vars(self).update(values)
+    problems += _refused(self, changed)
     if problems:
         raise ConfigError(problems, title=f"{cls.__name__} cannot be built")
-    return fitted
+    if hasattr(cls, "__attrs_post_init__"):
+        self.__attrs_post_init__()
 
 
-def _default_of(attribute: attrs.Attribute[Any]) -> Any:
-    """The default; what a factory makes is made once, since nobody can change it."""
-    default: Any = attribute.default
-    return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
+def _refused(config: Any, names: Iterable[str]) -> list[Problem]:
+    """What the validators of these fields say about their values."""
+    fields = fields_of(type(config))
+    problems: list[Problem] = []
+    for name in names:
+        try:
+            if (validator := fields[name].validator) is not None:
+                validator(config, fields[name], getattr(config, name))
+        except ConfigError as error:
+            problems += error.problems
+    return problems
+
+
+def _defaults_of(cls: type[Any]) -> Mapping[str, Any]:
+    """The defaults as the fields store them, made once, since nobody can change them."""
+    if cls not in _DEFAULTS:
+        values, problems = {}, []
+        for name, attribute in fields_of(cls).items():
+            default: Any = attribute.default
+            try:
+                values[name] = fit_field(attribute, default.factory() if isinstance(default, _FACTORY) else default)
+            except Misfit as misfit:
+                problems.append(Problem(path=name, message=str(misfit), hint=misfit.hint))
+        blank = object.__new__(cls)
+        vars(blank).update(values)
+        problems += _refused(blank, values)
+        if problems:
+            raise ConfigError(problems, title=f"{cls.__name__} cannot be built")
+        _DEFAULTS[cls] = values
+    return _DEFAULTS[cls]
 
 
 def _values(config: Any) -> tuple[Any, ...]:
@@ -191,8 +219,28 @@ def _repr(self: Any) -> str:
     return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
-_SHARED_METHODS = {"__eq__": _equal, "__hash__": _hash, "__repr__": _repr}
-"""What attrs would generate for each class, in 8 ms of every cold start."""
+class _Signature:
+    """The constructor's, which notebooks show; made when one asks."""
+
+    def __get__(self, instance: Any, owner: type[Any]) -> inspect.Signature:
+        defaults, keyword_only = _defaults_of(owner), inspect.Parameter.KEYWORD_ONLY
+        shown = [each for each in fields_of(owner).values() if each.init]
+        return inspect.Signature(
+            [
+                inspect.Parameter(each.name, keyword_only, default=defaults[each.name], annotation=each.type)
+                for each in shown
+            ]
+        )
+
+
+_SHARED_METHODS = {
+    "__init__": _init,
+    "__signature__": _Signature(),
+    "__eq__": _equal,
+    "__hash__": _hash,
+    "__repr__": _repr,
+}
+"""What attrs would compile for each class, in 8 ms of every cold start; and its constructor would fit no types."""
 
 
 def _types_of(cls: type[Any]) -> dict[str, Any]:
@@ -203,20 +251,3 @@ def _types_of(cls: type[Any]) -> dict[str, Any]:
             f"a field of {cls.__qualname__} is annotated with {error.name}, which its module does not hold at run "
             "time: define or import it at the top of the module, outside of TYPE_CHECKING"
         ) from None
-
-
-def _own_docs(cls: type[Any]) -> dict[str, str]:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):  # made in an interactive session: it has no source
-        return {}
-    body = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)).body
-    return {
-        above.target.id: inspect.cleandoc(below.value.value)
-        for above, below in pairwise(body)
-        if isinstance(above, ast.AnnAssign)
-        and isinstance(above.target, ast.Name)
-        and isinstance(below, ast.Expr)
-        and isinstance(below.value, ast.Constant)
-        and isinstance(below.value.value, str)
-    }

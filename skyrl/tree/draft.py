@@ -13,22 +13,22 @@ import attrs
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import freeform
-from skyrl.tree.classes import fields_of, fit_field
+from skyrl.tree.classes import fields_of, judged, table_class
 from skyrl.tree.freeform import refusal
 from skyrl.tree.frozen import thaw
+from skyrl.tree.history import History
 from skyrl.tree.literals import NULL_WORDS, is_bracketed
-from skyrl.tree.migrations import Migration, find_migration, moved
+from skyrl.tree.migrations import follow
 from skyrl.tree.names import suggestion
-from skyrl.tree.origins import Assignment, Origin, Origins, Path, dotted, place_of
+from skyrl.tree.origins import DEFAULT, Assignment, Origin, Origins, Path, dotted, place_of
 from skyrl.tree.plain import shown
-from skyrl.tree.reach import NOTHING, Reach
-from skyrl.tree.secrets import REFERENCE
+from skyrl.tree.reach import NOTHING, Reach, Unfilled
 from skyrl.tree.table import Table
 from skyrl.tree.types import (
+    class_of,
     config_class,
     describe,
     fit,
-    holds_secret,
     is_mapping,
     is_optional,
     item_kind,
@@ -50,14 +50,17 @@ class Draft(Generic[T]):
     def __init__(self, base: T, reach: Reach = NOTHING) -> None:
         self._root = Table(type(base), base)
         self._reach = reach
-        self._origins: dict[str, list[Origin]] = {}
+        self._kept: dict[Path, list[Assignment]] = {}
+        """What was written into tables of `ClassOf`, whose class is known at the end only."""
+        self._history = History()
+        self._unfilled: list[tuple[Assignment, Unfilled, Origin | None]] = []
         self.problems: list[Problem] = []
         self.broken: set[str] = set()
 
     @property
     def origins(self) -> Origins:
         """Dotted path -> its origins, winner last."""
-        return {path: tuple(chain) for path, chain in self._origins.items()}
+        return self._history.origins
 
     def assign_all(self, assignments: Iterable[Assignment]) -> None:
         """Assign in order; a later assignment to the same path wins."""
@@ -68,15 +71,25 @@ class Draft(Generic[T]):
         """Put one value in its place, or note why it cannot stand there."""
         try:
             self._assign(self._root, 0, assignment)
+        except Unfilled as error:
+            self._unfilled.append((assignment, error, self._history.winner(assignment.path)))
         except ValueError as error:
-            path = dotted(assignment.path)
-            self.broken.add(path)
-            for problem in _problems(error):
-                self.problems.append(attrs.evolve(problem, path=path, place=assignment.origin.place))
+            self._refuse(assignment, error)
 
     def build(self) -> T:
         """The patched tree. What a class refuses as a whole keeps the table at what it was."""
+        for assignment, error, before in self._unfilled:
+            if self._history.winner(assignment.path) is before:
+                self._refuse(assignment, error)
+        self._unfilled.clear()
+        self.problems += self._history.contradictions()
         return cast(T, self._build(self._root, ()))
+
+    def _refuse(self, assignment: Assignment, error: ValueError) -> None:
+        path = dotted(assignment.path)
+        self.broken.add(path)
+        for problem in _problems(error):
+            self.problems.append(attrs.evolve(problem, path=path, place=assignment.origin.place))
 
     def _assign(self, table: Table, depth: int, assignment: Assignment) -> None:
         """Go down to the table or field that the path names: `depth` of its names led to `table`."""
@@ -94,7 +107,7 @@ class Draft(Generic[T]):
             self._forget(table, attribute, assignment)
         elif last and self._is_subtree(attribute, assignment):
             self._graft(assignment)
-        elif nested := config_class(attribute.type):
+        elif nested := _class_of_table(attribute, table.current(name)):
             if not (last and self._replace(table, attribute, nested, assignment)):
                 self._assign(table.child(name, nested), depth + 1, assignment)
                 table.drop_if_untouched(name)
@@ -128,10 +141,10 @@ class Draft(Generic[T]):
             table.changes[attribute.name] = fit(value, nested)
         else:
             return False
-        self._forget_inside(assignment.path)
-        self._record(assignment, assignment.path, value)
+        self._history.forget_inside(assignment.path)
+        self._history.add(assignment.path, assignment.origin, value)
         for path, inner in _written_in(value, assignment.path):
-            self._origins[dotted(path)] = [attrs.evolve(assignment.origin, value=inner)]
+            self._history.begin(path, assignment.origin, inner)
         return True
 
     def _is_subtree(self, attribute: Any, assignment: Assignment) -> bool:
@@ -150,12 +163,13 @@ class Draft(Generic[T]):
         """Back to the default instance, whatever earlier layers wrote."""
         table.changes.pop(attribute.name, None)
         table.is_forgotten = True
-        self._forget_inside(assignment.path)
-        back = Origin(kind="default", where=assignment.origin.place, value=getattr(table.base, attribute.name))
-        self._origins[dotted(assignment.path)] = [back]
+        self._kept.pop(assignment.path, None)
+        self._history.forget_inside(assignment.path)
+        back = Origin(kind="default", where=assignment.origin.place)
+        self._history.begin(assignment.path, back, getattr(table.base, attribute.name))
 
     def _set(self, table: Table, attribute: Any, assignment: Assignment) -> None:
-        assignment = self._from_environment(attribute, assignment)
+        assignment = self._reach.filled(assignment, attribute.type)
         if assignment.operation == "append":
             value: Any = _appended(attribute, table.current(attribute.name), assignment)
         elif assignment.is_text or is_mapping(attribute.type):
@@ -166,40 +180,26 @@ class Draft(Generic[T]):
             for key, item in value.items():
                 self.assign(assignment.inside(key, item))
         else:
-            stored = table.changes[attribute.name] = _accepted(attribute, value, table.base)
+            stored = table.changes[attribute.name] = judged(attribute, value, table.base)
             if is_mapping(attribute.type):
-                self._forget_inside(assignment.path)
-            self._record(assignment, assignment.path, stored)
-
-    def _from_environment(self, attribute: Any, assignment: Assignment) -> Assignment:
-        """`env:NAME` stands for the text of that variable, read as on a command line. A secret stays a reference."""
-        value = assignment.value
-        found = REFERENCE.fullmatch(value) if isinstance(value, str) and self._reach.is_open else None
-        if not found or holds_secret(attribute.type):
-            return assignment
-        if self._reach.environ is None:
-            hint = "hand it over: load(..., environ=os.environ)"
-            raise refusal(f"{value} asks for the environment, which was not given", hint=hint)
-        if found[1] not in self._reach.environ:
-            raise refusal(f"{value}: this environment variable is not set", hint=f"export {found[1]}=...")
-        origin = Origin(kind="environment", where=found[1], asked_by=assignment.origin)
-        return attrs.evolve(assignment, value=self._reach.environ[found[1]], origin=origin, is_text=True)
+                self._history.forget_inside(assignment.path)
+            self._history.add(assignment.path, assignment.origin, stored)
 
     def _set_item(self, table: Table, attribute: Any, assignment: Assignment) -> None:
         """`list.0 = value`: an item that is there."""
         items = list(table.current(attribute.name)) if isinstance(table.current(attribute.name), tuple) else []
         index = freeform.position(assignment.path[-1], items)
         items[index] = _read(assignment, item_kind(list_arm(attribute.type)))
-        stored = table.changes[attribute.name] = _accepted(attribute, items, table.base)
-        self._record(assignment, assignment.path[:-1], stored)
+        stored = table.changes[attribute.name] = judged(attribute, items, table.base)
+        self._history.add(assignment.path[:-1], assignment.origin, stored)
 
     def _set_inside(self, table: Table, attribute: Any, depth: int, assignment: Assignment) -> None:
         """`dict_field.a.b = value`: a key inside a free-form table."""
         inner = assignment.path[depth + 1 :]
         if assignment.operation == "forget":
             freeform.forget(table.mapping(attribute.name), inner, getattr(table.base, attribute.name))
-            self._forget_inside(assignment.path)
-            self._origins.pop(dotted(assignment.path), None)
+            self._keep(attribute, depth, assignment)
+            self._history.forget(assignment.path)
             return
         value = _read(assignment, value_kind(attribute.type) if len(inner) == 1 else Any)
         if isinstance(value, Mapping) and value:
@@ -215,56 +215,25 @@ class Draft(Generic[T]):
             freeform.append(holder, key, value)
         elif not isinstance(value, Mapping) or not isinstance(holder.get(key), dict):
             holder[key] = thaw(value)
-            self._forget_inside(assignment.path)
-        self._record(assignment, written, value)
+            self._history.forget_inside(assignment.path)
+        self._history.add(written, assignment.origin, value)
+        self._keep(attribute, depth, assignment)
 
-    def _record(self, assignment: Assignment, path: Path, value: Any) -> None:
-        self._origins.setdefault(dotted(path), []).append(attrs.evolve(assignment.origin, value=value))
-
-    def _forget_inside(self, path: Path) -> None:
-        """What was written inside a table that is now replaced is gone."""
-        inside = dotted(path) + "."
-        for known in [known for known in self._origins if known.startswith(inside)]:
-            del self._origins[known]
+    def _keep(self, attribute: Any, depth: int, assignment: Assignment) -> None:
+        """In a table of `ClassOf`: to be read once more, by the class that is known at the end."""
+        if class_of(attribute.type):
+            place, inside = assignment.path[: depth + 1], assignment.path[depth + 1 :]
+            self._kept.setdefault(place, []).append(attrs.evolve(assignment, path=inside))
 
     def _other_name(self, table: Table, depth: int, assignment: Assignment) -> None:
         """An old name is followed with a warning; any other unknown one is refused."""
-        migration = find_migration(self._reach.migrations, assignment.path)
-        if migration is None:
+        followed = follow(self._reach.migrations, assignment)
+        if followed is None:
             self._refuse_unknown(table, depth, assignment.path)
-        elif assignment.path == tuple(migration.old.split(".")) and self._spreads(migration, assignment):
-            for key, value in assignment.value.items():
-                self.assign(assignment.inside(str(key), value))
         else:
-            self._migrate(migration, assignment)
-
-    def _spreads(self, migration: Migration, assignment: Assignment) -> bool:
-        """A table under an old table's name: its keys may have names of their own in the migrations."""
-        inside = migration.old + "."
-        has_parts = any(each.old.startswith(inside) for each in self._reach.migrations)
-        return has_parts and isinstance(assignment.value, Mapping)
-
-    def _migrate(self, migration: Migration, assignment: Assignment) -> None:
-        old, since = dotted(assignment.path), f" (since {migration.since})" if migration.since else ""
-        value = assignment.value
-        if migration.convert or migration.harmless:
-            value = parse(value, Any) if assignment.is_text else value
-        is_harmless = any(type(value) is type(each) and value == each for each in migration.harmless)
-        if migration.new is None and not is_harmless:
-            raise refusal(f"no such field{since}", hint=migration.why)
-        if migration.new is None:
-            message, hint = (
-                f"left out: {shown(value)} asks for nothing, and there is no such field{since}",
-                migration.why,
-            )
-        else:
-            target = moved(migration, assignment.path)
-            message, hint = f"is called {dotted(target)} here{since}", migration.why
-            if migration.convert:
-                assignment = attrs.evolve(assignment, value=migration.convert(value), is_text=False)
-            self.assign(attrs.evolve(assignment, path=target))
-        place = assignment.origin.place
-        self.problems.append(Problem(path=old, message=message, hint=hint, place=place, severity="warning"))
+            assignments, warnings = followed
+            self.assign_all(assignments)
+            self.problems += warnings
 
     def _refuse_unknown(self, table: Table, depth: int, path: Path) -> None:
         sentence, meant = suggestion(self._root.cls, table.cls, path, depth)
@@ -279,13 +248,45 @@ class Draft(Generic[T]):
             for name, change in table.changes.items()
         }
         try:
-            return attrs.evolve(table.base, **changes) if changes else table.base
+            built = attrs.evolve(table.base, **changes) if changes else table.base
+            return self._with_named_classes(built, table.base, path) if changes else built
         except (TypeError, ValueError) as error:  # a class may judge several of its fields together
             self.broken.add(dotted(path))
             for problem in _problems(error):
                 whole = ".".join(filter(None, (dotted(path), problem.path)))
                 self.problems.append(attrs.evolve(problem, path=whole, place=place_of(whole, self.origins)))
             return table.base
+
+    def _with_named_classes(self, built: Any, base: Any, path: Path) -> Any:
+        """`built`, whose tables of `ClassOf` become instances of the classes that are named beside them."""
+        for name, attribute in fields_of(type(built)).items():
+            naming = class_of(attribute.type)
+            if naming is None or not isinstance(getattr(built, name), Mapping):
+                continue
+            cls = naming.find(getattr(built, naming.field), self._reach.is_open)
+            if cls is not None:
+                made = self._instance(cls, (*path, name), getattr(base, name))
+                built = attrs.evolve(built, **{name: made})
+        return built
+
+    def _instance(self, cls: type[Any], place: Path, default: Any) -> Any:
+        """An instance of `cls` from the table's default and what was written into it."""
+        inner = Draft(cls(), self._reach)
+        if isinstance(default, Mapping) and default:
+            inner.assign(Assignment(path=(), value=default, origin=DEFAULT))
+        inner.assign_all(self._kept.get(place, ()))
+        made, whole = inner.build(), dotted(place) + "."
+        docs = {}
+        if inner.problems:
+            from skyrl.tree.docs import docs_of  # only to say what is wrong
+
+            docs = docs_of(cls)
+        for problem in inner.problems:
+            hint = problem.hint or " ".join(docs.get(problem.path, "").split())
+            self.problems.append(attrs.evolve(problem, path=whole + problem.path, hint=hint))
+        self.broken.update(whole + each for each in inner.broken)
+        self._history.take_over(inner.origins, place)
+        return made
 
 
 def structure(value: Any, cls: type[T]) -> T:
@@ -301,6 +302,11 @@ def structure(value: Any, cls: type[T]) -> T:
     return built
 
 
+def _class_of_table(attribute: Any, value: Any) -> type[Any] | None:
+    """The class of the nested table, also where it is still being written; None for a leaf."""
+    return value.declared if isinstance(value, Table) else table_class(attribute, value)
+
+
 def _read(assignment: Assignment, kind: Any) -> Any:
     return parse(assignment.value, kind) if assignment.is_text else fit(assignment.value, kind)
 
@@ -313,17 +319,6 @@ def _appended(attribute: Any, current: Any, assignment: Assignment) -> tuple[Any
     before = () if current is None else current if isinstance(current, tuple) else (current,)
     text = assignment.value
     return (*before, *parse(text, kind)) if is_bracketed(text) else (*before, parse(text, item_kind(kind)))
-
-
-def _accepted(attribute: Any, value: Any, owner: Any) -> Any:
-    """The value, once the field's converter and validators have taken it. Raises ValueError."""
-    try:
-        value = fit_field(attribute, value)
-        if attribute.validator is not None:
-            attribute.validator(owner, attribute, value)
-    except TypeError as error:  # so attrs' own validators refuse a type
-        raise ConfigError(_problems(error)) from None
-    return value
 
 
 def _problems(error: Exception) -> tuple[Problem, ...]:

@@ -15,7 +15,7 @@ import cattrs
 from skyrl.tree.classes import class_name, fields_of, is_config, leaf_paths, role_of
 from skyrl.tree.draft import structure
 from skyrl.tree.secrets import Secret
-from skyrl.tree.types import config_class
+from skyrl.tree.types import class_of, config_class
 
 SCHEMA_VERSION = 1
 """Of the stored form; it goes into every fingerprint."""
@@ -66,10 +66,21 @@ def flatten(config: Any, roles: Collection[str] = ("identity", "numerics", "free
     """Dotted path -> plain value, of every leaf whose role is among `roles`; a table that is None appears as itself."""
     flat: dict[str, Any] = {}
 
+    def spread(value: Any, path: str) -> None:
+        """A table whose class may be known or not: the same leaves either way."""
+        if isinstance(value, dict) and value:
+            for key, item in value.items():
+                spread(item, f"{path}.{key}")
+        else:
+            flat[path] = value
+
     def visit(table: Any, prefix: str) -> None:
         for name, attribute in fields_of(type(table)).items():
             value = getattr(table, name)
-            if attrs.has(type(value)):
+            if class_of(attribute.type):
+                if role_of(attribute) in roles:
+                    spread(stored_value(value), prefix + name)
+            elif attrs.has(type(value)):
                 visit(value, f"{prefix}{name}.")
             elif role_of(attribute) in roles:
                 flat[prefix + name] = stored_value(value)

@@ -61,7 +61,7 @@ def _read(name: str) -> Assignment:
 
             return read_json(name)
         case _:
-            from skyrl.tree.toml import read_toml
+            from skyrl.tree.toml_file import read_toml
 
             return read_toml(name)
 

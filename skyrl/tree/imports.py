@@ -1,4 +1,8 @@
-"""Classes by import path: `module:Name`, or `path/to/file.py:Name`."""
+"""Things of the user's own by import path: `module:Name` from an importable module, `path/to/file.py:Name` from a file.
+
+Give it only names that stand in the user's own files or arguments. Modules are looked for in the folder that the
+command runs in, too, and a file is imported once, whoever names it.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +14,41 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from skyrl.errors import ConfigError, Problem
+from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.tree.classes import class_name, fields_of, known_class
+
+
+def import_object(name: str, error: type[UserError] = UserError) -> Any:
+    """What the import path names. Raises `error`, which says what was looked for and where."""
+    where, _, attribute = name.rpartition(":")
+    if not where or not attribute:
+        raise error(f"{name!r} is no import path: module:name or file.py:name")
+    try:
+        found: Any = _from_file(Path(where).expanduser()) if where.endswith(".py") else _from_module(where)
+    except (Exception, SystemExit) as failure:  # a user's module may raise anything while it is imported
+        raise error(_why(where, failure)) from failure
+    for each in attribute.split("."):
+        if not hasattr(found, each):
+            raise error(f"{where} has no {attribute!r}")
+        found = getattr(found, each)
+    return found
 
 
 def import_class(name: str) -> type[Any] | None:
     """The configuration class that an import path names; None if what it names is none.
 
-    Modules are looked for in the folder that the command runs in, too. Raises `ConfigError` if the import fails.
+    Raises `ConfigError` if the import fails.
     """
-    where, _, attribute = name.rpartition(":")
-    if not where or not attribute:
+    if ":" not in name:
         return None
     try:
-        module = _from_file(Path(where).expanduser()) if where.endswith(".py") else _from_module(where)
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
-        why = f"importing {where} failed: {type(error).__name__}: {error}"
-        raise ConfigError([Problem(path="", message=why)]) from error
-    found: Any = module
-    for each in attribute.split("."):
-        found = getattr(found, each, None)
+        found = import_object(name)
+    except UserError as error:
+        raise ConfigError([Problem(path="", message=str(error))]) from error
     if isinstance(found, type) and "__attrs_attrs__" not in vars(found) and hasattr(found, "__configuration__"):
-        message = f"{attribute} lacks the decorator @frozen: its own fields would be ignored"
+        message = f"{found.__qualname__} lacks the decorator @frozen: its own fields would be ignored"
         raise ConfigError([Problem(path="", message=message)])
-    is_ours = isinstance(found, type) and known_class(f"{found.__module__}:{found.__qualname__}") is found
-    return found if is_ours else None
+    return found if isinstance(found, type) and known_class(class_name(found)) is found else None
 
 
 def _from_module(name: str) -> ModuleType:
@@ -48,16 +60,14 @@ def _from_module(name: str) -> ModuleType:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        why = f"there is no file {path} (relative paths start at the folder the command runs in)"
-        raise ConfigError([Problem(path="", message=why)])
-    resolved = path.resolve()
-    name = f"skyrl_user_{resolved.stem}"
-    loaded = sys.modules.get(name)
-    if loaded is not None and loaded.__file__ == str(resolved):
-        return loaded
-    spec = importlib.util.spec_from_file_location(name, resolved)
+        raise FileNotFoundError(path)
+    file = path.resolve()
+    name = _module_name(file)
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ConfigError([Problem(path="", message=f"{path} cannot be imported as Python")])
+        raise ImportError("it cannot be imported as Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -70,6 +80,26 @@ def _from_file(path: Path) -> ModuleType:
         if made is not None:
             copyreg.pickle(made, _taken_apart)  # another process finds the file, not the module
     return module
+
+
+def _module_name(file: Path) -> str:
+    """By the file's own name, since a stored class carries it; a second file of that name gets a longer one."""
+    name = f"skyrl_user_{file.stem}"
+    if name not in sys.modules or sys.modules[name].__file__ == str(file):
+        return name
+    from hashlib import sha256
+
+    return f"{name}_{sha256(str(file).encode()).hexdigest()[:8]}"
+
+
+def _why(where: str, failure: BaseException) -> str:
+    match failure:
+        case FileNotFoundError() if where.endswith(".py") and not Path(where).expanduser().is_file():
+            return f"there is no file {where} (relative paths start at the folder the command runs in)"
+        case ModuleNotFoundError():
+            return f"the module {failure.name} cannot be found; install it, or name a file: path/to/file.py:name"
+        case _:
+            return f"importing {where} failed: {type(failure).__name__}: {failure}"
 
 
 def _taken_apart(config: Any) -> tuple[Any, ...]:

@@ -6,9 +6,8 @@ import json
 from typing import Any
 
 from skyrl.errors import ConfigError
-from skyrl.tree.origins import Assignment, Origin, Path
+from skyrl.tree.origins import Assignment, KeyLines, Origin, Path
 from skyrl.tree.text_files import malformed, read_text
-from skyrl.tree.toml import nearest_line
 
 
 def read_json(name: str) -> Assignment:
@@ -22,27 +21,18 @@ def read_json(name: str) -> Assignment:
         raise malformed(name, "JSON", str(error)) from None
     except RecursionError:
         raise malformed(name, "JSON", "nested too deeply") from None
-    return Assignment(path=(), value=value, origin=Origin(kind="file", where=name, source=JsonText(name, text)))
+    lines = KeyLines(lambda: _lines_of(name, text))
+    return Assignment(path=(), value=value, origin=Origin(kind="file", where=name, lines=lines))
 
 
-class JsonText:
-    """The text of a JSON file that parsed. Every JSON text is a YAML text, whose reader knows lines."""
+def _lines_of(name: str, text: str) -> dict[Path, int]:
+    """Every JSON text is a YAML text, whose reader knows lines."""
+    from skyrl.tree.yaml_file import parse_yaml
 
-    def __init__(self, name: str, text: str) -> None:
-        self.name = name
-        self._text = text
-        self._lines: dict[Path, int] | None = None
-
-    def line_of(self, path: Path) -> int | None:
-        """Line of the key, or of what holds it."""
-        if self._lines is None:
-            from skyrl.tree.yaml_file import parse_yaml
-
-            try:
-                self._lines = parse_yaml(self.name, self._text)[1]
-            except ConfigError:  # tabs, which JSON allows and YAML does not
-                self._lines = {}
-        return nearest_line(self._lines, path)
+    try:
+        return parse_yaml(name, text)[1]
+    except ConfigError:  # tabs, which JSON allows and YAML does not
+        return {}
 
 
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

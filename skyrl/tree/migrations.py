@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from skyrl.tree.origins import Path
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree.origins import Assignment, Path, dotted
+from skyrl.tree.plain import shown
+from skyrl.tree.types import parse
 
 
 @frozen(kw_only=True)
@@ -34,15 +37,51 @@ class Migration:
     """Old values that ask for what happens anyway: such a one is dropped with a warning instead of refused."""
 
 
-def find_migration(migrations: Iterable[Migration], path: Path) -> Migration | None:
+Followed = tuple[tuple[Assignment, ...], tuple[Problem, ...]]
+"""What an assignment to an old name is now, and warnings that say so."""
+
+
+def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed | None:
+    """An assignment to an old name, as this version has it; None for a name that never was one.
+
+    Raises `ConfigError` for a name that is gone, unless its value asks for what happens anyway.
+    """
+    migration = _innermost(migrations, assignment.path)
+    if migration is None:
+        return None
+    is_whole = dotted(assignment.path) == migration.old and isinstance(assignment.value, Mapping)
+    if is_whole and _has_parts(migration, migrations):  # each of its keys may have an entry of its own
+        inside = (assignment.inside(str(key), value) for key, value in assignment.value.items())
+        return tuple(inside), ()
+    since, value = f" (since {migration.since})" if migration.since else "", assignment.value
+    if (migration.convert or migration.harmless) and assignment.is_text:
+        value = parse(value, Any)
+    if migration.new is not None:
+        target = (*_split(migration.new), *assignment.path[len(_split(migration.old)) :])
+        moved = evolve(assignment, path=target)
+        if migration.convert:
+            moved = evolve(moved, value=migration.convert(value), is_text=False)
+        warning = _warning(assignment, f"is called {dotted(target)} here{since}", migration.why)
+        return (moved,), (warning,)
+    if any(type(value) is type(each) and value == each for each in migration.harmless):
+        message = f"left out: {shown(value)} asks for nothing, and there is no such field{since}"
+        return (), (_warning(assignment, message, migration.why),)
+    raise ConfigError([Problem(path="", message=f"no such field{since}", hint=migration.why)])
+
+
+def _innermost(migrations: Iterable[Migration], path: Path) -> Migration | None:
     """The entry for the path, or for the innermost table around it."""
     found = [each for each in migrations if path[: len(_split(each.old))] == _split(each.old)]
     return max(found, key=lambda each: len(each.old), default=None)
 
 
-def moved(migration: Migration, path: Path) -> Path:
-    """The path under its new name."""
-    return (*_split(migration.new or ""), *path[len(_split(migration.old)) :])
+def _has_parts(migration: Migration, migrations: Iterable[Migration]) -> bool:
+    return any(each.old.startswith(migration.old + ".") for each in migrations)
+
+
+def _warning(assignment: Assignment, message: str, hint: str) -> Problem:
+    path, place = dotted(assignment.path), assignment.origin.place
+    return Problem(path=path, message=message, hint=hint, place=place, severity="warning")
 
 
 def _split(path: str) -> Path:

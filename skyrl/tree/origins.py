@@ -6,8 +6,8 @@ The chain of origins of a path, winner last, is kept beside the tree, so that th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from attrs import evolve, field, frozen
 
@@ -23,13 +23,20 @@ _BARE = re.compile(r'[^."=\s]+')
 _SPECIAL = re.compile(r'["\\]')
 
 
-class Source(Protocol):
-    """A file that was read: it can say on which line a path stands."""
+class KeyLines:
+    """On which line of a file each key stands. The text is scanned when the first line is asked for: few ask."""
 
-    name: str
+    def __init__(self, scan: Callable[[], Mapping[Path, int]]) -> None:
+        self._scan = scan
+        self._lines: Mapping[Path, int] | None = None
 
     def line_of(self, path: Path) -> int | None:
-        """1-based line of the key, or None when it cannot be told."""
+        """1-based line of the key, or of the innermost table or list around it that has one."""
+        if self._lines is None:
+            self._lines = self._scan()
+        while path and path not in self._lines:
+            path = path[:-1]
+        return self._lines.get(path)
 
 
 @frozen(kw_only=True)
@@ -45,7 +52,9 @@ class Origin:
     """For a rule: the paths that it derived the value from."""
 
     path: Path = ()
-    source: Source | None = field(default=None, eq=False, repr=False)
+    lines: KeyLines | None = field(default=None, eq=False, repr=False)
+    """Of the file."""
+
     asked_by: Origin | None = None
     """For an environment variable: where the reference `env:NAME` stands."""
 
@@ -54,7 +63,20 @@ class Origin:
 
     def at(self, name: str) -> Origin:
         """The origin of a key inside the table that this is the origin of."""
-        return evolve(self, path=(*self.path, name))
+        path = (*self.path, name)
+        return Origin(kind=self.kind, where=self.where, path=path, lines=self.lines, asked_by=self.asked_by)
+
+    def giving(self, value: Any) -> Origin:
+        """The same, with the value that stands in the tree now."""
+        return Origin(
+            kind=self.kind,
+            where=self.where,
+            reads=self.reads,
+            path=self.path,
+            lines=self.lines,
+            asked_by=self.asked_by,
+            value=value,
+        )
 
     @property
     def place(self) -> str:
@@ -67,7 +89,7 @@ class Origin:
             case "environment":
                 return f"{self.asked_by.place if self.asked_by else ''} (env:{self.where})".strip()
             case "file":
-                line = self.source.line_of(self.path) if self.source else None
+                line = self.lines.line_of(self.path) if self.lines else None
                 return f"{self.where}:{line}" if line else self.where
             case "argument":
                 return f"argument {self.where}"
@@ -98,7 +120,7 @@ class Assignment:
 
     def inside(self, name: str, value: Any) -> Assignment:
         """The part of it that goes to the key `name` of the table it is about."""
-        return evolve(self, path=(*self.path, name), value=value, origin=self.origin.at(name), is_text=False)
+        return Assignment(path=(*self.path, name), value=value, origin=self.origin.at(name), operation=self.operation)
 
     def below(self, path: Path) -> Assignment:
         """The same for the tree that stands at `path`."""
@@ -118,12 +140,12 @@ def place_of(path: str, origins: Origins) -> str:
     return ""
 
 
-def was_written(origins: Origins, path: str) -> bool:
-    """Did a person write this path, or one inside it?"""
-    inside = path + "."
-    return any(
-        origin.kind not in ("default", "rule")
-        for key, chain in origins.items()
-        if key == path or key.startswith(inside)
-        for origin in chain
-    )
+def written_paths(origins: Origins) -> frozenset[str]:
+    """What a person wrote, and every table around it."""
+    found: set[str] = set()
+    for path, chain in origins.items():
+        if any(origin.kind not in ("default", "rule") for origin in chain):
+            while path and path not in found:
+                found.add(path)
+                path = path.rpartition(".")[0]
+    return frozenset(found)

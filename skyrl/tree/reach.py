@@ -6,9 +6,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from skyrl.errors import ConfigError, Problem
 from skyrl.tree.migrations import Migration
+from skyrl.tree.origins import Assignment, Origin
+from skyrl.tree.secrets import REFERENCE
+from skyrl.tree.types import holds_secret
+
+
+class Unfilled(ConfigError):
+    """A variable that is not there. It is missed only where no later layer gives the value."""
 
 
 @frozen(kw_only=True)
@@ -26,6 +34,24 @@ class Reach:
 
     is_open: bool = False
     """References (`env:NAME`, `@file`, `class = "module:Name"` of a module not imported yet) are followed."""
+
+    def filled(self, assignment: Assignment, kind: Any) -> Assignment:
+        """`env:NAME` stands for the text of that variable, read as on a command line. A secret stays a reference.
+
+        Raises `Unfilled` for a variable that is not there.
+        """
+        value = assignment.value
+        found = REFERENCE.fullmatch(value) if isinstance(value, str) and self.is_open else None
+        if not found or holds_secret(kind):
+            return assignment
+        if self.environ is None:
+            message, hint = f"{value} asks for the environment, which was not given", "load(..., environ=os.environ)"
+            raise Unfilled([Problem(path="", message=message, hint=f"hand it over: {hint}")])
+        if found[1] not in self.environ:
+            message, hint = f"{value}: this environment variable is not set", f"export {found[1]}=..."
+            raise Unfilled([Problem(path="", message=message, hint=hint)])
+        origin = Origin(kind="environment", where=found[1], asked_by=assignment.origin)
+        return evolve(assignment, value=self.environ[found[1]], origin=origin, is_text=True)
 
 
 NOTHING = Reach()

@@ -13,7 +13,7 @@ import attrs
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.access import evolve_at, get_at
-from skyrl.tree.origins import DEFAULT, Origin, Origins, place_of, was_written
+from skyrl.tree.origins import DEFAULT, Origin, Origins, place_of, written_paths
 
 T = TypeVar("T")
 
@@ -40,11 +40,13 @@ class Rule(Generic[T]):
         """The function's name, which says what follows from what."""
         return self.compute.__name__
 
-    def applies(self, config: T, origins: Origins) -> bool:
-        """Is the path still unset?"""
-        value = get_at(config, self.writes)
-        is_unset = type(value) is type(self.unset) and bool(value == self.unset)
-        return is_unset and (self.placeholder or not was_written(origins, self.writes))
+    def applies(self, config: T, written: Collection[str]) -> bool:
+        """Is the path still unset? `written` are the paths that a person wrote."""
+        return self.leaves_unset(get_at(config, self.writes)) and (self.placeholder or self.writes not in written)
+
+    def leaves_unset(self, value: Any) -> bool:
+        """Does this value mean "derive it"?"""
+        return type(value) is type(self.unset) and bool(value == self.unset)
 
 
 def rule(
@@ -66,16 +68,15 @@ def derive(
     What was derived has a `rule` origin; what would have been derived from a broken path is broken, too.
     """
     out_of_use = set(broken)
-    grown = dict(origins)
+    grown, written = dict(origins), written_paths(origins)
     for step in rules:
-        if touches([*step.reads, step.writes], out_of_use):
-            if step.applies(config, grown):
-                out_of_use.add(step.writes)
+        if not step.applies(config, written):
             continue
-        if not step.applies(config, grown):
+        if touches([*step.reads, step.writes], out_of_use):
+            out_of_use.add(step.writes)
             continue
         value = step.compute(config)
-        if value == step.unset and type(value) is type(step.unset):
+        if step.leaves_unset(value):
             continue
         config = _written(config, step, value)
         origin = Origin(kind="rule", where=step.name, reads=step.reads, value=value)

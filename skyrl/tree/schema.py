@@ -8,11 +8,12 @@ from typing import Any, Literal, get_args, get_origin
 
 import attrs
 
-from skyrl.tree.classes import docs_of, fields_of
+from skyrl.tree.classes import fields_of, table_class
+from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import stored_value
 from skyrl.tree.files import EXTENDS
 from skyrl.tree.secrets import REFERENCE, Secret
-from skyrl.tree.types import bare, config_class, is_mapping, is_union, unit_of
+from skyrl.tree.types import bare, is_mapping, is_union, unit_of
 from skyrl.tree.validators import bounds_of, wanted_by
 
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -53,7 +54,7 @@ def _define(table: Any, definitions: dict[str, Any]) -> None:
         allowed = wanted_by(attribute.validator)
         sentences = [" ".join(docs.get(name, "").split()), f"Allowed: {allowed}." if allowed else ""]
         described["description"] = " ".join(filter(None, sentences))
-        if config_class(attribute.type) is None:
+        if table_class(attribute, getattr(table, name)) is None:
             described["default"] = stored_value(getattr(defaults, name))
         properties[name] = described
     definitions[cls.__name__] = {
@@ -65,7 +66,7 @@ def _define(table: Any, definitions: dict[str, Any]) -> None:
 
 
 def _of_field(attribute: attrs.Attribute[Any], value: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    nested = config_class(attribute.type)
+    nested = table_class(attribute, value)
     if nested is None:
         return _of_type(attribute.type, bounds_of(attribute.validator))
     inner: Any = nested() if value is None else value

@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.plain import Misfit
 
+HIDDEN = "***"
+"""What stands where a secret was, in whatever is printed, stored or sent."""
+
 REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 """`env:NAME`."""
 

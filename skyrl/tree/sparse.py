@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.classes import class_name, fields_of
+from skyrl.tree.classes import class_name, fields_of, table_class
 from skyrl.tree.dump import same, stored_value
-from skyrl.tree.types import config_class, is_optional, lists_none
+from skyrl.tree.types import class_of, config_class, is_optional, lists_none
 
 
 def sparse(config: Any, default: Any = None, leave_out: Iterable[str] = ()) -> dict[str, Any]:
@@ -37,8 +37,10 @@ def _sparse(config: Any, default: Any, prefix: str, left_out: frozenset[str]) ->
         path, value, before = prefix + name, getattr(config, name), getattr(default, name, None)
         if path in left_out:
             continue
-        nested = config_class(attribute.type)
-        if nested is None or value is None:
+        nested = table_class(attribute, value)
+        if nested is not None and config_class(attribute.type) is None:  # a table whose class another field names
+            data |= {name: inner} if (inner := _sparse(value, nested(), path + ".", left_out)) else {}
+        elif nested is None or value is None:
             if not same(stored_value(value), stored_value(before)):
                 data[name] = stored_value(value)
         elif type(before) is type(value):
@@ -60,12 +62,22 @@ def _without_null(data: Mapping[str, Any], cls: type[Any], prefix: str, problems
         nested = config_class(attribute.type) if attribute else None
         if isinstance(value, Mapping) and nested is not None:
             converted[name] = _without_null(value, nested, path + ".", problems)
+        elif attribute and class_of(attribute.type):  # its class reads the word where a field may be null
+            converted[name] = _word_for_null(value)
         elif value is None and attribute and is_optional(attribute.type) and not _has_word_none(attribute.type):
             converted[name] = "none"
         else:
             problems += [_no_null(each) for each in _nulls(value, path)]
             converted[name] = value
     return converted
+
+
+def _word_for_null(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _word_for_null(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_word_for_null(item) for item in value]
+    return "none" if value is None else value
 
 
 def _has_word_none(kind: Any) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.classes import class_name, fields_of, known_class
 from skyrl.tree.frozen import thaw
-from skyrl.tree.imports import import_class
 from skyrl.tree.plain import shown
 
 
@@ -57,6 +56,8 @@ class Table:
         """
         cls = known_class(name) if isinstance(name, str) else None
         if cls is None and isinstance(name, str) and may_import:
+            from skyrl.tree.imports import import_class  # few files name a class that nobody has imported
+
             cls = import_class(name)
         if cls is None or not issubclass(cls, self.declared):
             kind = "a subclass" if may_import else "an imported subclass"

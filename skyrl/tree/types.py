@@ -20,6 +20,23 @@ from skyrl.tree.plain import NAMES, Misfit, key_of_table, number, plain, scalar,
 from skyrl.tree.secrets import Secret
 from skyrl.tree.units import Unit
 
+
+@attrs.frozen
+class ClassOf:
+    """Remark on a free-form table: a field beside it names the class whose fields the table's keys are.
+
+        policy_loss: Annotated[Mapping[str, Any], ClassOf("policy_loss_type", find)] = FrozenDict()
+
+    Where the class is known, the table holds an instance of it; where it is not, what was written.
+    """
+
+    field: str
+    """The field beside the table."""
+
+    find: Callable[[Any, bool], type[Any] | None]
+    """The field's value, and whether it may be imported -> the configuration class; None where there is none."""
+
+
 _LISTS = (tuple, list, Sequence)
 _MAPPINGS = (Mapping, dict, FrozenDict)
 
@@ -35,6 +52,8 @@ def fit(value: Any, kind: Any) -> Any:
         return number(value)
     if kind in (bool, int, str):
         return scalar(value, kind)
+    if class_of(kind) and hasattr(type(value), "__configuration__"):
+        return value
     if get_origin(kind) is Annotated or isinstance(kind, NewType):
         return fit(_without_unit(value, kind), bare(kind))
     if kind is type(None):
@@ -125,6 +144,11 @@ def unit_of(kind: Any) -> Unit | None:
     return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Unit)), None)
 
 
+def class_of(kind: Any) -> ClassOf | None:
+    """What says of which class the table is, if it is of one that a field beside it names."""
+    return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, ClassOf)), None)
+
+
 def is_union(kind: Any) -> bool:
     """`A | B`, `Optional[A]` or `Union[A, B]`."""
     return get_origin(kind) in (Union, types.UnionType)
@@ -168,6 +192,8 @@ def value_kind(kind: Any) -> Any:
 
 def config_class(kind: Any) -> type[attrs.AttrsInstance] | None:
     """The nested class that `kind` names, alone or as one arm of an optional."""
+    if isinstance(kind, type):  # most are: this is asked for every name of every path
+        return kind if attrs.has(kind) else None
     arms = get_args(kind) if is_union(kind) else (kind,)
     for arm in map(bare, arms):
         if isinstance(arm, type) and attrs.has(arm):
@@ -269,6 +295,7 @@ def _fit_mapping(value: Any, kind: Any) -> FrozenDict:
 def _mapping_arm(kind: Any) -> Any:
     if is_union(kind):
         return next((arm for arm in _arms(kind) if is_mapping(arm)), None)
+    kind = bare(kind)
     return kind if (get_origin(kind) or kind) in _MAPPINGS else None
 
 

@@ -56,7 +56,6 @@ positive_or_off = rule_of_one_field(lambda value: value > 0 or value == -1, "pos
 fraction_below_one = rule_of_one_field(
     lambda value: 0 <= value < 1, "at least 0 and below 1", minimum=0, exclusiveMaximum=1
 )
-interval = rule_of_one_field(lambda value: value >= -1, "a number of steps, or -1 for never", minimum=-1)
 
 
 def at_least(bound: float) -> Validator:
@@ -84,5 +83,8 @@ def between(low: float, high: float) -> Validator:
     return rule_of_one_field(lambda value: low <= value <= high, f"between {low} and {high}", minimum=low, maximum=high)
 
 
+all_positive = rule_of_one_field(
+    lambda value: all(item > 0 for item in value), "allowed: an item in it is not positive"
+)
 no_negative = rule_of_one_field(lambda value: all(item >= 0 for item in value), "allowed: an item in it is below 0")
 no_empty_text = rule_of_one_field(all, "allowed: a text in it is empty")

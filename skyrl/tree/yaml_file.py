@@ -12,10 +12,9 @@ from typing import Any
 import yaml
 
 from skyrl.errors import ConfigError
-from skyrl.tree.origins import Assignment, Origin, Path
+from skyrl.tree.origins import Assignment, KeyLines, Origin, Path
 from skyrl.tree.plain import DEEPEST
 from skyrl.tree.text_files import malformed, read_text
-from skyrl.tree.toml import nearest_line
 
 MOST_NODES = 50_000
 """Values and keys that one file may unfold into."""
@@ -32,7 +31,7 @@ _CORE = {
 def read_yaml(name: str) -> Assignment:
     """The whole file as one assignment to the root. Raises `ConfigError` (with line and column)."""
     value, lines = parse_yaml(name, read_text(name))
-    return Assignment(path=(), value=value, origin=Origin(kind="file", where=name, source=YamlLines(name, lines)))
+    return Assignment(path=(), value=value, origin=Origin(kind="file", where=name, lines=KeyLines(lambda: lines)))
 
 
 def parse_yaml(name: str, text: str) -> tuple[Any, dict[Path, int]]:
@@ -54,18 +53,6 @@ def parse_yaml(name: str, text: str) -> tuple[Any, dict[Path, int]]:
 def yaml_text(data: Any) -> str:
     """Plain data as YAML, which readers of YAML 1.1 and of 1.2 take for the same."""
     return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
-
-
-class YamlLines:
-    """The lines of a YAML file's keys."""
-
-    def __init__(self, name: str, lines: dict[Path, int]) -> None:
-        self.name = name
-        self._lines = lines
-
-    def line_of(self, path: Path) -> int | None:
-        """Line of the key, or of what holds it."""
-        return nearest_line(self._lines, path)
 
 
 class _Reading:

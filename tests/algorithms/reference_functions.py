@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from skyrl.algorithms.estimators import GAE, GRPO, RLOO, AdvantageEstimator, MaxRL, ReinforcePlusPlus
-from skyrl.algorithms.groups import informative
 from skyrl.algorithms.kl import kl_estimate
 from skyrl.algorithms.kl_control import AdaptiveKLController, FixedKLController, KLController
 from skyrl.algorithms.logprobs import entropy, token_logprobs
@@ -27,9 +26,11 @@ from skyrl.algorithms.values import value_is_clipped, value_loss
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, OffPolicyCorrectionConfig
 from skyrl.envs.gsm8k import score
+from skyrl.rollout.filters import teaches
 from skyrl.training.describe import mean_positive
 from skyrl.training.objective import Reduction, off_policy_correction
 from skyrl.training.policy_losses import policy_loss
+from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
 from skyrl.tree import evolve_at
 
 Case = dict[str, Any]
@@ -259,11 +260,38 @@ def entropy_of_logits(case: Case, _: Any) -> Result:
 
 def zero_variance(case: Case, _: Any) -> Result:
     inputs = case["inputs"]
-    rewards = torch.tensor([sum(each) if isinstance(each, list) else each for each in inputs["rewards"]])
-    masks = inputs["loss_masks"]
-    selected = torch.tensor([any(mask) for mask in masks]) if masks else torch.ones(len(rewards), dtype=torch.bool)
-    keep = informative(rewards, numbers_of(inputs["uids"]), selected, tolerance=inputs["tol"])
-    return {"kept_indices": keep.nonzero().squeeze(1)}
+    rewards = [sum(each) if isinstance(each, list) else each for each in inputs["rewards"]]
+    masks = [tuple(mask) for mask in inputs["loss_masks"] or [[1]] * len(rewards)]
+    members = {uid: [row for row, other in enumerate(inputs["uids"]) if other == uid] for uid in inputs["uids"]}
+    kept = [
+        row
+        for uid, rows in members.items()
+        if teaches(answers(uid, [(rewards[row], masks[row]) for row in rows]), tolerance=inputs["tol"])
+        for row in rows
+        if any(masks[row])
+    ]
+    return {"kept_indices": sorted(kept)}
+
+
+def answers(uid: Any, rows: list[tuple[float, tuple[int, ...]]]) -> TrajectoryGroup:
+    """A group whose answers have these rewards and loss masks."""
+    return TrajectoryGroup(
+        prompt=Prompt(id=str(uid), messages=(), token_ids=(1,), env_class=""),
+        trajectories=tuple(
+            Trajectory(
+                prompt_id=str(uid),
+                sample_index=index,
+                prompt_ids=(1,),
+                response_ids=(2,) * len(mask),
+                loss_mask=mask,
+                rollout_logprobs=(0.0,) * len(mask),
+                weight_versions=(0,) * len(mask),
+                rewards=(TurnReward(token=len(mask) - 1, reward=reward),),
+                stop_reason="stop",
+            )
+            for index, (reward, mask) in enumerate(rows)
+        ),
+    )
 
 
 def metrics_of_rewards(case: Case, _: Any) -> Result:

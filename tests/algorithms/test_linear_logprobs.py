@@ -38,11 +38,13 @@ def test_values_and_gradients_are_those_of_the_whole_table(temperature: float, w
     results = []
     for function in (naive, linear_logprobs):
         hidden, weight, targets = problem()
-        keywords = {"temperature": temperature}
         if function is linear_logprobs:
-            logprobs, entropy = linear_logprobs(hidden, weight, targets, entropy_gradient=with_entropy, **keywords)
+            logprobs, entropy = linear_logprobs(
+                hidden, weight, targets, temperature=temperature, entropy_gradient=with_entropy
+            )
         else:
             logprobs, entropy = naive(hidden, weight, targets, temperature)
+        assert entropy is not None
         loss = (logprobs * shares[0]).sum() + (entropy * shares[1]).sum() * with_entropy
         loss.backward()
         results.append((logprobs, entropy, hidden.grad, weight.grad))
@@ -53,8 +55,21 @@ def test_values_and_gradients_are_those_of_the_whole_table(temperature: float, w
 
 def test_the_entropy_has_a_gradient_only_if_that_is_asked_for() -> None:
     hidden, weight, targets = problem()
-    assert not linear_logprobs(hidden, weight, targets, temperature=1.0)[1].requires_grad
-    assert linear_logprobs(hidden, weight, targets, temperature=1.0, entropy_gradient=True)[1].requires_grad
+    for wanted in (False, True):
+        entropy = linear_logprobs(hidden, weight, targets, temperature=1.0, entropy_gradient=wanted)[1]
+        assert entropy is not None and entropy.requires_grad == wanted
+
+
+@pytest.mark.parametrize("plain_up_to", [0, TOKENS * VOCABULARY])
+def test_without_the_entropy_the_rest_is_the_same(plain_up_to: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PLAIN_UP_TO", plain_up_to)
+    gradients = []
+    for with_entropy in (False, True):
+        hidden, weight, targets = problem()
+        logprobs, entropy = linear_logprobs(hidden, weight, targets, temperature=0.7, with_entropy=with_entropy)
+        assert (entropy is None) != with_entropy
+        gradients.append((logprobs, *torch.autograd.grad(logprobs.sum(), (hidden, weight))))
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)
 
 
 def test_half_precision_is_as_near_to_the_truth_as_the_table_in_half_precision() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from skyrl.cli import main
 from skyrl.cli.config import config
 from skyrl.cli.words import paths_from, split_words
 from skyrl.config import SkyRLTrainConfig, load
@@ -68,8 +69,16 @@ def test_what_was_derived_is_shown_with_its_reason(run_toml: Path) -> None:
     assert "trainer.epochs" not in text
 
 
+def test_explain_lists_the_fields_of_a_table(run_toml: Path) -> None:
+    lines = said("explain", "trainer.policy", "run.toml").splitlines()
+    assert lines[:2] == ["trainer.policy", "  a table (PolicyConfig)"]
+    assert "  optimizer_config.adam_betas = [0.9, 0.999]" in lines
+
+
 def test_explain_is_printed_for_people_and_machines(run_toml: Path) -> None:
-    assert said("explain", "trainer.epochs", "run.toml").startswith("trainer.epochs = 2\n  a whole number\n")
+    assert said("explain", "trainer.epochs", "run.toml").startswith(
+        "trainer.epochs = 2\n  a whole number, zero or positive\n"
+    )
     assert json.loads(said("explain", "trainer.epochs", "run.toml", "--json"))["chain"][-1] == {
         "place": "run.toml:4",
         "value": 2,
@@ -141,6 +150,15 @@ def test_paths_are_completed_name_by_name() -> None:
     assert "trainer.epochs=" in paths_from("trainer.ep")
     assert paths_from("trainer.policy.optimizer_config.l") == ["trainer.policy.optimizer_config.lr="]
     assert paths_from("nothing") == []
+
+
+@pytest.mark.parametrize(
+    ("shell", "line"),
+    [("bash", "[[ $value == *[.=] ]] && compopt -o nospace"), ("zsh", "compadd -S '' -U -V unsorted")],
+)
+def test_no_space_is_put_behind_a_path_that_goes_on(shell: str, line: str) -> None:
+    done = CliRunner().invoke(main.cli, ["completion", shell])
+    assert done.output.count(line) == 1
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

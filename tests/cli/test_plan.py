@@ -121,9 +121,31 @@ def test_the_table_says_what_a_rank_does_in_one_training_step() -> None:
     ]
 
 
+def test_micro_batches_bounded_by_tokens_are_counted_in_tokens() -> None:
+    plan = planned({"trainer.max_tokens_per_microbatch": 4096})
+    row = table(plan).splitlines()[-5:-2]
+    assert "4 optimizer steps of 1280 samples, each in micro-batches of at most 4096 tokens" in row[1]
+    assert "scores 5120 samples in passes of at most 4096 tokens" in row[2]
+    policy = plan["models"][0]
+    assert (policy["tokens_per_micro_batch"], policy["micro_batches"], policy["micro_batch_size"]) == (4096, None, None)
+
+
 def test_a_policy_that_takes_one_optimizer_step_does_not_score() -> None:
     [policy, reference] = planned({"trainer.policy_mini_batch_size": 1024})["models"]
     assert (policy["optimizer_steps"], policy["rows_scored"], reference["rows_scored"]) == (1, 0, 5120)
+
+
+@pytest.mark.parametrize(
+    ("values", "scored"),
+    [
+        ({"policy_loss_type": "dppo"}, 0),  # measured against the engine, however many steps
+        ({"policy_loss_type": "dppo", "off_policy_correction.tis_ratio_type": "token"}, 5120),
+        ({"use_kl_in_reward": True, "use_kl_loss": False}, 5120),
+    ],
+)
+def test_a_policy_scores_what_something_looks_at(values: dict[str, Any], scored: int) -> None:
+    own = {f"trainer.algorithm.{name}": value for name, value in values.items()}
+    assert planned(own)["models"][0]["rows_scored"] == scored
 
 
 def test_the_plan_has_the_place_of_every_process() -> None:

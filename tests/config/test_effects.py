@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from skyrl.config import SkyRLTrainConfig, load
+from skyrl.config import FullyAsyncConfig, SkyRLTrainConfig, load
 from skyrl.config.effect import Effect
 from skyrl.config.effects import EFFECTS, without_effect
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.errors import Problem
-from skyrl.tree.classes import table_paths
+from skyrl.tree.classes import fields_of, table_paths
 from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE
 
 NO_KL = {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_kl_in_reward": False}
@@ -22,6 +22,8 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.algorithm.kl_loss_coef": NO_KL,
     "trainer.algorithm.kl_estimator_type": NO_KL,
     "trainer.ref": NO_KL,
+    "trainer.faults.max_skipped_steps": {"trainer.faults.on_non_finite": "abort"},
+    "trainer.faults.on_stall": {"trainer.faults.stall_timeout_seconds": None},
     "trainer.placement.ref_num_nodes": NO_KL,
     "trainer.placement.ref_num_gpus_per_node": NO_KL,
     "trainer.policy.fsdp_config.mixed_precision": {"trainer.strategy": "deepspeed"},
@@ -35,14 +37,21 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.eval_batch_size": NO_EVALUATION,
     "generator.eval_sampling_params": NO_EVALUATION,
     "generator.eval_n_samples_per_prompt": NO_EVALUATION,
+    "environment.skyrl_gym.math_equivalence": {"environment.env_class": "multiply"},
+    "generator.inference_engine.num_engines": {"trainer.rollouts_from": "runs/other"},
 }
 
 CUDA = {"trainer.device": "cuda"}
 CRITIC = {"trainer.critic.model.path": "critic"}
+MINE = {"environment.env_class": "mine:f"}
 RAY = {"trainer.placement.executor": "ray"}
 ON: dict[str, dict[str, Any]] = {
     # effect: what switches it on, where the run of RUNNABLE does not
     "trainer.algorithm.kl_ctrl": {"trainer.algorithm.use_kl_in_reward": True},
+    "environment.skyrl_gym.isolate_user_env": MINE,
+    "environment.skyrl_gym.user_env_memory_gb": MINE | {"environment.skyrl_gym.isolate_user_env": True},
+    **{f"trainer.fully_async.{name}": {"trainer.fully_async.enabled": True} for name in fields_of(FullyAsyncConfig)},
+    "trainer.faults.max_roll_backs": {"trainer.faults.on_non_finite": "roll_back"},
     "trainer.critic.optimizer_config": CRITIC,
     "trainer.critic.fsdp_config": CRITIC,
     "trainer.critic.deepspeed_config": CRITIC,
@@ -107,7 +116,12 @@ ON: dict[str, dict[str, Any]] = {
     },
     "trainer.policy.optimizer_config.offload_after_step": CUDA,
     "trainer.log_path": RAY,
+    "trainer.recover_retries": {"trainer.recover_mode": "auto"},
+    "trainer.ckpt_keep_every": {"trainer.max_ckpts_to_keep": 2},
+    "trainer.ckpt_keep_best": {"trainer.max_ckpts_to_keep": 2},
+    **{f"trainer.{name}": {"trainer.ckpt_keep_best": 2} for name in ("ckpt_best_metric", "ckpt_best_is")},
     "trainer.policy.model.lora": {"trainer.policy.model.lora.rank": 8},
+    "trainer.critic.model.lora": {**CRITIC, "trainer.critic.model.lora.rank": 8},
     "trainer.placement.colocate_all": RAY,
     "trainer.placement.colocate_policy_ref": RAY,
     "trainer.placement.ray_address": RAY,
@@ -120,6 +134,7 @@ ON: dict[str, dict[str, Any]] = {
     "trainer.gradient_checkpointing_use_reentrant": CUDA,
     "generator.use_conversation_multi_turn": {"generator.max_turns": 2},
     "generator.append_eos_token_after_stop_str_in_multi_turn": {"generator.max_turns": 2},
+    "generator.step_wise_trajectories": {"generator.max_turns": 2},
     "environment.skyrl_gym.text2sql": {"environment.env_class": "text2sql"},
     "environment.skyrl_gym.search": {"environment.env_class": "search"},
     "environment.skyrl_gym.llm_as_a_judge": {"environment.env_class": "llm_as_a_judge"},
@@ -135,7 +150,10 @@ ON: dict[str, dict[str, Any]] = {
         "generator.inference_engine.backend": "vllm",
     },
 }
-NEVER_ACT = {"trainer.fully_async"}
+NEVER_ACT = {
+    "trainer.policy.model.lora.lora_sync_path",
+    "trainer.critic.model.lora.lora_sync_path",
+}
 
 
 def leaf_in(path: str) -> str:

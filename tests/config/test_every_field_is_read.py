@@ -20,14 +20,16 @@ import pytest
 import torch
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.check_algorithm import POLICY_LOSSES
 from skyrl.config.not_yet import NOT_YET, paths_not_read
+from skyrl.config.registry import POLICY_LOSSES
+from skyrl.envs.isolated import isolated
 from skyrl.envs.llm_judge import LLMJudgeEnv
-from skyrl.envs.search import SearchEnv
+from skyrl.envs.search import ask_retriever
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.experiments.collaborators import start_processes, weight_road
-from skyrl.experiments.first_look import look_at_the_data
+from skyrl.experiments.first_look import sandbox_in_force
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.experiments.recovery import run_with_recovery
 from skyrl.inference.vllm_arguments import engine_arguments
 from skyrl.inference.vllm_engine import _start as start_vllm
 from skyrl.inference.vllm_environment import variables
@@ -35,14 +37,15 @@ from skyrl.inference.vllm_model import ModelFacts
 from skyrl.learners.fsdp2 import Fsdp2, _shard_modules
 from skyrl.learners.ranks import Rendezvous
 from skyrl.learners.zero_config import engine_config
-from skyrl.rollout.chats import MessageChat, chat_of
+from skyrl.models.chat_templates import _text as template_text
+from skyrl.rollout.chats import MessageChat, chat_of, renders_history
 from skyrl.training.advantage import advantage_estimator
 from skyrl.training.objective import policy_objective
 from skyrl.tree.classes import is_config, leaf_paths
 from tests.learners.rows import batch
 from tests.nano_run import config
 
-TABLE = 100
+TABLE = 83
 """Leaves in the table. This number may only fall."""
 
 WHOLE = {"param_dtype": "float32", "reduce_dtype": "float32", "buffer_dtype": "float32"}
@@ -65,10 +68,18 @@ SCENARIOS: tuple[dict[str, Any], ...] = (
     },
     {"trainer__resume_mode": "from_path", "trainer__max_training_steps": 3},
     {
-        "trainer__run_path": "",
+        "trainer__run_path": "asynchronous",
+        "trainer__max_training_steps": 2,
+        "trainer__algorithm__policy_loss_type": "decoupled",
+        "trainer__fully_async": {"enabled": True},
+    },
+    {
+        "trainer__run_path": "with_a_critic",
         "trainer__max_training_steps": 1,
         "trainer__critic__model__path": "",
         "trainer__critic_mini_batch_size": 4,
+        "trainer__policy__model__lora__rank": 2,
+        "trainer__critic__model__lora__rank": 2,
         "trainer__algorithm__advantage_estimator": "gae",
         "trainer__algorithm__use_kl_loss": False,
         "trainer__algorithm__use_kl_in_reward": True,
@@ -108,27 +119,32 @@ READ_ELSEWHERE: dict[str, tuple[Callable[..., Any], str]] = {
         for model in ("policy", "ref", "critic")
         for name, reader in _FSDP_READERS.items()
     },
-    "generator.use_conversation_multi_turn": (chat_of, "config.use_conversation_multi_turn"),
+    "generator.step_wise_trajectories": (renders_history, "config.step_wise_trajectories"),
+    "generator.merge_stepwise_output": (chat_of, "config.merge_stepwise_output"),
+    "generator.chat_template.source": (template_text, "config.source"),
+    "generator.use_conversation_multi_turn": (renders_history, "config.use_conversation_multi_turn"),
+    "trainer.recover_retries": (run_with_recovery, "cfg.trainer.recover_retries"),
     "generator.append_eos_token_after_stop_str_in_multi_turn": (
         MessageChat.__init__,
         "config.append_eos_token_after_stop_str_in_multi_turn",
     ),
     "environment.skyrl_gym.text2sql.db_path": (Text2SQLEnv.__init__, "settings.db_path"),
     **{
-        f"environment.skyrl_gym.search.{name}": (SearchEnv._search, f"settings.{name}")
+        f"environment.skyrl_gym.search.{name}": (ask_retriever, f"settings.{name}")
         for name in ("search_url", "topk", "timeout", "log_requests")
     },
     "environment.skyrl_gym.llm_as_a_judge.model": (LLMJudgeEnv._ask, "self._settings.model"),
     "environment.skyrl_gym.llm_as_a_judge.base_url": (LLMJudgeEnv._ask, "self._settings.base_url"),
-    "environment.skyrl_gym.sandbox_tier": (look_at_the_data, "run.environment.skyrl_gym.sandbox_tier"),
+    "environment.skyrl_gym.sandbox_tier": (sandbox_in_force, "gym.sandbox_tier"),
+    "environment.skyrl_gym.user_env_memory_gb": (isolated, "gym.user_env_memory_gb"),
     "generator.inference_engine.async_engine": (start_vllm, "config.async_engine"),
     "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB": (
         weight_road,
         "engine.weight_transfer_threshold_cuda_ipc_GB",
     ),
 }
-"""Read where a model is sharded over several ranks, where vLLM starts, where there are GPUs, in a second turn, or in an
-environment that asks for it."""
+"""Read where a model is sharded over several ranks, where vLLM starts, where there are GPUs, in a second turn, where a
+failed run begins again, or in an environment that asks for it."""
 
 SIZES = "skyrl.config.sizes"
 """The one module of the configuration that counts as a component: it turns fields into the numbers that `layout` and
@@ -245,10 +261,11 @@ def reads(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> set[Read]:
             if "trainer__resume_mode" in scenario
             else {}
         )
-        if "trainer__run_path" in scenario:  # a run of its own, with a critic
-            folder = out / "with_a_critic"
-            paths = {f"trainer__{name}_path": str(folder / name) for name in ("run", "ckpt", "export")}
-            extra = paths | {"trainer__critic__model__path": str(nano / "model")}
+        if "trainer__run_path" in scenario:  # a run of its own
+            folder = out / scenario["trainer__run_path"]
+            extra = {f"trainer__{name}_path": str(folder / name) for name in ("run", "ckpt", "export")}
+        if "trainer__critic__model__path" in scenario:
+            extra |= {"trainer__critic__model__path": str(nano / "model")}
         run = separate(config(nano, out, **(COMMON | scenario | extra)))
         with recorded(run) as here:
             BasePPOExp(run).run()

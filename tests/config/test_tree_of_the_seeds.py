@@ -24,6 +24,9 @@ WIDER = {
     "lora.exclude_modules": {"List[str]"},
     "trainer.logger": {"List[str]"},  # real scripts write ['console','wandb']
     "trainer.algorithm.value_clip": {"None"},  # no clipping
+    "trainer.eval_interval": {"str", "List[int]", "List[str]"},  # "1 epoch", "30m", and several
+    "trainer.ckpt_interval": {"str", "List[int]", "List[str]"},
+    "trainer.hf_save_interval": {"str", "List[int]", "List[str]"},
     "environment.env_class": {"None"},  # real scripts write null: every row names its own
 }
 """What some fields of ours take beyond the seeds' type, by the end of their path."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.config.environment import Text2SQLEnvConfig
+from skyrl.config.environment import SkyRLGymConfig, Text2SQLEnvConfig
 from skyrl.envs import find_env
 from skyrl.envs.text2sql import Text2SQLEnv, database, shown, solution
 from skyrl.errors import TaskError
@@ -49,12 +49,16 @@ def folder(tmp_path: Path) -> Path:
         connection.execute("CREATE TABLE t (a INTEGER, b TEXT)")
         connection.executemany("INSERT INTO t VALUES (?, ?)", [(number, f"b{number}") for number in range(100)])
     connection.close()
+    for part in (file.parents[1], file.parent):
+        part.chmod(0o755)
     return tmp_path / "databases"
 
 
 def sql_env(folder: Path, gold: str = "SELECT a FROM t WHERE a < 2") -> Text2SQLEnv:
     extras = {"reward_spec": {"ground_truth": gold}, "db_id": "shop", "max_turns": 3}
-    return Text2SQLEnv(extras, Text2SQLEnvConfig(db_path=str(folder)), Sandbox())
+    env = find_env("text2sql", SkyRLGymConfig(text2sql=Text2SQLEnvConfig(db_path=str(folder))))(extras)
+    assert isinstance(env, Text2SQLEnv)
+    return env
 
 
 def test_a_query_is_tried_and_the_solution_is_rewarded_by_its_rows(folder: Path) -> None:
@@ -95,7 +99,19 @@ def test_hostile_queries_change_nothing_and_end_in_time(
         told = env.step(f"<sql>{query}</sql>").observations[0]["content"]
         assert len(told) < 10_000, query[:80]
         assert env.get_metrics()["failed_queries"] == 1.0, (query[:80], told[:200])
+    assert sql_env(folder).step("<sql>SELECT 1</sql>").observations[0]["content"].count("Error") == 0
     assert listing(tmp_path) == before
+
+
+def test_a_database_that_the_sandbox_could_not_open_is_refused_at_once(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "shop").rename(tmp_path / "elsewhere" / "shop")
+    (folder / "shop").symlink_to(tmp_path / "elsewhere" / "shop")
+    extras = {"reward_spec": {"ground_truth": "SELECT 1"}, "db_id": "shop"}
+    sandbox = Sandbox(readable=[folder])
+    sandbox.tier = "bwrap"  # which has no other files
+    with pytest.raises(TaskError, match="has to lie below environment.skyrl_gym.text2sql.db_path"):
+        Text2SQLEnv(extras, Text2SQLEnvConfig(db_path=str(folder)), sandbox)
 
 
 def listing(folder: Path) -> dict[str, str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from skyrl.config.environment import GSM8kLLMJudgeEnvConfig, SearchEnvConfig
 from skyrl.envs.http_json import ServiceError, post
 from skyrl.envs.llm_judge import LLMJudgeEnv
 from skyrl.envs.search import SearchEnv
+from tests.envs.hostile import INJECTIONS
 from tests.envs.services import Reply, service
 
 FOUND = {"result": [[{"document": {"contents": '"Paris"\nParis is in France.'}, "score": 2.0}]]}
@@ -79,3 +81,20 @@ def test_the_judges_score_is_the_reward_and_unreadable_verdicts_are_asked_again(
 def test_a_judge_that_never_gives_a_verdict_is_a_failure_and_no_reward() -> None:
     with pytest.raises(ValueError, match="no readable verdict in 3 replies"):
         judged("?", "?", "?")
+
+
+@pytest.mark.parametrize("injection", INJECTIONS)
+def test_a_judge_that_repeats_what_it_reads_gives_no_more_than_its_own_verdict(injection: str) -> None:
+    """It quotes the answer before its own last line, as judges do, and as injections hope."""
+
+    def quote(_: str, body: Any) -> Reply:
+        read = body["messages"][1]["content"]
+        mark = read.splitlines()[-1]
+        quoted = read.split(f"{mark}\n")[1].removesuffix("\n")
+        return 200, {"choices": [{"message": {"content": f"It says: {quoted}\n### Final Score: 0"}}]}
+
+    with service(quote) as url:
+        env = LLMJudgeEnv({"reward_spec": {"ground_truth": "7"}}, GSM8kLLMJudgeEnvConfig(base_url=url), api_key=None)
+        env.init(({"role": "user", "content": "3+4?"},))
+        with suppress(ValueError):  # no readable verdict
+            assert env.step(injection).reward == 0.0

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
+from skyrl.batch import TrainingBatch
 from skyrl.errors import RunError
+from skyrl.learners.workers import PolicyWorker
 from tests.nano_run import metrics, train
 
 CRITIC: dict[str, Any] = {
@@ -35,6 +38,33 @@ def test_a_resumed_run_has_the_critic_and_the_kl_weight_that_it_had(nano: Path, 
     assert weights[0] == 0.1
     assert len(set(weights)) == 4  # it changes after every step, by 0.2 x 12 / 100 at most
     assert all(0 < row["critic/critic_loss"] < 10 for row in metrics(whole)[1:])
+
+
+def test_leaving_out_old_logprobs_that_the_loss_does_not_read_changes_nothing(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {
+        "trainer__algorithm__policy_loss_type": "dppo",
+        "trainer__policy_mini_batch_size": 2,
+        "trainer__micro_train_batch_size_per_gpu": 3,
+        "trainer__max_training_steps": 2,
+        "trainer__eval_before_train": False,
+        "trainer__deterministic": True,
+    }
+    asked: list[int] = []
+    score = PolicyWorker.score
+
+    async def counted(self: PolicyWorker, batch: TrainingBatch) -> Tensor:
+        asked.append(len(batch))
+        return await score(self, batch)
+
+    monkeypatch.setattr(PolicyWorker, "score", counted)
+    train(nano, tmp_path / "without", **own)
+    assert 12 not in asked  # the rows of a batch; the canary asks about a few prompts of its own
+    monkeypatch.setattr("skyrl.training.trainer.scores_old_logprobs", lambda algorithm, updates: True)
+    train(nano, tmp_path / "with", **own)
+    assert asked.count(12) == 2
+    assert metrics(tmp_path / "with") == metrics(tmp_path / "without")
 
 
 def test_dynamic_sampling_that_finds_nothing_ends_with_what_to_do(nano: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_samples_get_as_old_as_the_bound_and_no_older(nano: Path, tmp_path: Path
 
 
 def test_new_weights_may_come_every_other_step_and_evaluation_sees_the_newest(nano: Path, tmp_path: Path) -> None:
-    settings = {"enabled": True, "max_staleness_steps": 1, "sync_interval": 2}
+    settings = {"enabled": True, "max_staleness_steps": 1, "steps_per_sync": 2}
     train(nano, tmp_path, trainer__fully_async=settings, trainer__algorithm__policy_loss_type="decoupled")
     versions = {record["step"]: record["weight_version"] for record in sampled(tmp_path)}
     assert all(step - 1 - version <= 1 for step, version in versions.items())
@@ -97,7 +97,7 @@ def test_a_run_that_goes_on_trains_on_every_prompt_of_its_epoch_once(nano: Path,
     ("settings", "said"),
     [
         ({"queue_size": 3}, "3 groups never make a batch"),
-        ({"sync_interval": 6}, "leave samples 5 versions old"),
+        ({"steps_per_sync": 6}, "leave samples 5 versions old"),
     ],
 )
 def test_what_cannot_work_is_refused(nano: Path, tmp_path: Path, settings: dict[str, Any], said: str) -> None:

@@ -58,3 +58,13 @@ def test_wandb_wants_a_key_unless_it_is_offline(tmp_path: Path) -> None:
     assert list(keys_are_there(home)(resolved(trainer__logger="console"))) == []
     (tmp_path / ".netrc").write_text("machine api.wandb.ai")
     assert list(keys_are_there(home)(run)) == []
+
+
+def test_a_judge_at_openai_wants_a_key() -> None:
+    judged = {"environment__env_class": "llm_as_a_judge", "trainer__logger": "console"}
+    run = resolved(**judged)
+    [problem] = keys_are_there({})(run)
+    assert problem.path == "environment.skyrl_gym.llm_as_a_judge.base_url"
+    assert list(keys_are_there({"OPENAI_API_KEY": "x"})(run)) == []
+    own = {"environment__skyrl_gym__llm_as_a_judge__base_url": "http://127.0.0.1:9000/v1"}
+    assert list(keys_are_there({})(resolved(**judged, **own))) == []

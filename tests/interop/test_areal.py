@@ -98,6 +98,40 @@ def test_a_kl_weight_goes_into_the_reward_as_there(tmp_path: Path) -> None:
     assert algorithm.kl_estimator_type == "k1"
 
 
+def test_rewards_are_shaped_as_there(tmp_path: Path) -> None:
+    keys = {"actor.reward_scaling": 10.0, "actor.reward_bias": -0.5, "actor.reward_clip": 20.0}
+    overlong = {"actor.overlong_reward_penalty": True, "actor.overlong_tokens": 512, "actor.overlong_penalty_factor": 2}
+    norm = {"actor.reward_norm.mean_level": "group", "actor.reward_norm.std_level": "none"}
+    shaping = loaded(convert_keys(keys | overlong | norm), tmp_path).trainer.algorithm.reward_shaping
+    assert (shaping.scale, shaping.bias, shaping.clip) == (10.0, -0.5, 20.0)
+    assert (shaping.overlong.buffer_len, shaping.overlong.penalty_factor, shaping.overlong.floor) == (512, 2.0, False)
+    assert (shaping.norm.mean_level, shaping.norm.std_level) == ("group", None)
+
+
+def test_the_older_system_took_its_bias_away(tmp_path: Path) -> None:
+    run = loaded(convert_keys({"ppo.reward_output_bias": -0.5, "ppo.reward_output_scaling": 5}), tmp_path)
+    assert (run.trainer.algorithm.reward_shaping.bias, run.trainer.algorithm.reward_shaping.scale) == (0.5, 5.0)
+
+
+@pytest.mark.parametrize(("decoupled", "loss", "switch"), [(True, "decoupled", True), (False, "dual_clip", False)])
+def test_a_dual_clip_acts_in_the_loss_that_is_chosen(decoupled: bool, loss: str, switch: bool, tmp_path: Path) -> None:
+    keys = {"actor.c_clip": 3.0, "actor.use_decoupled_loss": decoupled, "actor.behav_imp_weight_cap": 5.0}
+    algorithm = loaded(convert_keys(keys), tmp_path).trainer.algorithm
+    assert (algorithm.policy_loss_type, algorithm.decoupled.dual_clip, algorithm.clip_ratio_c) == (loss, switch, 3.0)
+    assert algorithm.decoupled.behav_imp_weight_cap == 5.0
+
+
+def test_uniform_groups_are_left_out_and_no_others_are_drawn(tmp_path: Path) -> None:
+    algorithm = loaded(convert_keys({"actor.dynamic_sampling": True}), tmp_path).trainer.algorithm
+    assert (algorithm.zero_variance_filter, algorithm.dynamic_sampling.type) == (True, None)
+
+
+def test_micro_batches_are_counted_in_tokens(tmp_path: Path) -> None:
+    keys = {"actor.mb_spec.max_tokens_per_mb": 8192, "ref.mb_spec.max_tokens_per_mb": 10240}
+    assert loaded(convert_keys(keys), tmp_path).trainer.max_tokens_per_microbatch == 8192
+    assert "one field for all models" in line_of(keys, "ref.mb_spec.max_tokens_per_mb").why
+
+
 def test_numbers_that_are_written_as_text_are_numbers(tmp_path: Path) -> None:
     run = loaded(convert_keys({"actor.optimizer.lr": "2e-6", "actor.optimizer.beta2": "0.95"}), tmp_path)
     assert run.trainer.policy.optimizer_config.lr == 2e-6
@@ -110,12 +144,24 @@ def test_mini_batches_are_counted_in_prompts(tmp_path: Path) -> None:
     assert line_of(keys | {"actor.ppo_n_minibatches": 3}, "actor.ppo_n_minibatches").fate == "refused"
 
 
+def test_intervals_of_one_thing_are_one_setting(tmp_path: Path) -> None:
+    keys = {"saver.freq_epochs": 1, "saver.freq_steps": None, "saver.freq_secs": None, "recover.freq_steps": None}
+    keys |= {"evaluator.freq_epochs": 2, "evaluator.freq_steps": 10, "exp_ctrl.ckpt_freq_secs": 600}
+    trainer = loaded(convert_keys(keys), tmp_path).trainer
+    assert trainer.hf_save_interval == "1 epoch"
+    assert trainer.eval_interval == (10, "2 epochs")
+    assert trainer.ckpt_interval == "600s"
+    assert line_of(keys, "saver.freq_secs").fate == "needless"
+    assert loaded(convert_keys({"recover.freq_steps": None}), tmp_path).trainer.ckpt_interval == -1
+
+
 @pytest.mark.parametrize(
     ("key", "value", "fate", "said"),
     [
-        ("actor.reward_scaling", 10.0, "not yet", "shaping of rewards"),
-        ("actor.reward_scaling", 1.0, "needless", "asks for nothing"),
-        ("saver.freq_secs", 3600, "not yet", "intervals in epochs or seconds"),
+        ("actor.optimizer.eps", 1e-5, "not yet", "the epsilon of AdamW"),
+        ("actor.optimizer.eps", 1e-8, "needless", "asks for nothing"),
+        ("actor.overlong_tokens", 512, "needless", "the penalty is off"),
+        ("stats.freq_secs", 3600, "not yet", "intervals of other things"),
         ("actor.optimizr.lr", 1e-5, "refused", "did it mean actor.optimizer.lr?"),
         ("recover.mode", "sometimes", "refused", "there is no way 'sometimes'"),
         ("actor.optimizer.lr", "fast", "refused", "'fast' is not a number"),

@@ -7,8 +7,9 @@ from itertools import product
 
 import pytest
 
+from skyrl.planning.counts import Engines, Grid, Sizes
 from skyrl.planning.layout import Assignment, Layout, Node, NoRoom, Pool, assign, on_machines
-from skyrl.planning.sizes import Engines, Grid, Sizes, layout
+from skyrl.planning.sizes import layout
 
 EIGHT = Grid(nodes=1, gpus_per_node=8)
 

@@ -1,77 +1,162 @@
-"""Programs that try to get out of a sandbox, and what each tier can do about them.
+"""Programs that try to get out of a sandbox, and what each tier can do about them: the table of SECURITY.md.
 
-Each prints `escaped` if it got what it wanted. `HOME`, `PORT`, `CANARY` and `RUN` stand for a file in the home folder,
-a server on loopback, a file that must not appear, and the number of the run's process.
+Each prints `escaped` if it got what it wanted. In the programs, SECRET stands for a file that only the run's user may
+read, PORT for a server on loopback, SOCKET for one on a file that everybody may use, CANARY for a file that must not
+appear where everybody may write, MINE for one where only the run's user may, HOME for the run's home folder, RUN for
+the number of the run's process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
-BOTH, NAMESPACE, NEITHER = ("process", "namespace"), ("namespace",), ()
+Verdict = Literal["stopped", "only a run of root's", "**not stopped**"]
+"""`only a run of root's`: stopped there, since each program then has a user of its own."""
 
-ESCAPES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    # what it wants: the program, and the tiers that stop it
+STOPPED: Verdict = "stopped"
+ROOTS: Verdict = "only a run of root's"
+OPEN: Verdict = "**not stopped**"
+ALL, BUT_PROCESS, BUT_BWRAP = (STOPPED, STOPPED, STOPPED), (OPEN, STOPPED, STOPPED), (OPEN, OPEN, STOPPED)
+ROOTS_FIRST, ROOTS_TWO, NONE = (ROOTS, STOPPED, STOPPED), (ROOTS, ROOTS, STOPPED), (OPEN, OPEN, OPEN)
+
+ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
+    # what it wants: the program, and what `process`, `namespace` and `bwrap` do about it
     "an environment variable of the run": (
         "import os\nprint('escaped' if 'SKYRL_SECRET' in os.environ else 'no')",
-        BOTH,
+        ALL,
+    ),
+    "the run's home folder, by its name": (
+        "import os\nprint('escaped' if os.path.expanduser('~') == 'HOME' else 'no')",
+        ALL,
     ),
     "the environment of the run's process": (
         "print('escaped' if open('/proc/RUN/environ', 'rb').read() else 'no')",
-        NAMESPACE,
+        ROOTS_FIRST,
     ),
     "an open file of the run": (
-        "import os\n"
+        "import os, sys\n"
         "for fd in range(3, 64):\n"
         "  try: os.fstat(fd)\n"
         "  except OSError: continue\n"
-        "  if not os.readlink(f'/proc/self/fd/{fd}').startswith(('/proc', os.getcwd())): print('escaped')",
-        BOTH,
+        "  link = os.readlink(f'/proc/self/fd/{fd}')\n"
+        "  if not link.startswith(('/proc', os.getcwd(), sys.base_prefix)): print('escaped')",
+        ALL,
     ),
     "a server on loopback": (
         "import socket\nsocket.create_connection(('127.0.0.1', PORT), 1)\nprint('escaped')",
-        NAMESPACE,
+        BUT_PROCESS,
     ),
     "a server on loopback, by HTTP": (
         "import urllib.request as u\nu.urlopen('http://localhost:PORT/', timeout=1)\nprint('escaped')",
-        NAMESPACE,
+        BUT_PROCESS,
     ),
     "a datagram to loopback": (
         "import socket\n"
         "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect(('127.0.0.1', PORT)); s.send(b'x')\n"
         "print('escaped')",
-        NAMESPACE,
+        BUT_PROCESS,
     ),
     "an abstract socket": (
         "import socket\ns = socket.socket(socket.AF_UNIX); s.connect('\\0skyrl-canary-PORT')\nprint('escaped')",
-        NAMESPACE,
+        BUT_PROCESS,
     ),
-    "a file in the home folder": ("print('escaped' if open('HOME').read() else '')", NEITHER),
-    "a file of the system": ("print('escaped' if open('/etc/passwd').read() else '')", NEITHER),
-    "a file where anybody may write": ("open('CANARY', 'w').write('x')\nprint('escaped')", NEITHER),
+    "a socket file that everybody may use": (
+        "import socket\ns = socket.socket(socket.AF_UNIX); s.connect('SOCKET')\nprint('escaped')",
+        BUT_BWRAP,
+    ),
+    "a file that only the run's user may read": ("print('escaped' if open('SECRET').read() else '')", ROOTS_TWO),
+    "a file that everybody may read": ("print('escaped' if open('/etc/passwd').read() else '')", BUT_BWRAP),
+    "to write where only the run's user may": ("open('MINE', 'w').write('x')\nprint('escaped')", ROOTS_FIRST),
+    "to write where everybody may": ("open('CANARY', 'w').write('x')\nprint('escaped')", BUT_PROCESS),
     "a look at other processes": (
         "import os\nprint('escaped' if sum(p.isdigit() for p in os.listdir('/proc')) > 4 else 'no')",
-        NAMESPACE,
+        BUT_PROCESS,
     ),
-    "a signal to the run": ("import os\nos.kill(RUN, 0)\nprint('escaped')", NAMESPACE),
+    "a signal to the run": ("import os\nos.kill(RUN, 0)\nprint('escaped')", ROOTS_FIRST),
+    "to kill the process that would end its children, and so leave one behind": (
+        "import os, signal, time\n"
+        "boss = os.getppid()\n"
+        "if os.fork() == 0:\n"
+        "  os.setsid()\n"
+        "  os.kill(boss, signal.SIGKILL)\n"
+        "  time.sleep(0.2)\n"
+        "  try: os.kill(boss, 0)\n"
+        "  except ProcessLookupError: print('escaped', flush=True)\n"
+        "  os._exit(0)\n"
+        "time.sleep(0.4)",
+        ROOTS_FIRST,
+    ),
+    "the memory of the process above it": (
+        "import os\nopen(f'/proc/{os.getppid()}/mem', 'rb')\nprint('escaped')",
+        ALL,
+    ),
+    "to attach to the process above it": (
+        "import ctypes, os\nprint('escaped' if ctypes.CDLL(None).ptrace(16, os.getppid(), None, None) == 0 else 'no')",
+        ALL,
+    ),
+    "the folder of another answer that runs beside it": (
+        "import glob, os\n"
+        "for file in glob.glob(os.path.dirname(os.getcwd()) + '/skyrl-sandbox-*/neighbour'):\n"
+        "  if open(file).read(): print('escaped')",
+        ROOTS_FIRST,
+    ),
+    "a message to the next answer, in shared memory": (
+        "import ctypes\n"
+        "libc = ctypes.CDLL(None)\n"
+        "left = libc.shmget(PORT, 64, 0)\n"
+        "if left >= 0: libc.shmctl(left, 0, None); print('escaped')\n"
+        "else: libc.shmget(PORT, 64, 0o1666)",
+        BUT_PROCESS,
+    ),
+    "a message to the next answer, in /dev/shm": (
+        "import os\n"
+        "if os.path.exists('/dev/shm/skyrl-PORT'): print('escaped')\n"
+        "else: open('/dev/shm/skyrl-PORT', 'w').write('x')",
+        BUT_PROCESS,
+    ),
     "the privileges of a set-uid program": (
         "print('escaped' if 'NoNewPrivs:\\t0' in open('/proc/self/status').read() else 'no')",
-        BOTH,
+        ALL,
     ),
-    "more memory than its limit": ("x = bytearray(3 << 30)\nprint('escaped')", BOTH),
+    "to be root": ("import os\nos.setuid(0)\nprint('escaped')", ALL),
+    "to mount something": (
+        "import ctypes, os\n"
+        "print('escaped' if ctypes.CDLL(None).mount(b'x', os.getcwd().encode(), b'tmpfs', 0, b'') == 0 else 'no')",
+        ALL,
+    ),
+    "higher limits": (
+        "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))\nprint('escaped')",
+        ALL,
+    ),
+    "more memory than its limit": ("x = bytearray(3 << 30)\nprint('escaped')", ALL),
     "a file larger than its limit": (
         "import signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "f = open('big', 'wb')\nfor _ in range(64): f.write(b'x' * (1 << 20))\nf.flush()\nprint('escaped')",
-        BOTH,
+        ALL,
     ),
-    "many open files": ("fs = [open('/dev/null') for _ in range(500)]\nprint('escaped')", BOTH),
+    "more on disk than its limit, in many files": (
+        "for name in range(8):\n  with open(str(name), 'wb') as f: f.write(b'x' * (12 << 20))\nprint('escaped')",
+        BUT_PROCESS,
+    ),
+    "more processes than its limit": (
+        "import os, time\nfor _ in range(80):\n  if os.fork() == 0: time.sleep(9)\nprint('escaped')",
+        ALL,
+    ),
+    "many open files": ("fs = [open('/dev/null') for _ in range(500)]\nprint('escaped')", ALL),
     "a core dump": (
         "import resource\nprint('escaped' if resource.getrlimit(resource.RLIMIT_CORE)[1] else 'no')",
-        BOTH,
+        ALL,
     ),
-    "the modules of the run": ("import skyrl\nprint('escaped')", BOTH),
-    "the modules of an environment's packages": ("import torch\nprint('escaped')", BOTH),
+    "the modules of the run": ("import skyrl\nprint('escaped')", ALL),
+    "the packages of the run's Python": ("import torch\nprint('escaped')", ALL),
+    "namespaces of its own, and with them more of the kernel": (
+        "import ctypes\nprint('escaped' if ctypes.CDLL(None).unshare(0x10000000) == 0 else 'no')",
+        NONE,
+    ),
 }
+TWICE = ("a message to the next answer, in shared memory", "a message to the next answer, in /dev/shm")
+"""The second run reads what the first has left."""
 
 NEVER_END: Mapping[str, str] = {
     "a loop": "while True: pass",
@@ -93,5 +178,15 @@ NEVER_END: Mapping[str, str] = {
     "a regular expression": "import re\nre.match('(a+)+$', 'a' * 40 + 'b')",
     "a waiting read": "import os\nr, w = os.pipe()\nos.read(r, 1)",
     "forks": ("import os, time\nfor _ in range(40):\n  if os.fork() == 0:\n    time.sleep(1000)\ntime.sleep(1000)"),
+    "forks without end": "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass",
+    "a stop of itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
 }
 """They run until somebody ends them, and all that they started."""
+
+
+def table() -> str:
+    """As SECURITY.md has it."""
+    lines = ["| what a program wants | `process` | `namespace` | `bwrap` |", "|---|---|---|---|"]
+    lines += [f"| {wanted} | {' | '.join(verdicts)} |" for wanted, (_, verdicts) in ESCAPES.items()]
+    lines += [f"| never to end: {kind} | {' | '.join(['ended'] * 3)} |" for kind in NEVER_END]
+    return "\n".join(lines)

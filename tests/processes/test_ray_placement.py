@@ -16,8 +16,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 from skyrl.errors import ProcessError
+from skyrl.planning.counts import Engines, Grid, Sizes
 from skyrl.planning.layout import Layout, Node, Pool, Seat, assign
-from skyrl.planning.sizes import Engines, Grid, Sizes, layout
+from skyrl.planning.sizes import layout
 from skyrl.processes import ray_cluster
 from skyrl.processes.handles import Deadlines
 from skyrl.processes.leftovers import kill_marked

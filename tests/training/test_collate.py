@@ -64,11 +64,9 @@ def test_a_reward_stands_on_a_token_that_is_trained_on() -> None:
     assert collate([group(closed)]).rewards.tolist() == [[0, 0, 1.0, 0]]
 
 
-def test_answers_know_how_long_they_are_and_whether_they_were_cut_off() -> None:
-    cut = evolve(trajectory((5,), (7, 8), 0.0, 1), stop_reason="length")
-    batch = collate([group(trajectory((5,), (7,), 1.0), cut)])
+def test_answers_know_how_long_they_are() -> None:
+    batch = collate([group(trajectory((5,), (7,), 1.0), trajectory((5,), (7, 8), 0.0, 1))])
     assert batch.answer_lengths is not None and batch.answer_lengths.tolist() == [1, 2]
-    assert batch.truncated is not None and batch.truncated.tolist() == [False, True]
 
 
 def test_a_tensor_of_another_shape_is_refused_by_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import sys
 import types
@@ -16,7 +17,6 @@ from skyrl.errors import ConfigError
 from skyrl.tree import FREE, IDENTITY, FrozenDict, evolve_at, field, frozen
 from skyrl.tree.classes import (
     class_name,
-    docs_of,
     fields_of,
     is_config,
     known_class,
@@ -24,6 +24,7 @@ from skyrl.tree.classes import (
     role_of,
     table_paths,
 )
+from skyrl.tree.docs import docs_of
 from tests.tree.trees import Model, Optimizer, Run
 
 
@@ -99,6 +100,12 @@ def test_an_unknown_name_is_a_type_error_as_for_any_function() -> None:
     make: Callable[..., Any] = Optimizer
     with pytest.raises(TypeError, match="unexpected keyword argument 'rate'"):
         make(rate=1.0)
+
+
+def test_a_notebook_is_shown_the_fields_and_their_defaults() -> None:
+    shown = inspect.signature(Optimizer)
+    assert str(shown) == "(*, lr: float = 1e-06, decay: float = 0.01, betas: tuple[float, ...] = (0.9, 0.999))"
+    assert shown.parameters["lr"].default == Optimizer().lr
 
 
 def test_equality_and_text_go_by_the_fields_unless_one_is_left_out() -> None:

@@ -17,6 +17,7 @@ from skyrl.tree import Secret, evolve_at, field, frozen, to_dict
 from skyrl.tree.arguments import read_argument, read_python
 from skyrl.tree.draft import Draft
 from skyrl.tree.files import read_file
+from skyrl.tree.imports import import_object
 from skyrl.tree.migrations import Migration
 from skyrl.tree.origins import Assignment
 from skyrl.tree.reach import Reach
@@ -248,6 +249,12 @@ def test_a_variable_that_is_missing_or_wrong_is_told(tmp_path: Path) -> None:
     assert "was not given" in without.message
 
 
+@pytest.mark.parametrize("later", ["steps=5", "~steps", "steps=env:STEPS"])
+def test_a_variable_is_missed_only_where_no_later_layer_gives_the_value(later: str) -> None:
+    assert built(words("steps=env:GONE", later)).steps == {"steps=5": 5, "~steps": Run().steps}.get(later, 7)
+    assert "env:GONE" in only_problem(words(later, "steps=env:GONE")).message
+
+
 def test_free_form_tables_and_stored_trees_follow_no_references() -> None:
     assert built(words("policy.extra.a=env:STEPS")).policy.extra == {"a": "env:STEPS"}
     assert built(words("name=env:STEPS", reach=Reach())).name == "env:STEPS"
@@ -267,6 +274,19 @@ def test_an_old_name_is_followed_with_a_warning(tmp_path: Path) -> None:
     ]
     assert "is called policy.optimizer.lr here (since 1.0)" in draft.problems[0].message
     assert draft.origins["policy.optimizer.lr"][-1].place == f"{tmp_path}/run.toml:2"
+
+
+def test_two_values_under_two_names_of_one_field_are_refused_in_one_file_and_layered_in_two(tmp_path: Path) -> None:
+    write(tmp_path, old_toml="[policy]\nrate = 0.5", new_toml="[policy.optimizer]\nlr = 0.25")
+    write(tmp_path, both_toml="[policy]\nrate = 0.5\n[policy.optimizer]\nlr = 0.25")
+    write(tmp_path, same_toml="[policy]\nrate = 0.5\n[policy.optimizer]\nlr = 0.5")
+    assert from_files(tmp_path, "old.toml", "new.toml").build().policy.optimizer.lr == 0.25
+    assert from_files(tmp_path, "same.toml").build().policy.optimizer.lr == 0.5
+    draft = from_files(tmp_path, "both.toml")
+    draft.build()
+    [_, refused] = draft.problems
+    assert (refused.path, refused.severity, refused.place) == ("policy.rate", "error", f"{tmp_path}/both.toml:2")
+    assert refused.message == "0.5 is not policy.optimizer.lr = 0.25, and both are one field"
 
 
 def test_a_value_is_converted_to_what_the_new_name_takes() -> None:
@@ -317,10 +337,20 @@ def test_an_instance_of_a_class_from_a_file_reaches_another_process(
     assert pickle.loads(pickle.dumps(run)) == run
 
 
+def test_a_file_is_imported_once_and_another_of_its_name_beside_it(tmp_path: Path) -> None:
+    for folder, number in (("a", 1), ("b", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same_name.py").write_text(f"class Thing:\n    number = {number}\n")
+    first, second = (import_object(f"{tmp_path}/{folder}/same_name.py:Thing") for folder in ("a", "b"))
+    assert (first.number, second.number) == (1, 2)
+    assert import_object(f"{tmp_path}/a/../a/same_name.py:Thing") is first
+    assert first.__module__ == "skyrl_user_same_name" != second.__module__
+
+
 @pytest.mark.parametrize("name", ["nowhere:Mine", "json:JSONDecoder", "tests.tree.trees:Run", "Mine", "5"])
 def test_what_is_no_subclass_is_refused(name: str) -> None:
     problem = only_problem(words(f"policy.optimizer.class={name}"))
-    assert "is not a subclass" in problem.message or "importing nowhere failed" in problem.message
+    assert "is not a subclass" in problem.message or "the module nowhere cannot be found" in problem.message
 
 
 def test_a_stored_tree_imports_nothing() -> None:

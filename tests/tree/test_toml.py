@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.lines import scan_lines
-from skyrl.tree.toml import read_toml
+from skyrl.tree.toml_file import read_toml
+from skyrl.tree.toml_lines import scan_lines
 
 
 def refused(name: str) -> Problem:

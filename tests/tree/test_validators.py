@@ -20,7 +20,6 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
     (validators.not_empty, ["a", (1,)], ["", ()]),
     (validators.port, [1, 65535], [0, 65536]),
     (validators.positive_or_off, [-1, 2], [0, -2]),
-    (validators.interval, [-1, 0, 5], [-2]),
     (validators.at_least(3), [3, 4], [2]),
     (validators.positive_or_minus_one("all"), [-1, 1], [0, -2]),
     (validators.number_of_items(2, lambda item: item > 0, "two"), [(1, 2)], [(1,), (1, 0), (1, 2, 3)]),

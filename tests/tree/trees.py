@@ -10,7 +10,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
 from skyrl.tree.arguments import read_argument, read_python
 from skyrl.tree.draft import Draft
-from skyrl.tree.toml import read_toml
+from skyrl.tree.toml_file import read_toml
 from skyrl.tree.validators import non_negative, positive
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import re
 import tomllib
 
 from skyrl.errors import ConfigError
-from skyrl.tree.origins import Assignment, Origin, Path
+from skyrl.tree.origins import Assignment, KeyLines, Origin, Path
 from skyrl.tree.text_files import malformed, read_text
 
 
@@ -22,33 +22,14 @@ def read_toml(name: str) -> Assignment:
         raise _not_toml(name, text, str(error)) from None
     except RecursionError:
         raise _not_toml(name, text, "nested too deeply") from None
-    return Assignment(path=(), value=value, origin=Origin(kind="file", where=name, source=TomlText(name, text)))
+    lines = KeyLines(lambda: _lines_of(text))
+    return Assignment(path=(), value=value, origin=Origin(kind="file", where=name, lines=lines))
 
 
-class TomlText:
-    """The text of a TOML file that parsed, kept so that a key's line can be told."""
+def _lines_of(text: str) -> dict[Path, int]:
+    from skyrl.tree.toml_lines import scan_lines  # few ask, and its patterns take milliseconds to compile
 
-    def __init__(self, name: str, text: str) -> None:
-        self.name = name
-        self._text = text
-        self._lines: dict[Path, int] | None = None
-
-    def line_of(self, path: Path) -> int | None:
-        """Line of the key; for a key inside an inline table or a list, the line of the key that holds it."""
-        if self._lines is None:
-            from skyrl.tree.lines import scan_lines  # few ask, and its patterns take milliseconds to compile
-
-            self._lines = scan_lines(self._text)
-        return nearest_line(self._lines, path)
-
-
-def nearest_line(lines: dict[Path, int], path: Path) -> int | None:
-    """The line of the path, or of the innermost table or list around it that has one."""
-    while path:
-        if path in lines:
-            return lines[path]
-        path = path[:-1]
-    return None
+    return scan_lines(text)
 
 
 def _not_toml(name: str, text: str, why: str) -> ConfigError:

@@ -1,0 +1,132 @@
+"""Makes the search example and trains it: a corpus, questions, a small model that searches badly, a retriever, a run.
+
+    python examples/search/train.py [PATH=VALUE ...]        arguments go to `skyrl run`
+
+Nothing is downloaded and no GPU is needed. The retriever is `skyrl serve-retriever`, on this machine, for as long as
+the run takes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # where tiny_chat.py is
+
+from tiny_chat import Conversation, byte_tokenizer, made_whole, save, seeded, small_qwen2, warm_start
+
+from skyrl.envs.search import documents
+
+BASE = Path("runs/search-base")
+CONFIG = Path(__file__).with_name("grpo.toml")
+STEPS, BATCH, LEARNING_RATE = 300, 64, 2e-3
+SEARCHES_WELL = 0.3
+"""Share of the worked conversations whose query names what is wanted. The others find nothing of use, and guess."""
+
+NAMES = [
+    first + last for first in ("mi", "to", "ka", "le", "su", "ne", "ri", "do") for last in ("ra", "no", "li", "ze")
+]
+CITIES = ["oslo", "rome", "lima", "cairo", "delhi", "kyiv", "quito", "dakar"]
+LIKES = ["figs", "jazz", "chess", "rain"]
+VALIDATION = 8
+"""Of the 32 people. Nobody asks for them in training."""
+
+TRAIN_ROWS, VALIDATION_ROWS = 1024, 128
+TAGS = [f"<{slash}{name}>" for name in ("search", "information", "answer") for slash in ("", "/")]
+
+
+def make(out: Path, seed: int = 0) -> None:
+    """Fill the folder."""
+    rng = seeded(seed)
+    make_data(out, rng)
+    make_model(out / "model", rng)
+
+
+def make_data(out: Path, rng: random.Random) -> None:
+    """Corpus and questions."""
+    homes = {name: rng.choice(CITIES) for name in NAMES}
+    texts = [f"{name} lives in {city}" for name, city in homes.items()]
+    texts += [f"{name} likes {rng.choice(LIKES)}" for name in NAMES]
+    write(out / "corpus.jsonl", [{"id": str(number), "contents": text} for number, text in enumerate(texts)])
+    asked = rng.sample(NAMES, len(NAMES))
+    write(out / "validation.jsonl", rows(asked[:VALIDATION], homes, VALIDATION_ROWS))
+    write(out / "train.jsonl", rows(asked[VALIDATION:], homes, TRAIN_ROWS))
+
+
+def make_model(folder: Path, rng: random.Random) -> None:
+    """One that knows how to search, and mostly does it badly."""
+    tokenizer = byte_tokenizer(length=128, words=TAGS)
+    model = small_qwen2(tokenizer, hidden_size=128, layers=2)
+    warm_start(model, tokenizer, lambda: conversation(rng), steps=STEPS, batch_size=BATCH, lr=LEARNING_RATE)
+    save(model, tokenizer, folder)
+
+
+def question(name: str) -> dict[str, str]:
+    """The prompt."""
+    return {"role": "user", "content": f"where is {name}?"}
+
+
+def conversation(rng: random.Random) -> Conversation:
+    """A search and an answer, about facts that are made up each time: what the corpus says is not to be known."""
+    name, city = rng.choice(NAMES), rng.choice(CITIES)
+    well = rng.random() < SEARCHES_WELL
+    found = f"{name} lives in {city}" if well else f"{name} likes {rng.choice(LIKES)}"
+    told = documents({"result": [[{"document": {"contents": found}}]]})
+    return [
+        question(name),
+        {"role": "assistant", "content": f"<search>{name} lives</search>" if well else f"<search>{name}</search>"},
+        {"role": "user", "content": f"\n<information>{told}</information>\n"},
+        {"role": "assistant", "content": f"<answer>{city if well else rng.choice(CITIES)}</answer>"},
+    ]
+
+
+def rows(names: Sequence[str], homes: dict[str, str], count: int) -> list[dict[str, object]]:
+    """Questions about these people, who go round."""
+    return [
+        {
+            "data_source": "homes",
+            "prompt": [question(names[number % len(names)])],
+            "reward_spec": {"method": "rule", "ground_truth": {"target": homes[names[number % len(names)]]}},
+        }
+        for number in range(count)
+    ]
+
+
+def write(path: Path, lines: Sequence[object]) -> None:
+    """As JSONL."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+@contextmanager
+def retriever(corpus: Path) -> Iterator[str]:
+    """Its address, while it runs, on a port that is free."""
+    command = [sys.executable, "-m", "skyrl.cli", "serve-retriever", str(corpus), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None, "it is a pipe"
+        try:
+            said = process.stdout.readline().split()
+            if not said:
+                raise SystemExit("the retriever did not start")
+            yield said[-1]
+        finally:
+            process.terminate()
+
+
+def main() -> None:
+    """Make what is missing, and train."""
+    if not BASE.exists():
+        print(f"making {BASE}")
+        with made_whole(BASE) as folder:
+            make(folder)
+    with retriever(BASE / "corpus.jsonl") as url:
+        run = [sys.executable, "-m", "skyrl.cli", "run", str(CONFIG)]
+        sys.exit(subprocess.call([*run, f"environment.skyrl_gym.search.search_url={url}", *sys.argv[1:]]))
+
+
+if __name__ == "__main__":
+    main()

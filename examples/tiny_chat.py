@@ -1,0 +1,132 @@
+"""What the models of the examples are made of: a tokenizer of bytes, a Qwen2 in miniature, and a warm start.
+
+No example is run from here: see quickstart, multi_turn, search and text2sql beside this file.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# Threads of torch that wait for each other by spinning bring a shared machine to a stop. Read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.utils import logging
+
+Conversation = Sequence[dict[str, str]]
+
+CHAT_TEMPLATE = """\
+{%- for message in messages %}{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}"""
+
+
+def seeded(seed: int) -> random.Random:
+    """A generator for the data; torch's own, for the weights, begins at the same seed."""
+    torch.manual_seed(seed)
+    return random.Random(seed)
+
+
+def byte_tokenizer(length: int, words: Sequence[str] = (), template: str = CHAT_TEMPLATE, **options: Any) -> Any:
+    """One token for each byte, four special ones, and one for each of `words`, wherever it stands.
+
+    The class is Qwen2's because transformers builds that pipeline for a tokenizer beside a Qwen2 model, whatever was
+    saved there. `length` is the longest sequence in tokens.
+    """
+    tokenizer = Qwen2Tokenizer(
+        vocab={character: index for index, character in enumerate(sorted(ByteLevel.alphabet()))},
+        merges=[],
+        unk_token=None,  # type: ignore[arg-type]  # a byte is never unknown
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        extra_special_tokens=["<|user|>", "<|assistant|>"],
+        chat_template=template,
+        model_max_length=length,
+        **options,
+    )
+    tokenizer.add_tokens(list(words))
+    return tokenizer
+
+
+def small_qwen2(tokenizer: Any, hidden_size: int, layers: int) -> Any:
+    """Fresh weights from torch's generator: 0.5 million for 128 and 2 layers, 3.0 million for 256 and 4."""
+    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size * 11 // 4,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=tokenizer.model_max_length,
+        tie_word_embeddings=True,
+        initializer_range=0.04,
+        bos_token_id=None,
+        **special,
+    )
+    model = Qwen2ForCausalLM(config)
+    model.generation_config = GenerationConfig(do_sample=True, **special)
+    return model
+
+
+def warm_start(
+    model: Any, tokenizer: Any, draw: Callable[[], Conversation], *, steps: int, batch_size: int, lr: float
+) -> None:
+    """Supervised steps on conversations that `draw` makes. Only what the assistant says is learned."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+    for step in range(1, steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1, step / 20, (steps - step + 1) / 100)
+        loss = model(**supervised_batch(tokenizer, [draw() for _ in range(batch_size)])).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 50 == 0:
+            print(f"  step {step} of {steps}: loss {loss.item():.2f}", flush=True)
+
+
+def supervised_batch(tokenizer: Any, conversations: Sequence[Conversation]) -> dict[str, torch.Tensor]:
+    """Right-padded (B, L) ids, and labels that are -100 outside what the assistant says and its ends."""
+    rows = []
+    for messages in conversations:
+        ids: list[int] = []
+        labels: list[int] = []
+        for message in messages:
+            header = tokenizer.encode(f"<|{message['role']}|>")
+            said = [*tokenizer.encode(message["content"]), tokenizer.eos_token_id]
+            ids += header + said
+            labels += [-100] * len(header) + (said if message["role"] == "assistant" else [-100] * len(said))
+        rows.append((ids, labels))
+    width = max(len(ids) for ids, _ in rows)
+    padded = [
+        (ids + [tokenizer.pad_token_id] * (width - len(ids)), labels + [-100] * (width - len(ids)))
+        for ids, labels in rows
+    ]
+    return {"input_ids": torch.tensor([ids for ids, _ in padded]), "labels": torch.tensor([each for _, each in padded])}
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """As transformers loads them."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def made_whole(out: Path) -> Iterator[Path]:
+    """A folder to fill, which gets its name when everything is in it: what was stopped is not taken for complete."""
+    if out.exists():
+        raise SystemExit(f"{out} is there, and not complete: remove it, or choose another folder")
+    logging.disable_progress_bar()
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    partial.rename(out)

@@ -1,0 +1,24 @@
+"""`skyrl completion`: what makes a shell complete commands, files and dotted paths, name by name."""
+
+from __future__ import annotations
+
+import click
+
+_GOES_ON = {
+    "bash": (
+        "COMPREPLY+=($value)",
+        "COMPREPLY+=($value)\n            [[ $value == *[.=] ]] && compopt -o nospace",
+    ),
+    "zsh": ("compadd -U -V", "compadd -S '' -U -V"),
+}
+"""No space behind `trainer.` and `trainer.epochs=`: what click's script says, and what ours does. Fish knows that."""
+
+
+def script(command: click.Command, shell: str) -> str:
+    """What the shell has to evaluate."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None  # click knows each of the shells that may be chosen
+    source = kind(command, {}, "skyrl", "_SKYRL_COMPLETE").source()
+    return source.replace(*_GOES_ON[shell]) if shell in _GOES_ON else source

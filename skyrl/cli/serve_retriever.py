@@ -1,0 +1,39 @@
+"""`skyrl serve-retriever`: the service that the environment `search` asks."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import click
+
+from skyrl.errors import UserError
+
+
+@click.command("serve-retriever")
+@click.argument("corpus", type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
+def serve_retriever(corpus: Path, host: str, port: int) -> None:
+    """Answer searches over CORPUS, a JSONL file with the texts `id` and `contents` in each line, by BM25.
+
+    environment.skyrl_gym.search.search_url of a run is the address that is printed. An address that other machines
+    reach is served only with a token, in the variable SKYRL_RETRIEVER_TOKEN, which the run needs, too.
+    """
+    missing = [name for name in ("bm25s", "starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"serve-retriever needs {', '.join(missing)}: pip install 'skyrl[search]'")
+    from skyrl.envs.corpus import SearchIndex, read_corpus
+    from skyrl.envs.retriever import listen, retriever_app, serve
+    from skyrl.envs.search import TOKEN_VARIABLE
+    from skyrl.processes.credentials import api_key
+
+    token = api_key(TOKEN_VARIABLE)
+    with listen(host, port, token) as bound:
+        index = SearchIndex(read_corpus(corpus))
+        shown = f"[{host}]" if ":" in host else host
+        click.echo(f"{len(index)} documents at http://{shown}:{bound.getsockname()[1]}/retrieve")
+        try:
+            serve(retriever_app(index, token), bound)
+        except KeyboardInterrupt:
+            click.echo("The retriever has stopped.")

@@ -1,0 +1,57 @@
+"""What a run does when it is interrupted, makes no progress, or computes what is no number."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from skyrl.tree import FREE, field, frozen
+from skyrl.tree.units import Seconds
+from skyrl.tree.validators import non_negative, positive, rule_of_one_field
+
+
+def _is_time(value: float | str) -> bool:
+    if not isinstance(value, str):
+        return value > 0
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        return False
+    return True
+
+
+@frozen
+class FaultsConfig:
+    """Signals, deadlines, stalls, and numbers that are none; see docs/faults.md."""
+
+    stop_before: Seconds | str | None = field(
+        default=None,
+        validator=rule_of_one_field(_is_time, 'a time ("3h"), or a moment ("2026-11-22T06:00+01:00")'),
+        metadata=FREE,
+    )
+    """Save and end with exit code 75 before this: so long after the start of the command, or at a moment in ISO 8601
+    (without a zone, in that of the machine). No step begins that would not be over in time, as far as earlier ones
+    tell. None: the run ends when it is finished."""
+
+    grace_period_seconds: Seconds = field(default=30.0, validator=positive, metadata=FREE)
+    """How long a run that was told to stop (SIGTERM, Ctrl-C, `stop_before`) may take to save what it has; after that it
+    ends with what was saved before. Less than what the queue grants."""
+
+    stall_timeout_seconds: Seconds | None = field(default=1800.0, validator=positive, metadata=FREE)
+    """Without any progress for so long (no phase, call or sample comes to its end), the stacks of all processes are
+    written, with who waits for whom. None: nobody watches."""
+
+    on_stall: Literal["warn", "stop"] = field(default="warn", metadata=FREE)
+    """What happens then, besides: a warning, or the end of the run."""
+
+    on_non_finite: Literal["skip", "abort", "roll_back"] = field(default="skip", metadata=FREE)
+    """Where a reward, log-probability, advantage, loss, gradient, learning rate or weight is NaN or infinite. skip:
+    leave the step out, or of it the update, as long as no weight is touched; abort: end the run; roll_back: go back to
+    the last checkpoint, and on with the prompts after this batch."""
+
+    max_skipped_steps: int = field(default=3, validator=non_negative, metadata=FREE)
+    """Steps in a row that may be left out (`on_non_finite = "skip"`) before the run ends. Updates that are left out for
+    their gradient are counted by `optimizer_config.max_skipped_updates`."""
+
+    max_roll_backs: int = field(default=2, validator=positive, metadata=FREE)
+    """Times that a session may go back (`on_non_finite = "roll_back"`) before the run ends."""

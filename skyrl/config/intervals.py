@@ -1,0 +1,79 @@
+"""How often something happens: after steps, epochs or seconds, whichever is due first.
+
+ckpt_interval = 10
+ckpt_interval = "1 epoch"
+ckpt_interval = [100, "30m"]
+"""
+
+from __future__ import annotations
+
+import re
+
+from attrs import frozen
+
+from skyrl.tree.plain import Misfit
+from skyrl.tree.units import SECONDS
+from skyrl.tree.validators import rule_of_one_field
+
+Interval = int | str | tuple[int | str, ...]
+"""Steps as a number; `"10 steps"`, `"1 epoch"`, `"30m"`; or several of them. -1 and 0: never."""
+
+_COUNT = re.compile(r"([0-9]+)\s*(step|epoch)s?")
+
+
+@frozen(kw_only=True)
+class Every:
+    """An interval that was read. None: this kind of time does not count; with all of them None it is never."""
+
+    steps: int | None = None
+    epochs: int | None = None
+    seconds: float | None = None
+
+    @property
+    def ever(self) -> bool:
+        """Does it come at all?"""
+        return (self.steps, self.epochs, self.seconds) != (None, None, None)
+
+
+def read_interval(value: Interval) -> Every:
+    """What the field says. Raises ValueError for a text that is no interval, and where one kind of time comes twice."""
+    found: dict[str, float] = {}
+    for part in value if isinstance(value, tuple) else (value,):
+        kind, number = _part(part)
+        if kind in found:
+            raise ValueError(f"two intervals in {kind}")
+        if number > 0:
+            found[kind] = number
+    return Every(
+        steps=int(found["steps"]) if "steps" in found else None,
+        epochs=int(found["epochs"]) if "epochs" in found else None,
+        seconds=found.get("seconds"),
+    )
+
+
+def _part(part: int | str) -> tuple[str, float]:
+    if isinstance(part, int):
+        if part < -1:
+            raise ValueError(f"{part} is below -1")
+        return "steps", part
+    if counted := _COUNT.fullmatch(part.strip()):
+        return f"{counted[2]}s", int(counted[1])
+    seconds = SECONDS.read(part)
+    if seconds is None:
+        raise ValueError(f"{part!r} has no unit")
+    return "seconds", seconds
+
+
+def _is_interval(value: Interval) -> bool:
+    try:
+        read_interval(value)
+    except (ValueError, Misfit):
+        return False
+    return True
+
+
+interval = rule_of_one_field(
+    _is_interval,
+    'an interval: steps (10), "1 epoch", a time ("30m"), a list of these, or -1 for never',
+    minimum=-1,
+)

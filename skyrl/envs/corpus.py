@@ -1,0 +1,114 @@
+r"""Documents that a policy may search, ranked by BM25.
+
+A corpus is a JSONL file with one document a line, in the form of Search-R1 (arXiv:2503.09516), or with a title apart:
+
+    {"id": "17", "contents": "Paris\nParis is the capital of France."}
+    {"id": "17", "title": "Paris", "text": "Paris is the capital of France."}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import bm25s
+import numpy as np
+from attrs import frozen
+
+from skyrl.errors import DataError
+
+_WORD = r"(?u)\w+"
+
+
+class Document(TypedDict):
+    """As the retriever sends it."""
+
+    id: str
+    contents: str
+
+
+@frozen(kw_only=True)
+class Hit:
+    """A document and its BM25 score, which is above 0: a document without a word of the query is none."""
+
+    document: Document
+    score: float
+
+
+class SearchIndex:
+    """BM25 in the variant of Lucene (bm25s, arXiv:2407.03618) with k1 = 1.5, b = 0.75. Words in lower case, none left
+    out, none stemmed, so that it serves every language that writes spaces. Held in memory.
+    """
+
+    def __init__(self, documents: Sequence[Document]) -> None:
+        """Raises `DataError` if there is no word in them."""
+        self._documents = tuple(documents)
+        words = _words([document["contents"] for document in documents])
+        if not any(words):
+            raise DataError("there is no word in these documents, so that nothing can be found in them")
+        self._bm25 = bm25s.BM25()
+        self._bm25.index(words, show_progress=False)
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def search(self, query: str, topk: int) -> tuple[Hit, ...]:
+        """At most `topk` documents, best first; of equal ones the first in the corpus."""
+        (words,) = _words([query])
+        if not words:
+            return ()
+        scores = self._bm25.get_scores(words)
+        places = np.flatnonzero(scores > 0)
+        best = places[np.argsort(-scores[places], kind="stable")[:topk]]
+        return tuple(Hit(document=self._documents[place], score=float(scores[place])) for place in best)
+
+
+def read_corpus(path: Path) -> tuple[Document, ...]:
+    """Every document of a file. Raises `DataError` with file and line for the first that is none."""
+    if not path.is_file():
+        raise DataError(f"there is no corpus {path}")
+    documents: dict[str, Document] = {}
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    document = _document(line, f"{path}:{number}", default_id=str(number))
+                    if document["id"] in documents:
+                        raise DataError(f"{path}:{number}: another document has the id {document['id']!r}")
+                    documents[document["id"]] = document
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8: {error}") from error
+    if not documents:
+        raise DataError(f"{path} holds no documents")
+    return tuple(documents.values())
+
+
+def _document(line: str, where: str, default_id: str) -> Document:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON: {error}") from error
+    if not isinstance(row, Mapping):
+        raise DataError(f"{where}: {line.strip():.80} is not an object with the text 'contents'")
+    identity = row.get("id", default_id)
+    if not isinstance(identity, str | int) or isinstance(identity, bool):
+        raise DataError(f"{where}: the id {identity!r:.80} is neither text nor a whole number")
+    return {"id": str(identity), "contents": _contents(row, where)}
+
+
+def _contents(row: Mapping[str, Any], where: str) -> str:
+    contents, title, text = row.get("contents"), row.get("title", ""), row.get("text")
+    if isinstance(contents, str):
+        return contents
+    if contents is None and isinstance(title, str) and isinstance(text, str):
+        return f"{title}\n{text}" if title else text
+    raise DataError(f"{where}: needs the text 'contents', or 'title' and 'text'; it has {', '.join(row) or 'nothing'}")
+
+
+def _words(texts: list[str]) -> list[list[str]]:
+    found: list[list[str]] = bm25s.tokenize(
+        texts, token_pattern=_WORD, stopwords=[], return_ids=False, show_progress=False
+    )
+    return found

@@ -1,0 +1,106 @@
+"""One episode of an environment that is not trusted: the side that runs in a sandbox.
+
+`isolated.py` asks, one line of JSON for each call of the environment, and reads what happened as `{"gave": ...}` or
+`{"raised": text}`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.registry import find_env
+from skyrl.processes.fork_server import WAYS
+from skyrl.processes.worker import answer_lines
+
+MOST = 4_000_000
+"""Characters of one answer: more than the longest observation that a rollout takes."""
+
+
+def main() -> None:
+    """Answer until nobody asks any more."""
+    answer_lines(_Episode().answer)
+
+
+class _Episode:
+    def __init__(self) -> None:
+        self._env: Env | None = None
+
+    def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """What came of one call, as JSON can say it."""
+        try:
+            given = {"gave": self._call(**question)}
+            length = _length(given["gave"])
+            if length > MOST:
+                return {"too_large": length}
+            json.dumps(given)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it raises goes to whoever asked
+            return {"raised": f"{type(error).__name__}: {error}"[:2000]}
+        return given
+
+    def _call(self, call: str, given: Any) -> Any:
+        if call == "find":
+            return bool(find_env(_reachable(given)))
+        if call == "make":
+            self._env = find_env(_reachable(given["name"]))(given["extras"])
+            return None
+        assert self._env is not None, "make is the first call"
+        match call:
+            case "init":
+                return _started(self._env.init(tuple(given)))
+            case "tool_schemas":
+                return [dict(schema) for schema in self._env.tool_schemas()]
+            case "step":
+                return _stepped(self._env.step(given))
+            case "get_metrics":
+                return {str(name): _plain(value) for name, value in self._env.get_metrics().items()}
+            case _:
+                return self._env.close()
+
+
+def _reachable(name: str) -> str:
+    """The same import path, by a way that the user of this process may go."""
+    ways: dict[str, str] = json.loads(os.environ.get(WAYS, "{}"))
+    for folder in sorted(ways, key=len, reverse=True):
+        if name.startswith(f"{folder}/"):
+            return ways[folder] + name[len(folder) :]
+    return name
+
+
+def _length(given: Any) -> int:
+    """Characters of all texts in it."""
+    if isinstance(given, Mapping | list):
+        return sum(map(_length, given.values() if isinstance(given, Mapping) else given))
+    return len(given) if isinstance(given, str) else 0
+
+
+def _started(given: Any) -> Any:
+    """Messages and information; anything else is described, for the message about it."""
+    if isinstance(given, tuple) and len(given) == 2:
+        return {"messages": [dict(message) for message in given[0]], "information": repr(given[1])[:2000]}
+    return repr(given)[:200]
+
+
+def _stepped(step: Any) -> Any:
+    if not isinstance(step, EnvStep):
+        return repr(step)[:200]
+    return {"reward": _plain(step.reward), "done": bool(step.done), "observations": _plain_messages(step.observations)}
+
+
+def _plain(value: Any) -> Any:
+    """Any kind of number as one of Python's; what is none, as text, which the trainer refuses."""
+    if isinstance(value, str | bytes) or value is None:
+        return repr(value)[:200]
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return repr(value)[:200]
+
+
+def _plain_messages(given: Any) -> Any:
+    if isinstance(given, tuple | list) and all(isinstance(each, Mapping) for each in given):
+        return [dict(each) for each in given]
+    return repr(given)[:200]

@@ -1,0 +1,131 @@
+"""An environment of the user's own that is not trusted: each episode in a process of its own, in a sandbox.
+
+The process ends with the episode, or at the first call that is late: nothing is left behind, and no episode sees
+another. The module that names the environment is imported there, never here. What it prints is not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal
+
+from skyrl.config import SkyRLGymConfig
+from skyrl.config.import_paths import absolute
+from skyrl.envs.env import Env, EnvStep, Message
+from skyrl.errors import RewardError, TaskError, WorkerEnded
+from skyrl.processes.sandbox import Limits, Sandbox
+from skyrl.processes.tiers import Tier
+from skyrl.processes.worker import Worker
+
+_HOST = "skyrl.envs.env_host"
+_MOST = 32 << 20
+"""Bytes of one answer of the process, which keeps its answers shorter unless it is broken into."""
+
+
+class IsolatedEnv(Env):
+    """Calls of the environment `name`, which runs elsewhere."""
+
+    def __init__(
+        self, extras: Mapping[str, Any], name: str, sandbox: Sandbox, limits: Limits, seconds: float | None
+    ) -> None:
+        """`seconds` are for each call; then the process is ended."""
+        super().__init__(extras)
+        self._seconds = seconds
+        self._calling, self._ended = Lock(), False
+        self._worker = Worker(sandbox, _HOST, limits)
+        try:
+            self._ask("make", {"name": name, "extras": dict(extras)})
+        except BaseException:
+            self._worker.close()
+            raise
+
+    def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
+        given = self._ask("init", [dict(message) for message in prompt])
+        if not isinstance(given, Mapping):
+            raise TypeError(f"init() returned {given} instead of (messages, information)")
+        return tuple(given["messages"]), {"information": given["information"]}
+
+    def tool_schemas(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(self._ask("tool_schemas", None))
+
+    def step(self, action: str) -> EnvStep:
+        given = self._ask("step", action)
+        if not isinstance(given, Mapping):
+            return given  # type: ignore[no-any-return]  # described, for whoever refuses it
+        return EnvStep(reward=given["reward"], done=given["done"], observations=given["observations"])
+
+    def get_metrics(self) -> dict[str, float]:
+        given: dict[str, float] = self._ask("get_metrics", None)
+        return given
+
+    def close(self) -> None:
+        """A call that still runs is given up, and its process is ended."""
+        idle = self._calling.acquire(blocking=False)
+        if idle:
+            self._calling.release()
+        try:
+            if idle and not self._ended:
+                self._ask("close", None)
+        finally:
+            self._worker.close()
+
+    def _ask(self, call: str, given: Any) -> Any:
+        """Raises `RewardError` for what the environment raised, `WorkerEnded` where its process is no more."""
+        try:
+            with self._calling:
+                answer = self._worker.ask({"call": call, "given": given}, self._seconds)
+        except WorkerEnded:
+            self._ended = True
+            raise
+        except TypeError as error:
+            raise TaskError(
+                f"an environment in a sandbox is given its row as JSON, which cannot say it: {error}. Turn "
+                "environment.skyrl_gym.isolate_user_env off, or change the column"
+            ) from error
+        if "too_large" in answer:
+            self._ended = True
+            self._worker.close()
+            raise WorkerEnded("output", f"gave {answer['too_large']} characters and was ended")
+        if "raised" in answer:
+            raise RewardError(f"raised {answer['raised']}")
+        return answer["gave"]
+
+
+def isolated(name: str, gym: SkyRLGymConfig) -> Callable[[Mapping[str, Any]], Env]:
+    """What makes isolated environments of this import path. Raises `TaskError` if it names none."""
+    full = absolute(name)
+    file = full.rpartition(":")[0]
+    sandbox = _sandbox(gym.sandbox_tier, Path(file).parent if file.endswith(".py") else None)
+    limits = Limits(
+        cpu_seconds=24 * 3600,
+        memory_bytes=int(gym.user_env_memory_gb * 1e9),
+        file_bytes=256 << 20,
+        folder_bytes=512 << 20,
+        open_files=512,
+        output_bytes=_MOST,
+    )
+    seconds = gym.step_timeout_seconds
+    _look(full, sandbox, limits, seconds)
+    return lambda extras: IsolatedEnv(extras, full, sandbox, limits, seconds)
+
+
+@cache
+def _sandbox(tier: Tier | Literal["auto"], readable: Path | None) -> Sandbox:
+    return Sandbox(tier, readable=[readable] if readable else (), modules=(_HOST,))
+
+
+@cache
+def _look(name: str, sandbox: Sandbox, limits: Limits, seconds: float | None) -> None:
+    """Can it be found? Nobody wants to know that only once the engines have started."""
+    worker = Worker(sandbox, _HOST, limits)
+    try:
+        answer = worker.ask({"call": "find", "given": name}, seconds)
+    except WorkerEnded as error:
+        raise TaskError(f"the process that was to import {name} {error}") from error
+    finally:
+        worker.close()
+    if "raised" in answer:
+        raise TaskError(str(answer["raised"]).removeprefix("TaskError: "))

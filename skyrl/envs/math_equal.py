@@ -1,0 +1,75 @@
+"""Asking math-verify whether two answers are the same: in workers that are used again, and ended when they are late.
+
+A late or dead worker is a `WorkerEnded`: for the run a failure that is counted, never a wrong answer.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.util import find_spec
+from threading import BoundedSemaphore, Lock
+from typing import Literal
+
+from skyrl.errors import TaskError, WorkerEnded
+from skyrl.processes.sandbox import Limits, Sandbox
+from skyrl.processes.tiers import Tier
+from skyrl.processes.worker import Worker
+
+SECONDS = 2.0
+"""For one pair: what takes longer is an attack, or nothing that a grader needs."""
+
+LONGEST = 2_000
+"""Characters of an answer that are compared at all."""
+
+_HOST = "skyrl.envs.math_host"
+
+
+class MathEqual:
+    """Equality of short answers. Safe to use from several threads, which wait for as many workers as there are cores.
+
+    Raises `TaskError` if math-verify is not installed.
+    """
+
+    def __init__(self, tier: Tier | Literal["auto"] = "auto") -> None:
+        if find_spec("math_verify") is None:
+            raise TaskError("environment.skyrl_gym.math_equivalence needs math-verify: pip install 'skyrl[math]'")
+        self._sandbox = Sandbox(tier, modules=(_HOST,))
+        self._limits = Limits(cpu_seconds=24 * 3600, memory_bytes=2 << 30, open_files=256)
+        self._turns = BoundedSemaphore(os.cpu_count() or 1)
+        self._idle: list[Worker] = []
+        self._lock = Lock()
+
+    def __call__(self, answer: str, truth: str, seconds: float = SECONDS) -> bool:
+        """Raises `WorkerEnded` where there was no answer within `seconds`."""
+        if len(answer) > LONGEST or len(truth) > LONGEST:
+            return False
+        with self._turns:
+            worker = self._take()
+            try:
+                same = bool(worker.ask([answer, truth], seconds))
+            except WorkerEnded as error:
+                raise WorkerEnded(error.how, f"math-verify, on {answer[:80]!r}, {error}") from None
+            with self._lock:
+                self._idle.append(worker)
+            return same
+
+    def close(self) -> None:
+        """End the workers; the next call starts others."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for worker in idle:
+            worker.close()
+        self._sandbox.close()
+
+    def _take(self) -> Worker:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return Worker(self._sandbox, _HOST, self._limits)
+
+
+@cache
+def math_equal(tier: Tier | Literal["auto"]) -> MathEqual:
+    """The one of this process."""
+    return MathEqual(tier)

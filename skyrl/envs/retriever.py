@@ -1,0 +1,137 @@
+"""An HTTP retriever over one corpus, in the protocol that the environment `search` and Search-R1 speak.
+
+    POST /retrieve  {"query": "..." or "queries": [...], "topk": 3, "return_scores": true}
+         -> {"result": [[{"document": {"id": ..., "contents": ...}, "score": ...}, ...], ...]}    a list for each query
+    GET  /health    -> {"documents": 1234}
+
+Without `return_scores` the documents stand in the lists themselves. What cannot be understood is answered with 400 and
+`{"error": ...}`. Only this machine is served, unless there is a token, which every request then has to bring.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import secrets
+import socket
+from contextlib import ExitStack
+from typing import Any
+
+import uvicorn
+from attrs import frozen
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from skyrl.envs.corpus import Hit, SearchIndex
+from skyrl.envs.search import TOKEN_VARIABLE
+from skyrl.errors import ProcessError, UserError
+
+MOST_QUERIES, MOST_DOCUMENTS, LONGEST_QUERY = 256, 100, 10_000
+LONGEST_BODY = 4 << 20
+"""Bytes of a request."""
+
+
+@frozen(kw_only=True)
+class Question:
+    """What one request asks for."""
+
+    queries: tuple[str, ...]
+    topk: int
+    return_scores: bool
+
+    @classmethod
+    def of(cls, body: bytes) -> Question:
+        """Raises `ValueError` with a sentence for whoever sent it."""
+        given = json.loads(body)
+        if not isinstance(given, dict):
+            raise ValueError("the body has to be a JSON object")
+        queries = given.get("queries", given.get("query"))
+        queries = [queries] if isinstance(queries, str) else queries
+        if not isinstance(queries, list) or not all(isinstance(each, str) for each in queries):
+            raise ValueError("'query' has to be a text, or 'queries' a list of texts")
+        if len(queries) > MOST_QUERIES or any(len(each) > LONGEST_QUERY for each in queries):
+            raise ValueError(f"at most {MOST_QUERIES} queries of {LONGEST_QUERY} characters")
+        topk, scores = given.get("topk", 3), given.get("return_scores", False)
+        if not isinstance(topk, int) or isinstance(topk, bool) or not 1 <= topk <= MOST_DOCUMENTS:
+            raise ValueError(f"'topk' has to be a whole number from 1 to {MOST_DOCUMENTS}")
+        if not isinstance(scores, bool):
+            raise ValueError("'return_scores' has to be true or false")
+        return cls(queries=tuple(queries), topk=topk, return_scores=scores)
+
+
+def retriever_app(index: SearchIndex, token: str | None = None) -> Starlette:
+    """The service, for any ASGI server. With a token, every request needs `Authorization: Bearer TOKEN`."""
+
+    async def retrieve(request: Request) -> JSONResponse:
+        if not _has(token, request):
+            return JSONResponse({"error": "this retriever wants its token: Authorization: Bearer ..."}, 401)
+        try:
+            question = Question.of(await _body(request))
+        except (ValueError, RecursionError) as error:
+            return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse({"result": await run_in_threadpool(_answer, index, question)})
+
+    async def health(request: Request) -> JSONResponse:
+        return JSONResponse({"documents": len(index)})
+
+    return Starlette(routes=[Route("/retrieve", retrieve, methods=["POST"]), Route("/health", health)])
+
+
+def listen(host: str, port: int, token: str | None) -> socket.socket:
+    """A socket that listens there; port 0 is any that is free. Raises `UserError` for an address that others
+    can reach while there is no token, `ProcessError` for one that cannot be had.
+    """
+    if not token and not _is_loopback(host):
+        raise UserError(
+            f"{host} can be reached from other machines: set {TOKEN_VARIABLE} to a secret here and where the run is "
+            "started, or take --host 127.0.0.1"
+        )
+    with ExitStack() as undo:
+        try:
+            (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            bound = undo.enter_context(socket.socket(family, kind))
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            bound.listen(1024)  # who asks before the index is there waits for it
+        except OSError as error:
+            raise ProcessError(f"cannot listen on {host}:{port}: {error.strerror}; see --host and --port") from error
+        undo.pop_all()
+    return bound
+
+
+def serve(app: Starlette, bound: socket.socket) -> None:
+    """Answer until the process is interrupted."""
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    uvicorn.Server(config).run(sockets=[bound])
+
+
+def _answer(index: SearchIndex, question: Question) -> list[list[Any]]:
+    def shown(hit: Hit) -> Any:
+        return {"document": hit.document, "score": hit.score} if question.return_scores else hit.document
+
+    return [[shown(hit) for hit in index.search(query, question.topk)] for query in question.queries]
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > LONGEST_BODY:
+            raise ValueError(f"the body is longer than {LONGEST_BODY} bytes")
+    return body
+
+
+def _has(token: str | None, request: Request) -> bool:
+    if not token:
+        return True
+    return secrets.compare_digest(request.headers.get("authorization", "").encode(), f"Bearer {token}".encode())
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,63 @@
+"""Tools that come with skyrl, to be put together: `tools = (python_tool(sandbox), search_tool(settings))`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from skyrl.config.environment import SearchEnvConfig
+from skyrl.envs.search import ATTEMPTS, TOKEN_VARIABLE, ask_retriever
+from skyrl.envs.text2sql import SHOWN_ROWS, TOOL_SECONDS, ask_database, shown
+from skyrl.envs.tools import Tool
+from skyrl.processes.credentials import api_key
+from skyrl.processes.sandbox import Limits, Sandbox
+
+
+def python_tool(sandbox: Sandbox, limits: Limits | None = None) -> Tool:
+    """`python(code)`: runs a program in the sandbox, a new process each time, and shows what it printed."""
+    limits = limits or Limits()
+
+    def python(code: str) -> str:
+        ran = sandbox.run(code, limits=limits)
+        if ran.ended != "exit":
+            return "Error: the program " + ("took too long" if ran.ended == "timeout" else "printed too much")
+        printed = ran.stdout.decode(errors="replace")
+        failed = ran.stderr.decode(errors="replace")[-2000:]
+        return printed if ran.code == 0 else f"{printed}\nError: exit code {ran.code}\n{failed}"
+
+    return Tool(
+        name="python",
+        description="Run a Python program. What it prints is shown; nothing is kept from one program to the next.",
+        parameters=_texts(code="The program."),
+        run=python,
+        seconds=limits.seconds + 5.0,
+    )
+
+
+def sql_tool(db: Path, sandbox: Sandbox) -> Tool:
+    """`sql(query)`: a query that may only read, against one SQLite file."""
+    return Tool(
+        name="sql",
+        description=f"Run a query of SQLite that reads. Shows at most {SHOWN_ROWS} rows.",
+        parameters=_texts(query="The query."),
+        run=lambda query: shown(ask_database(sandbox, db, query, TOOL_SECONDS, SHOWN_ROWS)),
+        seconds=TOOL_SECONDS + 5.0,
+    )
+
+
+def search_tool(settings: SearchEnvConfig) -> Tool:
+    """`search(query)`: asks the retriever of `environment.skyrl_gym.search`. One that does not answer is a failure."""
+    token = api_key(TOKEN_VARIABLE)
+    return Tool(
+        name="search",
+        description=f"Search documents. Shows the {settings.topk} best.",
+        parameters=_texts(query="Words to look for."),
+        run=lambda query: ask_retriever(settings, token, query).value,
+        seconds=(settings.timeout + 2.0) * ATTEMPTS,  # longer than it asks: what is late is a failure of the service
+    )
+
+
+def _texts(**described: str) -> dict[str, Any]:
+    """A schema of texts, all of them required."""
+    properties = {name: {"type": "string", "description": said} for name, said in described.items()}
+    return {"type": "object", "properties": properties, "required": list(described), "additionalProperties": False}

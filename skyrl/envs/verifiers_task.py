@@ -1,0 +1,113 @@
+"""Tasks of verifiers (0.4, `verifiers.v1`) as environments of one turn.
+
+A file of the user's makes them, with verifiers and the taskset installed beside skyrl:
+
+    from my_taskset import MyConfig, MyTaskset
+    from skyrl.envs.verifiers_task import VerifiersTaskEnv, write_rows
+
+    TASKS = list(MyTaskset(MyConfig()))
+
+    def my_task(extras):                      # environment.env_class = "this_file.py:my_task"
+        return VerifiersTaskEnv(extras, TASKS[extras["index"]])
+
+    if __name__ == "__main__":
+        write_rows(TASKS, "train.jsonl")      # data.train_data
+
+Only tasks that can be scored from the conversation alone: one that needs a container, tool servers or a runtime is
+driven by verifiers' own harness, and refused here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from skyrl.envs.env import Env, EnvStep, Message
+from skyrl.errors import TaskError
+
+
+class VerifiersTaskEnv(Env):
+    """The weighted sum of the task's rewards; its metrics, and each reward by its name, are measured."""
+
+    def __init__(self, extras: Mapping[str, Any], task: Any) -> None:
+        """Raises `TaskError` for a task that needs more than an answer."""
+        super().__init__(extras)
+        refuse_what_needs_a_runtime(task)
+        self._task = task
+        self._prompt: Sequence[Message] = ()
+        self._measured: dict[str, float] = {}
+
+    def init(self, prompt: Any) -> Any:
+        self._prompt = messages_of(self._task) or prompt
+        return tuple(self._prompt), {}
+
+    def step(self, action: str) -> EnvStep:
+        trace = _trace(self._task, self._prompt, action)
+        asyncio.run(self._task.score(trace))
+        rewards = {f"reward_{name}": reward.score for name, reward in trace.rewards.items() if reward is not None}
+        self._measured = rewards | {name: value for name, value in trace.metrics.items() if value is not None}
+        return EnvStep(reward=trace.reward, done=True)
+
+    def get_metrics(self) -> dict[str, float]:
+        return self._measured
+
+
+def messages_of(task: Any) -> tuple[Message, ...]:
+    """The system prompt and the prompt of a task. Raises `TaskError` for messages that are not text."""
+    data = task.data
+    prompt = data.prompt if isinstance(data.prompt, list) else []
+    given = [{"role": each.role, "content": each.content} for each in prompt]
+    if isinstance(data.prompt, str):
+        given = [{"role": "user", "content": data.prompt}]
+    if data.system_prompt is not None:
+        given = [{"role": "system", "content": data.system_prompt}, *given]
+    if not all(isinstance(message["content"], str) for message in given):
+        raise TaskError(f"the prompt of task {data.idx} of verifiers has parts that are not text")
+    return tuple(given)
+
+
+def write_rows(tasks: Iterable[Any], path: str | Path) -> None:
+    """A dataset of their prompts; the column `index` is the place of the task."""
+    rows = [
+        {"data_source": type(task).__name__, "prompt": messages_of(task), "index": index}
+        for index, task in enumerate(tasks)
+    ]
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def refuse_what_needs_a_runtime(task: Any) -> None:
+    """Raises `TaskError`: verifiers itself would leave such rewards out, and the sum of the others be taken for all."""
+    signals = [*task.hooks("metric"), *task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
+    asking = [
+        getattr(signal, "__name__", repr(signal))
+        for signal in signals
+        if "runtime" in (given := inspect.signature(signal).parameters)
+        and given["runtime"].default is inspect.Parameter.empty
+    ]
+    needs = ["a container"] if task.NEEDS_CONTAINER else []
+    needs += ["tool servers"] if task.toolsets(task.config) else []
+    needs += [f"a runtime for {', '.join(asking)}"] if asking else []
+    if needs:
+        raise TaskError(f"{type(task).__name__} of verifiers needs {' and '.join(needs)}: only answers are judged here")
+
+
+def _trace(task: Any, prompt: Sequence[Message], answer: str) -> Any:
+    """What verifiers would have recorded of this conversation."""
+    import verifiers.v1 as vf
+
+    of_role = {"system": vf.SystemMessage, "user": vf.UserMessage, "assistant": vf.AssistantMessage}
+    said = [*prompt, {"role": "assistant", "content": answer}]
+    nodes = [
+        vf.MessageNode(
+            parent=place - 1 if place else None,
+            message=of_role[message["role"]](content=message["content"]),
+            sampled=place == len(prompt),
+        )
+        for place, message in enumerate(said)
+    ]
+    told = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+    return vf.Trace(task=told, agent=vf.AgentInfo(config=vf.AgentConfig()), nodes=nodes, is_completed=True, ok=True)

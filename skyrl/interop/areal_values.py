@@ -1,0 +1,168 @@
+"""What becomes of one value of AReaL's: paths of ours, or the reason why there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import field, frozen
+
+ALGORITHM = "trainer.algorithm."
+OPTIMIZER = "trainer.policy.optimizer_config."
+ENGINE = "generator.inference_engine."
+SAMPLING = "generator.sampling_params."
+SHAPING = ALGORITHM + "reward_shaping."
+
+
+@frozen(kw_only=True)
+class Becomes:
+    """The outcome for one value: paths to write, or why there are none."""
+
+    writes: dict[str, Any] = field(factory=dict)
+    needless: str = ""
+    not_yet: str = ""
+    refused: str = ""
+
+
+Entry = str | Callable[[Any], Becomes]
+
+
+def goes_to(*paths: str, convert: Callable[[Any], Any] = lambda value: value) -> Callable[[Any], Becomes]:
+    """To each of the paths; null asks for nothing."""
+
+    def become(value: Any) -> Becomes:
+        if value is None:
+            return Becomes(needless="null: nothing is asked for")
+        return Becomes(writes=dict.fromkeys(paths, convert(value)))
+
+    return become
+
+
+def only(*usual: Any, does: str, otherwise: str) -> Callable[[Any], Becomes]:
+    """These values ask for what happens anyway (`does`); others for a capability."""
+
+    def become(value: Any) -> Becomes:
+        if any(type(value) is type(each) and value == each for each in usual):
+            return Becomes(needless=does)
+        return Becomes(not_yet=otherwise)
+
+    return become
+
+
+def later(capability: str, *nothing: Any) -> Callable[[Any], Becomes]:
+    """A capability that is missing; null, and the values of `nothing`, do not ask for it."""
+    return only(None, *nothing, does="asks for nothing", otherwise=capability)
+
+
+def number(value: Any) -> Any:
+    """AReaL writes `1e-5` as text, since YAML 1.1 has no such number."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def kl(value: Any) -> Becomes:
+    """AReaL takes `kl_ctl` times the divergence from the rewards, estimated by the plain difference (k1)."""
+    weight = number(value)
+    if weight == 0:
+        return Becomes(writes={ALGORITHM + "use_kl_loss": False, ALGORITHM + "use_kl_in_reward": False})
+    return Becomes(
+        writes={
+            ALGORITHM + "use_kl_loss": False,
+            ALGORITHM + "use_kl_in_reward": True,
+            ALGORITHM + "kl_loss_coef": weight,
+            ALGORITHM + "kl_estimator_type": "k1",
+        }
+    )
+
+
+def scheduler(value: Any) -> Becomes:
+    """Schedules of the learning rate."""
+    names = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+    if value not in names:
+        return Becomes(refused=f"there is no schedule {value!r}; there are: {', '.join(names)}")
+    return Becomes(writes={OPTIMIZER + "scheduler": names[value]})
+
+
+def betas(index: int) -> Callable[[Any], Becomes]:
+    """One of the two coefficients of Adam."""
+    return lambda value: Becomes(writes={f"{OPTIMIZER}adam_betas.{index}": number(value)})
+
+
+def warmup(value: Any) -> Becomes:
+    """AReaL counts it as a share of the steps, whose number is not in the file."""
+    if number(value) == 0:
+        return Becomes(writes={OPTIMIZER + "num_warmup_steps": 0})
+    return Becomes(not_yet=f"warm-up as a share of the steps: give the steps in {OPTIMIZER}num_warmup_steps")
+
+
+def top_k(value: Any) -> Becomes:
+    """AReaL writes a huge number for "all tokens"."""
+    return Becomes(
+        writes={SAMPLING + "top_k": -1 if value is None or (isinstance(value, int) and value >= 100_000) else value}
+    )
+
+
+def recovery(value: Any) -> Becomes:
+    """Ways to go on after a failure."""
+    modes = {"off": "disabled", "on": "auto"} | {mode: mode for mode in ("disabled", "auto", "fault", "resume")}
+    if value is False or value is True:  # YAML 1.1 reads `off` and `on` so
+        value = "on" if value else "off"
+    if value not in modes:
+        return Becomes(refused=f"there is no way {value!r} to go on; there are: {', '.join(modes)}")
+    return Becomes(writes={"trainer.recover_mode": modes[value]})
+
+
+def wandb(value: Any) -> Becomes:
+    """The only tracker that its examples name."""
+    return Becomes(writes={"trainer.logger": "wandb" if value == "online" else "console"})
+
+
+def batch_of_one_source(path: str) -> Callable[[Any], Becomes]:
+    """One path, where we take a list of them."""
+    return lambda value: Becomes(writes={path: value if isinstance(value, list) else [value]})
+
+
+def std(value: Any) -> Becomes:
+    """Of a group, GRPO divides by it; that of the batch comes after GRPO's means."""
+    by_batch = {ALGORITHM + "advantage_norm.std_level": "batch"} if value == "batch" else {}
+    return Becomes(writes={ALGORITHM + "grpo_norm_by_std": value == "group", **by_batch})
+
+
+def level(path: str) -> Callable[[Any], Becomes]:
+    """Of a normalization: batch, group, or none at all."""
+    return lambda value: Becomes(writes={path: None if value == "none" else value})
+
+
+def dynamic(value: Any) -> Becomes:
+    """AReaL leaves uniform groups out and draws no others for them."""
+    return Becomes(writes={ALGORITHM + "zero_variance_filter": True}) if value else Becomes(needless="off")
+
+
+def decoupled(value: Any) -> Becomes:
+    """A switch there, a loss here."""
+    return Becomes(writes={ALGORITHM + "policy_loss_type": "decoupled"}) if value else Becomes(needless="off")
+
+
+def overlong(value: Any) -> Becomes:
+    """Its penalty grows on beyond the limit."""
+    return Becomes(writes={ALGORITHM + "reward_shaping.overlong.floor": False}) if value else Becomes(needless="off")
+
+
+def whole_prefill(value: Any) -> Becomes:
+    """-1 is a whole prompt at a time."""
+    if value == -1:
+        return Becomes(writes={ENGINE + "enable_chunked_prefill": False})
+    return Becomes(writes={ENGINE + "max_num_batched_tokens": value})
+
+
+def not_there(why: str) -> Callable[[Any], Becomes]:
+    """No value of this setting asks for anything that does not happen anyway."""
+    return lambda value: Becomes(needless=why)
+
+
+def negated(value: Any) -> Any:
+    """AReaL's older system takes its bias away, where we add ours."""
+    found = number(value)
+    return -found if isinstance(found, int | float) else found

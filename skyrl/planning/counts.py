@@ -1,0 +1,55 @@
+"""How many processes a run has, and how large they are; `sizes.py` says who of them sits where."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen(kw_only=True)
+class Grid:
+    """Ranks of one model, one on each GPU: `nodes` machines with `gpus_per_node` each."""
+
+    nodes: int
+    gpus_per_node: int
+
+    @property
+    def ranks(self) -> int:
+        """Ranks on all of its nodes."""
+        return self.nodes * self.gpus_per_node
+
+
+@frozen(kw_only=True)
+class Engines:
+    """Inference engines, all of one size."""
+
+    number: int
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    on_one_node: bool = False
+    """The processes of an engine are children of one, and so all on its machine."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one engine."""
+        return self.tensor * self.pipeline * self.data
+
+
+@frozen(kw_only=True)
+class Sizes:
+    """How many processes a run has, and how large they are. None: the run has no such model."""
+
+    policy: Grid
+    critic: Grid | None = None
+    ref: Grid | None = None
+    engines: Engines | None = None
+    colocate_all: bool = True
+    colocate_policy_ref: bool = True
+    gpus_per_node: int = 8
+    """GPUs of one machine, which decides over how many machines an engine with GPUs of its own is spread."""
+
+    @property
+    def models(self) -> dict[str, Grid]:
+        """Role -> ranks of the models that are trained or that score."""
+        grids = {"policy": self.policy, "critic": self.critic, "ref": self.ref}
+        return {role: grid for role, grid in grids.items() if grid is not None}

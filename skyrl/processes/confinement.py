@@ -1,0 +1,173 @@
+"""What a process gives up before it becomes a program that nobody trusts: rights, sight, room. System calls of Linux.
+
+Used by `fork_server.py` alone, in processes of one thread; of the standard library.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from contextlib import suppress
+
+NO_NEW_PRIVILEGES, PARENT_DEATH_SIGNAL, CHILD_SUBREAPER, DUMPABLE = 38, 1, 36, 4
+NEW_MOUNTS, NEW_IPC, NEW_USER, NEW_PROCESSES, NEW_NETWORK = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+_BIND, _RECURSIVE, _PRIVATE, _NO_SUID, _NO_DEVICES, _NO_EXEC = 0x1000, 0x4000, 0x40000, 2, 4, 8
+_MOUNT_SETATTR, _HERE, _WHOLE_TREE, _READ_ONLY = 442, -100, 0x8000, 1
+_OTHER_USERS = ((0x70000000, 1 << 22), (20_000, 40_000))
+"""User ids that no account has, first and count: the number of a process is added, so that no two have the same. The
+second range is for containers that have no more."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def control(option: int, value: int) -> None:
+    """`prctl`; an option that this kernel does not know is left."""
+    _libc.prctl(option, value, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """This process is killed when the one that forked it ends."""
+    control(PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
+
+
+def other_user() -> int | None:
+    """A user id for this process alone, where it may take one: it is root, and such ids exist. Otherwise None."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return None
+    with open("/proc/self/uid_map", encoding="ascii") as lines:
+        ranges = [tuple(map(int, line.split())) for line in lines]
+    for other, many in _OTHER_USERS:
+        if any(first <= other and other + many <= first + count for first, _, count in ranges):
+            return other + os.getpid() % many
+    return None
+
+
+def become(user: int) -> None:
+    """Give up root for good."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def is_reachable(path: str) -> bool:
+    """May any user go to this file or folder, and read it?"""
+    parts = path.split("/")
+    try:
+        above = [os.stat("/".join(parts[:length]) or "/").st_mode for length in range(1, len(parts))]
+        return all(mode & 0o001 for mode in above) and bool(os.stat(path).st_mode & 0o004)
+    except OSError:
+        return False
+
+
+def enter_namespaces(user: int | None) -> bool:
+    """New mounts, IPC, network, and processes for the next child. True if this process had to become `user` for it.
+
+    Raises OSError where the kernel does not allow it.
+    """
+    new = NEW_MOUNTS | NEW_IPC | NEW_PROCESSES | NEW_NETWORK
+    if user is not None and _libc.unshare(new) == 0:
+        return False
+    if user is not None:
+        become(user)
+    control(DUMPABLE, 1)  # the files of its own below /proc are its own again
+    uid, gid = os.getuid(), os.getgid()
+    _check(_libc.unshare(NEW_USER | new), "unshare")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+    return user is not None
+
+
+def mount_own(folder: str, owner: int, room: int) -> None:
+    """As process 1: a /proc of its own, an empty `folder` with `room` bytes, and nothing else that can be written."""
+    _mount("", "/", "", _PRIVATE | _RECURSIVE)
+    _mount("proc", "/proc", "proc", _NO_SUID | _NO_DEVICES | _NO_EXEC)
+    attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
+    _check(_libc.syscall(_MOUNT_SETATTR, _HERE, b"/", _WHOLE_TREE, attributes, 32), "mount_setattr")
+    options = f"size={room},nr_inodes=20000,mode=700,uid={owner},gid={owner}"
+    _mount("tmpfs", folder, "tmpfs", _NO_SUID | _NO_DEVICES, options)
+
+
+def make_reachable(paths: list[str]) -> None:
+    """For other users too, in new mounts of this process: what only root may enter is hidden but for these paths.
+
+    Raises OSError where the kernel does not allow it.
+    """
+    hidden = [path for path in paths if os.path.exists(path) and not is_reachable(path)]
+    if not hidden:
+        return
+    _check(_libc.unshare(NEW_MOUNTS), "unshare")
+    _mount("", "/", "", _PRIVATE | _RECURSIVE)
+    kept = {path: os.open(path, os.O_PATH) for path in hidden}
+    folders = {path for path in hidden if os.path.isdir(path)}
+    for gate in sorted({_first_closed(path) for path in hidden}):
+        _mount("tmpfs", gate, "tmpfs", _NO_SUID | _NO_DEVICES, "size=1m,mode=755")
+    for path in sorted(hidden, key=len):
+        if os.path.exists(path):  # inside one that was there before
+            continue
+        os.makedirs(path if path in folders else os.path.dirname(path), mode=0o755, exist_ok=True)
+        if path not in folders:
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
+        _mount(f"/proc/self/fd/{kept[path]}", path, "", _BIND | _RECURSIVE)
+    for number in kept.values():
+        os.close(number)
+
+
+def limit(limits: dict[str, float]) -> None:
+    """Of this process and of all that descend from it."""
+    for name, value in (
+        (resource.RLIMIT_AS, limits["memory_bytes"]),
+        (resource.RLIMIT_CPU, limits["cpu_seconds"]),
+        (resource.RLIMIT_FSIZE, limits["file_bytes"]),
+        (resource.RLIMIT_NPROC, limits["processes"]),
+        (resource.RLIMIT_NOFILE, limits["open_files"]),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        ceiling = resource.getrlimit(name)[1]
+        most = int(value) if ceiling == resource.RLIM_INFINITY else min(int(value), ceiling)
+        resource.setrlimit(name, (most, most))
+
+
+def give_up_rights(user: int | None) -> None:
+    """The last that a process does before it becomes a program: it can never get anything back."""
+    if user is not None and os.geteuid() == 0:
+        become(user)
+    control(NO_NEW_PRIVILEGES, 1)
+    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    _check(_libc.capset(header, none), "capset")
+    control(DUMPABLE, 1)
+
+
+def children(parent: int) -> list[int]:
+    """Processes whose parent it is."""
+    with suppress(OSError), open(f"/proc/{parent}/task/{parent}/children", encoding="ascii") as file:
+        return [int(word) for word in file.read().split()]
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as stat:
+                if int(stat.read().rpartition(b")")[2].split()[1]) == parent:
+                    found.append(int(name))
+    return found
+
+
+def _first_closed(path: str) -> str:
+    """The folder nearest to the root that not everybody may enter; the path's own folder if it is the last."""
+    parts = path.split("/")
+    for length in range(2, len(parts)):
+        folder = "/".join(parts[:length])
+        if not os.stat(folder).st_mode & 0o001:
+            return folder
+    return os.path.dirname(path)
+
+
+def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    encoded = [text.encode() for text in (source, target, kind)]
+    _check(_libc.mount(*encoded, ctypes.c_ulong(flags), options.encode()), f"mount {target}")
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")

@@ -1,0 +1,95 @@
+"""What the run is waiting for, and since when something came to its end: how a hang is told from work."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+
+class Progress:
+    """Open waits by name. Any thread may begin and end one; each beginning and end is progress."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._open: dict[int, tuple[str, float]] = {}
+        self._last = time.monotonic()
+
+    @contextlib.contextmanager
+    def waiting_for(self, what: str) -> Iterator[None]:
+        """Around a wait: `what` is waited for."""
+        number = next(self._numbers)
+        self.note()
+        self._open[number] = what, self._last
+        try:
+            yield
+        finally:
+            self._open.pop(number, None)
+            self.note()
+
+    def note(self) -> None:
+        """Something came to its end."""
+        self._last = time.monotonic()
+
+    @property
+    def seconds_without(self) -> float:
+        """Since the last progress."""
+        return time.monotonic() - self._last
+
+    def waits(self) -> list[str]:
+        """`engine-0 in InferenceEngine.generate (for 31 s)`, ..., in the order in which they began."""
+        now = time.monotonic()
+        return [f"{what} (for {now - since:.0f} s)" for what, since in list(self._open.values())]
+
+
+class Watchdog:
+    """A thread that speaks up where there is no progress for longer than `seconds`; once, until there is some again."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        seconds: float,
+        *,
+        stacks: Path,
+        dump_others: Callable[[], Sequence[Path]],
+        on_stall: Callable[[str], None],
+    ) -> None:
+        """The stacks of this process go to the file `stacks`; `dump_others` has those of others written, and says where
+        to. `on_stall` is given the whole diagnosis, in the watchdog's thread.
+        """
+        self._progress, self._seconds, self._stacks = progress, seconds, stacks
+        self._dump_others, self._on_stall = dump_others, on_stall
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="skyrl-watchdog", daemon=True)
+        progress.note()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the watch."""
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        told = False
+        while not self._ended.wait(min(5.0, self._seconds / 4)):
+            stalled = self._progress.seconds_without > self._seconds
+            if stalled and not told:
+                self._on_stall(self._diagnosis())
+            told = stalled
+
+    def _diagnosis(self) -> str:
+        silent, waits = self._progress.seconds_without, self._progress.waits()
+        with self._stacks.open("a", encoding="utf-8") as file:
+            file.write(f"\nno progress for {silent:.0f} s, at {time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n")
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+        places = ", ".join(str(place) for place in (self._stacks, *self._dump_others()))
+        return (
+            f"no progress for {silent:.0f} s (trainer.faults.stall_timeout_seconds = {self._seconds:g}); "
+            f"the run waits for: {'; '.join(waits) or 'nothing that it knows of'}; what every thread was doing is in: "
+            f"{places}"
+        )

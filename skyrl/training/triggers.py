@@ -1,0 +1,46 @@
+"""When to save, export and evaluate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from skyrl.config.intervals import Interval, read_interval
+
+
+class Trigger:
+    """Due when any of its steps, epochs or seconds is, each counted from its own last time (AReaL's rule), and at the
+    last step. The seconds are those that the run has run for, over all of its sessions.
+    """
+
+    def __init__(self, interval: Interval, now: Callable[[], float] = time.monotonic) -> None:
+        self._every, self._now = read_interval(interval), now
+        self._epochs = 0
+        self._since = now()
+
+    def due(self, step: int, epochs: int, *, last: bool) -> bool:
+        """After this step, the last one or not, with so many epochs complete. Asked once after each step."""
+        every = self._every
+        by_step = every.steps is not None and step % every.steps == 0
+        by_epoch = every.epochs is not None and epochs // every.epochs > self._epochs // every.epochs
+        by_time = every.seconds is not None and self._now() - self._since >= every.seconds
+        self._epochs = epochs
+        if by_time:
+            self._since = self._now()
+        return by_step or by_epoch or by_time or (last and every.ever)
+
+    @property
+    def ever(self) -> bool:
+        """Is it ever due?"""
+        return self._every.ever
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint stores."""
+        seconds = {} if self._every.seconds is None else {"seconds": self._now() - self._since}
+        return {"epochs": self._epochs, **seconds}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, also from one of another interval."""
+        self._epochs = int(state.get("epochs", 0))
+        self._since = self._now() - float(state.get("seconds", 0.0))

@@ -1,0 +1,37 @@
+"""The documentation of a configuration class's fields: the string literal below each, as editors show it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from itertools import pairwise
+from typing import Any
+
+from skyrl.tree.classes import is_config
+
+
+def docs_of(cls: type[Any]) -> dict[str, str]:
+    """The string literal below each field, by field name, those of the parent classes included."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if is_config(base):
+            docs |= _own_docs(base)
+    return docs
+
+
+def _own_docs(cls: type[Any]) -> dict[str, str]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError, SyntaxError):  # made in an interactive session: it has no source
+        return {}
+    body = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)).body
+    return {
+        above.target.id: inspect.cleandoc(below.value.value)
+        for above, below in pairwise(body)
+        if isinstance(above, ast.AnnAssign)
+        and isinstance(above.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+        and isinstance(below.value.value, str)
+    }

@@ -1,0 +1,62 @@
+"""The origins of a tree while it is being written: who gave each path its value, and who before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+from skyrl.errors import Problem
+from skyrl.tree.origins import Origin, Origins, Path, dotted
+from skyrl.tree.plain import shown
+
+
+class History:
+    """Dotted path -> its origins, winner last."""
+
+    def __init__(self) -> None:
+        self._chains: dict[str, list[Origin]] = {}
+
+    @property
+    def origins(self) -> Origins:
+        """As they are now."""
+        return {path: tuple(chain) for path, chain in self._chains.items()}
+
+    def winner(self, path: Path) -> Origin | None:
+        """Who gave the value that stands now; None for nobody."""
+        return self._chains.get(dotted(path), [None])[-1]
+
+    def add(self, path: Path, origin: Origin, value: Any) -> None:
+        """`origin` gave this value, and wins."""
+        self._chains.setdefault(dotted(path), []).append(origin.giving(value))
+
+    def begin(self, path: Path, origin: Origin, value: Any) -> None:
+        """As if nothing had been written there before."""
+        self._chains[dotted(path)] = [origin.giving(value)]
+
+    def forget(self, path: Path) -> None:
+        """Nothing was written at the path or inside it."""
+        self._chains.pop(dotted(path), None)
+        self.forget_inside(path)
+
+    def forget_inside(self, path: Path) -> None:
+        """What was written inside a table that is now replaced is gone."""
+        inside = dotted(path) + "."
+        for known in [known for known in self._chains if known.startswith(inside)]:
+            del self._chains[known]
+
+    def take_over(self, origins: Origins, place: Path) -> None:
+        """Those of a tree that was written on its own, and now stands at `place`."""
+        self._chains.update({f"{dotted(place)}.{path}": list(chain) for path, chain in origins.items()})
+
+    def contradictions(self) -> Iterator[Problem]:
+        """One file that gives one field two values, under two of its names: the keys of a table have no order."""
+        for path, chain in self._chains.items():
+            for one, other in combinations(chain, 2):
+                is_one_file = one.kind == other.kind == "file" and one.where == other.where
+                if is_one_file and one.path != other.path and one.value != other.value:
+                    old, new = (one, other) if dotted(other.path) == path else (other, one)
+                    message = (
+                        f"{shown(old.value)} is not {dotted(new.path)} = {shown(new.value)}, and both are one field"
+                    )
+                    yield Problem(path=dotted(old.path), message=message, hint=f"keep {path}", place=old.place)

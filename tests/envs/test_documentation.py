@@ -1,0 +1,55 @@
+"""What docs/environments.md shows is what runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from skyrl.config import compose
+from skyrl.envs import EnvStep, find_env, registered_names
+
+PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
+ROW = {"reward_spec": {"ground_truth": "7"}}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files that the page shows, by the name in their first line."""
+    for name, source in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL):
+        (tmp_path / name).write_text(source, encoding="utf-8")
+    (tmp_path / "run.toml").write_text(
+        '[data]\ntrain_data = ["train.jsonl"]\n[trainer]\ndevice = "cpu"\nlogger = "console"\neval_interval = -1\n'
+        '[generator.inference_engine]\nbackend = "torch"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_environment_of_the_page_takes_less_than_20_lines_and_plays() -> None:
+    assert len(Path("guess.py").read_text().strip().splitlines()) < 20
+    env = find_env("guess.py:Guess")(ROW)
+    first = env.step("is it 5?")
+    assert (first.reward, first.done, first.observations[0]["content"]) == (0.0, False, "no, try again")
+    assert env.step("is it 7?") == EnvStep(reward=1.0, done=True)
+
+
+def test_the_command_of_the_page_names_it() -> None:
+    (command,) = re.findall(r"skyrl run run\.toml (.*guess\.py.*)", PAGE)
+    run = compose(["run.toml"], shlex.split(command)).config
+    assert (run.environment.env_class, run.generator.max_turns) == ("guess.py:Guess", 3)
+
+
+def test_the_tools_of_the_page_are_called() -> None:
+    env = find_env("sums.py:Sums")(ROW)
+    assert [schema["function"]["name"] for schema in env.tool_schemas()] == ["add", "python"]
+    step = env.step('<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>')
+    assert step.observations[0]["content"] == "7"
+    assert env.step("7").reward == 1.0
+
+
+def test_every_built_in_environment_is_in_the_table() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \| \d", PAGE, re.MULTILINE)) == {
+        name for name in registered_names() if not name.startswith("tests-")
+    }

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from skyrl.config import SkyRLGymConfig
+from skyrl.envs import find_env
+from skyrl.envs.math_equal import MathEqual, math_equal
+from skyrl.errors import WorkerEnded
+from skyrl.processes.sandbox import why_unavailable
+from skyrl.processes.tiers import TIERS
+from tests.envs.hostile import PAYLOADS
+from tests.processes.left_over import left_over
+
+HERE = [tier for tier in TIERS if not why_unavailable(tier)]
+GYM = SkyRLGymConfig(math_equivalence=True)
+
+
+@pytest.fixture(params=HERE, scope="module")
+def equal(request: pytest.FixtureRequest) -> Iterator[MathEqual]:
+    made = MathEqual(request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "same"),
+    [
+        (r"\frac{1}{2}", "0.5", True),
+        ("1,200", "1200", True),
+        (r"\sqrt{8}", r"2\sqrt{2}", True),
+        ("(1, 2)", "(1,2)", True),
+        ("3", "4", False),
+        (r"\frac{1}{3}", "0.33", False),
+        ("", "4", False),
+        ("x" * 3000, "4", False),
+    ],
+)
+def test_answers_are_compared_as_mathematics(equal: MathEqual, answer: str, truth: str, same: bool) -> None:
+    assert equal(answer, truth) is same
+
+
+@pytest.mark.parametrize("attack", ["9^{9^{9^{9}}}", "(10^9)!", "123456789^{987654321}"])
+def test_what_would_be_computed_for_ever_is_ended_and_is_no_wrong_answer(equal: MathEqual, attack: str) -> None:
+    begun = time.monotonic()
+    with pytest.raises(WorkerEnded, match=r"gave no answer within 0.3 s") as ended:
+        equal(attack, "1", seconds=0.3)
+    assert ended.value.how == "timeout"
+    assert time.monotonic() - begun < 0.3 + 10  # of a machine that has other things to do
+    assert equal("3", "3")
+
+
+def test_hostile_answers_are_neither_equal_nor_the_end_of_the_grader(equal: MathEqual) -> None:
+    for payload in PAYLOADS:
+        with suppress(WorkerEnded):  # ended at its deadline
+            assert not equal(payload, "271828", seconds=0.5), payload[:80]
+    assert equal("271828", "271828")
+    equal.close()
+    assert left_over() == []
+
+
+def test_gsm8k_and_aime_accept_what_is_equal_only_if_asked() -> None:
+    extras = {"reward_spec": {"ground_truth": "0.5"}}
+    answer = r"it is \boxed{\frac{1}{2}}"
+    for name, wrong in (("gsm8k", 0.0), ("aime", -1.0)):
+        assert find_env(name)(extras).step(answer).reward == wrong
+        assert find_env(name, GYM)(extras).step(answer).reward == 1.0
+        assert find_env(name, GYM)(extras).step(r"\boxed{\frac{1}{3}}").reward == wrong
+        assert find_env(name, GYM)(extras).step("nothing").reward == wrong
+    math_equal(GYM.sandbox_tier).close()  # its workers would wait for more

@@ -1,0 +1,68 @@
+"""Runs in processes of their own that begin with everything imported: a fork of one that does nothing else."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from tests.experiments.phases import Fault, command
+from tests.nano_run import overrides
+
+_context: ForkServerContext = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    [
+        "skyrl.cli.main",
+        "skyrl.experiments.ppo",
+        "transformers.models.qwen2.modeling_qwen2",
+        "matplotlib.figure",
+        "tests.experiments.phases",
+    ]
+)
+
+TINY: dict[str, Any] = {
+    "trainer__deterministic": True,
+    "trainer__epochs": 2,
+    "trainer__max_training_steps": 12,
+    "trainer__ckpt_interval": 2,
+    "trainer__eval_interval": 4,
+    "trainer__eval_before_train": False,
+    "trainer__policy_mini_batch_size": 2,
+    "trainer__micro_train_batch_size_per_gpu": 3,
+    "environment__env_class": "tests.experiments.phases:in_ascii",
+}
+"""12 steps of two optimizer steps each, two micro-batches in each of those."""
+
+
+class Session:
+    """One start of the command."""
+
+    def __init__(self, nano: Path, out: Path, fault: Fault | None = None, **changes: Any) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self.out = out
+        values = overrides(nano, out, **{**TINY, **changes})
+        words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
+        environment = fault.in_environment() if fault else {}
+        self.process: ForkServerProcess = _context.Process(target=command, args=(words, environment, out))
+        self.process.start()
+
+    def ends(self, within: float = 240.0) -> int:
+        """The exit status; negative is the signal that ended it."""
+        self.process.join(within)
+        if self.process.exitcode is None:
+            self.process.kill()
+            raise AssertionError(f"the run did not end within {within:g} s: {self.said}")
+        return self.process.exitcode
+
+    @property
+    def said(self) -> str:
+        """Everything on its standard output and error."""
+        return (self.out / "said").read_text(encoding="utf-8")
+
+
+def run(nano: Path, out: Path, fault: Fault | None = None, **changes: Any) -> tuple[int, str]:
+    """One session to its end: exit status and what it said."""
+    session = Session(nano, out, fault, **changes)
+    return session.ends(), session.said

@@ -1,0 +1,136 @@
+"""A run that tells which phase it is in, and is killed or signalled there: each process on its own.
+
+The environment variable `FAULT` says where and how, so that it reaches the actors of Ray, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import asdict, frozen
+from torch import Tensor
+
+from skyrl.experiments.ppo import BasePPOExp
+from skyrl.learners.group import LearnerGroup
+from skyrl.learners.workers import PolicyWorker
+from skyrl.processes.leftovers import RUN, marked
+
+PHASES = ("start", "generation", "reward", "forward", "backward", "optimizer", "sync", "save")
+OF_THE_CLOCK = {"generate": "generation", "sync_weights": "sync", "eval": "evaluation", "save_checkpoints": "save"}
+
+
+@frozen(kw_only=True)
+class Fault:
+    """What happens the `nth` time (from 1) that a process enters the phase, `delay` seconds later."""
+
+    phase: str
+    nth: int = 1
+    does: Literal["kill", "SIGTERM", "SIGINT", "nothing"] = "kill"
+    delay: float = 0.0
+    hangs: float = 0.0
+    """Seconds that the phase then takes."""
+
+    def in_environment(self) -> dict[str, str]:
+        return {"FAULT": json.dumps(asdict(self))}
+
+
+_entered: dict[str, int] = {}
+
+
+def enter(phase: str) -> None:
+    """The process has begun something of this phase."""
+    _entered[phase] = _entered.get(phase, 0) + 1
+    written = os.environ.get("FAULT")
+    fault = Fault(**json.loads(written)) if written else None
+    if fault is None or fault.phase != phase or _entered[phase] != fault.nth:
+        return
+    if fault.delay:
+        threading.Timer(fault.delay, _happen, [fault]).start()
+    else:
+        _happen(fault)
+    if fault.hangs:
+        time.sleep(fault.hangs)
+
+
+def _happen(fault: Fault) -> None:
+    if fault.does == "nothing":
+        return
+    if fault.does != "kill":
+        os.kill(int(os.environ["DRIVER"]), getattr(signal, fault.does))
+        return
+    run = os.environ.get(RUN)
+    for pid in [int(os.environ["DRIVER"]), *(marked(RUN, run) if run else ()), os.getpid()]:
+        os.kill(pid, signal.SIGKILL)
+
+
+class PhasedPolicyWorker(PolicyWorker):
+    """Tells of each forward and backward pass, and of each optimizer step."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        enter("start")
+        super().__init__(*args, **kwargs)
+        backward, step = self.strategy.backward, self.strategy.step
+
+        def phased_backward(loss: Tensor, *, last: bool) -> None:
+            enter("backward")
+            backward(loss, last=last)
+
+        def phased_step() -> float:
+            enter("optimizer")
+            return step()
+
+        self.strategy.backward, self.strategy.step = phased_backward, phased_step  # type: ignore[method-assign]
+
+    def _forward(self, batch: Any) -> Any:
+        enter("forward")
+        return super()._forward(batch)
+
+
+class PhasedExp(BasePPOExp):
+    """`BasePPOExp` that tells of its phases."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        os.environ["DRIVER"] = str(os.getpid())
+        around = self.clock._around
+
+        @contextmanager
+        def phased(name: str) -> Iterator[None]:
+            with around(name):
+                enter(OF_THE_CLOCK.get(name, name))
+                yield
+
+        self.clock._around = phased
+
+    def get_policy(self) -> LearnerGroup[PolicyWorker]:
+        from skyrl.experiments import ppo
+
+        ppo.PolicyWorker = PhasedPolicyWorker  # type: ignore[attr-defined]
+        return super().get_policy()
+
+
+def in_ascii(completion: str, ground_truth: str, **others: Any) -> float:
+    """The reward of `nano/reward.py`, which tells that it is asked for."""
+    enter("reward")
+    return float(bool(completion) and completion.isascii())
+
+
+def command(words: list[str], environment: dict[str, str], folder: Path) -> None:
+    """`skyrl run` in this process, with the variables, in the folder; output goes to the file `said` there."""
+    os.environ.update(environment)
+    said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    from skyrl.cli.main import main
+    from skyrl.experiments import ppo
+
+    ppo.BasePPOExp = PhasedExp  # type: ignore[misc]
+    main(["run", *words])

@@ -1,0 +1,80 @@
+"""A run that is killed at any moment, and started again by the same command, ends like one that was not."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.experiments.forked import run
+from tests.experiments.phases import PHASES, Fault
+from tests.experiments.sameness import assert_same
+
+pytestmark = pytest.mark.xdist_group("forked")
+
+ON_RAY: dict[str, Any] = {
+    "trainer__placement__executor": "ray",
+    "trainer__placement__colocate_all": False,
+    "trainer__placement__policy_num_gpus_per_node": 2,
+}
+"""Two FSDP2 ranks and an engine, each in a process of its own."""
+
+MOST = {"start": 1, "generation": 3, "reward": 24, "forward": 8, "backward": 8, "optimizer": 4, "sync": 3, "save": 1}
+"""The latest entry into a phase that is drawn: each is reached within three steps."""
+
+IN_A_CHAIN = 5
+"""Kills of one run, one after the other; three steps each are fewer than the run has."""
+
+
+@pytest.fixture(scope="module")
+def whole(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody disturbed."""
+    out = tmp_path_factory.mktemp("whole")
+    status, said = run(nano, out)
+    assert status == 0, said
+    return out
+
+
+def moments(count: int, seed: int) -> list[Fault]:
+    """Every phase at least once, then any; at an entry that is drawn, and every other time a little later."""
+    draw = random.Random(seed)
+    phases = [*draw.sample(PHASES, len(PHASES)), *draw.choices(PHASES, k=count)][:count]
+    return [
+        Fault(phase=phase, nth=draw.randint(1, MOST[phase]), delay=draw.choice([0.0, draw.uniform(0, 0.02)]))
+        for phase in phases
+    ]
+
+
+def chains(faults: list[Fault]) -> Iterator[list[Fault]]:
+    yield from (faults[start : start + IN_A_CHAIN] for start in range(0, len(faults), IN_A_CHAIN))
+
+
+def assert_kills_change_nothing(nano: Path, out: Path, whole: Path, faults: list[Fault], **changes: Any) -> None:
+    for number, chain in enumerate(chains(faults)):
+        killed = out / str(number)
+        for fault in chain:
+            status, said = run(nano, killed, fault, **changes)
+            assert status == -signal.SIGKILL, (fault, said)
+        status, said = run(nano, killed, **changes)
+        assert status == 0, said
+        assert "Traceback" not in said
+        assert_same(killed, whole)
+
+
+def test_a_run_that_is_killed_ends_like_one_that_was_not(
+    nano: Path, tmp_path: Path, whole: Path, pytestconfig: pytest.Config
+) -> None:
+    faults = moments(180 if pytestconfig.getoption("--long") else 10, seed=1)
+    assert {fault.phase for fault in faults} == set(PHASES)
+    assert_kills_change_nothing(nano, tmp_path, whole, faults)
+
+
+@pytest.mark.long
+def test_a_run_on_ray_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:
+    status, said = run(nano, tmp_path / "whole", **ON_RAY)
+    assert status == 0, said
+    assert_kills_change_nothing(nano, tmp_path, tmp_path / "whole", moments(20, seed=2), **ON_RAY)

@@ -1,0 +1,112 @@
+"""A run that is told to stop keeps what it has, says so, and goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.checkpoint.store import CheckpointStore
+from skyrl.errors import Stopped
+from skyrl.experiments.ppo import BasePPOExp
+from tests.experiments.forked import Session, run
+from tests.experiments.phases import Fault
+from tests.experiments.sameness import assert_same
+from tests.nano_run import config, train
+
+pytestmark = pytest.mark.xdist_group("forked")
+
+
+def saved(out: Path) -> list[int]:
+    return CheckpointStore(out / "checkpoints").steps()
+
+
+def test_a_run_that_is_terminated_in_every_phase_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    faults = [  # and the steps that are saved then
+        (Fault(phase="start", does="SIGTERM"), []),
+        (Fault(phase="generation", does="SIGTERM", nth=2), [1]),
+        (Fault(phase="reward", does="SIGTERM", nth=17), [1, 2]),
+        (Fault(phase="backward", does="SIGTERM", nth=3), [1, 2, 3]),
+        (Fault(phase="evaluation", does="SIGTERM"), [1, 2, 3, 4]),
+        (Fault(phase="optimizer", does="kill"), [1, 2, 3, 4]),  # the evaluation was made up for, and will be again
+        (Fault(phase="optimizer", does="SIGTERM", nth=2), [1, 2, 3, 4, 5]),
+        (Fault(phase="sync", does="SIGTERM", nth=2), [1, 2, 3, 4, 5, 6]),
+        (Fault(phase="forward", does="SIGTERM", nth=1), [1, 2, 3, 4, 5, 6]),
+        (Fault(phase="save", does="SIGTERM"), [1, 2, 3, 4, 5, 6, 8]),
+    ]
+    for fault, steps in faults:
+        status, said = run(nano, out, fault)
+        assert status == (75 if fault.does == "SIGTERM" else -signal.SIGKILL), (fault, said)
+        if fault.does == "SIGTERM":
+            assert re.search(r"^Stopped by SIGTERM\. .*he same command goes on", said.splitlines()[-1]), (fault, said)
+        assert "Traceback" not in said
+        assert saved(out) == steps, fault
+    for folder in (out, whole):
+        status, said = run(nano, folder)
+        assert status == 0, said
+    assert_same(out, whole)
+
+
+def test_control_c_ends_with_130(nano: Path, tmp_path: Path) -> None:
+    status, said = run(nano, tmp_path, Fault(phase="generation", does="SIGINT", nth=2))
+    assert (status, saved(tmp_path)) == (130, [1])
+    assert said.splitlines()[-1] == "Stopped. Step 1 is saved: the same command goes on after it."
+
+
+def test_a_run_that_cannot_stop_in_time_ends_with_what_was_saved(nano: Path, tmp_path: Path) -> None:
+    fault = Fault(phase="optimizer", does="SIGTERM", nth=6, hangs=200)
+    status, said = run(nano, tmp_path, fault, trainer__faults__grace_period_seconds=1)
+    assert (status, saved(tmp_path)) == (75, [2])
+    assert "was not, within 1 s" in said.splitlines()[-1]
+
+
+def test_a_second_signal_ends_a_run_at_once(nano: Path, tmp_path: Path) -> None:
+    session = Session(nano, tmp_path, Fault(phase="optimizer", does="SIGTERM", nth=6, hangs=200))
+    while 2 not in saved(tmp_path):
+        assert session.process.is_alive()
+        time.sleep(0.02)
+    time.sleep(1)
+    os.kill(session.process.pid or 0, signal.SIGTERM)
+    os.kill(session.process.pid or 0, signal.SIGTERM)
+    assert session.ends(within=25) == 75  # less than the grace period
+    assert "at once" in session.said
+
+
+class Late(BasePPOExp):
+    """A run that finds in its third step that there is no time for a fourth."""
+
+    def _record_samples(self, step: int, groups: Any) -> None:
+        super()._record_samples(step, groups)
+        if step == 3:
+            self.stopping._deadline = time.monotonic()
+
+
+def test_a_run_saves_and_ends_before_its_deadline(nano: Path, tmp_path: Path) -> None:
+    changes = {"trainer__faults__stop_before": "1h", "trainer__ckpt_interval": 1000}
+    with pytest.raises(Stopped, match=r"^Stopped before the deadline of .*stop_before\. Step 3 is saved") as stopped:
+        Late(config(nano, tmp_path, **changes)).run()
+    assert (stopped.value.exit_code, saved(tmp_path)) == (75, [3])
+    train(nano, tmp_path, **changes)
+    assert saved(tmp_path) == [3, 6]
+
+
+def test_a_run_without_progress_says_what_it_waits_for(nano: Path, tmp_path: Path) -> None:
+    ended, said = run(
+        nano,
+        tmp_path,
+        Fault(phase="optimizer", does="nothing", nth=3, hangs=200),
+        trainer__faults__stall_timeout_seconds=4,
+        trainer__faults__on_stall="stop",
+        trainer__faults__grace_period_seconds=2,
+        trainer__max_training_steps=3,
+    )
+    assert ended == 1, said
+    assert "warning: no progress for" in said
+    assert "policy-0 in LearningWorker.update_share" in said
+    assert "phased_step" in (tmp_path / "run" / "stacks.txt").read_text(encoding="utf-8")

@@ -1,0 +1,85 @@
+"""A long run of a toy model needs no more memory, file descriptors and threads at its end than at its beginning."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skyrl.experiments.ppo import BasePPOExp
+from skyrl.tracking.tracker import Tracker, Trackers
+from tests.experiments.forked import _context
+from tests.nano_run import config
+
+pytestmark = pytest.mark.xdist_group("forked")
+
+
+class Meter:
+    """A tracker that looks at its own process."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file.open("w", encoding="utf-8")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+        reading = {
+            "step": step,
+            "kilobytes": pages * os.sysconf("SC_PAGE_SIZE") // 1024,
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "threads": len(os.listdir("/proc/self/task")),
+        }
+        self._file.write(json.dumps(reading) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class MeteredExp(BasePPOExp):
+    """A run with a meter."""
+
+    def get_tracker(self, first_step: int) -> Tracker:
+        return Trackers([super().get_tracker(first_step), Meter(self.folder.path / "readings")])
+
+
+def soak(nano: Path, out: Path, changes: dict[str, Any]) -> None:
+    os.dup2(os.open(out / "said", os.O_WRONLY | os.O_CREAT), 2)
+    MeteredExp(config(nano, out, **changes)).run()
+
+
+def slope(steps: np.ndarray, values: np.ndarray) -> float:
+    return float(np.polyfit(steps, values, 1)[0])
+
+
+def test_memory_descriptors_and_threads_stay_flat(
+    nano: Path, tmp_path: Path, pytestconfig: pytest.Config, record_property: Any
+) -> None:
+    total = 5_000 if pytestconfig.getoption("--long") else 120
+    changes = {
+        "trainer__epochs": 10_000,
+        "trainer__max_training_steps": total,
+        "trainer__eval_interval": 20,
+        "trainer__ckpt_interval": 20,
+        "trainer__max_ckpts_to_keep": 2,
+        "trainer__eval_before_train": False,
+        "generator__n_samples_per_prompt": 2,
+    }
+    process = _context.Process(target=soak, args=(nano, tmp_path, changes))
+    process.start()
+    process.join(280 if total < 1000 else 3600)
+    assert process.exitcode == 0, (tmp_path / "said").read_text(encoding="utf-8")[-2000:]
+    lines = (tmp_path / "run" / "readings").read_text(encoding="utf-8").splitlines()
+    readings = [json.loads(line) for line in lines][total // 3 :]  # caches are full by then
+    steps = np.array([row["step"] for row in readings])
+    slopes = {
+        name: slope(steps, np.array([row[name] for row in readings]))
+        for name in ("kilobytes", "descriptors", "threads")
+    }
+    print(f"{total} steps; per step: {slopes}")
+    record_property("slopes", slopes)
+    assert abs(slopes["descriptors"]) < 0.01 and abs(slopes["threads"]) < 0.01
+    assert slopes["kilobytes"] < (1.0 if total >= 5_000 else 40.0)

@@ -1,0 +1,158 @@
+"""A disk that is full or broken ends a run with a sentence, and the last checkpoint is whole."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import errno
+import json
+import os
+import re
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.checkpoint.store import CheckpointStore
+from skyrl.errors import RunError, StorageError, UserError
+from skyrl.experiments.claims import Claim
+from tests.experiments.forked import TINY, _context
+from tests.experiments.phases import command
+from tests.experiments.sameness import assert_same
+from tests.nano_run import config, overrides, train
+
+pytestmark = pytest.mark.xdist_group("forked")
+
+
+def test_a_write_that_fails_leaves_the_last_checkpoint(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    settings = {"trainer__deterministic": True}
+    train(nano, whole, **settings)
+    sync, calls = os.fsync, [0]
+
+    def fails(descriptor: int) -> None:
+        calls[0] += 1
+        if calls[0] == at:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(descriptor)
+
+    at = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fails)
+        train(nano, tmp_path / "count", **settings)
+        each = calls[0] // 3
+        for at in (1, each - 1, each + 1, 2 * each - 1):  # in the saves of steps 2 and 4
+            calls[0] = 0
+            broken = tmp_path / f"broken{at}"
+            with pytest.raises(RunError, match=r"Input/output error"):
+                train(nano, broken, **settings)
+            latest = CheckpointStore(broken / "checkpoints").latest()
+            assert (latest.step if latest else 0) in ((0, 2) if at < each else (2, 4))
+    train(nano, broken, **settings)
+    assert_same(broken, whole)
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "trajectories.jsonl"])
+def test_a_record_that_cannot_be_written_says_what_is_full(
+    nano: Path, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.open
+
+    def full(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if self.name == file and mode == "a" and (tmp_path / "checkpoints" / "global_step_2").exists():
+            return builtins.open("/dev/full", "a", encoding="utf-8")
+        return real(self, mode, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with pytest.raises(StorageError, match=r"No space left on device; [\d,]+ bytes are free in .*run, ") as caught:
+            train(nano, tmp_path)
+    assert "make room, and the same command goes on from the last checkpoint" in str(caught.value)
+    assert train(nano, tmp_path).folder.model.exists()
+
+
+def on_a_small_disk(words: list[str], environment: dict[str, str], folder: Path) -> None:
+    """The command with its checkpoints on a disk with room for one and a half; and again with room for all."""
+    checkpoints = folder / "checkpoints"
+    checkpoints.mkdir()
+    grow = small_disk(checkpoints)
+    with pytest.raises(SystemExit) as ended:
+        command(words, environment, folder)
+    latest = CheckpointStore(checkpoints).latest()
+    said = (folder / "said").read_text(encoding="utf-8")
+    assert (ended.value.code, latest.step if latest else None) == (1, 2), said
+    assert "Traceback" not in said and "No space left on device" in said, said
+    grow()
+    with pytest.raises(SystemExit) as ended:
+        command(words, environment, folder)
+    assert ended.value.code == 0, (folder / "said").read_text(encoding="utf-8")
+    shutil.copytree(checkpoints, folder / "copy")
+
+
+def small_disk(folder: Path) -> Callable[[], object]:
+    """A tmpfs at the folder that this process alone sees; returns what makes it larger.
+
+    Where the kernel lets nobody mount one, the disk is full as soon as the first checkpoint is there.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    user, mounts, private, remount = 0x10000000, 0x00020000, 0x40000 | 0x4000, 0x20
+    ids = os.getuid(), os.getgid()
+    alone = libc.unshare(mounts) == 0
+    if not alone and libc.unshare(user | mounts) == 0:
+        alone = True
+        Path("/proc/self/setgroups").write_text("deny", encoding="utf-8")
+        Path("/proc/self/uid_map").write_text(f"0 {ids[0]} 1", encoding="utf-8")
+        Path("/proc/self/gid_map").write_text(f"0 {ids[1]} 1", encoding="utf-8")
+    alone = alone and libc.mount(b"none", b"/", None, private, None) == 0
+    where, size = os.fsencode(folder), f"size={BYTES_OF_A_CHECKPOINT * 3 // 2}".encode()
+    if alone and libc.mount(b"tmpfs", where, b"tmpfs", 0, size) == 0:
+        return lambda: libc.mount(b"tmpfs", where, b"tmpfs", remount, b"size=64m")
+    patch, sync = pytest.MonkeyPatch(), os.fsync
+
+    def full(descriptor: int) -> None:
+        if CheckpointStore(folder).steps():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    patch.setattr(os, "fsync", full)
+    return patch.undo
+
+
+BYTES_OF_A_CHECKPOINT = 400_000
+"""Of the nano model, with its optimizer: no more than this, and no less than three quarters of it."""
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_goes_on_when_there_is_room(
+    nano: Path, tmp_path: Path
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    settings = {**TINY, "trainer__max_training_steps": 6}
+    train(nano, whole, **settings)
+    size = sum(file.stat().st_size for file in (whole / "checkpoints" / "global_step_2").rglob("*") if file.is_file())
+    assert 0.75 * BYTES_OF_A_CHECKPOINT < size <= BYTES_OF_A_CHECKPOINT
+    out.mkdir()
+    values = overrides(nano, out, **settings)
+    words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
+    process = _context.Process(target=on_a_small_disk, args=(words, {}, out))
+    process.start()
+    process.join(240)
+    assert process.exitcode == 0, (out / "said").read_text(encoding="utf-8")
+    shutil.rmtree(out / "checkpoints")
+    (out / "copy").rename(out / "checkpoints")
+    assert_same(out, whole)
+
+
+def test_a_second_run_in_the_same_folder_is_told_whose_it_is(nano: Path, tmp_path: Path) -> None:
+    claim = Claim(tmp_path / "run", "trainer.run_path", config(nano, tmp_path))
+    claim.take()
+    with pytest.raises(UserError) as caught:
+        train(nano, tmp_path)
+    claim.release()
+    owner = rf"\(process {os.getpid()} on {re.escape(socket.gethostname())}, since \d{{4}}-\d\d-\d\dT"
+    assert re.search(rf"run is in use by a run that is going on {owner}", str(caught.value))
+    train(nano, tmp_path)  # the note of the owner alone keeps nobody out

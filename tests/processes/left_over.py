@@ -1,0 +1,44 @@
+"""What sandboxes of this process have left running."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import psutil
+
+
+def left_over(patience: float = 10.0) -> list[psutil.Process]:
+    """Processes below a fork server of this process, or that have lost theirs, once `patience` seconds have passed."""
+    deadline = time.monotonic() + patience
+    while (found := _found()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def _found() -> list[psutil.Process]:
+    here = psutil.Process()
+    below = _alive(here.children(recursive=True))
+    servers = {child.pid for child, parent, _ in below if parent == here.pid}
+    servers |= {child.pid for child, parent, _ in below if parent in servers and _is_bubblewrap(parent)}
+    orphans = [child for child, parent, line in _alive(psutil.process_iter()) if parent == 1 and "fork_server" in line]
+    return [child for child, _, line in below if "fork_server" in line and child.pid not in servers] + orphans
+
+
+def _alive(processes: Iterable[psutil.Process]) -> list[tuple[psutil.Process, int, str]]:
+    """Each with its parent and its command line."""
+    found = []
+    for process in processes:
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append((process, process.ppid(), " ".join(process.cmdline())))
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _is_bubblewrap(pid: int) -> bool:
+    try:
+        return "bwrap" in psutil.Process(pid).name()
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from skyrl.config import GeneratorConfig, InferenceEngineConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
+from skyrl.envs.registry import find_task
+from skyrl.errors import TaskError, WorkerEnded
+from skyrl.inference.client import InferenceEngineClient
+from skyrl.processes.sandbox import why_unavailable
+from skyrl.processes.tiers import TIERS, Tier
+from skyrl.rollout.generator import SkyRLGymGenerator
+from skyrl.rollout.measures import measure
+from skyrl.trajectory import Prompt
+from tests.processes.left_over import left_over
+from tests.rollout.test_generator import Scripted
+
+TASK = """
+import os, sys, time
+from skyrl.envs import Env, EnvStep
+
+class Task(Env):
+    def step(self, action):
+        how = self.extras["how"]
+        if how == "hangs": time.sleep(1000)
+        if how == "hangs for good":
+            import signal
+            for number in range(1, 32):
+                try: signal.signal(number, signal.SIG_IGN)
+                except OSError: pass
+            while True: pass
+        if how == "raises": raise KeyError("x")
+        if how == "exits": sys.exit(0)
+        if how == "exits at once": os._exit(3)
+        if how == "is killed": os.kill(os.getpid(), 9)
+        if how == "forks" and os.fork() == 0:
+            os.setsid()
+            time.sleep(1000)
+        if how == "forks and hangs":
+            for _ in range(5):
+                if os.fork() == 0:
+                    os.setsid()
+                    time.sleep(1000)
+            time.sleep(1000)
+        if how == "prints a gigabyte":
+            line = b"x" * 1_000_000
+            for _ in range(1000): os.write(1, line)
+        reward = {"nan": float("nan"), "infinite": float("inf"), "text": "good", "none": None}.get(how, 1)
+        if how == "wrong type": return 1.0
+        if how == "a gigabyte":
+            return EnvStep(reward=1, done=True, observations=({"role": "user", "content": "x" * 10**9},))
+        if how == "no messages": return EnvStep(reward=1, done=True, observations=(1, 2))
+        if how == "memory": bytearray(10**11)
+        if how == "hostile metrics": self.metrics = {"depth": "low"}
+        if how == "secrets" and "SKYRL_SECRET" in os.environ: reward = 7
+        return EnvStep(reward=reward, done=True)
+
+    def get_metrics(self): return getattr(self, "metrics", {"steps": 1})
+"""
+
+SHOP = '''
+from skyrl.envs import EnvStep
+from skyrl.envs.tools import Tool, ToolEnv
+
+class Shop(ToolEnv):
+    def __init__(self, extras):
+        super().__init__(extras)
+        self.tools = (Tool.of(self.price),)
+
+    def price(self, item: str) -> int:
+        """The price of one piece.
+
+        Args:
+            item: what is sold
+        """
+        return self.extras["prices"][item]
+
+    def judge(self, answer):
+        return EnvStep(reward=1.0, done=True)
+'''
+
+BROKEN = {
+    "hangs": "timeout",
+    "hangs for good": "timeout",
+    "raises": "raised",
+    "exits": "raised",
+    "exits at once": "raised",
+    "is killed": "raised",
+    "forks and hangs": "timeout",
+    "nan": "not_finite",
+    "infinite": "not_finite",
+    "text": "wrong_type",
+    "none": "wrong_type",
+    "wrong type": "wrong_type",
+    "a gigabyte": "too_large",
+    "no messages": "wrong_type",
+    "memory": "raised",
+    "hostile metrics": "wrong_type",
+}
+GOOD = ("well", "forks", "prints a gigabyte", "secrets")
+HERE = [tier for tier in TIERS if not why_unavailable(tier)]
+
+
+def isolated(tier: Tier | Literal["auto"], **more: Any) -> SkyRLGymConfig:
+    return SkyRLGymConfig(isolate_user_env=True, sandbox_tier=tier, **more)
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> str:
+    file = tmp_path / "task.py"
+    file.write_text(TASK, encoding="utf-8")
+    tmp_path.chmod(0o755)  # a run of root's: its programs are other users
+    return f"{file}:Task"
+
+
+@pytest.mark.parametrize("tier", [*(pytest.param(tier, marks=pytest.mark.long) for tier in HERE[:-1]), HERE[-1]])
+async def test_broken_environments_fail_by_themselves_and_leave_nothing_behind(
+    tier: Tier, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKYRL_SECRET", "1")
+    gym = isolated(tier, step_timeout_seconds=8.0, max_attempts=1, max_failed_share=1.0)
+    lora, engines = SkyRLLoraConfig(), [Scripted("an answer")]
+    client = InferenceEngineClient(engines, None, "model", lora, InferenceEngineConfig())  # type: ignore[arg-type]
+    made = SkyRLGymGenerator("model", lora, GeneratorConfig(), gym, client, None, user_env_class=task)
+    prompts = [
+        Prompt(
+            id=how, messages=({"role": "user", "content": "?"},), token_ids=(1,), env_class=task, extras={"how": how}
+        )
+        for how in (*BROKEN, *GOOD)
+    ]
+    begun = time.monotonic()
+    groups = await made.generate(prompts, sampling=SamplingParams(), samples_per_prompt=1, weight_version=0)
+    assert time.monotonic() - begun < 60  # of a machine that has other things to do
+    failed = {group.prompt.id: group.trajectories[0].failures for group in groups if group.dropped}
+    assert {how: failure.kind for how, (failure,) in failed.items()} == BROKEN
+    assert {group.prompt.id: group.rewards for group in groups if not group.dropped} == dict.fromkeys(GOOD, (1.0,))
+    counted = measure(groups)
+    assert (counted["rollout/failures"], counted["rollout/failures_timeout"]) == (len(BROKEN), 3)
+    assert left_over() == []
+
+
+def test_no_episode_sees_another_and_the_module_is_not_imported_here(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    file = tmp_path / "planted.py"
+    file.write_text(
+        "seen = []\ndef reward(completion, **others):\n    seen.append(1)\n    return len(seen)\n", encoding="utf-8"
+    )
+    name = f"{file}:reward"
+    make = find_task(name, name, isolated("auto"))
+    first, second = make({}), make({})
+    try:
+        assert [first.step("a").reward, first.step("a").reward, second.step("a").reward] == [1.0, 2.0, 1.0]
+        assert not [module for module in sys.modules if "planted" in module]
+    finally:
+        first.close()
+        second.close()
+
+
+def test_the_tools_of_an_isolated_environment_are_seen_and_called(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    file = tmp_path / "shop.py"
+    file.write_text(SHOP, encoding="utf-8")
+    name = f"{file}:Shop"
+    env = find_task(name, name, isolated("auto"))({"prices": {"apple": 3}})
+    try:
+        env.init(({"role": "user", "content": "?"},))
+        (schema,) = env.tool_schemas()
+        assert schema["function"]["name"] == "price"
+        step = env.step('<tool_call>\n{"name": "price", "arguments": {"item": "apple"}}\n</tool_call>')
+        assert (step.done, step.observations[0]["role"], step.observations[0]["content"]) == (False, "tool", "3")
+    finally:
+        env.close()
+
+
+def test_an_isolated_environment_that_cannot_be_found_says_what_was_looked_for(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    file = tmp_path / "task.py"
+    file.write_text("1 / 0", encoding="utf-8")
+    for name, said in ((f"{file}:f", "ZeroDivisionError"), (f"{tmp_path / 'none.py'}:f", "there is no file")):
+        with pytest.raises(TaskError, match=said):
+            find_task(name, name, isolated("auto"))
+
+
+def test_closing_an_episode_ends_a_call_that_still_runs(task: str) -> None:
+    env = find_task(task, task, isolated("auto"))({"how": "hangs"})
+    with ThreadPoolExecutor(1) as beside:
+        running = beside.submit(env.step, "an answer")
+        time.sleep(0.3)
+        begun = time.monotonic()
+        env.close()
+        assert time.monotonic() - begun < 10  # and not the 300 s of a step
+        with pytest.raises(WorkerEnded):
+            running.result()
+    assert left_over() == []
+
+
+def test_a_row_that_json_cannot_say_is_refused(task: str) -> None:
+    with pytest.raises(TaskError, match="as JSON"):
+        find_task(task, task, isolated("auto"))({"how": {1, 2}})
