@@ -97,6 +97,15 @@ def test_the_command_says_how_fast_and_how_old(capsys: pytest.CaptureFixture[str
     assert (told["steps"], told["trajectories"], told["groups_by_age"]) == (5, 640, {"0": 80})
 
 
+def test_the_documentation_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path("docs/asynchronous.md").read_text(encoding="utf-8")
+    shown = page[page.index("$ skyrl simulate") : page.index("```", page.index("$ skyrl simulate"))]
+    words, printed = shown.replace("\\\n", "").split("\n", maxsplit=1)
+    with pytest.raises(SystemExit):
+        main(words.split()[2:])
+    assert capsys.readouterr().out == printed
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
