@@ -13,7 +13,7 @@ import attrs
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import freeform
-from skyrl.tree.classes import fields_of, judged, table_class
+from skyrl.tree.classes import fields_of, judged, named_tables_of, table_class
 from skyrl.tree.freeform import refusal
 from skyrl.tree.frozen import thaw
 from skyrl.tree.history import History
@@ -203,6 +203,7 @@ class Draft(Generic[T]):
             return
         value = _read(assignment, value_kind(attribute.type) if len(inner) == 1 else Any)
         if isinstance(value, Mapping) and value:
+            freeform.make_way(table.mapping(attribute.name), inner)
             for key, item in value.items():
                 self.assign(assignment.inside(key, item))
             return
@@ -259,9 +260,8 @@ class Draft(Generic[T]):
 
     def _with_named_classes(self, built: Any, base: Any, path: Path) -> Any:
         """`built`, whose tables of `ClassOf` become instances of the classes that are named beside them."""
-        for name, attribute in fields_of(type(built)).items():
-            naming = class_of(attribute.type)
-            if naming is None or not isinstance(getattr(built, name), Mapping):
+        for name, naming in named_tables_of(type(built)).items():
+            if not isinstance(getattr(built, name), Mapping):
                 continue
             cls = naming.find(getattr(built, naming.field), self._reach.is_open)
             if cls is not None:
