@@ -153,11 +153,18 @@ class Draft(Generic[T]):
         return assignment.is_text and is_table and assignment.value.startswith("@") and self._reach.is_open
 
     def _graft(self, assignment: Assignment) -> None:
-        """The tree of a file, at the path."""
+        """The tree of a file, at the path. What is wrong with the file is said about the file."""
         from skyrl.tree.files import read_file  # few command lines have one
 
-        for each in read_file(assignment.value[1:], self._reach):
-            self.assign(each.below(assignment.path))
+        try:
+            found = read_file(assignment.value[1:], self._reach)
+        except ConfigError as error:
+            self.broken.add(dotted(assignment.path))
+            self.problems += [
+                attrs.evolve(each, place=each.place or assignment.origin.place) for each in error.problems
+            ]
+            return
+        self.assign_all(each.below(assignment.path) for each in found)
 
     def _forget(self, table: Table, attribute: Any, assignment: Assignment) -> None:
         """Back to the default instance, whatever earlier layers wrote."""
