@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 
@@ -28,7 +28,7 @@ from benchmarks.config_peers import classes, dataclass_tree, programs, pydantic_
 from skyrl.config import SkyRLTrainConfig, check, compose, load, resolve
 from skyrl.tree import evolve_at, thaw, to_dict
 from skyrl.tree.classes import fields_of
-from skyrl.tree.types import bare, config_class
+from skyrl.tree.types import bare, config_class, is_union
 
 RUN = """\
 [data]
@@ -165,6 +165,8 @@ def type_source(kind: Any) -> str:
     nested = config_class(kind)
     if nested is not None:
         return nested.__name__ if kind is nested else f"{nested.__name__} | None"
+    if is_union(kind):
+        return " | ".join(type_source(arm) for arm in get_args(kind))
     return kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else repr(kind)
 
 

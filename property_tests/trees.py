@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 import attrs
 from hypothesis import strategies as st
 
 from skyrl.config import SkyRLTrainConfig
+from skyrl.tree import thaw
 from skyrl.tree.classes import fit_field, leaf_paths
 from skyrl.tree.literals import NULL_WORDS
 from skyrl.tree.types import bare, is_list, is_mapping, is_optional, is_union
@@ -34,6 +36,10 @@ numbers = st.floats(allow_nan=False, allow_infinity=False) | st.floats(0, 1) | s
 scalars = st.booleans() | whole_numbers | numbers | texts
 
 
+SIMPLE: tuple[Any, ...] = (None, 0, 1, 2, 8, 1000, -1, 0.5, 1e-6, 1.0, "a", "a.b:C", [0.5, 0.9])
+"""What most leaves take one of."""
+
+
 def data(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Lists and tables of `leaves`, not too deep."""
     return st.recursive(
@@ -52,20 +58,30 @@ def overrides(*, max_size: int = 12, null_inside: bool = True) -> st.SearchStrat
     return draw_them()
 
 
+@cache
 def value_of(path: str, *, null_inside: bool = True) -> st.SearchStrategy[Any]:
-    """A value that the leaf takes."""
+    """A value that the leaf takes: any of its type; where its rule refuses that, the default or another simple one."""
+    kind = LEAVES[path].type
+    simple = [value for value in (thaw(LEAVES[path].default), *SIMPLE) if takes(path, value)]
+
+    @st.composite
+    def draw_one(draw: st.DrawFn) -> Any:
+        value = draw(_of_type(kind, null_inside))
+        return value if takes(path, value) else draw(st.sampled_from(simple))
+
+    return draw_one()
+
+
+def takes(path: str, value: Any) -> bool:
+    """Does the leaf take this value?"""
     attribute = LEAVES[path]
-
-    def is_taken(value: Any) -> bool:
-        try:
-            stored = fit_field(attribute, value)
-            if attribute.validator is not None:
-                attribute.validator(None, attribute, stored)
-        except ValueError:
-            return False
-        return True
-
-    return _of_type(attribute.type, null_inside).filter(is_taken)
+    try:
+        stored = fit_field(attribute, value)
+        if attribute.validator is not None:
+            attribute.validator(None, attribute, stored)
+    except ValueError:
+        return False
+    return True
 
 
 def as_tables(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ validator on the field; what depends on the machine (files, keys, GPUs) is looke
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import cache
 from typing import Any
 
 from skyrl.config.check_algorithm import ALGORITHM_CHECKS
@@ -208,10 +209,15 @@ def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Pro
 
 def what_was_hidden_is_given_again(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Where a stored run is read, its secrets are missing: they were not stored."""
-    for path, attribute in leaf_paths(SkyRLTrainConfig):
-        if attribute.type in (str, str | None) and HIDDEN in (get_at(run, path) or ""):
+    for path in _text_paths():
+        if HIDDEN in (get_at(run, path) or ""):
             hint = "take it from a variable: env:NAME"
             yield Problem(path=path, message=f"{HIDDEN} stands where a secret was: give it again", hint=hint)
+
+
+@cache
+def _text_paths() -> tuple[str, ...]:
+    return tuple(path for path, attribute in leaf_paths(SkyRLTrainConfig) if attribute.type in (str, str | None))
 
 
 CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (

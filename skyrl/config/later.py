@@ -70,8 +70,8 @@ _CAPABILITIES: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
             for name in ("simulate_training", "simulate_training_step_seconds", "simulate_weight_sync_seconds")
         ),
     ),
-    "a fused or chunked last layer": (
-        (False, None),
+    "choosing how the last layer is chunked (where that saves memory, the table of logits is never made)": (
+        (False, True, None, 0, 512, 1024, "torch"),
         (
             "trainer.fused_lm_head_logprob",
             "trainer.fused_lm_head_logprob_backend",

@@ -249,7 +249,7 @@ KEYS: dict[str, Entry] = {
     "recover_mode": recovery,
     "recover.retries": goes_to("trainer.recover_retries"),
     "recover_retries": goes_to("trainer.recover_retries"),
-    "recover_after": later("starting a failed run again by itself"),
+    "recover_after": later("a wait before a failed run begins again"),
     "stats_logger.wandb.mode": wandb,
     "wandb.mode": wandb,
     "*wandb.*": later("settings of W&B beyond project and run"),

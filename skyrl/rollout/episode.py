@@ -22,6 +22,7 @@ from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.rollout.chats import Chat, Message, Turn, start_ids
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
+from skyrl.rollout.filters import without_a_cut_off
 from skyrl.rollout.transcript import Transcript
 from skyrl.trajectory import Failure, Prompt, Step, StopReason, Trajectory
 
@@ -144,13 +145,11 @@ class Episode:
         return step
 
     def _trajectory(self, reason: StopReason) -> Trajectory:
-        config, cut_off = self._stage.config, reason != "stop"
+        config = self._stage.config
         steps = [*self._earlier, self._transcript.step()]
-        if cut_off and config.zero_reward_on_non_stop:
+        if reason != "stop" and config.zero_reward_on_non_stop:
             steps = [evolve(step, rewards=tuple(evolve(turn, reward=0.0) for turn in step.rewards)) for step in steps]
-        if cut_off and config.apply_overlong_filtering:
-            steps = [step.silent() for step in steps]
-        return Trajectory(
+        made = Trajectory(
             prompt_id=self._prompt.id,
             sample_index=self.key.sample_index,
             earlier=tuple(steps[:-1]),
@@ -159,6 +158,7 @@ class Episode:
             metrics=self._metrics,
             timings={"completion": time.perf_counter() - self._begun, **self._seconds},
         )
+        return without_a_cut_off(made) if config.apply_overlong_filtering else made
 
     @property
     def name(self) -> str:

@@ -24,6 +24,13 @@ def silenced(group: TrajectoryGroup) -> TrajectoryGroup:
     return attrs.evolve(group, trajectories=tuple(row.silent() for row in group.trajectories))
 
 
+def without_a_cut_off(row: Trajectory) -> Trajectory:
+    """The same answer, with no token to train on if it did not come to its end. Overlong filtering, DAPO,
+    arXiv:2503.14476, section 3.4.
+    """
+    return row if row.stop_reason == "stop" else row.silent()
+
+
 def filled(group: TrajectoryGroup) -> TrajectoryGroup:
     """The same group, in which the next sample that did not fail stands in for each that did; as it is if all did."""
     rows = group.trajectories

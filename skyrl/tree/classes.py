@@ -21,7 +21,7 @@ from attrs import field
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.plain import Misfit
-from skyrl.tree.types import class_of, config_class, fit
+from skyrl.tree.types import ClassOf, class_of, config_class, fit
 
 C = TypeVar("C")
 Role = Literal["identity", "numerics", "free"]
@@ -84,6 +84,22 @@ def fields_of(cls: type[Any]) -> dict[str, attrs.Attribute[Any]]:
     return _FIELDS[cls]
 
 
+def tables_of(cls: type[Any]) -> Mapping[str, type[Any]]:
+    """The classes of the fields that hold nested tables, by name, in order."""
+    if cls not in _TABLES:
+        classes = {name: config_class(attribute.type) for name, attribute in fields_of(cls).items()}
+        _TABLES[cls] = {name: nested for name, nested in classes.items() if nested is not None}
+    return _TABLES[cls]
+
+
+def named_tables_of(cls: type[Any]) -> Mapping[str, ClassOf]:
+    """The fields that hold tables of the classes that other fields name (`ClassOf`)."""
+    if cls not in _NAMED_TABLES:
+        named = {name: class_of(attribute.type) for name, attribute in fields_of(cls).items()}
+        _NAMED_TABLES[cls] = {name: naming for name, naming in named.items() if naming is not None}
+    return _NAMED_TABLES[cls]
+
+
 def fit_field(attribute: attrs.Attribute[Any], value: Any) -> Any:
     """`value` as the field stores it: through its own converter, if it has one, then frozen. Raises `Misfit`."""
     converter = attribute.metadata.get("converter")
@@ -109,25 +125,25 @@ def role_of(attribute: attrs.Attribute[Any]) -> Role:
 
 def leaf_paths(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, attrs.Attribute[Any]]]:
     """Every dotted path that holds a value, with its field; optional sub-tables are entered too."""
+    tables = tables_of(cls)
     for name, attribute in fields_of(cls).items():
-        nested = config_class(attribute.type)
-        if nested is None:
-            yield prefix + name, attribute
+        if name in tables:
+            yield from leaf_paths(tables[name], f"{prefix}{name}.")
         else:
-            yield from leaf_paths(nested, f"{prefix}{name}.")
+            yield prefix + name, attribute
 
 
 def table_paths(cls: type[Any], prefix: str = "") -> Iterator[str]:
     """Every dotted path that holds a nested table."""
-    for name, attribute in fields_of(cls).items():
-        nested = config_class(attribute.type)
-        if nested is not None:
-            yield prefix + name
-            yield from table_paths(nested, f"{prefix}{name}.")
+    for name, nested in tables_of(cls).items():
+        yield prefix + name
+        yield from table_paths(nested, f"{prefix}{name}.")
 
 
 _BY_NAME: dict[str, type[Any]] = {}
 _FIELDS: dict[type[Any], dict[str, attrs.Attribute[Any]]] = {}
+_TABLES: dict[type[Any], Mapping[str, type[Any]]] = {}
+_NAMED_TABLES: dict[type[Any], Mapping[str, ClassOf]] = {}
 _DEFAULTS: dict[type[Any], Mapping[str, Any]] = {}
 _FACTORY: Any = attrs.Factory
 

@@ -13,7 +13,7 @@ import attrs
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import freeform
-from skyrl.tree.classes import fields_of, judged, table_class
+from skyrl.tree.classes import fields_of, judged, named_tables_of, table_class
 from skyrl.tree.freeform import refusal
 from skyrl.tree.frozen import thaw
 from skyrl.tree.history import History
@@ -153,11 +153,18 @@ class Draft(Generic[T]):
         return assignment.is_text and is_table and assignment.value.startswith("@") and self._reach.is_open
 
     def _graft(self, assignment: Assignment) -> None:
-        """The tree of a file, at the path."""
+        """The tree of a file, at the path. What is wrong with the file is said about the file."""
         from skyrl.tree.files import read_file  # few command lines have one
 
-        for each in read_file(assignment.value[1:], self._reach):
-            self.assign(each.below(assignment.path))
+        try:
+            found = read_file(assignment.value[1:], self._reach)
+        except ConfigError as error:
+            self.broken.add(dotted(assignment.path))
+            self.problems += [
+                attrs.evolve(each, place=each.place or assignment.origin.place) for each in error.problems
+            ]
+            return
+        self.assign_all(each.below(assignment.path) for each in found)
 
     def _forget(self, table: Table, attribute: Any, assignment: Assignment) -> None:
         """Back to the default instance, whatever earlier layers wrote."""
@@ -203,6 +210,7 @@ class Draft(Generic[T]):
             return
         value = _read(assignment, value_kind(attribute.type) if len(inner) == 1 else Any)
         if isinstance(value, Mapping) and value:
+            freeform.make_way(table.mapping(attribute.name), inner)
             for key, item in value.items():
                 self.assign(assignment.inside(key, item))
             return
@@ -259,9 +267,8 @@ class Draft(Generic[T]):
 
     def _with_named_classes(self, built: Any, base: Any, path: Path) -> Any:
         """`built`, whose tables of `ClassOf` become instances of the classes that are named beside them."""
-        for name, attribute in fields_of(type(built)).items():
-            naming = class_of(attribute.type)
-            if naming is None or not isinstance(getattr(built, name), Mapping):
+        for name, naming in named_tables_of(type(built)).items():
+            if not isinstance(getattr(built, name), Mapping):
                 continue
             cls = naming.find(getattr(built, naming.field), self._reach.is_open)
             if cls is not None:

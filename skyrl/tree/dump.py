@@ -12,10 +12,10 @@ from typing import Any
 import attrs
 import cattrs
 
-from skyrl.tree.classes import class_name, fields_of, is_config, leaf_paths, role_of
+from skyrl.tree.classes import class_name, fields_of, is_config, leaf_paths, role_of, tables_of
 from skyrl.tree.draft import structure
 from skyrl.tree.secrets import Secret
-from skyrl.tree.types import class_of, config_class
+from skyrl.tree.types import class_of
 
 SCHEMA_VERSION = 1
 """Of the stored form; it goes into every fingerprint."""
@@ -29,9 +29,10 @@ def to_dict(config: Any) -> dict[str, Any]:
 def _to_dict(config: Any, start: Any) -> dict[str, Any]:
     """`start` is the instance that reading begins with: where the class is another one, it has to be named."""
     data: dict[str, Any] = {}
-    for name, attribute in fields_of(type(config)).items():
+    tables = tables_of(type(config))
+    for name in fields_of(type(config)):
         value, default = getattr(config, name), getattr(start, name)
-        nested = config_class(attribute.type)
+        nested = tables.get(name)
         if nested is None or value is None:
             data[name] = stored_value(value)
             continue

@@ -28,6 +28,13 @@ def enter(holder: dict[str, Any], names: Path) -> Any:
     return inner
 
 
+def make_way(holder: dict[str, Any], names: Path) -> None:
+    """A list at `names` gives place to the table that is written there: the table's keys are no indices."""
+    inner = enter(holder, names)
+    if isinstance(inner, dict) and isinstance(inner.get(names[-1]), list):
+        inner[names[-1]] = {}
+
+
 def forget(holder: dict[str, Any], names: Path, default: Any) -> None:
     """The value at `names` as it is in the default table; gone where that has none."""
     for name in names[:-1]:

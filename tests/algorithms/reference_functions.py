@@ -25,13 +25,10 @@ from skyrl.algorithms.returns import discounted_returns, generalized_advantages
 from skyrl.algorithms.values import value_is_clipped, value_loss
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, OffPolicyCorrectionConfig
-from skyrl.envs.gsm8k import score
-from skyrl.rollout.filters import teaches
-from skyrl.training.describe import mean_positive
 from skyrl.training.objective import Reduction, off_policy_correction
 from skyrl.training.policy_losses import policy_loss
-from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
 from skyrl.tree import evolve_at
+from tests.algorithms.reference_rollouts import OF_SAMPLES
 
 Case = dict[str, Any]
 Result = dict[str, Any]
@@ -258,58 +255,6 @@ def entropy_of_logits(case: Case, _: Any) -> Result:
     return {"entropy": entropy(tensor(case["inputs"]["logits"][0]), temperature=1.0).unsqueeze(0)}
 
 
-def zero_variance(case: Case, _: Any) -> Result:
-    inputs = case["inputs"]
-    rewards = [sum(each) if isinstance(each, list) else each for each in inputs["rewards"]]
-    masks = [tuple(mask) for mask in inputs["loss_masks"] or [[1]] * len(rewards)]
-    members = {uid: [row for row, other in enumerate(inputs["uids"]) if other == uid] for uid in inputs["uids"]}
-    kept = [
-        row
-        for uid, rows in members.items()
-        if teaches(answers(uid, [(rewards[row], masks[row]) for row in rows]), tolerance=inputs["tol"])
-        for row in rows
-        if any(masks[row])
-    ]
-    return {"kept_indices": sorted(kept)}
-
-
-def answers(uid: Any, rows: list[tuple[float, tuple[int, ...]]]) -> TrajectoryGroup:
-    """A group whose answers have these rewards and loss masks."""
-    return TrajectoryGroup(
-        prompt=Prompt(id=str(uid), messages=(), token_ids=(1,), env_class=""),
-        trajectories=tuple(
-            Trajectory(
-                prompt_id=str(uid),
-                sample_index=index,
-                prompt_ids=(1,),
-                response_ids=(2,) * len(mask),
-                loss_mask=mask,
-                rollout_logprobs=(0.0,) * len(mask),
-                weight_versions=(0,) * len(mask),
-                rewards=(TurnReward(token=len(mask) - 1, reward=reward),),
-                stop_reason="stop",
-            )
-            for index, (reward, mask) in enumerate(rows)
-        ),
-    )
-
-
-def metrics_of_rewards(case: Case, _: Any) -> Result:
-    rewards, uids = case["inputs"]["rewards"], case["inputs"]["uids"]
-    totals = [sum(each) if isinstance(each, list) else each for each in rewards]
-    solved = {uid: any(total > 0 for total, other in zip(totals, uids, strict=True) if other == uid) for uid in uids}
-    return {
-        "avg_score": sum(totals) / len(totals),
-        "pass_at_n": sum(solved.values()) / len(solved),
-        "mean_positive_reward": mean_positive(totals),
-    }
-
-
-def gsm8k(case: Case, _: Any) -> Result:
-    inputs = case["inputs"]
-    return {"reward": score(inputs.get("action", inputs.get("response")), inputs["ground_truth"])}
-
-
 OURS: dict[str, Callable[[Case, dict[str, Any]], Result]] = {
     "approx_kl": kl,
     "advantage:grpo": advantage(lambda inputs: GRPO(normalize_by_std=inputs.get("grpo_norm_by_std", True))),
@@ -351,9 +296,6 @@ OURS: dict[str, Callable[[Case, dict[str, Any]], Result]] = {
     "reduce_loss": reduce_loss,
     "logprobs": logprobs_of_labels,
     "entropy": entropy_of_logits,
-    "zero_variance_filter": zero_variance,
-    "metrics_from_generator_output": metrics_of_rewards,
-    "env_reward:gsm8k": gsm8k,
-    "env_reward:gsm8k(strict)": gsm8k,
+    **OF_SAMPLES,
 }
-"""What this version implements; cases of other functions wait for theirs."""
+"""Every function of the cases."""

@@ -61,13 +61,12 @@ def load(reference: Path) -> dict[str, Any]:
     return loaded
 
 
-def test_every_case_of_an_implemented_function_has_the_reference_result(reference: Path) -> None:
+def test_every_case_has_the_reference_result(reference: Path) -> None:
     loaded = load(reference)
     cases = loaded["cases"]
-    implemented = [case for case in cases if case["function"] in OURS]
-    assert implemented
+    assert {case["function"] for case in cases} <= set(OURS)
     decided: dict[str, str] = {}
-    for case in implemented:
+    for case in cases:
         found = OURS[case["function"]](case, loaded["meta"])
         try:
             expect_equal(case, found)
@@ -75,8 +74,7 @@ def test_every_case_of_an_implemented_function_has_the_reference_result(referenc
             if not (reason := why_different(case)):
                 raise
             decided[case["id"]] = reason
-    waiting = sorted({case["function"] for case in cases} - set(OURS))
-    print(f"{len(implemented) - len(decided)} of {len(cases)} reference cases hold; waiting for: {', '.join(waiting)}")
+    print(f"{len(cases) - len(decided)} of {len(cases)} reference cases hold")
     for name, reason in decided.items():
         print(f"different on purpose: {name}: {reason}")
 
@@ -109,7 +107,7 @@ def expect_equal(case: Case, ours: dict[str, Any]) -> None:
                 if key not in OVER_REAL_TOKENS:
                     close = pytest.approx(value, rel=bounds["rtol"], abs=bounds["atol"])
                     assert ours[name][key] == close, (case["id"], key)
-        elif isinstance(expected, bool):
+        elif isinstance(expected, bool | str) or isinstance(ours[name], list):
             assert ours[name] == expected, (case["id"], name)
         else:
             compare(case["id"], ours[name], expected, bounds)

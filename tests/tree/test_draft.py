@@ -117,6 +117,11 @@ def test_a_value_gives_way_to_a_table_and_a_table_to_a_value() -> None:
     assert built(arguments("options.a.b=2", "options.a=1")).options == {"a": 1}
 
 
+def test_a_table_takes_the_place_of_a_list_and_its_keys_are_no_indices() -> None:
+    assert built(arguments("options.a=[1, 2]", 'options.a={"0": 5}')).options == {"a": {"0": 5}}
+    assert built(arguments("options.a=[1, 2]", "options.a.0=5")).options == {"a": (5, 2)}
+
+
 def test_an_empty_table_changes_no_table_and_is_one_where_there_was_none() -> None:
     assert built(values(options={})).options == FrozenDict()
     assert built(values(options={"a": 1})).options == {"a": 1}

@@ -227,7 +227,8 @@ def test_a_table_is_taken_from_a_file(tmp_path: Path) -> None:
     assert built(draft).critic.optimizer == Optimizer(lr=0.5, decay=0.25)
     assert draft.origins["critic.optimizer.decay"][-1].place == f"{tmp_path}/part.toml:2"
     assert built(words("name=@part.toml")).name == "@part.toml"
-    assert "there is no such file" in only_problem(words("critic.optimizer=@gone.toml")).message
+    missing = only_problem(words("critic.optimizer=@gone.toml"))
+    assert (missing.path, missing.message) == ("gone.toml", "cannot be read: there is no such file")
 
 
 # Environment
