@@ -20,8 +20,9 @@ from skyrl.envs import Env, EnvStep
 from skyrl.envs.registry import MakeEnv
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
-from skyrl.rollout.chats import Chat, Message, Turn, start_ids
+from skyrl.rollout.chats import Chat, Turn
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
+from skyrl.rollout.rendering import Message, Template
 from skyrl.rollout.transcript import Transcript
 from skyrl.trajectory import Failure, Prompt, Step, StopReason, Trajectory
 
@@ -54,7 +55,8 @@ class Episode:
         self._env: Env | None = None
         self._transcript = Transcript(prompt.token_ids)
         self._earlier: list[Step] = []
-        self._conversation: list[Message] = []
+        self._begun_with: Sequence[Message] = prompt.messages
+        self._said: list[Message] = []
         self._tools: Sequence[Mapping[str, Any]] = ()
         self._turns = 0
         self._metrics: dict[str, float] = {}
@@ -67,11 +69,12 @@ class Episode:
         self._env, messages, tools = await self._in_env(
             self._who("starting on"), _started, self._make, self._extras(), prompt.messages
         )
-        self._conversation, self._tools = list(messages), tools
+        self._begun_with, self._tools = messages, tools
         config = self._stage.config
         if messages != prompt.messages or tools or config.chat_template.name_or_path is not None:
-            ids = start_ids(self._stage.tokenizer, messages, config.chat_template_kwargs, tools)
-            self._transcript = Transcript(ids)
+            kwargs = config.chat_template_kwargs
+            template = Template(tokenizer=self._stage.tokenizer, arguments=kwargs, tools=tools)
+            self._transcript = Transcript(template.start(messages))
         return self._request(self.key)
 
     async def play(self, completion: Completion) -> Trajectory:
@@ -92,11 +95,12 @@ class Episode:
 
     def _go_on(self, completion: Completion, step: EnvStep) -> bool:
         """Is there room for another turn? Then the transcript is what it starts from."""
-        self._conversation += ({"role": "assistant", "content": completion.text}, *step.observations)
+        self._said += ({"role": "assistant", "content": completion.text}, *step.observations)
         turn = Turn(
             completion=completion,
             observations=step.observations,
-            conversation=self._conversation,
+            prompt=self._begun_with,
+            said=self._said,
             tools=self._tools,
         )
         before, end = self._transcript, len(self._transcript.response_ids)

@@ -156,6 +156,7 @@ def test_queries_only_read(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "a.sqlite") as made:
         made.execute("CREATE TABLE t AS SELECT 7 AS n")
     made.close()
+    tmp_path.chmod(0o755)  # a run of root's: its queries are another user's
     tool = sql_tool(tmp_path / "a.sqlite", Sandbox("process"))
     assert tool.run(query="SELECT n FROM t") == "n\n7"
     assert "not authorized" in tool.run(query="DROP TABLE t")
