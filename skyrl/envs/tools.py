@@ -146,7 +146,7 @@ class ToolEnv(Env):
             self._counts["tool_timeouts"] += 1
             return f"Error: {tool.name} gave nothing within {tool.seconds:g} s"
         value, error = outcome
-        if isinstance(error, ServiceError | SkyRLError):
+        if isinstance(error, ServiceError | SkyRLError):  # SkipSample among these
             raise error
         if error is not None:
             self._counts["tool_errors"] += 1

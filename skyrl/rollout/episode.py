@@ -24,7 +24,7 @@ from skyrl.rollout.chats import Chat, Turn
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
 from skyrl.rollout.rendering import Message, Template
 from skyrl.rollout.transcript import Transcript
-from skyrl.trajectory import Failure, Prompt, Step, StopReason, Trajectory
+from skyrl.trajectory import Failure, Prompt, Skipped, Step, StopReason, Trajectory
 
 T = TypeVar("T")
 
@@ -177,6 +177,10 @@ class Episode:
         """In place of a sample that could not be had: the prompt alone, with no reward."""
         blank = Episode(self._stage, self._prompt, self._make, self.key)
         return evolve(blank._trajectory("stop"), failures=failures, failed=True)
+
+    def skipped(self, outcome: Skipped, failures: tuple[Failure, ...]) -> Trajectory:
+        """In place of a sample that is not judged: the same."""
+        return evolve(self.failed(failures), skipped=outcome.reason, failed=False)
 
     def _request(self, key: SampleKey) -> GenerationRequest:
         return GenerationRequest(prompt_ids=self._transcript.input_ids, sampling=self._stage.sampling, keys=(key,))
