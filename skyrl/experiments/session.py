@@ -118,6 +118,7 @@ class Session:
             raise
         finally:
             trainer.tracker.close()
+            await trainer.rollouts.close()
             if not experiment.recorded:
                 await experiment.client.close()
 
