@@ -131,7 +131,7 @@ class Trajectory:
     """This attempt failed, too, and there was no other: the last of `failures` says why. Its group is dropped."""
 
     skipped: str = ""
-    """Why its environment did not judge it: it has no reward, and no token of it is trained on. Empty: it was judged."""
+    """Why its environment did not judge it: it has no reward, and is not trained on. Empty: it was judged."""
 
     filled: bool = False
     """It failed for good or was skipped, and this is what another sample of its group did."""

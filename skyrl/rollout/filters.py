@@ -32,9 +32,10 @@ def filled(group: TrajectoryGroup) -> TrajectoryGroup:
         return group
 
     def standing_in(place: int) -> Trajectory:
-        found = rows[min(good, key=lambda other: (other - place) % len(rows))]
-        own = rows[place]
-        return attrs.evolve(found, sample_index=own.sample_index, failures=own.failures, skipped=own.skipped, filled=True)
+        found, own = rows[min(good, key=lambda other: (other - place) % len(rows))], rows[place]
+        return attrs.evolve(
+            found, sample_index=own.sample_index, failures=own.failures, skipped=own.skipped, filled=True
+        )
 
     whole = [standing_in(place) if row.missing else row for place, row in enumerate(rows)]
     return attrs.evolve(group, trajectories=tuple(whole))

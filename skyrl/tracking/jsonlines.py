@@ -53,7 +53,9 @@ class MetricsFile:
 
 
 def sample_records(step: int, groups: Sequence[TrajectoryGroup], decode: Any) -> Iterator[dict[str, Any]]:
-    """Each trajectory as a record: prompt, answer, reward, why it ended or was not judged. `decode` turns token ids into text."""
+    """Each trajectory as a record: prompt, answer, reward, why it ended, or why it was not judged. `decode` turns token
+    ids into text.
+    """
     for group in groups:
         for trajectory in group.trajectories:
             earlier = [

@@ -25,6 +25,11 @@ def of_aime(case: Case) -> Any:
     return {"reward": env.step(answer(case)).reward, "pred": aime.prediction(answer(case))}
 
 
+def of_gsm8k(case: Case) -> Any:
+    env = find_env("gsm8k")({"reward_spec": {"ground_truth": case["inputs"]["ground_truth"]}})
+    return {"reward": env.step(answer(case)).reward}
+
+
 def of_search(case: Case) -> Any:
     right = search.targets(case["inputs"]["ground_truth"])
     return {"reward": search.score(case["inputs"]["chat_concat"], right)}
@@ -37,9 +42,16 @@ def of_text2sql(case: Case) -> Any:
 
 RULES: dict[str, Callable[[Case], Any]] = {
     "env_reward:aime": of_aime,
+    "env_reward:gsm8k": of_gsm8k,
+    "env_reward:gsm8k(strict)": of_gsm8k,
     "env_reward:search(em)": of_search,
     "env_format:text2sql": of_text2sql,
 }
+
+
+def test_every_case_of_an_environment_has_its_rule(reference: Path) -> None:
+    cases = json.loads((reference / "algorithm_cases.json").read_text(encoding="utf-8"))["cases"]
+    assert {case["function"] for case in cases if case["function"].startswith("env_")} <= set(RULES)
 
 
 @pytest.mark.parametrize("rule", RULES)

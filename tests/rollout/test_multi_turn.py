@@ -209,7 +209,7 @@ class Fails(Env):
         if action == "hang":
             import time
 
-            time.sleep(6)
+            time.sleep(4)
         if action == "raise":
             raise ValueError("no")
         if action == "exit":
@@ -253,7 +253,7 @@ async def test_a_sample_whose_environment_fails_is_drawn_again_and_counted() -> 
 
 async def test_every_kind_of_failure_is_counted_beside_good_samples() -> None:
     bad = ("hang", "raise", "exit", "type", "text", "nan", "gigabyte")
-    group = await group_of(*bad, "good", step_timeout_seconds=4.0)
+    group = await group_of(*bad, "good", step_timeout_seconds=2.5)
     kinds = [failure.kind for row in group.trajectories for failure in row.failures]
     assert kinds == ["timeout", "raised", "raised", "wrong_type", "wrong_type", "not_finite", "too_large"]
     assert group.rewards == (1.0,) * 8
