@@ -36,11 +36,11 @@ def python_tool(sandbox: Sandbox, limits: Limits | None = None) -> Tool:
 
 
 def sql_tool(db: Path, sandbox: Sandbox) -> Tool:
-    """`sql(query)`: a query that may only read, against one SQLite file. Raises `TaskError` where the sandbox has none."""
+    """`sql(query)`: a query that may only read, against one SQLite file. Raises `TaskError`."""
     if not db.is_file() or not sandbox.may_open(db):
         raise TaskError(
-            f"the sql tool cannot open {db} in a sandbox of the tier {sandbox.tier!r}: it has to be a file below one of "
-            "Sandbox(readable=[...]), and in the tier `process` of a run of root's one that everybody may read"
+            f"the sql tool cannot open {db} in a sandbox of the tier {sandbox.tier!r}: it has to be a file below one "
+            "of Sandbox(readable=[...]), and in the tier `process` of a run of root's one that everybody may read"
         )
     return Tool(
         name="sql",

@@ -25,7 +25,7 @@ def silenced(group: TrajectoryGroup) -> TrajectoryGroup:
 
 
 def filled(group: TrajectoryGroup) -> TrajectoryGroup:
-    """The same group, in which the next sample with a reward stands in for each that has none; as it is if none has one."""
+    """The same group, in which the next sample with a reward stands in for each that has none, if one has."""
     rows = group.trajectories
     good = [place for place, row in enumerate(rows) if not row.missing]
     if not good or len(good) == len(rows):
