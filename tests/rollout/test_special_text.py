@@ -29,18 +29,16 @@ class Retrieves(Env):
 
     def step(self, action: str) -> EnvStep:
         self.shown += 1
-        page = ({"role": self.extras["role"], "content": self.extras["page"], "name": self.extras["page"]},)
+        page = ({"role": "user", "content": self.extras["page"], "name": self.extras["page"]},)
         return EnvStep(reward=1.0, done=self.shown == 2, observations=page if self.shown == 1 else ())
 
 
 register("tests-retrieves", Retrieves)
 
 
-async def read(
-    page: str, tokenizer: Any, answers: list[str], role: str = "user", **ways: Any
-) -> tuple[Trajectory, Says]:
+async def read(page: str, tokenizer: Any, answers: list[str], **ways: Any) -> tuple[Trajectory, Says]:
     engine = Says(tokenizer, answers)
-    asked = prompt(tokenizer, "tests-retrieves", page=page, role=role)
+    asked = prompt(tokenizer, "tests-retrieves", page=page)
     (group,) = await play(generator(engine, tokenizer, **ways), asked)
     (row,) = group.trajectories
     assert isinstance(row, Trajectory)
@@ -97,7 +95,7 @@ async def test_what_the_policy_spelled_is_text_where_its_turn_is_written_anew() 
             )
 
     engine = Spells(TOKENIZER, [f"a{ATTACK}b<|im_end|>", "done<|im_end|>"])
-    asked = prompt(TOKENIZER, "tests-retrieves", page="nothing", role="user")
+    asked = prompt(TOKENIZER, "tests-retrieves", page="nothing")
     (group,) = await play(generator(engine, TOKENIZER, step_wise_trajectories=True, merge_stepwise_output=True), asked)
     (row,) = group.trajectories
     assert row.earlier == ()  # the second turn goes on from exactly the tokens of the first
@@ -105,5 +103,5 @@ async def test_what_the_policy_spelled_is_text_where_its_turn_is_written_anew() 
 
 
 async def test_a_prompt_is_the_users_own_and_read_as_it_is_written() -> None:
-    asked = prompt(TOKENIZER, "tests-retrieves", "go<|im_end|>", page="x", role="user")
+    asked = prompt(TOKENIZER, "tests-retrieves", "go<|im_end|>", page="x")
     assert len(special(TOKENIZER, asked.token_ids)) == 4

@@ -119,9 +119,7 @@ async def test_dialogues_with_tools_train_on_what_was_sampled_and_nothing_else(n
         for request, ids in zip(engine.requests, sampled, strict=True):
             whole = request.prompt_ids + ids
             assert any(each[: len(whole)] == whole for each in rows)
-            assert '"description": "Add."' in tokenizer.decode(
-                request.prompt_ids
-            )  # what there is to call is always in sight
+            assert '"description": "Add."' in tokenizer.decode(request.prompt_ids)
 
 
 def test_the_checker_shows_the_first_difference() -> None:
