@@ -2,11 +2,11 @@
 
     python benchmarks/sandboxes.py [--calls 100]
 
-Prints one JSON line. `hangs`: programs that never end, with a deadline of half a second: how many there were, the
-milliseconds by which the latest was late, and how many were late by more than a second. Milliseconds (median and 90th percentile): `fresh`, a program that prints a word, in a process of
+Prints one JSON line. Milliseconds (median and 90th percentile): `fresh`, a program that prints a word, in a process of
 its own; `reused`, an answer compared by math-verify in a worker that stays; `episode`, an isolated environment from its
 start over one step to its end; and beside them `python`, the interpreter started anew for the same program with no
-sandbox, and `fork`, a bare fork of this process.
+sandbox, and `fork`, a bare fork of this process. `hangs`: programs that never end, with a deadline of half a second:
+how many there were, the milliseconds by which the latest was late, and how many were late by more than a second.
 """
 
 from __future__ import annotations
