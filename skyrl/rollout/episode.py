@@ -86,6 +86,7 @@ class Episode:
             if step.done or self._turns >= self._stage.config.max_turns:
                 break
             if not self._go_on(completion, step):
+                await self._measure()
                 return self._trajectory("length")
             request = self._request(evolve(self.key, turn=self._turns))
             (completion,) = await self._timed("llm", self._stage.client.generate(request))
@@ -144,8 +145,14 @@ class Episode:
         self._transcript.credit(number(step.reward, f"{who} gave the reward"))
         if not step.done and self._stage.config.max_turns == 1:
             raise _wrong(f"{who} wants another turn, but generator.max_turns is 1")
-        self._metrics = {name: number(value, f"{who} measured {name} =") for name, value in metrics.items()}
+        self._metrics = _numbers(metrics, who)
         return step
+
+    async def _measure(self) -> None:
+        """What the environment measured, of an episode that ended between two turns."""
+        assert self._env is not None, "play() comes after begin()"
+        who = self._who("measuring")
+        self._metrics = _numbers(await self._in_env(who, self._env.get_metrics), who)
 
     def _trajectory(self, reason: StopReason) -> Trajectory:
         config, cut_off = self._stage.config, reason != "stop"
@@ -230,6 +237,10 @@ def _refuse_unreadable(observations: Any, who: str) -> None:
     if length > LONGEST_OBSERVATION:
         said = f"{who} shows {length} characters, more than {LONGEST_OBSERVATION}"
         raise EpisodeError(Failure(kind="too_large", reason=said))
+
+
+def _numbers(metrics: Mapping[str, Any], who: str) -> dict[str, float]:
+    return {name: number(value, f"{who} measured {name} =") for name, value in metrics.items()}
 
 
 def _wrong(reason: str) -> EpisodeError:

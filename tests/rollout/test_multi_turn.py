@@ -130,6 +130,7 @@ async def test_a_conversation_that_became_too_long_ends_before_its_next_turn() -
     (group,) = await play(generator(engine, TOKENIZER, max_input_length=len(asked.token_ids) + 4), asked)
     (row,) = group.trajectories
     assert (TOKENIZER.decode(row.response_ids), row.stop_reason) == ("a<|im_end|>", "length")
+    assert row.metrics == {"steps": 1.0}
     assert len(engine.requests) == 1
 
 
