@@ -36,8 +36,8 @@ def check(model: str, template: str | None) -> None:
         click.echo("Safe for token-in, token-out: a conversation is the same, turn by turn and as a whole.")
     elif verdicts[0].outcome == "stable":
         click.echo(
-            "Safe for conversations of plain turns. What differs above is trained on as it was sampled; what is refused "
-            "cannot be had with this template."
+            "Safe for conversations of plain turns. What differs above is trained on as it was sampled; what is "
+            "refused cannot be had with this template."
         )
     else:
         click.echo(
