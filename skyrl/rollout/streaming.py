@@ -76,6 +76,7 @@ class StreamingRollouts:
             "async/staleness_max": max(lags),
             "async/staleness_min": min(lags),
             "async/staleness_ratio": fmean(lag > 0 for lag in lags),
+            **{f"async/groups_of_age_{lag}": lags.count(lag) for lag in sorted(set(lags))},
             "async/groups_waiting": waiting,
             "async/groups_running": self._stream.running,
             "async/groups_refused": self._refused,

@@ -1,0 +1,134 @@
+"""`skyrl simulate`: how fast a configuration would be, and how old its samples, before a GPU is reserved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skyrl.cli.words import WORDS, compose_words
+
+if TYPE_CHECKING:
+    from skyrl.config import SkyRLTrainConfig
+    from skyrl.experiments.simulation import Outcome, World
+
+
+class _Duration(click.ParamType):
+    """`MEAN`, `MEAN,P90` or `MEAN,P90,LONGEST`, in seconds; the longest is three times the 90th percentile."""
+
+    name = "MEAN[,P90[,LONGEST]]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from skyrl.experiments.simulation import Seconds
+
+        try:
+            numbers = [float(part) for part in value.split(",")]
+            mean = numbers[0]
+            p90, *more = numbers[1:] or [mean]
+            (longest,) = more or [3 * p90]
+        except ValueError:
+            self.fail(f"{value!r} is not seconds: a mean, its 90th percentile, the longest, as in 20,45,90", param, ctx)
+        if not all(0 <= number < float("inf") for number in numbers):
+            self.fail(f"{value!r}: seconds are zero or positive", param, ctx)
+        return Seconds(mean=mean, p90=p90, longest=longest)
+
+
+@click.command()
+@WORDS
+@click.option("--like", type=click.Path(path_type=Path), help="Take durations from this run's metrics.jsonl.")
+@click.option("--answer-seconds", type=_Duration(), help="What an engine takes for an answer, all turns together.")
+@click.option("--env-seconds", type=_Duration(), help="What its environment takes.")
+@click.option("--train-seconds", type=click.FloatRange(min=0), help="From a full batch to new weights.")
+@click.option("--sync-seconds", type=click.FloatRange(min=0), help="What new weights take to reach the engines.")
+@click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Training steps.")
+@click.option("--split", is_flag=True, help="Deal the GPUs out between engines and learners in other ways, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def simulate(words: tuple[str, ...], steps: int, split: bool, as_json: bool, **given: Any) -> None:
+    """Run the scheduler on a clock that jumps: throughput, idle time and the age of samples. Nothing is computed."""
+    import json
+
+    from skyrl.experiments.simulation import simulate as run
+    from skyrl.experiments.simulation import splits, summary
+
+    config = compose_words(words).config
+    world = world_of(config, steps, **given)
+    outcome = run(world, steps)
+    others: list[tuple[int, Outcome]] = []
+    if split:
+        engines, learners = _gpus(config)
+        unit = max(1, (engines + learners) // 16)
+        for share, other in splits(world, engines, learners, engines + learners, unit):
+            others.append((share, run(other, max(5, steps // 5))))
+    if as_json:
+        dealt = [{"engine_gpus": share, **summary(each)} for share, each in others]
+        click.echo(json.dumps(summary(outcome) | ({"splits": dealt} if split else {}), indent=2))
+        return
+    click.echo(_told(outcome))
+    for share, each in sorted(others, key=lambda pair: -pair[1].trajectories_per_second)[:5]:
+        click.echo(
+            f"  {share:>5} GPUs for engines: {each.trajectories_per_second:.2f} trajectories/s, engines idle "
+            f"{each.engines_idle:.0%}, learners {each.learners_idle:.0%}"
+        )
+
+
+def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, **given: Any) -> World:
+    """What the configuration says, and the durations that are given, or those of the run `like`.
+
+    Raises `UserError` where a duration is missing.
+    """
+    from skyrl.config.sizes import engines_of
+    from skyrl.errors import UserError
+    from skyrl.experiments.collaborators import in_flight, stream_limits
+    from skyrl.experiments.simulation import Seconds, World, measured
+    from skyrl.tracking.jsonlines import JsonLines
+
+    durations: dict[str, Any] = {"environment": Seconds(mean=0.0, p90=0.0, longest=0.0), "sync_seconds": 0.0}
+    if like is not None:
+        file = like / "metrics.jsonl"
+        found = measured(JsonLines(file).read())
+        if not found:
+            raise UserError(f"--like {like}: {file} holds no two training steps to measure")
+        durations |= found
+    names = {"answer_seconds": "answer", "env_seconds": "environment"}
+    durations |= {names.get(name, name): value for name, value in given.items() if value is not None}
+    for name, option in (("answer", "--answer-seconds"), ("train_seconds", "--train-seconds")):
+        if name not in durations:
+            raise UserError(f"{option} is missing: give it, or --like a run that was measured")
+    engines = engines_of(config)
+    number = 1 if engines is None else engines.number
+    asynchronous = config.trainer.fully_async
+    limits = stream_limits(config, steps)
+    if not asynchronous.enabled:  # in turns, which is the same as staleness 0
+        from attrs import evolve
+
+        limits = evolve(limits, staleness=0, queue=limits.batch, concurrency=limits.batch)
+    return World(
+        limits=limits,
+        samples_per_prompt=config.generator.n_samples_per_prompt,
+        slots=number * config.generator.inference_engine.max_num_seqs,
+        interrupt=in_flight(config) != "finish",
+        seed=config.trainer.seed,
+        **durations,
+    )
+
+
+def _gpus(config: SkyRLTrainConfig) -> tuple[int, int]:
+    """Of engines and of learners, as the configuration deals them out."""
+    from skyrl.config.sizes import engines_of, grid_of
+    from skyrl.errors import UserError
+
+    engines = engines_of(config)
+    if engines is None or config.trainer.placement.colocate_all:
+        raise UserError("--split needs engines on GPUs of their own: trainer.placement.colocate_all = false")
+    return engines.gpus, grid_of(config, "policy").ranks
+
+
+def _told(outcome: Outcome) -> str:
+    ages = ", ".join(f"{age}: {count}" for age, count in outcome.groups_by_age.items())
+    return (
+        f"{outcome.steps} steps in {outcome.seconds:,.1f} s ({outcome.seconds / outcome.steps:.2f} s each)\n"
+        f"{outcome.trajectories_per_second:,.2f} trajectories/s\n"
+        f"idle: engines {outcome.engines_idle:.0%}, learners {outcome.learners_idle:.0%}\n"
+        f"groups by age in versions: {ages}"
+    )

@@ -1,0 +1,125 @@
+"""The simulator: arithmetic that can be redone by hand, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from statistics import fmean
+
+import pytest
+
+from skyrl.cli.main import main
+from skyrl.experiments.simulation import Seconds, World, measured, simulate, splits
+from skyrl.rollout.stream import Limits
+
+TOML = "examples/quickstart/grpo.toml"
+
+
+def always(seconds: float) -> Seconds:
+    return Seconds(mean=seconds, p90=seconds, longest=seconds)
+
+
+def world(*, staleness: int, slots: int = 8, steps: int = 10, interrupt: bool = True, sync: float = 0.0) -> World:
+    ahead = (staleness + 1) * 4
+    limits = Limits(batch=4, staleness=staleness, concurrency=100, queue=ahead, total=steps * 4, stall_seconds=1e6)
+    return World(
+        limits=limits,
+        samples_per_prompt=2,
+        slots=slots,
+        answer=always(3.0),
+        environment=always(1.0),
+        train_seconds=2.0,
+        sync_seconds=sync,
+        interrupt=interrupt,
+    )
+
+
+def test_in_turns_a_step_takes_what_its_parts_take_together() -> None:
+    """3 s for an answer, 1 s for its reward, 2 s of training: 6 s, of which learners wait 4 and engines draw 3."""
+    outcome = simulate(world(staleness=0), 10)
+    assert outcome.seconds == pytest.approx(60.0)
+    assert (outcome.learners_idle, outcome.engines_idle) == pytest.approx((4 / 6, 0.5))
+    assert outcome.groups_by_age == {0: 40}
+    assert outcome.trajectories_per_second == pytest.approx(80 / 60)
+
+
+def test_one_step_off_learners_and_engines_work_at_the_same_time() -> None:
+    """Engines have room for 4 groups in 3 s, so that a step takes 3 s; the first batch takes 4, the last training 2."""
+    outcome = simulate(world(staleness=1), 10)
+    assert outcome.seconds == pytest.approx(4 + 9 * 3 + 2)
+    assert set(outcome.groups_by_age) <= {0, 1}
+
+
+def test_weights_that_wait_for_answers_cost_more_than_those_that_interrupt_them() -> None:
+    waiting = simulate(world(staleness=2, interrupt=False, sync=0.5, steps=20), 20)
+    interrupting = simulate(world(staleness=2, interrupt=True, sync=0.5, steps=20), 20)
+    assert interrupting.seconds < waiting.seconds
+
+
+def test_durations_have_the_mean_and_the_percentile_that_they_were_given() -> None:
+    random = Random(0)
+    drawn = sorted(Seconds(mean=10.0, p90=20.0, longest=1e9).draw(random) for _ in range(20_000))
+    assert fmean(drawn) == pytest.approx(10.0, rel=0.05)
+    assert drawn[18_000] == pytest.approx(20.0, rel=0.05)
+    assert max(Seconds(mean=10.0, p90=20.0, longest=30.0).draw(random) for _ in range(1000)) == 30.0
+
+
+def test_other_splits_of_the_gpus_trade_engines_for_learners() -> None:
+    found = splits(world(staleness=1), 4, 4, 8, 2)
+    assert [(share, other.slots, other.train_seconds) for share, other in found] == [
+        (2, 4, pytest.approx(4 / 3)),
+        (4, 8, 2.0),
+        (6, 12, 4.0),
+    ]
+
+
+def test_a_run_is_measured_by_what_its_steps_took_typically() -> None:
+    step = {
+        "timing/step": 10.0,
+        "timing/generate": 4.0,
+        "timing/sync_weights": 1.0,
+        **{f"generate/trajectory_time_llm_{name}": value for name, value in (("mean", 2), ("p90", 3), ("max", 5))},
+        **{f"generate/trajectory_time_env_{name}": 0.5 for name in ("mean", "p90", "max")},
+    }
+    slow = {name: value * 10 for name, value in step.items()}
+    found = measured([{}, slow, step, step, step])
+    assert found["answer"] == Seconds(mean=2, p90=3, longest=5)
+    assert (found["train_seconds"], found["sync_seconds"]) == (5.0, 1.0)
+
+
+def test_the_command_says_how_fast_and_how_old(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--answer-seconds", "20,40", "--train-seconds", "5", "--steps", "5", "--json"]
+    with pytest.raises(SystemExit) as end:
+        main(["simulate", TOML, *options])
+    told = json.loads(capsys.readouterr().out)
+    assert end.value.code == 0
+    assert (told["steps"], told["trajectories"], told["groups_by_age"]) == (5, 640, {"0": 80})
+
+
+def test_the_documentation_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path("docs/asynchronous.md").read_text(encoding="utf-8")
+    shown = page[page.index("$ skyrl simulate") : page.index("```", page.index("$ skyrl simulate"))]
+    words, printed = shown.replace("\\\n", "").split("\n", maxsplit=1)
+    with pytest.raises(SystemExit):
+        main(words.split()[2:])
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "--answer-seconds is missing"),
+        (["--answer-seconds", "fast"], "'fast' is not seconds"),
+        (["--answer-seconds", "1"], "--train-seconds is missing"),
+        (["--like", "nowhere"], "holds no two training steps"),
+        (["--answer-seconds", "1", "--train-seconds", "1", "--split"], "--split needs engines on GPUs of their own"),
+    ],
+)
+def test_what_is_missing_is_named(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["simulate", TOML, *options])
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
