@@ -5,7 +5,8 @@
 Prints one JSON line. Milliseconds (median and 90th percentile): `fresh`, a program that prints a word, in a process of
 its own; `reused`, an answer compared by math-verify in a worker that stays; `episode`, an isolated environment from its
 start over one step to its end; and beside them `python`, the interpreter started anew for the same program with no
-sandbox, and `fork`, a bare fork of this process.
+sandbox, and `fork`, a bare fork of this process. `hangs`: programs that never end, with a deadline of half a second:
+how many there were, the milliseconds by which the latest was late, and how many were late by more than a second.
 """
 
 from __future__ import annotations
@@ -24,10 +25,29 @@ from statistics import median
 from skyrl.config import SkyRLGymConfig
 from skyrl.envs.isolated import isolated
 from skyrl.envs.math_equal import MathEqual
-from skyrl.processes.sandbox import Sandbox, why_unavailable
+from skyrl.processes.sandbox import Limits, Sandbox, why_unavailable
 from skyrl.processes.tiers import TIERS, Tier
 
 PROGRAM = "print('word')"
+DEADLINE = 0.5
+HANGS = {
+    "a loop": "while True: pass",
+    "a sleep": "import time\ntime.sleep(1000)",
+    "deaf to signals": (
+        "import signal, time\n"
+        "for number in range(1, 32):\n"
+        "  try: signal.signal(number, signal.SIG_IGN)\n"
+        "  except OSError: pass\n"
+        "time.sleep(1000)"
+    ),
+    "a gigabyte of print": "import os\nwhile True: os.write(1, b'x' * 65536)",
+    "grandchildren": (
+        "import os, time\nfor _ in range(5):\n  if os.fork() == 0:\n    os.setsid()\n    break\ntime.sleep(1000)"
+    ),
+    "a number": "print(9 ** 9 ** 9 ** 9)",
+    "a stop of itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
+}
+"""What a program may do never to end."""
 
 
 def main() -> None:
@@ -65,6 +85,7 @@ def measure(tier: Tier, calls: int) -> dict[str, object]:
             "fresh": milliseconds(calls, lambda: sandbox.run(PROGRAM)),
             "reused": milliseconds(calls, lambda: equal("1200", "1,200")),
             "episode": milliseconds(calls, episode),
+            "hangs": hangs(sandbox, calls // 10),
         }
     sandbox.close()
     equal.close()
@@ -80,6 +101,17 @@ def milliseconds(calls: int, call: Callable[[], object]) -> dict[str, float]:
         call()
         taken.append((time.perf_counter() - begun) * 1000)
     return {"median": round(median(taken), 2), "p90": round(sorted(taken)[int(0.9 * len(taken))], 2)}
+
+
+def hangs(sandbox: Sandbox, times: int) -> dict[str, float]:
+    """Each of `HANGS` so often, one after the other."""
+    late = []
+    for program in [*HANGS.values()] * times:
+        begun = time.perf_counter()
+        sandbox.run(program, limits=Limits(seconds=DEADLINE))
+        late.append(time.perf_counter() - begun - DEADLINE)
+    over = sum(each > 1.0 for each in late)
+    return {"programs": len(late), "latest": round(max(late, default=0.0) * 1000, 1), "late_by_a_second": over}
 
 
 def _fork() -> None:

@@ -16,6 +16,7 @@
         +-- ProcessError        a process that could not be started, died, or gave no sign of life
             +-- WorkerEnded     a sandboxed worker that was late, said too much, or ended
 
+    SkipSample                  not an error: an environment says that a sample is not to be judged
     Stopped                     not an error: a run that was told to stop; exit code 75, or 130 after Ctrl-C
 
 A message says what is wrong, where, and what to do.
@@ -110,6 +111,10 @@ class StorageError(RunError):
 
 class RewardError(RunError):
     """An environment or reward function failed while it judged an answer."""
+
+
+class SkipSample(SkyRLError):
+    """Raised by an environment or reward function: this sample is not to be judged. The message says why."""
 
 
 class WeightSyncError(RunError):

@@ -66,6 +66,13 @@ class Failure:
     """A sentence for whoever has to mend the environment."""
 
 
+@frozen
+class Skipped:
+    """An environment does not judge this sample, which is neither a reward nor a failure."""
+
+    reason: str
+
+
 @frozen(kw_only=True)
 class Step:
     """Tokens that the policy saw in one go: one row of a training batch. The fields are those of `Trajectory`."""
@@ -123,8 +130,11 @@ class Trajectory:
     failed: bool = False
     """This attempt failed, too, and there was no other: the last of `failures` says why. Its group is dropped."""
 
+    skipped: str = ""
+    """Why its environment did not judge it: it has no reward, and is not trained on. Empty: it was judged."""
+
     filled: bool = False
-    """It failed for good, and this is what another sample of its group did."""
+    """It failed for good or was skipped, and this is what another sample of its group did."""
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -144,6 +154,11 @@ class Trajectory:
         """Sum over turns: the raw reward of the answer."""
         before = sum(turn.reward for step in self.earlier for turn in step.rewards)
         return float(before + sum(turn.reward for turn in self.rewards))
+
+    @property
+    def missing(self) -> bool:
+        """Has it no reward?"""
+        return (self.failed or bool(self.skipped)) and not self.filled
 
     @property
     def trained(self) -> bool:
@@ -168,7 +183,7 @@ class TrajectoryGroup:
     @property
     def dropped(self) -> bool:
         """A sample is missing, so that there is nothing to compare the others with: the group counts for nothing."""
-        return any(trajectory.failed for trajectory in self.trajectories)
+        return any(trajectory.missing for trajectory in self.trajectories)
 
     @property
     def rewards(self) -> tuple[float, ...]:

@@ -35,7 +35,10 @@ def check(model: str, template: str | None) -> None:
     if all(verdict.outcome == "stable" for verdict in verdicts):
         click.echo("Safe for token-in, token-out: a conversation is the same, turn by turn and as a whole.")
     elif verdicts[0].outcome == "stable":
-        click.echo("Safe for conversations of plain turns. What differs above is trained on as it was sampled.")
+        click.echo(
+            "Safe for conversations of plain turns. What differs above is trained on as it was sampled; what is "
+            "refused cannot be had with this template."
+        )
     else:
         click.echo(
             "Not safe: training keeps what was sampled, and whoever renders the whole conversation afterwards shows "

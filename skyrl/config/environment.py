@@ -68,8 +68,9 @@ class SkyRLGymConfig:
     type, a number that is not finite, an observation that is too large. After others it has failed for good."""
 
     failed_samples: Literal["drop_group", "fill"] = "drop_group"
-    """What becomes of a sample that failed for good. drop_group: its whole group stays in the batch, and no token of it
-    is trained on; fill: another sample of its group stands in, and counts twice, unless all have failed."""
+    """What becomes of a sample that failed for good or was skipped. drop_group: its whole group stays in the batch, and
+    no token of it is trained on; fill: another sample of its group stands in, and counts twice, unless none has a
+    reward."""
 
     max_failed_share: float = field(default=0.2, validator=fraction)
     """The run stops when environments fail more often in a batch than this share of its samples. 0: at once."""

@@ -2,5 +2,6 @@
 
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.registry import find_env, register, registered_names
+from skyrl.errors import SkipSample
 
-__all__ = ["Env", "EnvStep", "find_env", "register", "registered_names"]
+__all__ = ["Env", "EnvStep", "SkipSample", "find_env", "register", "registered_names"]

@@ -13,6 +13,7 @@ from typing import Any
 
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.registry import find_env
+from skyrl.errors import SkipSample
 from skyrl.processes.fork_server import WAYS
 from skyrl.processes.worker import answer_lines
 
@@ -37,6 +38,8 @@ class _Episode:
             if length > MOST:
                 return {"too_large": length}
             json.dumps(given)
+        except SkipSample as error:
+            return {"skipped": str(error)[:2000]}
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it raises goes to whoever asked
             return {"raised": f"{type(error).__name__}: {error}"[:2000]}
         return given

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from skyrl.config import SkyRLGymConfig
 from skyrl.config.import_paths import absolute
 from skyrl.envs.env import Env, EnvStep, Message
-from skyrl.errors import RewardError, TaskError, WorkerEnded
+from skyrl.errors import RewardError, SkipSample, TaskError, WorkerEnded
 from skyrl.processes.sandbox import Limits, Sandbox
 from skyrl.processes.tiers import Tier
 from skyrl.processes.worker import Worker
@@ -89,6 +89,8 @@ class IsolatedEnv(Env):
             self._ended = True
             self._worker.close()
             raise WorkerEnded("output", f"gave {answer['too_large']} characters and was ended")
+        if "skipped" in answer:
+            raise SkipSample(answer["skipped"])
         if "raised" in answer:
             raise RewardError(f"raised {answer['raised']}")
         return answer["gave"]

@@ -9,6 +9,7 @@ from skyrl.config.environment import SearchEnvConfig
 from skyrl.envs.search import ATTEMPTS, TOKEN_VARIABLE, ask_retriever
 from skyrl.envs.text2sql import SHOWN_ROWS, TOOL_SECONDS, ask_database, shown
 from skyrl.envs.tools import Tool
+from skyrl.errors import TaskError
 from skyrl.processes.credentials import api_key
 from skyrl.processes.sandbox import Limits, Sandbox
 
@@ -35,7 +36,12 @@ def python_tool(sandbox: Sandbox, limits: Limits | None = None) -> Tool:
 
 
 def sql_tool(db: Path, sandbox: Sandbox) -> Tool:
-    """`sql(query)`: a query that may only read, against one SQLite file."""
+    """`sql(query)`: a query that may only read, against one SQLite file. Raises `TaskError`."""
+    if not db.is_file() or not sandbox.may_open(db):
+        raise TaskError(
+            f"the sql tool cannot open {db} in a sandbox of the tier {sandbox.tier!r}: it has to be a file below one "
+            "of Sandbox(readable=[...]), and in the tier `process` of a run of root's one that everybody may read"
+        )
     return Tool(
         name="sql",
         description=f"Run a query of SQLite that reads. Shows at most {SHOWN_ROWS} rows.",

@@ -131,7 +131,9 @@ class ToolEnv(Env):
 
     def _told(self, call: Call) -> Message:
         self._counts["tool_calls"] += 1
-        return {"role": "tool", "name": call.name or "unknown", "content": _cut(self._result(call))}
+        number = int(self._counts["tool_calls"])
+        told = {"role": "tool", "name": call.name or "unknown", "tool_call_id": f"call{number:05}"}
+        return told | {"content": _cut(self._result(call))}
 
     def _result(self, call: Call) -> str:
         tool = next((each for each in self.tools if each.name == call.name), None)
@@ -144,7 +146,7 @@ class ToolEnv(Env):
             self._counts["tool_timeouts"] += 1
             return f"Error: {tool.name} gave nothing within {tool.seconds:g} s"
         value, error = outcome
-        if isinstance(error, ServiceError | SkyRLError):
+        if isinstance(error, ServiceError | SkyRLError):  # SkipSample among these
             raise error
         if error is not None:
             self._counts["tool_errors"] += 1

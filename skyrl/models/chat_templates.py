@@ -23,9 +23,35 @@ _ASK = (
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 
+_TOOLS = (
+    "{% if tools %}<|im_start|>system\n"
+    "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] + '\n\n' }}{% endif %}"
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
+    "{% for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor %}{{ '\n' }}</tools>\n\n"
+    "For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML "
+    'tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n'
+    "{% endif %}"
+)
+
+_CALLS = (
+    "{% for call in message['tool_calls'] or [] %}{% if content or not loop.first %}{{ '\n' }}{% endif %}"
+    '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n'
+    "</tool_call>{% endfor %}"
+)
+
+_RESULT = (
+    "{% if loop.first or messages[loop.index0 - 1]['role'] != 'tool' %}<|im_start|>user{% endif %}"
+    "{{ '\n<tool_response>\n' + content + '\n</tool_response>' }}"
+    "{% if loop.last or messages[loop.index0 + 1]['role'] != 'tool' %}<|im_end|>\n{% endif %}"
+)
+
 _CHATML = (
-    "{%% for message in messages %%}{%% set content = message['content'] %%}%s"
-    "<|im_start|>{{ message['role'] }}\n{{ content }}<|im_end|>\n{%% endfor %%}"
+    f"{_TOOLS}{{% for message in messages %}}{{% set content = message['content'] or '' %}}HISTORY"
+    "{% if message['role'] == 'tool' %}"
+    + _RESULT
+    + "{% elif not (tools and loop.first and message['role'] == 'system') %}"
+    "<|im_start|>{{ message['role'] }}\n{{ content }}" + _CALLS + "<|im_end|>\n{% endif %}{% endfor %}"
 )
 
 _WITHOUT_EARLIER_THOUGHTS = (
@@ -34,8 +60,8 @@ _WITHOUT_EARLIER_THOUGHTS = (
 )
 
 BUILT_IN: Mapping[str, str] = {
-    "qwen3_with_thinking": _CHATML % "" + _ASK,
-    "qwen3_without_thinking": _CHATML % _WITHOUT_EARLIER_THOUGHTS + _ASK,
+    "qwen3_with_thinking": _CHATML.replace("HISTORY", "") + _ASK,
+    "qwen3_without_thinking": _CHATML.replace("HISTORY", _WITHOUT_EARLIER_THOUGHTS) + _ASK,
 }
 """Qwen3's format: with the thoughts of every answer, or with those of the last alone, as Qwen3 is used."""
 

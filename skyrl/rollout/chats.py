@@ -15,14 +15,13 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from skyrl.config import GeneratorConfig
 from skyrl.errors import DataError
 from skyrl.inference.engine import Completion
+from skyrl.rollout.rendering import Message, Spelled, Template
 from skyrl.rollout.transcript import Transcript
-
-Message = Mapping[str, Any]
 
 ANSWER = "skyrl-answer-5e0f"
 """Stands for the sampled turn in the fixed conversation; what a template writes after it closes the turn."""
@@ -36,8 +35,11 @@ class Turn:
 
     completion: Completion
     observations: Sequence[Message]
-    conversation: Sequence[Message]
-    """Everything that was said, this turn and its observations included."""
+    prompt: Sequence[Message]
+    """What the conversation began with."""
+
+    said: Sequence[Message]
+    """Everything since, this turn and its observations included."""
 
     tools: Sequence[Mapping[str, Any]] = ()
     """What the environment has the template show."""
@@ -53,37 +55,16 @@ class Chat(Protocol):
         """Add what belongs behind the last turn."""
 
 
-def start_ids(
-    tokenizer: Any,
-    messages: Sequence[Message],
-    template_kwargs: Mapping[str, Any],
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> tuple[int, ...]:
-    """A conversation through the chat template, with the header that asks for an answer, and what may be called.
-
-    Raises `DataError`, also for a template that does not show the tools.
-    """
-    text = render(tokenizer, messages, template_kwargs)
-    if tools:
-        without, text = text, render(tokenizer, messages, {**template_kwargs, "tools": [dict(tool) for tool in tools]})
-        if text == without:
-            raise DataError(
-                "the environment has tools, and the chat template shows none: take a model whose template writes "
-                "`tools`, or describe them in the prompt and let tool_schemas() give ()"
-            )
-    return tuple(tokenizer.encode(text, add_special_tokens=False))
-
-
 class MessageChat:
     """Token-in, token-out: the template writes the observations, and the end of the turn where it has none yet."""
 
     def __init__(self, tokenizer: Any, config: GeneratorConfig) -> None:
         self._tokenizer = tokenizer
-        self._template_kwargs = config.chat_template_kwargs
+        self._template = Template(tokenizer=tokenizer, arguments=config.chat_template_kwargs)
         self._closes_stopped_turns = config.append_eos_token_after_stop_str_in_multi_turn
 
     def go_on(self, transcript: Transcript, turn: Turn) -> Transcript:
-        between, completion = self.between(turn.observations), turn.completion
+        between, completion = self.between(turn.observations, turn.tools), turn.completion
         ended = bool(completion.token_ids) and completion.token_ids[-1] in self._special
         if ended and between[:1] == completion.token_ids[-1:]:
             between = between[1:]  # the policy wrote the end itself
@@ -97,16 +78,15 @@ class MessageChat:
         if self._closes_stopped_turns and stopped and completion.token_ids[-1] not in self._special:
             transcript.place((self._tokenizer.eos_token_id,))
 
-    def between(self, observations: Sequence[Message]) -> tuple[int, ...]:
+    def between(self, observations: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """The end of a turn, the observations, and the header of the next turn."""
-        text = render(self._tokenizer, [*FIXED, *observations], self._template_kwargs)
-        _, found, rest = text.partition(ANSWER)
-        if not found:
+        ids = evolve(self._template, tools=tools).after(FIXED, ANSWER, observations)
+        if ids is None:
             raise DataError(
                 "the chat template leaves out an earlier answer, so that no conversation can go on from sampled "
                 "tokens: set generator.use_conversation_multi_turn = false, or take another template"
             )
-        return tuple(self._tokenizer.encode(rest, add_special_tokens=False))
+        return ids
 
     @cached_property
     def _special(self) -> frozenset[int]:
@@ -117,14 +97,14 @@ class SingleAnswer:
     """One assistant message: observations are plain text in it, and an end that was sampled too early is withdrawn."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._spelled = tokenizer, Spelled.by(tokenizer)
 
     def go_on(self, transcript: Transcript, turn: Turn) -> Transcript:
         sampled = turn.completion.token_ids
         if sampled and sampled[-1] in self._tokenizer.all_special_ids:
             transcript.withdraw(1)
         text = "".join(str(message["content"]) for message in turn.observations)
-        transcript.place(tuple(self._tokenizer.encode(text, add_special_tokens=False)))
+        transcript.place(self._spelled.plain(text))
         return transcript
 
     def end(self, transcript: Transcript, completion: Completion) -> None:
@@ -138,10 +118,10 @@ class WholeHistory:
 
     def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any], *, join: bool) -> None:
         """`join`: a turn that goes on from the tokens before belongs to their row. False: each turn is a row."""
-        self._tokenizer, self._template_kwargs, self._join = tokenizer, template_kwargs, join
+        self._template, self._join = Template(tokenizer=tokenizer, arguments=template_kwargs), join
 
     def go_on(self, transcript: Transcript, turn: Turn) -> Transcript:
-        ids = start_ids(self._tokenizer, turn.conversation, self._template_kwargs, turn.tools)
+        ids = evolve(self._template, tools=turn.tools).history(turn.prompt, turn.said)
         before = transcript.input_ids
         if not self._join or ids[: len(before)] != before:
             return Transcript(ids)
@@ -164,15 +144,3 @@ def chat_of(config: GeneratorConfig, tokenizer: Any) -> Chat:
         join = config.merge_stepwise_output or not config.step_wise_trajectories
         return WholeHistory(tokenizer, config.chat_template_kwargs, join=join)
     return MessageChat(tokenizer, config) if config.use_conversation_multi_turn else SingleAnswer(tokenizer)
-
-
-def render(tokenizer: Any, messages: Sequence[Message], template_kwargs: Mapping[str, Any], *, ask: bool = True) -> str:
-    """A conversation as the template writes it; `ask` adds the header of an answer. Raises `DataError`."""
-    try:
-        text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=ask, tokenize=False, **template_kwargs
-        )
-    except Exception as error:  # a template is a program of the model's author: it may raise anything
-        roles = ", ".join(str(message.get("role")) for message in messages)
-        raise DataError(f"the chat template refuses a conversation of {roles}: {error}") from error
-    return text

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
-from skyrl.errors import RewardError, WorkerEnded
+from skyrl.errors import RewardError, SkipSample, WorkerEnded
 from skyrl.processes.redaction import redacted
-from skyrl.trajectory import Failure
+from skyrl.trajectory import Failure, Skipped
 
 T = TypeVar("T")
 
@@ -24,11 +24,11 @@ _KINDS: Mapping[str, Literal["raised", "timeout", "too_large"]] = {
 
 
 class EpisodeError(RewardError):
-    """An episode that cannot go on, through its environment's fault. Stays inside the rollout."""
+    """An episode that cannot go on, through its environment. Stays inside the rollout."""
 
-    def __init__(self, failure: Failure) -> None:
-        self.failure = failure
-        super().__init__(failure.reason)
+    def __init__(self, outcome: Failure | Skipped) -> None:
+        self.outcome = outcome
+        super().__init__(outcome.reason)
 
 
 class EnvCalls:
@@ -55,6 +55,8 @@ class EnvCalls:
                 raise EpisodeError(Failure(kind="timeout", reason=said)) from None
         if isinstance(error, EpisodeError):
             raise error
+        if isinstance(error, SkipSample):
+            raise EpisodeError(Skipped(f"{who} skips it: {_short(str(error))}")) from error
         if isinstance(error, WorkerEnded):
             raise EpisodeError(Failure(kind=_KINDS[error.how], reason=f"{who} {_short(str(error))}")) from error
         if isinstance(error, RewardError):

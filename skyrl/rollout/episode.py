@@ -20,11 +20,12 @@ from skyrl.envs import Env, EnvStep
 from skyrl.envs.registry import MakeEnv
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
-from skyrl.rollout.chats import Chat, Message, Turn, start_ids
+from skyrl.rollout.chats import Chat, Turn
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
 from skyrl.rollout.filters import without_a_cut_off
+from skyrl.rollout.rendering import Message, Template
 from skyrl.rollout.transcript import Transcript
-from skyrl.trajectory import Failure, Prompt, Step, StopReason, Trajectory
+from skyrl.trajectory import Failure, Prompt, Skipped, Step, StopReason, Trajectory
 
 T = TypeVar("T")
 
@@ -55,7 +56,8 @@ class Episode:
         self._env: Env | None = None
         self._transcript = Transcript(prompt.token_ids)
         self._earlier: list[Step] = []
-        self._conversation: list[Message] = []
+        self._begun_with: Sequence[Message] = prompt.messages
+        self._said: list[Message] = []
         self._tools: Sequence[Mapping[str, Any]] = ()
         self._turns = 0
         self._metrics: dict[str, float] = {}
@@ -68,11 +70,12 @@ class Episode:
         self._env, messages, tools = await self._in_env(
             self._who("starting on"), _started, self._make, self._extras(), prompt.messages
         )
-        self._conversation, self._tools = list(messages), tools
+        self._begun_with, self._tools = messages, tools
         config = self._stage.config
         if messages != prompt.messages or tools or config.chat_template.name_or_path is not None:
-            ids = start_ids(self._stage.tokenizer, messages, config.chat_template_kwargs, tools)
-            self._transcript = Transcript(ids)
+            kwargs = config.chat_template_kwargs
+            template = Template(tokenizer=self._stage.tokenizer, arguments=kwargs, tools=tools)
+            self._transcript = Transcript(template.start(messages))
         return self._request(self.key)
 
     async def play(self, completion: Completion) -> Trajectory:
@@ -84,6 +87,7 @@ class Episode:
             if step.done or self._turns >= self._stage.config.max_turns:
                 break
             if not self._go_on(completion, step):
+                await self._measure()
                 return self._trajectory("length")
             request = self._request(evolve(self.key, turn=self._turns))
             (completion,) = await self._timed("llm", self._stage.client.generate(request))
@@ -93,11 +97,12 @@ class Episode:
 
     def _go_on(self, completion: Completion, step: EnvStep) -> bool:
         """Is there room for another turn? Then the transcript is what it starts from."""
-        self._conversation += ({"role": "assistant", "content": completion.text}, *step.observations)
+        self._said += ({"role": "assistant", "content": completion.text}, *step.observations)
         turn = Turn(
             completion=completion,
             observations=step.observations,
-            conversation=self._conversation,
+            prompt=self._begun_with,
+            said=self._said,
             tools=self._tools,
         )
         before, end = self._transcript, len(self._transcript.response_ids)
@@ -141,8 +146,14 @@ class Episode:
         self._transcript.credit(number(step.reward, f"{who} gave the reward"))
         if not step.done and self._stage.config.max_turns == 1:
             raise _wrong(f"{who} wants another turn, but generator.max_turns is 1")
-        self._metrics = {name: number(value, f"{who} measured {name} =") for name, value in metrics.items()}
+        self._metrics = _numbers(metrics, who)
         return step
+
+    async def _measure(self) -> None:
+        """What the environment measured, of an episode that ended between two turns."""
+        assert self._env is not None, "play() comes after begin()"
+        who = self._who("measuring")
+        self._metrics = _numbers(await self._in_env(who, self._env.get_metrics), who)
 
     def _trajectory(self, reason: StopReason) -> Trajectory:
         config = self._stage.config
@@ -173,6 +184,10 @@ class Episode:
         """In place of a sample that could not be had: the prompt alone, with no reward."""
         blank = Episode(self._stage, self._prompt, self._make, self.key)
         return evolve(blank._trajectory("stop"), failures=failures, failed=True)
+
+    def skipped(self, outcome: Skipped, failures: tuple[Failure, ...]) -> Trajectory:
+        """In place of a sample that is not judged: the same."""
+        return evolve(self.failed(failures), skipped=outcome.reason, failed=False)
 
     def _request(self, key: SampleKey) -> GenerationRequest:
         return GenerationRequest(prompt_ids=self._transcript.input_ids, sampling=self._stage.sampling, keys=(key,))
@@ -222,6 +237,10 @@ def _refuse_unreadable(observations: Any, who: str) -> None:
     if length > LONGEST_OBSERVATION:
         said = f"{who} shows {length} characters, more than {LONGEST_OBSERVATION}"
         raise EpisodeError(Failure(kind="too_large", reason=said))
+
+
+def _numbers(metrics: Mapping[str, Any], who: str) -> dict[str, float]:
+    return {name: number(value, f"{who} measured {name} =") for name, value in metrics.items()}
 
 
 def _wrong(reason: str) -> EpisodeError:

@@ -32,18 +32,19 @@ def without_a_cut_off(row: Trajectory) -> Trajectory:
 
 
 def filled(group: TrajectoryGroup) -> TrajectoryGroup:
-    """The same group, in which the next sample that did not fail stands in for each that did; as it is if all did."""
+    """The same group, in which the next sample with a reward stands in for each that has none, if one has."""
     rows = group.trajectories
-    good = [place for place, row in enumerate(rows) if not row.failed]
+    good = [place for place, row in enumerate(rows) if not row.missing]
     if not good or len(good) == len(rows):
         return group
 
     def standing_in(place: int) -> Trajectory:
-        found = rows[min(good, key=lambda other: (other - place) % len(rows))]
-        own = rows[place]
-        return attrs.evolve(found, sample_index=own.sample_index, failures=own.failures, filled=True)
+        found, own = rows[min(good, key=lambda other: (other - place) % len(rows))], rows[place]
+        return attrs.evolve(
+            found, sample_index=own.sample_index, failures=own.failures, skipped=own.skipped, filled=True
+        )
 
-    whole = [standing_in(place) if row.failed else row for place, row in enumerate(rows)]
+    whole = [standing_in(place) if row.missing else row for place, row in enumerate(rows)]
     return attrs.evolve(group, trajectories=tuple(whole))
 
 

@@ -78,7 +78,8 @@ def _failures(groups: Sequence[TrajectoryGroup]) -> Metrics:
     counts: Metrics = {f"rollout/failures_{kind}": kinds.count(kind) for kind in dict.fromkeys(kinds)}
     return counts | {
         "rollout/failures": len(kinds),
-        "rollout/replaced_samples": sum(bool(row.failures) and not (row.failed or row.filled) for row in rows),
+        "rollout/replaced_samples": sum(bool(row.failures) and not (row.missing or row.filled) for row in rows),
+        "rollout/skipped_samples": sum(bool(row.skipped) for row in rows),
         "rollout/filled_samples": sum(row.filled for row in rows),
         "rollout/dropped_groups": sum(group.dropped for group in groups),
     }

@@ -107,7 +107,7 @@ class Selection:
         return self._algorithm.advantage_estimator == "remax"
 
     async def _with_baselines(self, groups: Batch, version: int) -> Batch:
-        """With the reward of one greedy answer to each prompt."""
+        """With the reward of one greedy answer to each prompt; a group whose answer has none is not trained on."""
         prompts: list[Prompt] = [group.prompt for group in groups]
         greedy = await self._generator.generate(
             prompts,
@@ -116,6 +116,9 @@ class Selection:
             weight_version=version,
             purpose="baseline",
         )
+        without = sum(answer.dropped for answer in greedy)
+        self.metrics |= {"rollout/groups_without_baseline": without} if without else {}
         return tuple(
-            attrs.evolve(group, baseline=answer.rewards[0]) for group, answer in zip(groups, greedy, strict=True)
+            attrs.evolve(silenced(group) if answer.dropped else group, baseline=answer.rewards[0])
+            for group, answer in zip(groups, greedy, strict=True)
         )

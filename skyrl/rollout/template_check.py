@@ -11,23 +11,52 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from skyrl.config import GeneratorConfig
 from skyrl.errors import DataError
-from skyrl.rollout.chats import ANSWER, FIXED, Message, render
+from skyrl.rollout.chats import ANSWER, FIXED
+from skyrl.rollout.rendering import Message, Template
 
 _ASKED: Message = {"role": "user", "content": "What is 2+2?"}
+_SURE: Message = {"role": "user", "content": "Are you sure?"}
 
-DIALOGUES: Mapping[str, tuple[str, Message, str]] = {
-    # name: first answer, observation, second answer
-    "two turns": ("Four.", {"role": "user", "content": "Are you sure?"}, "Yes."),
-    "thoughts in the first turn": (
-        "<think>\nTwo and two.\n</think>\n\nFour.",
-        {"role": "user", "content": "Are you sure?"},
-        "Yes.",
+TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+_CALL = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 2}}}
+CALLS: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+"""A call as Hugging Face's templates are given one; what the policy samples for it is what the template writes."""
+
+
+@frozen
+class Dialogue:
+    """Two turns, and what is observed between them."""
+
+    first: str | Message
+    """What is sampled, or a message whose text is the template's own."""
+
+    observation: Message
+    second: str
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+DIALOGUES: Mapping[str, Dialogue] = {
+    "two turns": Dialogue("Four.", _SURE, "Yes."),
+    "thoughts in the first turn": Dialogue("<think>\nTwo and two.\n</think>\n\nFour.", _SURE, "Yes."),
+    "a tool's answer": Dialogue("I shall look.", {"role": "tool", "content": "4"}, "Four."),
+    "a call of a tool": Dialogue(
+        CALLS, {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": "4"}, "Four.", (TOOL,)
     ),
-    "a tool's answer": ("I shall look.", {"role": "tool", "content": "4"}, "Four."),
 }
 
 
@@ -46,19 +75,23 @@ class Verdict:
 
 def check_template(tokenizer: Any, config: GeneratorConfig | None = None) -> tuple[Verdict, ...]:
     """A verdict for each dialogue of `DIALOGUES`; `config` gives `chat_template_kwargs`."""
-    kwargs = (config or GeneratorConfig()).chat_template_kwargs
-    return tuple(_verdict(tokenizer, name, kwargs) for name in DIALOGUES)
+    arguments = (config or GeneratorConfig()).chat_template_kwargs
+    template = Template(tokenizer=tokenizer, arguments=arguments)
+    return tuple(_verdict(template, name) for name in DIALOGUES)
 
 
-def _verdict(tokenizer: Any, name: str, kwargs: Mapping[str, Any]) -> Verdict:
-    first, observation, second = DIALOGUES[name]
-    said: Sequence[Message] = [{"role": "assistant", "content": first}, observation]
+def _verdict(template: Template, name: str) -> Verdict:
+    said = DIALOGUES[name]
+    template = evolve(template, tools=said.tools)
+    first = said.first if isinstance(said.first, Mapping) else {"role": "assistant", "content": said.first}
     try:
-        start = render(tokenizer, [_ASKED], kwargs)
-        between = render(tokenizer, [*FIXED, observation], kwargs).partition(ANSWER)[2]
-        ours = start + first + between + second
-        last = {"role": "assistant", "content": second}
-        whole = render(tokenizer, [_ASKED, *said, last], kwargs, ask=False)
+        template.start([_ASKED])  # which shows the tools
+        start = template.text([_ASKED])
+        sampled = said.first if isinstance(said.first, str) else _called(template, start)
+        between = template.text([*FIXED, said.observation]).partition(ANSWER)[2]
+        ours = start + sampled + between + said.second
+        last = {"role": "assistant", "content": said.second}
+        whole = template.text([_ASKED, first, said.observation, last], ask=False)
     except DataError as error:
         return Verdict(dialogue=name, outcome="refused", as_a_whole=str(error))
     if whole.startswith(ours):
@@ -71,3 +104,14 @@ def _verdict(tokenizer: Any, name: str, kwargs: Mapping[str, Any]) -> Verdict:
         turn_by_turn=ours[place : place + 100],
         as_a_whole=whole[place : place + 100],
     )
+
+
+def _called(template: Template, start: str) -> str:
+    """The call as the template writes it, up to where a turn ends. Raises `DataError` if it writes none."""
+    whole = template.text([_ASKED, CALLS], ask=False)
+    if "add" not in whole.removeprefix(template.text([_ASKED], ask=False)):
+        raise DataError("the chat template writes no `tool_calls`: the calls of earlier turns would be left out")
+    end = template.text(FIXED, ask=False).partition(ANSWER)[2]
+    header = template.text([_ASKED], ask=False)
+    written = whole[len(start) :] if whole.startswith(start) else whole.removeprefix(header)
+    return written.removesuffix(end)

@@ -53,7 +53,9 @@ class MetricsFile:
 
 
 def sample_records(step: int, groups: Sequence[TrajectoryGroup], decode: Any) -> Iterator[dict[str, Any]]:
-    """Each trajectory as a record: prompt, answer, reward, why it ended. `decode` turns token ids into text."""
+    """Each trajectory as a record: prompt, answer, reward, why it ended, or why it was not judged. `decode` turns token
+    ids into text.
+    """
     for group in groups:
         for trajectory in group.trajectories:
             earlier = [
@@ -69,4 +71,7 @@ def sample_records(step: int, groups: Sequence[TrajectoryGroup], decode: Any) ->
                 "stop_reason": trajectory.stop_reason,
                 "response_ids": list(trajectory.response_ids),
                 "weight_version": max(trajectory.weight_versions, default=None),
-            } | ({"earlier": earlier} if earlier else {})
+                **({"earlier": earlier} if earlier else {}),
+                **({"failures": [each.reason for each in trajectory.failures]} if trajectory.failures else {}),
+                **({"skipped": trajectory.skipped} if trajectory.skipped else {}),
+            }

@@ -62,6 +62,30 @@ def test_hostile_answers_are_neither_equal_nor_the_end_of_the_grader(equal: Math
     assert left_over() == []
 
 
+PAIRS = (
+    *((r"\frac{1}{2}", "0.5"), ("3", "4"), ("x^2-1", "(x-1)(x+1)"), ("x", "y"), (r"\pi", "3.14"), ("1,200", "1200")),
+    *((r"\{1,2\}", r"\{2,1\}"), ("(1,2)", "(2,1)"), ("x=3", "3"), (r"50\%", "0.5"), ("i^2", "-1"), ("e", "2.71828")),
+)
+SPOILING = (
+    *("x=5", "e=3", r"\pi=4", "i=1", "1=2", r"3\equiv 4", r"\sin=\cos", r"\text{assume } x=y", "__import__('sympy').S"),
+    *(r"\newcommand{\pi}{3}", r"\def\frac#1#2{3}", "9" * 1500, r"\frac" * 200, "a" * 1900, r"\infty", r"\emptyset"),
+)
+"""What a worker that kept anything of an answer would be changed by: names, constants, notation, precision."""
+
+
+def test_an_answer_does_not_affect_how_the_next_is_judged() -> None:
+    equal = MathEqual(HERE[-1])
+    fresh = [equal(answer, truth) for answer, truth in PAIRS]
+    for spoiling in SPOILING:
+        with suppress(WorkerEnded):  # ended at its deadline: the next worker is a fresh one anyway
+            equal(spoiling, "271828", seconds=0.3)
+            equal("271828", spoiling, seconds=0.3)
+    (worker,) = equal._idle
+    assert [equal(answer, truth) for answer, truth in PAIRS] == fresh
+    assert equal._idle == [worker]  # the one that has read everything before
+    equal.close()
+
+
 def test_gsm8k_and_aime_accept_what_is_equal_only_if_asked() -> None:
     extras = {"reward_spec": {"ground_truth": "0.5"}}
     answer = r"it is \boxed{\frac{1}{2}}"

@@ -156,9 +156,16 @@ def test_queries_only_read(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "a.sqlite") as made:
         made.execute("CREATE TABLE t AS SELECT 7 AS n")
     made.close()
-    tool = sql_tool(tmp_path / "a.sqlite", Sandbox("process"))
+    tmp_path.chmod(0o755)  # a run of root's: its queries are another user's
+    tool = sql_tool(tmp_path / "a.sqlite", Sandbox(readable=[tmp_path]))
     assert tool.run(query="SELECT n FROM t") == "n\n7"
     assert "not authorized" in tool.run(query="DROP TABLE t")
+
+
+def test_a_database_that_queries_could_not_open_is_refused_before_the_first(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(TaskError, match=r"cannot open .*gone.sqlite in a sandbox"):
+        sql_tool(tmp_path / "gone.sqlite", Sandbox(readable=[tmp_path]))
 
 
 def test_searches_ask_the_retriever() -> None:

@@ -11,8 +11,10 @@ from skyrl.errors import UserError
 from skyrl.experiments.first_look import sandbox_in_force
 from skyrl.experiments.run_folder import RunFolder
 from skyrl.processes import sandbox
+from skyrl.processes.sandbox import Sandbox
 from skyrl.trajectory import Prompt
 from skyrl.tree import evolve_at
+from tests.nano_run import metrics, train
 
 
 def dataset(env_class: str) -> PromptDataset:
@@ -41,3 +43,15 @@ def test_a_run_that_asks_for_a_tier_that_is_not_there_does_not_start(monkeypatch
     run = evolve_at(SkyRLTrainConfig(), "environment.skyrl_gym.sandbox_tier", "bwrap")
     with pytest.raises(UserError, match="'bwrap' is not available"):
         sandbox_in_force(run, dataset("code"), None)
+
+
+def test_a_run_keeps_the_tier_that_its_programs_ran_in(nano: Path, tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    file.write_text("def task(completion, **columns):\n    return len(completion) % 2\n", encoding="utf-8")
+    tmp_path.chmod(0o755)  # a run of root's: its programs are other users
+    changes = {"environment__env_class": f"{file}:task", "environment__skyrl_gym__isolate_user_env": True}
+    train(nano, tmp_path / "out", **changes, trainer__max_training_steps=1, trainer__eval_before_train=False)
+    kept = json.loads((tmp_path / "out" / "run" / "sandbox.json").read_text(encoding="utf-8"))
+    assert kept == Sandbox().record() | {"environments": [f"{file}:task"]}
+    assert kept["tier"] == sandbox.strongest_tier()
+    assert metrics(tmp_path / "out")[-1]["rollout/failures"] == 0

@@ -58,3 +58,26 @@ def test_a_missing_file_and_an_unknown_name_are_named(tmp_path: Path) -> None:
 def test_a_template_may_refuse_a_conversation_that_the_run_does_not_have(tmp_path: Path) -> None:
     text = "{% if messages[0]['role'] != 'system' %}{{ raise_exception('no system message') }}{% endif %}"
     assert with_template(chat_tokenizer(), file(tmp_path, text)).chat_template == text
+
+
+def test_the_built_in_templates_write_tools_as_qwen3_does() -> None:
+    tool = {"type": "function", "function": {"name": "add"}}
+    call = {"function": {"name": "add", "arguments": {"a": 2}}}
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "", "tool_calls": [call, call]},
+        {"role": "tool", "content": "4"},
+        {"role": "tool", "content": "5"},
+    ]
+    for text in BUILT_IN.values():
+        said = chat_tokenizer(text).apply_chat_template(chat, tools=[tool], tokenize=False, add_generation_prompt=True)
+        assert said.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n\nYou may call")
+        assert '<tools>\n{"type": "function", "function": {"name": "add"}}\n</tools>\n\nFor each' in said
+        assert said.endswith(
+            "</tool_call><|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+            '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>\n'
+            '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call><|im_end|>\n'
+            "<|im_start|>user\n<tool_response>\n4\n</tool_response>\n<tool_response>\n5\n</tool_response><|im_end|>\n"
+            "<|im_start|>assistant\n"
+        )

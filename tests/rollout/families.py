@@ -21,21 +21,37 @@ class Family:
     outcome: str = "stable"
     """What the checker says of two plain turns."""
 
+    call: str = "refused"
+    """What it says of a call of a tool; refused: the template shows no tools."""
 
-def turns(user: str, assistant: str, ask: str, *, other: str | None = None, start: str = "") -> str:
-    """A template of one piece for each role, in which `CONTENT` stands for what is said."""
+
+def turns(
+    user: str, assistant: str, ask: str, *, other: str | None = None, start: str = "", tools: str = "", call: str = ""
+) -> str:
+    """A template of one piece for each role, in which `CONTENT` stands for what is said, `TOOLS` for what there is, and
+    NAME and ARGUMENTS for those of a call, which is an assistant's content.
+    """
     said = "{{ m['content'] }}"
-    pieces = [f"{{% if m['role'] == 'assistant' %}}{assistant.replace('CONTENT', said)}"]
+    calls = call.replace("NAME", "{{ c.function.name }}").replace("ARGUMENTS", "{{ c.function.arguments | tojson }}")
+    shown = tools.replace("TOOLS", "{% for t in tools %}{{ t.function | tojson }}{% endfor %}")
+    said_or_called = said + "{% for c in m['tool_calls'] or [] %}" + calls + "{% endfor %}" if call else said
+    pieces = [f"{{% if m['role'] == 'assistant' %}}{assistant.replace('CONTENT', said_or_called)}"]
     pieces.append(f"{{% elif m['role'] == 'user' %}}{user.replace('CONTENT', said)}")
     if other is None:
         pieces.append("{% else %}{{ raise_exception('only user and assistant') }}{% endif %}")
     else:
         pieces.append(f"{{% else %}}{other.replace('CONTENT', said)}{{% endif %}}")
     each = f"{{% for m in messages %}}{''.join(pieces)}{{% endfor %}}"
-    return f"{start}{each}{{% if add_generation_prompt %}}{ask}{{% endif %}}"
+    first = f"{{% if tools %}}{shown}{{% endif %}}" if tools else ""
+    return f"{start}{first}{each}{{% if add_generation_prompt %}}{ask}{{% endif %}}"
 
 
 ROLE = "{{ m['role'] }}"
+HERMES = '<tool_call>{{ "\\n" }}{"name": "NAME", "arguments": ARGUMENTS}{{ "\\n" }}</tool_call>'
+"""Of Hermes 2 Pro, which Qwen took over."""
+
+RESPONSE = "<|im_start|>user\n<tool_response>\nCONTENT\n</tool_response><|im_end|>\n"
+IM_TOOLS = "<|im_start|>system\n# Tools\n<tools>TOOLS</tools><|im_end|>\n"
 EVERY = "<|im_start|>" + ROLE + "\nCONTENT<|im_end|>\n"
 LLAMA3 = "<|start_header_id|>" + ROLE + "<|end_header_id|>\n\nCONTENT<|eot_id|>"
 GRANITE = "<|start_of_role|>" + ROLE + "<|end_of_role|>CONTENT<|end_of_text|>\n"
@@ -44,17 +60,25 @@ COHERE = "<|START_OF_TURN_TOKEN|><|{}_TOKEN|>CONTENT<|END_OF_TURN_TOKEN|>"
 FAMILIES: Mapping[str, Family] = {
     "chatml": Family(
         source="Qwen2.5-Instruct, model card and tokenizer_config.json",
-        template=turns(EVERY, EVERY, "<|im_start|>assistant\n", other=EVERY),
+        template=turns(EVERY, EVERY, "<|im_start|>assistant\n", other=RESPONSE, tools=IM_TOOLS, call=HERMES),
         special=(),
         end="<|im_end|>",
+        call="stable",
     ),
     "llama 3": Family(
         source="Meta, Llama 3 model cards and prompt formats",
         template=turns(
-            LLAMA3, LLAMA3, "<|start_header_id|>assistant<|end_header_id|>\n\n", other=LLAMA3, start="<|begin_of_text|>"
+            LLAMA3,
+            LLAMA3,
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+            other="<|start_header_id|>ipython<|end_header_id|>\n\nCONTENT<|eot_id|>",
+            start="<|begin_of_text|>",
+            tools="<|start_header_id|>system<|end_header_id|>\n\nYou have these functions: TOOLS<|eot_id|>",
+            call='{"name": "NAME", "parameters": ARGUMENTS}',
         ),
         special=("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
         end="<|eot_id|>",
+        call="stable",
     ),
     "llama 2": Family(
         source="Meta, Llama 2 model cards and prompt formats",
@@ -65,10 +89,22 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "mistral": Family(
         source="Mistral-7B-Instruct-v0.3, model card",
-        template=turns("[INST] CONTENT[/INST]", " CONTENT</s>", "", start="<s>"),
-        special=("<s>", "</s>", "[INST]", "[/INST]"),
+        template=turns(
+            "[INST] CONTENT[/INST]",
+            "{% if m['tool_calls'] %}CONTENT{% else %} {{ m['content'] }}{% endif %}</s>",
+            "",
+            other="[TOOL_RESULTS] {\"content\": {{ m['content'] | tojson }}}[/TOOL_RESULTS]",
+            start="<s>",
+            tools="[AVAILABLE_TOOLS] [TOOLS][/AVAILABLE_TOOLS]",
+            call='[TOOL_CALLS] [{"name": "NAME", "arguments": ARGUMENTS}]',
+        ),
+        special=(
+            *("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]"),
+            *("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+        ),
         end="</s>",
         outcome="differs",
+        call="differs",  # by the space before the last answer
     ),
     "gemma": Family(
         source="Google, Gemma formatting and system instructions",
@@ -127,13 +163,16 @@ FAMILIES: Mapping[str, Family] = {
         template=turns(
             EVERY,
             "<|im_start|>assistant\n{% if loop.last %}<think>\n\n</think>\n\n{% endif %}"
-            "{{ m['content'].split('</think>')[-1].lstrip('\n') }}<|im_end|>\n",
+            "{{ m['content'].split('</think>')[-1].lstrip('\n') }}{% for c in m['tool_calls'] or [] %}"
+            '<tool_call>{{ "\\n" }}{{ c.function | tojson }}{{ "\\n" }}</tool_call>{% endfor %}<|im_end|>\n',
             "<|im_start|>assistant\n",
-            other="<|im_start|>user\n<tool_response>\nCONTENT\n</tool_response><|im_end|>\n",
+            other=RESPONSE,
+            tools=IM_TOOLS,
         ),
         special=(),
         end="<|im_end|>",
         outcome="differs",
+        call="differs",
     ),
     "glm 4": Family(
         source="glm-4-9b-chat, model card: the next speaker's token ends a turn",
@@ -143,9 +182,12 @@ FAMILIES: Mapping[str, Family] = {
             "<|assistant|>\n",
             other="<|observation|>\nCONTENT",
             start="[gMASK]<sop>",
+            tools="<|system|>\nTOOLS",
+            call="NAME\nARGUMENTS",
         ),
-        special=("[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|observation|>"),
+        special=("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
         end="<|user|>",
+        call="stable",
     ),
     "command r": Family(
         source="Cohere, Command R prompt format",
@@ -153,18 +195,114 @@ FAMILIES: Mapping[str, Family] = {
             COHERE.format("USER"),
             COHERE.format("CHATBOT"),
             "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
-            other=COHERE.format("SYSTEM"),
+            other="<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|><results>\nCONTENT</results><|END_OF_TURN_TOKEN|>",
+            tools="<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>## Available Tools\nTOOLS<|END_OF_TURN_TOKEN|>",
+            call='Action: ```json\n[{"tool_name": "NAME", "parameters": ARGUMENTS}]```',
         ),
         special=(
             *("<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>"),
             "<|SYSTEM_TOKEN|>",
         ),
         end="<|END_OF_TURN_TOKEN|>",
+        call="stable",
     ),
     "granite 3": Family(
         source="IBM, Granite 3 prompt engineering guide",
-        template=turns(GRANITE, GRANITE, "<|start_of_role|>assistant<|end_of_role|>", other=GRANITE),
-        special=("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"),
+        template=turns(
+            GRANITE,
+            GRANITE,
+            "<|start_of_role|>assistant<|end_of_role|>",
+            other="<|start_of_role|>tool_response<|end_of_role|>CONTENT<|end_of_text|>\n",
+            tools="<|start_of_role|>available_tools<|end_of_role|>TOOLS<|end_of_text|>\n",
+            call='<|tool_call|>[{"name": "NAME", "arguments": ARGUMENTS}]',
+        ),
+        special=("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>", "<|tool_call|>"),
         end="<|end_of_text|>",
+        call="stable",
+    ),
+    "kimi k2": Family(
+        source="Moonshot, Kimi-K2-Instruct, chat_template.jinja",
+        template=turns(
+            "<|im_user|>user<|im_middle|>CONTENT<|im_end|>",
+            "<|im_assistant|>assistant<|im_middle|>CONTENT<|im_end|>",
+            "<|im_assistant|>assistant<|im_middle|>",
+            other="<|im_system|>tool<|im_middle|>## Return of a call\nCONTENT<|im_end|>",
+            tools="<|im_system|>tool_declare<|im_middle|>[TOOLS]<|im_end|>",
+            call=(
+                "<|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>ARGUMENTS"
+                "<|tool_call_end|><|tool_calls_section_end|>"
+            ),
+        ),
+        special=(
+            *("<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "<|tool_calls_section_begin|>"),
+            *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>"),
+        ),
+        end="<|im_end|>",
+        call="stable",
+    ),
+    "harmony": Family(
+        source="OpenAI, gpt-oss: harmony response format",
+        template=turns(
+            "<|start|>user<|message|>CONTENT<|end|>",
+            "<|start|>assistant<|channel|>final<|message|>CONTENT<|end|>",
+            "<|start|>assistant",
+            other="<|start|>functions to=assistant<|channel|>commentary<|message|>CONTENT<|end|>",
+            tools="<|start|>developer<|message|># Tools\nTOOLS<|end|>",
+            call="to=functions.NAME<|message|>ARGUMENTS",
+        ),
+        special=("<|start|>", "<|channel|>", "<|message|>", "<|end|>"),
+        end="<|end|>",
+        outcome="differs",  # the policy writes the channel, which is no part of what was said
+        call="differs",
+    ),
+    "jamba 1.5": Family(
+        source="AI21, AI21-Jamba-1.5-Mini, model card",
+        template=turns(
+            "<|bom|><|user|> CONTENT<|eom|>",
+            "<|bom|><|assistant|> CONTENT<|eom|>",
+            "<|bom|><|assistant|>",
+            other="<|bom|><|tool|> CONTENT<|eom|>",
+            tools="<|bom|><|system|> # Tools\n<tool_definitions>TOOLS</tool_definitions><|eom|>",
+            call='<tool_calls>[{"name": "NAME", "arguments": ARGUMENTS}]</tool_calls>',
+        ),
+        special=("<|bom|>", "<|eom|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|system|>"),
+        end="<|eom|>",
+        outcome="differs",  # a space before each answer
+        call="differs",
+    ),
+    "deepseek v3.1": Family(
+        source="DeepSeek-V3.1, model card: an answer goes on behind the output of a tool, without a header",
+        template=turns(
+            "<|User|>CONTENT<|Assistant|></think>",
+            "CONTENT<|end_of_sentence|>",
+            "",
+            other="<|tool_output_begin|>CONTENT<|tool_output_end|>",
+            tools="## Tools\nTOOLS\n\n",
+            call=(
+                "<|tool_calls_begin|><|tool_call_begin|>NAME<|tool_sep|>ARGUMENTS<|tool_call_end|><|tool_calls_end|>"
+            ),
+        ),
+        special=(
+            *("<|User|>", "<|Assistant|>", "<|end_of_sentence|>", "<|tool_output_begin|>", "<|tool_output_end|>"),
+            *("<|tool_calls_begin|>", "<|tool_call_begin|>", "<|tool_sep|>", "<|tool_call_end|>", "<|tool_calls_end|>"),
+        ),
+        end="<|end_of_sentence|>",
+        call="stable",
+    ),
+    "glm 4.5": Family(
+        source="GLM-4.5, chat_template.jinja: an answer begins on a new line, which the policy writes",
+        template=turns(
+            "<|user|>\nCONTENT",
+            "<|assistant|>\nCONTENT",
+            "<|assistant|>",
+            other="<|observation|>\n<tool_response>\nCONTENT\n</tool_response>",
+            start="[gMASK]<sop>",
+            tools="<|system|>\n# Tools\n<tools>\nTOOLS\n</tools>",
+            call="\n<tool_call>NAME\n<arg_key>all</arg_key>\n<arg_value>ARGUMENTS</arg_value>\n</tool_call>",
+        ),
+        special=("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+        end="<|user|>",
+        outcome="differs",
+        call="differs",
     ),
 }

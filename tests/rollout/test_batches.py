@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from skyrl.config import AlgorithmConfig, DynamicSamplingConfig, GeneratorConfig, SamplingParams
 from skyrl.data.cursor import PromptCursor
@@ -116,3 +117,18 @@ async def test_remax_compares_with_one_greedy_answer_to_each_prompt() -> None:
     greedy = generator.asked[1]
     assert greedy["sampling"] == SamplingParams(temperature=0.0)
     assert (greedy["samples_per_prompt"], greedy["purpose"], greedy["weight_version"]) == (1, "baseline", 5)
+
+
+async def test_a_group_whose_greedy_answer_could_not_be_judged_is_not_compared_with_0() -> None:
+    class OneFails(Scripted):
+        async def generate(self, prompts: Sequence[Prompt], **asked: Any) -> tuple[TrajectoryGroup, ...]:
+            first, second = await super().generate(prompts, **asked)
+            if asked.get("purpose") == "baseline":
+                first = evolve(first, trajectories=(evolve(first.trajectories[0], failed=True),))
+            return first, second
+
+    source = rollouts(OneFails([GOOD, GOOD], [(0.0,), (0.75,)]), advantage_estimator="remax")
+    silent, speaking = await source.next_batch(5)
+    assert [row.trained for row in silent.trajectories] == [False, False]
+    assert ([row.trained for row in speaking.trajectories], speaking.baseline) == ([True, True], 0.75)
+    assert source.metrics() == {"rollout/groups_without_baseline": 1}

@@ -8,9 +8,16 @@ from typing import Any, Literal
 
 import pytest
 
-from skyrl.config import GeneratorConfig, InferenceEngineConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
+from skyrl.config import (
+    ChatTemplateConfig,
+    GeneratorConfig,
+    InferenceEngineConfig,
+    SamplingParams,
+    SkyRLGymConfig,
+    SkyRLLoraConfig,
+)
 from skyrl.envs.registry import find_task
-from skyrl.errors import TaskError, WorkerEnded
+from skyrl.errors import SkipSample, TaskError, WorkerEnded
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.processes.sandbox import why_unavailable
 from skyrl.processes.tiers import TIERS, Tier
@@ -18,15 +25,19 @@ from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.measures import measure
 from skyrl.trajectory import Prompt
 from tests.processes.left_over import left_over
+from tests.rollout.chats import Says, chat_tokenizer, play
+from tests.rollout.chats import prompt as chat_prompt
 from tests.rollout.test_generator import Scripted
+from tests.rollout.test_tools import APPLE, QWEN
 
 TASK = """
 import os, sys, time
-from skyrl.envs import Env, EnvStep
+from skyrl.envs import Env, EnvStep, SkipSample
 
 class Task(Env):
     def step(self, action):
         how = self.extras["how"]
+        if how == "skips": raise SkipSample("no answer is known")
         if how == "hangs": time.sleep(1000)
         if how == "hangs for good":
             import signal
@@ -63,26 +74,23 @@ class Task(Env):
     def get_metrics(self): return getattr(self, "metrics", {"steps": 1})
 """
 
-SHOP = '''
+SHOP = """
 from skyrl.envs import EnvStep
 from skyrl.envs.tools import Tool, ToolEnv
 
 class Shop(ToolEnv):
     def __init__(self, extras):
         super().__init__(extras)
-        self.tools = (Tool.of(self.price),)
+        item = {"item": {"type": "string", "description": "what is sold"}}
+        parameters = {"type": "object", "properties": item, "required": ["item"]}
+        self.tools = (Tool(name="price", description="Of a piece.", parameters=parameters, run=self.price),)
 
-    def price(self, item: str) -> int:
-        """The price of one piece.
-
-        Args:
-            item: what is sold
-        """
+    def price(self, item):
         return self.extras["prices"][item]
 
     def judge(self, answer):
         return EnvStep(reward=1.0, done=True)
-'''
+"""
 
 BROKEN = {
     "hangs": "timeout",
@@ -103,6 +111,7 @@ BROKEN = {
     "hostile metrics": "wrong_type",
 }
 GOOD = ("well", "forks", "prints a gigabyte", "secrets")
+NO_THOUGHTS = ChatTemplateConfig(name_or_path="qwen3_without_thinking")
 HERE = [tier for tier in TIERS if not why_unavailable(tier)]
 
 
@@ -110,12 +119,23 @@ def isolated(tier: Tier | Literal["auto"], **more: Any) -> SkyRLGymConfig:
     return SkyRLGymConfig(isolate_user_env=True, sandbox_tier=tier, **more)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all environments here: a sandbox warms up for each."""
+    made = tmp_path_factory.mktemp("environments")
+    made.chmod(0o755)  # a run of root's: its programs are other users
+    return made
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    file = folder / f"{name}.py"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
 @pytest.fixture
-def task(tmp_path: Path) -> str:
-    file = tmp_path / "task.py"
-    file.write_text(TASK, encoding="utf-8")
-    tmp_path.chmod(0o755)  # a run of root's: its programs are other users
-    return f"{file}:Task"
+def task(folder: Path) -> str:
+    return f"{written(folder, 'task', TASK)}:Task"
 
 
 @pytest.mark.parametrize("tier", [*(pytest.param(tier, marks=pytest.mark.long) for tier in HERE[:-1]), HERE[-1]])
@@ -144,14 +164,11 @@ async def test_broken_environments_fail_by_themselves_and_leave_nothing_behind(
     assert left_over() == []
 
 
-def test_no_episode_sees_another_and_the_module_is_not_imported_here(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    file = tmp_path / "planted.py"
-    file.write_text(
-        "seen = []\ndef reward(completion, **others):\n    seen.append(1)\n    return len(seen)\n", encoding="utf-8"
-    )
+def test_no_episode_sees_another_and_the_module_is_not_imported_here(folder: Path) -> None:
+    text = "seen = []\ndef reward(completion, **others):\n    seen.append(1)\n    return len(seen)\n"
+    file = written(folder, "planted", text)
     name = f"{file}:reward"
-    make = find_task(name, name, isolated("auto"))
+    make = find_task(name, name, isolated(HERE[-1]))
     first, second = make({}), make({})
     try:
         assert [first.step("a").reward, first.step("a").reward, second.step("a").reward] == [1.0, 2.0, 1.0]
@@ -161,12 +178,9 @@ def test_no_episode_sees_another_and_the_module_is_not_imported_here(tmp_path: P
         second.close()
 
 
-def test_the_tools_of_an_isolated_environment_are_seen_and_called(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    file = tmp_path / "shop.py"
-    file.write_text(SHOP, encoding="utf-8")
-    name = f"{file}:Shop"
-    env = find_task(name, name, isolated("auto"))({"prices": {"apple": 3}})
+def test_the_tools_of_an_isolated_environment_are_seen_and_called(folder: Path) -> None:
+    name = f"{written(folder, 'shop', SHOP)}:Shop"
+    env = find_task(name, name, isolated(HERE[-1]))({"prices": {"apple": 3}})
     try:
         env.init(({"role": "user", "content": "?"},))
         (schema,) = env.tool_schemas()
@@ -177,17 +191,41 @@ def test_the_tools_of_an_isolated_environment_are_seen_and_called(tmp_path: Path
         env.close()
 
 
-def test_an_isolated_environment_that_cannot_be_found_says_what_was_looked_for(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    file = tmp_path / "task.py"
-    file.write_text("1 / 0", encoding="utf-8")
-    for name, said in ((f"{file}:f", "ZeroDivisionError"), (f"{tmp_path / 'none.py'}:f", "there is no file")):
+def test_an_isolated_environment_that_cannot_be_found_says_what_was_looked_for(folder: Path) -> None:
+    file = written(folder, "broken", "1 / 0")
+    for name, said in ((f"{file}:f", "ZeroDivisionError"), (f"{folder / 'none.py'}:f", "there is no file")):
         with pytest.raises(TaskError, match=said):
-            find_task(name, name, isolated("auto"))
+            find_task(name, name, isolated(HERE[-1]))
+
+
+@pytest.mark.parametrize("ways", [{}, {"step_wise_trajectories": True}, {"chat_template": NO_THOUGHTS}])
+async def test_isolated_tools_are_shown_and_answer_however_the_conversation_is_rendered(
+    folder: Path, ways: dict[str, Any]
+) -> None:
+    name, tokenizer = f"{written(folder, 'shop', SHOP)}:Shop", chat_tokenizer(QWEN)
+    engine = Says(tokenizer, [f"{APPLE}<|im_end|>", "3<|im_end|>"])
+    lora, settings = SkyRLLoraConfig(), GeneratorConfig(max_turns=3, **ways)
+    client = InferenceEngineClient([engine], tokenizer, "model", lora, InferenceEngineConfig())  # type: ignore[list-item]
+    made = SkyRLGymGenerator("model", lora, settings, isolated(HERE[-1]), client, tokenizer, user_env_class=name)
+    (group,) = await play(made, chat_prompt(tokenizer, name, prices={"apple": 3}))
+    (row,) = group.trajectories
+    assert (row.reward, row.failures, len(engine.requests)) == (1.0, (), 2)
+    for request in engine.requests:
+        assert '"name": "price"' in tokenizer.decode(request.prompt_ids)
+    assert "<tool_response>\n3\n</tool_response>" in tokenizer.decode(engine.requests[1].prompt_ids)
+    rows = [step.prompt_ids + step.response_ids for step in row.steps]
+    assert all(any(whole[: len(asked.prompt_ids)] == asked.prompt_ids for whole in rows) for asked in engine.requests)
+
+
+def test_an_isolated_environment_may_skip_a_sample(task: str) -> None:
+    env = find_task(task, task, isolated(HERE[-1]))({"how": "skips"})
+    with pytest.raises(SkipSample, match="no answer is known"):
+        env.step("an answer")
+    env.close()
 
 
 def test_closing_an_episode_ends_a_call_that_still_runs(task: str) -> None:
-    env = find_task(task, task, isolated("auto"))({"how": "hangs"})
+    env = find_task(task, task, isolated(HERE[-1]))({"how": "hangs"})
     with ThreadPoolExecutor(1) as beside:
         running = beside.submit(env.step, "an answer")
         time.sleep(0.3)
@@ -201,4 +239,4 @@ def test_closing_an_episode_ends_a_call_that_still_runs(task: str) -> None:
 
 def test_a_row_that_json_cannot_say_is_refused(task: str) -> None:
     with pytest.raises(TaskError, match="as JSON"):
-        find_task(task, task, isolated("auto"))({"how": {1, 2}})
+        find_task(task, task, isolated(HERE[-1]))({"how": {1, 2}})

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from threading import Event
 from typing import Any
 
 import pytest
 
 from skyrl.config import SkyRLGymConfig
 from skyrl.envs import Env, EnvStep, register
-from skyrl.errors import RewardError, RunError
+from skyrl.envs.reward_functions import RewardFunctionEnv
+from skyrl.errors import RewardError, RunError, SkipSample
 from skyrl.inference.engine import Completion
 from skyrl.rollout.measures import measure
 from skyrl.trajectory import Trajectory
@@ -128,6 +130,7 @@ async def test_a_conversation_that_became_too_long_ends_before_its_next_turn() -
     (group,) = await play(generator(engine, TOKENIZER, max_input_length=len(asked.token_ids) + 4), asked)
     (row,) = group.trajectories
     assert (TOKENIZER.decode(row.response_ids), row.stop_reason) == ("a<|im_end|>", "length")
+    assert row.metrics == {"steps": 1.0}
     assert len(engine.requests) == 1
 
 
@@ -209,9 +212,11 @@ class Fails(Env):
         if action == "hang":
             import time
 
-            time.sleep(6)
+            time.sleep(4)
         if action == "raise":
             raise ValueError("no")
+        if action == "skip":
+            raise SkipSample("no answer is known.")
         if action == "exit":
             raise SystemExit(1)
         if action in ("type", "text"):
@@ -253,7 +258,7 @@ async def test_a_sample_whose_environment_fails_is_drawn_again_and_counted() -> 
 
 async def test_every_kind_of_failure_is_counted_beside_good_samples() -> None:
     bad = ("hang", "raise", "exit", "type", "text", "nan", "gigabyte")
-    group = await group_of(*bad, "good", step_timeout_seconds=4.0)
+    group = await group_of(*bad, "good", step_timeout_seconds=2.5)
     kinds = [failure.kind for row in group.trajectories for failure in row.failures]
     assert kinds == ["timeout", "raised", "raised", "wrong_type", "wrong_type", "not_finite", "too_large"]
     assert group.rewards == (1.0,) * 8
@@ -343,3 +348,73 @@ async def test_no_more_trajectories_are_in_flight_than_allowed() -> None:
     asked = [prompt(TOKENIZER, "tests-alive") for _ in range(6)]
     await play(generator(engine, TOKENIZER, max_trajectories_in_flight=4), *asked, samples=2)
     assert max(alive) <= 4
+
+
+async def test_a_sample_that_is_not_judged_is_neither_a_failure_nor_a_reward() -> None:
+    group = await group_of("skip", "good", "good", max_failed_share=0.0)
+    assert group.dropped
+    assert [row.skipped[-19:] for row in group.trajectories] == ["no answer is known.", "", ""]
+    assert not any(row.failures for row in group.trajectories)
+    assert not any(row.trained for row in group.trajectories)
+    counted = measure([group])
+    assert (counted["rollout/skipped_samples"], counted["rollout/dropped_groups"]) == (1, 1)
+    assert counted["rollout/failures"] == 0
+
+
+async def test_another_sample_can_stand_in_for_one_that_is_not_judged() -> None:
+    group = await group_of("skip", "good", "raise", max_attempts=1, failed_samples="fill")
+    assert (group.dropped, group.rewards) == (False, (1.0, 1.0, 1.0))
+    assert [row.filled for row in group.trajectories] == [True, False, True]
+    counted = measure([group])
+    assert (counted["rollout/skipped_samples"], counted["rollout/filled_samples"]) == (1, 2)
+    assert counted["rollout/replaced_samples"] == 0
+
+
+async def test_a_reward_function_and_the_start_of_an_environment_may_skip_a_sample() -> None:
+    def unknown(completion: str, **columns: Any) -> float:
+        raise SkipSample("unknown")
+
+    class Unknown(Env):
+        def init(self, prompt: Any) -> Any:
+            raise SkipSample("unknown")
+
+    register("tests-unknown", lambda extras: RewardFunctionEnv(extras, unknown))
+    register("tests-unknown-start", Unknown)
+    for name in ("tests-unknown", "tests-unknown-start"):
+        (group,) = await play(generator(Says(TOKENIZER, ["a"]), TOKENIZER), prompt(TOKENIZER, name))
+        assert group.trajectories[0].skipped.endswith("skips it: unknown")
+
+
+async def test_an_environment_that_does_not_close_is_left_behind_when_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hangs = Event()
+
+    class Open(Env):
+        def step(self, action: str) -> EnvStep:
+            return EnvStep(reward=1.0, done=True)
+
+        def close(self) -> None:
+            hangs.wait()
+
+    register("tests-open", Open)
+    monkeypatch.setattr("skyrl.rollout.attempts.CLOSING_SECONDS", 0.1)
+    gym = SkyRLGymConfig(
+        trajectory_timeout_seconds=0.1, step_timeout_seconds=None, max_attempts=1, max_failed_share=1.0
+    )
+    (group,) = await play(generator(Says(TOKENIZER, ["a"]), TOKENIZER, gym), prompt(TOKENIZER, "tests-open"))
+    hangs.set()
+    (failure,) = group.trajectories[0].failures
+    assert (failure.kind, group.dropped) == ("timeout", True)
+
+
+async def test_an_engine_that_is_late_is_no_fault_of_the_environment() -> None:
+    class Late(Says):
+        async def generate(self, request: Any) -> tuple[Completion, ...]:
+            if request.keys[0].turn:
+                raise TimeoutError("the engine gave nothing")
+            return await super().generate(request)
+
+    engine = Late(TOKENIZER, ["a<|im_end|>", "b<|im_end|>"])
+    with pytest.raises(TimeoutError, match="the engine gave nothing"):
+        await play(generator(engine, TOKENIZER), prompt(TOKENIZER, "tests-counts"))

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from skyrl.envs import Env, EnvStep, register
-from skyrl.rollout.template_check import check_template
+from skyrl.envs.tools import Tool, ToolEnv
+from skyrl.rollout.template_check import TOOL, check_template
 from tests.rollout.chats import Says, chat_tokenizer, generator, play, prompt
 from tests.rollout.families import FAMILIES
 
@@ -29,6 +30,10 @@ class Dialogue(Env):
 
 
 register("tests-dialogue", Dialogue)
+
+
+WITH_TOOLS = [name for name, family in FAMILIES.items() if family.call != "refused"]
+"""Whose templates show what may be called."""
 
 
 def tokenizer_of(name: str) -> Any:
@@ -73,6 +78,50 @@ async def test_a_stable_conversation_is_what_the_template_writes_of_the_whole(na
     assert (whole + family.end).startswith(ours.removesuffix(family.end))
 
 
+def test_there_are_as_many_formats_with_tools_as_promised() -> None:
+    assert len(WITH_TOOLS) >= 12
+    assert len(FAMILIES) >= 12
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_checker_says_which_formats_change_a_call_of_a_tool(name: str) -> None:
+    verdict = check_template(tokenizer_of(name))[3]
+    assert verdict.outcome == FAMILIES[name].call, (verdict.turn_by_turn, verdict.as_a_whole)
+    assert (verdict.outcome != "refused") or "the chat template shows none" in verdict.as_a_whole
+
+
+class Sums(ToolEnv):
+    tools = (Tool(name="add", description="Add.", parameters=TOOL["function"]["parameters"], run=lambda a, b: a + b),)
+
+    def judge(self, answer: str) -> EnvStep:
+        told = ({"role": "user", "content": "Are you sure?"},)
+        return EnvStep(reward=1.0, done=answer == "4", observations=() if answer == "4" else told)
+
+
+register("tests-sums", Sums)
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+async def test_dialogues_with_tools_train_on_what_was_sampled_and_nothing_else(name: str) -> None:
+    tokenizer, family = tokenizer_of(name), FAMILIES[name]
+    call = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": %s}}</tool_call>'
+    turns = [text + family.end for text in (call % 2 + call % 3, call % '"two"', "é, so 5?", "4")]
+    for step_wise in (False, True):
+        engine = Says(tokenizer, turns)
+        made = generator(engine, tokenizer, step_wise_trajectories=step_wise)
+        (group,) = await play(made, prompt(tokenizer, "tests-sums"))
+        (row,) = group.trajectories
+        assert row.metrics["tool_calls"] == 3.0
+        sampled = [engine.completion(text).token_ids for text in turns]
+        trained = [t for s in row.steps for t, mask in zip(s.response_ids, s.loss_mask, strict=True) if mask]
+        assert trained == [token for ids in sampled for token in ids]
+        rows = [step.prompt_ids + step.response_ids for step in row.steps]
+        for request, ids in zip(engine.requests, sampled, strict=True):
+            whole = request.prompt_ids + ids
+            assert any(each[: len(whole)] == whole for each in rows)
+            assert '"description": "Add."' in tokenizer.decode(request.prompt_ids)
+
+
 def test_the_checker_shows_the_first_difference() -> None:
     verdict = check_template(tokenizer_of("mistral"))[0]
     assert "[/INST]Four." in verdict.turn_by_turn
@@ -80,6 +129,6 @@ def test_the_checker_shows_the_first_difference() -> None:
 
 
 def test_thoughts_that_a_template_leaves_out_are_found() -> None:
-    assert [verdict.outcome for verdict in check_template(tokenizer_of("chatml"))] == ["stable"] * 3
+    assert [verdict.outcome for verdict in check_template(tokenizer_of("chatml"))] == ["stable"] * 4
     assert check_template(tokenizer_of("gemma"))[2].outcome == "refused"
     assert "Two and two" not in check_template(tokenizer_of("deepseek r1"))[1].as_a_whole

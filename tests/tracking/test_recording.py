@@ -14,7 +14,7 @@ from attrs import evolve
 from skyrl.data.group_lines import as_object, group_of
 from skyrl.errors import DataError, RunError
 from skyrl.tracking.recording import Computed, Recording, Sampled, Update
-from skyrl.trajectory import Failure, Prompt, Trajectory, TrajectoryGroup, TurnReward
+from skyrl.trajectory import Failure, Prompt, Step, Trajectory, TrajectoryGroup, TurnReward
 
 GROUP = TrajectoryGroup(
     prompt=Prompt(
@@ -45,6 +45,18 @@ GROUP = TrajectoryGroup(
             metrics={"turns": 1.0},
             timings={"llm": 0.25},
             failures=(Failure(kind="raised", reason="no"),),
+            skipped="the row has no answer",
+            filled=True,
+            earlier=(
+                Step(
+                    prompt_ids=(5,),
+                    response_ids=(6,),
+                    loss_mask=(1,),
+                    rollout_logprobs=(-0.5,),
+                    weight_versions=(1,),
+                    rewards=(TurnReward(token=-1, reward=0.5),),
+                ),
+            ),
         ),
     ),
     baseline=0.1 + 0.2,

@@ -1,0 +1,141 @@
+"""One sample of a prompt: an episode, and others in its place while its environment fails and there is time.
+
+Its outcome is a trajectory with a reward, or one without: failed for good, or skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from attrs import evolve
+
+from skyrl.config import SkyRLGymConfig
+from skyrl.inference.engine import Completion, GenerationRequest
+from skyrl.rollout.env_calls import EpisodeError
+from skyrl.rollout.episode import Episode
+from skyrl.rollout.failures import FailureTally
+from skyrl.trajectory import Failure, Skipped, Trajectory
+
+T = TypeVar("T")
+
+Begun = GenerationRequest | Failure | Skipped
+"""What an episode gives when it has begun."""
+
+FirstTurns = Callable[[Sequence[Episode], Sequence[Begun]], Awaitable[list[Completion | None]]]
+
+CLOSING_SECONDS = 5.0
+"""That an environment may take to close when the time of its sample is over."""
+
+_RETRY = 2**16
+"""Added to the attempt of a sample that is drawn again: more than there are attempts at a batch."""
+
+
+class Attempts:
+    """Draws samples, again where environments fail, by the policy of `environment.skyrl_gym`."""
+
+    def __init__(self, gym: SkyRLGymConfig, tally: FailureTally, first_turns: FirstTurns) -> None:
+        """`first_turns` asks the engine for the first completion of episodes that have begun."""
+        self._tally, self._first_turns = tally, first_turns
+        self._attempts, self._retried = gym.max_attempts, frozenset(gym.retried_failures)
+        self._seconds = gym.trajectory_timeout_seconds
+
+    async def sample(self, episode: Episode, begun: Begun, completion: Completion | None) -> Trajectory:
+        """One trajectory; a sample whose environment fails is drawn again, with numbers of its own, while there is
+        time.
+        """
+        failures: list[Failure] = []
+        until = self._from_now()
+        attempt = outcome_of(self._play(episode, begun, completion, until))
+        while True:
+            outcome = await attempt
+            match outcome:
+                case Trajectory():
+                    return evolve(outcome, failures=tuple(failures))
+                case Skipped():
+                    return episode.skipped(outcome, tuple(failures))
+            failures.append(outcome)
+            self._tally.count(outcome)
+            late = until is not None and _now() >= until
+            if late or len(failures) >= self._attempts or outcome.kind not in self._retried:
+                return episode.failed(tuple(failures))
+            episode = episode.again(attempt=episode.key.attempt + _RETRY)
+            attempt = outcome_of(self._play_again(episode, until))
+
+    async def closed(self, episode: Episode, until: float | None = None) -> Failure | Skipped | None:
+        """Close its environment, at the latest a moment after the sample's time is over. What went wrong, or None."""
+        until = self._from_now() if until is None else until
+        at = None if until is None else max(until, _now()) + CLOSING_SECONDS
+        return await outcome_of(self._in_time(episode, episode.close(), at))
+
+    async def _play_again(self, episode: Episode, until: float | None) -> Trajectory:
+        """From the beginning, within what is left of the sample's time."""
+
+        async def first_turn() -> tuple[Begun, Completion | None]:
+            begun = await outcome_of(episode.begin())
+            (completion,) = await self._first_turns([episode], [begun])
+            return begun, completion
+
+        try:
+            begun, completion = await self._in_time(episode, first_turn(), until)
+        except BaseException:
+            await self.closed(episode, until)
+            raise
+        return await self._play(episode, begun, completion, until)
+
+    async def _play(
+        self, episode: Episode, begun: Begun, completion: Completion | None, until: float | None
+    ) -> Trajectory:
+        """To the end, in time, and closed."""
+        try:
+            if not isinstance(begun, GenerationRequest):
+                raise EpisodeError(begun)
+            if completion is None:
+                trajectory = episode.unplayed()
+            else:
+                trajectory = await self._in_time(episode, episode.play(completion), until)
+        finally:
+            wrong = await self.closed(episode, until)
+        if wrong is not None:
+            raise EpisodeError(wrong)
+        return trajectory
+
+    async def _in_time(self, episode: Episode, work: Coroutine[Any, Any, T], until: float | None) -> T:
+        try:
+            async with asyncio.timeout_at(until) as limit:
+                return await work
+        except TimeoutError:
+            if not limit.expired():
+                raise  # somebody else's
+            field = "environment.skyrl_gym.trajectory_timeout_seconds"
+            raise EpisodeError(
+                Failure(kind="timeout", reason=f"{episode.name} was not over after {self._seconds:g} s ({field})")
+            ) from None
+
+    def _from_now(self) -> float | None:
+        return None if self._seconds is None else _now() + self._seconds
+
+
+async def outcome_of(work: Coroutine[Any, Any, T]) -> T | Failure | Skipped:
+    """What it gives, or why the environment gave nothing."""
+    try:
+        return await work
+    except EpisodeError as error:
+        return error.outcome
+
+
+async def all_of(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run side by side. The first failure ends the others, quietly, before it is raised."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

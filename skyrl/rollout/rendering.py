@@ -1,0 +1,119 @@
+"""Conversations through the chat template, as text and as tokens.
+
+What was said in an episode is text. Where it spells a special token, such as `<|im_end|>`, it becomes the tokens of
+those letters: nothing that an environment, a tool or the policy writes can end a turn or begin one. The prompt that an
+episode begins with is the user's own, and is read as it is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import evolve, field, frozen
+
+from skyrl.errors import DataError
+
+Message = Mapping[str, Any]
+
+_MARK, _MARKED = "skyrl-text-5e0f-{}-", re.compile(r"skyrl-text-5e0f-(\d+)-", re.IGNORECASE)
+"""Stands for a spelled special token while the template writes the conversation."""
+
+
+@frozen
+class Spelled:
+    """The special tokens of a tokenizer, where their texts stand for themselves."""
+
+    tokenizer: Any
+    texts: tuple[str, ...]
+    pattern: re.Pattern[str]
+
+    @classmethod
+    def by(cls, tokenizer: Any) -> Spelled:
+        """Those that the tokenizer would read in a text, longer ones first."""
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        texts = {str(token) for token in added if token.special} | set(getattr(tokenizer, "all_special_tokens", ()))
+        ordered = tuple(sorted(filter(None, texts), key=lambda text: (-len(text), text)))
+        return cls(tokenizer, ordered, re.compile("|".join(map(re.escape, ordered)) or r"(?!)"))
+
+    def marked(self, message: Message) -> Message:
+        """The message, with a mark in place of each spelled special token."""
+        return {
+            name: self.pattern.sub(self._mark, value) if isinstance(value, str) and name != "role" else value
+            for name, value in message.items()
+        }
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text with marks, each of which becomes the letters that it stands for."""
+        parts = _MARKED.split(text)
+        return tuple(
+            token
+            for place, part in enumerate(parts)
+            for token in (self.plain(self.texts[int(part)]) if place % 2 else _encode(self.tokenizer, part))
+        )
+
+    def plain(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text in which nothing is a special token."""
+        return _encode(self.tokenizer, text, split_special_tokens=True)
+
+    def _mark(self, found: re.Match[str]) -> str:
+        return _MARK.format(self.texts.index(found[0]))
+
+
+@frozen(kw_only=True)
+class Template:
+    """A tokenizer's chat template, with the arguments and tools that it is given each time."""
+
+    tokenizer: Any
+    arguments: Mapping[str, Any]
+    """`generator.chat_template_kwargs`."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    """What the environment has the template show."""
+
+    spelled: Spelled = field(repr=False)
+
+    @spelled.default
+    def _of_tokenizer(self) -> Spelled:
+        return Spelled.by(self.tokenizer)
+
+    def text(self, messages: Sequence[Message], *, ask: bool = True) -> str:
+        """A conversation as the template writes it; `ask` adds the header of an answer. Raises `DataError`."""
+        shown = {"tools": [dict(tool) for tool in self.tools]} if self.tools else {}
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                add_generation_prompt=ask,
+                tokenize=False,
+                **{**self.arguments, **shown},
+            )
+        except Exception as error:  # a template is a program of the model's author: it may raise anything
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise DataError(f"the chat template refuses a conversation of {roles}: {error}") from error
+        return text
+
+    def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens that an episode begins with. Raises `DataError`, also for a template that shows no tools."""
+        text = self.text(messages)
+        if self.tools and text == evolve(self, tools=()).text(messages):
+            raise DataError(
+                "the environment has tools, and the chat template shows none: take a model whose template writes "
+                "`tools`, or describe them in the prompt and let tool_schemas() give ()"
+            )
+        return _encode(self.tokenizer, text)
+
+    def history(self, prompt: Sequence[Message], said: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens of the whole conversation: what it began with, and what was said since. Raises `DataError`."""
+        return self.spelled.ids(self.text([*prompt, *map(self.spelled.marked, said)]))
+
+    def after(self, conversation: Sequence[Message], stem: str, said: Sequence[Message]) -> tuple[int, ...] | None:
+        """The tokens of what the template writes behind the text `stem` of a conversation that goes on with what was
+        said; None where the template leaves that text out. Raises `DataError`.
+        """
+        _, found, rest = self.text([*conversation, *map(self.spelled.marked, said)]).partition(stem)
+        return self.spelled.ids(rest) if found else None
+
+
+def _encode(tokenizer: Any, text: str, **options: Any) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(text, add_special_tokens=False, **options))
