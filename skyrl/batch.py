@@ -11,6 +11,7 @@ a fuller copy:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Self
 
 import attrs
@@ -123,6 +124,22 @@ class TrainingBatch:
         """Consecutive batches of `size` rows; the last may be smaller."""
         for start in range(0, len(self), size):
             yield self.rows(start, min(start + size, len(self)))
+
+    @property
+    def answers(self) -> int:
+        """Trajectories: as many as rows, or fewer, where several rows are turns of one."""
+        return len(self) if self.last_step is None else int(self.last_step.sum())
+
+    def split_by_answers(self, size: int) -> Iterator[Self]:
+        """Consecutive batches of `size` trajectories with all their rows; the last may have fewer."""
+        if self.last_step is None:
+            yield from self.split(size)
+            return
+        ends = [row + 1 for row in self.last_step.nonzero().squeeze(1).tolist()]
+        bounds = [0, *ends[size - 1 :: size]]
+        bounds += [] if bounds[-1] == len(self) else [len(self)]
+        for start, stop in pairwise(bounds):
+            yield self.rows(start, stop)
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch on another device."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 StopReason = Literal["stop", "length"]
 """Why sampling ended: an end-of-sequence token or stop string, or the length limit."""
@@ -67,12 +67,32 @@ class Failure:
 
 
 @frozen(kw_only=True)
+class Step:
+    """Tokens that the policy saw in one go: one row of a training batch. The fields are those of `Trajectory`."""
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+    rollout_logprobs: tuple[float, ...]
+    weight_versions: tuple[int, ...]
+    rewards: tuple[TurnReward, ...]
+
+    def silent(self) -> Step:
+        """The same, with no token to train on."""
+        return evolve(self, loss_mask=(0,) * len(self.loss_mask))
+
+
+@frozen(kw_only=True)
 class Trajectory:
     """One sampled answer. The per-token tuples have the length of `response_ids`."""
 
     prompt_id: str
     sample_index: int
     """0 to n - 1 within its group."""
+
+    earlier: tuple[Step, ...] = ()
+    """Turns before, where the tokens below do not go on from theirs: the template wrote the conversation anew, and
+    otherwise, or each turn is a row of its own."""
 
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
@@ -103,10 +123,37 @@ class Trajectory:
     failed: bool = False
     """This attempt failed, too, and there was no other: the last of `failures` says why. Its group is dropped."""
 
+    filled: bool = False
+    """It failed for good, and this is what another sample of its group did."""
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All rows of it, in order; one, unless there are `earlier` ones."""
+        last = Step(
+            prompt_ids=self.prompt_ids,
+            response_ids=self.response_ids,
+            loss_mask=self.loss_mask,
+            rollout_logprobs=self.rollout_logprobs,
+            weight_versions=self.weight_versions,
+            rewards=self.rewards,
+        )
+        return (*self.earlier, last)
+
     @property
     def reward(self) -> float:
         """Sum over turns: the raw reward of the answer."""
-        return float(sum(turn.reward for turn in self.rewards))
+        before = sum(turn.reward for step in self.earlier for turn in step.rewards)
+        return float(before + sum(turn.reward for turn in self.rewards))
+
+    @property
+    def trained(self) -> bool:
+        """Is there a token to train on?"""
+        return any(self.loss_mask) or any(any(step.loss_mask) for step in self.earlier)
+
+    def silent(self) -> Trajectory:
+        """The same, with no token to train on."""
+        earlier = tuple(step.silent() for step in self.earlier)
+        return evolve(self, earlier=earlier, loss_mask=(0,) * len(self.loss_mask))
 
 
 @frozen(kw_only=True)

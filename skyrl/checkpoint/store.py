@@ -1,144 +1,314 @@
-"""Checkpoints on a local disk: `ckpt_path/global_step_N/`, each complete or absent.
-
-A checkpoint is written into a temporary folder that is renamed when everything in it has reached the disk. No file says
-which is the latest: the complete folder with the highest step is.
+"""The checkpoints of a run: `ckpt_path/global_step_N/`, each complete or absent, on a disk or in an object store.
 
     global_step_40/
-        tensors.safetensors     parameters and optimizer state
-        state.json              everything else that a resumed run needs
-        config.json             the resolved configuration, and its fingerprint
+        policy/rank_0_of_2.safetensors    what each rank of each model holds
+        policy/rank_1_of_2.safetensors
+        state.json                        everything else that a resumed run needs
+        manifest.json                     name, size and digest of each file, and the configuration: written last
+
+On a disk it is written into a temporary folder, which is moved into place once all of it is durable. In an object store
+its manifest makes it a checkpoint. No file says which is the latest: the highest step that has a valid manifest is.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import logging
 import re
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from skyrl.checkpoint.manifest import FILE, Level, Manifest, StoredFile, damages, read_manifest
+from skyrl.checkpoint.pieces import Piece, StoredTensors, write_pieces
+from skyrl.checkpoint.retention import Retention
+from skyrl.checkpoint.storage import Storage, digest_of, open_storage
 from skyrl.errors import ResumeError, RunError
-from skyrl.tree.dump import SCHEMA_VERSION
 
+STATE = "state.json"
 _NAME = re.compile(r"global_step_(\d+)")
-_SCRATCH = ".unfinished_"
+_UNFINISHED, _REMOVED = ".unfinished_", ".removed_"
+
+_log = logging.getLogger(__name__)
 
 
 @frozen(kw_only=True)
 class Checkpoint:
-    """What was saved after a step. `tensors` and `state` are as the trainer gave them."""
+    """What was saved after a step, as the trainer gave it."""
 
     step: int
-    tensors: Mapping[str, Tensor] = field(repr=False)
+    models: Mapping[str, Mapping[str, Tensor]] = field(repr=False)
+    """`policy`, and what else learns: tensors by name. Of a loaded checkpoint they are `StoredTensors`."""
+
     state: Mapping[str, Any]
     config: Mapping[str, Any] = field(repr=False)
     """`cattrs.unstructure` of the resolved configuration."""
 
     fingerprint: str
+    derived: Sequence[str] = ()
+    """Dotted paths of the configuration that rules filled in."""
+
+    world_size: Mapping[str, int] = {}
+    """Ranks of each model."""
+
+    metrics: Mapping[str, float] = field(default={}, repr=False)
+    """Of the step."""
 
 
 class CheckpointStore:
-    """The checkpoints of one run."""
+    """The checkpoints of one run. One process at a time may save into them."""
 
-    def __init__(self, folder: Path, keep: int = -1) -> None:
-        """`keep` is how many of the newest to keep; -1 keeps all."""
-        self.folder = folder
-        self._keep = keep
-
-    def save(self, checkpoint: Checkpoint) -> Path:
-        """Write, make it last, then make it visible. Older checkpoints beyond `keep` go afterwards.
-
-        One process at a time may save into a folder. Raises `RunError` if the disk refuses.
+    def __init__(self, folder: Path | str, keep: int | Retention = -1, *, verify: Level = "digest") -> None:
+        """`folder` is a path or an address such as `s3://bucket/run`; `keep` as in `Retention`, a number for the
+        newest. `verify` is what is looked at before a checkpoint is trusted, and before an older one is deleted.
         """
-        final = self.folder / f"global_step_{checkpoint.step}"
-        try:
-            self._write(checkpoint, final)
-        except OSError as error:
-            raise RunError(f"the checkpoint {final} cannot be written: {error.strerror or error}") from error
-        self._forget_old()
-        return final
+        self.storage: Storage = open_storage(folder)
+        self.folder = self.storage.where
+        self._keep = keep if isinstance(keep, Retention) else Retention(last=keep)
+        self._verify: Level = verify
 
-    def _write(self, checkpoint: Checkpoint, final: Path) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for unfinished in self.folder.glob(f"{_SCRATCH}*"):  # what a killed process left
-            shutil.rmtree(unfinished)
-        scratch = self.folder / f"{_SCRATCH}{final.name}"
-        scratch.mkdir()
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
-        save_file(tensors, scratch / "tensors.safetensors")
-        _write_json(scratch / "state.json", {"step": checkpoint.step, **checkpoint.state})
-        stored = {"schema_version": SCHEMA_VERSION, "fingerprint": checkpoint.fingerprint, "config": checkpoint.config}
-        _write_json(scratch / "config.json", stored)
-        for file in scratch.iterdir():
-            _reach_the_disk(file)
-        _reach_the_disk(scratch)
-        if final.exists():  # the same step, saved by a session that this one resumed from before
-            shutil.rmtree(final)
-        scratch.rename(final)
-        _reach_the_disk(self.folder)
+    def save(self, checkpoint: Checkpoint) -> str:
+        """Write it from this process, make it durable, then make it visible. Where it is.
+
+        Raises `RunError` if it cannot be written: the checkpoints before it are then as they were.
+        """
+        need = sum(tensor.nbytes for tensors in checkpoint.models.values() for tensor in tensors.values())
+        folder = self.begin(checkpoint.step, need)
+        files = []
+        with self.saving(checkpoint.step, need):
+            for model, tensors in checkpoint.models.items():
+                pieces = [Piece.whole(name, tensor.detach().cpu()) for name, tensor in tensors.items()]
+                files.append(write_pieces(pieces, self.storage, folder, file_of_rank(model)))
+        return self.finish(checkpoint, files, need)
+
+    def begin(self, step: int, need: int = 0) -> str:
+        """The folder that the files of this checkpoint go into, empty; `need` is how many bytes they will have.
+
+        Raises `RunError` if there is no room for them.
+        """
+        folder = self._place_of(step)
+        with self.saving(step, need):
+            self._clean_up(folder)
+            room = self.storage.room()
+            if room is not None and need > room:
+                raise OSError("there is no room for it")
+        return folder
+
+    def finish(self, checkpoint: Checkpoint, files: Sequence[StoredFile], need: int = 0) -> str:
+        """Write state and manifest beside `files`, which lie in the folder that `begin` named, and make it count.
+
+        `models` of the checkpoint are not looked at. What retention no longer keeps is deleted then. Raises `RunError`.
+        """
+        step, folder = checkpoint.step, self._place_of(checkpoint.step)
+        with self.saving(step, need):
+            content = [json.dumps({**checkpoint.state}, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"]
+            self.storage.write(f"{folder}/{STATE}", content)
+            state = StoredFile(name=STATE, size=len(content[0]), digest=digest_of(content))
+            manifest = Manifest(
+                files=(*files, state),
+                **{name: getattr(checkpoint, name) for name in _DESCRIBED},
+            )
+            self.storage.write(f"{folder}/{FILE}", [manifest.content()])
+            for inner in sorted({file.name.rpartition("/")[0] for file in manifest.files} - {""}):
+                self.storage.flush(f"{folder}/{inner}")
+            self.storage.flush(folder)
+            if self.storage.moves:
+                self._put_aside(step)  # the same step, of a session that this one resumed from before
+                self.storage.move(folder, name_of(step))
+        self._forget_old(step)
+        return self._where(step)
+
+    @contextmanager
+    def saving(self, step: int, need: int = 0) -> Iterator[None]:
+        """Turns an `OSError` of the block into a `RunError` that says what is needed and what there is."""
+        try:
+            yield
+        except (OSError, RunError) as error:  # the latter of a rank that writes its file
+            ours = isinstance(error, RunError)
+            message = "" if ours else could_not_write(self.storage, self._where(step), error, need)
+            with suppress(OSError):  # it may be what fills the disk
+                self.storage.remove(self._place_of(step))
+            if ours:
+                raise
+            raise RunError(message) from error
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint, ascending."""
-        if not self.folder.is_dir():
-            return []
-        found = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir() if entry.is_dir())
-        return sorted(int(name[1]) for name in found if name)
+        """Steps that have a checkpoint, ascending; damaged ones are among them. Raises `ResumeError`."""
+        try:
+            found = (_NAME.fullmatch(name) for name in self.storage.names())
+            steps = sorted(int(name[1]) for name in found if name)
+            if self.storage.moves:
+                return steps
+            return [step for step in steps if FILE in self.storage.names(name_of(step))]
+        except OSError as error:
+            raise ResumeError(f"what {self.folder} holds cannot be seen: {error}") from error
 
-    def latest(self) -> Checkpoint | None:
-        """The newest checkpoint, or None if there is none. Raises `ResumeError` if it is damaged."""
+    def load(self, step: int) -> Checkpoint:
+        """The checkpoint of a step, once it is verified. Raises `ResumeError` that names what is missing or damaged."""
+        return load_checkpoint(self._where(step), self._verify)
+
+    def latest(self, *, fall_back: Callable[[str], None] | None = None) -> Checkpoint | None:
+        """The newest checkpoint, or None if there is none. Raises `ResumeError` that names the file if it is damaged.
+
+        With `fall_back` the newest good one: each damaged one is told to it, in one line. Raises if none is good.
+        """
         steps = self.steps()
-        return load_checkpoint(self.folder / f"global_step_{steps[-1]}") if steps else None
+        for step in reversed(steps):
+            try:
+                return self.load(step)
+            except ResumeError as error:
+                if fall_back is None or step == steps[0]:
+                    raise
+                fall_back(f"{error}; falling back to the checkpoint before it")
+        return None
 
-    def _forget_old(self) -> None:
-        if self._keep > 0:
-            for step in self.steps()[: -self._keep]:
-                shutil.rmtree(self.folder / f"global_step_{step}")
+    def verify(self, step: int, level: Level = "digest") -> list[str]:
+        """What is wrong with a checkpoint, a line for each file; empty if it is good."""
+        try:
+            manifest = read_manifest(self.storage, name_of(step))
+        except ResumeError as error:
+            return [str(error)]
+        return list(damages(self.storage, name_of(step), manifest, level))
+
+    def manifest(self, step: int) -> Manifest:
+        """The manifest of a step. Raises `ResumeError`."""
+        return read_manifest(self.storage, name_of(step))
+
+    def _clean_up(self, folder: str) -> None:
+        """What killed processes left, and what could not be deleted before."""
+        for name in self.storage.names():
+            whole = self.storage.moves or not _NAME.fullmatch(name) or FILE in self.storage.names(name)
+            if name.startswith((_UNFINISHED, _REMOVED)) or not whole:
+                self._remove(name)
+        if not self.storage.moves:
+            self._delete(folder)
+
+    def _forget_old(self, newest: int) -> None:
+        steps = [step for step in self.steps() if step <= newest]
+        kept = self._keep.kept(steps, self._values(steps))
+        old = [step for step in steps if step not in kept]
+        if not old:
+            return
+        for damage in self.verify(newest, self._verify):
+            raise RunError(f"{damage}, though it has just been saved: nothing older was deleted")
+        for step in old:
+            try:
+                self._put_aside(step)
+            except OSError as error:
+                _log.warning("%s cannot be deleted, which is tried again later: %s", self._where(step), error)
+
+    def _put_aside(self, step: int) -> None:
+        """Delete a checkpoint in such an order that it never looks whole when it is not."""
+        name = name_of(step)
+        if name not in self.storage.names():
+            return
+        if self.storage.moves:
+            aside = _REMOVED + name
+            self.storage.remove(aside)
+            self.storage.move(name, aside)
+            self._remove(aside)
+        else:
+            self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        """Without its manifest an object store's folder is no checkpoint."""
+        self.storage.remove(f"{name}/{FILE}")
+        self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        try:
+            self.storage.remove(name)
+        except OSError as error:
+            _log.warning("%s/%s cannot be deleted, which is tried again later: %s", self.folder, name, error)
+
+    def _values(self, steps: Sequence[int]) -> dict[int, float]:
+        """Of the metric that the best are chosen by."""
+        if self._keep.metric is None or self._keep.best <= 0:
+            return {}
+        values = {}
+        for step in steps:
+            with suppress(ResumeError):
+                metrics = self.manifest(step).metrics
+                if self._keep.metric in metrics:
+                    values[step] = metrics[self._keep.metric]
+        return values
+
+    def _place_of(self, step: int) -> str:
+        return _UNFINISHED + name_of(step) if self.storage.moves else name_of(step)
+
+    def _where(self, step: int) -> str:
+        return f"{self.folder}/{name_of(step)}"
 
 
-def load_checkpoint(folder: Path) -> Checkpoint:
-    """Read one `global_step_N` folder. Raises `ResumeError` that names the file that is missing or damaged."""
-    if not folder.is_dir():
+_DESCRIBED = ("step", "config", "fingerprint", "derived", "world_size", "metrics")
+
+
+def load_checkpoint(folder: Path | str, verify: Level = "digest") -> Checkpoint:
+    """One `global_step_N` folder. Raises `ResumeError` that names the file that is missing or damaged."""
+    parent, _, name = str(folder).rstrip("/").rpartition("/")
+    storage = open_storage(parent or ".")
+    try:
+        there = storage.names(name)
+    except OSError as error:
+        raise ResumeError(f"{folder} cannot be read: {error}") from error
+    if not there:
         raise ResumeError(f"there is no checkpoint folder {folder}")
-    state = _read_json(folder / "state.json")
-    stored = _read_json(folder / "config.json")
-    tensors = folder / "tensors.safetensors"
-    try:
-        return Checkpoint(
-            step=state.pop("step"),
-            tensors=load_file(tensors),
-            state=state,
-            config=stored["config"],
-            fingerprint=stored["fingerprint"],
-        )
-    except KeyError as error:
-        raise ResumeError(f"{folder} is not a complete checkpoint: {error} is missing") from error
-    except Exception as error:  # safetensors raises its own type for damage
-        raise ResumeError(f"{tensors} cannot be read: {error}") from error
+    manifest = read_manifest(storage, name)
+    for damage in damages(storage, name, manifest, verify):
+        raise ResumeError(damage)
+    models: dict[str, list[str]] = {}
+    for file in manifest.files:
+        model, _, rank = file.name.partition("/")
+        if rank:
+            models.setdefault(model, []).append(file.name)
+    return Checkpoint(
+        models={model: StoredTensors(storage, name, tuple(files)) for model, files in models.items()},
+        state=json.loads(storage.read(f"{name}/{STATE}")),
+        **{each: getattr(manifest, each) for each in _DESCRIBED},
+    )
 
 
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+def name_of(step: int) -> str:
+    """Of a checkpoint's folder."""
+    return f"global_step_{step}"
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ResumeError(f"{path} cannot be read: {error}") from error
-    if not isinstance(data, dict):
-        raise ResumeError(f"{path} does not hold an object")
-    return data
+def step_of(folder: str) -> int | None:
+    """The step whose checkpoint a folder of this name holds; None for any other name."""
+    name = _NAME.fullmatch(folder.rstrip("/").rpartition("/")[2])
+    return int(name[1]) if name else None
 
 
-def _reach_the_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def file_of_rank(model: str, rank: int = 0, size: int = 1) -> str:
+    """Of what one rank of a model holds."""
+    return f"{model}/rank_{rank}_of_{size}.safetensors"
+
+
+def could_not_write(storage: Storage, where: str, error: Exception, need: int) -> str:
+    """What is said when a checkpoint could not be written."""
+    why = getattr(error, "strerror", None) or str(error)
+    message = f"the checkpoint {where} cannot be written: {why}"
+    if need:
+        with suppress(OSError):
+            room = storage.room()
+            message += f"; it needs {readable(need)}" + (f", and {readable(room)} are free" if room is not None else "")
+    return f"{message}. The checkpoints before it are intact"
+
+
+def readable(size: int) -> str:
+    """Bytes in the unit that makes a short number: 1.5 GB."""
+    value, unit = float(size), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+
+
+def without_what_is_not_finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics as a manifest can hold them."""
+    return {name: value for name, value in metrics.items() if abs(value) < float("inf")}

@@ -18,8 +18,11 @@ from typing import Any, NoReturn, TextIO, cast
 import click
 
 from skyrl import __version__
+from skyrl.cli.checkpoints import ckpt
 from skyrl.cli.config import config
+from skyrl.cli.export import export
 from skyrl.cli.plan import plan
+from skyrl.cli.replay import bisect, replay
 from skyrl.cli.serve_retriever import serve_retriever
 from skyrl.cli.templates import templates
 from skyrl.cli.words import STRICT, WORDS, compose_words
@@ -46,12 +49,12 @@ def run(words: tuple[str, ...], strict: bool) -> None:
     # Threads of torch that wait for each other by spinning bring a shared machine to a stop; read by torch on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from skyrl.experiments.ppo import BasePPOExp
+    from skyrl.experiments.recovery import run_with_recovery
     from skyrl.experiments.summary import summary
 
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
-    experiment = BasePPOExp(composed.config)
-    trained = experiment.run()
+    experiment, trained = run_with_recovery(BasePPOExp, composed.config)
     if not trained:
         click.echo(
             f"This run is finished ({experiment.checkpoints.folder} has its last step): nothing was trained.\n"
@@ -94,9 +97,13 @@ def completion(shell: str) -> None:
     click.echo(script(cli, shell))
 
 
+cli.add_command(ckpt)
 cli.add_command(plan)
 cli.add_command(serve_retriever)
 cli.add_command(templates)
+cli.add_command(export)
+cli.add_command(replay)
+cli.add_command(bisect)
 
 
 cli.add_command(config)
@@ -135,9 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _main(arguments: Sequence[str] | None) -> NoReturn:
     try:
-        cli.main(args=arguments if arguments is None else list(arguments), prog_name="skyrl", standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        status = cli.main(
+            args=arguments if arguments is None else list(arguments), prog_name="skyrl", standalone_mode=False
+        )
     except click.ClickException as error:
         error.show()
         sys.exit(2)
@@ -155,4 +162,4 @@ def _main(arguments: Sequence[str] | None) -> NoReturn:
     except Exception:  # noqa: BLE001 - a mistake of ours: all that is known of it, without secrets
         traceback.print_exc()
         sys.exit(1)
-    sys.exit(0)
+    sys.exit(status if isinstance(status, int) else 0)  # of a command that said how it ended

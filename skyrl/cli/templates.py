@@ -12,15 +12,19 @@ def templates() -> None:
 
 @templates.command()
 @click.argument("model")
-def check(model: str) -> None:
+@click.option("--template", metavar="NAME|FILE", help="In place of the model's own: see generator.chat_template.")
+def check(model: str, template: str | None) -> None:
     """Say whether MODEL's chat template writes a conversation the same, turn by turn and as a whole.
 
     MODEL is a folder or a hub name. The exit code is 1 if a conversation of two turns differs or is refused.
     """
+    from skyrl.config import ChatTemplateConfig
+    from skyrl.models.chat_templates import BUILT_IN, with_template
     from skyrl.models.loading import load_tokenizer
     from skyrl.rollout.template_check import check_template
 
-    verdicts = check_template(load_tokenizer(model))
+    own = ChatTemplateConfig(source="name" if template in BUILT_IN else "file", name_or_path=template)
+    verdicts = check_template(with_template(load_tokenizer(model), own))
     for verdict in verdicts:
         click.echo(f"{verdict.dialogue:<28} {verdict.outcome}")
         if verdict.outcome == "refused":

@@ -22,7 +22,7 @@ from skyrl.config.effects import evaluates, without_effect
 from skyrl.config.entry import RunConfig
 from skyrl.config.not_yet import NOT_YET, SUPERVISED_NOT_YET, VALUES_NOT_YET
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import has_critic
+from skyrl.config.sizes import has_critic, samples
 from skyrl.config.supervised import SupervisedConfig
 from skyrl.config.supervised_check import SUPERVISED_CHECKS
 from skyrl.errors import Problem
@@ -41,25 +41,35 @@ def the_policy_has_a_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def there_is_data_to_train_on(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """At least one source of prompts."""
-    if not run.data.train_data:
+    if not run.data.train_data and samples(run):
         yield Problem(path="data.train_data", message="the list is empty", hint="name at least one file of prompts")
 
 
 def evaluation_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """An evaluation that is asked for has prompts."""
-    if evaluates(run) and not run.data.val_data:
+    if evaluates(run) and samples(run) and not run.data.val_data:
         hint = "name a file, or set trainer.eval_before_train = false and trainer.eval_interval = -1"
         yield Problem(path="data.val_data", message="evaluation is on but the list is empty", hint=hint)
+
+
+def recorded_samples_evaluate_nothing(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Evaluation samples, and a run that is fed from a recording has no engine to sample with."""
+    if evaluates(run) and not samples(run):
+        yield Problem(
+            path="trainer.rollouts_from",
+            message="a run that is fed from a recording has no engine, and evaluation is on",
+            hint="set trainer.eval_before_train = false and trainer.eval_interval = -1",
+        )
 
 
 def several_evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Greedy samples of a prompt are all the same, so that pass@n would be pass@1."""
     sampling, samples = run.generator.eval_sampling_params, run.generator.eval_n_samples_per_prompt
-    if evaluates(run) and sampling is not None and sampling.temperature == 0 and samples > 1:
+    if evaluates(run) and sampling is not None and (sampling.greedy or sampling.temperature == 0) and samples > 1:
         yield Problem(
             path="generator.eval_n_samples_per_prompt",
             message=f"the {samples} samples of a prompt are equal, since evaluation is greedy",
-            hint="give generator.eval_sampling_params a temperature above 0, or take one sample",
+            hint="give generator.eval_sampling_params a temperature above 0 without greedy, or take one sample",
             severity="warning",
         )
 
@@ -81,6 +91,17 @@ def no_source_is_named_twice(run: SkyRLTrainConfig) -> Iterator[Problem]:
             yield Problem(path=f"data.{name}", message=message, severity="warning")
 
 
+def every_training_source_has_a_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Or none has."""
+    weights, sources = run.data.train_weights, run.data.train_data
+    if weights is not None and len(weights) != len(sources):
+        yield Problem(
+            path="data.train_weights",
+            message=f"{len(weights)} weights for {len(sources)} sources in data.train_data",
+            hint="give one for each, in the same order, or leave them out",
+        )
+
+
 def the_learner_scores_at_the_rollout_temperature(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Importance ratios compare probabilities of the same distribution."""
     learner, rollout = run.trainer.algorithm.temperature, run.generator.sampling_params.temperature
@@ -99,6 +120,12 @@ def training_samples_are_random(run: SkyRLTrainConfig) -> Iterator[Problem]:
             path="generator.sampling_params.temperature",
             message="0 is greedy: every sample of a prompt would be the same",
             hint="training needs a temperature above 0; 1.0 is usual",
+        )
+    if run.generator.sampling_params.greedy:
+        yield Problem(
+            path="generator.sampling_params.greedy",
+            message="every sample of a prompt would be the same",
+            hint="set it to false; evaluation may use it",
         )
 
 
@@ -137,6 +164,28 @@ def a_resumed_run_has_a_path(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="trainer.resume_path", message=message, hint="set trainer.resume_mode = from_path")
 
 
+def recovery_and_resuming_agree(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """One field says where a run begins, and it may not be contradicted by the other."""
+    recover, resume = run.trainer.recover_mode, run.trainer.resume_mode
+    agree = {None: (resume,), "disabled": ("latest", "none", None), "fault": ("latest", "none", None)}
+    if resume not in agree.get(recover, ("latest",)):
+        yield Problem(
+            path="trainer.recover_mode",
+            message=f"{recover} says where the run begins, and trainer.resume_mode = {resume or 'none'} says otherwise",
+            hint="leave one of them out",
+        )
+
+
+def the_best_checkpoints_have_a_measure(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Best is by some metric."""
+    if run.trainer.ckpt_keep_best > 0 and not run.trainer.ckpt_best_metric:
+        yield Problem(
+            path="trainer.ckpt_best_metric",
+            message=f"ckpt_keep_best = {run.trainer.ckpt_keep_best} needs it",
+            hint="name a metric of metrics.jsonl, such as eval/all/avg_score",
+        )
+
+
 def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Kernels that repeat bit for bit are tested on CPUs; on CUDA that is not promised yet."""
     if run.trainer.deterministic and run.trainer.device == "cuda":
@@ -159,14 +208,18 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     the_policy_has_a_model,
     there_is_data_to_train_on,
     evaluation_has_data,
+    recorded_samples_evaluate_nothing,
     several_evaluation_samples_differ,
     no_source_is_named_twice,
     the_schedules_have_what_they_need,
+    every_training_source_has_a_weight,
     the_learner_scores_at_the_rollout_temperature,
     training_samples_are_random,
     the_learner_can_score_what_was_sampled,
     a_single_turn_is_given_the_prompt,
     a_resumed_run_has_a_path,
+    recovery_and_resuming_agree,
+    the_best_checkpoints_have_a_measure,
     repeatable_runs_are_promised_on_a_cpu,
     what_was_hidden_is_given_again,
     *ALGORITHM_CHECKS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import models_of
+from skyrl.config.sizes import models_of, trained_models
 from skyrl.errors import Problem
 from skyrl.tree import get_at
 from skyrl.tree.rules import Check
@@ -24,6 +24,34 @@ def adapters_have_a_road_to_the_engines(run: SkyRLTrainConfig) -> Iterator[Probl
     if engine.backend == "sglang":
         message = "adapters are served by vllm and torch engines"
         yield Problem(path=f"{_ENGINE}.backend", message=message, hint="set it to vllm")
+
+
+def adapters_start_in_a_way_that_runs(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Ways that change the weights themselves, or look at data, are not implemented; nor are Megatron's."""
+    for model in trained_models(run):
+        lora, path = getattr(run.trainer, model).model.lora, f"trainer.{model}.model.lora.init_method"
+        if lora.rank == 0:
+            continue
+        if lora.init_method not in ("kaiming", "gaussian", "orthogonal"):
+            yield Problem(
+                path=path,
+                message=f"{lora.init_method!r} does not run in this version, which has not implemented it yet",
+                hint="what runs: kaiming, gaussian or orthogonal",
+            )
+        if lora.init_method == "orthogonal" and lora.rank % 2:
+            message = f"orthogonal splits the rank in two halves, and {lora.rank} is odd"
+            yield Problem(path=path, message=message, hint="take an even rank, or kaiming")
+
+
+def adapters_are_reached_by_gradients(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Reentrant checkpointing drops gradients where the input of a layer has none, as with frozen embeddings."""
+    adapted = any(getattr(run.trainer, model).model.lora.rank for model in trained_models(run))
+    if adapted and run.trainer.recompute_activations and run.trainer.gradient_checkpointing_use_reentrant:
+        yield Problem(
+            path="trainer.gradient_checkpointing_use_reentrant",
+            message="the reentrant form of gradient checkpointing gives adapters no gradient",
+            hint="set it to false",
+        )
 
 
 def traces_have_ranks_and_a_folder(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -71,6 +99,8 @@ def state_on_a_drive_has_a_folder(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 LEARNER_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     adapters_have_a_road_to_the_engines,
+    adapters_start_in_a_way_that_runs,
+    adapters_are_reached_by_gradients,
     traces_have_ranks_and_a_folder,
     gathering_overlaps_with_reducing,
     state_on_a_drive_has_a_folder,

@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import engines_of, grid_of, has_critic, has_reference, models_of, on_ray, starts_engines
+from skyrl.config.sizes import (
+    engines_of,
+    grid_of,
+    has_critic,
+    has_reference,
+    models_of,
+    on_ray,
+    samples,
+    starts_engines,
+)
 from skyrl.errors import Problem
 from skyrl.planning.batches import divisors, nearest
 from skyrl.tree.rules import Check
@@ -73,7 +82,7 @@ def engines_that_share_gpus_take_all_of_them(run: SkyRLTrainConfig) -> Iterator[
 
 def engines_of_others_share_no_gpus(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Engines that run already cannot take turns with the policy."""
-    if on_ray(run) and run.trainer.placement.colocate_all and not starts_engines(run):
+    if on_ray(run) and run.trainer.placement.colocate_all and samples(run) and not starts_engines(run):
         yield Problem(
             path="trainer.placement.colocate_all",
             message="the engines run already, elsewhere, and share no GPUs with this run",
@@ -85,7 +94,7 @@ def engines_of_others_have_an_address(run: SkyRLTrainConfig) -> Iterator[Problem
     """What the run does not start, it has to be told where to find."""
     engine = run.generator.inference_engine
     addressed = engine.external_proxy_url or engine.external_server_urls or engine.remote_urls
-    if not starts_engines(run) and not addressed:
+    if samples(run) and not starts_engines(run) and not addressed:
         yield Problem(
             path=f"{_ENGINE}.external_server_urls",
             message="the run starts no engines, and no address of any is given",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from skyrl.config.generator import CHAT_TEMPLATES
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import has_critic
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 
@@ -89,6 +91,57 @@ def steps_are_samples_that_can_be_compared(run: SkyRLTrainConfig) -> Iterator[Pr
         )
 
 
+def a_template_that_is_named_is_built_in(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Others come from files."""
+    template = run.generator.chat_template
+    if template.source == "name" and template.name_or_path not in (None, *CHAT_TEMPLATES):
+        yield Problem(
+            path="generator.chat_template.name_or_path",
+            message=f"no template {template.name_or_path!r} is built in; there are {', '.join(CHAT_TEMPLATES)}",
+            hint="for a file, set generator.chat_template.source = file",
+        )
+
+
+def only_steps_can_be_merged(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Without steps there is one sample of a trajectory."""
+    if run.generator.merge_stepwise_output and not run.generator.step_wise_trajectories:
+        yield Problem(
+            path="generator.merge_stepwise_output",
+            message="merges the samples of generator.step_wise_trajectories, which is off",
+            hint="set generator.step_wise_trajectories = true, or leave it out",
+        )
+
+
+def several_samples_have_no_time_in_common(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Where the template writes the conversation anew, a trajectory can be several samples, as it is step-wise."""
+    algorithm, generator = run.trainer.algorithm, run.generator
+    anew = generator.chat_template.name_or_path is not None and generator.use_conversation_multi_turn
+    several = generator.max_turns > 1 and (anew or generator.step_wise_trajectories)
+    if not several:
+        return
+    which = "generator.chat_template" if anew else "generator.step_wise_trajectories"
+    if anew and algorithm.advantage_estimator in ("gae", "reinforce++"):
+        yield Problem(
+            path="trainer.algorithm.advantage_estimator",
+            message=f"{algorithm.advantage_estimator} discounts over tokens, and with {which} a trajectory can be "
+            "several samples",
+            hint="use grpo, rloo or maxrl, or the model's own template",
+        )
+    elif has_critic(run):
+        yield Problem(
+            path="trainer.critic.model.path",
+            message=f"a critic's returns end with each sample, and with {which} a trajectory can be several",
+            hint="leave the critic out",
+        )
+    if anew and algorithm.loss_reduction == "token_mean_legacy":
+        yield Problem(
+            path="trainer.algorithm.loss_reduction",
+            message="token_mean_legacy weighs micro-batches, whose number differs where the template writes "
+            "conversations anew",
+            hint="use token_mean",
+        )
+
+
 def turns_end_as_the_models_chats_do(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A turn that a stop text ended lacks the end-of-sequence token that the model's chats have there."""
     generator = run.generator
@@ -147,15 +200,40 @@ def a_sequence_fits_into_the_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
+def a_completion_may_be_as_long_as_it_must(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The least length of a completion is not above the longest, and a prompt leaves room for one."""
+    for name in ("sampling_params", "eval_sampling_params"):
+        sampling = getattr(run.generator, name)
+        if sampling is None:
+            continue
+        if sampling.min_new_tokens > sampling.max_generate_length:
+            yield Problem(
+                path=f"generator.{name}.min_new_tokens",
+                message=f"{sampling.min_new_tokens} is above max_generate_length = {sampling.max_generate_length}",
+                hint="lower it, or raise max_generate_length",
+            )
+        if sampling.max_tokens is not None and sampling.max_tokens <= run.trainer.max_prompt_length:
+            yield Problem(
+                path=f"generator.{name}.max_tokens",
+                message=f"{sampling.max_tokens} tokens leave no room for an answer to a prompt of "
+                f"trainer.max_prompt_length = {run.trainer.max_prompt_length}",
+                hint="raise it, or lower trainer.max_prompt_length",
+            )
+
+
 ROLLOUT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     one_call_of_the_engine_has_one_turn,
     a_batch_at_once_is_in_flight_at_once,
     several_turns_have_room,
     steps_are_samples_that_can_be_compared,
+    a_template_that_is_named_is_built_in,
+    only_steps_can_be_merged,
+    several_samples_have_no_time_in_common,
     turns_end_as_the_models_chats_do,
     both_sides_turn_positions_alike,
     positions_are_set_in_one_place,
     a_sequence_fits_into_the_engine,
+    a_completion_may_be_as_long_as_it_must,
 )
 
 

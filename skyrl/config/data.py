@@ -1,18 +1,41 @@
 """Which prompts the run trains on and is evaluated on."""
 
+from typing import Literal
+
 from skyrl.tree import IDENTITY, field, frozen
+from skyrl.tree.validators import all_positive, no_empty_text, not_empty
 
 
 @frozen
 class DataConfig:
     """Sources of prompts.
 
-    A source is a parquet, json or jsonl file (`~` is the home folder), or a Hugging Face dataset as `name` (its train
-    split) or `name:split`. Sources are concatenated in the order given.
+    A source is a parquet, json or jsonl file (`~` is the home folder), a folder that Hugging Face `datasets` reads, or
+    the name of a dataset on its hub. The last two take `:split` behind them, or `:configuration:split`; without, it is
+    the split `train`.
     """
 
     train_data: tuple[str, ...] = field(default=("~/data/gsm8k/train.parquet",), metadata=IDENTITY)
     """Sources of training prompts, shuffled with `trainer.seed` in every epoch."""
 
+    train_weights: tuple[float, ...] | None = field(default=None, validator=all_positive)
+    """Share of each source of `train_data` in an epoch, relative to each other; an epoch has as many prompts as all
+    sources together, and a source that is used up begins again. None: every prompt once in an epoch."""
+
     val_data: tuple[str, ...] = field(default=("~/data/gsm8k/validation.parquet",), metadata=IDENTITY)
     """Sources of evaluation prompts, read in order and reported by data source. Empty: no evaluation."""
+
+    prompt_column: str = field(default="prompt", validator=not_empty)
+    """Column of the prompt: a chat, which is a list of messages with `role` and `content`; in a column of another name
+    than `prompt`, also a text, which the user says."""
+
+    answer_column: str | None = field(default=None, validator=no_empty_text)
+    """Column that becomes the ground truth of rows without a `reward_spec`; of GSM8K's answers, what follows the last
+    `####`. None: rows bring their `reward_spec`, or their task needs none."""
+
+    bad_rows: Literal["stop", "skip"] = "stop"
+    """What becomes of a row that is no prompt: stop, with its number and the reason; skip: left out, and counted."""
+
+    epoch_tail: Literal["drop", "carry"] = "drop"
+    """What becomes of the prompts that do not fill the last batch of an epoch. drop: they are left out of that epoch,
+    other ones in each, and counted; carry: the batch is filled from the next epoch."""

@@ -16,7 +16,7 @@ from skyrl.config.import_paths import is_import_path
 from skyrl.config.intervals import read_interval
 from skyrl.config.resolve import rules_of
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray
+from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray, samples
 from skyrl.config.supervised import SupervisedConfig
 from skyrl.config.supervised_check import SUPERVISED_EFFECTS
 from skyrl.errors import Problem
@@ -77,8 +77,20 @@ def _non_finite(policy: str) -> Callable[[SkyRLTrainConfig], bool]:
     return lambda run: run.trainer.faults.on_non_finite == policy
 
 
+def _never(run: SkyRLTrainConfig) -> bool:
+    return False
+
+
 def _counts_rows(run: SkyRLTrainConfig) -> bool:
     return run.trainer.max_tokens_per_microbatch == -1
+
+
+def _forgets_checkpoints(run: SkyRLTrainConfig) -> bool:
+    return run.trainer.max_ckpts_to_keep != -1
+
+
+def _keeps_the_best(run: SkyRLTrainConfig) -> bool:
+    return run.trainer.ckpt_keep_best > 0
 
 
 EFFECTS: tuple[Effect, ...] = (
@@ -112,6 +124,16 @@ EFFECTS: tuple[Effect, ...] = (
     ),
     Effect("trainer.ref.deepspeed_config", "the strategy is deepspeed", _strategy_is("deepspeed")),
     Effect("trainer.policy.model.lora", "lora.rank is above 0", lambda run: run.trainer.policy.model.lora.rank > 0),
+    Effect(
+        "trainer.critic.model.lora",
+        "there is a critic and lora.rank is above 0",
+        lambda run: has_critic(run) and run.trainer.critic.model.lora.rank > 0,
+    ),
+    *(
+        Effect(f"trainer.{model}.model.lora.lora_sync_path", "adapters travel on their own (they are merged)", _never)
+        for model in ("policy", "critic")
+    ),
+    Effect("generator.inference_engine.num_engines", "the policy samples (trainer.rollouts_from is none)", samples),
     *(
         Effect(f"trainer.placement.{name}", "the run is on Ray or the device is cuda", _has_devices_to_share)
         for name in ("colocate_all", "colocate_policy_ref")
@@ -122,6 +144,19 @@ EFFECTS: tuple[Effect, ...] = (
         _makes_room_on_cuda,
     ),
     Effect("trainer.log_path", "the run is on Ray", on_ray),
+    Effect(
+        "trainer.recover_retries",
+        "recover_mode is auto or fault",
+        lambda run: run.trainer.recover_mode in ("auto", "fault"),
+    ),
+    *(
+        Effect(f"trainer.{name}", "old checkpoints are deleted (max_ckpts_to_keep is not -1)", _forgets_checkpoints)
+        for name in ("ckpt_keep_every", "ckpt_keep_best")
+    ),
+    *(
+        Effect(f"trainer.{name}", "the best checkpoints are kept (ckpt_keep_best)", _keeps_the_best)
+        for name in ("ckpt_best_metric", "ckpt_best_is")
+    ),
     *(
         Effect(f"trainer.placement.{name}", "the run is on Ray", on_ray)
         for name in (
@@ -170,10 +205,14 @@ EFFECTS: tuple[Effect, ...] = (
     ),
     Effect("generator.eval_sampling_params", "evaluation is on", evaluates),
     Effect("generator.eval_n_samples_per_prompt", "evaluation is on", evaluates),
-    Effect("trainer.fully_async", "training is asynchronous", lambda run: False),
+    Effect("trainer.fully_async", "training is asynchronous", _never),
     *(
         Effect(f"generator.{name}", "there are several turns (generator.max_turns is above 1)", _has_turns)
-        for name in ("use_conversation_multi_turn", "append_eos_token_after_stop_str_in_multi_turn")
+        for name in (
+            "use_conversation_multi_turn",
+            "append_eos_token_after_stop_str_in_multi_turn",
+            "step_wise_trajectories",
+        )
     ),
     Effect("environment.skyrl_gym.text2sql", "environment.env_class is text2sql", _env_is("text2sql")),
     Effect("environment.skyrl_gym.search", "environment.env_class is search", _env_is("search")),

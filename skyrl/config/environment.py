@@ -6,6 +6,9 @@ from skyrl.tree import FREE, IDENTITY, field, frozen
 from skyrl.tree.units import WholeSeconds
 from skyrl.tree.validators import fraction, positive
 
+FailureKind = Literal["raised", "timeout", "wrong_type", "not_finite", "too_large"]
+"""How an environment fails."""
+
 
 @frozen
 class Text2SQLEnvConfig:
@@ -54,12 +57,19 @@ class SkyRLGymConfig:
     """Seconds that one call of an environment may take; then its trajectory has failed. None: any time."""
 
     trajectory_timeout_seconds: float | None = field(default=None, validator=positive, metadata=FREE)
-    """Seconds that a trajectory may take from its first answer to its end, the engine's time included; then it has
-    failed. None: any time."""
+    """Seconds that a sample may take from its first answer to its end, the engine's time and further attempts included;
+    then it has failed for good, and holds up the batch no longer. None: any time."""
 
     max_attempts: int = field(default=3, validator=positive)
-    """Times that a sample is drawn, with other random numbers, while its environment fails. When none is left, its
-    whole group is dropped: it stays in the batch, and no token of it is trained on. 1: dropped at once."""
+    """Times that a sample is drawn, with other random numbers, while its environment fails. 1: once."""
+
+    retried_failures: tuple[FailureKind, ...] = ("raised", "timeout", "wrong_type", "not_finite", "too_large")
+    """Failures after which a sample is drawn again: an exception, a missed deadline of a step, a result of the wrong
+    type, a number that is not finite, an observation that is too large. After others it has failed for good."""
+
+    failed_samples: Literal["drop_group", "fill"] = "drop_group"
+    """What becomes of a sample that failed for good. drop_group: its whole group stays in the batch, and no token of it
+    is trained on; fill: another sample of its group stands in, and counts twice, unless all have failed."""
 
     max_failed_share: float = field(default=0.2, validator=fraction)
     """The run stops when environments fail more often in a batch than this share of its samples. 0: at once."""

@@ -5,7 +5,15 @@ from typing import Any, Literal
 
 from skyrl.config.engines import InferenceEngineConfig
 from skyrl.tree import FREE, FrozenDict, field, frozen
-from skyrl.tree.validators import between, fraction, no_empty_text, non_negative, positive, positive_fraction
+from skyrl.tree.validators import (
+    between,
+    fraction,
+    no_empty_text,
+    no_negative,
+    non_negative,
+    positive,
+    positive_fraction,
+)
 
 
 @frozen
@@ -15,8 +23,20 @@ class SamplingParams:
     max_generate_length: int = field(default=1024, validator=positive)
     """Longest completion of one turn, in tokens, prompt excluded."""
 
+    min_new_tokens: int = field(default=0, validator=non_negative)
+    """Tokens that a completion has at least: before, no token that ends one can be drawn, and no stop text ends it. The
+    learner does not know of it, so ratios of those tokens are off by the probability of ending. 0: it may end at once.
+    """
+
+    max_tokens: int | None = field(default=None, validator=positive)
+    """Tokens of prompt and completion together, at most; a turn that starts from as many or more ends the trajectory.
+    None: what the model has room for."""
+
     temperature: float = field(default=1.0, validator=non_negative)
     """Softmax temperature, unitless. 0 is greedy, which evaluation may use and training may not."""
+
+    greedy: bool = False
+    """Always take the likeliest token, whatever the temperature: for evaluation. False: as `temperature` says."""
 
     top_p: float = field(default=1.0, validator=positive_fraction)
     """Draw from the likeliest tokens that together have this probability. 1: from all."""
@@ -31,26 +51,40 @@ class SamplingParams:
     """Above 1, tokens that occurred before become less likely; below 1, likelier. 1: off. The learner does not know of
     it, so ratios are off by it."""
 
+    frequency_penalty: float = field(default=0.0, validator=between(-2.0, 2.0))
+    """Taken from a token's logit for each time that it occurred in the completion; below 0, repetition is encouraged.
+    0: off. The learner does not know of it, so ratios are off by it."""
+
     logprobs: Literal[0, 1] | None = 1
     """The engine returns the log-probability of each drawn token: 0 and 1 both mean just that one. None: none, which
     rules out corrections and losses that need them."""
 
     stop: tuple[str, ...] | None = field(default=None, validator=no_empty_text)
-    """Texts that end a completion; they stay in it. None: only the end-of-sequence token does."""
+    """Texts that end a completion; they stay in it. None: only tokens end it."""
+
+    stop_token_ids: tuple[int, ...] | None = field(default=None, validator=no_negative)
+    """Tokens that end a completion besides the end-of-sequence tokens; they stay in it, and are trained on. None: no
+    others do."""
 
     additional_kwargs: Mapping[str, Any] | None = None
     """More sampling parameters, handed to the engine as they are. None: none."""
 
 
+CHAT_TEMPLATES = ("qwen3_with_thinking", "qwen3_without_thinking")
+"""Templates that are built in."""
+
+
 @frozen
 class ChatTemplateConfig:
-    """A chat template in place of the tokenizer's. With one, the history is tokenized anew at every turn."""
+    """A chat template in place of the tokenizer's. With one, and `use_conversation_multi_turn`, it writes the whole
+    conversation anew for each turn, as whoever uses the model later will; see `docs/environments.md`.
+    """
 
     source: Literal["name", "file"] = "name"
     """What `name_or_path` is: a file, or the name of a template (qwen3_with_thinking, qwen3_without_thinking)."""
 
     name_or_path: str | None = None
-    """The name, or the path of a Jinja file. None: the tokenizer's own template."""
+    """The name, or the path of a Jinja file of at most 1 MiB, which runs in a sandbox. None: the tokenizer's own."""
 
 
 @frozen
@@ -97,7 +131,12 @@ class GeneratorConfig:
     trained on. Read where `use_conversation_multi_turn` is on and `sampling_params.stop` is given."""
 
     step_wise_trajectories: bool = False
-    """Each turn is a training sample of its own, with its own prompt; all turns get the trajectory's advantage."""
+    """Each turn starts from the conversation as the chat template writes it at that point, and is a training sample of
+    its own; all turns get the trajectory's advantage. Batch sizes count trajectories."""
+
+    merge_stepwise_output: bool = False
+    """Join turns under `step_wise_trajectories`: one whose prompt begins with all tokens of the turn before goes on in
+    the same sample. Less to compute, and the same loss per token."""
 
     chat_template: ChatTemplateConfig = ChatTemplateConfig()
     """A chat template in place of the tokenizer's."""

@@ -49,7 +49,6 @@ _CAPABILITIES: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
         (f"{_ENGINE}.use_expandable_segments", "trainer.use_expandable_segments"),
     ),
     "salts of the prefix cache (every cache is dropped when weights arrive)": ((True,), ("generator.use_cache_salt",)),
-    "merging step-wise samples by their common beginning": ((False,), ("generator.merge_stepwise_output",)),
     "quantization-aware training": (
         (False, None),
         tuple(f"trainer.{model}.model.fake_int4_qat" for model in ("policy", "ref", "critic")),

@@ -30,7 +30,8 @@ class SkyRLLoraConfig:
     """Probability that an input of the adapter is dropped while training. 0: none."""
 
     lora_sync_path: str = field(default="/tmp/skyrl_lora_sync", metadata=FREE)
-    """Folder through which the adapter goes to the inference engines; shared by all nodes where there are several."""
+    """Folder through which the adapter would go to the inference engines on its own. They get the weights that it is
+    merged into, by the same road as any others."""
 
     target_modules: str | tuple[str, ...] = field(default="all-linear", metadata=IDENTITY)
     """Modules that get an adapter: `all-linear` for every linear layer but the head, a regular expression, or names."""
@@ -39,8 +40,8 @@ class SkyRLLoraConfig:
     """Modules that get none although `target_modules` matches them: a regular expression, or names."""
 
     init_method: str = field(default="kaiming", validator=_adapter_init)
-    """How A starts; B starts at zero. FSDP and DeepSpeed take the names of PEFT's `init_lora_weights` (`kaiming` is its
-    default), Megatron takes kaiming, xavier, normal and zero."""
+    """How A starts; B starts at zero. kaiming, gaussian or orthogonal (which wants an even rank), drawn from
+    `trainer.seed`, as PEFT's `init_lora_weights` has them. The other names, of PEFT and of Megatron, do not run yet."""
 
 
 @frozen

@@ -51,18 +51,16 @@ NOT_YET: tuple[NotYet, ...] = (
     # learners
     NotYet("trainer.sequence_parallel_backend", "sequence parallelism"),
     NotYet(_POLICY + "sequence_parallel_size", "sequence parallelism", (1,)),
-    NotYet(_POLICY + "model.lora.rank", "LoRA", (0,)),
-    NotYet(_POLICY + "model.lora", "LoRA"),
+    NotYet(_POLICY + "model.lora.lora_sync_path", "sending adapters on their own"),
     NotYet(_POLICY + "megatron_config", "Megatron learners"),
     NotYet(_POLICY + "use_torch_compile", "torch.compile", (False,)),
     NotYet(_POLICY + "record_memory", "memory snapshots", (False,)),
     NotYet(_POLICY + "model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
-    NotYet("trainer.ref.model.lora", "LoRA"),
+    NotYet("trainer.ref.model.lora", "adapters of a reference"),
     NotYet("trainer.ref.sequence_parallel_size", "sequence parallelism", (1,)),
     NotYet("trainer.ref.megatron_config", "Megatron learners"),
     NotYet("trainer.ref.model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
-    NotYet("trainer.critic.model.lora.rank", "LoRA", (0,)),
-    NotYet("trainer.critic.model.lora", "LoRA"),
+    NotYet("trainer.critic.model.lora.lora_sync_path", "sending adapters on their own"),
     NotYet("trainer.critic.sequence_parallel_size", "sequence parallelism", (1,)),
     NotYet("trainer.critic.model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
     NotYet("trainer.rope_scaling", "rotary embeddings other than the model's own", (None,)),
@@ -73,9 +71,6 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("trainer.logger", "trackers other than the console", ("console", ("console",))),
     NotYet("trainer.dump_data_batch", "dumping training batches", (False,)),
     # rollouts
-    NotYet("generator.step_wise_trajectories", "step-wise trajectories", (False,)),
-    NotYet("generator.chat_template.name_or_path", "chat templates other than the model's own", (None,)),
-    NotYet("generator.chat_template", "chat templates other than the model's own"),
     NotYet("generator.rope_scaling", "rotary embeddings other than the model's own", (None,)),
     NotYet("generator.rope_theta", "rotary embeddings other than the model's own", (None,)),
     NotYet("generator.sampling_params.logprobs", "engines that can leave log-probabilities out"),
@@ -91,7 +86,7 @@ NOT_YET: tuple[NotYet, ...] = (
         for name in ("served_model_name", "http_endpoint_host", "http_endpoint_port")
     ),
     NotYet(_ENGINE + "override_existing_update_group", "engines of others"),
-    NotYet(_ENGINE + "fully_sharded_loras", "LoRA", (False,)),
+    NotYet(_ENGINE + "fully_sharded_loras", "sending adapters on their own", (False,)),
 )
 
 VALUES_NOT_YET: tuple[NotYet, ...] = (
@@ -103,8 +98,7 @@ VALUES_NOT_YET: tuple[NotYet, ...] = (
 
 
 SUPERVISED_NOT_YET: tuple[NotYet, ...] = (
-    NotYet("model.lora.rank", "LoRA", (0,)),
-    NotYet("model.lora", "LoRA"),
+    NotYet("model.lora.lora_sync_path", "sending adapters on their own"),
 )
 """The same of supervised runs."""
 

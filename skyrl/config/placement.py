@@ -9,7 +9,7 @@ from skyrl.tree.validators import positive
 
 @frozen
 class PlacementConfig:
-    """Nodes and GPUs of each model. On a machine without GPUs the counts are processes."""
+    """Nodes and GPUs of each model. On a machine without GPUs the counts are processes. They may change on resume."""
 
     colocate_all: bool = True
     """Training and inference take turns on the same GPUs: the policy's GPUs must then be as many as the engines'.
@@ -19,22 +19,22 @@ class PlacementConfig:
     """Without `colocate_all`: policy and reference (and critic) share GPUs, so their counts must agree. False: each has
     its own."""
 
-    policy_num_nodes: int = field(default=1, validator=positive)
+    policy_num_nodes: int = field(default=1, validator=positive, metadata=FREE)
     """Nodes of the policy."""
 
-    policy_num_gpus_per_node: int = field(default=1, validator=positive)
+    policy_num_gpus_per_node: int = field(default=1, validator=positive, metadata=FREE)
     """GPUs of the policy on each of its nodes."""
 
-    critic_num_nodes: int = field(default=1, validator=positive)
+    critic_num_nodes: int = field(default=1, validator=positive, metadata=FREE)
     """Nodes of the critic, if there is one."""
 
-    critic_num_gpus_per_node: int = field(default=1, validator=positive)
+    critic_num_gpus_per_node: int = field(default=1, validator=positive, metadata=FREE)
     """GPUs of the critic on each of its nodes."""
 
-    ref_num_nodes: int = field(default=1, validator=positive)
+    ref_num_nodes: int = field(default=1, validator=positive, metadata=FREE)
     """Nodes of the reference, if there is one."""
 
-    ref_num_gpus_per_node: int = field(default=1, validator=positive)
+    ref_num_gpus_per_node: int = field(default=1, validator=positive, metadata=FREE)
     """GPUs of the reference on each of its nodes."""
 
     executor: Literal["auto", "in_process", "ray"] = field(default="auto", metadata=FREE)

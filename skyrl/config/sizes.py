@@ -66,8 +66,15 @@ def on_ray(run: SkyRLTrainConfig) -> bool:
     return run.trainer.placement.executor != "in_process"
 
 
+def samples(run: SkyRLTrainConfig) -> bool:
+    """Does the policy sample, or is the run trained on what another one recorded?"""
+    return run.trainer.rollouts_from is None
+
+
 def starts_engines(run: SkyRLTrainConfig) -> bool:
-    """Does the run start the engines, or do they run already, elsewhere?"""
+    """Does the run start the engines, or do they run already, elsewhere, or is there no need of any?"""
+    if not samples(run):
+        return False
     engine = run.generator.inference_engine
     elsewhere = engine.external_proxy_url or engine.external_server_urls or engine.remote_urls
     return engine.backend != "http" and engine.run_engines_locally and not elsewhere

@@ -27,12 +27,12 @@ from skyrl.tree.sparse import sparse
 
 C = TypeVar("C", bound=RunConfig)
 
-FILE = "config.json"
-"""In the folder of a run, and of each of its checkpoints."""
+FILES = ("config.json", "manifest.json")
+"""In the folder of a run, and of a checkpoint, whose manifest holds the same and more."""
 
 
 def stored_form(run: RunConfig) -> dict[str, Any]:
-    """What goes into `config.json`, of a resolved tree. No secret is in it: the tree holds references."""
+    """What goes into `config.json` and manifests, of a resolved tree. No secret is in it: the tree holds references."""
     return {
         "schema_version": SCHEMA_VERSION,
         "fingerprint": fingerprint(run),
@@ -43,8 +43,8 @@ def stored_form(run: RunConfig) -> dict[str, Any]:
 
 def file_of(name: str) -> str:
     """The configuration of a run's folder, if `name` is one; `name` otherwise."""
-    inside = Path(name).expanduser() / FILE
-    return str(inside) if inside.is_file() else name
+    inside = (Path(name).expanduser() / file for file in FILES)
+    return str(next((file for file in inside if file.is_file()), name))
 
 
 def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:

@@ -9,7 +9,7 @@ from skyrl.config.intervals import Interval, interval
 from skyrl.config.learners import CriticConfig, PolicyConfig, RefConfig
 from skyrl.config.placement import PlacementConfig
 from skyrl.tree import FREE, IDENTITY, field, frozen
-from skyrl.tree.validators import non_negative, positive, positive_or_minus_one
+from skyrl.tree.validators import non_negative, positive, positive_or_minus_one, positive_or_off
 
 Tracker = Literal["console", "wandb", "tensorboard", "mlflow", "swanlab"]
 """Where metrics go."""
@@ -61,7 +61,8 @@ class TrainerConfig:
     """Interruptions, stalls, and numbers that are none."""
 
     seed: int = field(default=42, validator=non_negative, metadata=IDENTITY)
-    """Every random choice follows from it: the order of prompts, and every token that is sampled. Dropout is off."""
+    """Every random choice follows from it: the order of prompts, every token that is sampled, and how an adapter
+    starts and drops. Other dropout is off."""
 
     deterministic: bool = False
     """Two runs of this configuration on the same machine give the same bits: deterministic kernels in the learners, and
@@ -168,15 +169,50 @@ class TrainerConfig:
     resume_path: str | None = field(default=None, metadata=FREE)
     """Checkpoint folder (`.../global_step_N`) for `from_path`."""
 
+    resume_with_changes: bool = field(default=False, metadata=FREE)
+    """Go on although fields that the numbers depend on were changed since; they are listed. What makes the run the run
+    it is, its seed, models and data, may not change. false: nothing but what changes no number may."""
+
+    recover_mode: Literal["disabled", "auto", "fault", "resume"] | None = field(default=None, metadata=FREE)
+    """AReaL's words for how a run begins, and whether it is begun again when it fails. disabled: anew, and not; auto:
+    from the newest good checkpoint if there is one, and again after a failure; fault: anew, and after a failure from
+    the newest good checkpoint; resume: from a checkpoint that has to be there, and not. None: `resume_mode` says."""
+
+    recover_retries: int = field(default=3, validator=non_negative, metadata=FREE)
+    """How many times a failed run is begun again, under the modes that do so."""
+
     ckpt_path: str = field(default="~/ckpts/", metadata=FREE)
-    """Folder of the checkpoints, which hold all that is needed to go on."""
+    """Folder of the checkpoints, which hold all that is needed to go on, or its address in an object store
+    (`s3://bucket/run`). All machines of a run must see it."""
 
     ckpt_interval: Interval = field(default=10, validator=interval, metadata=FREE)
     """Training steps between checkpoints, or epochs, or time, or a list, as in `eval_interval`; the last step is saved
     too, and the last before a run is stopped. -1 or 0: none."""
 
+    async_ckpt_save: bool = field(default=True, metadata=FREE)
+    """Copy the state and go on while it is written; the next checkpoint, and the end, wait for it. Takes host memory
+    for one copy. false: the run waits."""
+
+    ckpt_verify: Literal["digest", "size"] = field(default="digest", metadata=FREE)
+    """What is compared with a checkpoint's manifest before it is resumed from, and before older ones are deleted.
+    digest: every byte; size: that every file is there in its length."""
+
     max_ckpts_to_keep: int = field(default=-1, validator=positive_or_minus_one("all"), metadata=FREE)
-    """Checkpoints kept; older ones are deleted once a newer one is complete on disk. -1: all."""
+    """Checkpoints kept, the newest; older ones are deleted once a newer one is verified, unless one of the next two
+    keeps them. -1: all."""
+
+    ckpt_keep_every: int = field(default=-1, validator=positive_or_off, metadata=FREE)
+    """Keep those of steps that this divides, too. -1: none for that."""
+
+    ckpt_keep_best: int = field(default=-1, validator=positive_or_off, metadata=FREE)
+    """Keep so many with the best `ckpt_best_metric`, too. -1: none for that."""
+
+    ckpt_best_metric: str | None = field(default=None, metadata=FREE)
+    """Metric of the step that was saved, as in `metrics.jsonl`: `eval/all/avg_score`. Where a step lacks it, its
+    checkpoint is not among the best."""
+
+    ckpt_best_is: Literal["max", "min"] = field(default="max", metadata=FREE)
+    """Whether the best value of `ckpt_best_metric` is the largest or the smallest."""
 
     hf_save_interval: Interval = field(default=-1, validator=interval, metadata=FREE)
     """Training steps between exports of the policy in Hugging Face format, or epochs, or time, or a list, as in
@@ -200,6 +236,15 @@ class TrainerConfig:
 
     logger: Tracker | tuple[Tracker, ...] = field(default="wandb", metadata=FREE)
     """Where metrics go besides the run's folder: one tracker, or a list of them."""
+
+    recording: Literal["off", "jsonl", "jsonl.gz"] = field(default="off", metadata=FREE)
+    """Keep every batch and what came of it below `run_path`, exactly: for `skyrl replay`, `skyrl bisect` and
+    `rollouts_from`. About 55 bytes for each token of a batch, prompts counted with every sample, half of that in
+    jsonl.gz; and all weights are gathered once more in each step, for their digests. off: samples for people alone."""
+
+    rollouts_from: str | None = field(default=None, metadata=IDENTITY)
+    """Folder of a run with a recording, whose batches are trained on: no engine is started, nothing is sampled, and
+    `max_training_steps` alone may shorten it. None: the policy samples."""
 
     dump_data_batch: bool = field(default=False, metadata=FREE)
     """Write every training batch below `export_path`, for debugging."""

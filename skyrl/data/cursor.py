@@ -1,66 +1,102 @@
-"""In which order prompts are trained on, and where the run is in that order."""
+"""Where a run is in its prompts, and which batch comes next."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
-from hashlib import sha256
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
 
-import numpy as np
-
+from skyrl.data.order import Indices, Order, Shuffled
+from skyrl.data.prompts import content_hash
 from skyrl.errors import ResumeError
 from skyrl.trajectory import Prompt
 
+Tail = Literal["drop", "carry"]
+"""What becomes of the prompts of an epoch that do not fill a batch."""
+
 
 class PromptCursor:
-    """Hands out shuffled prompts in batches, epoch after epoch.
+    """Hands out prompts in batches, epoch after epoch.
 
-    The order of an epoch is a permutation drawn from (seed, epoch) alone, so that a resumed run needs no more than the
-    number of batches already taken. What does not fill a batch at the end of an epoch is left out of that epoch.
+    The order of an epoch follows from (seed, epoch) alone, so that a resumed run needs no more than the number of
+    batches already taken.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], batch_size: int, seed: int) -> None:
-        """`batch_size` counts prompts and must not exceed their number."""
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        batch_size: int,
+        seed: int,
+        *,
+        order: Order | None = None,
+        tail: Tail = "drop",
+        fingerprint: str | None = None,
+    ) -> None:
+        """`batch_size` counts prompts and must not exceed an epoch's; without an `order`, all are shuffled.
+
+        `fingerprint` is that of the prompts, if it is known.
+        """
         self._prompts = prompts
         self._batch_size = batch_size
-        self._seed = seed
+        self._order = order or Shuffled(len(prompts), seed)
+        self._tail = tail
+        self._fingerprint = fingerprint
+        self._epoch = lru_cache(maxsize=2)(self._order.epoch)
         self.batches_taken = 0
 
     @property
-    def batches_per_epoch(self) -> int:
-        """Whole batches in one pass over the prompts."""
-        return len(self._prompts) // self._batch_size
+    def epoch(self) -> int:
+        """Of the next prompt, from 0."""
+        return self._position // len(self._order)
 
     @property
-    def epoch(self) -> int:
-        """Of the next batch, from 0."""
-        return self.batches_taken // self.batches_per_epoch
+    def left_out(self) -> int:
+        """Prompts at the ends of epochs that no batch had so far."""
+        return self.epoch * (len(self._order) % self._batch_size) if self._tail == "drop" else 0
 
     def take(self) -> tuple[Prompt, ...]:
         """The next batch."""
-        order = np.random.default_rng([self._seed, self.epoch]).permutation(len(self._prompts))
-        start = self.batches_taken % self.batches_per_epoch * self._batch_size
+        start = self._position
         self.batches_taken += 1
-        return tuple(self._prompts[index] for index in order[start : start + self._batch_size])
+        return tuple(self._prompts[self._index(place)] for place in range(start, start + self._batch_size))
+
+    @property
+    def _position(self) -> int:
+        """Of the next prompt, if all epochs stood one after the other."""
+        if self._tail == "carry":
+            return self.batches_taken * self._batch_size
+        epoch, batch = divmod(self.batches_taken, len(self._order) // self._batch_size)
+        return epoch * len(self._order) + batch * self._batch_size
+
+    def _index(self, position: int) -> int:
+        epoch, place = divmod(position, len(self._order))
+        order: Indices = self._epoch(epoch)
+        return int(order[place])
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores."""
-        return {"batches_taken": self.batches_taken, "prompts": self._digest}
+        return {"batches_taken": self.batches_taken, "prompts": self.fingerprint}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on after the batches that `state` says were taken. Raises `ResumeError` if they were of other prompts."""
-        if state["prompts"] != self._digest:
+        if state["prompts"] != self.fingerprint:
             raise ResumeError(
-                "the training data is not what it was when the checkpoint was saved: other rows, in another order, or "
-                "through another chat template. Restore it, or start a new run in a new folder"
+                "the training data is not what it was when the checkpoint was saved: other rows, other columns in "
+                "them, in another order, or through another chat template. Restore it, or start a new run in a new "
+                "folder"
             )
         self.batches_taken = int(state["batches_taken"])
 
-    @cached_property
-    def _digest(self) -> str:
-        """sha256 over what is sampled from: the tokens and the task of every prompt, in order."""
-        digest = sha256()
-        for prompt in self._prompts:
-            digest.update(repr((prompt.token_ids, prompt.env_class)).encode())
-        return digest.hexdigest()
+    @property
+    def fingerprint(self) -> str:
+        """Of all prompts."""
+        if self._fingerprint is None:
+            self._fingerprint = content_hash(self._prompts)
+        return self._fingerprint
+
+
+def batches(prompts: int, batch_size: int, epochs: int, tail: Tail) -> tuple[int, int]:
+    """Batches in so many epochs of so many prompts, and how many prompts are left out of them in all."""
+    if tail == "carry":
+        return divmod(epochs * prompts, batch_size)
+    return epochs * (prompts // batch_size), epochs * (prompts % batch_size)

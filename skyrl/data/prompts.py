@@ -2,27 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
-from attrs import frozen
+import numpy as np
+from attrs import field, frozen
 
-from skyrl.data.sources import Row, chat_of, read_rows
+from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, read_rows
 from skyrl.errors import DataError
 from skyrl.trajectory import Prompt
 
-_OWN_COLUMNS = ("prompt", "env_class", "data_source")
+_OWN_COLUMNS = ("env_class", "data_source")
 
 
 @frozen(kw_only=True)
 class PromptDataset:
-    """Prompts in the order of their sources, and how many rows were too long to be one."""
+    """Prompts in the order of their sources, and what became of the rows that are none."""
 
     prompts: tuple[Prompt, ...]
     too_long: int = 0
+    """Rows that were longer than allowed."""
+
+    bad_rows: tuple[str, ...] = ()
+    """Where rows were skipped that are no prompt, and why."""
+
+    sizes: tuple[int, ...] = field()
+    """Prompts of each source."""
+
+    @sizes.default
+    def _one_source(self) -> tuple[int, ...]:
+        return (len(self.prompts),)
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of what training depends on: see `content_hash`."""
+        return content_hash(self.prompts)
+
+
+def content_hash(prompts: Sequence[Prompt]) -> str:
+    """sha256 over the tokens, the task and the other columns of every prompt, in order."""
+    digest = sha256()
+    for prompt in prompts:
+        digest.update(len(prompt.token_ids).to_bytes(8, "little"))
+        digest.update(np.asarray(prompt.token_ids, dtype=np.int64).tobytes())
+        others = [prompt.env_class, prompt.data_source, prompt.extras]
+        digest.update(json.dumps(others, sort_keys=True, default=_plain).encode() + b"\n")
+    return digest.hexdigest()
 
 
 def load_prompts(
@@ -32,56 +63,117 @@ def load_prompts(
     env_class: str | None,
     max_prompt_length: int,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    columns: Columns | None = None,
+    skip_bad_rows: bool = False,
 ) -> PromptDataset:
     """Read every source and tokenize each row's chat with the model's template.
 
-    Rows longer than `max_prompt_length` tokens are left out and counted. A row may name its own `env_class`; without
-    one it gets `env_class`, if that is not None. Raises `DataError` for a bad source or row, and when no row is short
-    enough.
+    Rows longer than `max_prompt_length` tokens are left out and counted, and with `skip_bad_rows` those that are no
+    prompt, too. A row may name its own `env_class`; without one it gets `env_class`, if that is not None. Raises
+    `DataError` for a bad source or row, and when no row is left.
     """
+    read = _Reader(tokenizer, chat_template_kwargs or {}, env_class, columns or Columns())
     prompts: list[Prompt] = []
-    too_long = 0
-    for index, source in enumerate(sources):
-        rows = read_rows(source)
-        chats = [chat_of(row, number, source) for number, row in enumerate(rows)]
-        for number, (row, chat, token_ids) in enumerate(
-            zip(rows, chats, _tokenize(chats, tokenizer, chat_template_kwargs or {}, source), strict=True)
-        ):
-            if len(token_ids) > max_prompt_length:
-                too_long += 1
-            else:
-                prompts.append(_prompt(row, chat, token_ids, f"{index}:{number}", env_class))
+    bad: list[str] = []
+    sizes = []
+    for number, source in enumerate(sources):
+        found = list(read.prompts(source, number))
+        own = [prompt for prompt in found if isinstance(prompt, Prompt) and len(prompt.token_ids) <= max_prompt_length]
+        reasons = [row.reason for row in found if isinstance(row, BadRow)]
+        if reasons and not skip_bad_rows:
+            raise DataError(reasons[0] + _and_more(reasons))
+        sizes.append((len(own), len(found) - len(own) - len(reasons)))
+        prompts, bad = prompts + own, bad + reasons
+    too_long = sum(long for _, long in sizes)
     if not prompts:
+        if not too_long:
+            raise DataError(f"no row of {', '.join(sources)} is a prompt; the first: {bad[0]}")
+        also = f", and {len(bad)} more are no prompts" if bad else ""
         raise DataError(
             f"all {too_long} rows of {', '.join(sources)} are longer than "
-            f"trainer.max_prompt_length = {max_prompt_length} tokens"
+            f"trainer.max_prompt_length = {max_prompt_length} tokens{also}"
         )
-    return PromptDataset(prompts=tuple(prompts), too_long=too_long)
+    short = tuple(count for count, _ in sizes)
+    return PromptDataset(prompts=tuple(prompts), too_long=too_long, bad_rows=tuple(bad), sizes=short)
 
 
-def _tokenize(
-    chats: Sequence[Sequence[Mapping[str, str]]], tokenizer: Any, kwargs: Mapping[str, Any], source: str
-) -> list[list[int]]:
-    try:
-        encoded: list[list[int]] = tokenizer.apply_chat_template(
-            [list(chat) for chat in chats], add_generation_prompt=True, tokenize=True, return_dict=False, **kwargs
+@frozen
+class _Reader:
+    tokenizer: Any
+    template_kwargs: Mapping[str, Any]
+    env_class: str | None
+    columns: Columns
+
+    def prompts(self, source: str, number: int) -> Iterator[Prompt | BadRow]:
+        """One for each row of the source, the n-th of the run's."""
+        rows: dict[int, tuple[Row, Any]] = {}
+        bad: dict[int, BadRow] = {}
+        whole = read_rows(source, self.columns)
+        for place, row in enumerate(whole):
+            try:
+                rows[place] = self._chat(row, place, source)
+            except DataError as error:
+                bad[place] = BadRow(str(error))
+        ids = self._tokenize({place: chat for place, (_, chat) in rows.items()}, source)
+        for place in range(len(whole)):
+            tokens = bad.get(place) or ids[place]
+            if isinstance(tokens, BadRow):
+                yield tokens
+            else:
+                yield self._prompt(*rows[place], tokens, f"{number}:{place}")
+
+    def _chat(self, row: Row | BadRow, place: int, source: str) -> tuple[Row, Any]:
+        if isinstance(row, BadRow):
+            raise DataError(row.reason)
+        whole = answered(row, place, source, self.columns)
+        if not isinstance(whole.get("env_class") or self.env_class, str):
+            raise DataError(
+                f"{source}, row {place} names no env_class, and environment.env_class gives none for such rows"
+            )
+        return whole, chat_of(whole, place, source, self.columns)
+
+    def _tokenize(self, chats: Mapping[int, Any], source: str) -> dict[int, list[int] | BadRow]:
+        """All at once, which is quicker; one by one where the template refuses one of them."""
+        try:
+            return dict(zip(chats, self._encode(list(chats.values())), strict=True))
+        except Exception:  # noqa: BLE001 - a template is a program of the model's author: it may raise anything
+            return {place: self._one(chat, place, source) for place, chat in chats.items()}
+
+    def _one(self, chat: Any, place: int, source: str) -> list[int] | BadRow:
+        try:
+            return self._encode([chat])[0]
+        except Exception as error:  # noqa: BLE001 - as above
+            return BadRow(f"{source}, row {place}: the tokenizer's chat template refuses the prompt: {error}")
+
+    def _encode(self, chats: Sequence[Any]) -> list[list[int]]:
+        if not chats:
+            return []
+        encoded: list[list[int]] = self.tokenizer.apply_chat_template(
+            [list(chat) for chat in chats],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            **self.template_kwargs,
         )
-    except Exception as error:  # a template is a program of the model's author: it may raise anything
-        raise DataError(f"{source}: the tokenizer's chat template refuses a prompt: {error}") from error
-    return encoded
+        return encoded
 
-
-def _prompt(row: Row, chat: Any, token_ids: Sequence[int], row_id: str, env_class: str | None) -> Prompt:
-    task = row.get("env_class") or env_class
-    if not isinstance(task, str):
-        raise DataError(
-            f"row {row_id} (source:row) names no env_class, and environment.env_class gives none for such rows"
+    def _prompt(self, row: Row, chat: Any, token_ids: Sequence[int], row_id: str) -> Prompt:
+        own = (*_OWN_COLUMNS, self.columns.prompt)
+        return Prompt(
+            id=row_id,
+            messages=chat,
+            token_ids=tuple(token_ids),
+            env_class=row.get("env_class") or str(self.env_class),
+            data_source=str(row.get("data_source") or "default"),
+            extras={key: value for key, value in row.items() if key not in own and value is not None},
         )
-    return Prompt(
-        id=row_id,
-        messages=chat,
-        token_ids=tuple(token_ids),
-        env_class=task,
-        data_source=str(row.get("data_source") or "default"),
-        extras={key: value for key, value in row.items() if key not in _OWN_COLUMNS and value is not None},
-    )
+
+
+def _and_more(reasons: Sequence[str]) -> str:
+    more = f" ({len(reasons) - 1} more rows are bad)" if len(reasons) > 1 else ""
+    return f"{more}; data.bad_rows = skip leaves such rows out"
+
+
+def _plain(value: Any) -> Any:
+    """Of a column that JSON does not know: bytes, dates, a frozen mapping."""
+    return dict(value) if isinstance(value, Mapping) else repr(value)

@@ -1,7 +1,8 @@
-"""Datasets as rows: parquet, JSONL or JSON files, or a dataset of the Hugging Face hub.
+"""Datasets as rows: parquet, JSONL or JSON files, or a dataset of Hugging Face, from a folder or its hub.
 
 A row has SkyRL's columns: `prompt` (a chat: list of {"role", "content"}), and optionally `env_class`, `reward_spec`,
-`data_source`, `extra_info`. Every other column goes to the environment as it is.
+`data_source`, `extra_info`. Every other column goes to the environment as it is. `Columns` says where other data has
+prompt and answer. What is no row is a `BadRow`, and whoever reads decides what becomes of it.
 """
 
 from __future__ import annotations
@@ -11,47 +12,85 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attrs import frozen
+
+from skyrl.data.hugging_face import read_dataset
 from skyrl.errors import DataError
 
 Row = Mapping[str, Any]
 
 
-def read_rows(source: str) -> list[Row]:
-    """Every row of one source: a `.parquet`, `.jsonl` or `.json` file, or a hub name (`name` or `name:split`).
+@frozen
+class BadRow:
+    """A row that cannot be a prompt."""
 
-    Raises `DataError` for a file that is missing, unreadable, empty, or without the column `prompt`.
+    reason: str
+    """A sentence that begins with the place: the file, and the row in it, from 0."""
+
+
+@frozen(kw_only=True)
+class Columns:
+    """Where a row has what. See `DataConfig`."""
+
+    prompt: str = "prompt"
+    answer: str | None = None
+
+
+def read_rows(source: str, columns: Columns | None = None) -> list[Row | BadRow]:
+    """Every row of one source: a `.parquet`, `.jsonl` or `.json` file, a folder, or a hub name.
+
+    Raises `DataError` for a source that is missing, unreadable, empty, or without the columns.
     """
-    path = Path(source).expanduser()
+    path, columns = Path(source).expanduser(), columns or Columns()
+    rows: list[Row | BadRow]
     match path.suffix:
         case ".parquet":
-            rows = _read_parquet(_existing(path))
+            rows = list(_read_parquet(_existing(path), columns))
         case ".jsonl":
             rows = list(_read_jsonl(_existing(path)))
         case ".json":
             rows = _read_json(_existing(path))
         case _:
-            rows = _read_hub(source)
+            rows = list(read_dataset(source))
     if not rows:
         raise DataError(f"{source} holds no rows")
-    if "prompt" not in rows[0]:
-        raise DataError(f"{source} has no column 'prompt'; its columns are {', '.join(map(str, rows[0]))}")
+    first = next((row for row in rows if not isinstance(row, BadRow)), None)
+    if first is not None:
+        _refuse_missing(source, list(first), columns)
     return rows
 
 
-def chat_of(row: Row, number: int, source: str) -> tuple[Mapping[str, str], ...]:
-    """The row's chat. Raises `DataError` with the row's number (from 0) if it is not a list of role and content."""
-    prompt = row.get("prompt")
+def chat_of(row: Row, number: int, source: str, columns: Columns | None = None) -> tuple[Mapping[str, Any], ...]:
+    """The row's chat. Raises `DataError` with the row's number (from 0) if it has none."""
+    column = (columns or Columns()).prompt
+    prompt = row.get(column)
     where = f"{source}, row {number}"
+    if isinstance(prompt, str) and prompt and column != "prompt":
+        return ({"role": "user", "content": prompt},)
     if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
         raise DataError(
-            f"{where}: prompt is {_short(prompt)}, not a list of messages such as {{'role': 'user', 'content': ...}}"
+            f"{where}: {column} is {_short(prompt)}, not a list of messages such as {{'role': 'user', 'content': ...}}"
         )
     for message in prompt:
         if not isinstance(message, Mapping) or not all(
             isinstance(message.get(key), str) for key in ("role", "content")
         ):
             raise DataError(f"{where}: the message {_short(message)} needs the texts 'role' and 'content'")
-    return tuple({"role": message["role"], "content": message["content"]} for message in prompt)
+    return tuple({key: value for key, value in message.items() if value is not None} for message in prompt)
+
+
+def answered(row: Row, number: int, source: str, columns: Columns) -> Row:
+    """The row with its answer as ground truth, where it has no `reward_spec`. Raises `DataError` if it has neither."""
+    if columns.answer is None or row.get("reward_spec") is not None:
+        return row
+    answer = row.get(columns.answer)
+    if answer is None:
+        raise DataError(f"{source}, row {number}: {columns.answer} (data.answer_column) is missing")
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        answer = str(answer)
+    if isinstance(answer, str):
+        answer = answer.rpartition("####")[2].strip()
+    return {**row, "reward_spec": {"method": "rule", "ground_truth": answer}}
 
 
 def _existing(path: Path) -> Path:
@@ -60,64 +99,57 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _read_parquet(path: Path) -> list[Row]:
+def _refuse_missing(source: str, there: Sequence[Any], columns: Columns) -> None:
+    wanted = {"prompt_column": columns.prompt} | ({"answer_column": columns.answer} if columns.answer else {})
+    for field, column in wanted.items():
+        if column not in there and not (field == "answer_column" and "reward_spec" in there):
+            raise DataError(
+                f"{source} has no column {column!r}; its columns are {', '.join(map(str, there))} (data.{field} names "
+                "the one to take)"
+            )
+
+
+def _read_parquet(path: Path, columns: Columns) -> list[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         rows: list[Row] = pq.read_table(path).to_pylist()
+        names = pq.read_schema(path).names
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as parquet: {error}") from error
-    return rows or _refuse_missing_prompt(path, pq.read_schema(path).names)
+    _refuse_missing(str(path), names, columns)
+    return rows
 
 
-def _refuse_missing_prompt(path: Path, columns: Sequence[str]) -> list[Row]:
-    if "prompt" not in columns:
-        raise DataError(f"{path} has no column 'prompt'; its columns are {', '.join(columns)}")
-    return []
-
-
-def _read_jsonl(path: Path) -> Iterator[Row]:
+def _read_jsonl(path: Path) -> Iterator[Row | BadRow]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield _object(path, number, line)
 
 
-def _object(path: Path, number: int, line: bytes) -> Row:
+def _object(path: Path, number: int, line: bytes) -> Row | BadRow:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{path}:{number} is not JSON: {error}") from error
+        return BadRow(f"{path}:{number} is not JSON: {error}")
     if not isinstance(row, dict):
-        raise DataError(f"{path}:{number} is {_short(row)}, not an object with the key 'prompt'")
+        return BadRow(f"{path}:{number} is {_short(row)}, not an object with columns as keys")
     return row
 
 
-def _read_json(path: Path) -> list[Row]:
+def _read_json(path: Path) -> list[Row | BadRow]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    if not isinstance(rows, list):
         raise DataError(f"{path} is not a list of objects")
-    return rows
-
-
-def _read_hub(source: str) -> list[Row]:
-    name, _, split = source.partition(":")
-    if "/" not in name or name.startswith((".", "/", "~")):
-        raise DataError(
-            f"{source} is neither a .parquet, .jsonl or .json file nor a hub dataset (owner/name or owner/name:split)"
-        )
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise DataError(f"{source} is a hub dataset: reading it needs `pip install datasets`") from None
-    try:
-        return list(load_dataset(name, split=split or "train"))
-    except Exception as error:
-        raise DataError(f"the hub dataset {source} cannot be loaded: {error}") from error
+    return [
+        row if isinstance(row, dict) else BadRow(f"{path}, row {number} is {_short(row)}, not an object")
+        for number, row in enumerate(rows)
+    ]
 
 
 def _short(value: Any) -> str:

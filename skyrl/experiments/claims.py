@@ -6,9 +6,10 @@ import itertools
 import json
 import os
 import socket
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cattrs
 from filelock import FileLock, Timeout
@@ -18,6 +19,8 @@ from skyrl.config.stored import stored_form, tree_of
 from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_tree
 from skyrl.tree import differences, required
+
+C = TypeVar("C", bound=SkyRLTrainConfig)
 
 
 class Claim:
@@ -85,24 +88,47 @@ class Claim:
 
 
 def refuse_changed(stored: Any, run: SkyRLTrainConfig, where: str, field: str) -> None:
-    """Compare a stored configuration with this run's in everything that determines its numbers.
+    """Compare a stored configuration with this run's in what makes it that run, and in everything that determines its
+    numbers unless `trainer.resume_with_changes` is on.
 
-    Raises `ResumeError` with the differences and the two ways out.
+    Raises `ResumeError` with the differences and the ways out.
     """
     try:
         before = tree_of(stored, type(run), where)
-        run = cattrs.structure(redacted_tree(cattrs.unstructure(run)), type(run))  # as it would be stored
+        run = _as_stored(run)
     except ConfigError as error:
         raise ResumeError(f"{where} has a configuration that this version cannot read: {error}") from error
-    changed = differences(before, run, roles=("identity", "numerics"))
-    if not changed:
-        return
-    rows = "\n".join(f"  {path}: {_short(old)} there, {_short(new)} here" for path, (old, new) in changed.items())
-    raise ResumeError(
-        f"{where} belongs to a run with another configuration:\n{rows}\n"
-        f"To continue that run, set these back. To start a new one, choose another {field}, for example:\n"
-        f"  {_folders_beside(run)}"
-    )
+    changed = differences(before, run, roles=("identity",))
+    numerics = differences(before, run, roles=("numerics",))
+    if not run.trainer.resume_with_changes:
+        changed |= numerics
+    if changed:
+        raise ResumeError(
+            f"{where} belongs to a run with another configuration:\n{_rows(changed)}\n"
+            f"To continue that run, set these back{_or_say_so(changed, numerics)}. To start a new one, choose another "
+            f"{field}, for example:\n  {_folders_beside(run)}"
+        )
+
+
+def changes_to_say(stored: Any, run: SkyRLTrainConfig) -> str:
+    """What a run that goes on does otherwise than before, a line for each field; empty where that is nothing."""
+    before, run = tree_of(stored, type(run), "the checkpoint"), _as_stored(run)
+    places = ("trainer.resume_", "trainer.recover_")
+    changed = differences(before, run)
+    return _rows({path: values for path, values in changed.items() if not path.startswith(places)})
+
+
+def _as_stored(run: C) -> C:
+    return cattrs.structure(redacted_tree(cattrs.unstructure(run)), type(run))
+
+
+def _or_say_so(changed: Mapping[str, Any], numerics: Mapping[str, Any]) -> str:
+    """The third way out, where it is one."""
+    return ", or go on with them by trainer.resume_with_changes=true" if changed.keys() == numerics.keys() else ""
+
+
+def _rows(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    return "\n".join(f"  {path}: {_short(old)} there, {_short(new)} here" for path, (old, new) in changed.items())
 
 
 def _myself() -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.sizes import has_reference
+from skyrl.data.cursor import batches
 from skyrl.data.prompts import PromptDataset
 from skyrl.envs.registry import find_task, uses_sandbox
 from skyrl.errors import DataError
@@ -26,9 +27,20 @@ def look_at_the_data(run: SkyRLTrainConfig, train: PromptDataset, evaluation: Pr
             find_task(env_class, run.environment.env_class, run.environment.skyrl_gym)
         if dataset.too_long:
             say(f"{dataset.too_long} {name} prompts are longer than trainer.max_prompt_length and left out")
-    rest = len(train) % run.trainer.train_batch_size
-    if rest:
-        say(f"{rest} training prompts, others in each epoch, do not fill a batch and are left out")
+        if dataset.bad_rows:
+            first = "".join(f"\n  {reason}" for reason in dataset.bad_rows[:3])
+            say(f"{len(dataset.bad_rows)} {name} rows are no prompts and left out (data.bad_rows), the first:{first}")
+    _tell_the_tail(run, len(train))
+
+
+def _tell_the_tail(run: SkyRLTrainConfig, prompts: int) -> None:
+    trainer, tail = run.trainer, run.data.epoch_tail
+    _, left_out = batches(prompts, trainer.train_batch_size, trainer.epochs, tail)
+    if left_out and tail == "drop":
+        rest = prompts % trainer.train_batch_size
+        say(f"{rest} training prompts, others in each epoch, do not fill a batch and are left out (data.epoch_tail)")
+    elif left_out:
+        say(f"{left_out} training prompts, the last ones of the last epoch, do not fill a batch and are left out")
 
 
 def sandbox_in_force(run: SkyRLTrainConfig, *datasets: PromptDataset | None) -> Mapping[str, object] | None:

@@ -6,31 +6,25 @@ configuration with fields of your own.
 
 from __future__ import annotations
 
-import asyncio
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import cattrs
-from safetensors import SafetensorError
-
-from skyrl.checkpoint.store import Checkpoint, CheckpointStore
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.effects import evaluates
 from skyrl.config.sizes import Model, grid_of, has_critic, has_reference
-from skyrl.data.cursor import PromptCursor
+from skyrl.data.cursor import PromptCursor, batches
+from skyrl.data.order import Mixed
 from skyrl.data.prompts import PromptDataset, load_prompts
-from skyrl.errors import DataError, RunError
-from skyrl.experiments.claims import Claim
+from skyrl.data.sources import Columns
+from skyrl.errors import DataError
 from skyrl.experiments.collaborators import engine_makers, parity_canary, start_processes, weight_road
-from skyrl.experiments.first_look import look_at_the_data, look_at_the_models, sandbox_in_force, say
-from skyrl.experiments.resume import find_start
+from skyrl.experiments.recorded import NoEngines, RecordedRollouts, RecordedRun
 from skyrl.experiments.run_folder import RunFolder
-from skyrl.experiments.steps_in_logs import StepsInLogs
-from skyrl.experiments.storage_failures import storage_error
+from skyrl.experiments.saving import Saving, checkpoint_store
+from skyrl.experiments.session import Session
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.remote_engine import RemoteEngine
 from skyrl.learners.group import LearnerGroup, ScorerGroup
@@ -38,18 +32,18 @@ from skyrl.learners.model_worker import token_budget
 from skyrl.learners.ranks import Ranks, Rendezvous
 from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
+from skyrl.models.chat_templates import with_template
 from skyrl.models.loading import load_tokenizer
-from skyrl.models.storing import Export
+from skyrl.models.storing import AdapterExport, Export
 from skyrl.processes.handles import Processes
-from skyrl.processes.progress import Progress, Watchdog
-from skyrl.processes.redaction import redacted, redacted_tree
-from skyrl.processes.stopping import GOES_ON_FROM_THE_LAST, Stopping
+from skyrl.processes.progress import Progress
+from skyrl.processes.stopping import Stopping
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.tracking.console import Console
 from skyrl.tracking.jsonlines import MetricsFile, sample_records
 from skyrl.tracking.timing import Clock, timed
-from skyrl.tracking.tracker import Tracker, Trackers
+from skyrl.tracking.tracker import LastMetrics, Tracker, Trackers
 from skyrl.training.advantage import advantage_estimator, critic_targets
 from skyrl.training.evaluation import Evaluation
 from skyrl.training.objective import policy_objective
@@ -57,11 +51,8 @@ from skyrl.training.shaping import reward_shaping
 from skyrl.training.time_sharing import Movable, TimeSharing, after
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
-from skyrl.tree import fingerprint, required
+from skyrl.tree import required
 from skyrl.weight_sync.publish import WeightSync
-
-_OF_CRITIC = "critic."
-"""Before the names of the critic's tensors in a checkpoint; those of the policy begin otherwise."""
 
 
 class BasePPOExp:
@@ -78,8 +69,11 @@ class BasePPOExp:
         faults = cfg.trainer.faults
         self.stopping = Stopping(grace=faults.grace_period_seconds, stop_before=faults.stop_before)
         self.folder = RunFolder(Path(required(cfg.trainer.run_path, "trainer.run_path")).expanduser().absolute())
-        self.checkpoints = CheckpointStore(Path(cfg.trainer.ckpt_path).expanduser(), cfg.trainer.max_ckpts_to_keep)
-        self._held = ExitStack()
+        self.checkpoints = checkpoint_store(cfg.trainer)
+        self.is_another_try = False
+        """Has this command run it before, and did it fail? What that means is `trainer.recover_mode`'s business."""
+        self.last = LastMetrics()
+        self.held = ExitStack()
 
     @classmethod
     def get_config_cls(cls) -> type[SkyRLTrainConfig]:
@@ -104,12 +98,12 @@ class BasePPOExp:
     def processes(self) -> Processes:
         processes = self.get_processes()
         processes.progress = self.progress
-        self._held.callback(processes.close)
+        self.held.callback(processes.close)
         return processes
 
     @cached_property
     def rendezvous(self) -> Rendezvous:
-        return self._held.enter_context(
+        return self.held.enter_context(
             Rendezvous(self.processes.host, timeout=self.cfg.trainer.placement.start_timeout_seconds)
         )
 
@@ -137,16 +131,36 @@ class BasePPOExp:
     def time_sharing(self) -> TimeSharing:
         return self.get_time_sharing()
 
+    @property
+    def learners(self) -> dict[str, LearnerGroup[Any]]:
+        """The models that learn, by name."""
+        there = {"policy": self.policy, "critic": self.critic}
+        return {name: learner for name, learner in there.items() if learner is not None}
+
+    @cached_property
+    def saving(self) -> Saving:
+        """What writes and reads checkpoints of the models that learn."""
+        return Saving(self.cfg, self.checkpoints, self.learners, self.time_sharing)
+
+    @cached_property
+    def recorded(self) -> RecordedRun | None:
+        """The run whose samples this one is trained on, in place of engines; usually there is none."""
+        source = self.cfg.trainer.rollouts_from
+        return RecordedRun(Path(source).expanduser()) if source else None
+
     @cached_property
     def total_steps(self) -> int:
-        """Batches in all epochs, at most `max_training_steps`."""
+        """Batches in all epochs, at most `max_training_steps`; those of the recording, where there is one."""
         trainer = self.cfg.trainer
-        steps = trainer.epochs * (len(self.train_dataset) // trainer.train_batch_size)
+        if self.recorded:
+            return self.recorded.total_steps(at_most=trainer.max_training_steps)
+        steps, _ = batches(len(self.train_dataset), trainer.train_batch_size, trainer.epochs, self.cfg.data.epoch_tail)
         return steps if trainer.max_training_steps is None else min(steps, trainer.max_training_steps)
 
     def get_tokenizer(self) -> Any:
-        """The policy's tokenizer."""
-        return load_tokenizer(self._model_path, use_fast=not self.cfg.trainer.disable_fast_tokenizer)
+        """The policy's tokenizer, with the chat template that is configured."""
+        tokenizer = load_tokenizer(self._model_path, use_fast=not self.cfg.trainer.disable_fast_tokenizer)
+        return with_template(tokenizer, self.cfg.generator.chat_template)
 
     def get_train_dataset(self) -> PromptDataset:
         """The prompts to train on. Raises `DataError` if they do not fill one batch."""
@@ -230,7 +244,7 @@ class BasePPOExp:
         share = placement.colocate_all or (placement.colocate_policy_ref and len(models) > 1)
         return TimeSharing(
             models if share else {},
-            (lambda: self.client) if placement.colocate_all else None,
+            (lambda: self.client) if placement.colocate_all and not self.recorded else None,
             keep_optimizers=[
                 name
                 for name, of_model in (("policy", self.cfg.trainer.policy), ("critic", self.cfg.trainer.critic))
@@ -238,8 +252,10 @@ class BasePPOExp:
             ],
         )
 
-    def get_weight_sync(self) -> WeightSync:
-        """The road from the policy to the engines."""
+    def get_weight_sync(self) -> WeightSync | NoEngines:
+        """The road from the policy to the engines, where there are any."""
+        if self.recorded:
+            return NoEngines()
         prompts = [prompt.token_ids for prompt in self.train_dataset.prompts]
         road = weight_road(self.cfg, self.rendezvous, self.folder.path / "weights")
         return WeightSync(self.policy, self.client, road, parity_canary(self.cfg, prompts))
@@ -247,7 +263,18 @@ class BasePPOExp:
     def get_rollouts(self) -> Rollouts:
         """What `next_batch` is asked of."""
         trainer = self.cfg.trainer
-        cursor = PromptCursor(self.train_dataset.prompts, trainer.train_batch_size, trainer.seed)
+        if self.recorded:
+            return RecordedRollouts(self.recorded.recording, trainer.train_batch_size)
+        data, dataset = self.cfg.data, self.train_dataset
+        mixed = None if data.train_weights is None else Mixed(dataset.sizes, data.train_weights, trainer.seed)
+        cursor = PromptCursor(
+            dataset.prompts,
+            trainer.train_batch_size,
+            trainer.seed,
+            order=mixed,
+            tail=data.epoch_tail,
+            fingerprint=dataset.fingerprint,
+        )
         return SynchronousRollouts(cursor, self.generator, self.cfg.generator, trainer.algorithm, seed=trainer.seed)
 
     def get_evaluation(self) -> Evaluation | None:
@@ -260,7 +287,7 @@ class BasePPOExp:
             self.generator,
             self.cfg.generator,
             batch_size=trainer.eval_batch_size,
-            dump_folder=self._exports / "dumped_evals" if trainer.dump_eval_results else None,
+            dump_folder=self.exports / "dumped_evals" if trainer.dump_eval_results else None,
             decode=self._decode,
         )
 
@@ -298,7 +325,7 @@ class BasePPOExp:
             stopping=self.stopping,
             save=lambda step: self._save(trainer, step),
             restore=self._go_back,
-            export=lambda step: self._export(self._exports / f"global_step_{step}" / "policy"),
+            export=lambda step: self.export(self.exports / f"global_step_{step}" / "policy"),
             on_samples=self._record_samples,
         )
         return trainer
@@ -308,158 +335,34 @@ class BasePPOExp:
 
         Raises `Stopped` when a signal or the deadline ends it before.
         """
-        with self.stopping:
-            try:
-                return self._run()
-            except (OSError, SafetensorError) as error:
-                told = storage_error(error, [self.folder.path, self.checkpoints.folder, self._exports])
-                raise told or error from error
-            except RunError as error:
-                if self.stopping.requested:  # what fell over meanwhile is not the cause
-                    raise self.stopping.stopped(f"{GOES_ON_FROM_THE_LAST} Meanwhile: {error}") from error
-                raise
-
-    def _run(self) -> bool:
-        with self._held:
-            sandbox = sandbox_in_force(self.cfg, self.train_dataset, self.eval_dataset)
-            look_at_the_data(self.cfg, self.train_dataset, self.eval_dataset)
-            look_at_the_models(self.cfg, self.tokenizer, self.train_dataset, self.eval_dataset)
-            claims = self._claims()
-            for claim in claims:
-                claim.take()
-                self._held.callback(claim.release)
-            checkpoint = find_start(self.cfg, self.checkpoints, self.folder)
-            for claim in claims:
-                claim.sign()
-                self._held.callback(self._keep_or_unsign, claim)
-            if sandbox is not None:
-                self.folder.record_sandbox(sandbox)
-            finished = checkpoint is not None and checkpoint.step >= self.total_steps
-            if not finished or not self.folder.model.exists():  # the latter: stopped just before the end
-                self._watch_progress()
-                with self.stopping.in_loop():
-                    asyncio.run(self._go_on(checkpoint, finished))
-            return not finished
-
-    def _claims(self) -> tuple[Claim, ...]:
-        """Every folder that this run writes into, once."""
-        fields = {
-            self._exports: "trainer.export_path",
-            self.checkpoints.folder: "trainer.ckpt_path",
-            self.folder.path: "trainer.run_path",
-        }
-        return tuple(Claim(path, field, self.cfg) for path, field in fields.items())
-
-    def _keep_or_unsign(self, claim: Claim) -> None:
-        """A run that failed before it kept anything leaves its folders free."""
-        if not self.checkpoints.steps() and not self.folder.model.exists():
-            claim.unsign()
-
-    async def _go_on(self, checkpoint: Checkpoint | None, finished: bool) -> None:
-        if checkpoint is not None:
-            with self.stopping.interruptible():
-                await self._restore(checkpoint)
-        if not finished:
-            await self._train(checkpoint)
-        await self._finish()
-
-    async def _train(self, checkpoint: Checkpoint | None) -> None:
-        with self.stopping.interruptible():
-            await self.time_sharing.for_engines()  # which find the room that they start with
-            first = checkpoint.step if checkpoint else 0
-            trainer = self.get_trainer(Trackers([self.get_tracker(first), StepsInLogs(self.processes, first)]))
-            if checkpoint is not None:
-                say(f"Going on after step {checkpoint.step}, from a checkpoint")
-                trainer.load_state(dict(checkpoint.state["trainer"]))
-        shutil.rmtree(self.folder.model, ignore_errors=True)  # of a run that is now made longer
-        if checkpoint is None:
-            self.folder.forget_after(-1)
-        else:
-            self.folder.forget_after(checkpoint.step, recorded=checkpoint.state["trainer"].get("unrecorded") is None)
-        try:
-            await trainer.train()
-        finally:
-            trainer.tracker.close()
-            await self.client.close()
-
-    async def _finish(self) -> None:
-        """What a run leaves: the model, and a picture of how it came about."""
-        await self._export(self.folder.model)
-        self.folder.draw_curve(redacted(f"{self.cfg.trainer.project_name} / {self.cfg.trainer.run_name}"))
+        return Session(self).run()
 
     async def _save(self, trainer: PPOTrainer, step: int) -> None:
-        await self.time_sharing.for_learning("policy")
-        await self.policy.refuse_non_finite_state()
-        tensors, numbers = await self.policy.state()
-        state = {"policy": numbers, "trainer": trainer.state()}
-        if self.critic:
-            await self.time_sharing.for_learning("critic")
-            await self.critic.refuse_non_finite_state()
-            of_critic, state["critic"] = await self.critic.state()
-            tensors = tensors | {_OF_CRITIC + name: tensor for name, tensor in of_critic.items()}
-        self.checkpoints.save(
-            Checkpoint(
-                step=step,
-                tensors=tensors,
-                state=state,
-                config=redacted_tree(cattrs.unstructure(self.cfg)),
-                fingerprint=fingerprint(self.cfg),
-            )
-        )
+        for name, learner in self.learners.items():
+            await self.time_sharing.for_learning(name)
+            await learner.refuse_non_finite_state()
+        await self.saving.save(step, trainer.state(), self.last.metrics)
 
     async def _go_back(self) -> Mapping[str, Any] | None:
         """The models of the last checkpoint, and the loop's state in it; None where there is no checkpoint."""
+        await self.saving.finish()
         checkpoint = self.checkpoints.latest()
         if checkpoint is None:
             return None
-        for name, model in (("policy", self.policy), ("critic", self.critic)):
-            if model is not None:
-                await self.time_sharing.for_learning(name)
-        await self._restore(checkpoint)
-        state: Mapping[str, Any] = checkpoint.state["trainer"]
+        await self.saving.restore(checkpoint)
         self.folder.forget_after(checkpoint.step)
-        return {**state, "unrecorded": None}
+        return {**checkpoint.state["trainer"], "unrecorded": None}
 
-    def _watch_progress(self) -> None:
-        """Notices that nothing happens any more, until the run ends."""
-        faults = self.cfg.trainer.faults
-        if faults.stall_timeout_seconds is None:
-            return
-
-        stop = faults.on_stall == "stop"
-
-        def stalled(diagnosis: str) -> None:
-            say(f"warning: {diagnosis}")
-            if stop:
-                self.stopping.request("Stopped, since there was no progress", exit_code=RunError.exit_code)
-
-        def dump_others() -> Sequence[Path]:
-            started = "processes" in vars(self)
-            return self.processes.dump_stacks() if started else ()
-
-        watchdog = Watchdog(
-            self.progress,
-            faults.stall_timeout_seconds,
-            stacks=self.folder.path / "stacks.txt",
-            dump_others=dump_others,
-            on_stall=stalled,
-        )
-        self._held.callback(watchdog.close)
-
-    async def _restore(self, checkpoint: Checkpoint) -> None:
-        """Policy and critic as they were."""
-        tensors = checkpoint.tensors
-        own = {name: tensor for name, tensor in tensors.items() if not name.startswith(_OF_CRITIC)}
-        await self.policy.load_state(own, checkpoint.state["policy"])
-        if self.critic:
-            of_critic = {name.removeprefix(_OF_CRITIC): tensors[name] for name in tensors.keys() - own.keys()}
-            await self.critic.load_state(of_critic, checkpoint.state["critic"])
-
-    async def _export(self, folder: Path) -> None:
+    async def export(self, folder: Path) -> None:
+        """The policy as it is now, in Hugging Face format, and its adapter beside it where it has one."""
         await self.time_sharing.for_learning("policy")
         await self.policy.refuse_non_finite_state()
         fast = not self.cfg.trainer.disable_fast_tokenizer
         await self.policy.stream(Export(like=self._model_path, use_fast_tokenizer=fast, folder=folder))
+        lora = self.cfg.trainer.policy.model.lora
+        if lora.rank:
+            adapter = AdapterExport(like=self._model_path, lora=lora, folder=folder.with_name("adapter"))
+            await self.policy.stream(adapter, adapter=True)
 
     def _ranks(self, role: Model) -> tuple[Ranks, ...]:
         """The ranks of a role; one alone meets nobody."""
@@ -481,6 +384,8 @@ class BasePPOExp:
             env_class=self.cfg.environment.env_class,
             max_prompt_length=self.cfg.trainer.max_prompt_length,
             chat_template_kwargs=self.cfg.generator.chat_template_kwargs,
+            columns=Columns(prompt=self.cfg.data.prompt_column, answer=self.cfg.data.answer_column),
+            skip_bad_rows=self.cfg.data.bad_rows == "skip",
         )
 
     @property
@@ -488,5 +393,6 @@ class BasePPOExp:
         return required(self.cfg.trainer.policy.model.path, "trainer.policy.model.path")
 
     @property
-    def _exports(self) -> Path:
+    def exports(self) -> Path:
+        """Where exports of the policy go."""
         return Path(self.cfg.trainer.export_path).expanduser().absolute()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.effects import evaluates
+from skyrl.config.sizes import samples
 from skyrl.envs import find_env
 from skyrl.errors import Problem, TaskError
 from skyrl.models.paths import check_model_path
@@ -25,7 +26,9 @@ def models_are_where_they_are_said_to_be(run: SkyRLTrainConfig) -> Iterator[Prob
 
 
 def data_files_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A source that names a file is there; a hub name can only be tried."""
+    """A source that names a file is there; a hub name can only be tried. Recorded samples need no prompts."""
+    if not samples(run):
+        return
     sources = {"data.train_data": run.data.train_data, "data.val_data": run.data.val_data if evaluates(run) else ()}
     for field, named in sources.items():
         for source in named:
@@ -37,9 +40,9 @@ def data_files_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def the_task_can_be_imported(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The environment or reward function of the configuration exists."""
+    """The environment or reward function of the configuration exists, where it is used."""
     try:
-        if run.environment.env_class is not None:
+        if run.environment.env_class is not None and samples(run):
             find_env(run.environment.env_class)
     except TaskError as error:
         yield Problem(path="environment.env_class", message=str(error))
@@ -48,7 +51,11 @@ def the_task_can_be_imported(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def the_checkpoint_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A checkpoint that is named is there."""
     path = run.trainer.resume_path
-    if path and (why := _trouble(path) or (None if Path(path).expanduser().is_dir() else f"there is no folder {path}")):
+    if (
+        path
+        and "://" not in path
+        and (why := _trouble(path) or (None if Path(path).expanduser().is_dir() else f"there is no folder {path}"))
+    ):
         yield Problem(path="trainer.resume_path", message=why)
 
 
@@ -62,12 +69,25 @@ def folders_have_names(run: SkyRLTrainConfig) -> Iterator[Problem]:
             yield Problem(path=f"trainer.{name}", message=why)
 
 
+def the_recording_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A recording that is to be trained on is there."""
+    path = run.trainer.rollouts_from
+    if path is None:
+        return
+    why = _trouble(path)
+    if not why and not (Path(path).expanduser() / "recording" / "about.json").is_file():
+        why = f"there is no recording in {path or 'an empty path'}: name the folder of a run with trainer.recording on"
+    if why:
+        yield Problem(path="trainer.rollouts_from", message=why)
+
+
 PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     models_are_where_they_are_said_to_be,
     data_files_exist,
     the_task_can_be_imported,
     the_checkpoint_exists,
     folders_have_names,
+    the_recording_exists,
 )
 
 

@@ -2,10 +2,12 @@
 
     config.json           the resolved configuration, and its fingerprint
     metrics.jsonl         one line for each step
-    trajectories.jsonl    sampled answers with their rewards
+    trajectories.jsonl    sampled answers with their rewards, for people
+    recording/            every step exactly, where trainer.recording asks for it: `skyrl.tracking.recording`
     reward_curve.png
     sandbox.json          the sandbox tier in force, where something ran in sandboxes
     model/                the trained model in Hugging Face format
+    adapter/              with LoRA: the adapter alone, as PEFT stores it; model/ has it merged
     logs/                 of processes other than the command's own: one file for each
 
 A record of a step is written before the step's checkpoint, so that a run that resumes can cut both files back to it.
@@ -19,6 +21,7 @@ from pathlib import Path
 
 from skyrl.tracking.curve import draw_reward_curve
 from skyrl.tracking.jsonlines import JsonLines
+from skyrl.tracking.recording import FOLDER, Recording
 
 
 class RunFolder:
@@ -29,6 +32,11 @@ class RunFolder:
         self.metrics = JsonLines(path / "metrics.jsonl")
         self.trajectories = JsonLines(path / "trajectories.jsonl")
         self.model = path / "model"
+        self.adapter = path / "adapter"
+
+    def recording(self, *, compress: bool = False) -> Recording:
+        """The recording, which may not be there; `compress` is for what is written."""
+        return Recording(self.path / FOLDER, compress=compress)
 
     def forget_after(self, step: int, *, recorded: bool = True) -> None:
         """Drop what was recorded of later steps, which will happen again; and the record of this one where it is still
@@ -36,6 +44,7 @@ class RunFolder:
         """
         self.metrics.forget_after(step if recorded else step - 1)
         self.trajectories.forget_after(step)
+        self.recording().forget_after(step)
 
     def record_sandbox(self, in_force: Mapping[str, object]) -> None:
         """Keep what kept the policy's programs apart."""

@@ -17,6 +17,8 @@ def summary(run: SkyRLTrainConfig, folder: RunFolder) -> Iterator[str]:
         ("samples", folder.path / "trajectories.jsonl"),
         ("reward curve", folder.path / "reward_curve.png"),
         ("trained model", folder.model),
+        ("adapter", folder.adapter),
+        ("recording", folder.recording().folder),
         ("checkpoints", Path(run.trainer.ckpt_path).expanduser()),
         ("evaluations", Path(run.trainer.export_path).expanduser() / "dumped_evals"),
     )

@@ -20,7 +20,7 @@ from skyrl.inference.draws import sample_seed, uniforms
 from skyrl.inference.engine import Completion
 from skyrl.inference.kv_cache import RowCache
 from skyrl.inference.rows import Job, Row, RowTensors
-from skyrl.inference.sampling import choose, penalised
+from skyrl.inference.sampling import choose, less_frequent, not_ending, penalised
 
 
 class DecodeBatch:
@@ -29,7 +29,7 @@ class DecodeBatch:
     def __init__(self, model: CausalLM, tokenizer: Any, *, eos_ids: Sequence[int], weight_version: int) -> None:
         self.rows: list[Row] = []
         self._model, self._tokenizer, self._weight_version = model, tokenizer, weight_version
-        self._eos = torch.tensor(list(eos_ids), dtype=torch.int64, device=model.device)
+        self._eos_ids = tuple(eos_ids)
         self._cache = RowCache(model.device)
         self._describe_rows()
 
@@ -62,7 +62,7 @@ class DecodeBatch:
             self.rows += [Row(job=job, index=index, seed=seed, start=start) for index, seed in seeds]
         copies = torch.tensor([len(job.keys) for job in jobs], device=self._model.device)
         logits = torch.stack([prefix.logits for prefix in prefixes]).repeat_interleave(copies, dim=0)
-        self._sample(logits, joined, RowTensors.of(self.rows[joined:], self._model.device))
+        self._sample(logits, joined, RowTensors.of(self.rows[joined:], self._model.device, self._eos_ids))
         self._describe_rows()
 
     def _step(self) -> None:
@@ -82,23 +82,34 @@ class DecodeBatch:
     def _sample(self, logits: Tensor, joined: int, rows: RowTensors) -> None:
         """Draws the tokens in column `end` of the rows from `joined` on, which `rows` describes."""
         cache, end = self._cache, self._cache.window.end
+        if rows.any_least:
+            logits = not_ending(logits.float(), rows.ends, end < rows.leasts)
         if rows.settings.any_penalised:
-            logits = penalised(logits.float(), self._seen(joined, rows.starts), rows.settings.repetition_penalty)
+            logits = self._penalised(logits.float(), joined, rows)
         tokens, logprobs = choose(logits, rows.settings, uniforms(rows.seeds, end - rows.firsts))
         cache.tokens[joined : len(self.rows), 0, end] = tokens
         cache.logprobs[joined : len(self.rows), 0, end] = logprobs
 
-    def _seen(self, joined: int, starts: Tensor) -> Tensor:
-        """Ids of prompt and completion so far, (R, columns); columns before a row's own repeat its newest id."""
+    def _penalised(self, logits: Tensor, joined: int, rows: RowTensors) -> Tensor:
+        """Repetition: of prompt and completion so far; frequency: of the completion alone."""
         begin, end = min(row.start for row in self.rows[joined:]), self._cache.window.end
         ids = self._cache.tokens[joined : len(self.rows), 0, begin:end]
-        return torch.where(torch.arange(begin, end, device=ids.device) >= starts.unsqueeze(1), ids, ids[:, -1:])
+        columns = torch.arange(begin, end, device=ids.device)
+        seen = torch.where(
+            columns >= rows.starts.unsqueeze(1), ids, ids[:, -1:]
+        )  # what is not its own repeats the newest
+        logits = penalised(logits, seen, rows.settings.repetition_penalty)
+        return less_frequent(logits, seen, columns >= rows.firsts.unsqueeze(1), rows.settings.frequency_penalty)
 
     def _retire(self) -> list[Job]:
         """Turns finished rows into completions and drops them; returns the jobs that this finished."""
         end = self._cache.window.end
         newest, logprobs = (stored[: len(self.rows), 0, end] for stored in (self._cache.tokens, self._cache.logprobs))
-        finite, ended, stopped = logprobs.isfinite(), torch.isin(newest, self._eos), self._stopped()
+        finite, ended, stopped = (
+            logprobs.isfinite(),
+            (newest.unsqueeze(1) == self._tensors.ends).any(1),
+            self._stopped(),
+        )
         if not stopped and not bool((ended | ~finite | (self._tensors.lasts <= end)).any()):
             return []
         self._refuse_non_finite(finite.tolist())
@@ -120,8 +131,11 @@ class DecodeBatch:
         found = set()
         for place, ids in zip(self._watched, recent, strict=True):
             row = self.rows[place]
-            newest = ids[-min(row.tail, end - row.first) :]
-            if stop_strings.completed(self._tokenizer, newest, row.job.sampling.stop or ()):
+            newest, stops = ids[-min(row.tail, end - row.first) :], row.job.sampling.stop or ()
+            least = row.job.sampling.min_new_tokens
+            if end - row.first > least and stop_strings.completed(
+                self._tokenizer, newest, stops, others_stand=least > 0
+            ):
                 found.add(place)
         return found
 
@@ -131,7 +145,12 @@ class DecodeBatch:
         ids = cache.tokens[place, 0, columns].tolist()
         return Completion(
             token_ids=tuple(ids),
-            text=stop_strings.text_of(self._tokenizer, ids, (row.job.sampling.stop or ()) if stopped else ()),
+            text=stop_strings.text_of(
+                self._tokenizer,
+                ids,
+                (row.job.sampling.stop or ()) if stopped else (),
+                least=row.job.sampling.min_new_tokens,
+            ),
             logprobs=tuple(cache.logprobs[place, 0, columns].tolist()),
             weight_versions=(self._weight_version,) * len(ids),
             stop_reason="stop" if eos or stopped else "length",
@@ -156,7 +175,7 @@ class DecodeBatch:
     def _describe_rows(self) -> None:
         """Everything that is derived from the list of rows; called whenever it, or a row's column, changed."""
         starts = {row.start for row in self.rows}
-        self._tensors = RowTensors.of(self.rows, self._model.device)
+        self._tensors = RowTensors.of(self.rows, self._model.device, self._eos_ids)
         self._ragged = len(starts) > 1
         self._last = max((row.last for row in self.rows), default=0)
         self._watched = [place for place, row in enumerate(self.rows) if row.tail]

@@ -64,6 +64,17 @@ class Completion:
     stop_reason: StopReason
 
 
+def temperature_of(sampling: SamplingParams) -> float:
+    """What samples are drawn at; 0 takes the likeliest token."""
+    return 0.0 if sampling.greedy else sampling.temperature
+
+
+def longest_completion(sampling: SamplingParams, prompt_length: int, max_model_len: int) -> int:
+    """In tokens; 0 where the prompt alone fills the model, or all that is allowed of it."""
+    longest = max_model_len if sampling.max_tokens is None else min(max_model_len, sampling.max_tokens)
+    return max(0, min(sampling.max_generate_length, longest - prompt_length))
+
+
 class InferenceEngine(Protocol):
     """The contract that every engine keeps (and every fake engine, under the same tests)."""
 

@@ -66,23 +66,43 @@ class Row:
 
 @frozen(kw_only=True, eq=False)
 class RowTensors:
-    """What a step has to know of R rows, on the model's device; shapes (R,), int64."""
+    """What a step has to know of R rows, on the model's device; shapes (R,), int64, unless it says otherwise."""
 
     starts: Tensor
     firsts: Tensor
+    leasts: Tensor
+    """Columns before which no row may end."""
+
     lasts: Tensor
     seeds: Tensor
+    ends: Tensor
+    """(R, K): the tokens that end each row; a row that has fewer repeats one, or -1 where it has none."""
+
+    any_least: bool
     settings: RowSettings
 
     @classmethod
-    def of(cls, rows: Sequence[Row], device: torch.device) -> RowTensors:
+    def of(cls, rows: Sequence[Row], device: torch.device, eos_ids: Sequence[int]) -> RowTensors:
+        """`eos_ids` end every row."""
+
         def column(values: list[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int64, device=device)
 
         return cls(
             starts=column([row.start for row in rows]),
             firsts=column([row.first for row in rows]),
+            leasts=column([row.first + row.job.sampling.min_new_tokens for row in rows]),
             lasts=column([row.last for row in rows]),
             seeds=column([row.seed for row in rows]),
+            ends=_ends(rows, device, eos_ids),
+            any_least=any(row.job.sampling.min_new_tokens for row in rows),
             settings=RowSettings.of([row.job.sampling for row in rows], device),
         )
+
+
+def _ends(rows: Sequence[Row], device: torch.device, eos_ids: Sequence[int]) -> Tensor:
+    """(R, K), as in `RowTensors`."""
+    each = [[*eos_ids, *(row.job.sampling.stop_token_ids or ())] for row in rows]
+    width = max(map(len, each), default=0)
+    padded = [ends + (ends[:1] or [-1]) * (width - len(ends)) for ends in each]
+    return torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(rows), width)

@@ -3,7 +3,8 @@
     logits --penalised--> --tempered--> scores --cut--> --draw--> token;   log-probability = log softmax(scores)[token]
 
 The log-probability is that of `scores`, before top-k, top-p and min-p cut them: what a learner computes again when it
-knows the temperature. (A repetition penalty is part of `scores`, too, and that it cannot know.) The draw inverts the
+knows the temperature. (Penalties, and that a completion may not end yet, are part of `scores`, too, and those
+it cannot know.) The draw inverts the
 cumulative distribution at a number that belongs to the sample (see `draws.py`); the running sum is in float64 and each
 row's own, so that a row's token depends on its logits and its number alone.
 
@@ -19,6 +20,7 @@ from attrs import frozen
 from torch import Tensor
 
 from skyrl.config import SamplingParams
+from skyrl.inference.engine import temperature_of
 
 
 @frozen(kw_only=True, eq=False)
@@ -30,10 +32,12 @@ class RowSettings:
     top_p: Tensor
     min_p: Tensor
     repetition_penalty: Tensor
+    frequency_penalty: Tensor
     any_tempered: bool
     any_greedy: bool
     any_cut: bool
     any_penalised: bool
+    """By either penalty."""
 
     @classmethod
     def of(cls, rows: Sequence[SamplingParams], device: torch.device | str) -> RowSettings:
@@ -42,16 +46,18 @@ class RowSettings:
         def column(values: list[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float32, device=device)
 
+        temperatures = [temperature_of(row) for row in rows]
         return cls(
-            temperature=column([row.temperature for row in rows]),
+            temperature=column(temperatures),
             top_k=torch.tensor([row.top_k for row in rows], device=device),
             top_p=column([row.top_p for row in rows]),
             min_p=column([row.min_p for row in rows]),
             repetition_penalty=column([row.repetition_penalty for row in rows]),
-            any_tempered=any(row.temperature not in (0.0, 1.0) for row in rows),
-            any_greedy=any(row.temperature == 0.0 for row in rows),
+            frequency_penalty=column([row.frequency_penalty for row in rows]),
+            any_tempered=any(temperature not in (0.0, 1.0) for temperature in temperatures),
+            any_greedy=0.0 in temperatures,
             any_cut=any(row.top_k > 0 or row.top_p < 1.0 or row.min_p > 0.0 for row in rows),
-            any_penalised=any(row.repetition_penalty != 1.0 for row in rows),
+            any_penalised=any(row.repetition_penalty != 1.0 or row.frequency_penalty for row in rows),
         )
 
 
@@ -78,6 +84,24 @@ def penalised(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
     scores = logits.gather(1, seen)
     factor = penalty.unsqueeze(1)
     return logits.scatter(1, seen, torch.where(scores < 0, scores * factor, scores / factor))
+
+
+def less_frequent(logits: Tensor, drawn: Tensor, counted: Tensor, penalty: Tensor) -> Tensor:
+    """Logits less the penalty for each time that their token was drawn, as OpenAI's API and vLLM count it.
+
+    Shapes: (R, V), `drawn` (R, S) token ids, `counted` (R, S) bool: those of the completion, `penalty` (R,).
+    """
+    return logits.scatter_add(1, drawn, -penalty.unsqueeze(1) * counted.float())
+
+
+def not_ending(logits: Tensor, ends: Tensor, early: Tensor) -> Tensor:
+    """Logits of which those that end a completion are -infinity in the rows where it is too `early`.
+
+    Shapes: (R, V), `ends` (R, K) token ids or, where a row has none, -1; `early` (R,) bool.
+    """
+    columns = ends.clamp(min=0)
+    forbidden = early.unsqueeze(1) & (ends >= 0)
+    return logits.scatter(1, columns, logits.gather(1, columns).masked_fill(forbidden, -torch.inf))
 
 
 def tempered(logits: Tensor, settings: RowSettings) -> Tensor:

@@ -18,19 +18,41 @@ def tail_length(stops: Sequence[str]) -> int:
     return max(len(stop.encode()) for stop in stops) + 8
 
 
-def completed(tokenizer: Any, newest: Sequence[int], stops: Sequence[str]) -> bool:
-    """Whether the text of the newest tokens holds a stop string. The caller asks after every token."""
+def completed(tokenizer: Any, newest: Sequence[int], stops: Sequence[str], *, others_stand: bool = False) -> bool:
+    """Whether the text of the newest tokens holds a stop string. The caller asks after every token.
+
+    `others_stand`: stop strings that earlier tokens completed ended nothing, so that it has to be a new one.
+    """
     text = tokenizer.decode(newest, skip_special_tokens=False)
-    return any(stop in text for stop in stops)
+    if not any(stop in text for stop in stops):
+        return False
+    return not others_stand or _first_end(text, stops, _length(tokenizer, newest[:-1])) is not None
 
 
-def text_of(tokenizer: Any, token_ids: Sequence[int], stopped_by: Sequence[str]) -> str:
-    """The completion without special tokens; where one of `stopped_by` ended it, that is its end."""
+def text_of(tokenizer: Any, token_ids: Sequence[int], stopped_by: Sequence[str], *, least: int = 0) -> str:
+    """The completion without special tokens; where one of `stopped_by` ended it, that is its end.
+
+    What was completed by the first `least` tokens ended nothing.
+    """
     text: str = tokenizer.decode(token_ids, skip_special_tokens=True)
     if not stopped_by:
         return text
-    ends = [text.find(stop) + len(stop) for stop in stopped_by if stop in text]
-    if ends:
-        return text[: min(ends)]
+    end = _first_end(text, stopped_by, _length(tokenizer, token_ids[:least], skip_special_tokens=True))
+    if end is not None:
+        return text[:end]
     whole = tokenizer.decode(token_ids, skip_special_tokens=False)
     return text + next((stop for stop in stopped_by if stop in whole), "")
+
+
+def _first_end(text: str, stops: Sequence[str], after: int) -> int | None:
+    """Where the first stop string that ends behind `after` characters ends."""
+    found = [(text.find(stop, max(0, after + 1 - len(stop))), len(stop)) for stop in stops]
+    return min((start + length for start, length in found if start >= 0), default=None)
+
+
+def _length(tokenizer: Any, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> int:
+    """Characters of these tokens, without half a character at their end."""
+    if not token_ids:
+        return 0
+    text: str = tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+    return len(text.rstrip("\N{REPLACEMENT CHARACTER}"))

@@ -26,7 +26,7 @@ from skyrl.errors import ModelError, RunError, UserError, WeightSyncError
 from skyrl.inference.arrival import Arrival
 from skyrl.inference.causal_lm import CausalLM
 from skyrl.inference.decode_batch import DecodeBatch
-from skyrl.inference.engine import Completion, GenerationRequest
+from skyrl.inference.engine import Completion, GenerationRequest, longest_completion
 from skyrl.inference.rows import Job
 from skyrl.inference.scheduler import Scheduler
 from skyrl.inference.weights import replace_weights
@@ -129,7 +129,7 @@ class TorchEngine:
             raise RunError(f"{name} is empty: there is nothing to continue")
         if length > self._max_model_len:
             raise RunError(f"{name} has {length} tokens, more than max_model_len = {self._max_model_len}")
-        return min(request.sampling.max_generate_length, self._max_model_len - length)
+        return longest_completion(request.sampling, length, self._max_model_len)
 
     def _jobs(self, request: GenerationRequest, limit: int) -> list[Job]:
         """One job, or several where more samples are wanted than are decoded together."""

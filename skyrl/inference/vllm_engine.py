@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ModelError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
 from skyrl.inference.arrival import Arrival, Shared, as_plain
-from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+from skyrl.inference.engine import Completion, GenerationRequest, SampleKey, longest_completion
 from skyrl.inference.gate import Gate
 from skyrl.inference.vllm_arguments import engine_arguments
 from skyrl.inference.vllm_async import AsyncBackend
@@ -225,7 +225,7 @@ class VLLMEngine:
             raise RunError(f"{name} is empty: there is nothing to continue")
         if length > self._max_model_len:
             raise RunError(f"{name} has {length} tokens, more than max_model_len = {self._max_model_len}")
-        return min(request.sampling.max_generate_length, self._max_model_len - length)
+        return longest_completion(request.sampling, length, self._max_model_len)
 
 
 async def _start(config: InferenceEngineConfig, arguments: dict[str, Any]) -> Backend:

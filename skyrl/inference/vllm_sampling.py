@@ -13,7 +13,7 @@ from skyrl.config import SamplingParams
 from skyrl.errors import NonFiniteError, RunError, UserError
 from skyrl.inference import stop_strings
 from skyrl.inference.draws import sample_seed
-from skyrl.inference.engine import Completion, SampleKey
+from skyrl.inference.engine import Completion, SampleKey, temperature_of
 from skyrl.tree.names import nearest
 
 ADDITIONAL = (
@@ -28,7 +28,10 @@ ADDITIONAL = (
     "stop_token_ids",
     "thinking_token_budget",
 )
-"""Settings of vLLM that have no field of ours and change which tokens are drawn, not what an answer looks like."""
+"""Settings of vLLM that change which tokens are drawn, not what an answer looks like."""
+
+OF_OUR_OWN = {"min_tokens": "min_new_tokens", "frequency_penalty": "frequency_penalty"}
+"""Those of them that have a field of ours by now, and which."""
 
 SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = 0.01, 2.0
 """vLLM raises a temperature between 0 and the first to it without a word, and refuses one beyond the second."""
@@ -36,7 +39,7 @@ SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = 0.01, 2.0
 
 def check_sampling(sampling: SamplingParams) -> None:
     """Raises `UserError` for what vLLM would refuse, or would do otherwise than written."""
-    temperature = sampling.temperature
+    temperature = temperature_of(sampling)
     if temperature > LARGEST_TEMPERATURE or 0 < temperature < SMALLEST_TEMPERATURE:
         raise UserError(
             f"sampling_params.temperature: vLLM draws at 0 (greedy) or between {SMALLEST_TEMPERATURE} and "
@@ -47,6 +50,8 @@ def check_sampling(sampling: SamplingParams) -> None:
             meant = nearest(name, ADDITIONAL)
             hint = f"did you mean {meant}?" if meant else f"it takes {', '.join(ADDITIONAL)}"
             raise UserError(f"sampling_params.additional_kwargs: the vllm engine has no setting called {name}; {hint}")
+        if name in OF_OUR_OWN and getattr(sampling, OF_OUR_OWN[name]):
+            raise UserError(f"sampling_params.{OF_OUR_OWN[name]} and additional_kwargs.{name} are one: leave one out")
 
 
 def sampling_arguments(
@@ -57,14 +62,17 @@ def sampling_arguments(
     Ends of a sequence are given as stop tokens, so that the same ids count as in the torch engine.
     """
     more = {name: _thawed(value) for name, value in (sampling.additional_kwargs or {}).items()}
-    ends = set(more.pop("stop_token_ids", ())) | (set() if more.get("ignore_eos") else set(eos_ids))
+    ends = {*more.pop("stop_token_ids", ()), *(sampling.stop_token_ids or ())}
+    ends |= set() if more.get("ignore_eos") else set(eos_ids)
     return {
         "ignore_eos": True,
-        "temperature": sampling.temperature,
+        "temperature": temperature_of(sampling),
         "top_p": sampling.top_p,
         "top_k": max(sampling.top_k, 0),
         "min_p": sampling.min_p,
         "repetition_penalty": sampling.repetition_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "min_tokens": min(sampling.min_new_tokens, limit),
         "max_tokens": limit,
         "seed": sample_seed(key) & (2**63 - 1),  # -1 would mean none to vLLM
         "stop": list(sampling.stop or ()),
@@ -92,7 +100,9 @@ def completion(output: Any, key: SampleKey, sampling: SamplingParams, tokenizer:
     stopped = isinstance(output.stop_reason, str)
     return Completion(
         token_ids=ids,
-        text=stop_strings.text_of(tokenizer, ids, (sampling.stop or ()) if stopped else ()),
+        text=stop_strings.text_of(
+            tokenizer, ids, (sampling.stop or ()) if stopped else (), least=sampling.min_new_tokens
+        ),
         logprobs=logprobs,
         weight_versions=versions_of_tokens(output.weight_versions or (), len(ids)),
         stop_reason="stop" if output.finish_reason == "stop" else "length",

@@ -104,24 +104,14 @@ def top_k(value: Any) -> Becomes:
     )
 
 
-def greedy(value: Any) -> Becomes:
-    """Greedy is a temperature of 0."""
-    return Becomes(writes={SAMPLING + "temperature": 0.0}) if value else Becomes(needless="samples are drawn")
-
-
-def least_new(value: Any) -> Becomes:
-    """The least length of an answer goes to the engine as it is."""
-    if not value:
-        return Becomes(needless="there is no least length")
-    return Becomes(writes={SAMPLING + "additional_kwargs.min_tokens": value})
-
-
 def recovery(value: Any) -> Becomes:
     """Ways to go on after a failure."""
-    modes = {"disabled": "none", "auto": "latest", "on": "latest", "resume": "latest", "fault": "latest"}
+    modes = {"off": "disabled", "on": "auto"} | {mode: mode for mode in ("disabled", "auto", "fault", "resume")}
+    if value is False or value is True:  # YAML 1.1 reads `off` and `on` so
+        value = "on" if value else "off"
     if value not in modes:
         return Becomes(refused=f"there is no way {value!r} to go on; there are: {', '.join(modes)}")
-    return Becomes(writes={"trainer.resume_mode": modes[value]})
+    return Becomes(writes={"trainer.recover_mode": modes[value]})
 
 
 def wandb(value: Any) -> Becomes:

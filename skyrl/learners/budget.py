@@ -52,7 +52,7 @@ def micro_batches(batch: TrainingBatch, rows: int) -> Iterator[tuple[Tensor, Tra
 def _items(batch: TrainingBatch, keep_groups: bool) -> list[tuple[tuple[int, ...], int]]:
     """Rows that stay together, and the tokens that they cost."""
     lengths = batch.lengths.tolist()
-    if not keep_groups or batch.answer_lengths is None:
+    if not keep_groups or batch.answer_lengths is None or batch.trajectories is not None:  # steps have own prompts
         return [((row,), length) for row, length in enumerate(lengths)]
     answers, groups = batch.answer_lengths.tolist(), batch.groups.tolist()
     items = []

@@ -17,11 +17,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from skyrl.checkpoint.pieces import Piece, TensorSource
 from skyrl.config import FSDPConfig, MixedPrecisionConfig
 from skyrl.errors import ModelError
 from skyrl.learners.moving import HOST
 from skyrl.learners.schedule import adamw
-from skyrl.learners.sharing import check_complete, slots_of, whole, write_into
+from skyrl.learners.sharing import check_complete, piece_of, read_into, slots_of, whole, write_into
 from skyrl.learners.strategy import ModelSource, Setting
 from skyrl.models.naming import named_weights, tied_names
 
@@ -106,30 +107,24 @@ class Fsdp2:
         for name, weight in self._resting_weights():
             yield name, _full(weight)
 
-    def state(self) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
-        for name, tensor in self._named_state():
-            value = _full(tensor)
-            if self._sharded and self._ranks.rank == 0:
-                value = value.to(HOST, copy=True)
-            if self._ranks.rank == 0:
-                tensors[name] = value
-        return tensors
+    def pieces(self) -> Iterator[Piece]:
+        pieces = (piece_of(name, tensor, self._ranks) for name, tensor in self._named_state())
+        return (piece for piece in pieces if piece is not None)
 
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        names = check_complete(tensors, self.named_shapes(), self._ranks)
-        self._write_weights({name.removeprefix("model."): tensor for name, tensor in tensors.items()})
+    def load_state(self, source: TensorSource) -> None:
+        names = check_complete(source, self.named_shapes())
+        with torch.no_grad():
+            for name, weight in self._resting_weights():
+                read_into(weight, source, f"model.{name}")
         if self.optimizer is None:
             return
         slots = slots_of(names)
         self.optimizer.state.clear()
         for name, parameter in self.model.named_parameters():
             for slot in slots.get(name, ()):
-                like = torch.zeros(()) if slot == "step" else torch.zeros_like(parameter, requires_grad=False)
-                device = HOST if slot == "step" else self._device
-                value = whole(tensors.get(f"optimizer.{name}.{slot}"), like, device, self._ranks)
-                write_into(like, value)
-                self.optimizer.state[parameter][slot] = like
+                value = torch.zeros(()) if slot == "step" else torch.zeros_like(parameter, requires_grad=False)
+                read_into(value, source, f"optimizer.{name}.{slot}")
+                self.optimizer.state[parameter][slot] = value
 
     def offload(self, *, model: bool, optimizer: bool) -> int:
         self._rest()

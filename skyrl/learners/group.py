@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
+from skyrl.checkpoint.manifest import StoredFile
+from skyrl.checkpoint.pieces import TensorSource
+from skyrl.checkpoint.storage import Storage
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.learning_worker import LearningWorker, Objective
 from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.totals import Metrics, merged
-from skyrl.processes.handles import Group, first_failure_or_all
+from skyrl.processes.handles import Group
 
 W = TypeVar("W", bound=ModelWorker)
 L = TypeVar("L", bound=LearningWorker)
@@ -78,26 +81,29 @@ class LearnerGroup(ScorerGroup[L]):
         """Raises `NonFiniteError` if what `state` would give must not be saved."""
         await self.ranks.call(LearningWorker.refuse_non_finite_state)
 
-    async def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Whole tensors by name, and numbers: the same whatever the strategy and the number of ranks."""
-        return (await self.ranks.call(LearningWorker.state))[0]
+    async def stage(self) -> tuple[dict[str, Any], int]:
+        """Every rank copies its part of the state into host memory. The numbers that belong to it, and its bytes."""
+        staged = await self.ranks.call(LearningWorker.stage)
+        return staged[0][0], sum(size for _, size in staged)
 
-    async def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Become what `state` described. Only rank 0 is sent the tensors. Raises `ResumeError`."""
-        first, *others = self.ranks.handles
-        await first_failure_or_all(
-            [
-                first.call(LearningWorker.load_state, tensors, numbers),
-                *(other.call(LearningWorker.load_state, {}, numbers) for other in others),
-            ]
-        )
+    async def write_staged(self, storage: Storage, folder: str) -> list[StoredFile]:
+        """Every rank writes what it staged into the folder of a checkpoint, and may learn on meanwhile."""
+        return await self.ranks.call(LearningWorker.write_staged, storage, folder)
 
-    async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False) -> R:
+    async def load_state(self, source: TensorSource, numbers: Mapping[str, Any]) -> None:
+        """Become what was staged, by whatever strategy and number of ranks. Raises `ResumeError`."""
+        await self.ranks.call(LearningWorker.load_state, source, numbers)
+
+    async def stream(
+        self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False, adapter: bool = False
+    ) -> R:
         """What `consume`, which can be pickled, makes of the whole weights, one at a time, in the process of rank 0.
 
-        With `everywhere` it is given all of them on every rank.
+        With `everywhere` it is given all of them on every rank; with `adapter`, those of the adapter alone.
         """
-        results: list[Any] = await self.ranks.call(LearningWorker.stream, consume, everywhere=everywhere)
+        results: list[Any] = await self.ranks.call(
+            LearningWorker.stream, consume, everywhere=everywhere, adapter=adapter
+        )
         result: R = results[0]
         return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -11,8 +12,12 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.config import DeepSpeedConfig, FSDPConfig, OptimizerConfig, TrainerConfig
-from skyrl.errors import NonFiniteError
+from skyrl.checkpoint.manifest import StoredFile
+from skyrl.checkpoint.pieces import Piece, TensorSource, write_pieces
+from skyrl.checkpoint.storage import Storage
+from skyrl.checkpoint.store import could_not_write, file_of_rank
+from skyrl.config import DeepSpeedConfig, FSDPConfig, OptimizerConfig, SkyRLLoraConfig, TrainerConfig
+from skyrl.errors import NonFiniteError, RunError
 from skyrl.learners.budget import micro_batches
 from skyrl.learners.forward import Reading
 from skyrl.learners.model_worker import ModelWorker
@@ -21,6 +26,7 @@ from skyrl.learners.ranks import Ranks
 from skyrl.learners.schedule import learning_rate_schedule, move_schedule, recompute_activations
 from skyrl.learners.strategy import ModelSource
 from skyrl.learners.totals import Metrics, Moments, Totals, added
+from skyrl.models.lora import adapter_alone, dropping, merged, merged_shapes
 
 R = TypeVar("R")
 
@@ -52,6 +58,7 @@ class LearningWorker(ModelWorker):
         *,
         role: str,
         objective: Objective,
+        lora: SkyRLLoraConfig,
         optimizer: OptimizerConfig,
         num_training_steps: int | None,
         mover: Mover | None,
@@ -59,9 +66,11 @@ class LearningWorker(ModelWorker):
         super().__init__(trainer, source, read, sharding, ranks, optimizer=optimizer, mover=mover)
         self.objective = objective
         self._role = role
+        self._lora, self._seed = lora, trainer.seed
         self._train_rows = trainer.micro_train_batch_size_per_gpu
         self._max_skipped = 0 if trainer.faults.on_non_finite == "abort" else optimizer.max_skipped_updates
         self._skipped = 0  # in a row
+        self._staged: list[Piece] = []
         if trainer.recompute_activations:
             recompute_activations(self.model, use_reentrant=trainer.gradient_checkpointing_use_reentrant)
         assert self.strategy.optimizer is not None
@@ -80,6 +89,10 @@ class LearningWorker(ModelWorker):
 
     async def update_share(self, batch: TrainingBatch) -> Totals:
         """The same, together with the other ranks: `batch` is this rank's rows of a mini-batch that was weighed."""
+        with dropping(self.model, self._lora, hash((self._seed, self.schedule.last_epoch, self.ranks.rank))):
+            return self._step(batch)
+
+    def _step(self, batch: TrainingBatch) -> Totals:
         sums: Metrics = {}
         seen: dict[str, Moments] = {}
         cut = [micro for _, micro in micro_batches(batch, self._train_rows)]
@@ -118,39 +131,66 @@ class LearningWorker(ModelWorker):
         self._refuse_non_finite("before saving", optimizer=True)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and value of every weight, tied ones once, in the order and under the names of the stored model.
+        """Name and value of every weight, tied ones once, under the names of the stored model; an adapter is merged
+        into the weights that it is for.
 
         With several ranks all of them must go through it together, and a value holds until the next is asked for.
         """
-        return self.strategy.gather()
+        return merged(self.strategy.gather(), self._lora)
+
+    def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
+        shapes = merged_shapes(iter(self.strategy.named_shapes().items()))
+        return [(name, tuple(each.shape), str(each.dtype).removeprefix("torch.")) for name, each in shapes]
 
     async def stream(
-        self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False
+        self,
+        consume: Callable[[Iterator[tuple[str, Tensor]]], R],
+        *,
+        everywhere: bool = False,
+        adapter: bool = False,
     ) -> R | None:
         """Hand the whole weights, one at a time, to `consume` on rank 0, or on all; what it returns, None elsewhere.
 
-        All ranks take part in gathering each weight, to the last one, also where `consume` fails or stops early.
+        With `adapter` it gets the tensors of the adapter alone, as PEFT names them. All ranks take part in gathering
+        each weight, to the last one, also where `consume` fails or stops early.
         """
-        weights = self.strategy.gather()
+        weights = adapter_alone(self.strategy.gather()) if adapter else self.weights()
         try:
             return consume(weights) if everywhere or self.ranks.rank == 0 else None
         finally:
             for _ in weights:
                 pass
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything a resumed learner needs, under any strategy and on any number of ranks: whole tensors by name, on
-        rank 0 and nothing elsewhere, and numbers.
-        """
-        return self.strategy.state(), {"optimizer_steps": self.schedule.last_epoch}
+    def stage(self) -> tuple[dict[str, Any], int]:
+        """Copy what this rank is to store into host memory, where it stays as it is until `write_staged`.
 
-    def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Become the learner that `state()` described, bit for bit; only rank 0's `tensors` are read.
-
-        Raises `ResumeError` on every rank if they are not of this model.
+        The numbers that belong to it, and how many bytes its tensors have.
         """
-        self.strategy.load_state(tensors)
+        self._staged = [piece.copied() for piece in self.strategy.pieces()]
+        numbers = {"optimizer_steps": self.schedule.last_epoch, "skipped_in_a_row": self._skipped}
+        return numbers, sum(piece.numbers.nbytes for piece in self._staged)
+
+    async def write_staged(self, storage: Storage, folder: str) -> StoredFile:
+        """Write what was staged into the folder of a checkpoint, in a thread: this rank goes on meanwhile.
+
+        Raises `RunError` if the storage does not take it.
+        """
+        staged, self._staged = self._staged, []
+        name = file_of_rank(self._role, self.ranks.rank, self.ranks.size)
+        try:
+            return await asyncio.to_thread(write_pieces, staged, storage, folder, name)
+        except OSError as error:
+            need = sum(piece.numbers.nbytes for piece in staged)
+            raise RunError(could_not_write(storage, f"{storage.where}/{folder}/{name}", error, need)) from error
+
+    def load_state(self, source: TensorSource, numbers: Mapping[str, Any]) -> None:
+        """Become the learner that was staged, bit for bit, whatever its strategy and however many its ranks were.
+
+        Raises `ResumeError` on every rank if it is not of this model.
+        """
+        self.strategy.load_state(source)
         move_schedule(self.schedule, numbers["optimizer_steps"])
+        self._skipped = int(numbers["skipped_in_a_row"])
 
     def _refuse_non_finite(self, when: str, *, optimizer: bool = False) -> None:
         named = [(name, each) for name, each in self.strategy.shards(optimizer=optimizer) if each.numel()]

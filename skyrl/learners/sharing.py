@@ -1,34 +1,24 @@
-"""From rank 0 to every rank: what only one process has read, or was given. All functions here are collective."""
+"""Whole tensors and what a rank holds of them: from rank 0 to every rank, into files, and out of files."""
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from skyrl.checkpoint.pieces import Piece, TensorSource
 from skyrl.errors import ResumeError
 from skyrl.learners.ranks import Ranks
 
 
-def announced(value: Any, ranks: Ranks) -> Any:
-    """What rank 0 says, on every rank. It travels as JSON."""
-    if ranks.size == 1:
-        return value
-    said = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8) if ranks.rank == 0 else torch.empty(0)
-    length = torch.tensor([said.numel()])
-    dist.broadcast(length, 0)
-    text = said if ranks.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
-    dist.broadcast(text, 0)
-    return json.loads(bytes(text.tolist()))
-
-
 def whole(tensor: Tensor | None, like: Tensor, device: torch.device, ranks: Ranks) -> Tensor:
-    """Rank 0's `tensor` on every rank, with the shape and type of `like`, on `device`; elsewhere `tensor` is None."""
+    """Rank 0's `tensor` on every rank, with the shape and type of `like`, on `device`; elsewhere `tensor` is None.
+    Collective.
+    """
     if ranks.size == 1:
         assert tensor is not None
         return tensor
@@ -48,15 +38,52 @@ def write_into(target: Tensor, value: Tensor) -> None:
     target.to_local().copy_(shard.to_local())
 
 
-def check_complete(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], ranks: Ranks) -> list[str]:
-    """Names of what rank 0 was given, on every rank. Raises `ResumeError` there if it is not a state of this model.
+def piece_of(name: str, tensor: Tensor, ranks: Ranks) -> Piece | None:
+    """What this rank is to store of a tensor: its own shard, or all of one that every rank has, on the first."""
+    if not isinstance(tensor, DTensor):
+        return Piece.whole(name, tensor) if ranks.rank == 0 else None
+    start, is_first_copy = _shard_of(tensor)
+    numbers = tensor.to_local()
+    if not is_first_copy or not numbers.numel():
+        return None
+    return Piece(name=name, shape=tuple(tensor.shape), start=start, numbers=numbers)
+
+
+def read_into(target: Tensor, source: TensorSource, name: str) -> None:
+    """Fill a plain tensor, or this rank's shard of a distributed one."""
+    if isinstance(target, DTensor):
+        local = target.to_local()
+        local.copy_(source.read(name, _shard_of(target)[0], local.numel()).view(local.shape))
+    else:
+        target.copy_(source.read(name).view(target.shape))
+
+
+def _shard_of(tensor: DTensor) -> tuple[int, bool]:
+    """Number of the whole tensor that this rank's shard begins with, and whether no rank before has the same shard.
+
+    FSDP2 gives a rank consecutive rows, as many as `torch.chunk` does.
+    """
+    mesh = tensor.device_mesh
+    start, is_first_copy = 0, True
+    for dimension, (placement, mine) in enumerate(zip(tensor.placements, mesh.get_coordinate() or (), strict=True)):
+        if placement.is_shard():
+            assert placement.is_shard(0), "rows are sharded"
+            rows = -(-tensor.shape[0] // mesh.size(dimension))
+            start = min(rows * mine, tensor.shape[0]) * math.prod(tensor.shape[1:])
+        else:
+            is_first_copy = is_first_copy and mine == 0
+    return start, is_first_copy
+
+
+def check_complete(source: TensorSource, wanted: Mapping[str, Tensor]) -> list[str]:
+    """Names of what there is. Raises `ResumeError` if it is not a state of this model.
 
     `wanted` are the weights by name; their shapes are those of the whole tensors.
     """
-    shapes = announced({name: list(tensor.shape) for name, tensor in tensors.items()}, ranks)
+    shapes = source.shapes
     for name, weight in wanted.items():
         found = shapes.get(f"model.{name}")
-        if found != list(weight.shape):
+        if found != tuple(weight.shape):
             had = "nothing" if found is None else f"shape {tuple(found)}"
             raise ResumeError(
                 f"the stored state is not of this model: for {name}, of shape {tuple(weight.shape)}, it holds {had}"

@@ -1,12 +1,12 @@
 """What a way of spreading a model over ranks has to offer; `fsdp2.py` and `zero.py` are the two there are.
 
 Everything here is collective: all ranks call the same methods in the same order. State has one form under every
-strategy and any number of ranks: whole tensors by name, on rank 0.
+strategy and any number of ranks: tensors by name, of which each rank stores what it holds and reads what it needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from skyrl.checkpoint.pieces import Piece, TensorSource
 from skyrl.config import OptimizerConfig
 from skyrl.learners.moving import Mover
 from skyrl.learners.ranks import Ranks
@@ -87,11 +88,15 @@ class Strategy(Protocol):
     def gather(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight by name, whole, in float32, one at a time; the model's own tensors where nothing is sharded."""
 
-    def state(self) -> dict[str, Tensor]:
-        """`model.<name>` and `optimizer.<name>.<slot>`, whole, on rank 0; nothing elsewhere."""
+    def pieces(self) -> Iterator[Piece]:
+        """`model.<name>` and `optimizer.<name>.<slot>`: what this rank is to store. Those of all ranks are the whole
+        state, each number once. A piece holds until the next is asked for.
+        """
 
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Become what `state` described; only rank 0's `tensors` are read. Raises `ResumeError` on every rank."""
+    def load_state(self, source: TensorSource) -> None:
+        """Become what the pieces of all ranks were; every rank reads what it holds. Raises `ResumeError` on every
+        rank.
+        """
 
     def offload(self, *, model: bool, optimizer: bool) -> int:
         """Leave the device: gradients are dropped, the named parts go to host memory. Bytes moved on this rank."""

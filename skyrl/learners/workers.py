@@ -8,10 +8,11 @@ compute are collective: all ranks are called, each with as many rows as the othe
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
-from skyrl.config import TrainerConfig
+from skyrl.config import ModelConfig, TrainerConfig
 from skyrl.learners.forward import Reading, read_logprobs, read_values
 from skyrl.learners.learning_worker import LearningWorker, Objective
 from skyrl.learners.model_worker import ModelWorker
@@ -19,6 +20,7 @@ from skyrl.learners.moving import Mover
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.strategy import ModelSource
 from skyrl.models.loading import load_causal_lm, load_config
+from skyrl.models.lora import with_adapter
 from skyrl.models.segment_attention import SEGMENTS, register, segments_fit
 from skyrl.models.skeleton import causal_lm_skeleton
 from skyrl.models.value_head import ValueModel
@@ -34,7 +36,7 @@ class RefWorker(ModelWorker):
     def __init__(self, trainer: TrainerConfig, *, ranks: Ranks = ALONE, mover: Mover | None = None) -> None:
         """Loads `trainer.ref.model`."""
         ref = trainer.ref
-        source = _causal_lm(trainer, ref.model.path, "trainer.ref.model.path")
+        source = _causal_lm(trainer, ref.model, "trainer.ref.model", adapted=False)
         super().__init__(
             trainer, source, _log_probabilities(trainer), (ref.fsdp_config, ref.deepspeed_config), ranks, mover=mover
         )
@@ -59,12 +61,13 @@ class PolicyWorker(LearningWorker):
         policy = trainer.policy
         super().__init__(
             trainer,
-            _causal_lm(trainer, policy.model.path, "trainer.policy.model.path"),
+            _causal_lm(trainer, policy.model, "trainer.policy.model"),
             _log_probabilities(trainer),
             (policy.fsdp_config, policy.deepspeed_config),
             ranks,
             role="policy",
             objective=objective,
+            lora=policy.model.lora,
             optimizer=policy.optimizer_config,
             num_training_steps=num_training_steps,
             mover=mover,
@@ -85,7 +88,7 @@ class CriticWorker(LearningWorker):
     ) -> None:
         """Loads `trainer.critic.model` under a new value head, drawn from `trainer.seed`; otherwise as the policy."""
         critic = trainer.critic
-        body = _causal_lm(trainer, critic.model.path, "trainer.critic.model.path")
+        body = _causal_lm(trainer, critic.model, "trainer.critic.model")
         head = partial(ValueModel, prefix=trainer.algorithm.value_head_prefix, seed=trainer.seed)
         super().__init__(
             trainer,
@@ -95,22 +98,28 @@ class CriticWorker(LearningWorker):
             ranks,
             role="critic",
             objective=objective,
+            lora=critic.model.lora,
             optimizer=critic.optimizer_config,
             num_training_steps=num_training_steps,
             mover=mover,
         )
 
 
-def _causal_lm(trainer: TrainerConfig, path: str | None, field: str) -> ModelSource:
-    source = required(path, field)
+def _causal_lm(trainer: TrainerConfig, model: ModelConfig, field: str, *, adapted: bool = True) -> ModelSource:
+    source = required(model.path, f"{field}.path")
     attention: str = required(trainer.attention, "trainer.attention")
     if attention == "sdpa" and trainer.use_sample_packing and segments_fit(load_config(source)):
         register()
         attention = SEGMENTS
-    return ModelSource(
-        load=lambda device: load_causal_lm(source, dtype=torch.float32, attention=attention, device=device),
-        skeleton=partial(causal_lm_skeleton, source, attention=attention),
-    )
+
+    def load(device: torch.device) -> Any:
+        return load_causal_lm(source, dtype=torch.float32, attention=attention, device=device)
+
+    skeleton = partial(causal_lm_skeleton, source, attention=attention)
+    if not (adapted and model.lora.rank):
+        return ModelSource(load=load, skeleton=skeleton)
+    adapt = partial(with_adapter, lora=model.lora, seed=trainer.seed, field=f"{field}.lora")
+    return ModelSource(load=lambda device: adapt(load(device)), skeleton=lambda: adapt(skeleton()))
 
 
 def _log_probabilities(trainer: TrainerConfig) -> Reading:

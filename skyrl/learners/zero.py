@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from skyrl.checkpoint.pieces import Piece, TensorSource
 from skyrl.config import DeepSpeedConfig
 from skyrl.errors import UserError
 from skyrl.learners.schedule import adamw
@@ -121,11 +122,11 @@ class Zero:
     def gather(self) -> Iterator[tuple[str, Tensor]]:
         return self._held.gather()
 
-    def state(self) -> dict[str, Tensor]:
-        return self._held.read()
+    def pieces(self) -> Iterator[Piece]:
+        return self._held.pieces()
 
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        self._held.write(tensors)
+    def load_state(self, source: TensorSource) -> None:
+        self._held.load(source)
 
     def offload(self, *, model: bool, optimizer: bool) -> int:
         return self._with_memory_counted(lambda: self._leave(model=model, optimizer=optimizer))

@@ -1,4 +1,4 @@
-"""The weights and the optimizer's state out of a DeepSpeed engine and back, whole and by name.
+"""The weights and the optimizer's state out of a DeepSpeed engine and back, by name.
 
 DeepSpeed keeps them in flat pieces, over ranks from stage 1 (optimizer) or 3 (weights) on, in float32 beside the
 weights that it computes with. Nobody else reads or writes those pieces.
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skyrl.learners.moving import HOST
+from skyrl.checkpoint.pieces import Piece, TensorSource
 from skyrl.learners.ranks import Ranks
-from skyrl.learners.sharing import check_complete, slots_of, whole
+from skyrl.learners.sharing import check_complete, read_into, slots_of
 from skyrl.models.naming import named_weights
 
 SLOTS = ("exp_avg", "exp_avg_sq")
@@ -41,22 +41,35 @@ class ZeroState:
         for name, weight in self.weights():
             yield name, self._master(weight)
 
-    def read(self) -> dict[str, Tensor]:
-        """As `Strategy.state`."""
-        tensors: dict[str, Tensor] = {}
-        for name, tensor in self._named_state():
-            if self._ranks.rank == 0:
-                tensors[name] = tensor.detach().to(HOST, copy=True)
-        return tensors
+    def pieces(self) -> Iterator[Piece]:
+        """As `Strategy.pieces`: below stage 1 the first rank has all, above it each has stretches of its own."""
+        for name, weight in self.weights():
+            if self._is_whole(weight):
+                with self._gathered(weight):
+                    yield from self._of_first_rank(f"model.{name}", weight)
+            else:
+                yield from self._own(f"model.{name}", weight, None)
+        steps = self._step_of_the_optimizer()
+        for name, weight in self.weights():
+            if steps is None or not weight.requires_grad:
+                continue
+            for slot in SLOTS:
+                if self._stage == 0:
+                    yield from self._of_first_rank(
+                        f"optimizer.{name}.{slot}", self._torch_optimizer.state[weight][slot]
+                    )
+                else:
+                    yield from self._own(f"optimizer.{name}.{slot}", weight, slot)
+            yield from self._of_first_rank(f"optimizer.{name}.step", steps)
 
-    def write(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, source: TensorSource) -> None:
         """As `Strategy.load_state`."""
-        names = check_complete(tensors, self.named_shapes(), self._ranks)
+        names = check_complete(source, self.named_shapes())
         if self._learns:
-            self._reset_optimizer(tensors, slots_of(names))
+            self._reset_optimizer(source, slots_of(names))
         with torch.no_grad():
             for name, weight in self.weights():
-                self._write(name, weight, tensors)
+                self._load(name, weight, source)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Names as `named_weights` gives them, with the parameters themselves."""
@@ -72,30 +85,46 @@ class ZeroState:
         )
         return context
 
-    def _named_state(self) -> Iterator[tuple[str, Tensor]]:
-        steps = self._step_of_the_optimizer()
-        for name, weight in self.gather():
-            yield f"model.{name}", weight
-        for name, weight in self.weights():
-            if steps is not None and weight.requires_grad:
-                for slot in SLOTS:
-                    yield f"optimizer.{name}.{slot}", self._slot(weight, slot)
-                yield f"optimizer.{name}.step", steps
+    def _of_first_rank(self, name: str, tensor: Tensor) -> Iterator[Piece]:
+        if self._ranks.rank == 0:
+            yield Piece.whole(name, tensor.detach())
+
+    def _own(self, name: str, weight: Any, slot: str | None) -> Iterator[Piece]:
+        """This rank's stretch of a master weight or of one of its slots, if it has one."""
+        start, numbers = self._stretch(weight, slot)
+        if numbers is not None and numbers.numel():
+            yield Piece(name=name, shape=tuple(_shape(weight)), start=start, numbers=numbers)
+
+    def _stretch(self, weight: Any, slot: str | None) -> tuple[int, Tensor | None]:
+        """Where it begins, and its numbers."""
+        if self._stage < 3:
+            held = weight._hp_mapping
+            return (0, None) if held is None else (held.lp_fragment_address.start, held.get_hp_fragment(slot))
+        utils = self._deepspeed.utils
+        if slot is None:
+            numbers = utils.safe_get_local_fp32_param(weight)
+        else:
+            numbers = utils.safe_get_local_optimizer_state(weight, slot)
+        start, count = self._share_of(weight)
+        return start, numbers.view(-1)[:count]
+
+    def _share_of(self, weight: Any) -> tuple[int, int]:
+        """First number and count of this rank's part in stage 3, without the padding of the last ranks."""
+        size = weight.ds_tensor.numel()
+        start = min(size * self._ranks.rank, _shape(weight).numel())
+        return start, min(size, _shape(weight).numel() - start)
 
     def _master(self, weight: Tensor) -> Tensor:
         """In float32, whatever type is computed in."""
-        if not self._learns or self._stage == 0 or not weight.requires_grad:
+        if self._is_whole(weight):
             with self._gathered(weight):
                 return weight.detach().clone()
         value: Tensor = self._deepspeed.utils.safe_get_full_fp32_param(weight)
         return value.view(_shape(weight))
 
-    def _slot(self, weight: Tensor, slot: str) -> Tensor:
-        if self._stage == 0:
-            value: Tensor = self._torch_optimizer.state[weight][slot]
-            return value
-        value = self._deepspeed.utils.safe_get_full_optimizer_state(weight, slot)
-        return value.view(_shape(weight))
+    def _is_whole(self, weight: Tensor) -> bool:
+        """Has it no master weight in pieces?"""
+        return not self._learns or self._stage == 0 or not weight.requires_grad
 
     def _step_of_the_optimizer(self) -> Tensor | None:
         """AdamW's count of steps, which all weights share; None before the first."""
@@ -117,7 +146,7 @@ class ZeroState:
                 return list(wrapper.fp32_partitioned_groups_flat)
         return list(wrapper.single_partition_of_fp32_groups)
 
-    def _reset_optimizer(self, tensors: Mapping[str, Tensor], slots: Mapping[str, list[str]]) -> None:
+    def _reset_optimizer(self, source: TensorSource, slots: Mapping[str, list[str]]) -> None:
         """Empty slots for every piece, or none at all where the stored optimizer had not stepped."""
         state = self._torch_optimizer.state
         state.clear()
@@ -125,43 +154,41 @@ class ZeroState:
             self._engine.optimizer._hp_optimizer_states_linked = False  # by name, to pieces that are gone now
         if not slots:
             return
-        first = next(iter(slots))
-        step = whole(tensors.get(f"optimizer.{first}.step"), torch.zeros(()), HOST, self._ranks)
+        step = source.read(f"optimizer.{next(iter(slots))}.step").view(())
         for piece in self._flat_masters():
             state[piece] = {"step": step.clone()} | {slot: torch.zeros_like(piece) for slot in SLOTS}
         if self._stage in (1, 2):
             self._engine.optimizer._lazy_init_hp_params_optimizer_state()
 
-    def _write(self, name: str, weight: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        like = torch.empty(_shape(weight), dtype=torch.float32, device="meta")
-        value = whole(tensors.get(f"model.{name}"), like, self._device, self._ranks).to(self._device)
+    def _load(self, name: str, weight: Any, source: TensorSource) -> None:
         with self._gathered(weight, write=True):
             if not _is_sharded(weight) or self._ranks.rank == 0:
-                weight.copy_(value)
-        if not self._learns or (self._stage == 0 and not self._torch_optimizer.state):
+                read_into(weight, source, f"model.{name}")
+        if not self._learns or not weight.requires_grad:
             return
         if self._stage:
-            self._write_piece(weight, value, None)
+            self._load_stretch(weight, source, f"model.{name}", None)
         for slot in SLOTS if self._torch_optimizer.state else ():
-            stored = whole(tensors.get(f"optimizer.{name}.{slot}"), like, self._device, self._ranks).to(self._device)
             if self._stage:
-                self._write_piece(weight, stored, slot)
+                self._load_stretch(weight, source, f"optimizer.{name}.{slot}", slot)
             else:
-                self._torch_optimizer.state[weight][slot].copy_(stored)
+                read_into(self._torch_optimizer.state[weight][slot], source, f"optimizer.{name}.{slot}")
 
-    def _write_piece(self, weight: Any, value: Tensor, slot: str | None) -> None:
-        """This rank's piece of a master weight or of one of its slots."""
-        utils = self._deepspeed.utils
+    def _load_stretch(self, weight: Any, source: TensorSource, name: str, slot: str | None) -> None:
+        """This rank's part of a master weight or of one of its slots."""
         if self._stage < 3:
-            change = utils.safe_set_full_fp32_param if slot is None else utils.safe_set_full_optimizer_state
-            change(weight, value, *([] if slot is None else [slot]))
+            start, numbers = self._stretch(weight, slot)
+            if numbers is not None:
+                numbers.copy_(source.read(name, start, numbers.numel()))
             return
-        size = weight.ds_tensor.numel()  # the last rank's piece is padded
-        padded = torch.zeros(size * self._ranks.size, device=value.device)
-        padded[: value.numel()] = value.flatten()
-        piece = padded[size * self._ranks.rank : size * (self._ranks.rank + 1)]
-        change = utils.safe_set_local_fp32_param if slot is None else utils.safe_set_local_optimizer_state
-        change(weight, piece, *([] if slot is None else [slot]))
+        start, count = self._share_of(weight)
+        padded = torch.zeros(weight.ds_tensor.numel(), device=self._device)
+        padded[:count] = source.read(name, start, count)
+        utils = self._deepspeed.utils
+        if slot is None:
+            utils.safe_set_local_fp32_param(weight, padded)
+        else:
+            utils.safe_set_local_optimizer_state(weight, padded, slot)
 
 
 def _is_sharded(weight: Any) -> bool:

@@ -1,22 +1,25 @@
-"""Storing models as transformers does, for others to load."""
+"""Storing models as transformers does, and adapters as PEFT does, for others to load."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
+from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import RunError
 from skyrl.models.loading import load_tokenizer, model_source
+from skyrl.models.lora import adapter_settings
 from skyrl.models.skeleton import causal_lm_skeleton
 
 
@@ -39,6 +42,28 @@ class Export:
         save_pretrained(gathered, model, load_tokenizer(self.like, use_fast=self.use_fast_tokenizer), self.folder)
 
 
+@frozen(kw_only=True)
+class AdapterExport:
+    """Stores an adapter as a PEFT folder. It runs where the weights are gathered, so it can be pickled."""
+
+    like: str
+    """The model that the adapter is for."""
+
+    lora: SkyRLLoraConfig
+    folder: Path
+
+    def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """`weights` are those of the adapter alone, as PEFT names them. Raises `RunError` if the disk is full."""
+        gathered = {name: weight.detach().to("cpu", copy=True).contiguous() for name, weight in weights}
+        settings = adapter_settings(self.lora, self.like, iter(gathered))
+
+        def fill(scratch: Path) -> None:
+            settings.save_pretrained(str(scratch))
+            save_file(gathered, scratch / "adapter_model.safetensors", metadata={"format": "pt"})
+
+        _replace_folder(self.folder, fill)
+
+
 def save_pretrained(weights: Mapping[str, Tensor], model: Any, tokenizer: Any, folder: Path) -> None:
     """Store a model as transformers does, from `weights` under their state-dict names, all of it or nothing.
 
@@ -46,14 +71,23 @@ def save_pretrained(weights: Mapping[str, Tensor], model: Any, tokenizer: Any, f
     lost only once the new one is whole. Raises `RunError` if the disk does not take it.
     """
     disable_progress_bar()
+
+    def fill(scratch: Path) -> None:
+        _make_storable(model.generation_config)
+        model.save_pretrained(scratch, state_dict={name: weight.detach().cpu() for name, weight in weights.items()})
+        tokenizer.save_pretrained(scratch)
+
+    _replace_folder(folder, fill)
+
+
+def _replace_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """What stood there is lost only once what `fill` wrote into an empty folder is whole. Raises `RunError`."""
     scratch, old = (folder.with_name(f".{folder.name}.{state}") for state in ("new", "old"))
     try:
         for leftover in (scratch, old):
             shutil.rmtree(leftover, ignore_errors=True)
         scratch.mkdir(parents=True)
-        _make_storable(model.generation_config)
-        model.save_pretrained(scratch, state_dict={name: weight.detach().cpu() for name, weight in weights.items()})
-        tokenizer.save_pretrained(scratch)
+        fill(scratch)
         _to_disk(scratch)
         if folder.exists():
             folder.rename(old)

@@ -152,7 +152,8 @@ class SynchronousRollouts:
         )
 
     def metrics(self) -> dict[str, float]:
-        return self._metrics
+        left_out = self._cursor.left_out
+        return self._metrics | ({"data/prompts_left_out": left_out} if left_out else {})
 
     @property
     def epoch(self) -> int:

@@ -2,9 +2,11 @@
 
     MessageChat      each turn and each observation is a message: ...answer<end> <user> observation <assistant>
     SingleAnswer     all of them continue one assistant message:  ...answer observation
+    WholeHistory     the template writes the whole conversation anew for each turn
 
-Sampled tokens stay as they are in both. What comes between is tokenized on its own, after a fixed conversation, so
-that it is the same whatever was sampled.
+Sampled tokens stay as they are in the first two, and what comes between is tokenized on its own, after a fixed
+conversation, so that it is the same whatever was sampled. In the third, a turn whose tokens are not those before and
+more begins a row of its own: what is trained on is what was sampled there, too, behind what it was sampled from.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
+
+from attrs import frozen
 
 from skyrl.config import GeneratorConfig
 from skyrl.errors import DataError
@@ -26,11 +30,24 @@ ANSWER = "skyrl-answer-5e0f"
 FIXED: tuple[Message, ...] = ({"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER})
 
 
+@frozen(kw_only=True)
+class Turn:
+    """What was said last."""
+
+    completion: Completion
+    observations: Sequence[Message]
+    conversation: Sequence[Message]
+    """Everything that was said, this turn and its observations included."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    """What the environment has the template show."""
+
+
 class Chat(Protocol):
     """One of the modes of a multi-turn conversation."""
 
-    def go_on(self, transcript: Transcript, completion: Completion, observations: Sequence[Message]) -> None:
-        """Add to the transcript, whose last turn is `completion`, what the next turn has to see."""
+    def go_on(self, transcript: Transcript, turn: Turn) -> Transcript:
+        """What the next turn starts from: the transcript, with what it has to see added, or another one."""
 
     def end(self, transcript: Transcript, completion: Completion) -> None:
         """Add what belongs behind the last turn."""
@@ -65,14 +82,15 @@ class MessageChat:
         self._template_kwargs = config.chat_template_kwargs
         self._closes_stopped_turns = config.append_eos_token_after_stop_str_in_multi_turn
 
-    def go_on(self, transcript: Transcript, completion: Completion, observations: Sequence[Message]) -> None:
-        between = self.between(observations)
+    def go_on(self, transcript: Transcript, turn: Turn) -> Transcript:
+        between, completion = self.between(turn.observations), turn.completion
         ended = bool(completion.token_ids) and completion.token_ids[-1] in self._special
         if ended and between[:1] == completion.token_ids[-1:]:
             between = between[1:]  # the policy wrote the end itself
         elif not ended and completion.stop_reason == "stop" and not self._closes_stopped_turns:
             between = between[1:] if between[:1] and between[0] in self._special else between
         transcript.place(between)
+        return transcript
 
     def end(self, transcript: Transcript, completion: Completion) -> None:
         stopped = completion.stop_reason == "stop" and completion.token_ids
@@ -101,18 +119,50 @@ class SingleAnswer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
-    def go_on(self, transcript: Transcript, completion: Completion, observations: Sequence[Message]) -> None:
-        if completion.token_ids and completion.token_ids[-1] in self._tokenizer.all_special_ids:
+    def go_on(self, transcript: Transcript, turn: Turn) -> Transcript:
+        sampled = turn.completion.token_ids
+        if sampled and sampled[-1] in self._tokenizer.all_special_ids:
             transcript.withdraw(1)
-        text = "".join(str(message["content"]) for message in observations)
+        text = "".join(str(message["content"]) for message in turn.observations)
         transcript.place(tuple(self._tokenizer.encode(text, add_special_tokens=False)))
+        return transcript
 
     def end(self, transcript: Transcript, completion: Completion) -> None:
         """An answer ends where the policy ended it."""
 
 
+class WholeHistory:
+    """The template writes the conversation anew for each turn; a turn that does not go on from the tokens of the one
+    before is another row.
+    """
+
+    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any], *, join: bool) -> None:
+        """`join`: a turn that goes on from the tokens before belongs to their row. False: each turn is a row."""
+        self._tokenizer, self._template_kwargs, self._join = tokenizer, template_kwargs, join
+
+    def go_on(self, transcript: Transcript, turn: Turn) -> Transcript:
+        ids = start_ids(self._tokenizer, turn.conversation, self._template_kwargs, turn.tools)
+        before = transcript.input_ids
+        if not self._join or ids[: len(before)] != before:
+            return Transcript(ids)
+        transcript.place(ids[len(before) :])
+        return transcript
+
+    def end(self, transcript: Transcript, completion: Completion) -> None:
+        """An answer ends where the policy ended it."""
+
+
+def renders_history(config: GeneratorConfig) -> bool:
+    """Does the template write the whole conversation at every turn?"""
+    of_its_own = config.chat_template.name_or_path is not None
+    return config.use_conversation_multi_turn and (config.step_wise_trajectories or of_its_own)
+
+
 def chat_of(config: GeneratorConfig, tokenizer: Any) -> Chat:
-    """The mode that the configuration asks for."""
+    """The mode that the configuration asks for; the tokenizer has the configured template."""
+    if renders_history(config):
+        join = config.merge_stepwise_output or not config.step_wise_trajectories
+        return WholeHistory(tokenizer, config.chat_template_kwargs, join=join)
     return MessageChat(tokenizer, config) if config.use_conversation_multi_turn else SingleAnswer(tokenizer)
 
 

@@ -9,9 +9,10 @@ engine together.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import attrs
 from attrs import evolve, frozen
 
 from skyrl.config import GeneratorConfig, SamplingParams
@@ -19,10 +20,10 @@ from skyrl.envs import Env, EnvStep
 from skyrl.envs.registry import MakeEnv
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
-from skyrl.rollout.chats import Chat, start_ids
+from skyrl.rollout.chats import Chat, Message, Turn, start_ids
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
 from skyrl.rollout.transcript import Transcript
-from skyrl.trajectory import Failure, Prompt, StopReason, Trajectory
+from skyrl.trajectory import Failure, Prompt, Step, StopReason, Trajectory
 
 T = TypeVar("T")
 
@@ -52,6 +53,10 @@ class Episode:
         self._stage, self._prompt, self._make = stage, prompt, make
         self._env: Env | None = None
         self._transcript = Transcript(prompt.token_ids)
+        self._earlier: list[Step] = []
+        self._conversation: list[Message] = []
+        self._tools: Sequence[Mapping[str, Any]] = ()
+        self._turns = 0
         self._metrics: dict[str, float] = {}
         self._seconds = {"llm": 0.0, "env": 0.0}
         self._begun = time.perf_counter()
@@ -62,30 +67,47 @@ class Episode:
         self._env, messages, tools = await self._in_env(
             self._who("starting on"), _started, self._make, self._extras(), prompt.messages
         )
-        if messages != prompt.messages or tools:
-            ids = start_ids(self._stage.tokenizer, messages, self._stage.config.chat_template_kwargs, tools)
+        self._conversation, self._tools = list(messages), tools
+        config = self._stage.config
+        if messages != prompt.messages or tools or config.chat_template.name_or_path is not None:
+            ids = start_ids(self._stage.tokenizer, messages, config.chat_template_kwargs, tools)
             self._transcript = Transcript(ids)
         return self._request(self.key)
 
     async def play(self, completion: Completion) -> Trajectory:
         """From the first completion to the end. Raises `EpisodeError` if the environment fails."""
-        turn = 0
         while True:
             self._transcript.sample(completion)
             step = await self._judge(completion)
-            turn += 1
-            if step.done or turn >= self._stage.config.max_turns:
+            self._turns += 1
+            if step.done or self._turns >= self._stage.config.max_turns:
                 break
-            end = len(self._transcript.response_ids)
-            self._stage.chat().go_on(self._transcript, completion, step.observations)
-            if self.too_long:
-                self._transcript.withdraw(len(self._transcript.response_ids) - end)
+            if not self._go_on(completion, step):
                 return self._trajectory("length")
-            request = self._request(evolve(self.key, turn=turn))
+            request = self._request(evolve(self.key, turn=self._turns))
             (completion,) = await self._timed("llm", self._stage.client.generate(request))
         if self._stage.config.max_turns > 1:
             self._stage.chat().end(self._transcript, completion)
         return self._trajectory(completion.stop_reason)
+
+    def _go_on(self, completion: Completion, step: EnvStep) -> bool:
+        """Is there room for another turn? Then the transcript is what it starts from."""
+        self._conversation += ({"role": "assistant", "content": completion.text}, *step.observations)
+        turn = Turn(
+            completion=completion,
+            observations=step.observations,
+            conversation=self._conversation,
+            tools=self._tools,
+        )
+        before, end = self._transcript, len(self._transcript.response_ids)
+        self._transcript = self._stage.chat().go_on(before, turn)
+        if self.too_long:
+            before.withdraw(len(before.response_ids) - end)
+            self._transcript = before
+            return False
+        if self._transcript is not before:
+            self._earlier.append(before.step())
+        return True
 
     @property
     def too_long(self) -> bool:
@@ -110,7 +132,7 @@ class Episode:
     async def _judge(self, completion: Completion) -> EnvStep:
         who = self._who("judging an answer to", completion.text)
         assert self._env is not None, "play() comes after begin()"
-        last = len(self._transcript.rewards) + 1 >= self._stage.config.max_turns
+        last = self._turns + 1 >= self._stage.config.max_turns
         step, metrics = await self._in_env(who, _stepped, self._env, completion.text, last)
         if not isinstance(step, EnvStep):
             raise _wrong(f"{who} returned {step!r:.200} from step() instead of an EnvStep")
@@ -122,21 +144,17 @@ class Episode:
         return step
 
     def _trajectory(self, reason: StopReason) -> Trajectory:
-        config, script = self._stage.config, self._transcript
-        cut_off = reason != "stop"
-        rewards = tuple(
-            evolve(turn, reward=0.0) if cut_off and config.zero_reward_on_non_stop else turn for turn in script.rewards
-        )
-        left_out = cut_off and config.apply_overlong_filtering
+        config, cut_off = self._stage.config, reason != "stop"
+        steps = [*self._earlier, self._transcript.step()]
+        if cut_off and config.zero_reward_on_non_stop:
+            steps = [evolve(step, rewards=tuple(evolve(turn, reward=0.0) for turn in step.rewards)) for step in steps]
+        if cut_off and config.apply_overlong_filtering:
+            steps = [step.silent() for step in steps]
         return Trajectory(
             prompt_id=self._prompt.id,
             sample_index=self.key.sample_index,
-            prompt_ids=script.prompt_ids,
-            response_ids=tuple(script.response_ids),
-            loss_mask=(0,) * len(script.sampled) if left_out else tuple(script.sampled),
-            rollout_logprobs=tuple(script.logprobs),
-            weight_versions=tuple(script.versions),
-            rewards=rewards,
+            earlier=tuple(steps[:-1]),
+            **attrs.asdict(steps[-1], recurse=False),
             stop_reason=reason,
             metrics=self._metrics,
             timings={"completion": time.perf_counter() - self._begun, **self._seconds},

@@ -15,13 +15,29 @@ def teaches(group: TrajectoryGroup, *, tolerance: float = 0.0) -> bool:
 
     Answers without a token to train on are not compared. Dynamic sampling, DAPO, arXiv:2503.14476, section 3.2.
     """
-    rewards = [row.reward for row in group.trajectories if any(row.loss_mask)]
+    rewards = [row.reward for row in group.trajectories if row.trained]
     return len(rewards) == 1 or (len(rewards) > 1 and max(rewards) - min(rewards) > tolerance)
 
 
 def silenced(group: TrajectoryGroup) -> TrajectoryGroup:
     """The same group with no token to train on: it counts in every mean of rewards, and in no loss."""
-    return attrs.evolve(group, trajectories=tuple(_silent(row) for row in group.trajectories))
+    return attrs.evolve(group, trajectories=tuple(row.silent() for row in group.trajectories))
+
+
+def filled(group: TrajectoryGroup) -> TrajectoryGroup:
+    """The same group, in which the next sample that did not fail stands in for each that did; as it is if all did."""
+    rows = group.trajectories
+    good = [place for place, row in enumerate(rows) if not row.failed]
+    if not good or len(good) == len(rows):
+        return group
+
+    def standing_in(place: int) -> Trajectory:
+        found = rows[min(good, key=lambda other: (other - place) % len(rows))]
+        own = rows[place]
+        return attrs.evolve(found, sample_index=own.sample_index, failures=own.failures, filled=True)
+
+    whole = [standing_in(place) if row.failed else row for place, row in enumerate(rows)]
+    return attrs.evolve(group, trajectories=tuple(whole))
 
 
 def with_replacements(
@@ -34,7 +50,3 @@ def with_replacements(
     if not good or len(good) <= least_good * len(groups):
         return None
     return tuple(group if teaches(group) else draw.choice(good) for group in groups)
-
-
-def _silent(row: Trajectory) -> Trajectory:
-    return attrs.evolve(row, loss_mask=(0,) * len(row.loss_mask))

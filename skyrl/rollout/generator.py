@@ -15,10 +15,12 @@ from skyrl.envs.registry import MakeEnv, find_task
 from skyrl.errors import RunError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+from skyrl.models.chat_templates import with_template
 from skyrl.rollout.chats import Chat, chat_of
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError
 from skyrl.rollout.episode import Episode, Stage
 from skyrl.rollout.failures import FailureTally
+from skyrl.rollout.filters import filled, silenced
 from skyrl.trajectory import Failure, Prompt, Trajectory, TrajectoryGroup
 
 T = TypeVar("T")
@@ -55,7 +57,7 @@ class SkyRLGymGenerator:
         self._config = generator_cfg
         self._gym = skyrl_gym_cfg
         self._client = inference_engine_client
-        self._tokenizer = tokenizer
+        self._tokenizer = with_template(tokenizer, generator_cfg.chat_template)
         self._seed = seed
         self._user_env_class = user_env_class
 
@@ -116,7 +118,8 @@ class _Batch:
     def __init__(self, stage: Stage, gym: SkyRLGymConfig, tally: FailureTally, prompts: int) -> None:
         """`prompts` is the number of groups."""
         self._stage, self._tally = stage, tally
-        self._attempts, self._deadline = gym.max_attempts, gym.trajectory_timeout_seconds
+        self._attempts, self._retried = gym.max_attempts, frozenset(gym.retried_failures)
+        self._seconds, self._fills = gym.trajectory_timeout_seconds, gym.failed_samples == "fill"
         self._all_sampled = asyncio.Barrier(prompts) if stage.config.batched and prompts else None
 
     async def group(self, prompt: Prompt, make: MakeEnv, keys: Sequence[SampleKey]) -> TrajectoryGroup:
@@ -132,7 +135,8 @@ class _Batch:
         finally:
             await _all([_outcome(episode.close()) for episode in episodes])
         group = TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectories))
-        return _out_of_the_loss(group) if group.dropped else group
+        group = filled(group) if self._fills else group
+        return silenced(group) if group.dropped else group  # it keeps the batch as large as it has to be
 
     async def _first_turns(
         self, episodes: Sequence[Episode], begun: Sequence[GenerationRequest | Failure]
@@ -162,41 +166,66 @@ class _Batch:
     async def _sample(
         self, episode: Episode, begun: GenerationRequest | Failure, completion: Completion | None
     ) -> Trajectory:
-        """One trajectory; a sample whose environment fails is drawn again, with numbers of its own."""
+        """One trajectory; a sample whose environment fails is drawn again, with numbers of its own, while there is
+        time.
+        """
         failures: list[Failure] = []
+        clock = asyncio.get_running_loop().time
+        until = None if self._seconds is None else clock() + self._seconds
+        attempt = _outcome(self._play(episode, begun, completion, until))
         while True:
-            outcome = begun if isinstance(begun, Failure) else await _outcome(self._play(episode, completion))
+            outcome = await attempt
             if isinstance(outcome, Trajectory):
                 return evolve(outcome, failures=tuple(failures))
             failures.append(outcome)
             self._tally.count(outcome)
-            if len(failures) >= self._attempts:
+            late = until is not None and clock() >= until
+            if late or len(failures) >= self._attempts or outcome.kind not in self._retried:
                 return episode.failed(tuple(failures))
             episode = episode.again(attempt=episode.key.attempt + _RETRY)
+            attempt = _outcome(self._play_again(episode, until))
+
+    async def _play_again(self, episode: Episode, until: float | None) -> Trajectory:
+        """From the beginning, within what is left of the sample's time."""
+
+        async def first_turn() -> tuple[GenerationRequest | Failure, Completion | None]:
             begun = await _outcome(episode.begin())
             (completion,) = await self._first_turns([episode], [begun])
+            return begun, completion
 
-    async def _play(self, episode: Episode, completion: Completion | None) -> Trajectory:
-        """To the end, within the deadline, and closed."""
         try:
-            async with asyncio.timeout(self._deadline):
-                trajectory = episode.unplayed() if completion is None else await episode.play(completion)
-        except TimeoutError:
-            limit = "environment.skyrl_gym.trajectory_timeout_seconds"
-            raise EpisodeError(
-                Failure(kind="timeout", reason=f"{episode.name} was not over after {self._deadline:g} s ({limit})")
-            ) from None
+            begun, completion = await self._in_time(episode, first_turn(), until)
+        except BaseException:
+            await _outcome(episode.close())
+            raise
+        return await self._play(episode, begun, completion, until)
+
+    async def _play(
+        self, episode: Episode, begun: GenerationRequest | Failure, completion: Completion | None, until: float | None
+    ) -> Trajectory:
+        """To the end, in time, and closed."""
+        if isinstance(begun, Failure):
+            raise EpisodeError(begun)
+        try:
+            if completion is None:
+                trajectory = episode.unplayed()
+            else:
+                trajectory = await self._in_time(episode, episode.play(completion), until)
         finally:
             closed = await _outcome(episode.close())
         if isinstance(closed, Failure):
             raise EpisodeError(closed)
         return trajectory
 
-
-def _out_of_the_loss(group: TrajectoryGroup) -> TrajectoryGroup:
-    """The same group, of which no token is trained on: it keeps the batch as large as it has to be."""
-    masked = [evolve(row, loss_mask=(0,) * len(row.loss_mask)) for row in group.trajectories]
-    return evolve(group, trajectories=tuple(masked))
+    async def _in_time(self, episode: Episode, work: Coroutine[Any, Any, T], until: float | None) -> T:
+        try:
+            async with asyncio.timeout_at(until):
+                return await work
+        except TimeoutError:
+            limit = "environment.skyrl_gym.trajectory_timeout_seconds"
+            raise EpisodeError(
+                Failure(kind="timeout", reason=f"{episode.name} was not over after {self._seconds:g} s ({limit})")
+            ) from None
 
 
 async def _outcome(work: Coroutine[Any, Any, T]) -> T | Failure:

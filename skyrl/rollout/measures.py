@@ -21,8 +21,8 @@ def measure(groups: Sequence[TrajectoryGroup]) -> Metrics:
 
 
 def _lengths(rows: Sequence[Trajectory]) -> Metrics:
-    counts = [len(row.response_ids) for row in rows]
-    sampled = [sum(row.loss_mask) for row in rows]
+    counts = [sum(len(step.response_ids) for step in row.steps) for row in rows]
+    sampled = [sum(sum(step.loss_mask) for step in row.steps) for row in rows]
     good = [place for place, row in enumerate(rows) if row.reward != 0]
     bad = [place for place, row in enumerate(rows) if row.reward == 0]
     return {
@@ -39,9 +39,11 @@ def _lengths(rows: Sequence[Trajectory]) -> Metrics:
 
 def _turns(rows: Sequence[Trajectory]) -> Metrics:
     """A turn is a run of sampled tokens."""
-    turns = [len(list(run)) for row in rows for sampled, run in groupby(row.loss_mask) if sampled]
+    steps = [step for row in rows for step in row.steps]
+    turns = [len(list(run)) for step in steps for sampled, run in groupby(step.loss_mask) if sampled]
     return {
-        "generate/avg_num_turns": fmean(len(row.rewards) for row in rows),
+        "generate/avg_num_turns": sum(len(step.rewards) for step in steps) / len(rows),
+        "generate/avg_num_rows": len(steps) / len(rows),
         "generate/tokens_per_turn_mean": _mean(turns),
         "generate/tokens_per_turn_std": pstdev(turns) if turns else 0.0,
         "generate/tokens_per_turn_max": max(turns, default=0),
@@ -76,7 +78,8 @@ def _failures(groups: Sequence[TrajectoryGroup]) -> Metrics:
     counts: Metrics = {f"rollout/failures_{kind}": kinds.count(kind) for kind in dict.fromkeys(kinds)}
     return counts | {
         "rollout/failures": len(kinds),
-        "rollout/replaced_samples": sum(bool(row.failures) and not row.failed for row in rows),
+        "rollout/replaced_samples": sum(bool(row.failures) and not (row.failed or row.filled) for row in rows),
+        "rollout/filled_samples": sum(row.filled for row in rows),
         "rollout/dropped_groups": sum(group.dropped for group in groups),
     }
 

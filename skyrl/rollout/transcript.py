@@ -6,7 +6,7 @@ import math
 
 from skyrl.errors import RunError
 from skyrl.inference.engine import Completion
-from skyrl.trajectory import TurnReward
+from skyrl.trajectory import Step, TurnReward
 
 
 class Transcript:
@@ -47,6 +47,17 @@ class Transcript:
             del column[len(column) - count :]
         last = len(self.response_ids) - 1
         self.rewards = [TurnReward(token=min(turn.token, last), reward=turn.reward) for turn in self.rewards]
+
+    def step(self) -> Step:
+        """What it has become."""
+        return Step(
+            prompt_ids=self.prompt_ids,
+            response_ids=tuple(self.response_ids),
+            loss_mask=tuple(self.sampled),
+            rollout_logprobs=tuple(self.logprobs),
+            weight_versions=tuple(self.versions),
+            rewards=tuple(self.rewards),
+        )
 
     def credit(self, reward: float) -> None:
         """The reward of a turn goes to its last token, which is the newest one."""

@@ -56,6 +56,9 @@ def sample_records(step: int, groups: Sequence[TrajectoryGroup], decode: Any) ->
     """Each trajectory as a record: prompt, answer, reward, why it ended. `decode` turns token ids into text."""
     for group in groups:
         for trajectory in group.trajectories:
+            earlier = [
+                {"response": decode(s.response_ids), "response_ids": [*s.response_ids]} for s in trajectory.earlier
+            ]
             yield {
                 "step": step,
                 "prompt_id": group.prompt.id,
@@ -66,4 +69,4 @@ def sample_records(step: int, groups: Sequence[TrajectoryGroup], decode: Any) ->
                 "stop_reason": trajectory.stop_reason,
                 "response_ids": list(trajectory.response_ids),
                 "weight_version": max(trajectory.weight_versions, default=None),
-            }
+            } | ({"earlier": earlier} if earlier else {})

@@ -17,6 +17,8 @@ class Clock:
         """Every measured block is in `around(name)`, too."""
         self._around = around
         self._seconds: dict[str, float] = {}
+        self.total = 0.0
+        """Seconds of all steps of the run, those before it was resumed among them."""
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:

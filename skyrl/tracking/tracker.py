@@ -16,6 +16,19 @@ class Tracker(Protocol):
         """Everything logged is where it belongs when this returns."""
 
 
+class LastMetrics:
+    """Remembers the metrics of the last step."""
+
+    def __init__(self) -> None:
+        self.metrics: Mapping[str, float] = {}
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.metrics = dict(metrics)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 class Trackers:
     """Several trackers as one."""
 

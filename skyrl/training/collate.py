@@ -9,16 +9,18 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.errors import RunError
-from skyrl.trajectory import Trajectory, TrajectoryGroup
+from skyrl.trajectory import Step, Trajectory, TrajectoryGroup
 
 
 def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
-    """Rows in the order of the groups and of the samples in them: prompt, response, padding on the right.
+    """Rows in the order of the groups, of the samples in them, and of their steps: prompt, response, padding on the
+    right.
 
     Raises `RunError` if every answer was cut off and none may be trained on.
     """
-    rows = [trajectory for group in groups for trajectory in group.trajectories]
-    numbers = [number for number, group in enumerate(groups) for _ in group.trajectories]
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    rows = [step for trajectory in trajectories for step in trajectory.steps]
+    numbers = [n for n, group in enumerate(groups) for trajectory in group.trajectories for _ in trajectory.steps]
     lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
     shape = (len(rows), max(lengths))
     input_ids = torch.zeros(shape, dtype=torch.long)
@@ -31,7 +33,8 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
         loss_mask[index, answer] = torch.tensor(row.loss_mask, dtype=torch.bool)
         logprobs[index, answer] = torch.tensor(row.rollout_logprobs)
         _credit(rewards[index], row)
-    if not loss_mask.any() and all(row.stop_reason != "stop" for row in rows):
+    cut_off = [trajectory.stop_reason != "stop" for trajectory in trajectories]
+    if not loss_mask.any() and all(cut_off):
         raise RunError(
             "no answer of this batch came to its end, and generator.apply_overlong_filtering leaves the others out: "
             "raise generator.sampling_params.max_generate_length"
@@ -45,10 +48,20 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
         groups=torch.tensor(numbers),
         answer_lengths=torch.tensor([len(row.response_ids) for row in rows]),
         baselines=_baselines(groups),
+        **_steps(trajectories),
     )
 
 
-def _credit(rewards: Tensor, row: Trajectory) -> None:
+def _steps(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:
+    """Which trajectory each row is of, and whether it is its last; nothing where each is a row."""
+    if not any(trajectory.earlier for trajectory in trajectories):
+        return {}
+    numbers = [number for number, trajectory in enumerate(trajectories) for _ in trajectory.steps]
+    last = [step == len(one.earlier) for one in trajectories for step in range(len(one.steps))]
+    return {"trajectories": torch.tensor(numbers), "last_step": torch.tensor(last)}
+
+
+def _credit(rewards: Tensor, row: Step) -> None:
     """Put each turn's reward on the last token of it that is trained on; where there is none, on its last token, and
     where the turn sampled nothing, on the last token of the prompt.
     """
@@ -59,6 +72,6 @@ def _credit(rewards: Tensor, row: Trajectory) -> None:
 
 def _baselines(groups: Sequence[TrajectoryGroup]) -> Tensor | None:
     """The reward of each prompt's greedy answer, for each of its rows; None unless all have one."""
-    rewards = [group.baseline for group in groups for _ in group.trajectories]
+    rewards = [group.baseline for group in groups for trajectory in group.trajectories for _ in trajectory.steps]
     known = [reward for reward in rewards if reward is not None]
     return torch.tensor(known) if len(known) == len(rewards) else None

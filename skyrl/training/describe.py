@@ -38,7 +38,7 @@ def describe_advantages(batch: TrainingBatch) -> Metrics:
     if not len(advantages):  # nothing is trained on
         advantages = torch.zeros(1)
     return {
-        "loss/avg_final_rewards": batch.rewards.sum(1).mean().item(),
+        "loss/avg_final_rewards": batch.rewards.sum().item() / batch.answers,
         "loss/avg_raw_advantages": advantages.mean().item(),
         "loss/avg_raw_advantages_abs": advantages.abs().mean().item(),
         "loss/rows_without_advantage": (batch.advantages == 0).all(1).float().mean().item(),

@@ -42,14 +42,21 @@ class Reduction:
             case "token_mean":
                 return token_mean(batch.loss_mask)
             case "sequence_mean":
-                return sequence_mean(batch.loss_mask)
+                return answer_mean(batch)
             case "seq_mean_token_sum_norm":
                 length = required(self.max_seq_len, "trainer.algorithm.max_seq_len")
-                return sequence_sum_by_length(batch.loss_mask, length=length)
+                return sequence_sum_by_length(batch.loss_mask, length=length) * (len(batch) / batch.answers)
             case "prompt_mean":
                 return prompt_mean(batch.loss_mask, batch.groups)
             case "token_mean_legacy":
                 return mean_of_block_means(batch.loss_mask, rows=self.micro_batch_rows)
+
+
+def answer_mean(batch: TrainingBatch) -> Tensor:
+    """(B, L): every answer counts the same, and in it every token, whether it is one row or several."""
+    if batch.trajectories is None:
+        return sequence_mean(batch.loss_mask)
+    return prompt_mean(batch.loss_mask, batch.trajectories)
 
 
 @attrs.frozen(kw_only=True)
@@ -86,7 +93,7 @@ class PolicyObjective:
         mask = batch.loss_mask
         weighed = batch.given(
             loss_weights=self.reduction(batch),
-            kl_weights=sequence_mean(mask) if self.kl_loss_coef else None,
+            kl_weights=answer_mean(batch) if self.kl_loss_coef else None,
             entropy_weights=token_mean(mask) if self.wants_entropy else None,
         )
         used = mask

@@ -17,7 +17,6 @@ from skyrl.processes.stopping import Stopping
 from skyrl.rollout.batches import Rollouts
 from skyrl.tracking.timing import Clock
 from skyrl.tracking.tracker import Tracker
-from skyrl.training.advantage import CriticTargets
 from skyrl.training.collate import collate
 from skyrl.training.describe import Metrics, average, describe, describe_advantages, prefixed
 from skyrl.training.evaluation import Evaluation
@@ -66,7 +65,7 @@ class PPOTrainer:
         weights: Publisher,
         shape: RewardShaping,
         estimate: AdvantageEstimator,
-        targets: CriticTargets,
+        targets: Callable[[TrainingBatch], Tensor],
         evaluation: Evaluation | None,
         tracker: Tracker,
         clock: Clock,
@@ -99,6 +98,8 @@ class PPOTrainer:
         self.stopping = stopping
         self.guard = Guard(trainer_cfg.faults)
         self.version = 0
+        self.samples_seen = self.tokens_seen = 0
+        """Answers that were sampled for training since the beginning of the run, and their tokens."""
         self._saved = 0
         self._before: dict[str, Any] | None = None  # where the step that is going on began
         self._unrecorded: Metrics | None = None  # of a step whose evaluation is not over
@@ -122,6 +123,7 @@ class PPOTrainer:
             groups = await self.rollouts.next_batch(self.version)  # x ~ data, y_1..y_n ~ pi_old, r_i = R(x, y_i)
             batch = collate(groups)
             refuse_non_finite(batch, groups)
+            self._count(groups)
             self._on_samples(self.version + 1, groups)
             if self._needs_old_logprobs(batch):  # else pi_old is the policy itself, exactly
                 batch = batch.given(old_logprobs=await self.policy.score(batch))  # log pi_old
@@ -146,10 +148,10 @@ class PPOTrainer:
             batch = batch.given(returns=self.targets(batch))
             metrics |= prefixed("critic", await self._learn(self.critic, batch, self._critic_mini_batch))
         metrics |= prefixed("policy", await self._learn(self.policy, batch, self._mini_batch))
-        return metrics | {"policy/response_length": batch.loss_mask.sum(1).float().mean().item()}
+        return metrics | {"policy/response_length": batch.loss_mask.sum().item() / batch.answers}
 
-    async def _learn(self, learner: Learner, batch: TrainingBatch, rows: int) -> Metrics:
-        mini_batches = list(batch.split(rows))
+    async def _learn(self, learner: Learner, batch: TrainingBatch, answers: int) -> Metrics:
+        mini_batches = list(batch.split_by_answers(answers))
         learnable = [mini_batch for mini_batch in mini_batches if mini_batch.loss_mask.any()]
         updates = [
             await learner.update(mini_batch)
@@ -200,7 +202,12 @@ class PPOTrainer:
                     return None
         self._longest_step = max(self._longest_step, time.monotonic() - began)
         self.version, self._before = self.version + 1, None
-        return metrics | {"trainer/epoch": self.rollouts.epoch, "trainer/global_step": self.version}
+        return metrics | {
+            "trainer/epoch": self.rollouts.epoch,
+            "trainer/global_step": self.version,
+            "trainer/samples_seen": self.samples_seen,
+            "trainer/tokens_seen": self.tokens_seen,
+        }
 
     async def _conclude(self, metrics: Metrics, *, evaluate: bool) -> None:
         """What follows a step: evaluation, its record, export, checkpoint; a checkpoint has its record and export."""
@@ -248,20 +255,33 @@ class PPOTrainer:
         return self._triggers[what].due(self.version, self.rollouts.epoch, last=self.version == self.total_steps)
 
     def _needs_old_logprobs(self, batch: TrainingBatch) -> bool:
-        mini_batches = -(-len(batch) // self._mini_batch)
+        mini_batches = -(-batch.answers // self._mini_batch)
         return scores_old_logprobs(self._config.algorithm, self._config.update_epochs_per_batch * mini_batches)
 
     def _timings(self, metrics: Metrics) -> Metrics:
         timings = self.clock.take()
+        self.clock.total += timings["timing/step"]
+        timings |= {"timing/all_steps": self.clock.total}
         return timings | {"trainer/tokens_per_second": metrics.get("generate/num_tokens", 0) / timings["timing/step"]}
 
+    def _count(self, groups: Sequence[TrajectoryGroup]) -> None:
+        answers = [trajectory for group in groups for trajectory in group.trajectories]
+        self.samples_seen += len(answers)
+        self.tokens_seen += sum(len(answer.response_ids) for answer in answers)
+
     def _position(self) -> dict[str, Any]:
-        return {"rollouts": self.rollouts.state(), "rewards": self.shape.state()}
+        return {
+            "samples_seen": self.samples_seen,
+            "tokens_seen": self.tokens_seen,
+            "rollouts": self.rollouts.state(),
+            "rewards": self.shape.state(),
+        }
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores of the loop: as it was after the last whole step."""
         return {
             "version": self.version,
+            "seconds": self.clock.total,
             **(self._before or self._position()),
             "triggers": {what: trigger.state() for what, trigger in self._triggers.items()},
             "unrecorded": self._unrecorded,  # metrics of the last step, where its evaluation is still to come
@@ -270,6 +290,8 @@ class PPOTrainer:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on after the step that `state` was taken at."""
         self.version = self._saved = int(state["version"])
+        self.samples_seen, self.tokens_seen = int(state["samples_seen"]), int(state["tokens_seen"])
+        self.clock.total = float(state["seconds"])
         self.rollouts.load_state(state["rollouts"])
         self.shape.load_state(state["rewards"])
         for what, trigger in self._triggers.items():

@@ -83,4 +83,8 @@ def between(low: float, high: float) -> Validator:
     return rule_of_one_field(lambda value: low <= value <= high, f"between {low} and {high}", minimum=low, maximum=high)
 
 
+all_positive = rule_of_one_field(
+    lambda value: all(item > 0 for item in value), "allowed: an item in it is not positive"
+)
+no_negative = rule_of_one_field(lambda value: all(item >= 0 for item in value), "allowed: an item in it is below 0")
 no_empty_text = rule_of_one_field(all, "allowed: a text in it is empty")

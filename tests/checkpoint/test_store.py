@@ -1,69 +1,317 @@
+"""What is saved comes back; what is not whole is never taken for a checkpoint."""
+
 from __future__ import annotations
 
+import errno
+import json
+import logging
+import os
+import random
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from skyrl.checkpoint.store import Checkpoint, CheckpointStore, load_checkpoint
-from skyrl.errors import ResumeError
-
-
-def checkpoint(step: int) -> Checkpoint:
-    return Checkpoint(
-        step=step,
-        tensors={"model.weight": torch.full((2, 2), float(step)), "half": torch.ones(3, dtype=torch.bfloat16)},
-        state={"trainer": {"version": step}},
-        config={"trainer": {"seed": 1}},
-        fingerprint="abc",
-    )
-
-
-def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
-    CheckpointStore(tmp_path).save(checkpoint(3))
-    found = CheckpointStore(tmp_path).latest()
-    assert found is not None
-    assert (found.step, found.fingerprint, found.config) == (3, "abc", {"trainer": {"seed": 1}})
-    assert found.state == {"trainer": {"version": 3}}
-    for name, tensor in checkpoint(3).tensors.items():
-        assert found.tensors[name].dtype == tensor.dtype
-        assert torch.equal(found.tensors[name], tensor)
+from skyrl.checkpoint.manifest import read_manifest
+from skyrl.checkpoint.pieces import Piece, StoredTensors, write_pieces
+from skyrl.checkpoint.retention import Retention
+from skyrl.checkpoint.storage import Disk
+from skyrl.checkpoint.store import CheckpointStore, load_checkpoint
+from skyrl.errors import ResumeError, RunError
+from tests.checkpoint.faulty import (
+    DAMAGES,
+    Killed,
+    checkpoint,
+    files_below,
+    flip_a_bit,
+    is_the_checkpoint_of,
+    store_that_breaks,
+)
 
 
-def test_the_latest_is_the_highest_step_and_not_the_last_name(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
+@pytest.fixture(autouse=True)
+def reached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What reached the disk, in order. Nobody waits for it: the machine is not switched off here."""
+    paths: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: paths.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    return paths
+
+
+@pytest.fixture(params=["disk", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A folder, and an object store."""
+    return str(tmp_path) if request.param == "disk" else f"memory://{tmp_path}"
+
+
+def test_what_was_saved_comes_back_bit_for_bit(place: str) -> None:
+    CheckpointStore(place).save(checkpoint(3))
+    found = CheckpointStore(place).latest()
+    assert found is not None and found.fingerprint == "abc"
+    assert is_the_checkpoint_of(found, 3)
+
+
+def test_the_latest_is_the_highest_step_and_not_the_last_name(place: str) -> None:
+    store = CheckpointStore(place)
     for step in (9, 10, 2):
         store.save(checkpoint(step))
-    found = store.latest()
-    assert found is not None and found.step == 10
+    assert is_the_checkpoint_of(store.latest(), 10)
 
 
-def test_a_folder_that_was_never_finished_is_not_a_checkpoint(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    store.save(checkpoint(1))
-    (tmp_path / ".unfinished_global_step_2").mkdir()
-    assert store.steps() == [1]
-    store.save(checkpoint(3))
-    assert not (tmp_path / ".unfinished_global_step_2").exists()
-
-
-def test_only_the_newest_are_kept_when_told_so(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=2)
+def test_only_the_newest_are_kept_when_told_so(place: str) -> None:
+    store = CheckpointStore(place, keep=2)
     for step in (1, 2, 3, 4):
         store.save(checkpoint(step))
     assert store.steps() == [3, 4]
+    assert sorted(store.storage.names()) == ["global_step_3", "global_step_4"]
 
 
-def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
-    assert CheckpointStore(tmp_path / "nothing").latest() is None
+def test_no_checkpoint_is_no_error(place: str) -> None:
+    assert CheckpointStore(f"{place}/nothing").latest() is None
 
 
-@pytest.mark.parametrize("file", ["state.json", "config.json", "tensors.safetensors"])
-def test_a_missing_or_damaged_file_is_named(tmp_path: Path, file: str) -> None:
-    folder = CheckpointStore(tmp_path).save(checkpoint(1))
-    (folder / file).write_bytes(b"\x00damaged")
-    with pytest.raises(ResumeError, match=file):
-        load_checkpoint(folder)
-    (folder / file).unlink()
-    with pytest.raises(ResumeError, match=file):
-        load_checkpoint(folder)
+def test_the_same_step_can_be_saved_again(place: str) -> None:
+    store = CheckpointStore(place)
+    store.save(checkpoint(3))
+    store.save(checkpoint(3))
+    assert is_the_checkpoint_of(store.latest(), 3)
+
+
+def test_a_folder_that_was_never_finished_is_not_a_checkpoint(place: str) -> None:
+    store = CheckpointStore(place)
+    store.save(checkpoint(1))
+    folder = store.begin(2)
+    write_pieces([Piece.whole("w", torch.ones(2))], store.storage, folder, "policy/rank_0_of_1.safetensors")
+    assert store.steps() == [1]
+    store.save(checkpoint(3))
+    assert sorted(store.storage.names()) == ["global_step_1", "global_step_3"]
+
+
+def test_a_file_of_one_rank_is_an_ordinary_safetensors_file(tmp_path: Path) -> None:
+    CheckpointStore(tmp_path).save(checkpoint(4))
+    found = load_file(tmp_path / "global_step_4" / "policy" / "rank_0_of_1.safetensors")
+    assert torch.equal(found["model.weight"], torch.full((5, 3), 4.0))
+    assert torch.equal(found["half"], torch.full((3,), 4, dtype=torch.bfloat16))
+
+
+def test_pieces_of_three_ranks_are_read_as_if_they_were_one_tensor(tmp_path: Path) -> None:
+    whole = torch.arange(14.0).view(7, 2)
+    disk, names = Disk(tmp_path), []
+    for rank, (start, end) in enumerate([(0, 5), (5, 6), (6, 14)]):
+        piece = Piece(name="w", shape=(7, 2), start=start, numbers=whole.view(-1)[start:end])
+        names.append(write_pieces([piece], disk, "a", f"{rank}.safetensors").name)
+    found = StoredTensors(disk, "a", tuple(names))
+    assert torch.equal(found["w"], whole)
+    for start in range(14):
+        for count in range(15 - start):
+            assert torch.equal(found.read("w", start, count), whole.view(-1)[start : start + count])
+    with pytest.raises(ResumeError, match="of w, 1 of 14 numbers are in none of its files"):
+        StoredTensors(disk, "a", (names[0], names[2]))["w"]
+
+
+def test_the_manifest_says_what_wrote_which_run_on_how_many_ranks(tmp_path: Path) -> None:
+    CheckpointStore(tmp_path).save(checkpoint(4, reward=0.5))
+    manifest = json.loads((tmp_path / "global_step_4" / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["config"] == {"trainer": {"seed": 1, "lr": 1e-06}}
+    assert {"python", "skyrl", "torch"} <= manifest["versions"].keys()
+    assert manifest["metrics"] == {"reward": 0.5}
+    assert [(name, of["size"]) for name, of in manifest["files"].items()] == [
+        (str(path.relative_to(tmp_path / "global_step_4")), path.stat().st_size)
+        for path in (
+            tmp_path / "global_step_4" / "policy" / "rank_0_of_1.safetensors",
+            tmp_path / "global_step_4" / "critic" / "rank_0_of_1.safetensors",
+            tmp_path / "global_step_4" / "state.json",
+        )
+    ]
+
+
+def test_everything_has_reached_the_disk_before_the_folder_gets_its_name(
+    tmp_path: Path, reached: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move = Disk.move
+    before: list[str] = []
+
+    def watched(self: Disk, folder: str, to: str) -> None:
+        before.extend(reached)
+        move(self, folder, to)
+
+    monkeypatch.setattr(Disk, "move", watched)
+    CheckpointStore(tmp_path).save(checkpoint(7))
+    folder, scratch = tmp_path / "global_step_7", tmp_path / ".unfinished_global_step_7"
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*")} | {"."}
+    assert {str(Path(path).relative_to(scratch)) for path in before} == names
+    assert before[-1] == str(scratch)
+    assert reached[-1] == str(tmp_path)
+
+
+# Interrupted at every operation
+
+
+def operations_of_a_save(folder: Path) -> list[str]:
+    store, breaking = store_that_breaks(folder, 0, "before", Killed())
+    for step in (1, 2):
+        CheckpointStore(folder).save(checkpoint(step))
+    store.save(checkpoint(3))
+    assert store.steps() == [2, 3]
+    return breaking.done
+
+
+@pytest.mark.parametrize("moment", ["before", "after", *range(8)])
+def test_a_save_that_is_killed_at_any_operation_leaves_the_last_or_this_one_whole(
+    tmp_path: Path, moment: str | int
+) -> None:
+    done = operations_of_a_save(tmp_path / "count")
+    assert len(done) > 10 and sum(operation.startswith("write") for operation in done) == 4
+    for at, operation in enumerate(done, start=1):
+        if isinstance(moment, int) and not operation.startswith("write"):
+            continue
+        folder = tmp_path / str(at)
+        for step in (1, 2):
+            CheckpointStore(folder).save(checkpoint(step))
+        store, _ = store_that_breaks(folder, at, moment, Killed())
+        with pytest.raises(Killed):
+            store.save(checkpoint(3))
+        again = CheckpointStore(folder, keep=2)
+        latest = again.latest()
+        assert is_the_checkpoint_of(latest, 2) or is_the_checkpoint_of(latest, 3)
+        assert all(again.verify(step) == [] for step in again.steps())
+        again.save(checkpoint(4))
+        assert is_the_checkpoint_of(again.latest(), 4)
+        assert not [name for name in again.storage.names() if name.startswith(".")]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("moment", ["before", 4])
+def test_a_save_that_the_disk_refuses_at_any_operation_says_so_and_leaves_the_last_one(
+    tmp_path: Path, moment: str | int, number: int
+) -> None:
+    for at in range(1, len(operations_of_a_save(tmp_path / "count")) + 1):
+        folder = tmp_path / str(at)
+        for step in (1, 2):
+            CheckpointStore(folder).save(checkpoint(step))
+        store, breaking = store_that_breaks(folder, at, moment, OSError(number, "the disk is tired"))
+        said = ""
+        try:
+            store.save(checkpoint(3))
+        except RunError as error:
+            said = str(error)
+        if said:
+            assert "global_step_3 cannot be written: the disk is tired; it needs 82 bytes, and " in said
+            assert said.endswith("are free. The checkpoints before it are intact")
+            assert not list(folder.glob(".unfinished*")) or breaking.done[at - 1].startswith("remove")
+        else:
+            assert breaking.done[at - 1].startswith(("remove", "move")), "only old ones may be left for later"
+        assert is_the_checkpoint_of(CheckpointStore(folder).latest(), 2 if said else 3)
+
+
+def test_a_save_that_does_not_fit_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Disk, "room", lambda self: 81)
+    with pytest.raises(RunError, match=r"there is no room for it; it needs 82 bytes, and 81 bytes are free"):
+        CheckpointStore(tmp_path).save(checkpoint(3))
+    assert list(files_below(tmp_path)) == []
+
+
+# Damage afterwards
+
+FILES = ("manifest.json", "state.json", "policy/rank_0_of_1.safetensors", "critic/rank_0_of_1.safetensors")
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_named_and_the_checkpoint_before_it_is_found(tmp_path: Path, file: str, damage: str) -> None:
+    store = CheckpointStore(tmp_path)
+    for step in (1, 2):
+        store.save(checkpoint(step))
+    DAMAGES[damage](tmp_path / "global_step_2" / file)
+    with pytest.raises(ResumeError, match=f"global_step_2/{file}"):
+        store.latest()
+    said: list[str] = []
+    assert is_the_checkpoint_of(store.latest(fall_back=said.append), 1)
+    assert len(said) == 1 and f"global_step_2/{file}" in said[0] and "\n" not in said[0]
+
+
+def test_every_flipped_bit_is_found_and_its_file_is_named(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """A hundred of each file; each one under --long."""
+    store = CheckpointStore(tmp_path)
+    store.save(checkpoint(1))
+    for file in FILES:
+        path = tmp_path / "global_step_1" / file
+        whole = path.read_bytes()
+        every = range(8 * len(whole))
+        for bit in every if pytestconfig.getoption("--long") else random.Random(0).sample(every, 100):
+            content = bytearray(whole)
+            flip_a_bit(content, bit)
+            path.write_bytes(content)
+            [said] = store.verify(1)
+            assert str(path) in said, f"bit {bit} of {file}"
+        path.write_bytes(whole)
+    assert store.verify(1) == []
+
+
+def test_lengths_alone_are_looked_at_where_that_is_asked_for(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, verify="size")
+    store.save(checkpoint(1))
+    path = tmp_path / "global_step_1" / "critic" / "rank_0_of_1.safetensors"
+    content = bytearray(path.read_bytes())
+    flip_a_bit(content, 8 * len(content) - 1)
+    path.write_bytes(content)
+    assert store.load(1).step == 1
+    with pytest.raises(ResumeError, match="critic"):
+        load_checkpoint(tmp_path / "global_step_1")
+
+
+def test_all_damaged_is_an_error_that_names_a_file_of_the_first(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    for step in (1, 2):
+        store.save(checkpoint(step))
+        (tmp_path / f"global_step_{step}" / "state.json").unlink()
+    with pytest.raises(ResumeError, match=r"global_step_1/state.json is missing"):
+        store.latest(fall_back=lambda line: None)
+
+
+def test_a_manifest_of_a_later_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyrl.checkpoint.manifest.FORMAT", 2)
+    CheckpointStore(tmp_path).save(checkpoint(1))
+    monkeypatch.setattr("skyrl.checkpoint.manifest.FORMAT", 1)
+    with pytest.raises(ResumeError, match="has the format 2, and this version reads up to 1"):
+        read_manifest(Disk(tmp_path), "global_step_1")
+
+
+# Deleting
+
+
+def test_nothing_is_deleted_for_a_checkpoint_that_is_not_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CheckpointStore(tmp_path).save(checkpoint(1))
+    monkeypatch.setattr(Disk, "chunks", lambda self, name: iter([b"rotten"]))
+    with pytest.raises(RunError, match=r"global_step_2/.* is damaged.*nothing older was deleted"):
+        CheckpointStore(tmp_path, keep=1).save(checkpoint(2))
+    monkeypatch.undo()
+    assert CheckpointStore(tmp_path).steps() == [1, 2]
+
+
+def test_what_cannot_be_deleted_is_said_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    store.save(checkpoint(1))
+
+    def busy(self: Disk, name: str) -> None:
+        if (self.path / name).exists():
+            raise OSError(errno.EBUSY, "somebody has it open")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(Disk, "remove", busy)
+        store.save(checkpoint(2))
+    assert "cannot be deleted, which is tried again later" in caplog.text
+    assert store.steps() == [2]
+    store.save(checkpoint(3))
+    assert [path.name for path in tmp_path.iterdir()] == ["global_step_3"]
+
+
+def test_the_best_by_a_metric_are_kept_with_the_newest(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, Retention(last=1, every=4, best=2, metric="score"))
+    for step, score in enumerate([0.1, 0.9, 0.3, 0.2, 0.8, 0.1, 0.1], start=1):
+        store.save(checkpoint(step, score=score))
+    assert store.steps() == [2, 4, 5, 7]

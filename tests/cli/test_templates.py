@@ -26,3 +26,17 @@ def test_a_template_that_is_not_safe_ends_with_code_1_and_the_difference(nano: P
     result = CliRunner().invoke(cli, ["templates", "check", str(model)])
     assert result.exit_code == 1
     assert "the template has:" in result.output
+
+
+def test_another_template_can_be_checked_by_name(nano: Path) -> None:
+    result = CliRunner().invoke(
+        cli, ["templates", "check", str(nano / "model"), "--template", "qwen3_without_thinking"]
+    )
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[1].split()[-1] == "differs"  # thoughts in the first turn
+
+
+def test_a_template_file_that_is_not_there_is_named(nano: Path) -> None:
+    result = CliRunner().invoke(cli, ["templates", "check", str(nano / "model"), "--template", "gone.jinja"])
+    assert result.exit_code != 0
+    assert "gone.jinja cannot be read" in str(result.exception or result.output)

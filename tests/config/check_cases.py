@@ -7,10 +7,13 @@ from typing import Any
 GENERATOR = "generator."
 KWARGS = "generator.inference_engine.engine_init_kwargs"
 STEPS: dict[str, Any] = {"generator.step_wise_trajectories": True}
+ANEW: dict[str, Any] = {"generator.chat_template.name_or_path": "qwen3_with_thinking", "generator.max_turns": 2}
 MEGATRON: dict[str, Any] = {"trainer.strategy": "megatron", "generator.inference_engine.backend": "vllm"}
 PROFILER = "trainer.policy.megatron_config.torch_profiler_config."
 ZERO = "trainer.policy.deepspeed_config.zero_optimization."
 LORA: dict[str, Any] = {"trainer.policy.model.lora.rank": 8}
+INIT = "trainer.policy.model.lora.init_method"
+REENTRANT = "trainer.gradient_checkpointing_use_reentrant"
 
 ROLLOUT_CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "one_call_of_the_engine_has_one_turn": [
@@ -24,6 +27,20 @@ ROLLOUT_CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**STEPS, "trainer.algorithm.loss_reduction": "token_mean_legacy"}, "trainer.algorithm.loss_reduction"),
         ({**STEPS, "generator.chat_template.name_or_path": "x"}, "generator.chat_template.name_or_path"),
         ({**STEPS, "generator.use_conversation_multi_turn": False}, "generator.use_conversation_multi_turn"),
+    ],
+    "a_template_that_is_named_is_built_in": [
+        ({"generator.chat_template.name_or_path": "qwen4"}, "generator.chat_template.name_or_path")
+    ],
+    "only_steps_can_be_merged": [({"generator.merge_stepwise_output": True}, "generator.merge_stepwise_output")],
+    "several_samples_have_no_time_in_common": [
+        ({**ANEW, "trainer.algorithm.advantage_estimator": "reinforce++"}, "trainer.algorithm.advantage_estimator"),
+        ({**ANEW, "trainer.algorithm.loss_reduction": "token_mean_legacy"}, "trainer.algorithm.loss_reduction"),
+        ({**STEPS, "generator.max_turns": 2, "trainer.critic.model.path": "x"}, "trainer.critic.model.path"),
+    ],
+    "a_completion_may_be_as_long_as_it_must": [
+        ({"generator.sampling_params.min_new_tokens": 1025}, "generator.sampling_params.min_new_tokens"),
+        ({"generator.sampling_params.max_tokens": 512}, "generator.sampling_params.max_tokens"),
+        ({"generator.eval_sampling_params.max_tokens": 512}, "generator.eval_sampling_params.max_tokens"),
     ],
     "turns_end_as_the_models_chats_do": [
         (
@@ -63,6 +80,16 @@ LEARNER_CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
         ({**LORA, "generator.inference_engine.backend": "sglang"}, "generator.inference_engine.backend"),
     ],
+    "adapters_start_in_a_way_that_runs": [
+        ({**LORA, INIT: "pissa"}, INIT),
+        ({"trainer.policy.model.lora.rank": 3, INIT: "orthogonal"}, INIT),
+    ],
+    "adapters_are_reached_by_gradients": [
+        (
+            {**LORA, "trainer.recompute_activations": True, REENTRANT: True},
+            REENTRANT,
+        ),
+    ],
     "traces_have_ranks_and_a_folder": [
         ({**MEGATRON, PROFILER + "enable": True, PROFILER + "save_path": "traces"}, PROFILER + "ranks"),
         ({**MEGATRON, PROFILER + "enable": True, PROFILER + "ranks": [0]}, PROFILER + "save_path"),
@@ -99,6 +126,8 @@ SILENT_CASES: dict[str, dict[str, Any]] = {
     },
     "a_sequence_fits_into_the_engine": {KWARGS: {"max_model_len": 1536}},
     "adapters_have_a_road_to_the_engines": LORA,
+    "adapters_start_in_a_way_that_runs": {**LORA, INIT: "orthogonal"},
+    "adapters_are_reached_by_gradients": {**LORA, "trainer.recompute_activations": True},
     "traces_have_ranks_and_a_folder": {
         **MEGATRON,
         PROFILER + "enable": True,

@@ -59,6 +59,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"data.val_data": [], "trainer.eval_interval": -1}, "data.val_data"),
         ({"data.val_data": [], "trainer.eval_before_train": False}, "data.val_data"),
     ],
+    "recorded_samples_evaluate_nothing": [({"trainer.rollouts_from": "runs/other"}, "trainer.rollouts_from")],
     "mini_batches_divide_the_batch": [({"trainer.policy_mini_batch_size": 300}, "trainer.policy_mini_batch_size")],
     "critic_mini_batches_divide_the_batch": [
         (
@@ -208,6 +209,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "several_evaluation_samples_differ": [
         ({"generator.eval_n_samples_per_prompt": 4}, "generator.eval_n_samples_per_prompt")
     ],
+    "every_training_source_has_a_weight": [({"data.train_weights": [1.0, 2.0]}, "data.train_weights")],
     "no_source_is_named_twice": [
         ({"data.train_data": ["a.parquet", "b.parquet", "a.parquet"]}, "data.train_data"),
         ({"data.val_data": ["a.parquet", "a.parquet"]}, "data.val_data"),
@@ -309,6 +311,21 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"trainer.resume_mode": "from_path"}, "trainer.resume_path"),
         ({"trainer.resume_path": "ckpts/global_step_1"}, "trainer.resume_path"),
     ],
+    "recovery_and_resuming_agree": [
+        (
+            {
+                "trainer.recover_mode": mode,
+                "trainer.resume_mode": "from_path",
+                "trainer.resume_path": "ckpts/global_step_1",
+            },
+            "trainer.recover_mode",
+        )
+        for mode in ("auto", "fault")
+    ]
+    + [({"trainer.recover_mode": "resume", "trainer.resume_mode": "none"}, "trainer.recover_mode")],
+    "the_best_checkpoints_have_a_measure": [
+        ({"trainer.ckpt_keep_best": 2, "trainer.max_ckpts_to_keep": 1}, "trainer.ckpt_best_metric")
+    ],
     "one_process_has_one_rank": [
         ({"trainer.placement.executor": "in_process", path: 2}, path)
         for path in (
@@ -366,6 +383,11 @@ SILENT: dict[str, dict[str, Any]] = {
     # check: what is written that comes near to it
     "evaluation_has_data": {"data.val_data": [], "trainer.eval_interval": 0, "trainer.eval_before_train": False},
     "what_was_hidden_is_given_again": {SEARCH_URL: "http://user@retriever/**"},
+    "recorded_samples_evaluate_nothing": {
+        "trainer.rollouts_from": "runs/other",
+        "trainer.eval_interval": -1,
+        "trainer.eval_before_train": False,
+    },
     "mini_batches_divide_the_batch": {"trainer.policy_mini_batch_size": 512},
     "critic_mini_batches_divide_the_batch": {"trainer.critic_mini_batch_size": 300},
     "micro_batches_divide_the_mini_batch": {"trainer.micro_train_batch_size_per_gpu": 5},
@@ -454,6 +476,12 @@ SILENT: dict[str, dict[str, Any]] = {
     "a_batch_at_once_is_in_flight_at_once": {"generator.max_trajectories_in_flight": 8},
     "several_turns_have_room": TURNS,
     "a_resumed_run_has_a_path": {"trainer.resume_mode": "from_path", "trainer.resume_path": "ckpts/global_step_1"},
+    "recovery_and_resuming_agree": {"trainer.recover_mode": "disabled", "trainer.resume_mode": "none"},
+    "the_best_checkpoints_have_a_measure": {
+        "trainer.ckpt_keep_best": 2,
+        "trainer.max_ckpts_to_keep": 1,
+        "trainer.ckpt_best_metric": "eval/all/avg_score",
+    },
     "one_process_has_one_rank": {"trainer.placement.policy_num_nodes": 2},
     "repeatable_runs_are_promised_on_a_cpu": {"trainer.deterministic": True},
     "nccl_is_vllms": {**VLLM, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"},

@@ -38,6 +38,7 @@ OFF: dict[str, dict[str, Any]] = {
     "generator.eval_sampling_params": NO_EVALUATION,
     "generator.eval_n_samples_per_prompt": NO_EVALUATION,
     "environment.skyrl_gym.math_equivalence": {"environment.env_class": "multiply"},
+    "generator.inference_engine.num_engines": {"trainer.rollouts_from": "runs/other"},
 }
 
 CUDA = {"trainer.device": "cuda"}
@@ -114,7 +115,12 @@ ON: dict[str, dict[str, Any]] = {
     },
     "trainer.policy.optimizer_config.offload_after_step": CUDA,
     "trainer.log_path": RAY,
+    "trainer.recover_retries": {"trainer.recover_mode": "auto"},
+    "trainer.ckpt_keep_every": {"trainer.max_ckpts_to_keep": 2},
+    "trainer.ckpt_keep_best": {"trainer.max_ckpts_to_keep": 2},
+    **{f"trainer.{name}": {"trainer.ckpt_keep_best": 2} for name in ("ckpt_best_metric", "ckpt_best_is")},
     "trainer.policy.model.lora": {"trainer.policy.model.lora.rank": 8},
+    "trainer.critic.model.lora": {**CRITIC, "trainer.critic.model.lora.rank": 8},
     "trainer.placement.colocate_all": RAY,
     "trainer.placement.colocate_policy_ref": RAY,
     "trainer.placement.ray_address": RAY,
@@ -127,6 +133,7 @@ ON: dict[str, dict[str, Any]] = {
     "trainer.gradient_checkpointing_use_reentrant": CUDA,
     "generator.use_conversation_multi_turn": {"generator.max_turns": 2},
     "generator.append_eos_token_after_stop_str_in_multi_turn": {"generator.max_turns": 2},
+    "generator.step_wise_trajectories": {"generator.max_turns": 2},
     "environment.skyrl_gym.text2sql": {"environment.env_class": "text2sql"},
     "environment.skyrl_gym.search": {"environment.env_class": "search"},
     "environment.skyrl_gym.llm_as_a_judge": {"environment.env_class": "llm_as_a_judge"},
@@ -142,7 +149,11 @@ ON: dict[str, dict[str, Any]] = {
         "generator.inference_engine.backend": "vllm",
     },
 }
-NEVER_ACT = {"trainer.fully_async"}
+NEVER_ACT = {
+    "trainer.fully_async",
+    "trainer.policy.model.lora.lora_sync_path",
+    "trainer.critic.model.lora.lora_sync_path",
+}
 
 
 def leaf_in(path: str) -> str:

@@ -29,6 +29,7 @@ from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.experiments.collaborators import start_processes, weight_road
 from skyrl.experiments.first_look import sandbox_in_force
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.experiments.recovery import run_with_recovery
 from skyrl.inference.vllm_arguments import engine_arguments
 from skyrl.inference.vllm_engine import _start as start_vllm
 from skyrl.inference.vllm_environment import variables
@@ -36,14 +37,15 @@ from skyrl.inference.vllm_model import ModelFacts
 from skyrl.learners.fsdp2 import Fsdp2, _shard_modules
 from skyrl.learners.ranks import Rendezvous
 from skyrl.learners.zero_config import engine_config
-from skyrl.rollout.chats import MessageChat, chat_of
+from skyrl.models.chat_templates import _text as template_text
+from skyrl.rollout.chats import MessageChat, chat_of, renders_history
 from skyrl.training.advantage import advantage_estimator
 from skyrl.training.objective import policy_objective
 from skyrl.tree.classes import is_config, leaf_paths
 from tests.learners.rows import batch
 from tests.nano_run import config
 
-TABLE = 100
+TABLE = 85
 """Leaves in the table. This number may only fall."""
 
 WHOLE = {"param_dtype": "float32", "reduce_dtype": "float32", "buffer_dtype": "float32"}
@@ -70,6 +72,8 @@ SCENARIOS: tuple[dict[str, Any], ...] = (
         "trainer__max_training_steps": 1,
         "trainer__critic__model__path": "",
         "trainer__critic_mini_batch_size": 4,
+        "trainer__policy__model__lora__rank": 2,
+        "trainer__critic__model__lora__rank": 2,
         "trainer__algorithm__advantage_estimator": "gae",
         "trainer__algorithm__use_kl_loss": False,
         "trainer__algorithm__use_kl_in_reward": True,
@@ -109,7 +113,11 @@ READ_ELSEWHERE: dict[str, tuple[Callable[..., Any], str]] = {
         for model in ("policy", "ref", "critic")
         for name, reader in _FSDP_READERS.items()
     },
-    "generator.use_conversation_multi_turn": (chat_of, "config.use_conversation_multi_turn"),
+    "generator.step_wise_trajectories": (renders_history, "config.step_wise_trajectories"),
+    "generator.merge_stepwise_output": (chat_of, "config.merge_stepwise_output"),
+    "generator.chat_template.source": (template_text, "config.source"),
+    "generator.use_conversation_multi_turn": (renders_history, "config.use_conversation_multi_turn"),
+    "trainer.recover_retries": (run_with_recovery, "cfg.trainer.recover_retries"),
     "generator.append_eos_token_after_stop_str_in_multi_turn": (
         MessageChat.__init__,
         "config.append_eos_token_after_stop_str_in_multi_turn",
@@ -129,8 +137,8 @@ READ_ELSEWHERE: dict[str, tuple[Callable[..., Any], str]] = {
         "engine.weight_transfer_threshold_cuda_ipc_GB",
     ),
 }
-"""Read where a model is sharded over several ranks, where vLLM starts, where there are GPUs, in a second turn, or in an
-environment that asks for it."""
+"""Read where a model is sharded over several ranks, where vLLM starts, where there are GPUs, in a second turn, where a
+failed run begins again, or in an environment that asks for it."""
 
 SIZES = "skyrl.config.sizes"
 """The one module of the configuration that counts as a component: it turns fields into the numbers that `layout` and

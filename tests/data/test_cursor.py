@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
-from skyrl.data.cursor import PromptCursor
+from skyrl.data.cursor import PromptCursor, batches
+from skyrl.data.prompts import content_hash
 from skyrl.errors import ResumeError
 from skyrl.trajectory import Prompt
 
@@ -42,3 +44,28 @@ def test_a_cursor_does_not_go_on_through_other_data() -> None:
     taken.take()
     with pytest.raises(ResumeError, match="the training data is not what it was"):
         PromptCursor(list(reversed(prompts(10))), 3, seed=5).load_state(taken.state())
+
+
+def test_an_epoch_that_carries_its_tail_over_leaves_nothing_out() -> None:
+    cursor = PromptCursor(prompts(10), batch_size=4, seed=1, tail="carry")
+    taken = [name for batch in ids(cursor, 5) for name in batch]  # two epochs
+    assert sorted(taken[:10]) == sorted(taken[10:]) == sorted(map(str, range(10)))
+    assert (cursor.epoch, cursor.left_out) == (2, 0)
+
+
+def test_what_epochs_leave_out_is_counted() -> None:
+    cursor = PromptCursor(prompts(10), batch_size=4, seed=1)
+    counts = []
+    for _ in range(5):
+        cursor.take()
+        counts.append(cursor.left_out)
+    assert counts == [0, 2, 2, 4, 4]
+    assert batches(10, 4, 3, "drop") == (6, 6)
+    assert batches(10, 4, 3, "carry") == (7, 2)
+
+
+def test_a_label_that_was_changed_is_other_data() -> None:
+    one = prompts(3)
+    other = [evolve(one[0], extras={"reward_spec": {"ground_truth": "5"}}), *one[1:]]
+    assert content_hash(one) == content_hash(prompts(3))
+    assert content_hash(one) != content_hash(other)

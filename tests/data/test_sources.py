@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from skyrl.data.prompts import load_prompts
-from skyrl.data.sources import read_rows
+from skyrl.data.sources import Columns, read_rows
 from skyrl.errors import DataError
 
 CHAT = [{"role": "user", "content": "hello"}]
@@ -106,7 +106,7 @@ def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
 
 def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="rows.jsonl:2 is not JSON"):
-        read_rows(jsonl(tmp_path, json.dumps({"prompt": CHAT}) + "\n{oops\n"))
+        prompts_of(jsonl(tmp_path, json.dumps({"prompt": CHAT}) + "\n{oops\n"))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -117,3 +117,79 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_source_that_is_nothing_known_says_what_there_is() -> None:
     with pytest.raises(DataError, match="neither a .parquet"):
         read_rows("data.csv")
+
+
+def test_questions_and_answers_become_prompts_with_a_ground_truth(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"question": "6 * 12?", "answer": "6 * 12 = 72\n#### 72"},
+        {"question": "2?", "answer": 2},
+    ]
+    columns = Columns(prompt="question", answer="answer")
+    for source in (parquet(tmp_path, rows[:1]), jsonl(tmp_path, "\n".join(map(json.dumps, rows)))):
+        first, *others = prompts_of(source, columns=columns).prompts
+        assert first.messages == ({"role": "user", "content": "6 * 12?"},)
+        assert first.extras == {
+            "answer": "6 * 12 = 72\n#### 72",
+            "reward_spec": {"method": "rule", "ground_truth": "72"},
+        }
+    assert others[0].extras["reward_spec"]["ground_truth"] == "2"
+
+
+def test_chats_stand_in_any_column_and_keep_what_else_their_messages_hold(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "hello", "name": "ann", "tool_calls": None}]
+    (prompt,) = prompts_of(parquet(tmp_path, [{"messages": chat}]), columns=Columns(prompt="messages")).prompts
+    assert prompt.messages == ({"role": "user", "content": "hello", "name": "ann"},)
+    assert prompt.extras == {}
+
+
+def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+    source = jsonl(tmp_path, json.dumps({"question": "?", "level": 1}))
+    with pytest.raises(DataError, match="no column 'chat'; its columns are question, level .data.prompt_column"):
+        read_rows(source, Columns(prompt="chat"))
+    with pytest.raises(DataError, match="no column 'answer'; .*data.answer_column"):
+        read_rows(source, Columns(prompt="question", answer="answer"))
+
+
+BAD = [json.dumps({"prompt": CHAT}), "{oops", json.dumps({"prompt": "text"}), "5", json.dumps({"prompt": CHAT})]
+
+
+def test_bad_rows_stop_with_the_first_reason_and_their_number(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"rows.jsonl:2 is not JSON: .* \(2 more rows are bad\); data.bad_rows = skip"):
+        prompts_of(jsonl(tmp_path, "\n".join(BAD)))
+
+
+def test_bad_rows_can_be_skipped_and_are_counted_with_their_reasons(tmp_path: Path) -> None:
+    dataset = prompts_of(jsonl(tmp_path, "\n".join(BAD)), skip_bad_rows=True)
+    assert [prompt.id for prompt in dataset.prompts] == ["0:0", "0:4"]
+    assert [reason.rpartition("/")[2].split(" ")[0] for reason in dataset.bad_rows] == [
+        "rows.jsonl:2",
+        "rows.jsonl,",
+        "rows.jsonl:4",
+    ]
+
+
+def test_a_prompt_that_the_template_refuses_is_one_bad_row(tmp_path: Path) -> None:
+    class Picky(Letters):
+        def apply_chat_template(self, chats: list[list[dict[str, str]]], **others: Any) -> list[list[int]]:
+            if any(chat[0]["role"] == "system" for chat in chats):
+                raise ValueError("no system messages")
+            return super().apply_chat_template(chats, **others)
+
+    told = [{"role": "system", "content": "be"}]
+    source = jsonl(tmp_path, "\n".join(json.dumps({"prompt": chat}) for chat in (CHAT, told, CHAT)))
+    dataset = load_prompts([source], Picky(), env_class="gsm8k", max_prompt_length=9, skip_bad_rows=True)
+    assert [prompt.id for prompt in dataset.prompts] == ["0:0", "0:2"]
+    assert dataset.bad_rows[0].endswith("row 1: the tokenizer's chat template refuses the prompt: no system messages")
+
+
+def test_a_source_without_a_prompt_says_why(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no row of .* is a prompt; the first: .*:1 is not JSON"):
+        prompts_of(jsonl(tmp_path, "{oops"), skip_bad_rows=True)
+
+
+def test_the_fingerprint_is_that_of_the_content(tmp_path: Path) -> None:
+    row = {"prompt": CHAT, "reward_spec": {"ground_truth": "5"}}
+    one = prompts_of(jsonl(tmp_path, json.dumps(row)))
+    assert one.fingerprint == prompts_of(parquet(tmp_path, [row])).fingerprint
+    row["reward_spec"] = {"ground_truth": "6"}
+    assert one.fingerprint != prompts_of(jsonl(tmp_path, json.dumps(row))).fingerprint

@@ -66,7 +66,7 @@ def test_the_trained_model_loads_in_transformers_and_is_the_last_checkpoint(nano
     latest = CheckpointStore(tmp_path / "checkpoints").latest()
     assert latest is not None and latest.step == 6
     for name, weight in model.named_parameters():
-        assert torch.equal(latest.tensors[f"model.{name}"], weight.detach())
+        assert torch.equal(latest.models["policy"][f"model.{name}"], weight.detach())
 
 
 def test_two_deterministic_runs_write_the_same_metrics_and_weights(nano: Path, tmp_path: Path) -> None:

@@ -104,6 +104,62 @@ def test_both_engines_apply_a_repetition_penalty_alike(host: Host, folder: Path)
     agree(host.run(draw, "torch", folder, *asked), host.run(draw, "vllm", folder, *asked))
 
 
+def test_both_engines_apply_a_frequency_penalty_alike(host: Host, folder: Path) -> None:
+    plain = [request(p, greedy=True, max_generate_length=40) for p in prompts(4, 9)]
+    asked = [request(p, greedy=True, max_generate_length=40, frequency_penalty=1.2) for p in prompts(4, 9)]
+    ours = host.run(draw, "torch", folder, *asked)
+    agree(ours, host.run(draw, "vllm", folder, *asked))
+    repeated = [max(map(c.token_ids.count, c.token_ids)) for c in sum(host.run(draw, "torch", folder, *plain), ())]
+    assert max(max(map(c.token_ids.count, c.token_ids)) for c in sum(ours, ())) < max(repeated)
+
+
+def test_both_engines_stop_at_the_same_tokens(host: Host, folder: Path) -> None:
+    longest = sum(host.run(draw, "torch", folder, *GREEDY), ())
+    ends = tuple(c.token_ids[min(5, len(c.token_ids) - 1)] for c in longest[:4])
+    asked = [
+        request(one.prompt_ids, greedy=True, max_generate_length=80, stop_token_ids=ends if place % 2 else ends[:1])
+        for place, one in enumerate(GREEDY)
+    ]
+    ours, theirs = host.run(draw, "torch", folder, *asked), host.run(draw, "vllm", folder, *asked)
+    agree(ours, theirs)
+    said = [
+        c for c, one in zip(sum(ours, ()), asked, strict=True) if c.token_ids[-1] in (one.sampling.stop_token_ids or ())
+    ]
+    assert len(said) >= 4
+    assert all(completion.stop_reason == "stop" for completion in said)
+
+
+def test_no_completion_ends_before_its_least_length(host: Host, folder: Path) -> None:
+    free = sum(host.run(draw, "torch", folder, *GREEDY), ())
+    assert any(completion.stop_reason == "stop" and len(completion.token_ids) < 40 for completion in free)
+    stop = next(letter for c in free for letter in c.text[2:30] if letter.isascii() and letter.isprintable())
+    more: list[dict[str, Any]] = [{}, {"stop": (stop,)}, {"stop_token_ids": (free[0].token_ids[0],)}]
+    asked = [
+        request(one.prompt_ids, greedy=True, max_generate_length=60, min_new_tokens=40, **more[place % 3])
+        for place, one in enumerate(GREEDY)
+    ]
+    ours, theirs = host.run(draw, "torch", folder, *asked), host.run(draw, "vllm", folder, *asked)
+    agree(ours, theirs)
+    assert all(len(completion.token_ids) >= 40 for completion in sum(ours, ()))
+    assert len({len(completion.token_ids) for completion in sum(ours, ())}) > 1
+
+
+@both
+def test_prompt_and_completion_together_have_a_limit(host: Host, folder: Path, kind: str) -> None:
+    short, full = prompts(15, 20)
+    asked = [request(one, greedy=True, max_tokens=20, max_generate_length=60) for one in (short, full)]
+    (five,), (none,) = host.run(draw, kind, folder, *asked)
+    assert (len(five.token_ids), five.stop_reason) == (5, "length")
+    assert (none.token_ids, none.stop_reason) == ((), "length")
+
+
+@both
+def test_greedy_is_temperature_zero(host: Host, folder: Path, kind: str) -> None:
+    one, other = request(prompts(7)[0], greedy=True), request(prompts(7)[0], temperature=0.0)
+    first, second = host.run(draw, kind, folder, one, other)
+    assert first == second
+
+
 @both
 @pytest.mark.parametrize(
     "sampling", [{"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.02}, {"temperature": 1.3}, {"top_p": 0.5}]

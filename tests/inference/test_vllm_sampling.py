@@ -12,6 +12,7 @@ from skyrl.errors import NonFiniteError, RunError, UserError
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.vllm_sampling import check_sampling, completion, sampling_arguments, versions_of_tokens
 from skyrl.inference.vllm_worker import report_tempered_logprobs
+from skyrl.tree import evolve_at
 from tests.inference.nano import EOS, keys, nano_tokenizer
 
 KEY = keys("p", 1)[0]
@@ -33,6 +34,11 @@ def translated(**fields: Any) -> dict[str, Any]:
         ({"stop": ("a", "b")}, {"stop": ["a", "b"], "detokenize": True}),
         ({"stop": None}, {"stop": [], "detokenize": False}),
         ({"max_generate_length": 100}, {"max_tokens": 9}),
+        ({"min_new_tokens": 4}, {"min_tokens": 4}),
+        ({"min_new_tokens": 100}, {"min_tokens": 9}),
+        ({"frequency_penalty": 0.5}, {"frequency_penalty": 0.5}),
+        ({"greedy": True}, {"temperature": 0.0}),
+        ({"stop_token_ids": (7, 2)}, {"stop_token_ids": [2, 3, 7]}),
         ({}, {"ignore_eos": True, "stop_token_ids": [2, 3], "logprobs": 0}),
         ({"additional_kwargs": {"stop_token_ids": [7]}}, {"stop_token_ids": [2, 3, 7]}),
         ({"additional_kwargs": {"ignore_eos": True, "min_tokens": 4}}, {"stop_token_ids": [], "min_tokens": 4}),
@@ -62,6 +68,12 @@ def test_temperatures_that_vllm_would_change_or_refuse_are_refused(temperature: 
 def test_settings_that_are_not_for_the_user_are_refused_by_name(name: str, said: str) -> None:
     with pytest.raises(UserError, match=rf"no setting called {name}; {said.replace('?', '[?]')}"):
         check_sampling(SamplingParams(additional_kwargs={name: 1}))
+
+
+@pytest.mark.parametrize(("ours", "name"), [("min_new_tokens", "min_tokens"), ("frequency_penalty",) * 2])
+def test_one_setting_under_two_names_is_refused(ours: str, name: str) -> None:
+    with pytest.raises(UserError, match=f"sampling_params.{ours} and additional_kwargs.{name} are one"):
+        check_sampling(evolve_at(SamplingParams(additional_kwargs={name: 2}), ours, 1))
 
 
 def answer(ids: list[int], **fields: Any) -> Any:

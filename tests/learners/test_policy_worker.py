@@ -17,6 +17,8 @@ from transformers import BertConfig, BertLMHeadModel
 
 from skyrl.algorithms import linear_logprobs
 from skyrl.batch import TrainingBatch
+from skyrl.checkpoint.pieces import StoredTensors
+from skyrl.checkpoint.storage import Disk
 from skyrl.config import TrainerConfig
 from skyrl.errors import ConfigError, ModelError
 from skyrl.learners.budget import TokenBudget
@@ -136,11 +138,12 @@ async def test_the_learning_rate_warms_up_step_by_step(trainer: TrainerConfig) -
     assert rates == pytest.approx([0.0, 0.0025, 0.005, 0.0075, 0.01, 0.01])
 
 
-async def test_a_restored_worker_goes_on_bit_for_bit(trainer: TrainerConfig) -> None:
+async def test_a_restored_worker_goes_on_bit_for_bit(trainer: TrainerConfig, tmp_path: Path) -> None:
     original, restored = worker(trainer), worker(trainer)
     await original.update(batch())
-    tensors, numbers = original.state()
-    restored.load_state({name: tensor.clone() for name, tensor in tensors.items()}, numbers)
+    numbers, _ = original.stage()
+    file = await original.write_staged(Disk(tmp_path), "step")
+    restored.load_state(StoredTensors(Disk(tmp_path), "step", (file.name,)), numbers)
     await original.update(batch())
     await restored.update(batch())
     for one, two in zip(original.model.parameters(), restored.model.parameters(), strict=True):

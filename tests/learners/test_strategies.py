@@ -14,7 +14,9 @@ from attrs import evolve
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.config import MixedPrecisionConfig, TrainerConfig
+from skyrl.checkpoint.pieces import Piece, StoredTensors, write_pieces
+from skyrl.checkpoint.storage import Disk
+from skyrl.config import MixedPrecisionConfig, SkyRLLoraConfig, TrainerConfig
 from skyrl.errors import ModelError, NonFiniteError, ResumeError
 from skyrl.learners.group import LearnerGroup, ScorerGroup
 from skyrl.learners.regression import ReturnRegression
@@ -124,6 +126,23 @@ async def weights_of(learner: LearnerGroup[PolicyWorker]) -> dict[str, Tensor]:
     return await learner.stream(copies)
 
 
+async def stored(learner: LearnerGroup[PolicyWorker], folder: Path) -> tuple[StoredTensors, dict[str, Any]]:
+    """The learner's state, out of the files that its ranks wrote."""
+    numbers, size = await learner.stage()
+    files = await learner.write_staged(Disk(folder), "saved")
+    tensors = StoredTensors(Disk(folder), "saved", tuple(file.name for file in files))
+    assert size == sum(tensor.nbytes for tensor in tensors.values()), "each number is stored once"
+    assert len(files) == len(learner.ranks)
+    return tensors, numbers
+
+
+def changed_state(tensors: StoredTensors, name: str, changes: dict[str, Tensor | None]) -> StoredTensors:
+    """The same in one file, with other tensors, and without those that are None."""
+    kept = {each: tensor for each, tensor in (dict(tensors) | changes).items() if tensor is not None}
+    pieces = [Piece.whole(each, tensor) for each, tensor in kept.items()]
+    return StoredTensors(tensors.storage, "saved", (write_pieces(pieces, tensors.storage, "saved", name).name,))
+
+
 def copies(weights: Any) -> dict[str, Tensor]:
     return {name: weight.clone() for name, weight in weights}
 
@@ -195,6 +214,8 @@ async def test_rows_that_do_not_divide_and_ranks_without_a_token_change_nothing(
     [
         ("FSDP2 on 2 ranks", None),
         ("FSDP2 on 2 ranks", "FSDP2 on 4 ranks"),
+        ("FSDP2 hybrid 2x2", None),
+        ("ZeRO-1 on 2 ranks", "FSDP2 on 4 ranks"),
         ("FSDP2 on 2 ranks", "ZeRO-0 on 2 ranks"),
         ("FSDP2 on 2 ranks", "ZeRO-2 on 2 ranks"),
         ("FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"),
@@ -203,13 +224,13 @@ async def test_rows_that_do_not_divide_and_ranks_without_a_token_change_nothing(
         ("ZeRO-0 on 2 ranks", "FSDP2 hybrid 2x2"),
     ],
 )
-async def test_a_state_goes_on_under_another_strategy(
-    saved: str, loaded: str | None, spread: Spread, alone: Course
+async def test_a_state_goes_on_under_another_strategy_and_on_other_ranks(
+    saved: str, loaded: str | None, spread: Spread, alone: Course, tmp_path: Path
 ) -> None:
     first = spread.policy(*WAYS[saved])
     for step in range(3):
         await first.update(mini_batch(step))
-    tensors, numbers = await first.state()
+    tensors, numbers = await stored(first, tmp_path)
     second = spread.policy(*(WAYS[loaded] if loaded else ({}, 1)))
     await second.update(mini_batch(9))  # what is there before is replaced
     await second.load_state(tensors, numbers)
@@ -219,9 +240,11 @@ async def test_a_state_goes_on_under_another_strategy(
 
 
 @pytest.mark.parametrize("name", ["FSDP2 on 2 ranks", "ZeRO-2 on 2 ranks", "ZeRO-3 on 2 ranks"])
-async def test_a_state_from_before_the_first_step_forgets_later_ones(name: str, spread: Spread, alone: Course) -> None:
+async def test_a_state_from_before_the_first_step_forgets_later_ones(
+    name: str, spread: Spread, alone: Course, tmp_path: Path
+) -> None:
     learner = spread.policy(*WAYS[name])
-    tensors, numbers = await learner.state()
+    tensors, numbers = await stored(learner, tmp_path)
     assert not any(name.startswith("optimizer.") for name in tensors)
     await learner.update(mini_batch(9))
     await learner.load_state(tensors, numbers)
@@ -230,15 +253,15 @@ async def test_a_state_from_before_the_first_step_forgets_later_ones(name: str, 
 
 
 @pytest.mark.parametrize("name", ["FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"])
-async def test_the_state_of_another_model_is_refused(name: str, spread: Spread) -> None:
+async def test_the_state_of_another_model_is_refused(name: str, spread: Spread, tmp_path: Path) -> None:
     learner = spread.policy(*WAYS[name])
-    tensors, numbers = await learner.state()
-    by_number = {"optimizer.0.exp_avg": torch.zeros(3)}
+    tensors, numbers = await stored(learner, tmp_path)
+    by_number = changed_state(tensors, "more", {"optimizer.0.exp_avg": torch.zeros(3)})
     with pytest.raises(ResumeError, match="it has optimizer state of '0'"):
-        await learner.load_state(tensors | by_number, numbers)
-    del tensors["model.model.norm.weight"]
+        await learner.load_state(by_number, numbers)
+    without = changed_state(tensors, "less", {"model.model.norm.weight": None})
     with pytest.raises(ResumeError, match=r"for model\.norm\.weight, of shape \(32,\), it holds nothing"):
-        await learner.load_state(tensors, numbers)
+        await learner.load_state(without, numbers)
 
 
 @pytest.mark.parametrize("name", ["one process", *WAYS])
@@ -331,3 +354,31 @@ async def test_metadata_are_what_is_streamed(spread: Spread) -> None:
         streamed = await weights_of(learner)
         expected = [(name, tuple(weight.shape), "float32") for name, weight in streamed.items()]
         assert await learner.metadata() == expected
+
+
+ADAPTER = {"policy.model.lora": SkyRLLoraConfig(rank=4, alpha=8)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FSDP2 on 2 ranks",
+        "ZeRO-3 on 2 ranks",
+        *(
+            pytest.param(way, marks=pytest.mark.long)
+            for way in ("FSDP2 hybrid 2x2", "ZeRO-0 on 2 ranks", "ZeRO-2 on 2 ranks")
+        ),
+    ],
+)
+async def test_an_adapter_learns_alike_however_its_model_is_spread(name: str, spread: Spread) -> None:
+    changes, ranks = WAYS[name]
+    one, other = spread.policy(ADAPTER, 1), spread.policy(changes | ADAPTER, ranks)
+    before = await weights_of(one)
+    for step in range(3):
+        assert_same_numbers(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+    merged = await weights_of(one)
+    assert_same_weights(merged, await weights_of(other))
+    assert [name for name, *_ in await other.metadata()] == list(merged)
+    assert not torch.equal(merged["model.layers.0.mlp.up_proj.weight"], before["model.layers.0.mlp.up_proj.weight"])
+    assert torch.equal(merged["model.norm.weight"], before["model.norm.weight"])
+    assert_same_weights(await one.stream(copies, adapter=True), await other.stream(copies, adapter=True))

@@ -8,6 +8,7 @@ from skyrl.config import SkyRLGymConfig
 from skyrl.envs import Env, EnvStep, register
 from skyrl.errors import RewardError, RunError
 from skyrl.inference.engine import Completion
+from skyrl.rollout.measures import measure
 from skyrl.trajectory import Trajectory
 from tests.rollout.chats import Counts, Says, chat_tokenizer, generator, play, prompt
 
@@ -274,6 +275,34 @@ async def test_a_call_that_hangs_fails_at_its_deadline_and_holds_up_nobody() -> 
 async def test_a_trajectory_has_a_deadline_too() -> None:
     group = await group_of("hang", "good", trajectory_timeout_seconds=0.2)
     assert "trajectory_timeout_seconds" in group.trajectories[0].failures[0].reason
+
+
+async def test_all_attempts_at_a_sample_share_its_deadline() -> None:
+    group = await group_of("hang", "hang", "good", "hang", trajectory_timeout_seconds=0.3)  # drawn again, it hangs, too
+    assert [len(row.failures) for row in group.trajectories] == [1, 1, 0, 1]
+    assert group.dropped
+
+
+async def test_only_the_failures_of_the_policy_are_drawn_again() -> None:
+    group = await group_of("raise", "nan", "good", retried_failures=("not_finite",))
+    assert [row.failed for row in group.trajectories] == [True, False, False]
+    assert [len(row.failures) for row in group.trajectories] == [1, 1, 0]
+
+
+async def test_another_sample_of_the_group_can_stand_in_for_one_that_failed() -> None:
+    group = await group_of("raise", "good", "nan", "good", max_attempts=1, failed_samples="fill")
+    assert group.rewards == (1.0,) * 4
+    assert not group.dropped
+    assert [row.filled for row in group.trajectories] == [True, False, True, False]
+    assert [row.sample_index for row in group.trajectories] == [0, 1, 2, 3]
+    assert [failure.kind for row in group.trajectories for failure in row.failures] == ["raised", "not_finite"]
+    assert all(row.trained for row in group.trajectories)
+    assert measure([group])["rollout/filled_samples"] == 2
+
+
+async def test_where_every_sample_failed_nothing_stands_in() -> None:
+    group = await group_of("raise", "nan", max_attempts=1, failed_samples="fill")
+    assert group.dropped
 
 
 async def test_too_many_failures_stop_the_run_with_the_first_reasons() -> None:

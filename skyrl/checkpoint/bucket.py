@@ -1,0 +1,167 @@
+"""Object stores through fsspec: `s3://`, `gs://`, `memory://`, whatever it knows. Keys and endpoints come from the
+environment, under the names that the store's own tools read (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, ...).
+
+Nothing can be moved there, and nothing is half written: an object is there once its upload has ended. What may pass by
+itself, an overloaded server or a lost connection, is tried again with growing pauses of random length; what will not,
+a missing object or a refused key, is raised at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import fsspec
+from attrs import frozen
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from skyrl.checkpoint.storage import CHUNK, Bytes
+from skyrl.errors import UserError
+
+T = TypeVar("T")
+
+ATTEMPTS = 8
+LONGEST_PAUSE = 20.0
+"""Seconds; the first pauses are below half a second."""
+
+_BY_OBSTORE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az")
+_FINAL = (FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
+_FINAL_OF_OBSTORE = {"NotFoundError", "PermissionDeniedError", "UnauthenticatedError", "UnknownConfigurationKeyError"}
+
+
+@frozen(slots=False)
+class Bucket:
+    """A folder of an object store, by its address."""
+
+    address: str
+
+    @property
+    def where(self) -> str:
+        return self.address
+
+    @property
+    def moves(self) -> bool:
+        return False
+
+    def names(self, folder: str = "") -> list[str]:
+        def listed(path: str) -> list[str]:
+            self._system.invalidate_cache()
+            try:
+                return [str(each).rstrip("/") for each in self._system.ls(path, detail=False)]
+            except FileNotFoundError:
+                return []
+
+        path = self._path(folder).rstrip("/")
+        found = patiently(listed, path)
+        return sorted({name.rpartition("/")[2] for name in found if name.strip("/") != path.strip("/")})
+
+    def size(self, name: str) -> int:
+        def measured(path: str) -> int:
+            self._system.invalidate_cache()
+            return int(self._system.size(path))
+
+        return patiently(measured, self._path(name))
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytearray:
+        if length == 0:
+            return bytearray()
+        end = None if length is None else start + length
+        part = {} if (start, end) == (0, None) else {"start": start, "end": self.size(name) if end is None else end}
+        return bytearray(patiently(partial(self._system.cat_file, **part), self._path(name)))
+
+    def chunks(self, name: str) -> Iterator[Bytes]:
+        size, step = self.size(name), 16 * CHUNK
+        for start in range(0, size, step):
+            yield self.read(name, start, min(step, size - start))
+
+    def write(self, name: str, content: Sequence[Bytes]) -> None:
+        patiently(self._upload, self._path(name), content)
+
+    def move(self, folder: str, to: str) -> None:
+        raise AssertionError("an object store moves nothing")
+
+    def remove(self, name: str) -> None:
+        def deleted(path: str) -> None:
+            self._system.invalidate_cache()
+            if self._system.exists(path):
+                self._system.rm(path, recursive=True)
+
+        patiently(deleted, self._path(name))
+
+    def flush(self, folder: str) -> None:
+        """An object that was uploaded is durable."""
+
+    def room(self) -> int | None:
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"address": self.address}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    @cached_property
+    def _system(self) -> Any:
+        kind = self.address.partition("://")[0]
+        try:
+            if kind in _BY_OBSTORE:
+                from obstore.fsspec import register
+
+                register(kind)
+            return fsspec.filesystem(kind)
+        except ImportError as error:
+            hint = "pip install 'skyrl[s3]'" if kind in _BY_OBSTORE else "install it"
+            raise UserError(f"{self.address} needs {error.name or error}: {hint}") from error
+        except ValueError as error:
+            raise UserError(f"{self.address}: {error}") from error
+
+    def _path(self, name: str) -> str:
+        path: str = self._system._strip_protocol(f"{self.address}/{name}" if name else self.address)
+        return path
+
+    def _upload(self, path: str, content: Sequence[Bytes]) -> None:
+        if len(content) == 1:
+            self._system.pipe_file(path, bytes(content[0]))
+            return
+        file = self._system.open(path, "wb")
+        try:
+            for piece in content:
+                file.write(piece)
+        except BaseException:
+            with suppress(AttributeError):
+                file.closed = True  # closing would upload what there is as if it were the whole
+            raise
+        file.close()
+
+
+def patiently(operation: Callable[..., T], *arguments: Any) -> T:
+    """What the operation returns, after as many attempts as it takes within the limit. Raises its last error, as an
+    `OSError`.
+    """
+    try:
+        return Retrying(
+            retry=retry_if_exception(may_pass),
+            stop=stop_after_attempt(ATTEMPTS),
+            wait=wait_random_exponential(multiplier=0.1, max=LONGEST_PAUSE),
+            reraise=True,
+        )(operation, *arguments)
+    except OSError:
+        raise
+    except Exception as error:
+        if _is_of_obstore(error):
+            raise OSError(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
+        raise
+
+
+def may_pass(error: BaseException) -> bool:
+    """Is this the kind of failure that the next attempt may not meet?"""
+    if isinstance(error, OSError):
+        return not isinstance(error, _FINAL)
+    final = type(error).__name__ in _FINAL_OF_OBSTORE or "NoSuchBucket" in str(error)
+    return _is_of_obstore(error) and not final
+
+
+def _is_of_obstore(error: BaseException) -> bool:
+    return type(error).__module__.partition(".")[0] == "obstore"

@@ -1,0 +1,142 @@
+"""The manifest of a checkpoint: what belongs to it, byte for byte, and which run it is of. It is written last.
+
+    {"format": 1, "step": 40, "files": {"policy/rank_0_of_2.safetensors": {"size": ..., "xxh3_128": "..."}, ...},
+     "world_size": {"policy": 2}, "versions": {...}, "metrics": {...}, "schema_version": ..., "fingerprint": "...",
+     "config": {...}, "digest": "..."}
+
+`config` is `cattrs.unstructure` of the resolved tree, so that a manifest is also a stored configuration. `digest` is of
+everything else in it, in the one way in which it is written.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+from attrs import field, frozen
+
+from skyrl import __version__
+from skyrl.checkpoint.storage import Storage, digest_of
+from skyrl.errors import ResumeError
+from skyrl.tree.dump import SCHEMA_VERSION
+
+FILE = "manifest.json"
+FORMAT = 1
+"""Of the layout of a checkpoint. A reader refuses later ones."""
+
+Level = Literal["digest", "size"]
+"""What is compared with the manifest: every byte, or only that files are there in their length."""
+
+
+@frozen(kw_only=True)
+class StoredFile:
+    """A file of a checkpoint as it was meant to be."""
+
+    name: str
+    size: int
+    digest: str
+    """xxh3-128, in hexadecimal."""
+
+
+@frozen(kw_only=True)
+class Manifest:
+    """What a checkpoint consists of."""
+
+    step: int
+    files: Sequence[StoredFile] = field(repr=False)
+    config: Mapping[str, Any] = field(repr=False)
+    fingerprint: str
+    derived: Sequence[str] = ()
+    """Dotted paths of the configuration that rules filled in."""
+
+    world_size: Mapping[str, int] = {}
+    """Ranks of each model."""
+
+    metrics: Mapping[str, float] = field(default={}, repr=False)
+    """Of the step; what is not finite is left out."""
+
+    versions: Mapping[str, str] = field(factory=lambda: versions())
+    """Of Python and the packages that wrote it."""
+
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    def content(self) -> bytes:
+        """As it is written."""
+        body: dict[str, Any] = {
+            "format": FORMAT,
+            "step": self.step,
+            "files": {file.name: {"size": file.size, "xxh3_128": file.digest} for file in self.files},
+            "world_size": dict(self.world_size),
+            "versions": dict(self.versions),
+            "metrics": dict(self.metrics),
+            "schema_version": self.schema_version,
+            "fingerprint": self.fingerprint,
+            "derived": list(self.derived),
+            "config": self.config,
+        }
+        return _text(body | {"digest": digest_of([_text(body)])})
+
+
+def read_manifest(storage: Storage, folder: str) -> Manifest:
+    """The manifest in a checkpoint's folder. Raises `ResumeError` that names the file if it is not what was written."""
+    name = f"{folder}/{FILE}"
+    where = f"{storage.where}/{name}"
+    try:
+        content = bytes(storage.read(name))
+    except FileNotFoundError:
+        raise ResumeError(f"{where} is missing: without it nothing says whether the checkpoint is whole") from None
+    except OSError as error:
+        raise ResumeError(f"{where} cannot be read: {error}") from error
+    try:
+        body = json.loads(content)
+        digest = body.pop("digest")
+        intact = digest == digest_of([_text(body)]) and content == _text(body | {"digest": digest})
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        intact = False
+    if not intact:
+        raise ResumeError(f"{where} is damaged: it is not what was written")
+    if body["format"] > FORMAT:
+        raise ResumeError(f"{where} has the format {body['format']}, and this version reads up to {FORMAT}")
+    files = [StoredFile(name=name, size=of["size"], digest=of["xxh3_128"]) for name, of in body["files"].items()]
+    names = ("step", "world_size", "versions", "metrics", "schema_version", "fingerprint", "derived", "config")
+    return Manifest(files=files, **{name: body[name] for name in names})
+
+
+def damages(storage: Storage, folder: str, manifest: Manifest, level: Level = "digest") -> Iterator[str]:
+    """What is wrong with the files of a checkpoint, one line for each file that is."""
+    for file in manifest.files:
+        name = f"{folder}/{file.name}"
+        where = f"{storage.where}/{name}"
+        try:
+            size = storage.size(name)
+            if size != file.size:
+                yield f"{where} is damaged: it has {size} bytes, and {file.size} were written"
+            elif level == "digest" and digest_of(storage.chunks(name)) != file.digest:
+                yield f"{where} is damaged: its {size} bytes are not those that were written"
+        except FileNotFoundError:
+            yield f"{where} is missing"
+        except OSError as error:
+            yield f"{where} cannot be read: {error}"
+
+
+def versions() -> dict[str, str]:
+    """Of Python, of this package, and of those that compute."""
+    found = {"python": platform.python_version(), "skyrl": __version__}
+    for name in ("torch", "transformers", "safetensors"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _text(body: Mapping[str, Any]) -> bytes:
+    return (json.dumps(body, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "surrogatepass")

@@ -1,0 +1,26 @@
+"""`skyrl export`: the model of a checkpoint, for others to load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("run", type=_FOLDER)
+@click.option("--step", type=click.IntRange(min=1), help="Of which checkpoint [default: the newest].")
+@click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="A folder [default: below export_path].")
+@click.option("--adapter", is_flag=True, help="The LoRA adapter alone, as PEFT stores it, not merged into the model.")
+@click.option("--checkpoints", type=_FOLDER, help="Where the run's checkpoints are [default: where it wrote them].")
+def export(run: Path, step: int | None, to: Path | None, adapter: bool, checkpoints: Path | None) -> None:
+    """Store the policy of one of RUN's checkpoints as a Hugging Face folder: weights, configuration, tokenizer.
+
+    RUN is the folder of a run, which may be going on. What stands in the folder is replaced once the new one is whole.
+    """
+    from skyrl.experiments.exporting import export as export_checkpoint
+
+    saved, folder = export_checkpoint(run, step=step, to=to, adapter=adapter, checkpoints=checkpoints)
+    click.echo(f"step {saved}: {'adapter' if adapter else 'model'} in {folder}")

@@ -1,0 +1,98 @@
+"""`skyrl replay` and `skyrl bisect`: was a step what its record says, and where do two runs part?"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from skyrl.experiments.comparing import Difference
+
+_RUN = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+def _steps(context: click.Context, parameter: click.Parameter, value: str) -> range:
+    """`7` or `3-7`."""
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last:
+        raise click.BadParameter(f"{value!r} is no step: write 7, or 3-7; steps count from 1")
+    return range(first, last + 1)
+
+
+@click.command()
+@click.argument("run", type=_RUN)
+@click.option(
+    "--step", "steps", callback=_steps, required=True, metavar="STEP", help="A step, or several in a row: 3-7."
+)
+@click.option("--checkpoints", type=_RUN, help="Where the run's checkpoints are [default: where it wrote them].")
+def replay(run: Path, steps: range, checkpoints: Path | None) -> None:
+    """Run recorded steps of RUN again, from the checkpoint before them; say whether every bit is the same.
+
+    RUN is the folder of a run with trainer.recording = jsonl or jsonl.gz. The exit code is 1 if something differs.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from skyrl.experiments.replay import Replay
+
+    again = Replay(run, checkpoints=checkpoints)
+    start = again.start_for(steps.start)
+    click.echo(f"from {f'the checkpoint of step {start}' if start else 'the model that the run began with'}")
+    for other in again.other_versions():
+        click.echo(f"not as recorded, and the last bits may depend on it: {other}")
+    for replayed in again.run(steps):
+        step, found = replayed.computed.step, replayed.differences
+        if found:
+            click.echo(f"step {step} differs, first in {_spelled(found, 'recorded', 'now')}")
+            raise click.exceptions.Exit(1)
+        updates, weights = replayed.computed.updates, replayed.computed.weights
+        norms = ", ".join(f"{each.learner} {each.metrics['grad_norm']:.9g}" for each in updates)
+        click.echo(
+            f"step {step} is bit-equal: {', '.join(replayed.computed.tensors)}; losses; gradient norm {norms}; "
+            f"{sum(map(len, weights.values()))} weights"
+        )
+
+
+@click.command()
+@click.argument("run_a", type=_RUN)
+@click.argument("run_b", type=_RUN)
+def bisect(run_a: Path, run_b: Path) -> None:
+    """Name the first step at which two runs part, and in it the first token, tensor or key.
+
+    RUN_A and RUN_B are folders of runs with recordings; without them their metrics are compared. The exit code is 1 if
+    they part.
+    """
+    import json
+
+    from skyrl.experiments.bisect import bisect as part
+
+    parting = part(run_a, run_b)
+    for path, (one, other) in parting.configuration.items():
+        click.echo(f"configuration: {path} = {json.dumps(one)} in A, {json.dumps(other)} in B")
+    kind = "recordings" if parting.recorded else "metrics (one of the runs has no recording: trainer.recording)"
+    if parting.found:
+        equal = [step for step in parting.compared if step != parting.compared[-1]]
+        click.echo(f"{kind} are equal in {_count(equal)}")
+        click.echo(f"step {parting.compared[-1]} parts, first in {_spelled(parting.found, 'in A', 'in B')}")
+        raise click.exceptions.Exit(1)
+    click.echo(f"{kind} are equal in {_count(parting.compared)}")
+    if parting.only_in_one:
+        click.echo(f"only one of the runs has {_count(parting.only_in_one)}")
+
+
+def _spelled(found: Sequence[Difference], one: str, other: str) -> str:
+    first, *rest = found
+    lines = [f"{first.what}:", f"  {first.where}: {first.one} {one}, {first.other} {other}"]
+    if rest:
+        lines.append(f"  then in: {', '.join(dict.fromkeys(each.what for each in rest))}")
+    return "\n".join(lines)
+
+
+def _count(steps: Sequence[int]) -> str:
+    if not steps:
+        return "no step"
+    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, {steps[0]} to {steps[-1]}"

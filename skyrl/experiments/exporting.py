@@ -1,0 +1,70 @@
+"""A model out of a checkpoint: no learner is started, and no process of the run is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import cattrs
+from torch import Tensor
+
+from skyrl.checkpoint.store import Checkpoint, CheckpointStore
+from skyrl.config import SkyRLTrainConfig
+from skyrl.errors import ResumeError, UserError
+from skyrl.experiments.replay import stored_run
+from skyrl.models.lora import adapter_alone, merged
+from skyrl.models.storing import AdapterExport, Export
+from skyrl.tree import required
+
+_WEIGHTS = "model."
+"""Before the names of weights in a checkpoint; those of the optimizer's state begin otherwise."""
+
+
+def export(
+    run: Path,
+    *,
+    step: int | None = None,
+    to: Path | None = None,
+    adapter: bool = False,
+    checkpoints: Path | None = None,
+) -> tuple[int, Path]:
+    """Store the policy of a checkpoint, the newest unless `step` names another. Which step it was, and the folder.
+
+    The model is stored as transformers does, an adapter merged into it; with `adapter`, that alone, as PEFT does.
+    Without `to` it goes where the run itself exports to. Raises `ResumeError` for a checkpoint that is not there or is
+    damaged, `UserError` for the adapter of a run without one, `RunError` if the disk does not take it.
+    """
+    store = CheckpointStore(checkpoints or stored_run(run).trainer.ckpt_path)
+    saved = _saved(store, step)
+    checkpoint = store.load(saved)
+    config = cattrs.structure(checkpoint.config, SkyRLTrainConfig)
+    trainer, model = config.trainer, config.trainer.policy.model
+    like = required(model.path, "trainer.policy.model.path")
+    if adapter and not model.lora.rank:
+        raise UserError(f"{run} trained all weights (trainer.policy.model.lora.rank = 0): it has no adapter")
+    name = "adapter" if adapter else "policy"
+    folder = to or Path(trainer.export_path).expanduser() / f"global_step_{saved}" / name
+    if adapter:
+        AdapterExport(like=like, lora=model.lora, folder=folder)(adapter_alone(_weights(checkpoint)))
+    else:
+        fast = not trainer.disable_fast_tokenizer
+        Export(like=like, use_fast_tokenizer=fast, folder=folder)(merged(_weights(checkpoint), model.lora))
+    return saved, folder
+
+
+def _saved(store: CheckpointStore, step: int | None) -> int:
+    steps = store.steps()
+    if not steps:
+        raise ResumeError(f"there is no checkpoint in {store.folder}: name its folder with --checkpoints")
+    if step is not None and step not in steps:
+        there = ", ".join(map(str, steps))
+        raise ResumeError(f"there is no checkpoint of step {step} in {store.folder}, but of {there}")
+    return steps[-1] if step is None else step
+
+
+def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+    """The policy's, under the names that it has in training, each read when it is asked for."""
+    tensors = checkpoint.models["policy"]
+    for name in tensors:
+        if name.startswith(_WEIGHTS):
+            yield name.removeprefix(_WEIGHTS), tensors[name]

@@ -1,0 +1,133 @@
+"""A recorded step, run again from its stored trajectories and the checkpoint before it: does the same come out?
+
+The learners start as they were after the last checkpoint before the step, and go through every recorded step up to it.
+No engine is started and nothing is sampled. Everything each step computes is compared with what was recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import cattrs
+from attrs import field, frozen
+
+from skyrl.checkpoint.store import CheckpointStore
+from skyrl.config import SkyRLTrainConfig
+from skyrl.errors import ResumeError, UserError
+from skyrl.experiments.comparing import Difference, differences_of_computing
+from skyrl.experiments.ppo import BasePPOExp
+from skyrl.experiments.recorded import made_with, watch
+from skyrl.tracking.recording import Computed, Sampled
+from skyrl.tracking.tracker import Trackers
+from skyrl.tree import evolve_at
+
+
+@frozen(kw_only=True)
+class Replayed:
+    """What came of one step."""
+
+    computed: Computed
+    differences: tuple[Difference, ...]
+    """In the order in which a step comes about; none where every bit is the same."""
+
+
+@frozen
+class _Kept:
+    """A `Sink` that keeps what it is told."""
+
+    computed: list[Computed] = field(factory=list)
+
+    def write_sampled(self, step: int, sampled: Sampled) -> None:
+        """It is what was recorded."""
+
+    def write_computed(self, computed: Computed) -> None:
+        self.computed.append(computed)
+
+
+class Replay:
+    """One run's recording, and what is needed to run its steps again."""
+
+    def __init__(self, folder: Path, *, checkpoints: Path | None = None) -> None:
+        """`folder` is the run's; `checkpoints` where they lie now, if not where the run's configuration says.
+
+        Raises `DataError` without a recording, `ResumeError` without a configuration.
+        """
+        run = stored_run(folder)
+        for path, value in {
+            "trainer.rollouts_from": str(folder),
+            "trainer.recording": "off",
+            "trainer.eval_before_train": False,
+            "trainer.eval_interval": -1,
+        }.items():
+            run = evolve_at(run, path, value)
+        self._store = CheckpointStore(checkpoints or run.trainer.ckpt_path)
+        self._experiment = _Again(run)
+        recorded = self._experiment.recorded
+        assert recorded is not None
+        self.recording = recorded.recording
+        self.made_with: dict[str, str] = dict(recorded.about["made_with"])
+
+    def start_for(self, step: int) -> int:
+        """The checkpoint that leads to `step`: the last one before it, or 0 for the model that the run began with."""
+        return max((saved for saved in self._store.steps() if saved < step), default=0)
+
+    def other_versions(self) -> Iterator[str]:
+        """What is not as it was when the run was recorded, and may change the last bits."""
+        for name, here in made_with().items():
+            there = self.made_with.get(name)
+            if there != here:
+                yield f"{name} {there or 'absent'} then, {here} now"
+
+    def run(self, steps: range) -> Iterator[Replayed]:
+        """Each of these steps, one after the other, from the last checkpoint before the first.
+
+        The steps between that checkpoint and the first are run and given, too. Raises `DataError` where one of them is
+        not recorded.
+        """
+        start = self.start_for(steps.start)
+        for step in range(start + 1, steps.stop):
+            self.recording.sampled(step)  # before models are loaded
+        checkpoint = self._store.load(start) if start else None
+        with self._experiment.held:
+            kept = _Kept()
+            trainer = self._experiment.get_trainer(Trackers([]))
+            watch(trainer, kept, self._experiment.learners, self._experiment.time_sharing)
+            with asyncio.Runner() as runner:
+                if checkpoint is not None:
+                    runner.run(self._experiment.saving.restore(checkpoint))
+                    trainer.load_state(dict(checkpoint.state["trainer"]))
+                while trainer.version < steps.stop - 1:
+                    runner.run(trainer.step())
+                    trainer.version += 1
+                    yield self._compared(kept.computed.pop())
+
+    def _compared(self, computed: Computed) -> Replayed:
+        before = self.recording.computed(computed.step)
+        groups = self.recording.sampled(computed.step).groups
+        found = differences_of_computing(before, computed, groups)
+        return Replayed(computed=computed, differences=tuple(found))
+
+
+class _Again(BasePPOExp):
+    """The recorded run, laid out for as many steps as it was: a schedule that decays depends on their number."""
+
+    @cached_property
+    def total_steps(self) -> int:
+        assert self.recorded is not None
+        return int(self.recorded.about["total_steps"])
+
+
+def stored_run(folder: Path) -> SkyRLTrainConfig:
+    """The configuration in a run's folder. Raises `UserError`."""
+    file = folder / "config.json"
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))["config"]
+        return cattrs.structure(stored, SkyRLTrainConfig)
+    except OSError:
+        raise UserError(f"{folder} is not the folder of a run: it holds no config.json") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ResumeError(f"{file} cannot be read: {error}") from error

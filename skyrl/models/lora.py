@@ -1,0 +1,185 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685): put into a model, merged into its weights for others, stored as by PEFT.
+
+PEFT's layers stand in the place of the linear layers that they adapt; the model keeps its class. In its state dict the
+weight of such a layer `X` has three names:
+
+    X.base_layer.weight         W, which stays as it is
+    X.lora_A.default.weight     A, (rank, in)
+    X.lora_B.default.weight     B, (out, rank), zero at the start
+
+Whoever is not a learner gets `X.weight` = W + alpha / rank B A, under the name that a model without adapters has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from attrs import define
+from torch import Tensor, nn
+
+from skyrl.config import SkyRLLoraConfig
+from skyrl.errors import ModelError, UserError
+from skyrl.models.naming import tied_names
+
+_PARTS = re.compile(r"(.+)\.(base_layer|lora_A\.default|lora_B\.default)\.weight")
+_INITS: Mapping[str, bool | str] = {"kaiming": True, "gaussian": "gaussian", "orthogonal": "orthogonal"}
+"""Our names of what PEFT calls `init_lora_weights`: those that leave the model's own weights as they are."""
+
+
+def with_adapter(model: Any, lora: SkyRLLoraConfig, *, seed: int, field: str) -> Any:
+    """The transformers model itself, with adapters in it that alone learn; A is drawn from `seed`.
+
+    On the meta device they have no values. `field` is the dotted path of the configuration. Raises `ModelError` for
+    modules that cannot have one, `UserError` without PEFT.
+    """
+    peft = import_peft()
+    is_empty = next(model.parameters()).device.type == "meta"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            peft.inject_adapter_in_model(_settings(lora, initialize=not is_empty), model, low_cpu_mem_usage=is_empty)
+        except ValueError as error:
+            raise ModelError(f"{field}: no adapter fits this model: {str(error).splitlines()[0]}") from error
+    _refuse_unsuitable(model, field)
+    return model
+
+
+def _settings(lora: SkyRLLoraConfig, *, initialize: bool) -> Any:
+    return import_peft().LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=_names(lora.target_modules),
+        exclude_modules=_names(lora.exclude_modules),
+        init_lora_weights=_INITS[lora.init_method] if initialize else False,
+        task_type="CAUSAL_LM",
+    )
+
+
+def _names(value: str | tuple[str, ...] | None) -> str | list[str] | None:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _refuse_unsuitable(model: Any, field: str) -> None:
+    """Only linear layers, whose weight nobody else uses, can be merged with theirs."""
+    tied = tied_names(model)
+    shared = {*tied, *tied.values()}
+    for name, module in model.named_modules():
+        base = getattr(module, "base_layer", None)
+        if base is None:
+            continue
+        if not isinstance(base, nn.Linear):
+            raise ModelError(
+                f"{field}.target_modules matches {name}, a {type(base).__name__}: adapters are for linear layers"
+            )
+        if f"{name}.base_layer.weight" in shared:
+            raise ModelError(
+                f"{field}.target_modules matches {name}, whose weight is also used elsewhere in this model: leave it "
+                "out with exclude_modules"
+            )
+
+
+@define
+class _Parts:
+    """What has been seen of one adapted layer."""
+
+    base: Tensor | None = None
+    a: Tensor | None = None
+    b: Tensor | None = None
+
+
+def merged(weights: Iterator[tuple[str, Tensor]], lora: SkyRLLoraConfig) -> Iterator[tuple[str, Tensor]]:
+    """Names and values of the model without adapters that computes the same, in float32 where there was an adapter.
+
+    `weights` may come in any order; without adapters they pass as they are.
+    """
+    for name, parts in _joined(weights):
+        if isinstance(parts, Tensor):
+            yield name, parts
+        else:
+            assert parts.base is not None and parts.a is not None and parts.b is not None
+            yield name, parts.base.float() + lora.alpha / lora.rank * (parts.b.float() @ parts.a.float())
+
+
+def merged_shapes(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Names in the order of `merged`, with tensors of the same shape and type, whose values mean nothing."""
+    for name, parts in _joined(weights):
+        base = parts if isinstance(parts, Tensor) else parts.base
+        assert base is not None
+        yield name, base
+
+
+def _joined(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor | _Parts]]:
+    layers: dict[str, _Parts] = {}
+    for name, tensor in weights:
+        match = _PARTS.fullmatch(name)
+        if match is None:
+            yield name.replace(".base_layer.", "."), tensor  # a bias
+            continue
+        parts = layers.setdefault(match[1], _Parts())
+        setattr(parts, {"base_layer": "base", "lora_A.default": "a", "lora_B.default": "b"}[match[2]], tensor)
+        if parts.base is not None and parts.a is not None and parts.b is not None:
+            yield f"{match[1]}.weight", layers.pop(match[1])
+
+
+def adapter_alone(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """A and B of every adapted layer, under the names that PEFT stores them by."""
+    for name, tensor in weights:
+        match = _PARTS.fullmatch(name)
+        if match is not None and match[2] != "base_layer":
+            part = match[2].removesuffix(".default")
+            yield f"base_model.model.{match[1]}.{part}.weight", tensor
+
+
+@contextmanager
+def dropping(model: Any, lora: SkyRLLoraConfig, seed: int) -> Iterator[None]:
+    """In the block, the inputs of adapters are dropped with the configured probability, drawn from `seed`.
+
+    Outside of it, as in scoring, nothing is: the two passes of an update, forward and recomputed, are inside.
+    """
+    if not lora.rank or not lora.dropout:
+        yield
+        return
+    dropouts = [
+        module for name, module in model.named_modules() if isinstance(module, nn.Dropout) and "lora_dropout" in name
+    ]
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for module in dropouts:
+            module.train()
+        try:
+            yield
+        finally:
+            for module in dropouts:
+                module.eval()
+
+
+def adapter_settings(lora: SkyRLLoraConfig, like: str, names: Iterator[str]) -> Any:
+    """PEFT's configuration of a stored adapter; `names` are those of its tensors, `like` is the model it belongs to.
+
+    The modules are spelled out: another model, or another PEFT, might read `all-linear` otherwise.
+    """
+    modules = sorted({re.sub(r"^base_model\.model\.|\.lora_[AB]\.weight$", "", name) for name in names})
+    kinds = sorted({module.rpartition(".")[2] for module in modules})
+    settings = _settings(lora, initialize=True)
+    settings.target_modules = kinds if lora.target_modules == "all-linear" and not lora.exclude_modules else modules
+    settings.exclude_modules = None
+    settings.base_model_name_or_path = like
+    settings.inference_mode = True
+    return settings
+
+
+def import_peft() -> Any:
+    """The package. Raises `UserError` if it is not installed."""
+    try:
+        import peft
+    except ImportError as error:
+        raise UserError(
+            "model.lora.rank above 0 needs PEFT, which is not installed: pip install 'skyrl[train]', or set it to 0"
+        ) from error
+    return peft

@@ -1,0 +1,97 @@
+"""Groups of trajectories as JSON that gives them back exactly, and what JSON has no word for under a word of ours.
+
+A group is the object that its class describes, field by field: `{"prompt": {...}, "trajectories": [...], ...}`. Floats
+are written so that they come back bit for bit; those that are not finite are the strings `nan`, `inf` and `-inf`. In a
+prompt's `extras`, which hold whatever a dataset has, other types are objects of one key: `{"$bytes": "..."}`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, time
+from decimal import Decimal
+from math import isfinite
+from typing import Any
+
+from cattrs import Converter
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
+
+from skyrl.errors import RunError
+from skyrl.trajectory import Prompt, TrajectoryGroup
+
+SCHEMA = 1
+"""Of the lines. It rises when a reader of an older form would misread them."""
+
+_WORDS: tuple[tuple[type, str, Callable[[Any], Any], Callable[[Any], Any]], ...] = (
+    # a type, its word, and the way there and back; the first type that fits is taken
+    (bytes, "$bytes", lambda value: base64.b64encode(value).decode(), base64.b64decode),
+    (datetime, "$datetime", datetime.isoformat, datetime.fromisoformat),
+    (date, "$date", date.isoformat, date.fromisoformat),
+    (time, "$time", time.isoformat, time.fromisoformat),
+    (Decimal, "$decimal", str, Decimal),
+    (float, "$float", str, float),
+)
+
+
+def as_object(group: TrajectoryGroup) -> dict[str, Any]:
+    """What `json.dumps` takes. Raises `RunError` for a column of the dataset that cannot be written."""
+    plain: dict[str, Any] = _CONVERTER.unstructure(group)
+    return plain
+
+
+def group_of(plain: Mapping[str, Any]) -> TrajectoryGroup:
+    """The group again, equal in everything. Raises ValueError (cattrs' own) for anything else."""
+    return _CONVERTER.structure(plain, TrajectoryGroup)
+
+
+def _encoded(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and isfinite(value)):
+        return value
+    if isinstance(value, Mapping):
+        items = {key: _encoded(each) for key, each in value.items()}
+        words = [str(key) for key in items if str(key).startswith("$") or not isinstance(key, str)]
+        return {"$items": [[_encoded(key), each] for key, each in items.items()]} if words else items
+    if isinstance(value, tuple):
+        return {"$tuple": [_encoded(each) for each in value]}
+    if isinstance(value, list):
+        return [_encoded(each) for each in value]
+    for kind, word, write, _ in _WORDS:
+        if isinstance(value, kind):
+            return {word: write(value)}
+    raise RunError(
+        f"trainer.recording: a column of the data holds a {type(value).__name__}, which cannot be recorded: leave the "
+        "column out, or set trainer.recording = off"
+    )
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    if len(value) == 1:
+        [(word, content)] = value.items()
+        if word == "$items":
+            return {_decoded(key): _decoded(each) for key, each in content}
+        if word == "$tuple":
+            return tuple(_decoded(each) for each in content)
+        for _, known, _, read in _WORDS:
+            if word == known:
+                return read(content)
+    return {key: _decoded(each) for key, each in value.items()}
+
+
+def _converter() -> Converter:
+    converter = Converter(forbid_extra_keys=True)
+    converter.register_unstructure_hook(float, lambda value: value if isfinite(value) else str(value))
+    converter.register_structure_hook(float, lambda value, _: float(value))
+    extras = override(unstruct_hook=_encoded, struct_hook=lambda value, _: _decoded(value))
+    converter.register_unstructure_hook(Prompt, make_dict_unstructure_fn(Prompt, converter, extras=extras))
+    converter.register_structure_hook(
+        Prompt, make_dict_structure_fn(Prompt, converter, _cattrs_forbid_extra_keys=True, extras=extras)
+    )
+    return converter
+
+
+_CONVERTER = _converter()

@@ -1,0 +1,232 @@
+"""What a run sampled and what became of it, step by step, exactly: enough to run a step again and to compare two runs.
+
+    recording/
+        about.json                     form of the files, steps that the run was laid out for, versions of packages
+        step_000003.jsonl[.gz]         a line that says what follows, then one line for each group: `group_lines.py`
+        step_000003.safetensors        the batch: tokens, mask, log-probabilities, rewards, advantages, (B, L) each
+        step_000003.json               every update, and xxh3-128 of every weight after the step: written last
+
+A step is there once its last file is; what a killed run left of another is not read.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+from cattrs import BaseValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from skyrl.errors import DataError, RunError
+from skyrl.tracking.group_lines import SCHEMA, as_object, group_of
+from skyrl.trajectory import TrajectoryGroup
+
+FOLDER = "recording"
+"""In the folder of a run."""
+
+_STEP = re.compile(r"step_(\d+)\..+")
+_LAST = ".json"
+"""Of the file that is written when all else of a step is there."""
+
+
+@frozen(kw_only=True)
+class Sampled:
+    """What the trainer was given in one step."""
+
+    groups: tuple[TrajectoryGroup, ...]
+    metrics: Mapping[str, float] = field(factory=dict)
+    """What was dropped, replaced or left out to make the batch."""
+
+    epoch: int = 0
+    """Passes over the data that were complete when the step began."""
+
+
+@frozen(kw_only=True)
+class Update:
+    """One optimizer step."""
+
+    learner: str
+    """`policy` or `critic`."""
+
+    metrics: Mapping[str, float]
+
+
+@frozen(kw_only=True, eq=False)
+class Computed:
+    """What the trainer made of it."""
+
+    step: int
+    tensors: Mapping[str, Tensor]
+    """(B, L) by the names of `TrainingBatch`, in the order in which they come about."""
+
+    updates: tuple[Update, ...]
+    weights: Mapping[str, Mapping[str, str]]
+    """Learner -> name of a weight -> xxh3-128 of its bytes in float32, after the step."""
+
+
+class Recording:
+    """The recording of one run. Steps count from 1."""
+
+    def __init__(self, folder: Path, *, compress: bool = False) -> None:
+        """`compress` is for what is written; either form is read."""
+        self.folder = folder
+        self._suffix = ".jsonl.gz" if compress else ".jsonl"
+
+    def begin(self, about: Mapping[str, Any]) -> None:
+        """Make the folder, and say what it is of."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            text = json.dumps({"schema": SCHEMA, **about}, indent=1)
+            _replace(self.folder / "about.json", (text + "\n").encode())
+        except OSError as error:
+            raise RunError(f"the recording {self.folder} cannot be written: {error.strerror or error}") from error
+
+    def about(self) -> dict[str, Any]:
+        """What `begin` was told. Raises `DataError` where there is no recording, or one of a later form."""
+        path = self.folder / "about.json"
+        try:
+            about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except OSError:
+            raise DataError(
+                f"there is no recording in {self.folder}: a run makes one where trainer.recording is jsonl or jsonl.gz"
+            ) from None
+        except ValueError as error:
+            raise DataError(f"{path} is damaged: {error}") from error
+        if about.get("schema") != SCHEMA:
+            raise DataError(f"{path} has form {about.get('schema')}, and this version reads form {SCHEMA}")
+        return about
+
+    def write_sampled(self, step: int, sampled: Sampled) -> None:
+        """Keep a batch. Raises `RunError` if it cannot be written."""
+        head = {"step": step, "epoch": sampled.epoch, "groups": len(sampled.groups), "metrics": _plain(sampled.metrics)}
+        lines = [json.dumps(each, ensure_ascii=False) for each in (head, *map(as_object, sampled.groups))]
+        data = ("\n".join(lines) + "\n").encode()
+        packed = gzip.compress(data, mtime=0) if self._suffix.endswith(".gz") else data
+        try:
+            for suffix in (_LAST, ".jsonl", ".jsonl.gz"):
+                self._path(step, suffix).unlink(missing_ok=True)
+            _replace(self._path(step, self._suffix), packed)
+        except OSError as error:
+            raise RunError(f"the recording {self.folder} cannot be written: {error.strerror or error}") from error
+
+    def write_computed(self, computed: Computed) -> None:
+        """Keep what came of the batch, which is there already. Raises `RunError` if it cannot be written."""
+        path = self._path(computed.step, ".safetensors")
+        record = {
+            "step": computed.step,
+            "tensors": list(computed.tensors),
+            "updates": [{"learner": each.learner, **_plain(each.metrics)} for each in computed.updates],
+            "weights": computed.weights,
+        }
+        try:
+            scratch = path.with_suffix(".tmp")
+            save_file({name: tensor.contiguous() for name, tensor in computed.tensors.items()}, scratch)
+            scratch.replace(path)
+            _replace(self._path(computed.step, _LAST), (json.dumps(record, allow_nan=False) + "\n").encode())
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"the recording {self.folder} cannot be written: {error}") from error
+
+    def steps(self) -> list[int]:
+        """Steps that are there, ascending."""
+        found = (_STEP.fullmatch(path.name) for path in self.folder.glob(f"step_*{_LAST}"))
+        return sorted(int(name[1]) for name in found if name)
+
+    def sampled(self, step: int) -> Sampled:
+        """The batch of a step. Raises `DataError` that names the file and line if it is not whole."""
+        self._expect(step)
+        plain = self._path(step, ".jsonl")
+        path = plain if plain.is_file() else self._path(step, ".jsonl.gz")
+        rows = list(_rows(path))
+        try:
+            head, *groups = rows
+            if len(groups) != head["groups"]:
+                raise DataError(f"{path} holds {len(groups)} of {head['groups']} groups: it is incomplete")
+            return Sampled(
+                groups=tuple(_group(path, number, row) for number, row in enumerate(groups, 2)),
+                metrics={name: float(value) for name, value in head["metrics"].items()},
+                epoch=head["epoch"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path} does not begin with a line that says what follows") from error
+
+    def computed(self, step: int) -> Computed:
+        """What came of it. Raises `DataError`."""
+        self._expect(step)
+        path = self._path(step, _LAST)
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            path = self._path(step, ".safetensors")
+            tensors = load_file(path)
+            return Computed(
+                step=step,
+                tensors={name: tensors[name] for name in record["tensors"]},
+                updates=tuple(_update(each) for each in record["updates"]),
+                weights=record["weights"],
+            )
+        except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+            raise DataError(f"{path} cannot be read: {error}") from error
+
+    def forget_after(self, step: int) -> None:
+        """Drop later steps, which will happen again."""
+        for path in self.folder.glob("step_*"):
+            name = _STEP.match(path.name)
+            if name and int(name[1]) > step:
+                path.unlink()
+
+    def _path(self, step: int, suffix: str) -> Path:
+        return self.folder / f"step_{step:06}{suffix}"
+
+    def _expect(self, step: int) -> None:
+        if not self._path(step, _LAST).is_file():
+            raise DataError(f"step {step} is not in the recording {self.folder} ({_named(self.steps())})")
+
+
+def _rows(path: Path) -> Iterator[Any]:
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}, line {number} is not JSON: {error}") from error
+
+
+def _group(path: Path, number: int, row: Any) -> TrajectoryGroup:
+    try:
+        return group_of(row)
+    except (BaseValidationError, ValueError, TypeError, KeyError, AttributeError) as error:
+        first: BaseException = error
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise DataError(f"{path}, line {number} is not a group of trajectories: {first}") from error
+
+
+def _update(plain: Mapping[str, Any]) -> Update:
+    return Update(
+        learner=plain["learner"], metrics={name: float(value) for name, value in plain.items() if name != "learner"}
+    )
+
+
+def _plain(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    return {name: value if isfinite(value) else str(value) for name, value in metrics.items()}
+
+
+def _named(steps: Sequence[int]) -> str:
+    return f"it has the steps {steps[0]} to {steps[-1]}" if steps else "it is empty"
+
+
+def _replace(path: Path, data: bytes) -> None:
+    scratch = path.with_name(path.name + ".tmp")
+    scratch.write_bytes(data)
+    scratch.replace(path)

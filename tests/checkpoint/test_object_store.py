@@ -1,0 +1,85 @@
+"""The store on a real S3 server whose answers are errors every now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from skyrl.checkpoint.bucket import may_pass, patiently
+from skyrl.checkpoint.store import CheckpointStore
+from skyrl.errors import ResumeError, RunError, UserError
+from tests.checkpoint.faulty import checkpoint, is_the_checkpoint_of
+from tests.checkpoint.object_store import BUCKET, ObjectStore
+
+pytestmark = pytest.mark.xdist_group("s3")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectStore]:
+    with ObjectStore(failures=0.05) as store, pytest.MonkeyPatch.context() as patch:
+        for name, value in store.environment.items():
+            patch.setenv(name, value)
+        yield store
+
+
+def test_of_many_saves_with_one_error_in_twenty_requests_none_is_lost(
+    server: ObjectStore, pytestconfig: pytest.Config
+) -> None:
+    """8 saves; 1,000 under --long."""
+    count = 1_000 if pytestconfig.getoption("--long") else 8
+    store = CheckpointStore(f"s3://{BUCKET}/many", keep=3)
+    before = server.refused
+    for step in range(1, count + 1):
+        store.save(checkpoint(step))
+        assert store.steps()[-1] == step
+    assert store.steps() == [count - 2, count - 1, count]
+    for step in store.steps():
+        assert store.verify(step) == []
+    assert is_the_checkpoint_of(CheckpointStore(store.folder).latest(), count)
+    assert server.refused - before > count / 5
+
+
+def test_a_checkpoint_without_its_manifest_is_an_upload_that_never_ended(server: ObjectStore) -> None:
+    store = CheckpointStore(f"s3://{BUCKET}/cut")
+    for step in (1, 2):
+        store.save(checkpoint(step))
+    store.storage.remove("global_step_2/manifest.json")
+    assert is_the_checkpoint_of(store.latest(), 1)
+    store.save(checkpoint(3))
+    assert store.storage.names() == ["global_step_1", "global_step_3"]
+
+
+def test_a_damaged_object_is_named(server: ObjectStore) -> None:
+    store = CheckpointStore(f"s3://{BUCKET}/damaged")
+    store.save(checkpoint(1))
+    store.storage.write("global_step_1/state.json", [b"{}"])
+    with pytest.raises(ResumeError, match=f"s3://{BUCKET}/damaged/global_step_1/state.json is damaged: it has 2 bytes"):
+        store.latest()
+
+
+def test_a_bucket_that_is_not_there_is_a_message(server: ObjectStore) -> None:
+    with pytest.raises(RunError, match="the checkpoint s3://nowhere/run/global_step_1 cannot be written"):
+        CheckpointStore("s3://nowhere/run").save(checkpoint(1))
+    with pytest.raises(ResumeError, match="what s3://nowhere/run holds cannot be seen: .*NoSuchBucket|nowhere"):
+        CheckpointStore("s3://nowhere/run").latest()
+
+
+def test_what_may_pass_is_tried_again_and_what_will_not_is_raised_at_once() -> None:
+    tries: list[int] = []
+
+    def fails_twice() -> str:
+        tries.append(len(tries))
+        if len(tries) < 3:
+            raise TimeoutError("slow")
+        return "there"
+
+    assert patiently(fails_twice) == "there"
+    assert tries == [0, 1, 2]
+    assert not may_pass(FileNotFoundError())
+    assert not may_pass(PermissionError())
+
+
+def test_an_address_of_no_known_kind_is_a_message() -> None:
+    with pytest.raises(UserError, match="nonsense"):
+        CheckpointStore("nonsense://bucket/run").steps()

@@ -1,0 +1,77 @@
+"""What runs make of their data: mixtures, bad rows, the ends of epochs, and where they go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.errors import ResumeError
+from tests.nano_run import metrics, train
+
+
+def more(folder: Path, answer: str = "x") -> Path:
+    """Six rows, and one that is none."""
+    row = {"prompt": [{"role": "user", "content": "z"}], "reward_spec": {"ground_truth": answer}}
+    file = folder / "more.jsonl"
+    file.write_text((json.dumps(row) + "\n") * 6 + "{oops\n", encoding="utf-8")
+    return file
+
+
+def mixed(nano: Path, out: Path, **changes: Any) -> list[str]:
+    """The prompts of each step of a run of 30 prompts, two epochs, in batches of 7."""
+    out.mkdir(exist_ok=True)
+    sources = [str(nano / "train.jsonl"), str(more(out.parent))]
+    common: dict[str, Any] = {
+        "data__train_data": sources,
+        "data__train_weights": [1.0, 1.0],
+        "data__bad_rows": "skip",
+        "data__epoch_tail": "carry",
+        "trainer__epochs": 2,
+        "trainer__train_batch_size": 7,
+        "trainer__policy_mini_batch_size": 7,
+        "trainer__micro_train_batch_size_per_gpu": 7,
+        "trainer__eval_interval": -1,
+        "trainer__eval_before_train": False,
+    }
+    train(nano, out, **(common | changes))
+    lines = (out / "run" / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()
+    return [f"{record['step']} {record['prompt_id']}" for record in map(json.loads, lines) if record["sample"] == 0]
+
+
+def test_a_mixture_goes_on_exactly_and_says_what_is_left_out(
+    nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = mixed(nano, tmp_path / "whole")
+    assert len(whole) == 8 * 7
+    assert sum(" 1:" in taken for taken in whole[:30]) == 15  # half of the first epoch, of a source of six
+    said = capsys.readouterr().err
+    assert "1 training rows are no prompts and left out (data.bad_rows), the first:" in said
+    assert "more.jsonl:7 is not JSON" in said
+    assert "4 training prompts, the last ones of the last epoch, do not fill a batch" in said
+    mixed(nano, tmp_path / "resumed", trainer__max_training_steps=4)
+    assert mixed(nano, tmp_path / "resumed") == whole
+
+
+def test_what_epochs_leave_out_is_in_the_metrics_and_other_labels_are_other_data(nano: Path, tmp_path: Path) -> None:
+    dropping: dict[str, Any] = {"data__epoch_tail": "drop", "data__train_weights": None}
+    mixed(nano, tmp_path / "run", **dropping, trainer__max_training_steps=6)
+    assert [row.get("data/prompts_left_out", 0) for row in metrics(tmp_path / "run") if row["step"]] == [0] * 3 + [
+        2
+    ] * 3
+    more(tmp_path, answer="y")
+    sources = [str(nano / "train.jsonl"), str(tmp_path / "more.jsonl")]
+    with pytest.raises(ResumeError, match="the training data is not what it was"):
+        train(
+            nano,
+            tmp_path / "run",
+            **(dropping | {"data__bad_rows": "skip", "data__train_data": sources}),
+            trainer__epochs=2,
+            trainer__train_batch_size=7,
+            trainer__policy_mini_batch_size=7,
+            trainer__micro_train_batch_size_per_gpu=7,
+            trainer__eval_interval=-1,
+            trainer__eval_before_train=False,
+        )

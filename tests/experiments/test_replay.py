@@ -1,0 +1,256 @@
+"""Recorded runs of the nano model: run again, fed into other runs, and compared."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+from skyrl.cli.main import cli, main
+from skyrl.config import compose
+from skyrl.errors import ConfigError, DataError, UserError
+from skyrl.experiments.bisect import bisect
+from skyrl.experiments.ppo import BasePPOExp
+from skyrl.experiments.replay import Replay
+from tests.nano_run import config, overrides, train
+
+RECORDED: dict[str, Any] = {
+    "trainer__recording": "jsonl",
+    "trainer__deterministic": True,
+    "trainer__eval_before_train": False,
+    "trainer__eval_interval": -1,
+    "trainer__ckpt_interval": 4,
+    "trainer__policy_mini_batch_size": 2,
+    "trainer__micro_train_batch_size_per_gpu": 3,
+    "trainer__algorithm__use_kl_loss": True,
+    "trainer__policy__optimizer_config__scheduler": "linear",
+}
+"""Two updates a step, so that there are old log-probabilities; reference log-probabilities; a rate that falls. What is
+sampled repeats itself, so that two runs can be compared."""
+
+
+@pytest.fixture(scope="module")
+def original(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of six recorded steps, with a checkpoint after the fourth and the sixth. Not to be written to."""
+    out = tmp_path_factory.mktemp("original")
+    train(nano, out, **RECORDED)
+    return out
+
+
+@pytest.fixture
+def copied(original: Path, tmp_path: Path) -> Path:
+    """A copy of the run's folder."""
+    return shutil.copytree(original / "run", tmp_path / "copied")
+
+
+def change(folder: Path, step: int, how: Callable[[dict[str, Any]], None]) -> None:
+    """By hand, in the third group of a step's recording."""
+    file = folder / "recording" / f"step_{step:06}.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    group = json.loads(lines[3])
+    how(group)
+    file.write_text("\n".join([*lines[:3], json.dumps(group), *lines[4:]]) + "\n", encoding="utf-8")
+
+
+def more_reward(group: dict[str, Any]) -> None:
+    group["trajectories"][1]["rewards"][0]["reward"] += 1.0
+
+
+def test_every_recorded_step_comes_out_bit_equal(original: Path) -> None:
+    steps = list(Replay(original / "run").run(range(1, 7)))
+    assert [each.computed.step for each in steps] == [1, 2, 3, 4, 5, 6]
+    assert [each.differences for each in steps] == [()] * 6
+    assert list(steps[0].computed.tensors) == [
+        *("input_ids", "loss_mask", "rollout_logprobs"),
+        *("old_logprobs", "ref_logprobs", "rewards", "advantages"),
+    ]
+    assert len(steps[0].computed.updates) == 2
+
+
+def test_a_step_is_reached_from_the_last_checkpoint_before_it(original: Path) -> None:
+    replay = Replay(original / "run")
+    assert [replay.start_for(step) for step in (1, 4, 5, 6)] == [0, 0, 4, 4]
+    steps = list(replay.run(range(6, 7)))
+    assert [(each.computed.step, each.differences) for each in steps] == [(5, ()), (6, ())]
+
+
+def test_a_reward_changed_by_hand_is_named_with_its_step_and_what_follows_from_it(copied: Path) -> None:
+    change(copied, 5, more_reward)
+    step = next(iter(Replay(copied).run(range(5, 6))))
+    first, *rest = step.differences
+    assert (step.computed.step, first.what) == (5, "rewards")
+    assert first.where.startswith("row 7 (prompt ")  # two groups of three, then the second sample
+    assert float(first.other) - float(first.one) == 1.0
+    assert [each.what for each in rest][:2] == ["advantages", "policy loss"]
+    assert {"policy grad_norm", "policy weights"} <= {each.what for each in rest}
+
+
+def test_a_token_changed_by_hand_is_named(copied: Path) -> None:
+    def other_token(group: dict[str, Any]) -> None:
+        group["trajectories"][0]["response_ids"][0] ^= 1
+
+    change(copied, 5, other_token)
+    first, *_ = next(iter(Replay(copied).run(range(5, 6)))).differences
+    assert (first.what, first.where.split(" (")[0]) == ("input_ids", "row 6")
+
+
+def test_a_run_with_a_critic_is_replayed_too(nano: Path, tmp_path: Path) -> None:
+    critic: dict[str, Any] = {
+        "trainer__critic__model__path": str(nano / "model"),
+        "trainer__critic_mini_batch_size": 4,
+        "trainer__algorithm__advantage_estimator": "gae",
+        "trainer__max_training_steps": 3,
+        "trainer__ckpt_interval": 2,
+        "trainer__deterministic": False,  # a step that is run again does not need it
+    }
+    train(nano, tmp_path, **(RECORDED | critic))
+    (step,) = Replay(tmp_path / "run").run(range(3, 4))
+    assert step.differences == ()
+    assert {"values", "returns"} <= step.computed.tensors.keys()
+    assert [update.learner for update in step.computed.updates] == ["critic", "policy", "policy"]
+    assert step.computed.weights.keys() == {"policy", "critic"}
+
+
+def test_a_run_without_a_recording_cannot_be_replayed_and_says_what_was_missing(nano: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path, trainer__max_training_steps=1, trainer__eval_interval=-1)
+    with pytest.raises(DataError, match=r"there is no recording in .*trainer\.recording is jsonl"):
+        Replay(tmp_path / "run")
+    with pytest.raises(UserError, match=r"is not the folder of a run: it holds no config\.json"):
+        Replay(tmp_path)
+
+
+class NoEngines(BasePPOExp):
+    def get_inference_client(self) -> Any:
+        raise AssertionError("an engine was asked for")
+
+    def get_train_dataset(self) -> Any:
+        raise AssertionError("prompts were asked for")
+
+
+FED = RECORDED | {"trainer__recording": "off", "data__train_data": []}
+
+
+def test_a_run_is_fed_from_a_recording_without_engine_or_data(nano: Path, original: Path, tmp_path: Path) -> None:
+    experiment = NoEngines(config(nano, tmp_path, **FED, trainer__rollouts_from=str(original / "run")))
+    assert experiment.run()
+    ours, theirs = (load_file(out / "run" / "model" / "model.safetensors") for out in (tmp_path, original))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_fed_run_that_was_stopped_goes_on_where_it_was(nano: Path, original: Path, tmp_path: Path) -> None:
+    fed: dict[str, Any] = {**FED, "trainer__rollouts_from": str(original / "run"), "trainer__recording": "jsonl.gz"}
+    fed["trainer__policy__optimizer_config__scheduler"] = "constant_with_warmup"
+    train(nano, tmp_path, **fed, trainer__max_training_steps=3)
+    train(nano, tmp_path, **fed)
+    train(nano, tmp_path / "whole", **fed)
+    parting = bisect(tmp_path / "run", tmp_path / "whole" / "run")
+    assert (parting.compared, parting.found, parting.configuration) == ((1, 2, 3, 4, 5, 6), (), {})
+
+
+def test_a_recording_of_other_batches_is_refused(nano: Path, original: Path, tmp_path: Path) -> None:
+    fed = FED | {"trainer__rollouts_from": str(original / "run"), "trainer__train_batch_size": 2}
+    with pytest.raises(DataError, match=r"has 4 groups, and trainer\.train_batch_size is 2"):
+        train(nano, tmp_path, **fed)
+
+
+def test_evaluation_without_an_engine_is_refused(nano: Path, original: Path, tmp_path: Path) -> None:
+    values = overrides(nano, tmp_path, trainer__rollouts_from=str(original / "run"))
+    with pytest.raises(ConfigError, match="fed from a recording has no engine, and evaluation is on"):
+        compose([], values)
+
+
+def test_two_runs_of_one_configuration_do_not_part(nano: Path, original: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path, **RECORDED)
+    parting = bisect(original / "run", tmp_path / "run")
+    assert (parting.configuration, parting.found, parting.compared) == ({}, (), (1, 2, 3, 4, 5, 6))
+
+
+def test_another_seed_parts_in_the_order_of_the_data(nano: Path, original: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path, **RECORDED, trainer__seed=7, trainer__max_training_steps=1)
+    parting = bisect(original / "run", tmp_path / "run")
+    assert parting.configuration == {"trainer.seed": (42, 7)}
+    assert (parting.compared, parting.found[0].what) == ((1,), "data order")
+    assert parting.only_in_one == (2, 3, 4, 5, 6)
+
+
+def test_another_learning_rate_parts_in_the_updates_of_the_first_step(
+    nano: Path, original: Path, tmp_path: Path
+) -> None:
+    rate = {"trainer__policy__optimizer_config__lr": 2e-2, "trainer__max_training_steps": 1}
+    train(nano, tmp_path, **(RECORDED | rate))
+    parting = bisect(original / "run", tmp_path / "run")
+    assert list(parting.configuration) == ["trainer.policy.optimizer_config.lr"]
+    assert parting.found[0].what == "policy loss"
+    assert parting.found[0].where.startswith("update 1, ")  # the first began with the same weights
+    assert parting.found[-1].what == "policy weights"
+
+
+@pytest.mark.parametrize(
+    ("part", "what", "where"),
+    [
+        ("response_ids", "sampled tokens", "token 0"),
+        ("rollout_logprobs", "log-probabilities of the engine", "token 0"),
+        ("loss_mask", "loss mask", "token 0"),
+    ],
+)
+def test_the_first_token_that_differs_is_named(part: str, what: str, where: str, original: Path, copied: Path) -> None:
+    def other(group: dict[str, Any]) -> None:
+        group["trajectories"][2][part][0] = 1 - group["trajectories"][2][part][0]
+
+    change(copied, 4, other)
+    parting = bisect(original / "run", copied)
+    assert parting.compared == (1, 2, 3, 4)
+    (found,) = parting.found
+    assert (found.what, found.where.split(", ")[1:]) == (what, ["sample 2", where])
+    assert found.where.startswith("group 2 (prompt ")
+
+
+def test_runs_without_recordings_are_compared_by_their_metrics(nano: Path, original: Path, tmp_path: Path) -> None:
+    plain = RECORDED | {"trainer__recording": "off", "trainer__max_training_steps": 2}
+    train(nano, tmp_path, **plain, trainer__algorithm__kl_loss_coef=0.5)
+    parting = bisect(original / "run", tmp_path / "run")
+    assert not parting.recorded
+    assert parting.compared == (0, 1)
+    assert {each.what for each in parting.found} == {"metrics"}
+    assert "policy/final_loss" in {each.where for each in parting.found}
+
+
+def test_the_commands_say_what_was_found_and_exit_with_it(original: Path, copied: Path) -> None:
+    run, command = str(original / "run"), CliRunner()
+    same = command.invoke(cli, ["replay", run, "--step", "5-6"])
+    assert (same.exit_code, same.output.splitlines()[0]) == (0, "from the checkpoint of step 4")
+    assert [line[:20] for line in same.output.splitlines()[1:]] == ["step 5 is bit-equal:", "step 6 is bit-equal:"]
+    change(copied, 6, more_reward)
+    other = command.invoke(cli, ["replay", str(copied), "--step", "6"])
+    assert other.exit_code == 1
+    assert "step 6 differs, first in rewards:\n  row 7 (prompt " in other.output
+    assert "  then in: advantages, policy loss, " in other.output
+    with pytest.raises(SystemExit, match="1"):  # as the shell sees it
+        main(["bisect", run, str(copied)])
+    parted = command.invoke(cli, ["bisect", run, str(copied)])
+    assert parted.exit_code == 1
+    assert "recordings are equal in 5 steps, 1 to 5\nstep 6 parts, first in raw rewards:\n  group 2 " in parted.output
+    assert command.invoke(cli, ["bisect", run, run]).output == "recordings are equal in 6 steps, 1 to 6\n"
+    assert "'x' is no step: write 7, or 3-7" in command.invoke(cli, ["replay", run, "--step", "x"]).output
+
+
+@pytest.mark.long
+def test_steps_of_two_ranks_on_ray_come_out_bit_equal(nano: Path, tmp_path: Path) -> None:
+    on_ray: dict[str, Any] = {
+        "trainer__placement__executor": "ray",
+        "trainer__placement__colocate_all": False,
+        "trainer__placement__policy_num_gpus_per_node": 2,
+        "trainer__placement__ref_num_gpus_per_node": 2,
+        "trainer__ckpt_interval": 2,
+    }
+    train(nano, tmp_path, **(RECORDED | on_ray))
+    steps = list(Replay(tmp_path / "run").run(range(3, 6)))
+    assert [(each.computed.step, each.differences) for each in steps] == [(3, ()), (4, ()), (5, ())]

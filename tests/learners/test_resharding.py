@@ -1,0 +1,68 @@
+"""What two ranks stored is resumed by one or by four: the same losses, to 1e-6."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.checkpoint.pieces import StoredTensors
+from skyrl.checkpoint.storage import Disk
+from skyrl.config import TrainerConfig
+from skyrl.learners.group import LearnerGroup
+from skyrl.learners.workers import PolicyWorker
+from skyrl.training.objective import policy_objective
+from tests.learners.pool import Pool
+from tests.learners.test_strategies import DEEPSPEED, ZERO, changed, mini_batch
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+FSDP2: dict[str, Any] = {"strategy": "fsdp2"}
+
+
+def policy(pool: Pool, small: TrainerConfig, changes: dict[str, Any], ranks: int) -> LearnerGroup[PolicyWorker]:
+    trainer = changed(small, changes)
+    objective = policy_objective(trainer.algorithm)
+    return LearnerGroup(pool.start(partial(PolicyWorker, trainer, objective), ranks), objective)
+
+
+async def assert_resumes(
+    first: LearnerGroup[PolicyWorker], start: Callable[[], LearnerGroup[PolicyWorker]], folder: Path
+) -> None:
+    """Three steps by the first, stored, and two more by it and by the one that is started then."""
+    for step in range(3):
+        await first.update(mini_batch(step))
+    numbers, _ = await first.stage()
+    files = await first.write_staged(Disk(folder), "saved")
+    assert [file.name for file in files] == ["policy/rank_0_of_2.safetensors", "policy/rank_1_of_2.safetensors"]
+    expected = [(await first.update(mini_batch(step)))["final_loss"] for step in (3, 4)]
+    then = start()
+    await then.load_state(StoredTensors(Disk(folder), "saved", tuple(file.name for file in files)), numbers)
+    found = [(await then.update(mini_batch(step)))["final_loss"] for step in (3, 4)]
+    assert found == [pytest.approx(loss, rel=1e-6, abs=1e-6) for loss in expected]
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+async def test_fsdp2_goes_on_with_other_ranks(ranks: int, pool: Pool, small: TrainerConfig, tmp_path: Path) -> None:
+    await assert_resumes(policy(pool, small, FSDP2, 2), lambda: policy(pool, small, FSDP2, ranks), tmp_path)
+
+
+@pytest.fixture(scope="module", params=[1, 4])
+def zero_ranks(request: pytest.FixtureRequest) -> Iterator[tuple[Pool, int]]:
+    """DeepSpeed's processes stay together for good, so their number is fixed."""
+    started = Pool(request.param, stay=True)
+    yield started, request.param
+    started.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+async def test_deepspeed_goes_on_with_other_ranks(
+    stage: int, zero_pool: Pool, zero_ranks: tuple[Pool, int], small: TrainerConfig, tmp_path: Path
+) -> None:
+    way = {**DEEPSPEED, ZERO + "stage": stage}
+    pool, ranks = zero_ranks
+    await assert_resumes(policy(zero_pool, small, way, 2), lambda: policy(pool, small, way, ranks), tmp_path)

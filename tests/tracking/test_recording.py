@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import datetime
+import gzip
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+
+from skyrl.errors import DataError, RunError
+from skyrl.tracking.group_lines import as_object, group_of
+from skyrl.tracking.recording import Computed, Recording, Sampled, Update
+from skyrl.trajectory import Failure, Prompt, Trajectory, TrajectoryGroup, TurnReward
+
+GROUP = TrajectoryGroup(
+    prompt=Prompt(
+        id="0:3",
+        messages=({"role": "user", "content": "a\u2028b \x85 ü"},),
+        token_ids=(5, 6),
+        env_class="gsm8k",
+        extras={
+            "$odd": {"deep": [1, (2.5, None)]},
+            "blob": b"\x00\xff",
+            "day": datetime.date(2026, 1, 2),
+            "now": datetime.datetime(2026, 1, 2, 3, 4, 5),
+            "price": Decimal("0.10"),
+            "limit": float("inf"),
+        },
+    ),
+    trajectories=(
+        Trajectory(
+            prompt_id="0:3",
+            sample_index=0,
+            prompt_ids=(5, 6),
+            response_ids=(7, 8),
+            loss_mask=(1, 0),
+            rollout_logprobs=(-0.1 - 2**-55, float("-inf")),
+            weight_versions=(2, 2),
+            rewards=(TurnReward(token=1, reward=1 / 3),),
+            stop_reason="length",
+            metrics={"turns": 1.0},
+            timings={"llm": 0.25},
+            failures=(Failure(kind="raised", reason="no"),),
+        ),
+    ),
+    baseline=0.1 + 0.2,
+)
+
+
+def computed(step: int) -> Computed:
+    return Computed(
+        step=step,
+        tensors={"rewards": torch.tensor([[0.0, 1 / 3]])},
+        updates=(Update(learner="policy", metrics={"grad_norm": float("nan"), "policy_loss": 0.1}),),
+        weights={"policy": {"w": "00ff"}},
+    )
+
+
+def recording(folder: Path, *, compress: bool = False, steps: int = 2) -> Recording:
+    made = Recording(folder / "recording", compress=compress)
+    made.begin({"total_steps": 9})
+    for step in range(1, steps + 1):
+        made.write_sampled(step, Sampled(groups=(GROUP,), metrics={"generate/groups_dropped": 1.0}, epoch=1))
+        made.write_computed(computed(step))
+    return made
+
+
+def test_a_group_comes_back_equal_in_everything() -> None:
+    again = group_of(json.loads(json.dumps(as_object(GROUP))))
+    assert again == GROUP
+    assert again.trajectories[0].timings == GROUP.trajectories[0].timings  # which equality leaves out
+    assert type(again.prompt.extras["$odd"]["deep"]) is list
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_step_comes_back_as_it_was(compress: bool, tmp_path: Path) -> None:
+    made = recording(tmp_path, compress=compress)
+    assert made.steps() == [1, 2]
+    assert made.sampled(2) == Sampled(groups=(GROUP,), metrics={"generate/groups_dropped": 1.0}, epoch=1)
+    again = made.computed(2)
+    assert torch.equal(again.tensors["rewards"], torch.tensor([[0.0, 1 / 3]]))
+    assert again.updates[0].metrics["policy_loss"] == 0.1
+    assert again.updates[0].metrics["grad_norm"] != again.updates[0].metrics["grad_norm"]  # NaN
+    assert again.weights == {"policy": {"w": "00ff"}}
+
+
+def test_a_compressed_file_has_the_lines_of_a_plain_one(tmp_path: Path) -> None:
+    recording(tmp_path / "plain")
+    recording(tmp_path / "small", compress=True)
+    plain = tmp_path / "plain" / "recording" / "step_000001.jsonl"
+    small = tmp_path / "small" / "recording" / "step_000001.jsonl.gz"
+    assert gzip.decompress(small.read_bytes()) == plain.read_bytes()
+
+
+def test_later_steps_are_forgotten_before_they_happen_again(tmp_path: Path) -> None:
+    made = recording(tmp_path, steps=3)
+    made.forget_after(1)
+    assert made.steps() == [1]
+    assert sorted(path.name for path in made.folder.glob("step_*")) == [
+        *("step_000001.json", "step_000001.jsonl", "step_000001.safetensors")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda lines: lines[:1], "holds 0 of 1 groups: it is incomplete"),
+        (lambda lines: [lines[0], lines[1][:40]], "line 2 is not JSON"),
+        (lambda lines: [lines[0], lines[1].replace('"baseline"', '"base"')], "line 2 is not a group"),
+        (lambda lines: [lines[0], lines[1].replace("[7, 8]", '["seven", 8]')], "line 2 is not a group"),
+        (lambda lines: lines[1:], "does not begin with a line that says what follows"),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_line(spoil: Any, said: str, tmp_path: Path) -> None:
+    made = recording(tmp_path)
+    file = made.folder / "step_000002.jsonl"
+    file.write_text("\n".join(spoil(file.read_text(encoding="utf-8").split("\n")[:2])) + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=f"step_000002.jsonl.*{said}"):
+        made.sampled(2)
+
+
+def test_a_step_that_is_not_there_and_a_recording_that_is_none_are_told(tmp_path: Path) -> None:
+    made = recording(tmp_path)
+    for read in (made.sampled, made.computed):
+        with pytest.raises(DataError, match="step 3 is not in the recording .*the steps 1 to 2"):
+            read(3)
+    with pytest.raises(DataError, match=r"there is no recording in .*trainer\.recording"):
+        Recording(tmp_path / "elsewhere").about()
+    (made.folder / "about.json").write_text('{"schema": 99}', encoding="utf-8")
+    with pytest.raises(DataError, match="has form 99, and this version reads form 1"):
+        made.about()
+
+
+def test_a_column_that_json_cannot_hold_is_told_with_the_way_out() -> None:
+    odd = evolve(GROUP, prompt=evolve(GROUP.prompt, extras={"column": object()}))
+    with pytest.raises(RunError, match=r"holds a object, which cannot be recorded.*trainer\.recording = off"):
+        as_object(odd)
