@@ -56,6 +56,7 @@ from skyrl.config.registry import (
 from skyrl.config.resolve import resolve
 from skyrl.config.rewards import NormConfig, OverlongConfig, RewardShapingConfig
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.supervised import RewardModelConfig, SFTConfig, SFTPlacementConfig, SupervisedConfig
 from skyrl.config.trainer import FullyAsyncConfig, TrainerConfig
 from skyrl.errors import ConfigError
 
@@ -100,13 +101,17 @@ __all__ = [
     "PolicyConfig",
     "PolicyLossRegistry",
     "RefConfig",
+    "RewardModelConfig",
     "RewardShapingConfig",
     "SAPOConfig",
+    "SFTConfig",
+    "SFTPlacementConfig",
     "SamplingParams",
     "SearchEnvConfig",
     "SkyRLGymConfig",
     "SkyRLLoraConfig",
     "SkyRLTrainConfig",
+    "SupervisedConfig",
     "Text2SQLEnvConfig",
     "TrainerConfig",
     "ZeroOptimizationConfig",

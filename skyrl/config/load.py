@@ -118,7 +118,7 @@ def _draft(files: Files, overrides: Overrides, root: type[C] | None, environ: Ma
         layers.append(
             _file_layer(str(override)[1:], reach, f"argument {number}") if is_file else _word_layer(override, number)
         )
-    chosen: type[Any] = root or ROOTS.get(_kind_of(layers), SkyRLTrainConfig)
+    chosen: type[Any] = root or _root_of(layers)
     draft: Draft[C] = Draft(chosen(), reach)
     for layer in layers:
         _take(draft, layer, chosen)
@@ -151,19 +151,23 @@ def _word_layer(override: str | tuple[str, Any], number: int) -> _Layer:
         return _Layer(error=error)
 
 
-def _kind_of(layers: Sequence[_Layer]) -> str:
-    """The last `kind` that anybody wrote."""
-    kind = "rl"
+def _root_of(layers: Sequence[_Layer]) -> type[RunConfig]:
+    """What the last `kind` that anybody wrote names. Raises `ConfigError` for one that there is not."""
+    kind, place = "rl", ""
     for assignment in (each for layer in layers for each in layer.assignments):
         found: Any = assignment.value
         if assignment.path == () and isinstance(found, Mapping):
             stored = found.get("config")
             table = stored if isinstance(stored, Mapping) and "fingerprint" in found else found
-            found = table.get("kind", kind)
+            found = table.get("kind")
         elif assignment.path != ("kind",):
             continue
-        kind = found.strip() if isinstance(found, str) else kind
-    return kind
+        if found is not None:
+            kind, place = str(found).strip().strip('"'), assignment.origin.at("kind").place if assignment.path == () else assignment.origin.place
+    if kind not in ROOTS:
+        problem = Problem(path="kind", message=f"{kind!r} is no kind of run", place=place, hint=f"one of: {', '.join(ROOTS)}")
+        raise ConfigError([problem])
+    return ROOTS[kind]
 
 
 def _take(draft: Draft[Any], layer: _Layer, root: type[Any]) -> None:

@@ -8,10 +8,13 @@ from typing import Literal
 
 from skyrl.config.deepspeed import DeepSpeedConfig
 from skyrl.config.entry import RunConfig
+from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.faults import FaultsConfig
 from skyrl.config.intervals import Interval, interval
-from skyrl.config.learners import FSDPConfig, OptimizerConfig
+from skyrl.config.learners import CriticConfig, FSDPConfig, OptimizerConfig, PolicyConfig
 from skyrl.config.models import ModelConfig
+from skyrl.config.placement import PlacementConfig
+from skyrl.config.trainer import TrainerConfig
 from skyrl.tree import FREE, IDENTITY, field, frozen
 from skyrl.tree.units import Seconds
 from skyrl.tree.validators import (
@@ -23,6 +26,9 @@ from skyrl.tree.validators import (
 
 TrainOnWhat = Literal["last_assistant_message", "all_assistant_messages"]
 """Which messages of a chat are learned."""
+
+SCORE = "score"
+"""Name of a reward model's head, which is the one that transformers gives it."""
 
 _sources = rule_of_one_field(lambda value: all(value), "names that are not empty")
 _weights = rule_of_one_field(lambda value: all(weight > 0 for weight in value), "positive numbers")
@@ -184,6 +190,9 @@ class SupervisedConfig(RunConfig):
     """latest: go on from the newest checkpoint of this run, if there is one; empty: start anew; otherwise the folder of
     a checkpoint (`.../global_step_N`)."""
 
+    resume_with_changes: bool = field(default=False, metadata=FREE)
+    """Go on from a checkpoint although fields that change numbers differ; what differs is printed."""
+
     hf_save_interval: Interval = field(default=0, validator=interval, metadata=FREE)
     """Optimizer steps between exports of the model in Hugging Face format, or epochs, or time, or a list. -1 or 0:
     only the trained model, in the run's folder."""
@@ -205,6 +214,75 @@ class SupervisedConfig(RunConfig):
 
     logger: Literal["console"] = field(default="console", metadata=FREE)
     """Where metrics go besides the run's folder."""
+
+    @property
+    def rows_of_an_item(self) -> int:
+        """Rows of a batch that one item of the data becomes."""
+        return 1
+
+    @property
+    def trainer(self) -> TrainerConfig:
+        """The same in the terms of the RL tree, which learners, checkpoints and sessions are built from."""
+        rows, limit = self.rows_of_an_item, self.max_tokens_per_microbatch
+        named = self.resume_from not in ("", "latest")
+        placement = self.placement
+        return TrainerConfig(
+            policy=PolicyConfig(
+                model=self.model,
+                optimizer_config=self.optimizer_config,
+                fsdp_config=self.fsdp_config,
+                deepspeed_config=self.deepspeed_config,
+            ),
+            critic=CriticConfig(
+                model=self.model,
+                optimizer_config=self.optimizer_config,
+                fsdp_config=self.fsdp_config,
+                deepspeed_config=self.deepspeed_config,
+            ),
+            algorithm=AlgorithmConfig(temperature=1.0, use_kl_loss=False, value_head_prefix=SCORE),
+            placement=PlacementConfig(
+                colocate_all=False,
+                colocate_policy_ref=False,
+                policy_num_nodes=placement.num_nodes,
+                policy_num_gpus_per_node=placement.num_gpus_per_node,
+                executor=placement.executor,
+                ray_address=placement.ray_address,
+                start_timeout_seconds=placement.start_timeout_seconds,
+                call_timeout_seconds=placement.call_timeout_seconds,
+                heartbeat_timeout_seconds=placement.heartbeat_timeout_seconds,
+            ),
+            strategy=self.strategy,
+            faults=self.faults,
+            device=self.device,
+            seed=self.seed,
+            deterministic=self.deterministic,
+            train_batch_size=self.batch_size,
+            policy_mini_batch_size=self.batch_size,
+            critic_mini_batch_size=self.batch_size,
+            micro_train_batch_size_per_gpu=self.micro_train_batch_size_per_gpu * rows,
+            micro_forward_batch_size_per_gpu=self.micro_train_batch_size_per_gpu * rows,
+            max_tokens_per_microbatch=limit,
+            use_sample_packing=self.use_sequence_packing,
+            compute_dtype=self.compute_dtype,
+            attention=self.attention,
+            recompute_activations=self.recompute_activations,
+            disable_fast_tokenizer=self.disable_fast_tokenizer,
+            eval_before_train=self.eval_before_train,
+            eval_interval=self.eval_interval,
+            resume_mode="from_path" if named else "latest" if self.resume_from else "none",
+            resume_path=self.resume_from if named else None,
+            resume_with_changes=self.resume_with_changes,
+            ckpt_path=self.ckpt_path or "",
+            ckpt_interval=self.ckpt_interval,
+            max_ckpts_to_keep=self.max_ckpts_to_keep,
+            hf_save_interval=self.hf_save_interval,
+            export_path=self.export_path or "",
+            run_path=self.run_path,
+            log_path=self.log_path or "",
+            project_name=self.project_name,
+            run_name=self.run_name,
+            logger=self.logger,
+        )
 
 
 @frozen
@@ -244,3 +322,8 @@ class RewardModelConfig(SupervisedConfig):
 
     prompt_key: str = "prompt"
     """Column of the chat, or of the user's text, before both answers. A row without it has whole chats."""
+
+    @property
+    def rows_of_an_item(self) -> int:
+        """A pair is two rows."""
+        return 2

@@ -337,6 +337,11 @@ class BasePPOExp:
         """
         return Session(self).run()
 
+    async def close(self) -> None:
+        """Let go of the engines, once training is over."""
+        if not self.recorded:
+            await self.client.close()
+
     async def _save(self, trainer: PPOTrainer, step: int) -> None:
         for name, learner in self.learners.items():
             await self.time_sharing.for_learning(name)
