@@ -24,6 +24,7 @@ from skyrl.cli.export import export
 from skyrl.cli.plan import plan
 from skyrl.cli.replay import bisect, replay
 from skyrl.cli.serve_retriever import serve_retriever
+from skyrl.cli.serve_reward import serve_reward
 from skyrl.cli.templates import templates
 from skyrl.cli.words import STRICT, WORDS, compose_words
 from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, Problem, SkyRLError, Stopped
@@ -115,6 +116,7 @@ def completion(shell: str) -> None:
 cli.add_command(ckpt)
 cli.add_command(plan)
 cli.add_command(serve_retriever)
+cli.add_command(serve_reward)
 cli.add_command(templates)
 cli.add_command(export)
 cli.add_command(replay)

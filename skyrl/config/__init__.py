@@ -13,6 +13,7 @@ from skyrl.config.entry import BaseConfig, get_config_as_dict, get_config_as_yam
 from skyrl.config.environment import (
     EnvironmentConfig,
     GSM8kLLMJudgeEnvConfig,
+    RewardModelEnvConfig,
     SearchEnvConfig,
     SkyRLGymConfig,
     Text2SQLEnvConfig,
@@ -102,6 +103,7 @@ __all__ = [
     "PolicyLossRegistry",
     "RefConfig",
     "RewardModelConfig",
+    "RewardModelEnvConfig",
     "RewardShapingConfig",
     "SAPOConfig",
     "SFTConfig",

@@ -62,6 +62,18 @@ def recorded_samples_evaluate_nothing(run: SkyRLTrainConfig) -> Iterator[Problem
         )
 
 
+def a_reward_model_is_somewhere(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The environment reward_model has its model here, or elsewhere."""
+    settings, path = run.environment.skyrl_gym.reward_model, "environment.skyrl_gym.reward_model"
+    if run.environment.env_class != "reward_model":
+        return
+    if not settings.path and not settings.url:
+        hint = "name its folder in path, or the address of `skyrl serve-reward` in url"
+        yield Problem(path=f"{path}.path", message="no reward model to ask", hint=hint)
+    if settings.path and settings.url:
+        yield Problem(path=f"{path}.url", message="both path and url say where the model is", hint="leave one out")
+
+
 def several_evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Greedy samples of a prompt are all the same, so that pass@n would be pass@1."""
     sampling, samples = run.generator.eval_sampling_params, run.generator.eval_n_samples_per_prompt
@@ -209,6 +221,7 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     there_is_data_to_train_on,
     evaluation_has_data,
     recorded_samples_evaluate_nothing,
+    a_reward_model_is_somewhere,
     several_evaluation_samples_differ,
     no_source_is_named_twice,
     the_schedules_have_what_they_need,

@@ -215,6 +215,7 @@ EFFECTS: tuple[Effect, ...] = (
         )
     ),
     Effect("environment.skyrl_gym.text2sql", "environment.env_class is text2sql", _env_is("text2sql")),
+    Effect("environment.skyrl_gym.reward_model", "environment.env_class is reward_model", _env_is("reward_model")),
     Effect("environment.skyrl_gym.search", "environment.env_class is search", _env_is("search")),
     Effect(
         "environment.skyrl_gym.llm_as_a_judge", "environment.env_class is llm_as_a_judge", _env_is("llm_as_a_judge")
