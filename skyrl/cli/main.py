@@ -56,12 +56,13 @@ def run(words: tuple[str, ...], strict: bool) -> None:
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
     experiment, trained = run_with_recovery(experiment_of(composed.config.kind), composed.config)
-    at = "trainer." if composed.config.kind == "rl" else ""
     if not trained:
+        of_rl = composed.config.kind == "rl"
+        at, longer = ("trainer.", "trainer.epochs or trainer.max_training_steps") if of_rl else ("", "num_epochs")
         click.echo(
             f"This run is finished ({experiment.checkpoints.folder} has its last step): nothing was trained.\n"
             f"To train again, choose other folders ({at}run_path, {at}ckpt_path) or delete these; "
-            f"to train longer, raise {'num_epochs or num_steps' if not at else 'trainer.epochs or trainer.max_training_steps'}."
+            f"to train longer, raise {longer}."
         )
     for line in summary(composed.config, experiment.folder):
         click.echo(line)
@@ -84,7 +85,6 @@ def _of_this_machine() -> tuple[Any, ...]:
     """Checks of what lies outside of the tree."""
     from skyrl.experiments.installation import INSTALLATION, keys_are_there
     from skyrl.experiments.preflight import PREFLIGHT
-
     from skyrl.experiments.supervised_preflight import SUPERVISED_PREFLIGHT
 
     of_rl: tuple[Any, ...] = (*INSTALLATION, keys_are_there(os.environ), *PREFLIGHT)

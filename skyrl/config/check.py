@@ -32,6 +32,7 @@ from skyrl.tree.origins import Origins
 from skyrl.tree.rules import Check, find_problems
 from skyrl.tree.secrets import HIDDEN
 
+
 def the_policy_has_a_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """There is something to train."""
     if not run.trainer.policy.model.path:

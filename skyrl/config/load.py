@@ -75,7 +75,8 @@ def load(
     """Patch files, then overrides, onto the default tree; a later value wins, leaf by leaf.
 
     `root` is the class of the tree; without one it is what `kind` in the last file or override that has it names, and
-    reinforcement learning where none has. A file is TOML, YAML or JSON, the folder of a run, or `preset:NAME`. `environ` is what `env:NAME` is looked up in.
+    reinforcement learning where none has. A file is TOML, YAML or JSON, the folder of a run, or `preset:NAME`.
+    `environ` is what `env:NAME` is looked up in.
     Raises `ConfigError` listing every unreadable file, unknown name and value that does not fit.
     """
     draft = _draft(files, overrides, root, environ)
@@ -155,18 +156,18 @@ def _root_of(layers: Sequence[_Layer]) -> type[RunConfig]:
     """What the last `kind` that anybody wrote names. Raises `ConfigError` for one that there is not."""
     kind, place = "rl", ""
     for assignment in (each for layer in layers for each in layer.assignments):
-        found: Any = assignment.value
+        found, origin = assignment.value, assignment.origin
         if assignment.path == () and isinstance(found, Mapping):
             stored = found.get("config")
-            table = stored if isinstance(stored, Mapping) and "fingerprint" in found else found
-            found = table.get("kind")
+            found = (stored if isinstance(stored, Mapping) and "fingerprint" in found else found).get("kind")
+            origin = origin.at("kind")
         elif assignment.path != ("kind",):
             continue
         if found is not None:
-            kind, place = str(found).strip().strip('"'), assignment.origin.at("kind").place if assignment.path == () else assignment.origin.place
+            kind, place = str(found).strip().strip('"'), origin.place
     if kind not in ROOTS:
-        problem = Problem(path="kind", message=f"{kind!r} is no kind of run", place=place, hint=f"one of: {', '.join(ROOTS)}")
-        raise ConfigError([problem])
+        hint = f"one of: {', '.join(ROOTS)}"
+        raise ConfigError([Problem(path="kind", message=f"{kind!r} is no kind of run", place=place, hint=hint)])
     return ROOTS[kind]
 
 

@@ -97,9 +97,7 @@ VALUES_NOT_YET: tuple[NotYet, ...] = (
 """Fields that components read, with values that none does yet."""
 
 
-SUPERVISED_NOT_YET: tuple[NotYet, ...] = (
-    NotYet("model.lora.lora_sync_path", "sending adapters on their own"),
-)
+SUPERVISED_NOT_YET: tuple[NotYet, ...] = (NotYet("model.lora.lora_sync_path", "sending adapters on their own"),)
 """The same of supervised runs."""
 
 

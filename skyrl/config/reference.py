@@ -51,7 +51,9 @@ def _sentences(path: str, doc: str, root: type[Any]) -> list[str]:
     found = [" ".join(doc.split())]
     found += [f"Has an effect when {each.when}." for each in effects_of(root) if _covers(each.path, path)]
     found += [f"Derived by `{each.name}` where it is not written." for each in rules_of(root) if each.writes == path]
-    found += [f"Not read in this version yet: {each.what}." for each in not_yet_of(root) if _covers(each.path, path)][:1]
+    found += [f"Not read in this version yet: {each.what}." for each in not_yet_of(root) if _covers(each.path, path)][
+        :1
+    ]
     return [f"  {sentence}" for sentence in found if sentence]
 
 

@@ -6,9 +6,9 @@ for models, optimizers and sharding, and have the names of SkyRL's `SFTConfig` w
 
 from typing import Literal
 
+from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.deepspeed import DeepSpeedConfig
 from skyrl.config.entry import RunConfig
-from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.faults import FaultsConfig
 from skyrl.config.intervals import Interval, interval
 from skyrl.config.learners import CriticConfig, FSDPConfig, OptimizerConfig, PolicyConfig

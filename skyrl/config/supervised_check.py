@@ -138,7 +138,9 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
     ),
     Effect("faults.max_skipped_steps", "a reinforcement-learning run leaves steps out", lambda run: False),
     Effect("faults.max_roll_backs", "a reinforcement-learning run goes back", lambda run: False),
-    Effect("faults.on_stall", "stall_timeout_seconds is a time", lambda run: run.faults.stall_timeout_seconds is not None),
+    Effect(
+        "faults.on_stall", "stall_timeout_seconds is a time", lambda run: run.faults.stall_timeout_seconds is not None
+    ),
     Effect("fsdp_config", "the strategy is fsdp2", _is_fsdp),
     Effect("deepspeed_config", "the strategy is deepspeed", lambda run: run.strategy == "deepspeed"),
     *(

@@ -15,9 +15,7 @@ def device_is_what_the_machine_has(run: SupervisedConfig) -> str:
     return "cuda" if has_cuda_device() else "cpu"
 
 
-@rule(
-    writes="placement.executor", reads=("placement.num_nodes", "placement.num_gpus_per_node"), unset="auto"
-)
+@rule(writes="placement.executor", reads=("placement.num_nodes", "placement.num_gpus_per_node"), unset="auto")
 def one_rank_needs_one_process(run: SupervisedConfig) -> str:
     """Ray is for several ranks."""
     alone = run.placement.num_nodes * run.placement.num_gpus_per_node == 1

@@ -28,9 +28,9 @@ from skyrl.envs.isolated import isolated
 from skyrl.envs.llm_judge import LLMJudgeEnv
 from skyrl.envs.math_equal import math_equal
 from skyrl.envs.multiply import MultiplyEnv
+from skyrl.envs.reward_functions import RewardFunctionEnv
 from skyrl.envs.reward_model import TOKEN_VARIABLE as REWARD_TOKEN
 from skyrl.envs.reward_model import RewardModelEnv
-from skyrl.envs.reward_functions import RewardFunctionEnv
 from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.errors import TaskError

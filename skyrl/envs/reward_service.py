@@ -4,8 +4,8 @@
          -> {"scores": [0.71, ...]}    one for each chat, higher is better
     GET  /health  -> {"model": "runs/rm/model"}
 
-What cannot be understood is answered with 400 and `{"error": ...}`. Only this machine is served, unless there is a token,
-which every request then has to bring.
+What cannot be understood is answered with 400 and `{"error": ...}`. Only this machine is served, unless there is a
+token, which every request then has to bring.
 """
 
 from __future__ import annotations

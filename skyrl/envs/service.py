@@ -18,8 +18,10 @@ LONGEST_BODY = 4 << 20
 
 
 def listen(host: str, port: int, token: str | None, variable: str) -> socket.socket:
-    """A socket that listens there; port 0 is any that is free. `variable` is where a token is looked for. Raises `UserError` for an address that others
-    can reach while there is no token, `ProcessError` for one that cannot be had.
+    """A socket that listens there; port 0 is any that is free. `variable` is where a token is looked for.
+
+    Raises `UserError` for an address that others can reach while there is no token, `ProcessError` for one that cannot
+    be had.
     """
     if not token and not _is_loopback(host):
         raise UserError(

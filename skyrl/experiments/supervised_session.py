@@ -21,7 +21,7 @@ _WORDS = (
     (re.compile(r", or look at the rewards and log-probabilities of this step"), ""),
     (re.compile(r"\btrainer\."), ""),
 )
-"""What is said of the RL tree -> of this one. `SupervisedConfig.trainer` is what sessions and learners are built from."""
+"""What is said of the RL tree -> of this one: sessions and learners are built from `SupervisedConfig.trainer`."""
 
 
 class SupervisedSession(Session):

@@ -69,8 +69,10 @@ def learning_rate_schedule(
         if config.scheduler in DECAYING:
             _known(total, config)
         from_least = config.scheduler in ("cosine", "cosine_warmup_with_min_lr")
-        start = (config.min_lr_ratio if from_least else 0.0) if config.warmup_start_ratio is None else (
-            config.warmup_start_ratio
+        start = (
+            (config.min_lr_ratio if from_least else 0.0)
+            if config.warmup_start_ratio is None
+            else (config.warmup_start_ratio)
         )
         decay = config.num_decay_steps if config.scheduler == "warmup_stable_decay" else None
         shape: Callable[[float], float] = Shape(

@@ -35,8 +35,8 @@ class CrossEntropy:
 class BradleyTerry:
     """-mean over pairs of log sigmoid(s_chosen - s_rejected); Bradley and Terry 1952, as in arXiv:2203.02155, eq. 1.
 
-    Rows 2i and 2i + 1 are the chosen and the rejected chat of a pair, and stay in one micro-batch. One token of each row
-    is selected, and the value in its place is the score of all before it.
+    Rows 2i and 2i + 1 are the chosen and the rejected chat of a pair, and stay in one micro-batch. One token of each
+    row is selected, and the value in its place is the score of all before it.
     """
 
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:

@@ -1,4 +1,4 @@
-"""A reward model: stored as transformers' sequence classifier with one label, loaded from there, and asked for scores."""
+"""A reward model: stored as transformers' sequence classifier with one label, and asked for scores."""
 
 from __future__ import annotations
 

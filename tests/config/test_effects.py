@@ -136,6 +136,16 @@ ON: dict[str, dict[str, Any]] = {
     "generator.step_wise_trajectories": {"generator.max_turns": 2},
     "environment.skyrl_gym.text2sql": {"environment.env_class": "text2sql"},
     "environment.skyrl_gym.search": {"environment.env_class": "search"},
+    "environment.skyrl_gym.reward_model": {"environment.env_class": "reward_model"},
+    **{
+        f"trainer.{model}.optimizer_config.{name}": {**more, f"trainer.{model}.optimizer_config.{switch}": value}
+        for model, more in (("policy", {}), ("critic", CRITIC))
+        for name, switch, value in (
+            ("min_lr_ratio", "scheduler", "cosine"),
+            ("num_decay_steps", "scheduler", "warmup_stable_decay"),
+            ("warmup_start_ratio", "num_warmup_steps", 3),
+        )
+    },
     "environment.skyrl_gym.llm_as_a_judge": {"environment.env_class": "llm_as_a_judge"},
     **{
         effect.path: {"generator.inference_engine.backend": "vllm"}
