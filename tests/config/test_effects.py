@@ -18,6 +18,13 @@ NO_KL = {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_kl_in_re
 NO_EVALUATION = {"trainer.eval_before_train": False, "trainer.eval_interval": 0}
 
 OFF: dict[str, dict[str, Any]] = {
+    **{
+        f"trainer.{model}.optimizer_config.warmup_steps_proportion": {
+            **(CRITIC if model == "critic" else {}),
+            f"trainer.{model}.optimizer_config.scheduler": "constant",
+        }
+        for model in ("policy", "critic")
+    },
     # effect: what switches it off, where the run of RUNNABLE does not
     "trainer.algorithm.kl_loss_coef": NO_KL,
     "trainer.algorithm.kl_estimator_type": NO_KL,
