@@ -20,6 +20,7 @@ from skyrl.config.environment import (
 )
 from skyrl.config.extension import make_config
 from skyrl.config.faults import FaultsConfig
+from skyrl.config.fully_async import FullyAsyncConfig
 from skyrl.config.generator import ChatTemplateConfig, GeneratorConfig, SamplingParams
 from skyrl.config.learners import (
     CriticConfig,
@@ -58,7 +59,7 @@ from skyrl.config.resolve import resolve
 from skyrl.config.rewards import NormConfig, OverlongConfig, RewardShapingConfig
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.supervised import RewardModelConfig, SFTConfig, SFTPlacementConfig, SupervisedConfig
-from skyrl.config.trainer import FullyAsyncConfig, TrainerConfig
+from skyrl.config.trainer import TrainerConfig
 from skyrl.errors import ConfigError
 
 __all__ = [

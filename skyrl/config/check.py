@@ -1,9 +1,9 @@
 """`check()`: which resolved trees can run. One small function for each rule that involves several fields.
 
-Each yields problems with a remedy; those of the algorithm, of batch sizes, of placement, of engines, of learners and of
-rollouts are in `check_algorithm.py`, `check_batches.py`, `check_placement.py`, `check_engines.py`, `check_learners.py`
-and `check_rollouts.py`. What a single field may hold is a validator on the field; what depends on the machine (files,
-keys, GPUs) is looked at when a run starts.
+Each yields problems with a remedy. Those of the algorithm, of batch sizes, of placement, of engines, of learners, of
+rollouts and of asynchronous training are in `check_algorithm.py`, `check_batches.py`, `check_placement.py`,
+`check_engines.py`, `check_learners.py`, `check_rollouts.py` and `check_async.py`. What a single field may hold is a
+validator on the field; what depends on the machine (files, keys, GPUs) is looked at when a run starts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from skyrl.config.check_algorithm import ALGORITHM_CHECKS
+from skyrl.config.check_async import ASYNC_CHECKS
 from skyrl.config.check_batches import BATCH_CHECKS
 from skyrl.config.check_engines import ENGINE_CHECKS
 from skyrl.config.check_learners import LEARNER_CHECKS
@@ -242,6 +243,7 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     *ENGINE_CHECKS,
     *LEARNER_CHECKS,
     *ROLLOUT_CHECKS,
+    *ASYNC_CHECKS,
     *(entry.check for entry in (*NOT_YET, *VALUES_NOT_YET)),
 )
 

@@ -12,6 +12,7 @@ from skyrl.config.effect import Effect
 from skyrl.config.effects_algorithm import ALGORITHM_EFFECTS
 from skyrl.config.engines import VLLM_ONLY
 from skyrl.config.entry import RunConfig
+from skyrl.config.fully_async import FullyAsyncConfig
 from skyrl.config.import_paths import is_import_path
 from skyrl.config.intervals import read_interval
 from skyrl.config.resolve import rules_of
@@ -21,6 +22,7 @@ from skyrl.config.supervised import SupervisedConfig
 from skyrl.config.supervised_check import SUPERVISED_EFFECTS
 from skyrl.errors import Problem
 from skyrl.tree import differences
+from skyrl.tree.classes import fields_of
 from skyrl.tree.origins import Origin, Origins, place_of, written_paths
 from skyrl.tree.rules import paths_read, touches
 
@@ -71,6 +73,14 @@ def _makes_room_on_cuda(run: SkyRLTrainConfig) -> bool:
 def _hands_over_by_ipc(run: SkyRLTrainConfig) -> bool:
     by_nccl = run.generator.inference_engine.weight_sync_backend == "nccl"
     return on_ray(run) and by_nccl and run.trainer.placement.colocate_all
+
+
+def _is_asynchronous(run: SkyRLTrainConfig) -> bool:
+    return run.trainer.fully_async.enabled
+
+
+def _is_interrupted(run: SkyRLTrainConfig) -> bool:
+    return run.trainer.fully_async.enabled and run.trainer.fully_async.interrupt_generation
 
 
 def _non_finite(policy: str) -> Callable[[SkyRLTrainConfig], bool]:
@@ -205,7 +215,15 @@ EFFECTS: tuple[Effect, ...] = (
     ),
     Effect("generator.eval_sampling_params", "evaluation is on", evaluates),
     Effect("generator.eval_n_samples_per_prompt", "evaluation is on", evaluates),
-    Effect("trainer.fully_async", "training is asynchronous", _never),
+    *(
+        Effect(f"trainer.fully_async.{name}", "trainer.fully_async.enabled is on", _is_asynchronous)
+        for name in fields_of(FullyAsyncConfig)
+        if name not in ("enabled", "clear_kv_cache_on_weight_sync", "mask_older_tokens")
+    ),
+    *(
+        Effect(f"trainer.fully_async.{name}", "asynchronous samples are interrupted", _is_interrupted)
+        for name in ("clear_kv_cache_on_weight_sync", "mask_older_tokens")
+    ),
     *(
         Effect(f"generator.{name}", "there are several turns (generator.max_turns is above 1)", _has_turns)
         for name in (

@@ -62,12 +62,7 @@ _CAPABILITIES: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
         ),
     ),
     "monitoring GPUs through Ray": ((False,), ("trainer.enable_ray_gpu_monitor",)),
-    "asynchronous training switched on by a field": ((False,), ("trainer.fully_async.enabled",)),
     "asynchronous training by full batches": ((False,), ("trainer.fully_async.sample_full_batch",)),
-    "dropping the engines' cache when weights arrive, by choice": (
-        (True,),
-        ("trainer.fully_async.clear_kv_cache_on_weight_sync",),
-    ),
     "simulated training": (
         (False,),
         tuple(

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.faults import FaultsConfig
+from skyrl.config.fully_async import FullyAsyncConfig
 from skyrl.config.intervals import Interval, interval
 from skyrl.config.learners import CriticConfig, PolicyConfig, RefConfig
 from skyrl.config.placement import PlacementConfig
@@ -13,17 +14,6 @@ from skyrl.tree.validators import non_negative, positive, positive_or_minus_one,
 
 Tracker = Literal["console", "wandb", "tensorboard", "mlflow", "swanlab"]
 """Where metrics go."""
-
-
-@frozen
-class FullyAsyncConfig:
-    """Generating the next batches while this one is trained on; read by the asynchronous experiments."""
-
-    max_staleness_steps: int = field(default=4, validator=non_negative)
-    """A group that was begun at training step i is trained on at step i + this at the latest. 0: on policy."""
-
-    num_parallel_generation_workers: int = field(default=768, validator=positive)
-    """Groups generated at the same time: one mini-batch of prompts at least, `max_staleness_steps + 1` at most."""
 
 
 @frozen

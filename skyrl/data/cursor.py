@@ -52,7 +52,11 @@ class PromptCursor(Generic[T]):
     @property
     def epoch(self) -> int:
         """Of the next prompt, from 0."""
-        return self._position // len(self._order)
+        return self.epoch_after(self.batches_taken)
+
+    def epoch_after(self, batches_taken: int) -> int:
+        """Of the next prompt once so many batches were taken."""
+        return self._position(batches_taken) // len(self._order)
 
     @property
     def left_out(self) -> int:
@@ -61,16 +65,15 @@ class PromptCursor(Generic[T]):
 
     def take(self) -> tuple[T, ...]:
         """The next batch."""
-        start = self._position
+        start = self._position(self.batches_taken)
         self.batches_taken += 1
         return tuple(self._prompts[self._index(place)] for place in range(start, start + self._batch_size))
 
-    @property
-    def _position(self) -> int:
+    def _position(self, batches_taken: int) -> int:
         """Of the next prompt, if all epochs stood one after the other."""
         if self._tail == "carry":
-            return self.batches_taken * self._batch_size
-        epoch, batch = divmod(self.batches_taken, len(self._order) // self._batch_size)
+            return batches_taken * self._batch_size
+        epoch, batch = divmod(batches_taken, len(self._order) // self._batch_size)
         return epoch * len(self._order) + batch * self._batch_size
 
     def _index(self, position: int) -> int:

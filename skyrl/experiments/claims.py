@@ -95,11 +95,11 @@ def refuse_changed(stored: Any, run: SkyRLTrainConfig, where: str, field: str) -
     """
     try:
         before = tree_of(stored, type(run), where)
-        run = _as_stored(run)
+        now = _as_stored(run)
     except ConfigError as error:
         raise ResumeError(f"{where} has a configuration that this version cannot read: {error}") from error
-    changed = differences(before, run, roles=("identity",))
-    numerics = differences(before, run, roles=("numerics",))
+    changed = differences(before, now, roles=("identity",))
+    numerics = differences(before, now, roles=("numerics",))
     if not run.trainer.resume_with_changes:
         changed |= numerics
     if changed:

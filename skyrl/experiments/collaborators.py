@@ -11,7 +11,7 @@ from typing import Literal
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.sizes import engines_of, grid_of, sizes_of
 from skyrl.errors import ConfigError, Problem, UserError
-from skyrl.inference.engine import InferenceEngine
+from skyrl.inference.engine import InferenceEngine, InFlight
 from skyrl.inference.torch_engine import load_torch_engine
 from skyrl.inference.vllm_engine import VLLMEngine
 from skyrl.learners.ranks import Rendezvous
@@ -20,6 +20,7 @@ from skyrl.planning.counts import Grid, Sizes
 from skyrl.planning.sizes import layout
 from skyrl.processes.handles import Deadlines, Processes
 from skyrl.processes.in_process import InProcess
+from skyrl.rollout.stream import Limits
 from skyrl.tree import required
 from skyrl.weight_sync.canary import NEW_TOKENS, Canary, canary_prompts
 from skyrl.weight_sync.roads import BroadcastRoad, FolderRoad, MeetingPlace, NativeRoad, Road, SharedRoad
@@ -101,6 +102,28 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
             path = "generator.inference_engine.backend"
             raise ConfigError([Problem(path=path, message=f"no engine {unknown!r}")])
     return [make] * engine.num_engines
+
+
+def in_flight(run: SkyRLTrainConfig) -> InFlight:
+    """What becomes of samples that are being drawn when new weights come."""
+    settings = run.trainer.fully_async
+    if not (settings.enabled and settings.interrupt_generation):
+        return "finish"
+    return "recompute" if settings.clear_kv_cache_on_weight_sync else "keep"
+
+
+def stream_limits(run: SkyRLTrainConfig, steps: int) -> Limits:
+    """How far samples may run ahead of a training of so many steps."""
+    settings, batch = run.trainer.fully_async, run.trainer.train_batch_size
+    ahead = (settings.max_staleness_steps + 1) * batch
+    return Limits(
+        batch=batch,
+        staleness=settings.max_staleness_steps,
+        concurrency=settings.num_parallel_generation_workers,
+        queue=ahead if settings.queue_size is None else settings.queue_size,
+        total=steps * batch,
+        stall_seconds=settings.stall_timeout_seconds,
+    )
 
 
 def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> Road:

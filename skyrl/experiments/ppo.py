@@ -20,7 +20,14 @@ from skyrl.data.order import Mixed
 from skyrl.data.prompts import PromptDataset, load_prompts
 from skyrl.data.sources import Columns
 from skyrl.errors import DataError
-from skyrl.experiments.collaborators import engine_makers, parity_canary, start_processes, weight_road
+from skyrl.experiments.collaborators import (
+    engine_makers,
+    in_flight,
+    parity_canary,
+    start_processes,
+    stream_limits,
+    weight_road,
+)
 from skyrl.experiments.recorded import NoEngines, RecordedRollouts, RecordedRun
 from skyrl.experiments.run_folder import RunFolder
 from skyrl.experiments.saving import Saving, checkpoint_store
@@ -40,6 +47,7 @@ from skyrl.processes.progress import Progress
 from skyrl.processes.stopping import Stopping
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
+from skyrl.rollout.streaming import StreamingRollouts
 from skyrl.tracking.console import Console
 from skyrl.tracking.jsonlines import MetricsFile, sample_records
 from skyrl.tracking.timing import Clock, timed
@@ -52,6 +60,7 @@ from skyrl.training.time_sharing import Movable, TimeSharing, after
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import required
+from skyrl.tree.imports import import_object
 from skyrl.weight_sync.publish import WeightSync
 
 
@@ -190,6 +199,7 @@ class BasePPOExp:
             self._model_path,
             self.cfg.trainer.policy.model.lora,
             self.cfg.generator.inference_engine,
+            in_flight=in_flight(self.cfg),
         )
 
     def get_generator(self) -> SkyRLGymGenerator:
@@ -252,13 +262,21 @@ class BasePPOExp:
             ],
         )
 
-    def get_weight_sync(self) -> WeightSync | NoEngines:
-        """The road from the policy to the engines, where there are any."""
+    def get_weight_sync(self, rollouts: Rollouts) -> WeightSync | NoEngines:
+        """The road from the policy to the engines, where there are any; `rollouts` are told of what arrives."""
         if self.recorded:
             return NoEngines()
         prompts = [prompt.token_ids for prompt in self.train_dataset.prompts]
         road = weight_road(self.cfg, self.rendezvous, self.folder.path / "weights")
-        return WeightSync(self.policy, self.client, road, parity_canary(self.cfg, prompts))
+        asynchronous = self.cfg.trainer.fully_async
+        return WeightSync(
+            self.policy,
+            self.client,
+            road,
+            parity_canary(self.cfg, prompts),
+            arrived=rollouts.weights_are,
+            interval=asynchronous.steps_per_sync if asynchronous.enabled else 1,
+        )
 
     def get_rollouts(self) -> Rollouts:
         """What `next_batch` is asked of."""
@@ -275,7 +293,21 @@ class BasePPOExp:
             tail=data.epoch_tail,
             fingerprint=dataset.fingerprint,
         )
-        return SynchronousRollouts(cursor, self.generator, self.cfg.generator, trainer.algorithm, seed=trainer.seed)
+        generator, algorithm, seed = self.cfg.generator, trainer.algorithm, trainer.seed
+        if not trainer.fully_async.enabled:
+            return SynchronousRollouts(cursor, self.generator, generator, algorithm, seed=seed)
+        accept = trainer.fully_async.accept
+        return StreamingRollouts(
+            cursor,
+            dataset.prompts,
+            self.generator,
+            generator,
+            algorithm,
+            stream_limits(self.cfg, self.total_steps),
+            accept=None if accept is None else import_object(accept),
+            mask_older_tokens=trainer.fully_async.mask_older_tokens,
+            seed=seed,
+        )
 
     def get_evaluation(self) -> Evaluation | None:
         """What measures the policy on other prompts, if this run evaluates."""
@@ -297,8 +329,8 @@ class BasePPOExp:
 
     def get_trainer(self, tracker: Tracker) -> PPOTrainer:
         """The loop with its collaborators, each in its turn, and timed."""
-        turns, evaluation = self.time_sharing, self.get_evaluation()
-        rollouts = after(self.get_rollouts(), next_batch=turns.for_engines)
+        turns, evaluation, rollouts = self.time_sharing, self.get_evaluation(), self.get_rollouts()
+        sync = self.get_weight_sync(rollouts)
         policy = after(
             self.policy, score=partial(turns.for_scoring, "policy"), update=partial(turns.for_learning, "policy")
         )
@@ -307,10 +339,17 @@ class BasePPOExp:
             self.critic, score=partial(turns.for_scoring, "critic"), update=partial(turns.for_learning, "critic")
         )
         algorithm = self.cfg.trainer.algorithm
-        weights = after(self.get_weight_sync(), publish=partial(turns.for_travel, "policy"))
+        weights = after(sync, publish=partial(turns.for_travel, "policy"))
+
+        async def for_evaluation() -> None:
+            if sync.is_behind:
+                await turns.for_travel("policy")
+                await sync.catch_up()
+            await turns.for_engines()
+
         trainer = PPOTrainer(
             self.cfg.trainer,
-            rollouts=timed(rollouts, self.clock, next_batch="generate"),
+            rollouts=timed(after(rollouts, next_batch=turns.for_engines), self.clock, next_batch="generate"),
             policy=timed(policy, self.clock, score="policy_logprobs", update="policy_train"),
             reference=reference and timed(reference, self.clock, score="ref_logprobs"),
             critic=critic and timed(critic, self.clock, score="values", update="critic_train"),
@@ -318,7 +357,7 @@ class BasePPOExp:
             shape=reward_shaping(algorithm),
             estimate=advantage_estimator(algorithm),
             targets=critic_targets(algorithm),
-            evaluation=evaluation and after(evaluation, run=turns.for_engines),
+            evaluation=evaluation and after(evaluation, run=for_evaluation),
             tracker=tracker,
             clock=self.clock,
             total_steps=self.total_steps,
@@ -337,8 +376,9 @@ class BasePPOExp:
         """
         return Session(self).run()
 
-    async def close(self) -> None:
-        """Let go of the engines, once training is over."""
+    async def close(self, trainer: PPOTrainer) -> None:
+        """Let go of the rollouts of the loop and of the engines, once training is over."""
+        await trainer.rollouts.close()
         if not self.recorded:
             await self.client.close()
 

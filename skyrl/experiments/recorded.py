@@ -75,9 +75,20 @@ class RecordedRollouts:
     def load_state(self, state: dict[str, Any]) -> None:
         """The position in the data, if there is one, is of no use here."""
 
+    def weights_are(self, version: int) -> None:
+        """Nothing is sampled."""
+
+    async def close(self) -> None:
+        """Nothing is running."""
+
 
 class NoEngines:
     """Where weights go when nobody samples."""
+
+    is_behind = False
+
+    async def catch_up(self) -> None:
+        """Nobody waits."""
 
     async def publish(self, version: int) -> dict[str, float]:
         return {}

@@ -118,7 +118,7 @@ class Session:
             raise
         finally:
             trainer.tracker.close()
-            await experiment.close()
+            await experiment.close(trainer)
 
     def _trainer(self, checkpoint: Checkpoint | None) -> PPOTrainer:
         """The loop, where it was when the checkpoint was saved."""
@@ -150,10 +150,11 @@ class Session:
         faults, experiment = self._cfg.trainer.faults, self._experiment
         if faults.stall_timeout_seconds is None:
             return
+        stop = faults.on_stall == "stop"
 
         def stalled(diagnosis: str) -> None:
             say(f"warning: {diagnosis}")
-            if faults.on_stall == "stop":
+            if stop:
                 self._stopping.request("Stopped, since there was no progress", exit_code=RunError.exit_code)
 
         def dump_others() -> Sequence[Path]:

@@ -193,7 +193,7 @@ class SupervisedExp:
         """What stores the gathered weights."""
         return Export(like=self.model_path, use_fast_tokenizer=not self.cfg.disable_fast_tokenizer, folder=folder)
 
-    async def close(self) -> None:
+    async def close(self, trainer: SupervisedTrainer) -> None:
         """There are no engines."""
 
     async def _save(self, trainer: SupervisedTrainer, step: int) -> None:

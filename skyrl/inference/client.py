@@ -19,7 +19,7 @@ from attrs import define
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, RunError, WeightSyncError
 from skyrl.inference.arrival import Arrival
-from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
+from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
 
 T = TypeVar("T")
 
@@ -49,14 +49,17 @@ class InferenceEngineClient:
         model_path: str,
         lora_cfg: SkyRLLoraConfig,
         inference_engine_config: InferenceEngineConfig,
+        *,
+        in_flight: InFlight = "finish",
     ) -> None:
+        """`in_flight` says what a pause does with samples that are being drawn."""
         assert engines, "an inference client needs at least one engine"
         self.tokenizer, self.model_path = tokenizer, model_path
         self.lora_cfg, self.inference_engine_config = lora_cfg, inference_engine_config
         self._serving = [_Served(number, engine) for number, engine in enumerate(engines)]
         self._all = tuple(engines)
         self._waiting: deque[tuple[int, asyncio.Future[_Served]]] = deque()
-        self._open = True
+        self._open, self._in_flight = True, in_flight
 
     @property
     def engines(self) -> tuple[InferenceEngine, ...]:
@@ -102,7 +105,7 @@ class InferenceEngineClient:
     async def pause(self) -> None:
         """Returns when nothing runs on any engine. Requests made from now on wait."""
         self._open = False
-        await self._everywhere(lambda engine: engine.pause())
+        await self._everywhere(lambda engine: engine.pause(self._in_flight))
 
     async def resume(self) -> None:
         """Lets every engine take work again."""
@@ -136,13 +139,14 @@ class InferenceEngineClient:
     async def inspect(self, look: Callable[[Sequence[InferenceEngine]], Awaitable[T]]) -> T:
         """What `look` returns of the engines in service. They take its requests, and none that comes through here.
 
-        Called while paused, and leaves everything paused, so that what `look` raises comes before the first token.
+        Called while paused, and leaves everything paused, so that what `look` raises comes before the first token, or,
+        where samples are in flight, before any of them is finished and handed over.
         """
         await self._everywhere(lambda engine: engine.resume())
         try:
             return await look(self.in_service)
         finally:
-            await self._everywhere(lambda engine: engine.pause())
+            await self._everywhere(lambda engine: engine.pause(self._in_flight))
 
     async def sleep(self) -> None:
         """Every engine gives back what memory it can. Called while paused."""

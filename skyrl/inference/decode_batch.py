@@ -50,20 +50,40 @@ class DecodeBatch:
             done = self._retire()
         return done
 
+    def interrupt(self) -> None:
+        """Gives every row's tokens so far back to its job, and forgets the rows."""
+        for place, row in enumerate(self.rows):
+            row.job.begun[row.index] = self._completion(place, eos=False, stopped=False)
+        self._keep([])
+
+    def weights_are(self, version: int) -> None:
+        """The model has new weights: rows go on with the keys and values that they have."""
+        self._weight_version = version
+
     def _admit(self, jobs: Sequence[Job]) -> None:
-        """Computes each prompt once, copies it to the rows of its samples and draws their first tokens."""
-        samples, joined = sum(len(job.keys) for job in jobs), len(self.rows)
-        longest, ahead = max(len(job.prompt_ids) for job in jobs), max(job.limit for job in jobs)
-        prefixes = self._model.prefill([job.prompt_ids for job in jobs])
+        """Computes what samples go on from once for all that share it, and draws their next tokens."""
+        starts = [(job, ids, indices) for job in jobs for ids, indices in job.starts()]
+        samples, joined = sum(len(indices) for _, _, indices in starts), len(self.rows)
+        longest, ahead = max(len(ids) for _, ids, _ in starts), max(job.limit for job in jobs)
+        prefixes = self._model.prefill([ids for _, ids, _ in starts])
         self._reserve(samples, before=longest, ahead=ahead)
-        for job, prefix in zip(jobs, prefixes, strict=True):
-            start = self._cache.place(job.prompt_ids, prefix.layers, len(job.keys))
-            seeds = enumerate(map(sample_seed, job.keys))
-            self.rows += [Row(job=job, index=index, seed=seed, start=start) for index, seed in seeds]
-        copies = torch.tensor([len(job.keys) for job in jobs], device=self._model.device)
+        for (job, ids, indices), prefix in zip(starts, prefixes, strict=True):
+            start = self._cache.place(ids, prefix.layers, len(indices))
+            self.rows += [Row(job=job, index=i, seed=sample_seed(job.keys[i]), start=start) for i in indices]
+        self._remember_begun(joined)
+        copies = torch.tensor([len(indices) for _, _, indices in starts], device=self._model.device)
         logits = torch.stack([prefix.logits for prefix in prefixes]).repeat_interleave(copies, dim=0)
         self._sample(logits, joined, RowTensors.of(self.rows[joined:], self._model.device, self._eos_ids))
         self._describe_rows()
+
+    def _remember_begun(self, joined: int) -> None:
+        """What rows that were interrupted know of the tokens that they had: those came back with the prompt."""
+        for place, row in enumerate(self.rows[joined:], start=joined):
+            begun = row.job.begun.pop(row.index, None)
+            if begun is not None:
+                columns = slice(row.first, row.first + len(begun.token_ids))
+                self._cache.logprobs[place, 0, columns] = self._cache.logprobs.new_tensor(begun.logprobs)
+                self._cache.versions[place, 0, columns] = self._cache.versions.new_tensor(begun.weight_versions)
 
     def _step(self) -> None:
         """One more token for every row."""
@@ -89,6 +109,7 @@ class DecodeBatch:
         tokens, logprobs = choose(logits, rows.settings, uniforms(rows.seeds, end - rows.firsts))
         cache.tokens[joined : len(self.rows), 0, end] = tokens
         cache.logprobs[joined : len(self.rows), 0, end] = logprobs
+        cache.versions[joined : len(self.rows), 0, end] = self._weight_version
 
     def _penalised(self, logits: Tensor, joined: int, rows: RowTensors) -> Tensor:
         """Repetition: of prompt and completion so far; frequency: of the completion alone."""
@@ -117,7 +138,7 @@ class DecodeBatch:
         leaving = [place for place, row in enumerate(self.rows) if place in eos | stopped or row.last <= end]
         for place in leaving:
             row = self.rows[place]
-            row.job.completions[row.index] = self._completion(place, place in eos, place in stopped)
+            row.job.completions[row.index] = self._completion(place, eos=place in eos, stopped=place in stopped)
         jobs = {row.job: None for row in map(self.rows.__getitem__, leaving)}
         self._keep([place for place in range(len(self.rows)) if place not in set(leaving)])
         return [job for job in jobs if job.done]
@@ -139,7 +160,7 @@ class DecodeBatch:
                 found.add(place)
         return found
 
-    def _completion(self, place: int, eos: bool, stopped: bool) -> Completion:
+    def _completion(self, place: int, *, eos: bool, stopped: bool) -> Completion:
         row, cache = self.rows[place], self._cache
         columns = slice(row.first, cache.window.end + 1)
         ids = cache.tokens[place, 0, columns].tolist()
@@ -152,7 +173,7 @@ class DecodeBatch:
                 least=row.job.sampling.min_new_tokens,
             ),
             logprobs=tuple(cache.logprobs[place, 0, columns].tolist()),
-            weight_versions=(self._weight_version,) * len(ids),
+            weight_versions=tuple(cache.versions[place, 0, columns].tolist()),
             stop_reason="stop" if eos or stopped else "length",
         )
 

@@ -5,7 +5,7 @@ An engine knows tokens, sampling settings and weights. It knows nothing of promp
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from attrs import frozen
 
@@ -75,20 +75,27 @@ def longest_completion(sampling: SamplingParams, prompt_length: int, max_model_l
     return max(0, min(sampling.max_generate_length, longest - prompt_length))
 
 
+InFlight = Literal["finish", "recompute", "keep"]
+"""What becomes of samples that are being drawn when an engine pauses. finish: they are finished first. recompute: they
+stop between two tokens and go on after `resume`, from keys and values computed anew by the weights of then. keep: they
+go on from the keys and values that they have, whatever weights those were computed by."""
+
+
 class InferenceEngine(Protocol):
     """The contract that every engine keeps (and every fake engine, under the same tests)."""
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """One completion per key, in order of `request.keys`. Calls may run concurrently and are batched together."""
 
-    async def pause(self) -> None:
-        """Take no new work and return when nothing is running."""
+    async def pause(self, in_flight: InFlight = "finish") -> None:
+        """Take no new work and return when nothing is running; see `InFlight` for what was."""
 
     async def resume(self) -> None:
         """Take work again."""
 
     async def load_weights(self, arrival: Arrival, version: int) -> None:
-        """Replace all weights, drop every cache computed from the old ones and adopt `version`.
+        """Replace all weights, drop every cache computed from the old ones (but for what a pause keeps) and adopt
+        `version`.
 
         Called while paused. Names are those of the Hugging Face state dict without tied duplicates. Raises
         `WeightSyncError` when a name is missing, unknown, or has another shape, or when bytes were changed on the way.

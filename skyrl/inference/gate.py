@@ -14,11 +14,6 @@ class Gate:
         self._opened.set()
         self._empty.set()
 
-    @property
-    def idle(self) -> bool:
-        """Shut, and nothing inside."""
-        return not self._opened.is_set() and self._inside == 0
-
     async def __aenter__(self) -> None:
         await self._opened.wait()
         self._inside += 1
@@ -29,10 +24,11 @@ class Gate:
         if self._inside == 0:
             self._empty.set()
 
-    async def shut(self) -> None:
-        """Lets nobody in and returns when nobody is inside."""
+    async def shut(self, *, keep: bool = False) -> None:
+        """Lets nobody in and returns when nobody is inside, or, with `keep`, at once."""
         self._opened.clear()
-        await self._empty.wait()
+        if not keep:
+            await self._empty.wait()
 
     def open(self) -> None:
         """Lets everybody in."""

@@ -74,6 +74,8 @@ class RowCache(Cache):
         """(row capacity, 1, column capacity): prompt and sampled ids."""
         self.logprobs = torch.zeros((0, 1, 0), dtype=torch.float32, device=device)
         """Same shape: log-probabilities of the sampled ids."""
+        self.versions = torch.zeros((0, 1, 0), dtype=torch.int64, device=device)
+        """Same shape: versions of the weights that sampled them."""
 
     def reserve(self, rows: int, *, before: int, ahead: int) -> int:
         """Makes room for `rows` more rows, for `before` columns left of `end`, and for the next token of every row.
@@ -87,7 +89,9 @@ class RowCache(Cache):
             return 0
         before = max(before, window.end - window.start)
         size, shift = (needed, before + min(ahead, max(before, 64))), before - window.end
-        self.tokens, self.logprobs = (_moved(old, window, size, shift) for old in (self.tokens, self.logprobs))
+        self.tokens, self.logprobs, self.versions = (
+            _moved(old, window, size, shift) for old in (self.tokens, self.logprobs, self.versions)
+        )
         for layer in self._layers:
             layer.keys, layer.values = (_moved(old, window, size, shift) for old in (layer.keys, layer.values))
         window.start, window.end = window.start + shift, before
@@ -124,6 +128,7 @@ class RowCache(Cache):
     def _storages(self) -> Iterator[Tensor]:
         yield self.tokens
         yield self.logprobs
+        yield self.versions
         for layer in self._layers:
             yield layer.keys
             yield layer.values

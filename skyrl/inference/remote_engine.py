@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyrl.inference.arrival import Arrival
-from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
+from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
 from skyrl.processes.handles import Handle
 
 
@@ -22,8 +22,8 @@ class RemoteEngine:
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         return await self._handle.call(InferenceEngine.generate, request)
 
-    async def pause(self) -> None:
-        await self._handle.call(InferenceEngine.pause)
+    async def pause(self, in_flight: InFlight = "finish") -> None:
+        await self._handle.call(InferenceEngine.pause, in_flight)
 
     async def resume(self) -> None:
         await self._handle.call(InferenceEngine.resume)

@@ -30,9 +30,23 @@ class Job:
     completions: dict[int, Completion] = field(factory=dict)
     """Finished samples by their index in `keys`."""
 
+    begun: dict[int, Completion] = field(factory=dict)
+    """What had been drawn of the others when they were interrupted."""
+
     @property
     def done(self) -> bool:
         return len(self.completions) == len(self.keys)
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Indices of the samples that are still to be drawn, or to be finished."""
+        return [index for index in range(len(self.keys)) if index not in self.completions]
+
+    def starts(self) -> list[tuple[tuple[int, ...], list[int]]]:
+        """Tokens that samples go on from, and which samples: the prompt for those that are new."""
+        new = [index for index in self.unfinished if index not in self.begun]
+        later = [(self.prompt_ids + part.token_ids, [index]) for index, part in self.begun.items()]
+        return ([(self.prompt_ids, new)] if new else []) + later
 
 
 @define(eq=False, kw_only=True)

@@ -28,7 +28,7 @@ class Scheduler:
         self._running: list[Job] = []
         self._futures: dict[Job, asyncio.Future[None]] = {}
         self._abandoned: set[Job] = set()
-        self._paused = self._closed = False
+        self._paused = self._frozen = self._closed = False
         self._runner: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-engine")
 
@@ -53,40 +53,56 @@ class Scheduler:
                 del self._futures[job]
             self._abandoned.update(job for job in jobs if not job.done)
 
-    async def pause(self) -> None:
-        """Lets no waiting job join and returns when nothing is running."""
-        self._paused = True
+    async def pause(self, *, freeze: bool = False) -> None:
+        """Lets no waiting job join and returns when nothing is running: jobs are done, or, with `freeze`, stand still
+        between two tokens.
+        """
+        self._paused, self._frozen = True, freeze
         while self._runner is not None and not self._runner.done():
             await asyncio.wait([self._runner])
 
     def resume(self) -> None:
         """Lets jobs join again."""
-        self._paused = False
+        self._paused = self._frozen = False
         self._start()
 
-    def renew(self) -> None:
-        """Starts from an empty batch. Only while idle."""
-        self._batch = self._new_batch()
+    def requeue(self) -> None:
+        """Puts frozen jobs back in front of those that wait, with the tokens they have. Only while idle."""
+        self._batch.interrupt()
+        self._waiting.extendleft(reversed(self._running))
+        self._running = []
+
+    def weights_are(self, version: int) -> None:
+        """Starts from an empty batch, unless jobs are frozen in it. Only while idle."""
+        if self._running:
+            self._batch.weights_are(version)
+        else:
+            self._batch = self._new_batch()
 
     async def close(self) -> None:
         """Finishes what is running, fails what is waiting, and ends the thread."""
-        self._closed = True
+        self._closed, self._frozen = True, False
+        self._start()
         await self.pause()
         self._fail(self._waiting, RunError("this inference engine was closed"))
         self._waiting.clear()
         self._thread.shutdown()
 
     def _start(self) -> None:
-        if self._waiting and not self._paused and (self._runner is None or self._runner.done()):
+        if self._has_work and (self._runner is None or self._runner.done()):
             self._runner = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._running and not self._frozen) or bool(self._waiting and not self._paused)
 
     async def _run(self) -> None:
         try:
-            while self._running or (self._waiting and not self._paused):
+            while self._has_work:
                 await self._everyone_ready()
                 await self._turn(self._batch)
-        finally:  # reached with running jobs only when the event loop ends
-            if self._running:
+        finally:  # reached with running jobs that are not frozen only when the event loop ends
+            if self._running and not self._frozen:
                 self._start_over(RunError("the event loop ended while samples were being drawn"))
 
     async def _everyone_ready(self) -> None:
@@ -115,7 +131,7 @@ class Scheduler:
 
     def _joining(self) -> list[Job]:
         jobs: list[Job] = []
-        while self._fits(sum(len(job.keys) for job in jobs)):
+        while self._fits(sum(len(job.unfinished) for job in jobs)):
             jobs.append(self._waiting.popleft())
         return jobs
 
@@ -124,7 +140,7 @@ class Scheduler:
         if not self._waiting or self._paused:
             return False
         rows = len(self._batch.rows) + joining
-        return rows == 0 if self._alone else rows + len(self._waiting[0].keys) <= self._max_rows
+        return rows == 0 if self._alone else rows + len(self._waiting[0].unfinished) <= self._max_rows
 
     def _advance(self, batch: DecodeBatch, leaving: set[Job], joining: Sequence[Job]) -> list[Job]:
         """On the decoding thread."""
@@ -135,7 +151,7 @@ class Scheduler:
 
     def _interrupts(self, batch: DecodeBatch) -> bool:
         """Whether decoding has to stop for a moment; asked from its thread before every step."""
-        return bool(self._abandoned) or self._fits(0) or self._batch is not batch
+        return bool(self._abandoned) or self._frozen or self._fits(0) or self._batch is not batch
 
     def _leaving(self) -> set[Job]:
         """The jobs that nobody waits for any more; forgets them here."""

@@ -26,7 +26,7 @@ from skyrl.errors import ModelError, RunError, UserError, WeightSyncError
 from skyrl.inference.arrival import Arrival
 from skyrl.inference.causal_lm import CausalLM
 from skyrl.inference.decode_batch import DecodeBatch
-from skyrl.inference.engine import Completion, GenerationRequest, longest_completion
+from skyrl.inference.engine import Completion, GenerationRequest, InFlight, longest_completion
 from skyrl.inference.rows import Job
 from skyrl.inference.scheduler import Scheduler
 from skyrl.inference.weights import replace_weights
@@ -83,9 +83,11 @@ class TorchEngine:
         await self._scheduler.complete(jobs)
         return tuple(job.completions[index] for job in jobs for index in range(len(job.keys)))
 
-    async def pause(self) -> None:
+    async def pause(self, in_flight: InFlight = "finish") -> None:
         """Returns when nothing is running. Requests made from now on, and those still waiting, wait for `resume`."""
-        await self._scheduler.pause()
+        await self._scheduler.pause(freeze=in_flight != "finish")
+        if in_flight == "recompute":
+            self._scheduler.requeue()
 
     async def resume(self) -> None:
         """Takes work again."""
@@ -94,14 +96,15 @@ class TorchEngine:
     async def load_weights(self, arrival: Arrival, version: int) -> None:
         """Copies the weights into the model and adopts `version`; see `InferenceEngine.load_weights`.
 
-        No key or value outlives the batch it was computed in, and while paused there is none: no cache is left to drop.
+        No key or value outlives the batch it was computed in, and while paused there is none, unless it is kept: no
+        cache is left to drop.
         """
         if not self._scheduler.idle:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
         await asyncio.to_thread(replace_weights, self._model.model, arrival)
         self._weight_version = version
         _log.info("weights of version %d", version)
-        self._scheduler.renew()
+        self._scheduler.weights_are(version)
 
     async def sleep(self) -> None:
         """Moves the model to the memory of the host."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skyrl.errors import ProcessError, RunError
+from skyrl.inference.engine import InFlight
 from skyrl.inference.vllm_backend import first_line, request_maker
 
 _ALIVE_SECONDS = 120.0
@@ -33,6 +34,7 @@ class AsyncBackend:
         self._running = 0
         self._watch: asyncio.Task[None] | None = None
         self._hung = ""
+        self._in_flight: InFlight = "finish"
 
     async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Any:
         prompt, params = self._make(prompt_ids, sampling)
@@ -44,8 +46,9 @@ class AsyncBackend:
         finally:
             self._running -= 1
 
-    async def pause(self) -> None:
-        await self._alive(self._llm.pause_generation(mode="wait"))
+    async def pause(self, in_flight: InFlight) -> None:
+        self._in_flight = in_flight
+        await self._alive(self._llm.pause_generation(mode=self._mode, clear_cache=in_flight != "keep"))
 
     async def resume(self) -> None:
         await self._alive(self._llm.resume_generation())
@@ -57,17 +60,18 @@ class AsyncBackend:
     async def forget(self, version: int) -> bool:
         await self._alive(self._llm.reset_mm_cache())
         await self._alive(self._llm.reset_encoder_cache())
-        if not await self._alive(self._llm.reset_prefix_cache()):
+        again = self._in_flight == "recompute"
+        if self._in_flight != "keep" and not await self._alive(self._llm.reset_prefix_cache(again)):
             return False
         await self._alive(self._llm.update_weight_version(str(version)))
         return True
 
     async def sleep(self) -> None:
-        await self._alive(self._llm.sleep(level=2, mode="wait"))
+        await self._alive(self._llm.sleep(level=2, mode=self._mode))
 
     async def wake(self) -> None:
         await self._alive(self._llm.wake_up())
-        await self.pause()  # waking starts the scheduler
+        await self.pause(self._in_flight)  # waking starts the scheduler
 
     def close(self) -> None:
         if self._watch is not None:
@@ -109,6 +113,11 @@ class AsyncBackend:
                 for child in self._children:
                     child.kill()
                 return
+
+    @property
+    def _mode(self) -> str:
+        """vLLM's word for what becomes of running requests; with `keep` it holds their tokens."""
+        return "wait" if self._in_flight == "finish" else "keep"
 
     def _cause(self) -> str:
         codes = [f"process {child.pid} ended with {_ending(child)}" for child in self._children if not child.is_alive()]

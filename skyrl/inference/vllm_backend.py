@@ -10,6 +10,8 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from skyrl.inference.engine import InFlight
+
 
 class Backend(Protocol):
     """One vLLM engine. After any of its calls raised `ProcessError`, it is dead, and every other call raises it too."""
@@ -20,8 +22,8 @@ class Backend(Protocol):
     async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Any:
         """vLLM's finished `CompletionOutput`. Giving up the call gives up the sample."""
 
-    async def pause(self) -> None:
-        """The scheduler rests. Called when nothing is running."""
+    async def pause(self, in_flight: InFlight) -> None:
+        """The scheduler rests. Nothing is running, unless it is told what to do with that."""
 
     async def resume(self) -> None:
         """The scheduler goes on."""
@@ -30,7 +32,9 @@ class Backend(Protocol):
         """What each worker's `method` returns."""
 
     async def forget(self, version: int) -> bool:
-        """Drops every cache of computed prompts and names the weights; False where a cache was still in use."""
+        """Drops every cache of computed prompts, but for what the last pause keeps, and names the weights; False where
+        a cache was still in use.
+        """
 
     async def sleep(self) -> None:
         """Gives back the memory of weights and cache."""

@@ -17,12 +17,13 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ModelError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
 from skyrl.inference.arrival import Arrival, Shared, as_plain
-from skyrl.inference.engine import Completion, GenerationRequest, SampleKey, longest_completion
+from skyrl.inference.engine import Completion, GenerationRequest, InFlight, SampleKey, longest_completion
 from skyrl.inference.gate import Gate
 from skyrl.inference.vllm_arguments import engine_arguments
 from skyrl.inference.vllm_async import AsyncBackend
@@ -73,7 +74,7 @@ class VLLMEngine:
         self._gate = Gate()
         self._numbers = itertools.count()
         self._weight_version = 0
-        self._closed, self._broken = False, ""
+        self._paused, self._closed, self._broken = False, False, ""
         self._sockets = set_variables(config, device)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-engine", daemon=True)
@@ -109,9 +110,9 @@ class VLLMEngine:
             return (nothing,) * len(request.keys)
         return await self._on_loop(self._generate(request, limit))
 
-    async def pause(self) -> None:
+    async def pause(self, in_flight: InFlight = "finish") -> None:
         """Returns when nothing is running. Requests made from now on wait for `resume`."""
-        await self._on_loop(self._pause())
+        await self._on_loop(self._pause(in_flight))
 
     async def resume(self) -> None:
         """Takes work again."""
@@ -123,7 +124,7 @@ class VLLMEngine:
         Names and shapes are compared before vLLM hears of it. It replaces layer by layer, so that whatever fails later
         puts this engine out of service.
         """
-        if not self._gate.idle:
+        if not self._paused:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
         self._refuse_if_out_of_service()
         refuse_unfit(self._expected, arrival)
@@ -170,11 +171,13 @@ class VLLMEngine:
             raise UserError(f"prompt {key.prompt_id!r}: vLLM refuses the request: {error}") from error
         return completion(output, key, request.sampling, self._tokenizer)
 
-    async def _pause(self) -> None:
-        await self._gate.shut()
-        await self._backend.pause()
+    async def _pause(self, in_flight: InFlight) -> None:
+        await self._gate.shut(keep=in_flight != "finish")
+        await self._backend.pause(in_flight)
+        self._paused = True
 
     async def _resume(self) -> None:
+        self._paused = False
         await self._backend.resume()
         self._gate.open()
 
@@ -197,6 +200,8 @@ class VLLMEngine:
 
     async def _close(self) -> None:
         self._closed = True
+        with suppress(ProcessError):
+            await self._backend.resume()  # samples that stand still are finished
         self._gate.open()  # whoever waits is told so
         await self._gate.shut()
         await asyncio.to_thread(self._backend.close)

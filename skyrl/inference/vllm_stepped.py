@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from skyrl.errors import ProcessError
+from skyrl.inference.engine import InFlight
 from skyrl.inference.vllm_backend import first_line, request_maker
 
 
@@ -24,6 +25,8 @@ class SteppedBackend:
         self._futures: dict[str, asyncio.Future[Any]] = {}
         self._stepping: asyncio.Task[None] | None = None
         self._dead = ""
+        self._in_flight: InFlight = "finish"
+        self._resting = False
 
     async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Any:
         prompt, params = self._make(prompt_ids, sampling)
@@ -31,8 +34,7 @@ class SteppedBackend:
             raise ProcessError(self._dead)
         self._engine.add_request(request_id, prompt, params)  # a request that it refuses leaves it as it was
         future = self._futures[request_id] = asyncio.get_running_loop().create_future()
-        if self._stepping is None or self._stepping.done():
-            self._stepping = asyncio.create_task(self._step_until_idle())
+        self._step()
         try:
             return await future
         except asyncio.CancelledError:
@@ -41,11 +43,12 @@ class SteppedBackend:
         finally:
             del self._futures[request_id]
 
-    async def pause(self) -> None:
-        """Nothing to do: the engine rests when it is not stepped."""
+    async def pause(self, in_flight: InFlight) -> None:
+        self._in_flight, self._resting = in_flight, True  # the engine rests when it is not stepped
 
     async def resume(self) -> None:
-        """Nothing to do."""
+        self._resting = False
+        self._step()
 
     async def call_workers(self, method: str, *args: Any) -> list[Any]:
         results: list[Any] = self._call(self._engine.collective_rpc, method, args=args)
@@ -54,13 +57,14 @@ class SteppedBackend:
     async def forget(self, version: int) -> bool:
         self._call(self._engine.reset_mm_cache)
         self._call(self._engine.reset_encoder_cache)
-        if not self._call(self._engine.reset_prefix_cache):
+        again = self._in_flight == "recompute"
+        if self._in_flight != "keep" and not self._call(self._engine.reset_prefix_cache, again):
             return False
         self._call(self._engine.set_weight_version, str(version))
         return True
 
     async def sleep(self) -> None:
-        self._call(self._engine.sleep, level=2)
+        self._call(self._engine.sleep, level=2, mode="abort" if self._in_flight == "finish" else "keep")
 
     async def wake(self) -> None:
         self._call(self._engine.wake_up)
@@ -68,9 +72,16 @@ class SteppedBackend:
     def close(self) -> None:
         self._engine.engine_core.shutdown()
 
+    def _step(self) -> None:
+        """Sees to it that the engine is stepped, unless it rests or has nothing to do."""
+        if not self._resting and (self._stepping is None or self._stepping.done()):
+            self._stepping = asyncio.create_task(self._step_until_idle())
+
     async def _step_until_idle(self) -> None:
-        while self._engine.has_unfinished_requests():
+        while not self._resting and not self._dead and self._engine.has_unfinished_requests():
             await asyncio.sleep(0)  # whoever is ready joins, whoever gave up leaves
+            if self._resting:
+                return
             try:
                 outputs = self._call(self._engine.step)
             except ProcessError as error:

@@ -74,7 +74,7 @@ KEYS: dict[str, Entry] = {
     "total_train_steps": goes_to("trainer.max_training_steps"),
     "total_train_n_seqs": later("a length of the run in samples"),
     "tokenizer_path": later("a tokenizer other than the model's", ""),
-    "async_training": later(_ASYNC, False),
+    "async_training": goes_to("trainer.fully_async.enabled"),
     "max_turns": goes_to("generator.max_turns"),
     # models
     "actor.path": goes_to("trainer.policy.model.path"),
@@ -217,7 +217,7 @@ KEYS: dict[str, Entry] = {
     "rollout.request_retries": later("another number of attempts for a request"),
     "rollout.schedule_policy": only("round_robin", does="they are dealt out evenly", otherwise="another order"),
     "rollout.check_trajectory_format": not_there("trajectories have types, which are always checked"),
-    "rollout.queue_size": later("a bound on waiting samples"),
+    "rollout.queue_size": goes_to("trainer.fully_async.queue_size"),
     "rollout.enable_rollout_tracing": later("tracing of rollouts", False),
     "*sglang.model_path": not_there("the engines serve the policy"),
     "*sglang.random_seed": not_there("seeds of samples follow from trainer.seed"),

@@ -4,20 +4,13 @@ it.
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any, Protocol
-
-import attrs
 
 from skyrl.config import AlgorithmConfig, GeneratorConfig
 from skyrl.data.cursor import PromptCursor
-from skyrl.errors import RunError
-from skyrl.rollout.filters import silenced, teaches, with_replacements
 from skyrl.rollout.generator import SkyRLGymGenerator
-from skyrl.trajectory import Prompt, TrajectoryGroup
-from skyrl.tree import evolve_at
-
-Batch = tuple[TrajectoryGroup, ...]
+from skyrl.rollout.selection import Batch, Selection
+from skyrl.trajectory import TrajectoryGroup
 
 
 class Rollouts(Protocol):
@@ -29,6 +22,9 @@ class Rollouts(Protocol):
     def metrics(self) -> dict[str, float]:
         """What was dropped, replaced or left out to make the last batch."""
 
+    def weights_are(self, version: int) -> None:
+        """The engines hold new weights: those of this version."""
+
     @property
     def epoch(self) -> int:
         """Passes over the data that are complete."""
@@ -38,6 +34,9 @@ class Rollouts(Protocol):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken."""
+
+    async def close(self) -> None:
+        """Give up what is still being sampled."""
 
 
 class SynchronousRollouts:
@@ -56,73 +55,11 @@ class SynchronousRollouts:
         self._cursor = cursor
         self._generator = generator
         self._config = config
-        self._algorithm = algorithm
-        self._seed = seed
-        self._metrics: dict[str, float] = {}
+        self._selection = Selection(self._sample, generator, config, algorithm, seed=seed)
 
     async def next_batch(self, version: int) -> Batch:
         """Raises `RunError` where dynamic sampling finds no full batch within its limit."""
-        self._metrics = {}
-        match self._algorithm.dynamic_sampling.type:
-            case None:
-                groups = await self._sample(version, 0)
-            case "filter":
-                groups = await self._filtered(version)
-            case "replace":
-                groups = await self._replaced(version)
-        if self._algorithm.zero_variance_filter:
-            groups = self._without_zero_variance(groups)
-        return await self._with_baselines(groups, version) if self._needs_baselines else groups
-
-    async def _filtered(self, version: int) -> Batch:
-        """Groups that teach, from as many batches as it takes; what is left over of the last one is dropped."""
-        wanted: int | None = None
-        kept: list[TrajectoryGroup] = []
-        seen = attempt = 0
-        while wanted is None or len(kept) < wanted:
-            self._expect_attempt(attempt, f"{len(kept)} groups of different rewards, {wanted} are needed")
-            groups = await self._sample(version, attempt)
-            wanted, attempt, seen = len(groups), attempt + 1, seen + len(groups)
-            kept += [group for group in groups if teaches(group)]
-        self._metrics |= {
-            "generate/sampled_batches": attempt,
-            "generate/groups_dropped": seen - len(kept),
-            "generate/groups_left_over": len(kept) - wanted,
-        }
-        return tuple(kept[:wanted])
-
-    async def _replaced(self, version: int) -> Batch:
-        config, attempt = self._algorithm.dynamic_sampling, 0
-        while True:
-            self._expect_attempt(
-                attempt, f"a batch of which more than {config.min_replace_ratio:g} had different rewards"
-            )
-            groups = await self._sample(version, attempt)
-            attempt += 1
-            draw = Random(f"{self._seed}:{version}:{attempt}")
-            exchanged = with_replacements(groups, least_good=config.min_replace_ratio, draw=draw)
-            if exchanged is not None:
-                self._metrics |= {
-                    "generate/sampled_batches": attempt,
-                    "generate/groups_dropped": (attempt - 1) * len(groups),
-                    "generate/groups_replaced": sum(not teaches(group) for group in groups),
-                }
-                return exchanged
-
-    def _expect_attempt(self, attempt: int, found: str) -> None:
-        most = self._algorithm.dynamic_sampling.max_sample_batches
-        if 0 < most <= attempt:
-            raise RunError(
-                f"dynamic sampling drew {most} batches of prompts (trainer.algorithm.dynamic_sampling."
-                f"max_sample_batches) without finding enough: {found}. The task is too easy or too hard for the "
-                "policy; raise the limit, or generator.n_samples_per_prompt, or turn dynamic sampling off"
-            )
-
-    def _without_zero_variance(self, groups: Batch) -> Batch:
-        tolerance = self._algorithm.zero_variance_filter_tol
-        good = [teaches(group, tolerance=tolerance) for group in groups]
-        self._metrics["reward/num_zero_variance_filtered"] = good.count(False)
-        return tuple(group if keep else silenced(group) for group, keep in zip(groups, good, strict=True))
+        return await self._selection.batch(version)
 
     async def _sample(self, version: int, attempt: int) -> Batch:
         return await self._generator.generate(
@@ -133,27 +70,12 @@ class SynchronousRollouts:
             attempt=attempt,
         )
 
-    @property
-    def _needs_baselines(self) -> bool:
-        return self._algorithm.advantage_estimator == "remax"
-
-    async def _with_baselines(self, groups: Batch, version: int) -> Batch:
-        """With the reward of one greedy answer to each prompt."""
-        prompts: list[Prompt] = [group.prompt for group in groups]
-        greedy = await self._generator.generate(
-            prompts,
-            sampling=evolve_at(self._config.sampling_params, "temperature", 0.0),
-            samples_per_prompt=1,
-            weight_version=version,
-            purpose="baseline",
-        )
-        return tuple(
-            attrs.evolve(group, baseline=answer.rewards[0]) for group, answer in zip(groups, greedy, strict=True)
-        )
-
     def metrics(self) -> dict[str, float]:
         left_out = self._cursor.left_out
-        return self._metrics | ({"data/prompts_left_out": left_out} if left_out else {})
+        return self._selection.metrics | ({"data/prompts_left_out": left_out} if left_out else {})
+
+    def weights_are(self, version: int) -> None:
+        """Nothing is sampled ahead."""
 
     @property
     def epoch(self) -> int:
@@ -164,3 +86,6 @@ class SynchronousRollouts:
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._cursor.load_state(state)
+
+    async def close(self) -> None:
+        """Nothing is left running."""

@@ -26,3 +26,7 @@ class FailureTally:
                 f"environments failed {len(self._reasons)} times in a batch of {self._samples} samples, more often "
                 f"than max_failed_share = {self._max_share:g} of environment.skyrl_gym allows:\n{first}"
             )
+
+    def begin_anew(self) -> None:
+        """What is counted from now on belongs to the next batch."""
+        self._reasons.clear()

@@ -77,7 +77,32 @@ class SkyRLGymGenerator:
         weights apart, go into the seed of every sample. Raises `RewardError` if environments fail more often than
         `max_failed_share` allows, another `RunError` if the engine fails.
         """
-        makers = [find_task(prompt.env_class, self._user_env_class, self._gym) for prompt in prompts]
+        session = self.session(
+            sampling=sampling,
+            samples_per_prompt=samples_per_prompt,
+            purpose=purpose,
+            samples=len(prompts) * samples_per_prompt,
+            together=len(prompts) if self._config.batched else None,
+        )
+        for prompt in prompts:
+            session.task_of(prompt)  # a wrong one is refused before anything is sampled
+        groups = [session.group(prompt, weight_version=weight_version, attempt=attempt) for prompt in prompts]
+        return tuple(await _all(groups))
+
+    def session(
+        self,
+        *,
+        sampling: SamplingParams,
+        samples_per_prompt: int,
+        samples: int,
+        purpose: str = "train",
+        together: int | None = None,
+    ) -> Session:
+        """For groups that are sampled one by one and share limits: on trajectories, environments and failures.
+
+        Failures are counted over `samples` samples. `together`: as many groups are asked for at once, and none is
+        judged before all are sampled.
+        """
         stage = Stage(
             config=self._config,
             sampling=sampling,
@@ -86,44 +111,60 @@ class SkyRLGymGenerator:
             chat=lambda: self._chat,
             call=EnvCalls(self._gym.max_env_workers, self._gym.step_timeout_seconds),
         )
-        tally = FailureTally(len(prompts) * samples_per_prompt, self._gym.max_failed_share)
-        batch = _Batch(stage, self._gym, tally, prompts=len(prompts))
-        keys = [
-            SampleKey(
-                run_seed=self._seed,
-                weight_version=weight_version,
-                prompt_id="",
-                sample_index=index,
-                attempt=attempt,
-                purpose=purpose,
-            )
-            for index in range(samples_per_prompt)
-        ]
-        slots = asyncio.Semaphore(max(1, (self._config.max_trajectories_in_flight or _MANY) // samples_per_prompt))
-
-        async def group(prompt: Prompt, make: MakeEnv) -> TrajectoryGroup:
-            async with slots:
-                return await batch.group(prompt, make, [evolve(key, prompt_id=prompt.id) for key in keys])
-
-        return tuple(await _all([group(prompt, make) for prompt, make in zip(prompts, makers, strict=True)]))
+        key = SampleKey(run_seed=self._seed, weight_version=0, prompt_id="", sample_index=0, purpose=purpose)
+        return Session(
+            stage,
+            self._gym,
+            FailureTally(samples, self._gym.max_failed_share),
+            key,
+            samples_per_prompt=samples_per_prompt,
+            user_env_class=self._user_env_class,
+            together=together,
+        )
 
     @cached_property
     def _chat(self) -> Chat:
         return chat_of(self._config, self._tokenizer)
 
 
-class _Batch:
-    """The groups of one call, which share a stage and a tally of failures."""
+class Session:
+    """Groups that share a stage and a tally of failures; `SkyRLGymGenerator.session` makes one."""
 
-    def __init__(self, stage: Stage, gym: SkyRLGymConfig, tally: FailureTally, prompts: int) -> None:
-        """`prompts` is the number of groups."""
-        self._stage, self._tally = stage, tally
+    def __init__(
+        self,
+        stage: Stage,
+        gym: SkyRLGymConfig,
+        tally: FailureTally,
+        key: SampleKey,
+        *,
+        samples_per_prompt: int,
+        user_env_class: str | None,
+        together: int | None,
+    ) -> None:
+        """`key` names the samples but for their prompt, weights and attempt."""
+        self.tally = tally
+        self._stage, self._gym, self._key = stage, gym, key
+        self._samples, self._user_env_class = samples_per_prompt, user_env_class
         self._attempts, self._retried = gym.max_attempts, frozenset(gym.retried_failures)
         self._seconds, self._fills = gym.trajectory_timeout_seconds, gym.failed_samples == "fill"
-        self._all_sampled = asyncio.Barrier(prompts) if stage.config.batched and prompts else None
+        self._all_sampled = asyncio.Barrier(together) if together else None
+        self._slots = asyncio.Semaphore(
+            max(1, (stage.config.max_trajectories_in_flight or _MANY) // samples_per_prompt)
+        )
 
-    async def group(self, prompt: Prompt, make: MakeEnv, keys: Sequence[SampleKey]) -> TrajectoryGroup:
-        """All samples of a prompt. Their first turn is one request, so that the prompt is prefilled once."""
+    def task_of(self, prompt: Prompt) -> MakeEnv:
+        """What makes its environment. Raises `TaskError`."""
+        return find_task(prompt.env_class, self._user_env_class, self._gym)
+
+    async def group(self, prompt: Prompt, *, weight_version: int, attempt: int = 0) -> TrajectoryGroup:
+        """All samples of a prompt; see `SkyRLGymGenerator.generate`."""
+        key = evolve(self._key, prompt_id=prompt.id, weight_version=weight_version, attempt=attempt)
+        keys = [evolve(key, sample_index=index) for index in range(self._samples)]
+        async with self._slots:
+            return await self._group(prompt, self.task_of(prompt), keys)
+
+    async def _group(self, prompt: Prompt, make: MakeEnv, keys: Sequence[SampleKey]) -> TrajectoryGroup:
+        """Their first turn is one request, so that the prompt is prefilled once."""
         episodes = [Episode(self._stage, prompt, make, key) for key in keys]
         try:
             begun = await _all([_outcome(episode.begin()) for episode in episodes])
@@ -178,7 +219,7 @@ class _Batch:
             if isinstance(outcome, Trajectory):
                 return evolve(outcome, failures=tuple(failures))
             failures.append(outcome)
-            self._tally.count(outcome)
+            self.tally.count(outcome)
             late = until is not None and clock() >= until
             if late or len(failures) >= self._attempts or outcome.kind not in self._retried:
                 return episode.failed(tuple(failures))

@@ -25,8 +25,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from skyrl.data.group_lines import SCHEMA, as_object, group_of
 from skyrl.errors import DataError, RunError
-from skyrl.tracking.group_lines import SCHEMA, as_object, group_of
 from skyrl.trajectory import TrajectoryGroup
 
 FOLDER = "recording"

@@ -6,6 +6,8 @@ or out of service.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from skyrl.errors import WeightSyncError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.weight_sync.canary import Canary, Metrics
@@ -15,16 +17,46 @@ from skyrl.weight_sync.roads import Road, WeightSource
 class WeightSync:
     """Brings the learner's weights into the engines."""
 
-    def __init__(self, source: WeightSource, client: InferenceEngineClient, road: Road, canary: Canary) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        client: InferenceEngineClient,
+        road: Road,
+        canary: Canary,
+        arrived: Callable[[int], None] = lambda version: None,
+        interval: int = 1,
+    ) -> None:
+        """`arrived` is told of each version that the engines sample from. They are sent every `interval`th version, the
+        first that there is, and what `catch_up` asks for.
+        """
         self._source, self._client, self._road, self._canary = source, client, road, canary
+        self._arrived, self._interval = arrived, interval
+        self._newest, self._sent = 0, -1
 
     async def publish(self, version: int) -> Metrics:
-        """Every engine samples from the learner's weights, as `version`, when this returns; how close they are, and how
-        many are in service, is returned.
+        """The learner's weights are of this version now; the engines get them where their turn has come."""
+        self._newest = version
+        due = self._sent < 0 or version % self._interval == 0
+        return await self._send() if due else self._client.metrics
+
+    @property
+    def is_behind(self) -> bool:
+        """The engines hold older weights than the learner."""
+        return self._sent != self._newest
+
+    async def catch_up(self) -> None:
+        """The engines have the learner's weights when this returns."""
+        if self.is_behind:
+            await self._send()
+
+    async def _send(self) -> Metrics:
+        """Every engine samples from the learner's weights, as the newest version, when this returns; how close they
+        are, and how many are in service, is returned.
 
         Raises `WeightSyncError`. No token is sampled from weights that are not whole: an engine that was touched and
         not verified takes no work any more.
         """
+        version = self._newest
         await self._client.pause()
         try:
             await self._road.carry(self._source, self._client, version)
@@ -32,5 +64,7 @@ class WeightSync:
             await self._client.resume()  # who is still in service holds whole weights
             raise
         metrics = await self._client.inspect(lambda engines: self._canary.compare(self._source, engines, version))
+        self._sent = version
+        self._arrived(version)
         await self._client.resume()
         return metrics | self._client.metrics

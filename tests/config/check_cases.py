@@ -72,6 +72,23 @@ ROLLOUT_CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "a_sequence_fits_into_the_engine": [({KWARGS: {"max_model_len": 1535}}, f"{KWARGS}.max_model_len")],
 }
 
+ASYNC = "trainer.fully_async."
+ON: dict[str, Any] = {ASYNC + "enabled": True, "trainer.algorithm.policy_loss_type": "decoupled"}
+KEPT: dict[str, Any] = {**ON, ASYNC + "clear_kv_cache_on_weight_sync": False}
+
+ASYNC_CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "a_queue_holds_a_batch": [({**ON, ASYNC + "queue_size": 100}, ASYNC + "queue_size")],
+    "weights_travel_before_samples_are_too_old": [
+        ({**ON, ASYNC + "steps_per_sync": 6}, ASYNC + "steps_per_sync"),
+        ({**ON, ASYNC + "steps_per_sync": 2, ASYNC + "max_staleness_steps": 0}, ASYNC + "steps_per_sync"),
+    ],
+    "a_stream_is_not_one_call": [({**ON, "generator.batched": True}, "generator.batched")],
+    "kept_keys_and_values_are_not_shared": [
+        ({**KEPT, "generator.inference_engine.backend": "vllm"}, ASYNC + "clear_kv_cache_on_weight_sync"),
+    ],
+    "older_samples_are_corrected": [({ASYNC + "enabled": True}, "trainer.algorithm.policy_loss_type")],
+}
+
 LEARNER_CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "adapters_have_a_road_to_the_engines": [
         (
@@ -113,6 +130,15 @@ LEARNER_CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT_CASES: dict[str, dict[str, Any]] = {
+    "a_queue_holds_a_batch": {**ON, ASYNC + "queue_size": 1024},
+    "weights_travel_before_samples_are_too_old": {**ON, ASYNC + "steps_per_sync": 5},
+    "a_stream_is_not_one_call": {"generator.batched": True},
+    "kept_keys_and_values_are_not_shared": {
+        **KEPT,
+        "generator.inference_engine.backend": "vllm",
+        "generator.inference_engine.enable_prefix_caching": False,
+    },
+    "older_samples_are_corrected": {ASYNC + "enabled": True, ASYNC + "max_staleness_steps": 0},
     "one_call_of_the_engine_has_one_turn": {"generator.batched": True},
     "steps_are_samples_that_can_be_compared": {**STEPS, "trainer.algorithm.advantage_estimator": "rloo"},
     "turns_end_as_the_models_chats_do": {

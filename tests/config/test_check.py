@@ -17,7 +17,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree import FrozenDict, evolve_at, get_at
 from skyrl.tree.classes import table_paths
 from skyrl.tree.rules import paths_read
-from tests.config.check_cases import LEARNER_CASES, ROLLOUT_CASES, SILENT_CASES
+from tests.config.check_cases import ASYNC_CASES, LEARNER_CASES, ROLLOUT_CASES, SILENT_CASES
 from tests.config.leaves import LEAVES, OTHERS, RUNNABLE
 
 PLACEMENT = "trainer.placement."
@@ -519,7 +519,7 @@ SILENT: dict[str, dict[str, Any]] = {
     "every_sequence_of_a_step_has_a_token": {**VLLM, ENGINE + "max_num_batched_tokens": 1024},
 }
 
-FIRES |= ROLLOUT_CASES | LEARNER_CASES
+FIRES |= ROLLOUT_CASES | LEARNER_CASES | ASYNC_CASES
 SILENT |= SILENT_CASES
 
 NAMED: dict[str, Any] = {

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from skyrl.config import SkyRLTrainConfig, load
+from skyrl.config import FullyAsyncConfig, SkyRLTrainConfig, load
 from skyrl.config.effect import Effect
 from skyrl.config.effects import EFFECTS, without_effect
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.errors import Problem
-from skyrl.tree.classes import table_paths
+from skyrl.tree.classes import fields_of, table_paths
 from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE
 
 NO_KL = {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_kl_in_reward": False}
@@ -57,6 +57,7 @@ ON: dict[str, dict[str, Any]] = {
     "trainer.algorithm.kl_ctrl": {"trainer.algorithm.use_kl_in_reward": True},
     "environment.skyrl_gym.isolate_user_env": MINE,
     "environment.skyrl_gym.user_env_memory_gb": MINE | {"environment.skyrl_gym.isolate_user_env": True},
+    **{f"trainer.fully_async.{name}": {"trainer.fully_async.enabled": True} for name in fields_of(FullyAsyncConfig)},
     "trainer.faults.max_roll_backs": {"trainer.faults.on_non_finite": "roll_back"},
     "trainer.critic.optimizer_config": CRITIC,
     "trainer.critic.fsdp_config": CRITIC,
@@ -167,7 +168,6 @@ ON: dict[str, dict[str, Any]] = {
     },
 }
 NEVER_ACT = {
-    "trainer.fully_async",
     "trainer.policy.model.lora.lora_sync_path",
     "trainer.critic.model.lora.lora_sync_path",
 }

@@ -48,7 +48,7 @@ from skyrl.tree.classes import is_config, leaf_paths
 from tests.learners.rows import batch
 from tests.nano_run import config
 
-TABLE = 85
+TABLE = 83
 """Leaves in the table. This number may only fall."""
 
 WHOLE = {"param_dtype": "float32", "reduce_dtype": "float32", "buffer_dtype": "float32"}
@@ -71,7 +71,13 @@ SCENARIOS: tuple[dict[str, Any], ...] = (
     },
     {"trainer__resume_mode": "from_path", "trainer__max_training_steps": 3},
     {
-        "trainer__run_path": "",
+        "trainer__run_path": "asynchronous",
+        "trainer__max_training_steps": 2,
+        "trainer__algorithm__policy_loss_type": "decoupled",
+        "trainer__fully_async": {"enabled": True},
+    },
+    {
+        "trainer__run_path": "with_a_critic",
         "trainer__max_training_steps": 1,
         "trainer__critic__model__path": "",
         "trainer__critic_mini_batch_size": 4,
@@ -266,10 +272,11 @@ def reads(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> set[Read]:
             if "trainer__resume_mode" in scenario
             else {}
         )
-        if "trainer__run_path" in scenario:  # a run of its own, with a critic
-            folder = out / "with_a_critic"
-            paths = {f"trainer__{name}_path": str(folder / name) for name in ("run", "ckpt", "export")}
-            extra = paths | {"trainer__critic__model__path": str(nano / "model")}
+        if "trainer__run_path" in scenario:  # a run of its own
+            folder = out / scenario["trainer__run_path"]
+            extra = {f"trainer__{name}_path": str(folder / name) for name in ("run", "ckpt", "export")}
+        if "trainer__critic__model__path" in scenario:
+            extra |= {"trainer__critic__model__path": str(nano / "model")}
         run = separate(config(nano, out, **(COMMON | scenario | extra)))
         with recorded(run) as here:
             BasePPOExp(run).run()

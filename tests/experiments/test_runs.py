@@ -99,7 +99,7 @@ OTHER_SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("settings", OTHER_SETTINGS)
-@pytest.mark.parametrize("moment", ["_record_samples", "_save", "after _save", "_finish"])
+@pytest.mark.parametrize("moment", ["_record_samples", "_save", "after _save", "export"])
 def test_a_run_that_died_at_any_moment_ends_like_one_that_did_not(
     nano: Path, tmp_path: Path, moment: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ class SlowEngine:
         text = Completion(token_ids=(), text=self.name, logprobs=(), weight_versions=(), stop_reason="stop")
         return (text,) * len(request.keys)
 
-    async def pause(self) -> None:
+    async def pause(self, in_flight: str = "finish") -> None:
         self._fail()
         self.events.append("pause")
 

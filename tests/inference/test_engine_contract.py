@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from skyrl.config import InferenceEngineConfig, SamplingParams
 from skyrl.errors import RunError, UserError, WeightSyncError
 from skyrl.inference.arrival import Shared
-from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
+from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.inference.vllm_engine import VLLMEngine
 from tests.inference.nano import EOS, full_forward_logprobs, keys, nano_tokenizer, prompts, request
@@ -314,6 +314,77 @@ async def give_up(kind: str, folder: Path) -> bool:
 @both
 def test_a_request_that_nobody_waits_for_is_given_up(host: Host, folder: Path, kind: str) -> None:
     assert host.run(give_up, kind, folder)
+
+
+LONG = [request(prompt, temperature=1.0, max_generate_length=70, count=2) for prompt in prompts(4, 9, 20)]
+
+
+async def interrupt(kind: str, folder: Path, in_flight: InFlight, seed: int | None) -> list[tuple[Completion, ...]]:
+    """Completions of `LONG`, interrupted twice; new weights come in between unless `seed` is None. The stored weights
+    are there again afterwards.
+    """
+    engine = engine_of(kind, folder)
+    running = [asyncio.create_task(engine.generate(one)) for one in LONG]
+    for _ in range(2):
+        await asyncio.sleep(0.03)
+        await asyncio.wait_for(engine.pause(in_flight), 30)
+        assert not any(task.done() for task in running)
+        if seed is not None:
+            weights = changed(small_model(), seed)
+            await engine.load_weights(Shared(weights), engine.weight_version + 1)
+        await engine.resume()
+    answers = list(await asyncio.gather(*running))
+    await engine.pause()
+    await engine.load_weights(Shared(tuple(small_model().state_dict().items())), engine.weight_version + 1)
+    await engine.resume()
+    return answers
+
+
+@both
+@pytest.mark.parametrize("in_flight", ["recompute", "keep"])
+def test_samples_that_stand_still_for_a_moment_are_what_they_would_have_been(
+    host: Host, folder: Path, kind: str, in_flight: InFlight
+) -> None:
+    whole = host.run(draw, kind, folder, *LONG)
+    agree(
+        [_unversioned(one) for one in host.run(interrupt, kind, folder, in_flight, None)],
+        list(map(_unversioned, whole)),
+    )
+
+
+def _unversioned(completions: tuple[Completion, ...]) -> tuple[Completion, ...]:
+    return tuple(attrs.evolve(each, weight_versions=()) for each in completions)
+
+
+def _by_version(
+    model: Any, asked: GenerationRequest, completion: Completion, version: int
+) -> tuple[list[float], list[float]]:
+    """Log-probabilities of the tokens of a version: the engine's, and those of a fresh forward pass of `model`."""
+    fresh = full_forward_logprobs(model, asked.prompt_ids, completion, 1.0).tolist()
+    places = [place for place, drawn in enumerate(completion.weight_versions) if drawn == version]
+    return [completion.logprobs[place] for place in places], [fresh[place] for place in places]
+
+
+@both
+@pytest.mark.parametrize("in_flight", ["recompute", "keep"])
+def test_samples_go_on_under_new_weights_and_every_token_knows_which(
+    host: Host, folder: Path, kind: str, in_flight: InFlight
+) -> None:
+    answers = host.run(interrupt, kind, folder, in_flight, 5)
+    old, new = small_model(), small_model()
+    changed(new, seed=5)
+    apart = 0.0
+    for asked, completions in zip(LONG, answers, strict=True):
+        for completion in completions:
+            versions = completion.weight_versions
+            assert list(versions) == sorted(versions)
+            first, *_, last = sorted(set(versions))
+            assert first < last, "it was interrupted"
+            ours, fresh = _by_version(old, asked, completion, first)
+            assert ours == pytest.approx(fresh, abs=1e-4)
+            ours, fresh = _by_version(new, asked, completion, last)
+            apart = max(apart, *(abs(one - other) for one, other in zip(ours, fresh, strict=True)))
+    assert apart < 1e-4 if in_flight == "recompute" else apart > 1e-2
 
 
 async def close_while_paused(kind: str, folder: Path) -> list[str]:

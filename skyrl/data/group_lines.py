@@ -60,8 +60,8 @@ def _encoded(value: Any) -> Any:
         if isinstance(value, kind):
             return {word: write(value)}
     raise RunError(
-        f"trainer.recording: a column of the data holds a {type(value).__name__}, which cannot be recorded: leave the "
-        "column out, or set trainer.recording = off"
+        f"a column of the data holds a {type(value).__name__}, which cannot be written with a recording "
+        "(trainer.recording) or the checkpoint of an asynchronous run: leave the column out"
     )
 
 

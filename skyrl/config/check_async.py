@@ -1,0 +1,98 @@
+"""Checks of asynchronous training: that batches can be filled, and that what is trained on is corrected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.errors import Problem
+from skyrl.tree.rules import Check
+
+_ASYNC = "trainer.fully_async"
+_ON_POLICY_LOSSES = ("decoupled", "rollout_is", "importance_sampling", "dppo")
+"""Losses that read the engine's log-probabilities themselves."""
+
+
+def is_off_policy(run: SkyRLTrainConfig) -> bool:
+    """Are samples trained on that older weights drew?"""
+    return run.trainer.fully_async.enabled and run.trainer.fully_async.max_staleness_steps > 0
+
+
+def is_corrected(run: SkyRLTrainConfig) -> bool:
+    """Does the loss know which probabilities the samples were drawn with?"""
+    algorithm = run.trainer.algorithm
+    correction = algorithm.off_policy_correction
+    anchored = algorithm.policy_loss_type == "cispo" and algorithm.cispo.cispo_anchor == "rollout"
+    return (
+        algorithm.policy_loss_type in _ON_POLICY_LOSSES
+        or ":" in algorithm.policy_loss_type
+        or anchored
+        or correction.tis_ratio_type is not None
+        or correction.sequence_mask_metric is not None
+    )
+
+
+def a_queue_holds_a_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A batch waits in the queue until it is complete."""
+    settings, batch = run.trainer.fully_async, run.trainer.train_batch_size
+    if settings.enabled and settings.queue_size is not None and settings.queue_size < batch:
+        yield Problem(
+            path=f"{_ASYNC}.queue_size",
+            message=f"{settings.queue_size} groups never make a batch of trainer.train_batch_size = {batch}",
+            hint=f"at least {batch}, or leave it out",
+        )
+
+
+def weights_travel_before_samples_are_too_old(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Between two syncs a group gets older by each step."""
+    settings = run.trainer.fully_async
+    if settings.enabled and settings.steps_per_sync > settings.max_staleness_steps + 1:
+        yield Problem(
+            path=f"{_ASYNC}.steps_per_sync",
+            message=f"new weights every {settings.steps_per_sync} steps leave samples {settings.steps_per_sync - 1} "
+            f"versions old, more than {_ASYNC}.max_staleness_steps = {settings.max_staleness_steps}",
+            hint=f"at most {settings.max_staleness_steps + 1}",
+        )
+
+
+def a_stream_is_not_one_call(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """`batched` has a batch sampled as a whole; a stream has none."""
+    if run.trainer.fully_async.enabled and run.generator.batched:
+        yield Problem(
+            path="generator.batched",
+            message=f"{_ASYNC}.enabled samples groups one by one",
+            hint="set generator.batched = false",
+        )
+
+
+def kept_keys_and_values_are_not_shared(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A prefix cache would give new samples what the old weights computed."""
+    settings, engine = run.trainer.fully_async, run.generator.inference_engine
+    kept = settings.enabled and settings.interrupt_generation and not settings.clear_kv_cache_on_weight_sync
+    if kept and engine.backend == "vllm" and engine.enable_prefix_caching:
+        yield Problem(
+            path=f"{_ASYNC}.clear_kv_cache_on_weight_sync",
+            message="vLLM's prefix cache would hand keys and values of old weights to new samples",
+            hint="set generator.inference_engine.enable_prefix_caching = false, or this to true",
+        )
+
+
+def older_samples_are_corrected(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Off-policy training without a correction degrades (AReaL, arXiv:2505.24298, table 2)."""
+    if is_off_policy(run) and not is_corrected(run):
+        yield Problem(
+            path="trainer.algorithm.policy_loss_type",
+            message=f"samples are up to {run.trainer.fully_async.max_staleness_steps} versions old "
+            f"({_ASYNC}.max_staleness_steps), and nothing in the loss corrects for it",
+            hint='set it to "decoupled", or trainer.algorithm.off_policy_correction.tis_ratio_type = "token"',
+            severity="warning",
+        )
+
+
+ASYNC_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
+    a_queue_holds_a_batch,
+    weights_travel_before_samples_are_too_old,
+    a_stream_is_not_one_call,
+    kept_keys_and_values_are_not_shared,
+    older_samples_are_corrected,
+)

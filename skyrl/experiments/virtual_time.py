@@ -1,0 +1,57 @@
+"""An event loop on which waiting takes no time: the clock jumps to whatever is due next.
+
+What runs on it is asyncio code as it is, scheduler and deadlines included, as long as it waits for time and for other
+coroutines alone: no threads, no sockets. A program that waits for something that cannot happen is found out at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+from skyrl.errors import RunError
+
+T = TypeVar("T")
+
+
+def run_in_virtual_time(program: Coroutine[Any, Any, T]) -> T:
+    """What `program` returns. Its loop's `time()` begins at 0, in seconds. Raises `RunError` for a deadlock."""
+    with asyncio.Runner(loop_factory=_VirtualTimeLoop) as runner:
+        return runner.run(program)
+
+
+class _VirtualTimeLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._clock = _Clock()
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        return self._clock.now
+
+
+class _Clock(selectors.BaseSelector):
+    """A selector that, instead of waiting, says that the time has passed."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._real = selectors.DefaultSelector()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise RunError("deadlock: everybody waits, and nothing is going to happen")
+        self.now += max(timeout, 0.0)
+        return self._real.select(0)
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._real.register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._real.unregister(fileobj)
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._real.get_map()
+
+    def close(self) -> None:
+        self._real.close()

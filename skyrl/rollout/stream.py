@@ -1,0 +1,269 @@
+"""Groups sampled ahead of training, never further ahead than the bound on staleness allows.
+
+    prompts --begin, while there is room--> running --> finished --oldest first--> a batch
+
+Nothing here polls: whatever may make room (a group that ends, a batch that is taken, new weights) begins what it can.
+Bounded from both ends. No more groups are begun than the next `staleness + 1` steps can train on; and a batch waits for
+groups that would otherwise be too old when their turn comes. So no group is ever trained on more than `staleness`
+versions after the weights that began it, and none is thrown away for its age.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from attrs import define, frozen
+
+from skyrl.data.cursor import PromptCursor
+from skyrl.data.group_lines import as_object, group_of
+from skyrl.errors import RunError
+from skyrl.planning.staleness import room_for_groups
+from skyrl.trajectory import Prompt, TrajectoryGroup
+
+Sample = Callable[[Prompt, int, int], Awaitable[TrajectoryGroup]]
+"""Samples the group of a prompt: by weights of a version, in an attempt (0 is the first)."""
+
+_SHOWN = 3
+"""Groups that a message names of those that are waited for."""
+
+
+@frozen(kw_only=True)
+class Limits:
+    """What bounds a stream. Everything counts groups."""
+
+    batch: int
+    """In a training step."""
+
+    staleness: int
+    """Versions between the weights that a group was begun with and those that it trains."""
+
+    concurrency: int
+    """Sampled at the same time."""
+
+    queue: int
+    """Begun and not yet trained on, finished or not; at least a batch."""
+
+    total: int
+    """In the whole run: none is begun that no step is left for."""
+
+    stall_seconds: float
+    """A batch is not waited for any longer when no group has ended for so long."""
+
+
+@define(eq=False)
+class _Begun:
+    """A group that was begun. Numbers follow each other in the order of beginning."""
+
+    number: int
+    prompt: Prompt
+    version: int
+    since: float
+    group: TrajectoryGroup | None = None
+    stored: dict[str, Any] | None = None
+    """The group as a checkpoint has it, once one has asked."""
+
+    def as_stored(self) -> dict[str, Any]:
+        """Of a finished group."""
+        assert self.group is not None
+        if self.stored is None:
+            self.stored = {"version": self.version, "group": as_object(self.group)}
+        return self.stored
+
+
+class GroupStream:
+    """Begins, keeps and hands over groups. Lives on one event loop."""
+
+    def __init__(
+        self, cursor: PromptCursor, sample: Sample, limits: Limits, accept: Callable[[TrajectoryGroup], bool]
+    ) -> None:
+        """A group that `accept` refuses gives its place back: another prompt is sampled instead of it."""
+        self._cursor, self._sample, self._limits, self._accept = cursor, sample, limits, accept
+        self._prompts: deque[Prompt] = deque()
+        self._begun: dict[int, _Begun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._version = self._number = self._consumed = self._trained = 0
+        self._attempts: Counter[str] = Counter()
+
+    @property
+    def running(self) -> int:
+        """Groups that are being sampled."""
+        return sum(begun.group is None for begun in self._begun.values())
+
+    @property
+    def waiting(self) -> int:
+        """Groups that are finished and not trained on."""
+        return len(self._begun) - self.running
+
+    @property
+    def consumed(self) -> int:
+        """Groups handed over since the start of the run."""
+        return self._consumed
+
+    @property
+    def room(self) -> int:
+        """Groups that may be begun now."""
+        limits, outstanding = self._limits, len(self._begun)
+        return min(
+            room_for_groups(
+                concurrency=limits.concurrency,
+                running=self.running,
+                accepted=self._trained + self.waiting,
+                version=self._version,
+                staleness=limits.staleness,
+                batch=limits.batch,
+            ),
+            limits.queue - outstanding,
+            limits.total - self._trained - outstanding,
+        )
+
+    def weights_are(self, version: int) -> None:
+        """The engines sample from weights of this version from now on: there is room for more groups.
+
+        A version below the last is that of a run that went back to a checkpoint.
+        """
+        if version < self._version:
+            self._trained = version * self._limits.batch
+        if version != self._version:
+            self._version = version
+            self._attempts.clear()
+        self._begin()
+
+    async def take(self, version: int) -> list[tuple[TrajectoryGroup, int]]:
+        """A batch for the update of weights of `version`, oldest groups first, each with the version it was begun with.
+
+        Raises what ended a group, and `RunError` where no group ends for `stall_seconds` or none can be begun.
+        """
+        while not self._ready(version):
+            if self._failure is not None:
+                raise self._failure
+            self._begin()
+            self._refuse_to_wait_for_nothing()
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), self._limits.stall_seconds)
+            except TimeoutError:
+                raise RunError(self._stalled(version)) from None
+        batch = self._oldest_finished()
+        for begun in batch:
+            del self._begun[begun.number]
+        self._consumed += len(batch)
+        self._trained = (version + 1) * self._limits.batch
+        self._begin()
+        return [(begun.group, begun.version) for begun in batch if begun.group is not None]
+
+    def untake(self, count: int) -> None:
+        """So many of the groups that were taken are not trained on after all: their places are free."""
+        self._trained -= count
+
+    async def close(self) -> None:
+        """Gives up what is being sampled."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint stores: groups that are finished, and the prompts that have to be sampled (again)."""
+        unfinished = [begun.prompt.id for begun in self._begun.values() if begun.group is None]
+        finished = [begun.as_stored() for begun in self._begun.values() if begun.group is not None]
+        return {
+            "cursor": self._cursor.state(),
+            "prompts": [*unfinished, *(prompt.id for prompt in self._prompts)],
+            "finished": finished,
+            "consumed": self._consumed,
+            "trained": self._trained,
+        }
+
+    def load_state(self, state: Mapping[str, Any], prompts: Iterable[Prompt]) -> None:
+        """Go on where `state` was taken. `prompts` are those of the data set, in which ids are looked up.
+
+        Groups that were being sampled begin anew, here too; no prompt is lost and none is trained on twice.
+        """
+        for task in self._tasks:
+            task.cancel()
+        by_id = {prompt.id: prompt for prompt in prompts}
+        self._cursor.load_state(state["cursor"])
+        self._prompts = deque(by_id[name] for name in state["prompts"])
+        self._consumed, self._trained = int(state["consumed"]), int(state["trained"])
+        self._begun = {}
+        for stored in state["finished"]:
+            group = group_of(stored["group"])
+            self._add(group.prompt, int(stored["version"]), 0.0).group = group
+
+    def _ready(self, version: int) -> bool:
+        """The batch is full, and those that stay behind can all be trained on in time, a batch in each later step."""
+        batch, size = self._oldest_finished(), self._limits.batch
+        taken = {begun.number for begun in batch}
+        later = [begun for begun in self._in_order() if begun.number not in taken]
+        in_time = all(
+            begun.version + self._limits.staleness >= version + 1 + place // size for place, begun in enumerate(later)
+        )
+        return len(batch) == size and in_time
+
+    def _oldest_finished(self) -> list[_Begun]:
+        return [begun for begun in self._in_order() if begun.group is not None][: self._limits.batch]
+
+    def _in_order(self) -> list[_Begun]:
+        """Oldest weights first, and in the order in which they were begun, which differs where a run went back."""
+        return sorted(self._begun.values(), key=lambda begun: begun.version)
+
+    def _begin(self) -> None:
+        for _ in range(self.room if self._failure is None else 0):
+            prompt = self._next_prompt()
+            loop = asyncio.get_running_loop()
+            begun = self._add(prompt, self._version, loop.time())
+            self._attempts[prompt.id] += 1
+            task = loop.create_task(self._run(begun, self._attempts[prompt.id] - 1))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _add(self, prompt: Prompt, version: int, since: float) -> _Begun:
+        self._number += 1
+        begun = self._begun[self._number] = _Begun(self._number, prompt, version, since)
+        return begun
+
+    def _next_prompt(self) -> Prompt:
+        if not self._prompts:
+            self._prompts.extend(self._cursor.take())
+        return self._prompts.popleft()
+
+    async def _run(self, begun: _Begun, attempt: int) -> None:
+        try:
+            group = await self._sample(begun.prompt, begun.version, attempt)
+            if self._accept(group):
+                begun.group = group
+            else:
+                del self._begun[begun.number]
+            self._begin()
+        except Exception as error:  # noqa: BLE001 - whatever it was, whoever waits for a batch has to hear of it
+            self._failure = self._failure or error
+        self._changed.set()
+
+    def _refuse_to_wait_for_nothing(self) -> None:
+        """Nothing runs and nothing may begin: no wait would end."""
+        if self.running == 0:
+            limits = self._limits
+            raise RunError(
+                f"{self.waiting} groups are ready, a batch has {limits.batch}, and no other may begin: the engines "
+                f"hold version {self._version}, {self._consumed} groups were trained on, staleness {limits.staleness}, "
+                f"queue {limits.queue}, {limits.total} groups in the whole run"
+            )
+
+    def _stalled(self, version: int) -> str:
+        now, limits = asyncio.get_running_loop().time(), self._limits
+        late = [begun for begun in self._begun.values() if begun.group is None]
+        names = ", ".join(
+            f"prompt {begun.prompt.id} (begun {now - begun.since:.0f} s ago by version {begun.version})"
+            for begun in late[:_SHOWN]
+        )
+        more = f" and {len(late) - _SHOWN} more" if len(late) > _SHOWN else ""
+        return (
+            f"the trainer waits for the batch of step {version + 1}: {self.waiting} of {limits.batch} groups are "
+            f"ready, {len(late)} are being sampled, and none has ended for {limits.stall_seconds:g} s "
+            f"(trainer.fully_async.stall_timeout_seconds). Waited for: {names}{more}"
+        )

@@ -1,0 +1,139 @@
+"""Rollouts that go on while the trainer trains: `next_batch` over a stream of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any
+
+import attrs
+
+from skyrl.config import AlgorithmConfig, GeneratorConfig
+from skyrl.data.cursor import PromptCursor
+from skyrl.errors import RunError
+from skyrl.rollout.filters import teaches
+from skyrl.rollout.generator import SkyRLGymGenerator
+from skyrl.rollout.selection import Batch, Selection
+from skyrl.rollout.stream import GroupStream, Limits
+from skyrl.trajectory import Prompt, Step, Trajectory, TrajectoryGroup
+
+Accept = Callable[[TrajectoryGroup], bool]
+"""Whether a group may be trained on; one that may not is replaced by another prompt's."""
+
+
+class StreamingRollouts:
+    """Batches from a `GroupStream`: the same to the trainer as synchronous rollouts, except that groups are older.
+
+    With `limits.staleness` 0 they are the synchronous ones: the same prompts, sampled by the same weights.
+    """
+
+    def __init__(
+        self,
+        cursor: PromptCursor,
+        prompts: Sequence[Prompt],
+        generator: SkyRLGymGenerator,
+        config: GeneratorConfig,
+        algorithm: AlgorithmConfig,
+        limits: Limits,
+        *,
+        accept: Accept | None = None,
+        mask_older_tokens: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """`prompts` are the cursor's. `mask_older_tokens`: of a trajectory that several weights sampled, train on the
+        tokens of the newest alone.
+        """
+        self._prompts, self._limits, self._algorithm = prompts, limits, algorithm
+        self._user_accepts, self._mask_older = accept, mask_older_tokens
+        self._stream = GroupStream(cursor, self._sample, limits, self._accept)
+        self._selection = Selection(self._draw, generator, config, algorithm, seed=seed)
+        self._session = generator.session(
+            sampling=config.sampling_params,
+            samples_per_prompt=config.n_samples_per_prompt,
+            samples=limits.batch * config.n_samples_per_prompt,
+        )
+        self._metrics: dict[str, float] = {}
+        self._refused = 0
+        self._cursor = cursor
+
+    async def next_batch(self, version: int) -> Batch:
+        """Raises `RunError` where no batch comes together, with what is missing."""
+        self._metrics = {}
+        return await self._selection.batch(version)
+
+    async def _draw(self, version: int, attempt: int) -> Batch:
+        if attempt:
+            self._stream.untake(self._limits.batch)  # the last batch is not trained on
+        waiting = self._stream.waiting
+        taken = await self._stream.take(version)
+        self._session.tally.begin_anew()
+        groups = [group for group, _ in taken]
+        lags = [version - begun for _, begun in taken]
+        rows = [row for group in groups for row in group.trajectories]
+        versions = [len({v for step in row.steps for v in step.weight_versions}) for row in rows]
+        self._metrics = {
+            "async/staleness_mean": fmean(lags),
+            "async/staleness_max": max(lags),
+            "async/staleness_min": min(lags),
+            "async/staleness_ratio": fmean(lag > 0 for lag in lags),
+            "async/groups_waiting": waiting,
+            "async/groups_running": self._stream.running,
+            "async/groups_refused": self._refused,
+            "async/room": self._stream.room,
+            "async/trajectories_of_several_versions": sum(number > 1 for number in versions),
+        }
+        self._refused = 0
+        return tuple(map(_newest_tokens, groups)) if self._mask_older else tuple(groups)
+
+    async def _sample(self, prompt: Prompt, version: int, attempt: int) -> TrajectoryGroup:
+        return await self._session.group(prompt, weight_version=version, attempt=attempt)
+
+    def _accept(self, group: TrajectoryGroup) -> bool:
+        wanted = self._algorithm.dynamic_sampling.type != "filter" or teaches(group)
+        accepted = wanted and (self._user_accepts is None or self._user_accepts(group))
+        self._refused += not accepted
+        most = self._algorithm.dynamic_sampling.max_sample_batches
+        if not wanted and 0 < most * self._limits.batch <= self._refused:
+            raise RunError(
+                f"dynamic sampling refused {self._refused} groups since the last batch, as many as are in {most} "
+                "batches (trainer.algorithm.dynamic_sampling.max_sample_batches), because all samples of their prompt "
+                "had the same reward. The task is too easy or too hard for the policy; raise the limit, or "
+                "generator.n_samples_per_prompt, or turn dynamic sampling off"
+            )
+        return accepted
+
+    def metrics(self) -> dict[str, float]:
+        left_out = self._cursor.left_out
+        return self._selection.metrics | self._metrics | ({"data/prompts_left_out": left_out} if left_out else {})
+
+    def weights_are(self, version: int) -> None:
+        self._stream.weights_are(version)
+
+    @property
+    def epoch(self) -> int:
+        return self._cursor.epoch_after(self._stream.consumed // self._limits.batch)
+
+    def state(self) -> dict[str, Any]:
+        return self._stream.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._stream.load_state(state, self._prompts)
+
+    async def close(self) -> None:
+        await self._stream.close()
+
+
+def _newest_tokens(group: TrajectoryGroup) -> TrajectoryGroup:
+    return attrs.evolve(group, trajectories=tuple(map(_without_older_tokens, group.trajectories)))
+
+
+def _without_older_tokens(row: Trajectory) -> Trajectory:
+    """Tokens of weights older than the newest of the trajectory are not trained on."""
+    newest = max((version for step in row.steps for version in step.weight_versions), default=0)
+
+    def mask(step: Step | Trajectory) -> tuple[int, ...]:
+        drawn = zip(step.loss_mask, step.weight_versions, strict=True)
+        return tuple(trained if version == newest else 0 for trained, version in drawn)
+
+    earlier = tuple(attrs.evolve(step, loss_mask=mask(step)) for step in row.earlier)
+    return attrs.evolve(row, earlier=earlier, loss_mask=mask(row))
