@@ -4,10 +4,11 @@
     trl/bin/python benchmarks/sft.py
 
 Same model (a random Qwen2 of 4.2M parameters), rows, order, batches of 32 rows, AdamW, float32, one torch thread; every
-token but the first is learned. `heavy`: lengths are log-normal, from 8 to 1024 tokens; `short`: from 16 to 48. TRL takes
-8 rows at a time, its default (padded: its packing needs FlashAttention to keep rows apart), and of the short ones all
-32, too, of which the better counts; no recomputation; skyrl packs up to 4,096 tokens into a micro-batch. What counts is the process's CPU time of the
-training loop. Both sides take turns, and the best of the rounds counts. The losses of the first step are reported.
+token but the first is learned. `heavy`: lengths are log-normal, from 8 to 1024 tokens; `short`: from 16 to 48. TRL
+takes 8 rows at a time, its default (padded: its packing needs FlashAttention to keep rows apart), and of the short ones
+all 32, too, of which the better counts; no recomputation. skyrl packs up to 4,096 tokens into a micro-batch. What
+counts is the process's CPU time of the training loop. Both sides take turns, and the best of the rounds counts (ROUNDS,
+3). The losses of the first step are reported.
 """
 
 from __future__ import annotations

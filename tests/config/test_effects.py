@@ -15,6 +15,7 @@ from skyrl.tree.classes import fields_of, table_paths
 from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE
 
 NO_KL = {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_kl_in_reward": False}
+CRITIC = {"trainer.critic.model.path": "critic"}
 NO_EVALUATION = {"trainer.eval_before_train": False, "trainer.eval_interval": 0}
 
 OFF: dict[str, dict[str, Any]] = {
@@ -49,7 +50,6 @@ OFF: dict[str, dict[str, Any]] = {
 }
 
 CUDA = {"trainer.device": "cuda"}
-CRITIC = {"trainer.critic.model.path": "critic"}
 MINE = {"environment.env_class": "mine:f"}
 RAY = {"trainer.placement.executor": "ray"}
 ON: dict[str, dict[str, Any]] = {
