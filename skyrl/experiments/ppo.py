@@ -159,7 +159,9 @@ class BasePPOExp:
 
     @cached_property
     def total_steps(self) -> int:
-        """Batches in all epochs, at most `max_training_steps` and what `max_training_prompts` fills; those of the recording, where there is one."""
+        """Batches in all epochs, at most `max_training_steps` and what `max_training_prompts` fills; those of the
+        recording, where there is one.
+        """
         trainer = self.cfg.trainer
         if self.recorded:
             return self.recorded.total_steps(at_most=trainer.max_training_steps)
