@@ -31,7 +31,7 @@ from tiny_chat import Conversation, byte_tokenizer, small_qwen2, warm_start
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-RECIPE = 2
+RECIPE = 1
 """Raised whenever this script would make something else from the same seed; a folder made by another one is refused."""
 
 LETTERS = "abcdefgh"

@@ -86,7 +86,7 @@ def learning_rate_schedule(
         return LambdaLR(optimizer, partial(_by_unit, shape, per))
     from transformers import get_scheduler
 
-    made = get_scheduler(config.scheduler, optimizer, num_warmup_steps=warmup, num_training_steps=total)
+    made: Any = get_scheduler(config.scheduler, optimizer, num_warmup_steps=warmup, num_training_steps=total)
     return made if per == 1 else LambdaLR(optimizer, partial(_by_unit, made.lr_lambdas[0], per))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import attrs
-import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -74,4 +73,5 @@ def pair_scores(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def preference_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
     """The loss of each pair, (N,) in nats."""
-    return -logsigmoid(torch.as_tensor(chosen) - rejected)
+    losses: Tensor = -logsigmoid(chosen - rejected)
+    return losses

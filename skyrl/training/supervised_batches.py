@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
@@ -32,14 +34,14 @@ def collate_pairs(rows: Sequence[PreferenceRow], *, share_prompts: bool = True) 
     return _batch(_padded(sequences), _padded(mask), lengths, groups, answers)
 
 
-def common_beginning(one: np.ndarray, other: np.ndarray) -> int:
+def common_beginning(one: NDArray[Any], other: NDArray[Any]) -> int:
     """Tokens that both sequences begin with, fewer than either has."""
     count = min(len(one), len(other)) - 1
     differs = np.flatnonzero(one[:count] != other[:count])
     return int(differs[0]) if len(differs) else count
 
 
-def _padded(rows: Sequence[np.ndarray]) -> Tensor:
+def _padded(rows: Sequence[NDArray[Any]]) -> Tensor:
     padded = np.zeros((len(rows), max(map(len, rows))), dtype=rows[0].dtype)
     for place, row in enumerate(rows):
         padded[place, : len(row)] = row

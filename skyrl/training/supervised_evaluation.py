@@ -23,8 +23,11 @@ class Scorer(Protocol):
         """(B, L)."""
 
 
-Measure = Callable[[Tensor, TrainingBatch], dict[str, tuple[float, float]]]
-"""What a model said of a batch -> by name, a sum and how many it is of."""
+Sums = dict[str, tuple[float, float]]
+"""By name, a sum and how many it is of."""
+
+Measure = Callable[[Tensor, TrainingBatch], Sums]
+"""What a model said of a batch -> its sums."""
 
 
 class SupervisedEvaluation:
@@ -44,9 +47,9 @@ class SupervisedEvaluation:
     async def run(self, model: Scorer) -> dict[str, float]:
         """`eval/<set>/loss`, ... and `eval/all/...`."""
         metrics: dict[str, float] = {}
-        whole: dict[str, tuple[float, float]] = {}
+        whole: Sums = {}
         for name, rows in self._sets.items():
-            own: dict[str, tuple[float, float]] = {}
+            own: Sums = {}
             for start in range(0, len(rows), self._batch_size):
                 batch = self._collate(rows[start : start + self._batch_size])
                 own = _added(own, self._measure(await model.score(batch), batch))
@@ -55,12 +58,12 @@ class SupervisedEvaluation:
         return metrics | _means("eval/all", whole)
 
 
-def likelihood(logprobs: Tensor, batch: TrainingBatch) -> dict[str, tuple[float, float]]:
+def likelihood(logprobs: Tensor, batch: TrainingBatch) -> Sums:
     """Of the learned tokens of a batch: nats, and tokens."""
     return {"loss": (-logprobs[batch.loss_mask].double().sum().item(), float(batch.loss_mask.sum()))}
 
 
-def preferences(values: Tensor, batch: TrainingBatch) -> dict[str, tuple[float, float]]:
+def preferences(values: Tensor, batch: TrainingBatch) -> Sums:
     """Of the pairs of a batch: the loss, and how many are in the right order."""
     chosen, rejected = pair_scores(torch.where(batch.loss_mask, values, 0.0))
     pairs = float(len(chosen))
@@ -71,14 +74,15 @@ def preferences(values: Tensor, batch: TrainingBatch) -> dict[str, tuple[float, 
     }
 
 
-def _added(
-    one: dict[str, tuple[float, float]], other: dict[str, tuple[float, float]]
-) -> dict[str, tuple[float, float]]:
-    zero = (0.0, 0.0)
-    return {name: tuple(map(sum, zip(one.get(name, zero), other.get(name, zero), strict=True))) for name in one | other}  # type: ignore[misc]  # pairs stay pairs
+def _added(one: Sums, other: Sums) -> Sums:
+    found: Sums = {}
+    for name in one | other:
+        (nats, count), (more, others) = one.get(name, (0.0, 0.0)), other.get(name, (0.0, 0.0))
+        found[name] = (nats + more, count + others)
+    return found
 
 
-def _means(prefix: str, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+def _means(prefix: str, sums: Sums) -> dict[str, float]:
     means = {f"{prefix}/{name}": total / count for name, (total, count) in sums.items() if count}
     if "accuracy" not in sums and f"{prefix}/loss" in means:
         means[f"{prefix}/perplexity"] = math.exp(min(means[f"{prefix}/loss"], MOST_PERPLEXITY))
