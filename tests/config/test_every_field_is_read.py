@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import click
 import pytest
 import torch
 
@@ -115,9 +116,16 @@ _FSDP_READERS: dict[str, Callable[..., Any]] = {
     "wrap_policy": _shard_modules,
 }
 
+
+def command_of(command: click.Command) -> Callable[..., Any]:
+    """The function behind a command."""
+    assert command.callback is not None
+    return command.callback
+
+
 READ_ELSEWHERE: dict[str, tuple[Callable[..., Any], str]] = {
     # path: the function that reads it, and how that is written there
-    "kind": (run_command.callback, "composed.config.kind"),
+    "kind": (command_of(run_command), "composed.config.kind"),
     **{
         f"trainer.{model}.optimizer_config.num_decay_steps": (learning_rate_schedule, "config.num_decay_steps")
         for model in ("policy", "critic")

@@ -73,7 +73,7 @@ def test_a_turn_that_calls_a_tool_is_learned_with_its_call() -> None:
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     tokenizer = chat_tokenizer(template)
-    chat = [
+    chat: list[dict[str, Any]] = [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": "look", "tool_calls": [{"name": "find"}]},
         {"role": "tool", "content": "4"},

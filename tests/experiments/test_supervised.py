@@ -124,7 +124,7 @@ def test_a_run_is_the_plain_loop_of_pytorch(nano: Path, tmp_path: Path) -> None:
 
 def test_packing_and_micro_batches_change_nothing_but_rounding(nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path / "rows", num_epochs=1, optimizer_config__lr=1e-3)
-    other = {"use_sequence_packing": False, "max_tokens_per_microbatch": 24}
+    other: dict[str, Any] = {"use_sequence_packing": False, "max_tokens_per_microbatch": 24}
     train(nano, tmp_path / "tokens", num_epochs=1, optimizer_config__lr=1e-3, **other)
     assert farthest(weights(tmp_path / "rows"), weights(tmp_path / "tokens")) < 2e-4
 

@@ -22,7 +22,7 @@ def rates(steps: Sequence[int], total: int, per: int = 1, **settings: Any) -> li
     return [schedule.lr_lambdas[0](step) for step in steps]
 
 
-COSINE = {"scheduler": "cosine", "min_lr_ratio": 0.1}
+COSINE: dict[str, Any] = {"scheduler": "cosine", "min_lr_ratio": 0.1}
 
 
 @pytest.mark.parametrize("warmup", [{"num_warmup_steps": 10}, {"warmup_steps_proportion": 0.1}])
