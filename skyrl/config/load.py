@@ -123,6 +123,8 @@ def _draft(files: Files, overrides: Overrides, root: type[C] | None, environ: Ma
     draft: Draft[C] = Draft(chosen(), reach)
     for layer in layers:
         _take(draft, layer, chosen)
+    hint = f"one of: {', '.join(ROOTS)}"
+    draft.problems = [evolve(each, hint=hint) if each.path == "kind" else each for each in draft.problems]
     return draft
 
 
@@ -153,22 +155,18 @@ def _word_layer(override: str | tuple[str, Any], number: int) -> _Layer:
 
 
 def _root_of(layers: Sequence[_Layer]) -> type[RunConfig]:
-    """What the last `kind` that anybody wrote names. Raises `ConfigError` for one that there is not."""
-    kind, place = "rl", ""
+    """What the last `kind` that anybody wrote names; for one that there is not, which is told, the RL tree."""
+    kind = "rl"
     for assignment in (each for layer in layers for each in layer.assignments):
-        found, origin = assignment.value, assignment.origin
+        found = assignment.value
         if assignment.path == () and isinstance(found, Mapping):
             stored = found.get("config")
             found = (stored if isinstance(stored, Mapping) and "fingerprint" in found else found).get("kind")
-            origin = origin.at("kind")
         elif assignment.path != ("kind",):
             continue
         if found is not None:
-            kind, place = str(found).strip().strip('"'), origin.place
-    if kind not in ROOTS:
-        hint = f"one of: {', '.join(ROOTS)}"
-        raise ConfigError([Problem(path="kind", message=f"{kind!r} is no kind of run", place=place, hint=hint)])
-    return ROOTS[kind]
+            kind = str(found).strip().strip('"')
+    return ROOTS.get(kind, SkyRLTrainConfig)
 
 
 def _take(draft: Draft[Any], layer: _Layer, root: type[Any]) -> None:
