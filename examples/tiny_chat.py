@@ -5,12 +5,14 @@ No example is run from here: see quickstart, multi_turn, search and text2sql bes
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 # Threads of torch that wait for each other by spinning bring a shared machine to a stop. Read when torch is imported.
@@ -20,6 +22,9 @@ import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils import logging
+
+from skyrl.config import SFTConfig, compose
+from skyrl.experiments.sft import SFTExp
 
 Conversation = Sequence[dict[str, str]]
 
@@ -79,38 +84,34 @@ def small_qwen2(tokenizer: Any, hidden_size: int, layers: int) -> Any:
 def warm_start(
     model: Any, tokenizer: Any, draw: Callable[[], Conversation], *, steps: int, batch_size: int, lr: float
 ) -> None:
-    """Supervised steps on conversations that `draw` makes. Only what the assistant says is learned."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
-    for step in range(1, steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = lr * min(1, step / 20, (steps - step + 1) / 100)
-        loss = model(**supervised_batch(tokenizer, [draw() for _ in range(batch_size)])).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 50 == 0:
-            print(f"  step {step} of {steps}: loss {loss.item():.2f}", flush=True)
+    """Supervised steps on conversations that `draw` makes, by a `kind = "sft"` run of skyrl in a folder that goes away.
 
-
-def supervised_batch(tokenizer: Any, conversations: Sequence[Conversation]) -> dict[str, torch.Tensor]:
-    """Right-padded (B, L) ids, and labels that are -100 outside what the assistant says and its ends."""
-    rows = []
-    for messages in conversations:
-        ids: list[int] = []
-        labels: list[int] = []
-        for message in messages:
-            header = tokenizer.encode(f"<|{message['role']}|>")
-            said = [*tokenizer.encode(message["content"]), tokenizer.eos_token_id]
-            ids += header + said
-            labels += [-100] * len(header) + (said if message["role"] == "assistant" else [-100] * len(said))
-        rows.append((ids, labels))
-    width = max(len(ids) for ids, _ in rows)
-    padded = [
-        (ids + [tokenizer.pad_token_id] * (width - len(ids)), labels + [-100] * (width - len(ids)))
-        for ids, labels in rows
-    ]
-    return {"input_ids": torch.tensor([ids for ids, _ in padded]), "labels": torch.tensor([each for _, each in padded])}
+    Only what the assistant says is learned. The rate rises over 20 steps and falls to 0 over the last 100.
+    """
+    with TemporaryDirectory() as folder:
+        save(model, tokenizer, Path(folder) / "fresh")
+        with Path(folder, "rows.jsonl").open("w") as rows:
+            rows.writelines(json.dumps({"messages": list(draw())}) + "\n" for _ in range(steps * batch_size))
+        run = {
+            "kind": "sft",
+            "model.path": f"{folder}/fresh",
+            "train_datasets": (f"{folder}/rows.jsonl",),
+            "train_on_what": "all_assistant_messages",
+            "sampler": "sequential",
+            "batch_size": batch_size,
+            "micro_train_batch_size_per_gpu": batch_size,
+            "optimizer_config.lr": lr,
+            "optimizer_config.adam_betas": (0.9, 0.95),
+            "optimizer_config.weight_decay": 0.0,
+            "optimizer_config.scheduler": "warmup_stable_decay",
+            "optimizer_config.warmup_start_ratio": 1 / 20,
+            "optimizer_config.num_warmup_steps": 19,
+            "optimizer_config.num_decay_steps": 100,
+            "device": "cpu",
+            "run_path": f"{folder}/run",
+        }
+        SFTExp(compose([], run, SFTConfig).config).run()
+        model.load_state_dict(type(model).from_pretrained(f"{folder}/run/model").state_dict())
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:

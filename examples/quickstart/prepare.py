@@ -15,7 +15,7 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from reward import sorted_exactly
-from tiny_chat import byte_tokenizer, small_qwen2
+from tiny_chat import Conversation, byte_tokenizer, small_qwen2, warm_start
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
@@ -60,7 +60,8 @@ def prepare(folder: Path, seed: int) -> float:
     write_rows(folder / "train.parquet", train)
     tokenizer = build_tokenizer()
     model = small_qwen2(tokenizer, hidden_size=256, layers=4)
-    warm_start(model, tokenizer, train, rng)
+    conversations = answered(train, rng)
+    warm_start(model, tokenizer, lambda: next(conversations), steps=STEPS, batch_size=BATCH, lr=LEARNING_RATE)
     accuracy = sampled_accuracy(model, tokenizer, validation)
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
@@ -113,40 +114,12 @@ def compare_round_trip(tokenizer: Any, folder: Path) -> None:
         raise SystemExit(f"the tokenizer in {folder} came back different: it reads {read!r} as {reloaded.encode(read)}")
 
 
-def warm_start(model: Any, tokenizer: Any, words: Sequence[str], rng: random.Random) -> None:
-    """Supervised steps on answers most of which are in the wrong order. Only answer tokens are learned."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
-    ramps = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 20, (STEPS - step) / 100))
-    model.train()
-    for step in range(1, STEPS + 1):
-        answers = [
-            (word, "".join(sorted(word, reverse=position >= ASCENDING)))
-            for position, word in enumerate(rng.sample(words, BATCH))
-        ]
-        loss = model(**supervised_batch(tokenizer, answers)).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        ramps.step()
-        optimizer.zero_grad()
-        if step % 100 == 0:
-            print(f"  step {step} of {STEPS}: loss {loss.item():.2f}", flush=True)
-
-
-def supervised_batch(tokenizer: Any, answers: Sequence[tuple[str, str]]) -> dict[str, torch.Tensor]:
-    """Right-padded (B, L) ids of prompt and answer, and labels that are -100 outside the answer."""
-    rows = []
-    for word, answer in answers:
-        prompt = tokenizer.apply_chat_template(chat(word), add_generation_prompt=True, return_dict=False)
-        rows.append((prompt, [*tokenizer.encode(answer), tokenizer.eos_token_id]))
-    width = max(len(prompt) + len(target) for prompt, target in rows)
-    ids = torch.full((len(rows), width), tokenizer.pad_token_id)
-    labels = torch.full((len(rows), width), -100)
-    for row, (prompt, target) in enumerate(rows):
-        end = len(prompt) + len(target)
-        ids[row, :end] = torch.tensor([*prompt, *target])
-        labels[row, len(prompt) : end] = torch.tensor(target)
-    return {"input_ids": ids, "labels": labels}
+def answered(words: Sequence[str], rng: random.Random) -> Iterator[Conversation]:
+    """Batch after batch of words with their answers, most of which are in the wrong order."""
+    while True:
+        for position, word in enumerate(rng.sample(words, BATCH)):
+            answer = "".join(sorted(word, reverse=position >= ASCENDING))
+            yield [*chat(word), {"role": "assistant", "content": answer}]
 
 
 @torch.no_grad()

@@ -24,10 +24,11 @@ from skyrl.cli.export import export
 from skyrl.cli.plan import plan
 from skyrl.cli.replay import bisect, replay
 from skyrl.cli.serve_retriever import serve_retriever
+from skyrl.cli.serve_reward import serve_reward
 from skyrl.cli.simulate import simulate
 from skyrl.cli.templates import templates
 from skyrl.cli.words import STRICT, WORDS, compose_words
-from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, SkyRLError, Stopped
+from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, Problem, SkyRLError, Stopped
 from skyrl.processes.redaction import RedactedStream
 
 
@@ -49,18 +50,20 @@ def run(words: tuple[str, ...], strict: bool) -> None:
     composed = compose_words(words, strict=strict, also=_of_this_machine())
     # Threads of torch that wait for each other by spinning bring a shared machine to a stop; read by torch on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from skyrl.experiments.ppo import BasePPOExp
+    from skyrl.experiments.kinds import experiment_of
     from skyrl.experiments.recovery import run_with_recovery
     from skyrl.experiments.summary import summary
 
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
-    experiment, trained = run_with_recovery(BasePPOExp, composed.config)
+    experiment, trained = run_with_recovery(experiment_of(composed.config.kind), composed.config)
     if not trained:
+        of_rl = composed.config.kind == "rl"
+        at, longer = ("trainer.", "trainer.epochs or trainer.max_training_steps") if of_rl else ("", "num_epochs")
         click.echo(
             f"This run is finished ({experiment.checkpoints.folder} has its last step): nothing was trained.\n"
-            "To train again, choose other folders (trainer.run_path, trainer.ckpt_path) or delete these; "
-            "to train longer, raise trainer.epochs or trainer.max_training_steps."
+            f"To train again, choose other folders ({at}run_path, {at}ckpt_path) or delete these; "
+            f"to train longer, raise {longer}."
         )
     for line in summary(composed.config, experiment.folder):
         click.echo(line)
@@ -74,7 +77,8 @@ def doctor(words: tuple[str, ...], strict: bool) -> None:
     composed = compose_words(words, strict=strict, also=_of_this_machine())
     run = composed.config
     click.echo(f"The values fit together, and this machine has what they name: {run.trainer.policy.model.path} is")
-    click.echo(f"trained on {run.trainer.device} by {run.trainer.strategy}, with {len(run.data.train_data)} sources.")
+    sources = run.data.train_data if run.kind == "rl" else run.train_datasets
+    click.echo(f"trained on {run.trainer.device} by {run.trainer.strategy}, with {len(sources)} sources.")
     click.echo("Hub names, and what a cluster has, are seen when it runs.")
 
 
@@ -82,8 +86,20 @@ def _of_this_machine() -> tuple[Any, ...]:
     """Checks of what lies outside of the tree."""
     from skyrl.experiments.installation import INSTALLATION, keys_are_there
     from skyrl.experiments.preflight import PREFLIGHT
+    from skyrl.experiments.supervised_preflight import SUPERVISED_PREFLIGHT
 
-    return (*INSTALLATION, keys_are_there(os.environ), *PREFLIGHT)
+    of_rl: tuple[Any, ...] = (*INSTALLATION, keys_are_there(os.environ), *PREFLIGHT)
+    return (*(_only(True, check) for check in of_rl), *(_only(False, check) for check in SUPERVISED_PREFLIGHT))
+
+
+def _only(of_rl: bool, check: Any) -> Any:
+    """The check for reinforcement learning alone, or for the other kinds of run."""
+
+    def looked_at(run: Any) -> Iterator[Problem]:
+        if (run.kind == "rl") == of_rl:
+            yield from check(run)
+
+    return looked_at
 
 
 @cli.command()
@@ -102,6 +118,7 @@ cli.add_command(ckpt)
 cli.add_command(plan)
 cli.add_command(serve_retriever)
 cli.add_command(simulate)
+cli.add_command(serve_reward)
 cli.add_command(templates)
 cli.add_command(export)
 cli.add_command(replay)

@@ -28,7 +28,12 @@ def plan(words: tuple[str, ...], as_json: bool, gpus_per_node: int | None) -> No
 
     from skyrl.cli.plan_table import table
 
-    planned = plan_of(compose_words(words).config, gpus_per_node)
+    run = compose_words(words).config
+    if run.kind != "rl":
+        from skyrl.errors import UserError
+
+        raise UserError(f"kind = {run.kind}: one model on placement.num_nodes x num_gpus_per_node; nothing to lay out")
+    planned = plan_of(run, gpus_per_node)
     click.echo(json.dumps(planned, indent=2) if as_json else table(planned))
 
 

@@ -24,12 +24,13 @@ def serve_retriever(corpus: Path, host: str, port: int) -> None:
     if missing:
         raise UserError(f"serve-retriever needs {', '.join(missing)}: pip install 'skyrl[search]'")
     from skyrl.envs.corpus import SearchIndex, read_corpus
-    from skyrl.envs.retriever import listen, retriever_app, serve
+    from skyrl.envs.retriever import retriever_app
     from skyrl.envs.search import TOKEN_VARIABLE
+    from skyrl.envs.service import listen, serve
     from skyrl.processes.credentials import api_key
 
     token = api_key(TOKEN_VARIABLE)
-    with listen(host, port, token) as bound:
+    with listen(host, port, token, TOKEN_VARIABLE) as bound:
         index = SearchIndex(read_corpus(corpus))
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"{len(index)} documents at http://{shown}:{bound.getsockname()[1]}/retrieve")

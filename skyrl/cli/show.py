@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from skyrl.tree.dump import flatten, to_dict
 
 if TYPE_CHECKING:
-    from skyrl.config import SkyRLTrainConfig
+    from skyrl.config.entry import RunConfig
     from skyrl.tree.origins import Origins
 
 
@@ -28,13 +28,13 @@ def dump(data: Mapping[str, Any], language: str, root: type[Any]) -> str:
     return tomli_w.dumps(as_toml_has_it(data, root)).rstrip("\n")
 
 
-def whole(run: SkyRLTrainConfig, language: str) -> str:
+def whole(run: RunConfig, language: str) -> str:
     """Every field. In TOML a field that is null by default is left out where TOML has no word for null."""
     data = to_dict(run)
     return dump(_sayable(data, type(run)) if language == "toml" else data, language, type(run))
 
 
-def lines_with_origins(run: SkyRLTrainConfig, origins: Origins) -> str:
+def lines_with_origins(run: RunConfig, origins: Origins) -> str:
     """Every field on a line of its own, as TOML, with the place of what is not a default as a comment."""
     from skyrl.tree.origins import place_of
 
@@ -44,11 +44,11 @@ def lines_with_origins(run: SkyRLTrainConfig, origins: Origins) -> str:
     return "\n".join(f"{row:<{width}}  # {place}" if place else row for row, place in placed)
 
 
-def derived_lines(run: SkyRLTrainConfig, origins: Origins) -> str:
+def derived_lines(run: RunConfig, origins: Origins) -> str:
     """What was derived: the value, the rule, why, and what it was derived from."""
-    from skyrl.config.resolve import RULES
+    from skyrl.config.resolve import rules_of
 
-    by_name = {rule.name: rule for rule in RULES}
+    by_name = {rule.name: rule for rule in rules_of(type(run))}
     flat, paragraphs = flatten(run), []
     for path, chain in origins.items():
         if chain[-1].kind != "rule":

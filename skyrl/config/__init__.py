@@ -13,6 +13,7 @@ from skyrl.config.entry import BaseConfig, get_config_as_dict, get_config_as_yam
 from skyrl.config.environment import (
     EnvironmentConfig,
     GSM8kLLMJudgeEnvConfig,
+    RewardModelEnvConfig,
     SearchEnvConfig,
     SkyRLGymConfig,
     Text2SQLEnvConfig,
@@ -57,6 +58,7 @@ from skyrl.config.registry import (
 from skyrl.config.resolve import resolve
 from skyrl.config.rewards import NormConfig, OverlongConfig, RewardShapingConfig
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.supervised import RewardModelConfig, SFTConfig, SFTPlacementConfig, SupervisedConfig
 from skyrl.config.trainer import TrainerConfig
 from skyrl.errors import ConfigError
 
@@ -101,13 +103,18 @@ __all__ = [
     "PolicyConfig",
     "PolicyLossRegistry",
     "RefConfig",
+    "RewardModelConfig",
+    "RewardModelEnvConfig",
     "RewardShapingConfig",
     "SAPOConfig",
+    "SFTConfig",
+    "SFTPlacementConfig",
     "SamplingParams",
     "SearchEnvConfig",
     "SkyRLGymConfig",
     "SkyRLLoraConfig",
     "SkyRLTrainConfig",
+    "SupervisedConfig",
     "Text2SQLEnvConfig",
     "TrainerConfig",
     "ZeroOptimizationConfig",

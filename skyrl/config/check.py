@@ -19,24 +19,20 @@ from skyrl.config.check_engines import ENGINE_CHECKS
 from skyrl.config.check_learners import LEARNER_CHECKS
 from skyrl.config.check_placement import PLACEMENT_CHECKS
 from skyrl.config.check_rollouts import ROLLOUT_CHECKS
+from skyrl.config.check_schedule import schedule_problems
 from skyrl.config.effects import evaluates, without_effect
-from skyrl.config.not_yet import NOT_YET, VALUES_NOT_YET
+from skyrl.config.entry import RunConfig
+from skyrl.config.not_yet import NOT_YET, SUPERVISED_NOT_YET, VALUES_NOT_YET
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import samples
+from skyrl.config.sizes import has_critic, samples
+from skyrl.config.supervised import SupervisedConfig
+from skyrl.config.supervised_check import SUPERVISED_CHECKS
 from skyrl.errors import Problem
 from skyrl.tree import get_at
 from skyrl.tree.classes import leaf_paths
 from skyrl.tree.origins import Origins
 from skyrl.tree.rules import Check, find_problems
 from skyrl.tree.secrets import HIDDEN
-
-SCHEDULES_WITH_SETTINGS = (
-    "cosine_with_min_lr",
-    "cosine_warmup_with_min_lr",
-    "warmup_stable_decay",
-    "reduce_lr_on_plateau",
-    "greedy",
-)
 
 
 def the_policy_has_a_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -69,6 +65,18 @@ def recorded_samples_evaluate_nothing(run: SkyRLTrainConfig) -> Iterator[Problem
         )
 
 
+def a_reward_model_is_somewhere(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The environment reward_model has its model here, or elsewhere."""
+    settings, path = run.environment.skyrl_gym.reward_model, "environment.skyrl_gym.reward_model"
+    if run.environment.env_class != "reward_model":
+        return
+    if not settings.path and not settings.url:
+        hint = "name its folder in path, or the address of `skyrl serve-reward` in url"
+        yield Problem(path=f"{path}.path", message="no reward model to ask", hint=hint)
+    if settings.path and settings.url:
+        yield Problem(path=f"{path}.url", message="both path and url say where the model is", hint="leave one out")
+
+
 def several_evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Greedy samples of a prompt are all the same, so that pass@n would be pass@1."""
     sampling, samples = run.generator.eval_sampling_params, run.generator.eval_n_samples_per_prompt
@@ -81,15 +89,11 @@ def several_evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem
         )
 
 
-def the_schedule_needs_no_settings(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Schedules with parameters of their own have no fields for them yet."""
-    schedule = run.trainer.policy.optimizer_config.scheduler
-    if schedule in SCHEDULES_WITH_SETTINGS:
-        yield Problem(
-            path="trainer.policy.optimizer_config.scheduler",
-            message=f"{schedule!r} needs settings that are not implemented yet in this version",
-            hint="constant_with_warmup, linear, cosine and inverse_sqrt need none",
-        )
+def the_schedules_have_what_they_need(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The settings of a schedule go together."""
+    yield from schedule_problems(run.trainer.policy.optimizer_config, "trainer.policy.optimizer_config")
+    if has_critic(run):
+        yield from schedule_problems(run.trainer.critic.optimizer_config, "trainer.critic.optimizer_config")
 
 
 def no_source_is_named_twice(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -225,9 +229,10 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     there_is_data_to_train_on,
     evaluation_has_data,
     recorded_samples_evaluate_nothing,
+    a_reward_model_is_somewhere,
     several_evaluation_samples_differ,
     no_source_is_named_twice,
-    the_schedule_needs_no_settings,
+    the_schedules_have_what_they_need,
     every_training_source_has_a_weight,
     the_learner_scores_at_the_rollout_temperature,
     training_samples_are_random,
@@ -249,11 +254,17 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
 )
 
 
-def check(config: SkyRLTrainConfig, origins: Origins | None = None, broken: Collection[str] = ()) -> list[Problem]:
+def checks_of(root: type[RunConfig]) -> tuple[Check[Any], ...]:
+    """Those of this kind of run."""
+    if issubclass(root, SupervisedConfig):
+        return (*SUPERVISED_CHECKS, *(entry.check for entry in SUPERVISED_NOT_YET))
+    return CHECKS
+
+
+def check(config: RunConfig, origins: Origins | None = None, broken: Collection[str] = ()) -> list[Problem]:
     """Every problem of a resolved tree, errors and warnings, each with its place.
 
     `origins` tell what was written; without them, written means different from the default.
     """
-    checks: tuple[Any, ...] = CHECKS
-    found = find_problems(config, checks, origins or {}, broken)
+    found = find_problems(config, checks_of(type(config)), origins or {}, broken)
     return found + without_effect(config, origins, broken)

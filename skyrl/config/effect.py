@@ -1,10 +1,9 @@
 """What it means that a field has an effect under a condition only."""
 
 from collections.abc import Callable
+from typing import Any
 
 from attrs import frozen
-
-from skyrl.config.root import SkyRLTrainConfig
 
 
 @frozen
@@ -13,4 +12,4 @@ class Effect:
 
     path: str
     when: str
-    acts: Callable[[SkyRLTrainConfig], bool]
+    acts: Callable[[Any], bool]

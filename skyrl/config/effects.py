@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from skyrl.config.check_schedule import schedule_reads
 from skyrl.config.effect import Effect
 from skyrl.config.effects_algorithm import ALGORITHM_EFFECTS
 from skyrl.config.engines import VLLM_ONLY
+from skyrl.config.entry import RunConfig
 from skyrl.config.fully_async import FullyAsyncConfig
 from skyrl.config.import_paths import is_import_path
 from skyrl.config.intervals import read_interval
-from skyrl.config.resolve import RULES
+from skyrl.config.resolve import rules_of
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray, samples
+from skyrl.config.supervised import SupervisedConfig
+from skyrl.config.supervised_check import SUPERVISED_EFFECTS
 from skyrl.errors import Problem
 from skyrl.tree import differences
 from skyrl.tree.classes import fields_of
@@ -110,6 +114,8 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.placement.critic_num_gpus_per_node", "there is a critic", has_critic),
     Effect("trainer.critic_mini_batch_size", "there is a critic", has_critic),
     *ALGORITHM_EFFECTS,
+    *schedule_reads("trainer.policy.optimizer_config", lambda run: run.trainer.policy.optimizer_config),
+    *schedule_reads("trainer.critic.optimizer_config", lambda run: run.trainer.critic.optimizer_config),
     Effect("trainer.policy.megatron_config", "the strategy is megatron", _strategy_is("megatron")),
     Effect("trainer.policy.deepspeed_config", "the strategy is deepspeed", _strategy_is("deepspeed")),
     *(
@@ -227,6 +233,7 @@ EFFECTS: tuple[Effect, ...] = (
         )
     ),
     Effect("environment.skyrl_gym.text2sql", "environment.env_class is text2sql", _env_is("text2sql")),
+    Effect("environment.skyrl_gym.reward_model", "environment.env_class is reward_model", _env_is("reward_model")),
     Effect("environment.skyrl_gym.search", "environment.env_class is search", _env_is("search")),
     Effect(
         "environment.skyrl_gym.llm_as_a_judge", "environment.env_class is llm_as_a_judge", _env_is("llm_as_a_judge")
@@ -246,7 +253,12 @@ EFFECTS: tuple[Effect, ...] = (
 )
 
 
-def without_effect(run: SkyRLTrainConfig, origins: Origins | None, broken: Collection[str] = ()) -> list[Problem]:
+def effects_of(root: type[RunConfig]) -> tuple[Effect, ...]:
+    """Those of this kind of run."""
+    return SUPERVISED_EFFECTS if issubclass(root, SupervisedConfig) else EFFECTS
+
+
+def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[str] = ()) -> list[Problem]:
     """A warning for each written value that does nothing in this run; silent where that depends on a broken value.
 
     Without `origins`, written means different from the default tree.
@@ -259,15 +271,15 @@ def without_effect(run: SkyRLTrainConfig, origins: Origins | None, broken: Colle
             place=place_of(effect.path, origins or {}),
             severity="warning",
         )
-        for effect in EFFECTS
+        for effect in effects_of(type(run))
         if effect.path in written
         and not effect.acts(run)
         and not (broken and touches(paths_read(effect.acts, run), broken))
     ]
 
 
-def _changed(run: SkyRLTrainConfig) -> Origins:
+def _changed(run: RunConfig) -> Origins:
     """As if every value that differs from its default, and may not have been derived, had been written in Python."""
-    derived = [rule.writes for rule in RULES]
+    derived = [rule.writes for rule in rules_of(type(run))]
     changed = differences(type(run)(), run)
     return {path: (Origin(kind="python"),) for path in changed if not touches([path], derived)}

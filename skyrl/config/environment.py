@@ -47,6 +47,21 @@ class SearchEnvConfig:
 
 
 @frozen
+class RewardModelEnvConfig:
+    """Answers scored by a reward model (`env_class = "reward_model"`); one of `path` and `url` says where it is."""
+
+    path: str | None = field(default=None, metadata=IDENTITY)
+    """Folder or hub name of the model, such as a run of `kind = "reward_model"` leaves. It is loaded in the process
+    that runs environments, and computes on the CPU."""
+
+    url: str | None = field(default=None, metadata=FREE)
+    """Address of `skyrl serve-reward`, with /score at its end. Its token is taken from SKYRL_REWARD_TOKEN."""
+
+    timeout: WholeSeconds = field(default=60, validator=positive)
+    """Seconds that the service may take for one answer."""
+
+
+@frozen
 class SkyRLGymConfig:
     """Settings of the built-in environments; each reads its own table."""
 
@@ -100,6 +115,9 @@ class SkyRLGymConfig:
 
     search: SearchEnvConfig = SearchEnvConfig()
     """For `search`."""
+
+    reward_model: RewardModelEnvConfig = RewardModelEnvConfig()
+    """For `reward_model`."""
 
 
 @frozen

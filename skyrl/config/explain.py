@@ -10,11 +10,11 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from skyrl.config.check import CHECKS
-from skyrl.config.effects import EFFECTS
-from skyrl.config.not_yet import NOT_YET, NotYet
-from skyrl.config.resolve import RULES
-from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.check import checks_of
+from skyrl.config.effects import effects_of
+from skyrl.config.entry import RunConfig
+from skyrl.config.not_yet import NotYet, not_yet_of
+from skyrl.config.resolve import rules_of
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
@@ -69,15 +69,15 @@ class Explanation:
     """The capability that this version lacks for the field to be read; empty where it is read."""
 
 
-def explain(path: str, run: SkyRLTrainConfig, origins: Origins) -> Explanation:
+def explain(path: str, run: RunConfig, origins: Origins) -> Explanation:
     """What is known about `path` in the resolved tree `run`, whose origins include those of the rules.
 
     Raises `ConfigError` for a path that does not exist.
     """
     names = split_path(path)
     attribute, depth, doc = _field(names, run)
-    effect = next((each for each in EFFECTS if _covers(each.path, path)), None)
-    later = next((each for each in NOT_YET if _covers(each.path, path)), None)
+    effect = next((each for each in effects_of(type(run)) if _covers(each.path, path)), None)
+    later = next((each for each in not_yet_of(type(run)) if _covers(each.path, path)), None)
     return Explanation(
         path=path,
         value=_value(run, names),
@@ -85,7 +85,7 @@ def explain(path: str, run: SkyRLTrainConfig, origins: Origins) -> Explanation:
         allowed=wanted_by(attribute.validator) if depth == len(names) else "",
         doc=" ".join(doc.split()),
         chain=_chain(path, names, run, origins),
-        feeds=tuple((rule.writes, rule.name) for rule in RULES if touches([path], rule.reads)),
+        feeds=tuple((rule.writes, rule.name) for rule in rules_of(type(run)) if touches([path], rule.reads)),
         acts_when=effect.when if effect else "",
         acts=effect.acts(run) if effect else True,
         checks=tuple(_checks_of(path, run)),
@@ -93,7 +93,7 @@ def explain(path: str, run: SkyRLTrainConfig, origins: Origins) -> Explanation:
     )
 
 
-def _field(names: Path, run: SkyRLTrainConfig) -> tuple[attrs.Attribute[Any], int, str]:
+def _field(names: Path, run: RunConfig) -> tuple[attrs.Attribute[Any], int, str]:
     """The field at a path, or the free-form table that the path leads into, how far that is, and its documentation."""
     table: Any = run
     for depth, name in enumerate(names):
@@ -126,7 +126,7 @@ def _value(run: Any, names: Path) -> Any:
     return flatten(value) if attrs.has(type(value)) else stored_value(value)
 
 
-def _default(run: SkyRLTrainConfig, names: Path) -> Any:
+def _default(run: RunConfig, names: Path) -> Any:
     """The value that is there when nothing is written; in a table of another class, that class's own."""
     default: Any = type(run)()
     table: Any = run
@@ -139,10 +139,10 @@ def _default(run: SkyRLTrainConfig, names: Path) -> Any:
     return _value(default, names[-1:])
 
 
-def _chain(path: str, names: Path, run: SkyRLTrainConfig, origins: Origins) -> tuple[Step, ...]:
+def _chain(path: str, names: Path, run: RunConfig, origins: Origins) -> tuple[Step, ...]:
     chain = origins.get(path, ())
     steps = [] if chain and chain[0].kind == "default" else [Step(place="default", value=_default(run, names))]
-    by_name = {rule.name: rule for rule in RULES}
+    by_name = {rule.name: rule for rule in rules_of(type(run))}
     for origin in chain:
         rule = by_name.get(origin.where) if origin.kind == "rule" else None
         reads = [(each, stored_value(get_at(run, each)), place_of(each, origins) or "default") for each in origin.reads]
@@ -154,9 +154,9 @@ def _chain(path: str, names: Path, run: SkyRLTrainConfig, origins: Origins) -> t
     return tuple(steps)
 
 
-def _checks_of(path: str, run: SkyRLTrainConfig) -> list[tuple[str, str]]:
+def _checks_of(path: str, run: RunConfig) -> list[tuple[str, str]]:
     found = []
-    for check in CHECKS:
+    for check in checks_of(type(run)):
         if isinstance(getattr(check, "__self__", None), NotYet):
             continue
         if touches([path], paths_read(check, run)):

@@ -11,6 +11,8 @@ from skyrl.config.megatron import MegatronConfig
 from skyrl.config.models import Dtype, ModelConfig
 from skyrl.tree import FREE, FrozenDict, field, frozen
 from skyrl.tree.validators import (
+    fraction,
+    fraction_below_one,
     non_negative,
     number_of_items,
     positive,
@@ -62,10 +64,28 @@ class OptimizerConfig:
     """Move the optimizer's state to CPU memory while others have the GPU, where models or engines take turns on it."""
 
     num_warmup_steps: int = field(default=0, validator=non_negative)
-    """Optimizer steps (mini-batches, not training steps) over which the rate rises from 0 to `lr`."""
+    """Steps, counted as `schedule_unit` says, over which the rate rises from `warmup_start_ratio` x `lr` to `lr`."""
+
+    warmup_steps_proportion: float | None = field(default=None, validator=fraction_below_one)
+    """The same as a part of all steps, rounded down. None: `num_warmup_steps` says how many."""
+
+    warmup_start_ratio: float | None = field(default=None, validator=fraction)
+    """Where warm-up begins, as a part of `lr`. None: at `min_lr_ratio` with cosine and cosine_warmup_with_min_lr, at 0
+    otherwise."""
 
     scheduler: Scheduler = "constant_with_warmup"
-    """Shape of the learning rate after warm-up. Those that decay are laid out over the whole run: its length counts."""
+    """Shape of the learning rate after warm-up. Those that decay are laid out over the whole run: its length counts.
+    The names are those of transformers; cosine_with_min_lr and cosine_warmup_with_min_lr are cosine."""
+
+    min_lr_ratio: float = field(default=0.0, validator=fraction)
+    """Where linear, cosine and warmup_stable_decay end, as a part of `lr`."""
+
+    num_decay_steps: int | None = field(default=None, validator=positive)
+    """Of warmup_stable_decay: the last steps, over which the rate falls linearly. None: all after warm-up."""
+
+    schedule_unit: Literal["optimizer_step", "training_step"] = "optimizer_step"
+    """What the schedule counts: optimizer steps (mini-batches), or training steps, in all of whose mini-batches the
+    rate is the same. `num_warmup_steps` and `num_decay_steps` are in it."""
 
 
 @frozen

@@ -10,16 +10,18 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike, fspath
-from typing import Any, Generic, cast
+from typing import Any, Generic
 
 from attrs import evolve, frozen
 from typing_extensions import TypeVar
 
 from skyrl.config.check import check
+from skyrl.config.entry import RunConfig
 from skyrl.config.migrations import MIGRATIONS
 from skyrl.config.presets import PRESETS
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.supervised import RewardModelConfig, SFTConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.arguments import read_argument, read_python
 from skyrl.tree.classes import fields_of
@@ -29,7 +31,11 @@ from skyrl.tree.origins import Assignment, Origins
 from skyrl.tree.reach import Reach
 from skyrl.tree.rules import Check, find_problems
 
-C = TypeVar("C", bound=SkyRLTrainConfig, default=SkyRLTrainConfig)
+C = TypeVar("C", bound=RunConfig, default=SkyRLTrainConfig)
+
+ROOTS: Mapping[str, type[RunConfig]] = {"rl": SkyRLTrainConfig, "sft": SFTConfig, "reward_model": RewardModelConfig}
+"""What `kind` names."""
+
 Files = Sequence[str | PathLike[str]] | str | PathLike[str]
 Overrides = Sequence[str] | Mapping[str, Any]
 """`["trainer.epochs=2"]` as on a command line, or `{"trainer.epochs": 2}` from Python."""
@@ -68,7 +74,9 @@ def load(
 ) -> Loaded[C]:
     """Patch files, then overrides, onto the default tree; a later value wins, leaf by leaf.
 
-    A file is TOML, YAML or JSON, the folder of a run, or `preset:NAME`. `environ` is what `env:NAME` is looked up in.
+    `root` is the class of the tree; without one it is what `kind` in the last file or override that has it names, and
+    reinforcement learning where none has. A file is TOML, YAML or JSON, the folder of a run, or `preset:NAME`.
+    `environ` is what `env:NAME` is looked up in.
     Raises `ConfigError` listing every unreadable file, unknown name and value that does not fit.
     """
     draft = _draft(files, overrides, root, environ)
@@ -85,7 +93,7 @@ def compose(
     root: type[C] | None = None,
     *,
     strict: bool = False,
-    also: Sequence[Check[SkyRLTrainConfig]] = (),
+    also: Sequence[Check[Any]] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Composed[C]:
     """Load, resolve and check: one `ConfigError` lists everything that is wrong.
@@ -105,30 +113,82 @@ def compose(
 
 def _draft(files: Files, overrides: Overrides, root: type[C] | None, environ: Mapping[str, str] | None) -> Draft[C]:
     reach = Reach(environ=environ, presets=PRESETS, migrations=MIGRATIONS, is_open=True)
-    draft = Draft(root() if root else cast(C, SkyRLTrainConfig()), reach)
-    for file in [files] if isinstance(files, str | PathLike) else files:
-        _take_file(draft, fspath(file), reach, root or SkyRLTrainConfig)
+    layers = [_file_layer(fspath(file), reach) for file in ([files] if isinstance(files, str | PathLike) else files)]
     for number, override in enumerate(_each(overrides), start=1):
-        if isinstance(override, str) and override.startswith("@"):
-            _take_file(draft, override[1:], reach, root or SkyRLTrainConfig, f"argument {number}")
-            continue
-        try:
-            draft.assign_all(_read(override, number))
-        except ConfigError as error:
-            draft.problems.extend(error.problems)
-            draft.broken.update(problem.path.lstrip("+") for problem in error.problems)
+        is_file = isinstance(override, str) and override.startswith("@")
+        layers.append(
+            _file_layer(str(override)[1:], reach, f"argument {number}") if is_file else _word_layer(override, number)
+        )
+    chosen: type[Any] = root or _root_of(layers)
+    draft: Draft[C] = Draft(chosen(), reach)
+    for layer in layers:
+        _take(draft, layer, chosen)
+    hint = f"one of: {', '.join(ROOTS)}"
+    draft.problems = [evolve(each, hint=hint) if each.path == "kind" else each for each in draft.problems]
     return draft
 
 
-def _take_file(draft: Draft[C], name: str, reach: Reach, root: type[Any], place: str = "") -> None:
-    from skyrl.config.stored import as_written, file_of
+@frozen(kw_only=True)
+class _Layer:
+    """A file or an override: what it assigns, or why it cannot be read."""
+
+    assignments: Sequence[Assignment] = ()
+    error: ConfigError | None = None
+    file: str = ""
+    place: str = ""
+
+
+def _file_layer(name: str, reach: Reach, place: str = "") -> _Layer:
+    from skyrl.config.stored import file_of
 
     try:
-        draft.assign_all([as_written(each, root) for each in read_file(file_of(name), reach)])
+        return _Layer(assignments=read_file(file_of(name), reach), file=name, place=place)
     except ConfigError as error:
+        return _Layer(error=error, file=name, place=place)
+
+
+def _word_layer(override: str | tuple[str, Any], number: int) -> _Layer:
+    try:
+        return _Layer(assignments=_read(override, number))
+    except ConfigError as error:
+        return _Layer(error=error)
+
+
+def _root_of(layers: Sequence[_Layer]) -> type[RunConfig]:
+    """What the last `kind` that anybody wrote names; for one that there is not, which is told, the RL tree."""
+    kind = "rl"
+    for assignment in (each for layer in layers for each in layer.assignments):
+        found = assignment.value
+        if assignment.path == () and isinstance(found, Mapping):
+            stored = found.get("config")
+            found = (stored if isinstance(stored, Mapping) and "fingerprint" in found else found).get("kind")
+        elif assignment.path != ("kind",):
+            continue
+        if found is not None:
+            kind = str(found).strip().strip('"')
+    return ROOTS.get(kind, SkyRLTrainConfig)
+
+
+def _take(draft: Draft[Any], layer: _Layer, root: type[Any]) -> None:
+    """Assign what a layer says, or note why not."""
+    if layer.error is not None and not layer.file:
+        draft.problems.extend(layer.error.problems)
+        draft.broken.update(problem.path.lstrip("+") for problem in layer.error.problems)
+        return
+    try:
+        if layer.error is not None:
+            raise layer.error
+        assignments = layer.assignments
+        if layer.file:
+            from skyrl.config.stored import as_written
+
+            assignments = [as_written(each, root) for each in assignments]
+        draft.assign_all(assignments)
+    except ConfigError as error:
+        name = layer.file
         hint = f"a value is written in one word: {name}=VALUE" if _is_path(name, root) else ""
         draft.problems.extend(
-            evolve(each, place=each.place or place, hint=each.hint or hint) for each in error.problems
+            evolve(each, place=each.place or layer.place, hint=each.hint or hint) for each in error.problems
         )
         draft.broken.add("")  # without the file nothing can be said about the rest
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from attrs import frozen
 
+from skyrl.config.entry import RunConfig
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.supervised import SupervisedConfig
 from skyrl.errors import Problem
 from skyrl.tree import FrozenDict, get_at
 from skyrl.tree.classes import leaf_paths
@@ -29,7 +31,7 @@ class NotYet:
     runs: tuple[Any, ...] | None = None
     """Values that run; None where any does, because what it belongs to is refused by another entry or cannot arise."""
 
-    def check(self, run: SkyRLTrainConfig) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """What the value asks for has a component that does it."""
         if self.runs is None:
             return
@@ -94,9 +96,19 @@ VALUES_NOT_YET: tuple[NotYet, ...] = (
 """Fields that components read, with values that none does yet."""
 
 
-def paths_not_read(root: type[SkyRLTrainConfig] = SkyRLTrainConfig) -> tuple[str, ...]:
+SUPERVISED_NOT_YET: tuple[NotYet, ...] = (NotYet("model.lora.lora_sync_path", "sending adapters on their own"),)
+"""The same of supervised runs."""
+
+
+def not_yet_of(root: type[RunConfig]) -> tuple[NotYet, ...]:
+    """The table of this kind of run."""
+    return SUPERVISED_NOT_YET if issubclass(root, SupervisedConfig) else NOT_YET
+
+
+def paths_not_read(root: type[RunConfig] = SkyRLTrainConfig) -> tuple[str, ...]:
     """Every leaf of the tree that the table covers."""
-    return tuple(path for path, _ in leaf_paths(root) if any(_covers(entry.path, path) for entry in NOT_YET))
+    table = not_yet_of(root)
+    return tuple(path for path, _ in leaf_paths(root) if any(_covers(entry.path, path) for entry in table))
 
 
 def _covers(entry: str, path: str) -> bool:

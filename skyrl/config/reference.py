@@ -6,9 +6,9 @@ import inspect
 import json
 from typing import Any
 
-from skyrl.config.effects import EFFECTS
-from skyrl.config.not_yet import NOT_YET
-from skyrl.config.resolve import RULES
+from skyrl.config.effects import effects_of
+from skyrl.config.not_yet import not_yet_of
+from skyrl.config.resolve import rules_of
 from skyrl.tree.classes import fields_of, role_of, table_class
 from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import stored_value
@@ -24,10 +24,10 @@ fingerprint), `free` ones neither.
 
 def reference_page(run: Any) -> str:
     """The page for the tree `run`, whose tables may be of a user's own classes."""
-    return "\n".join([_HEAD, *_table(run, type(run)(), "")])
+    return "\n".join([_HEAD, *_table(run, type(run)(), "", type(run))])
 
 
-def _table(table: Any, defaults: Any, path: str) -> list[str]:
+def _table(table: Any, defaults: Any, path: str, root: type[Any]) -> list[str]:
     cls = type(table)
     defaults = defaults if type(defaults) is cls else cls()
     docs, lines, inner = docs_of(cls), [f"## {path or 'The root'}", ""], []
@@ -37,21 +37,23 @@ def _table(table: Any, defaults: Any, path: str) -> list[str]:
         value = getattr(table, name)
         nested = table_class(attribute, value)
         if nested is not None:
-            inner += _table(nested() if value is None else value, getattr(defaults, name) or nested(), here)
+            inner += _table(nested() if value is None else value, getattr(defaults, name) or nested(), here, root)
             continue
         default = json.dumps(stored_value(getattr(defaults, name)), ensure_ascii=False)
         allowed = wanted_by(attribute.validator)
         facts = [describe(attribute.type), f"{allowed}" if allowed else "", f"default `{default}`", role_of(attribute)]
-        lines += [f"- **`{name}`** ({'; '.join(filter(None, facts))})", *_sentences(here, docs.get(name, ""))]
+        lines += [f"- **`{name}`** ({'; '.join(filter(None, facts))})", *_sentences(here, docs.get(name, ""), root)]
     return [*lines, "", *inner]
 
 
-def _sentences(path: str, doc: str) -> list[str]:
+def _sentences(path: str, doc: str, root: type[Any]) -> list[str]:
     """What the field means, when it acts, what derives it, and whether this version reads it."""
     found = [" ".join(doc.split())]
-    found += [f"Has an effect when {each.when}." for each in EFFECTS if _covers(each.path, path)]
-    found += [f"Derived by `{each.name}` where it is not written." for each in RULES if each.writes == path]
-    found += [f"Not read in this version yet: {each.what}." for each in NOT_YET if _covers(each.path, path)][:1]
+    found += [f"Has an effect when {each.when}." for each in effects_of(root) if _covers(each.path, path)]
+    found += [f"Derived by `{each.name}` where it is not written." for each in rules_of(root) if each.writes == path]
+    found += [f"Not read in this version yet: {each.what}." for each in not_yet_of(root) if _covers(each.path, path)][
+        :1
+    ]
     return [f"  {sentence}" for sentence in found if sentence]
 
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+from skyrl.config.entry import RunConfig
 from skyrl.config.generator import SamplingParams
 from skyrl.config.losses import asks_for_correction
 from skyrl.config.machine import has_cuda_device
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import grid_of, models_of
+from skyrl.config.supervised import SupervisedConfig
+from skyrl.config.supervised_resolve import SUPERVISED_RULES
 from skyrl.tree.origins import Origins
 from skyrl.tree.rules import Rule, derive, derived_paths, rule
 
-C = TypeVar("C", bound=SkyRLTrainConfig)
+C = TypeVar("C", bound=RunConfig)
 
 
 @rule(writes="trainer.device", reads=(), unset="auto")
@@ -255,17 +258,21 @@ RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
 """In order: a rule comes after those that write what it reads."""
 
 
+def rules_of(root: type[RunConfig]) -> tuple[Rule[Any], ...]:
+    """Those of this kind of run."""
+    return SUPERVISED_RULES if issubclass(root, SupervisedConfig) else RULES
+
+
 def resolve(config: C) -> C:
     """A new tree in which everything that can be derived is. Resolving it again changes nothing."""
     return resolve_with_origins(config, {})[0]
 
 
-def derived(config: SkyRLTrainConfig) -> tuple[str, ...]:
+def derived(config: RunConfig) -> tuple[str, ...]:
     """The paths of a resolved tree that follow from the rest: `resolve` gives them again when they are left out."""
-    return derived_paths(config, RULES)
+    return derived_paths(config, rules_of(type(config)))
 
 
 def resolve_with_origins(config: C, origins: Origins, broken: Iterable[str] = ()) -> tuple[C, Origins, frozenset[str]]:
     """`resolve`, keeping track of which rule derived what; what cannot be derived from broken paths is broken, too."""
-    rules: Any = RULES
-    return derive(config, rules, origins, broken)
+    return derive(config, rules_of(type(config)), origins, broken)

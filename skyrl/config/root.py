@@ -1,11 +1,13 @@
 """The tree: everything that a run may say. Read `trainer.py` and `generator.py` next."""
 
+from typing import Literal
+
 from skyrl.config.data import DataConfig
 from skyrl.config.entry import RunConfig
 from skyrl.config.environment import EnvironmentConfig
 from skyrl.config.generator import GeneratorConfig
 from skyrl.config.trainer import TrainerConfig
-from skyrl.tree import frozen
+from skyrl.tree import IDENTITY, field, frozen
 
 
 @frozen
@@ -23,3 +25,6 @@ class SkyRLTrainConfig(RunConfig):
 
     environment: EnvironmentConfig = EnvironmentConfig()
     """What answers the policy and scores it."""
+
+    kind: Literal["rl"] = field(default="rl", metadata=IDENTITY)
+    """Which root a file is read into: this one, or `sft` or `reward_model` (docs/sft.md)."""

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import attrs
 
+from skyrl.config.entry import RunConfig
 from skyrl.config.migrations import MIGRATIONS
-from skyrl.config.resolve import RULES, derived, resolve, resolve_with_origins
-from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.resolve import derived, resolve, resolve_with_origins, rules_of
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import evolve_at, fingerprint, get_at, to_dict
 from skyrl.tree.draft import Draft
@@ -25,13 +25,13 @@ from skyrl.tree.plain import shown
 from skyrl.tree.reach import Reach
 from skyrl.tree.sparse import sparse
 
-C = TypeVar("C", bound=SkyRLTrainConfig)
+C = TypeVar("C", bound=RunConfig)
 
 FILES = ("config.json", "manifest.json")
 """In the folder of a run, and of a checkpoint, whose manifest holds the same and more."""
 
 
-def stored_form(run: SkyRLTrainConfig) -> dict[str, Any]:
+def stored_form(run: RunConfig) -> dict[str, Any]:
     """What goes into `config.json` and manifests, of a resolved tree. No secret is in it: the tree holds references."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -47,7 +47,7 @@ def file_of(name: str) -> str:
     return str(next((file for file in inside if file.is_file()), name))
 
 
-def as_written(assignment: Assignment, root: type[SkyRLTrainConfig]) -> Assignment:
+def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
     """A stored tree as the layer that a person might have written: without defaults, and without what was derived.
 
     Anything else stays as it is. Raises `ConfigError` for a stored tree that this version cannot read; a class that is
@@ -66,7 +66,7 @@ def as_written(assignment: Assignment, root: type[SkyRLTrainConfig]) -> Assignme
     leave_out = [str(path) for path in listed] if isinstance(listed, list) else derived(run)
     tables = sparse(run, root(), leave_out)
     again = resolve(_without(run, leave_out))
-    for rule in RULES:  # what a rule changes although it was written, and is the default, is written again
+    for rule in rules_of(root):  # what a rule changes although it was written, and is the default, is written again
         if not rule.placeholder and get_at(again, rule.writes) != get_at(run, rule.writes):
             _put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
     return attrs.evolve(inside, value=tables)
@@ -92,9 +92,9 @@ def _read(stored: Assignment, root: type[C]) -> tuple[C, Origins]:
     return run, draft.origins
 
 
-def _without(run: SkyRLTrainConfig, paths: Iterable[str]) -> SkyRLTrainConfig:
+def _without(run: RunConfig, paths: Iterable[str]) -> RunConfig:
     """The tree before these paths were derived."""
-    unset = {rule.writes: rule.unset for rule in RULES}
+    unset = {rule.writes: rule.unset for rule in rules_of(type(run))}
     for path in paths:
         if path in unset:
             run = evolve_at(run, path, unset[path])

@@ -65,6 +65,10 @@ class TrainerConfig:
     max_training_steps: int | None = field(default=None, validator=positive, metadata=FREE)
     """Stop after this many training steps, even within an epoch. None: `epochs` decides. May be raised on resume."""
 
+    max_training_prompts: int | None = field(default=None, validator=positive, metadata=FREE)
+    """Stop before more prompts than this were trained on, repetitions counted. None: no such limit. May be raised on
+    resume."""
+
     train_batch_size: int = field(default=1024, validator=positive)
     """Prompts per training step; each gives `generator.n_samples_per_prompt` samples."""
 

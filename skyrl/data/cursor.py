@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Generic, Literal, cast
+
+from typing_extensions import TypeVar
 
 from skyrl.data.order import Indices, Order, Shuffled
 from skyrl.data.prompts import content_hash
@@ -15,7 +17,10 @@ Tail = Literal["drop", "carry"]
 """What becomes of the prompts of an epoch that do not fill a batch."""
 
 
-class PromptCursor:
+T = TypeVar("T", default=Prompt)
+
+
+class PromptCursor(Generic[T]):
     """Hands out prompts in batches, epoch after epoch.
 
     The order of an epoch follows from (seed, epoch) alone, so that a resumed run needs no more than the number of
@@ -24,7 +29,7 @@ class PromptCursor:
 
     def __init__(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[T],
         batch_size: int,
         seed: int,
         *,
@@ -34,7 +39,7 @@ class PromptCursor:
     ) -> None:
         """`batch_size` counts prompts and must not exceed an epoch's; without an `order`, all are shuffled.
 
-        `fingerprint` is that of the prompts, if it is known.
+        `fingerprint` is that of the prompts, if it is known; of other rows it has to be given.
         """
         self._prompts = prompts
         self._batch_size = batch_size
@@ -58,7 +63,7 @@ class PromptCursor:
         """Prompts at the ends of epochs that no batch had so far."""
         return self.epoch * (len(self._order) % self._batch_size) if self._tail == "drop" else 0
 
-    def take(self) -> tuple[Prompt, ...]:
+    def take(self) -> tuple[T, ...]:
         """The next batch."""
         start = self._position(self.batches_taken)
         self.batches_taken += 1
@@ -94,7 +99,7 @@ class PromptCursor:
     def fingerprint(self) -> str:
         """Of all prompts."""
         if self._fingerprint is None:
-            self._fingerprint = content_hash(self._prompts)
+            self._fingerprint = content_hash(cast(Sequence[Prompt], self._prompts))
         return self._fingerprint
 
 

@@ -37,6 +37,20 @@ class Shuffled:
         return np.random.default_rng([self._seed, number]).permutation(self._count)
 
 
+class InOrder:
+    """Every row once in an epoch, as they stand."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def epoch(self, number: int) -> Indices:
+        """The same in every epoch."""
+        return np.arange(self._count)
+
+
 class Mixed:
     """Sources by weight: so many prompts of each in an epoch, at random places.
 

@@ -41,7 +41,17 @@ def read_rows(source: str, columns: Columns | None = None) -> list[Row | BadRow]
 
     Raises `DataError` for a source that is missing, unreadable, empty, or without the columns.
     """
-    path, columns = Path(source).expanduser(), columns or Columns()
+    columns = columns or Columns()
+    rows = any_rows(source, columns)
+    first = next((row for row in rows if not isinstance(row, BadRow)), None)
+    if first is not None:
+        _refuse_missing(source, list(first), columns)
+    return rows
+
+
+def any_rows(source: str, columns: Columns | None = None) -> list[Row | BadRow]:
+    """The same, whatever the columns are called. Of a parquet file, they are looked at even where it has no rows."""
+    path = Path(source).expanduser()
     rows: list[Row | BadRow]
     match path.suffix:
         case ".parquet":
@@ -54,9 +64,6 @@ def read_rows(source: str, columns: Columns | None = None) -> list[Row | BadRow]
             rows = list(read_dataset(source))
     if not rows:
         raise DataError(f"{source} holds no rows")
-    first = next((row for row in rows if not isinstance(row, BadRow)), None)
-    if first is not None:
-        _refuse_missing(source, list(first), columns)
     return rows
 
 
@@ -109,7 +116,7 @@ def _refuse_missing(source: str, there: Sequence[Any], columns: Columns) -> None
             )
 
 
-def _read_parquet(path: Path, columns: Columns) -> list[Row]:
+def _read_parquet(path: Path, columns: Columns | None) -> list[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -118,7 +125,8 @@ def _read_parquet(path: Path, columns: Columns) -> list[Row]:
         names = pq.read_schema(path).names
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as parquet: {error}") from error
-    _refuse_missing(str(path), names, columns)
+    if columns is not None:
+        _refuse_missing(str(path), names, columns)
     return rows
 
 

@@ -29,6 +29,8 @@ from skyrl.envs.llm_judge import LLMJudgeEnv
 from skyrl.envs.math_equal import math_equal
 from skyrl.envs.multiply import MultiplyEnv
 from skyrl.envs.reward_functions import RewardFunctionEnv
+from skyrl.envs.reward_model import TOKEN_VARIABLE as REWARD_TOKEN
+from skyrl.envs.reward_model import RewardModelEnv
 from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.errors import TaskError
@@ -56,6 +58,7 @@ def _sandbox(tier: Tier | Literal["auto"], readable: Path | None = None) -> Sand
 _WITH_SETTINGS: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
     "code": lambda extras, gym: CodeEnv(extras, _sandbox(gym.sandbox_tier)),
     "llm_as_a_judge": lambda extras, gym: LLMJudgeEnv(extras, gym.llm_as_a_judge, api_key("OPENAI_API_KEY")),
+    "reward_model": lambda extras, gym: RewardModelEnv(extras, gym.reward_model, api_key(REWARD_TOKEN)),
     "search": lambda extras, gym: SearchEnv(extras, gym.search, api_key(TOKEN_VARIABLE)),
     "text2sql": lambda extras, gym: Text2SQLEnv(
         extras, gym.text2sql, _sandbox(gym.sandbox_tier, Path(gym.text2sql.db_path).expanduser().resolve())

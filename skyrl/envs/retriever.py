@@ -10,14 +10,9 @@ Without `return_scores` the documents stand in the lists themselves. What cannot
 
 from __future__ import annotations
 
-import ipaddress
 import json
-import secrets
-import socket
-from contextlib import ExitStack
 from typing import Any
 
-import uvicorn
 from attrs import frozen
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -26,12 +21,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from skyrl.envs.corpus import Hit, SearchIndex
-from skyrl.envs.search import TOKEN_VARIABLE
-from skyrl.errors import ProcessError, UserError
+from skyrl.envs.service import body_of, has_token
 
 MOST_QUERIES, MOST_DOCUMENTS, LONGEST_QUERY = 256, 100, 10_000
-LONGEST_BODY = 4 << 20
-"""Bytes of a request."""
 
 
 @frozen(kw_only=True)
@@ -66,10 +58,10 @@ def retriever_app(index: SearchIndex, token: str | None = None) -> Starlette:
     """The service, for any ASGI server. With a token, every request needs `Authorization: Bearer TOKEN`."""
 
     async def retrieve(request: Request) -> JSONResponse:
-        if not _has(token, request):
+        if not has_token(token, request):
             return JSONResponse({"error": "this retriever wants its token: Authorization: Bearer ..."}, 401)
         try:
-            question = Question.of(await _body(request))
+            question = Question.of(await body_of(request))
         except (ValueError, RecursionError) as error:
             return JSONResponse({"error": str(error)}, 400)
         return JSONResponse({"result": await run_in_threadpool(_answer, index, question)})
@@ -80,58 +72,8 @@ def retriever_app(index: SearchIndex, token: str | None = None) -> Starlette:
     return Starlette(routes=[Route("/retrieve", retrieve, methods=["POST"]), Route("/health", health)])
 
 
-def listen(host: str, port: int, token: str | None) -> socket.socket:
-    """A socket that listens there; port 0 is any that is free. Raises `UserError` for an address that others
-    can reach while there is no token, `ProcessError` for one that cannot be had.
-    """
-    if not token and not _is_loopback(host):
-        raise UserError(
-            f"{host} can be reached from other machines: set {TOKEN_VARIABLE} to a secret here and where the run is "
-            "started, or take --host 127.0.0.1"
-        )
-    with ExitStack() as undo:
-        try:
-            (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            bound = undo.enter_context(socket.socket(family, kind))
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(address)
-            bound.listen(1024)  # who asks before the index is there waits for it
-        except OSError as error:
-            raise ProcessError(f"cannot listen on {host}:{port}: {error.strerror}; see --host and --port") from error
-        undo.pop_all()
-    return bound
-
-
-def serve(app: Starlette, bound: socket.socket) -> None:
-    """Answer until the process is interrupted."""
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
-    uvicorn.Server(config).run(sockets=[bound])
-
-
 def _answer(index: SearchIndex, question: Question) -> list[list[Any]]:
     def shown(hit: Hit) -> Any:
         return {"document": hit.document, "score": hit.score} if question.return_scores else hit.document
 
     return [[shown(hit) for hit in index.search(query, question.topk)] for query in question.queries]
-
-
-async def _body(request: Request) -> bytes:
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > LONGEST_BODY:
-            raise ValueError(f"the body is longer than {LONGEST_BODY} bytes")
-    return body
-
-
-def _has(token: str | None, request: Request) -> bool:
-    if not token:
-        return True
-    return secrets.compare_digest(request.headers.get("authorization", "").encode(), f"Bearer {token}".encode())
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

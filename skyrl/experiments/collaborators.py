@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from skyrl.config import SkyRLTrainConfig
+from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.sizes import engines_of, grid_of, sizes_of
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.inference.engine import InferenceEngine, InFlight
@@ -16,6 +16,7 @@ from skyrl.inference.torch_engine import load_torch_engine
 from skyrl.inference.vllm_engine import VLLMEngine
 from skyrl.learners.ranks import Rendezvous
 from skyrl.models.loading import max_positions
+from skyrl.planning.counts import Grid, Sizes
 from skyrl.planning.sizes import layout
 from skyrl.processes.handles import Deadlines, Processes
 from skyrl.processes.in_process import InProcess
@@ -31,7 +32,7 @@ LOOPBACK: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo"}
 """On one machine, ranks speak to each other where nobody else listens."""
 
 
-def start_processes(run: SkyRLTrainConfig) -> Processes:
+def start_processes(run: SkyRLTrainConfig | SupervisedConfig) -> Processes:
     """The executor of `trainer.placement.executor`; with `ray`, a cluster that is there when this returns."""
     placement = run.trainer.placement
     if placement.executor == "in_process":
@@ -44,7 +45,7 @@ def start_processes(run: SkyRLTrainConfig) -> Processes:
         raise UserError(f"trainer.placement.executor = ray needs {error.name}: pip install 'skyrl[ray]'") from error
 
     return RayProcesses(
-        layout(sizes_of(run)),
+        layout(_sizes(run)),
         deadlines=Deadlines(
             start=placement.start_timeout_seconds,
             call=placement.call_timeout_seconds,
@@ -54,6 +55,21 @@ def start_processes(run: SkyRLTrainConfig) -> Processes:
         logs=Path(run.trainer.log_path).expanduser().absolute(),
         environment=PASSIVE_THREADS if placement.ray_address else {**PASSIVE_THREADS, **LOOPBACK},
         device=required_device(run),
+    )
+
+
+def _sizes(run: SkyRLTrainConfig | SupervisedConfig) -> Sizes:
+    if isinstance(run, SkyRLTrainConfig):
+        return sizes_of(run)
+    grid = Grid(nodes=run.placement.num_nodes, gpus_per_node=run.placement.num_gpus_per_node)
+    return Sizes(
+        policy=grid,
+        critic=None,
+        ref=None,
+        engines=None,
+        colocate_all=False,
+        colocate_policy_ref=False,
+        gpus_per_node=grid.gpus_per_node,
     )
 
 
@@ -171,6 +187,6 @@ def engine_dtype(run: SkyRLTrainConfig) -> str:
     return short.get(engine.model_dtype, engine.model_dtype)
 
 
-def required_device(run: SkyRLTrainConfig) -> Literal["cpu", "cuda"]:
+def required_device(run: SkyRLTrainConfig | SupervisedConfig) -> Literal["cpu", "cuda"]:
     """`trainer.device` once `resolve()` has replaced `auto`. Raises `ConfigError` if it has not."""
     return required(None if run.trainer.device == "auto" else run.trainer.device, "trainer.device")

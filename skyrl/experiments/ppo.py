@@ -159,12 +159,17 @@ class BasePPOExp:
 
     @cached_property
     def total_steps(self) -> int:
-        """Batches in all epochs, at most `max_training_steps`; those of the recording, where there is one."""
+        """Batches in all epochs, at most `max_training_steps` and what `max_training_prompts` fills; those of the
+        recording, where there is one.
+        """
         trainer = self.cfg.trainer
         if self.recorded:
             return self.recorded.total_steps(at_most=trainer.max_training_steps)
         steps, _ = batches(len(self.train_dataset), trainer.train_batch_size, trainer.epochs, self.cfg.data.epoch_tail)
-        return steps if trainer.max_training_steps is None else min(steps, trainer.max_training_steps)
+        limits = [trainer.max_training_steps]
+        if trainer.max_training_prompts is not None:
+            limits.append(trainer.max_training_prompts // trainer.train_batch_size)
+        return min([steps, *(limit for limit in limits if limit is not None)])
 
     def get_tokenizer(self) -> Any:
         """The policy's tokenizer, with the chat template that is configured."""
@@ -375,6 +380,12 @@ class BasePPOExp:
         Raises `Stopped` when a signal or the deadline ends it before.
         """
         return Session(self).run()
+
+    async def close(self, trainer: PPOTrainer) -> None:
+        """Let go of the rollouts of the loop and of the engines, once training is over."""
+        await trainer.rollouts.close()
+        if not self.recorded:
+            await self.client.close()
 
     async def _save(self, trainer: PPOTrainer, step: int) -> None:
         for name, learner in self.learners.items():

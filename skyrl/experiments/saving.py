@@ -12,7 +12,7 @@ from skyrl.checkpoint.pending import PendingSave
 from skyrl.checkpoint.pieces import StoredTensors
 from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore, without_what_is_not_finite
-from skyrl.config import SkyRLTrainConfig, TrainerConfig
+from skyrl.config import SkyRLTrainConfig, SupervisedConfig, TrainerConfig
 from skyrl.config.resolve import derived
 from skyrl.errors import ResumeError
 from skyrl.learners.group import LearnerGroup
@@ -38,7 +38,7 @@ class Saving:
 
     def __init__(
         self,
-        run: SkyRLTrainConfig,
+        run: SkyRLTrainConfig | SupervisedConfig,
         store: CheckpointStore,
         learners: Mapping[str, LearnerGroup[Any]],
         turns: TimeSharing,

@@ -118,9 +118,7 @@ class Session:
             raise
         finally:
             trainer.tracker.close()
-            await trainer.rollouts.close()
-            if not experiment.recorded:
-                await experiment.client.close()
+            await experiment.close(trainer)
 
     def _trainer(self, checkpoint: Checkpoint | None) -> PPOTrainer:
         """The loop, where it was when the checkpoint was saved."""

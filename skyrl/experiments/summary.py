@@ -26,6 +26,15 @@ def summary(run: SkyRLTrainConfig, folder: RunFolder) -> Iterator[str]:
         if path.exists():
             yield f"  {name:<14} {path}"
     yield from _scores(folder)
+    yield from _losses(folder)
+
+
+def _losses(folder: RunFolder) -> Iterator[str]:
+    for name in ("eval/all/loss", "train/loss"):
+        found = [(record["step"], record[name]) for record in folder.metrics.read() if name in record]
+        if found:
+            (first, before), (last, after) = found[0], found[-1]
+            yield f"{name} {before:.3f} at step {first}, {after:.3f} at step {last}"
 
 
 def _scores(folder: RunFolder) -> Iterator[str]:

@@ -91,10 +91,11 @@ def betas(index: int) -> Callable[[Any], Becomes]:
 
 
 def warmup(value: Any) -> Becomes:
-    """AReaL counts it as a share of the steps, whose number is not in the file."""
-    if number(value) == 0:
+    """AReaL counts it as a share of the training steps."""
+    share = number(value)
+    if share == 0:
         return Becomes(writes={OPTIMIZER + "num_warmup_steps": 0})
-    return Becomes(not_yet=f"warm-up as a share of the steps: give the steps in {OPTIMIZER}num_warmup_steps")
+    return Becomes(writes={OPTIMIZER + "warmup_steps_proportion": share, OPTIMIZER + "schedule_unit": "training_step"})
 
 
 def top_k(value: Any) -> Becomes:

@@ -65,15 +65,22 @@ Reading = Callable[[Any, TrainingBatch, Reads], Outputs]
 
 
 def read_logprobs(
-    model: Any, batch: TrainingBatch, reads: Reads, *, temperature: float, entropy_gradient: bool = False
+    model: Any,
+    batch: TrainingBatch,
+    reads: Reads,
+    *,
+    temperature: float,
+    entropy_gradient: bool = False,
+    measured: bool = True,
 ) -> Outputs:
     """A policy's `Reading`: log-probability of every token that `loss_mask` selects; and, while it learns, the entropy
     of the distribution that the token was drawn from, and how far, in nats, its log-probability is from the engine's.
 
-    `model` is a transformers causal language model. The entropy has a gradient only if that is asked for.
+    `model` is a transformers causal language model. The entropy has a gradient only if that is asked for. `measured`
+    False leaves it and the distance out: nobody sampled the tokens.
     """
     targets = batch.input_ids[batch.loss_mask]
-    layout, learns = reads.layout(batch), torch.is_grad_enabled()
+    layout, learns = reads.layout(batch), torch.is_grad_enabled() and measured
     if reads.plain_head:
         read = partial(
             linear_logprobs,

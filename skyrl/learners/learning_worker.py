@@ -23,7 +23,12 @@ from skyrl.learners.forward import Reading
 from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.moving import Mover
 from skyrl.learners.ranks import Ranks
-from skyrl.learners.schedule import learning_rate_schedule, move_schedule, recompute_activations
+from skyrl.learners.schedule import (
+    learning_rate_schedule,
+    move_schedule,
+    recompute_activations,
+    updates_per_training_step,
+)
 from skyrl.learners.strategy import ModelSource
 from skyrl.learners.totals import Metrics, Moments, Totals, added
 from skyrl.models.lora import adapter_alone, dropping, merged, merged_shapes
@@ -75,7 +80,8 @@ class LearningWorker(ModelWorker):
             recompute_activations(self.model, use_reentrant=trainer.gradient_checkpointing_use_reentrant)
         assert self.strategy.optimizer is not None
         self.optimizer = self.strategy.optimizer
-        self.schedule = learning_rate_schedule(self.optimizer, optimizer, num_training_steps)
+        updates = updates_per_training_step(trainer, getattr(trainer, f"{role}_mini_batch_size"))
+        self.schedule = learning_rate_schedule(self.optimizer, optimizer, num_training_steps, updates)
 
     async def update(self, batch: TrainingBatch) -> Metrics:
         """One optimizer step over the mini-batch, in micro-batches whose number changes nothing but memory.

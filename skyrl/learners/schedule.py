@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
-from skyrl.config import OptimizerConfig
+from skyrl.config import OptimizerConfig, TrainerConfig
+from skyrl.config.check_schedule import DECAYING, OURS
 
 
 def adamw(model: Any, config: OptimizerConfig) -> torch.optim.AdamW:
@@ -17,19 +23,86 @@ def adamw(model: Any, config: OptimizerConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(learning, lr=config.lr, betas=(beta1, beta2), weight_decay=config.weight_decay)
 
 
-def learning_rate_schedule(optimizer: Optimizer, config: OptimizerConfig, num_training_steps: int | None) -> Any:
-    """A torch scheduler that warms up over `num_warmup_steps` optimizer steps and then follows `scheduler`.
+@frozen(kw_only=True)
+class Shape:
+    """A learning rate as a part of its highest, over steps counted from 0.
 
-    Raises ValueError if the schedule ends somewhere and `num_training_steps` is None.
+    Warm-up is linear from `start` to 1 over `warmup` steps; what decays does so from 1 to `least` at `total`, over the
+    last `decay` steps. AReaL's schedules and Megatron's; cosine: arXiv:1608.03983, eq. 5, without restarts.
     """
+
+    name: str
+    total: int | None
+    warmup: int
+    start: float
+    least: float
+    decay: int | None = None
+
+    def __call__(self, step: float) -> float:
+        """The part of the rate at this step; after the last step it stays where it ended."""
+        if step < self.warmup:
+            return self.start + (1 - self.start) * step / self.warmup
+        if self.name not in DECAYING:
+            return 1.0
+        assert self.total is not None
+        length = self.total - self.warmup if self.decay is None else min(self.decay, self.total - self.warmup)
+        done = min(1.0, max(0.0, (step - (self.total - length)) / max(length, 1)))
+        if "cosine" in self.name:
+            done = (1 - math.cos(math.pi * done)) / 2
+        return self.least + (1 - self.least) * (1 - done)
+
+
+def learning_rate_schedule(
+    optimizer: Optimizer, config: OptimizerConfig, num_training_steps: int | None, updates_per_step: int = 1
+) -> Any:
+    """A torch scheduler that is stepped once for each optimizer step.
+
+    `num_training_steps` counts optimizer steps; `updates_per_step` of them are a training step. Raises ValueError if
+    the schedule ends somewhere and `num_training_steps` is None.
+    """
+    per = updates_per_step if config.schedule_unit == "training_step" else 1
+    total = None if num_training_steps is None else -(-num_training_steps // per)
+    warmup = config.num_warmup_steps
+    if config.warmup_steps_proportion is not None:
+        warmup = int(config.warmup_steps_proportion * _known(total, config))
+    if config.scheduler in OURS:
+        if config.scheduler in DECAYING:
+            _known(total, config)
+        from_least = config.scheduler in ("cosine", "cosine_warmup_with_min_lr")
+        start = (
+            (config.min_lr_ratio if from_least else 0.0)
+            if config.warmup_start_ratio is None
+            else (config.warmup_start_ratio)
+        )
+        decay = config.num_decay_steps if config.scheduler == "warmup_stable_decay" else None
+        shape: Callable[[float], float] = Shape(
+            name=config.scheduler,
+            total=total,
+            warmup=0 if config.scheduler == "constant" else warmup,
+            start=start,
+            least=config.min_lr_ratio,
+            decay=decay,
+        )
+        return LambdaLR(optimizer, partial(_by_unit, shape, per))
     from transformers import get_scheduler
 
-    return get_scheduler(
-        config.scheduler,
-        optimizer,
-        num_warmup_steps=config.num_warmup_steps,
-        num_training_steps=num_training_steps,
-    )
+    made: Any = get_scheduler(config.scheduler, optimizer, num_warmup_steps=warmup, num_training_steps=total)
+    return made if per == 1 else LambdaLR(optimizer, partial(_by_unit, made.lr_lambdas[0], per))
+
+
+def _by_unit(shape: Callable[[float], float], per: int, optimizer_step: int) -> float:
+    return shape(optimizer_step // per)
+
+
+def _known(total: int | None, config: OptimizerConfig) -> int:
+    if total is None:
+        raise ValueError(f"the schedule {config.scheduler} ends somewhere: it needs the number of steps")
+    return total
+
+
+def updates_per_training_step(trainer: TrainerConfig, mini_batch_size: int) -> int:
+    """Optimizer steps of a model in a training step."""
+    return trainer.update_epochs_per_batch * max(1, trainer.train_batch_size // mini_batch_size)
 
 
 def move_schedule(schedule: Any, optimizer_steps: int) -> None:

@@ -62,7 +62,7 @@ class PolicyWorker(LearningWorker):
         super().__init__(
             trainer,
             _causal_lm(trainer, policy.model, "trainer.policy.model"),
-            _log_probabilities(trainer),
+            self._reading(trainer),
             (policy.fsdp_config, policy.deepspeed_config),
             ranks,
             role="policy",
@@ -72,6 +72,18 @@ class PolicyWorker(LearningWorker):
             num_training_steps=num_training_steps,
             mover=mover,
         )
+
+    @staticmethod
+    def _reading(trainer: TrainerConfig) -> Reading:
+        return _log_probabilities(trainer)
+
+
+class SFTWorker(PolicyWorker):
+    """The model that learns what somebody else wrote: nothing is measured of tokens but their log-probability."""
+
+    @staticmethod
+    def _reading(trainer: TrainerConfig) -> Reading:
+        return partial(read_logprobs, temperature=1.0, measured=False)
 
 
 class CriticWorker(LearningWorker):

@@ -73,7 +73,7 @@ def save_pretrained(weights: Mapping[str, Tensor], model: Any, tokenizer: Any, f
     disable_progress_bar()
 
     def fill(scratch: Path) -> None:
-        _make_storable(model.generation_config)
+        _make_storable(getattr(model, "generation_config", None))  # a classifier generates nothing
         model.save_pretrained(scratch, state_dict={name: weight.detach().cpu() for name, weight in weights.items()})
         tokenizer.save_pretrained(scratch)
 

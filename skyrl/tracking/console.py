@@ -21,7 +21,7 @@ class Console:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         text = self._describe(step, metrics)
-        if self._live is None or "eval/all/avg_score" in metrics:
+        if self._live is None or metrics.keys() & {"eval/all/avg_score", "eval/all/loss"}:
             self._say(text)
         if self._live is not None:
             self._live.show(step, text)
@@ -41,6 +41,8 @@ class Console:
         parts = [f"step {step:>{len(str(self._total))}}/{self._total}"]
         if "reward/avg_raw_reward" in metrics:
             parts.append(f"reward {metrics['reward/avg_raw_reward']:.3f}")
+        if "train/loss" in metrics:
+            parts.append(f"loss {metrics['train/loss']:.3f}")
         if "trainer/tokens_per_second" in metrics:
             parts.append(f"{metrics['trainer/tokens_per_second']:,.0f} tokens/s")
         if step > self._first:
@@ -48,6 +50,8 @@ class Console:
             parts.append(f"{_clock(left)} left")
         if "eval/all/avg_score" in metrics:
             parts.append(f"evaluation {metrics['eval/all/avg_score']:.3f}")
+        if "eval/all/loss" in metrics:
+            parts.append(f"evaluation loss {metrics['eval/all/loss']:.3f}")
         return "  ".join(parts)
 
 

@@ -63,6 +63,7 @@ def _candidates(kind: Any, default: Any) -> Iterator[Any]:
 
 
 FIXED = {
+    "kind",  # another one is another tree
     "trainer.sequence_parallel_backend",  # there is one
     *(path for path in LEAVES if path.endswith("deepspeed_config.gradient_clipping")),  # another setting decides
 }

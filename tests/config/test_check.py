@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from skyrl.config import SkyRLTrainConfig, check, compose, load
-from skyrl.config.check import CHECKS, SCHEDULES_WITH_SETTINGS
+from skyrl.config.check import CHECKS
 from skyrl.config.check_batches import BATCH_CHECKS
+from skyrl.config.check_schedule import WITHOUT_FIELDS
 from skyrl.config.not_yet import NOT_YET, VALUES_NOT_YET, NotYet
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.errors import ConfigError, Problem
@@ -218,9 +219,29 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({f"trainer.{role}_mini_batch_size_in_samples": 5}, f"trainer.{role}_mini_batch_size_in_samples")
         for role in ("policy", "critic")
     ],
-    "the_schedule_needs_no_settings": [
+    "the_schedules_have_what_they_need": [
         ({"trainer.policy.optimizer_config.scheduler": name}, "trainer.policy.optimizer_config.scheduler")
-        for name in SCHEDULES_WITH_SETTINGS
+        for name in WITHOUT_FIELDS
+    ]
+    + [
+        (
+            {
+                "trainer.policy.optimizer_config.num_warmup_steps": 3,
+                "trainer.policy.optimizer_config.warmup_steps_proportion": 0.1,
+            },
+            "trainer.policy.optimizer_config.warmup_steps_proportion",
+        )
+    ],
+    "a_reward_model_is_somewhere": [
+        ({"environment.env_class": "reward_model"}, "environment.skyrl_gym.reward_model.path"),
+        (
+            {
+                "environment.env_class": "reward_model",
+                "environment.skyrl_gym.reward_model.path": "rm",
+                "environment.skyrl_gym.reward_model.url": "http://127.0.0.1:8001/score",
+            },
+            "environment.skyrl_gym.reward_model.url",
+        ),
     ],
     "gae_has_a_critic": [({"trainer.algorithm.advantage_estimator": "gae"}, "trainer.critic.model.path")],
     "kl_is_counted_once": [({"trainer.algorithm.use_kl_in_reward": True}, "trainer.algorithm.use_kl_in_reward")],
@@ -450,7 +471,7 @@ SILENT: dict[str, dict[str, Any]] = {
         "generator.n_samples_per_prompt": 4,
         "trainer.policy_mini_batch_size_in_samples": 1024,
     },
-    "the_schedule_needs_no_settings": {"trainer.policy.optimizer_config.scheduler": "inverse_sqrt"},
+    "the_schedules_have_what_they_need": {"trainer.policy.optimizer_config.scheduler": "inverse_sqrt"},
     "gae_has_a_critic": {"trainer.algorithm.advantage_estimator": "gae", "trainer.critic.model.path": "critic"},
     "kl_is_counted_once": {"trainer.algorithm.use_kl_in_reward": True, "trainer.algorithm.use_kl_loss": False},
     "a_critic_is_asked": {**CRITIC, ALGORITHM + "advantage_estimator": "gae"},

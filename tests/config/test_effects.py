@@ -15,9 +15,17 @@ from skyrl.tree.classes import fields_of, table_paths
 from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE
 
 NO_KL = {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_kl_in_reward": False}
+CRITIC = {"trainer.critic.model.path": "critic"}
 NO_EVALUATION = {"trainer.eval_before_train": False, "trainer.eval_interval": 0}
 
 OFF: dict[str, dict[str, Any]] = {
+    **{
+        f"trainer.{model}.optimizer_config.warmup_steps_proportion": {
+            **(CRITIC if model == "critic" else {}),
+            f"trainer.{model}.optimizer_config.scheduler": "constant",
+        }
+        for model in ("policy", "critic")
+    },
     # effect: what switches it off, where the run of RUNNABLE does not
     "trainer.algorithm.kl_loss_coef": NO_KL,
     "trainer.algorithm.kl_estimator_type": NO_KL,
@@ -42,7 +50,6 @@ OFF: dict[str, dict[str, Any]] = {
 }
 
 CUDA = {"trainer.device": "cuda"}
-CRITIC = {"trainer.critic.model.path": "critic"}
 MINE = {"environment.env_class": "mine:f"}
 RAY = {"trainer.placement.executor": "ray"}
 ON: dict[str, dict[str, Any]] = {
@@ -137,6 +144,16 @@ ON: dict[str, dict[str, Any]] = {
     "generator.step_wise_trajectories": {"generator.max_turns": 2},
     "environment.skyrl_gym.text2sql": {"environment.env_class": "text2sql"},
     "environment.skyrl_gym.search": {"environment.env_class": "search"},
+    "environment.skyrl_gym.reward_model": {"environment.env_class": "reward_model"},
+    **{
+        f"trainer.{model}.optimizer_config.{name}": {**more, f"trainer.{model}.optimizer_config.{switch}": value}
+        for model, more in (("policy", {}), ("critic", CRITIC))
+        for name, switch, value in (
+            ("min_lr_ratio", "scheduler", "cosine"),
+            ("num_decay_steps", "scheduler", "warmup_stable_decay"),
+            ("warmup_start_ratio", "num_warmup_steps", 3),
+        )
+    },
     "environment.skyrl_gym.llm_as_a_judge": {"environment.env_class": "llm_as_a_judge"},
     **{
         effect.path: {"generator.inference_engine.backend": "vllm"}

@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import click
 import pytest
 import torch
 
+from skyrl.cli.main import run as run_command
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.not_yet import NOT_YET, paths_not_read
 from skyrl.config.registry import POLICY_LOSSES
 from skyrl.envs.isolated import isolated
 from skyrl.envs.llm_judge import LLMJudgeEnv
+from skyrl.envs.reward_model import RewardModelEnv
 from skyrl.envs.search import ask_retriever
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.experiments.collaborators import start_processes, weight_road
@@ -36,6 +39,7 @@ from skyrl.inference.vllm_environment import variables
 from skyrl.inference.vllm_model import ModelFacts
 from skyrl.learners.fsdp2 import Fsdp2, _shard_modules
 from skyrl.learners.ranks import Rendezvous
+from skyrl.learners.schedule import learning_rate_schedule
 from skyrl.learners.zero_config import engine_config
 from skyrl.models.chat_templates import _text as template_text
 from skyrl.rollout.chats import MessageChat, chat_of, renders_history
@@ -112,8 +116,23 @@ _FSDP_READERS: dict[str, Callable[..., Any]] = {
     "wrap_policy": _shard_modules,
 }
 
+
+def command_of(command: click.Command) -> Callable[..., Any]:
+    """The function behind a command."""
+    assert command.callback is not None
+    return command.callback
+
+
 READ_ELSEWHERE: dict[str, tuple[Callable[..., Any], str]] = {
     # path: the function that reads it, and how that is written there
+    "kind": (command_of(run_command), "composed.config.kind"),
+    **{
+        f"trainer.{model}.optimizer_config.num_decay_steps": (learning_rate_schedule, "config.num_decay_steps")
+        for model in ("policy", "critic")
+    },
+    "environment.skyrl_gym.reward_model.path": (RewardModelEnv.step, "self._settings.path"),
+    "environment.skyrl_gym.reward_model.url": (RewardModelEnv._asked, "self._settings.url"),
+    "environment.skyrl_gym.reward_model.timeout": (RewardModelEnv._asked, "self._settings.timeout"),
     **{
         f"trainer.{model}.fsdp_config.{name}": (reader, f"config.{name}")
         for model in ("policy", "ref", "critic")

@@ -21,8 +21,9 @@ from skyrl.cli.main import cli
 from skyrl.config.environment import SearchEnvConfig
 from skyrl.envs.corpus import Document, SearchIndex, read_corpus
 from skyrl.envs.http_json import ServiceError
-from skyrl.envs.retriever import listen, retriever_app
-from skyrl.envs.search import SearchEnv
+from skyrl.envs.retriever import retriever_app
+from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
+from skyrl.envs.service import listen
 from skyrl.errors import DataError, ProcessError, UserError
 
 CORPUS: tuple[Document, ...] = (
@@ -35,7 +36,7 @@ CORPUS: tuple[Document, ...] = (
 @contextmanager
 def retriever(token: str | None = None) -> Iterator[str]:
     """The real service, on a port of its own."""
-    with listen("127.0.0.1", 0, token) as bound:
+    with listen("127.0.0.1", 0, token, TOKEN_VARIABLE) as bound:
         app = retriever_app(SearchIndex(CORPUS), token)
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))
         thread = Thread(target=server.run, kwargs={"sockets": [bound]})
@@ -143,14 +144,14 @@ def test_with_a_token_only_those_who_have_it_are_answered() -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
 def test_other_machines_are_not_served_without_a_token(host: str) -> None:
     with pytest.raises(UserError, match="SKYRL_RETRIEVER_TOKEN"):
-        listen(host, 0, token=None)
+        listen(host, 0, None, TOKEN_VARIABLE)
 
 
 def test_a_port_that_is_taken_is_named() -> None:
-    with listen("127.0.0.1", 0, None) as bound:
+    with listen("127.0.0.1", 0, None, TOKEN_VARIABLE) as bound:
         port = bound.getsockname()[1]
         with pytest.raises(ProcessError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
-            listen("127.0.0.1", port, None)
+            listen("127.0.0.1", port, None, TOKEN_VARIABLE)
 
 
 @pytest.mark.parametrize(

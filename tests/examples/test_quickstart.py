@@ -112,7 +112,7 @@ def test_a_complete_folder_is_left_alone(
 def test_what_a_killed_preparation_left_is_not_taken_for_complete(
     prepare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def killed(*_: Any) -> None:
+    def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     warm_start = prepare.warm_start

@@ -1,0 +1,40 @@
+"""`skyrl serve-reward`: a reward model that the environment `reward_model` asks."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import click
+
+from skyrl.errors import UserError
+
+
+@click.command("serve-reward")
+@click.argument("model")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8001, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
+@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]), help="To compute on.")
+def serve_reward(model: str, host: str, port: int, device: str) -> None:
+    """Score chats with MODEL, a folder or hub name: a sequence classifier with one label.
+
+    environment.skyrl_gym.reward_model.url of a run is the address that is printed. An address that other machines reach
+    is served only with a token, in the variable SKYRL_REWARD_TOKEN, which the run needs, too.
+    """
+    missing = [name for name in ("starlette", "uvicorn", "torch") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"serve-reward needs {', '.join(missing)}: pip install 'skyrl[reward]'")
+    from skyrl.envs.reward_model import TOKEN_VARIABLE
+    from skyrl.envs.reward_service import reward_app
+    from skyrl.envs.service import listen, serve
+    from skyrl.models.reward_model import RewardModel
+    from skyrl.processes.credentials import api_key
+
+    token = api_key(TOKEN_VARIABLE)
+    with listen(host, port, token, TOKEN_VARIABLE) as bound:
+        scorer = RewardModel(model, device)
+        shown = f"[{host}]" if ":" in host else host
+        click.echo(f"{model} at http://{shown}:{bound.getsockname()[1]}/score")
+        try:
+            serve(reward_app(scorer, model, token), bound)
+        except KeyboardInterrupt:
+            click.echo("The reward service has stopped.")

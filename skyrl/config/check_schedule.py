@@ -1,0 +1,59 @@
+"""Checks of a learning-rate schedule, of whichever model it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from skyrl.config.effect import Effect
+from skyrl.config.learners import OptimizerConfig
+from skyrl.errors import Problem
+
+WITHOUT_FIELDS = ("reduce_lr_on_plateau", "greedy")
+"""Schedules with parameters that no field has."""
+
+DECAYING = ("linear", "cosine", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay")
+"""Those that end at `min_lr_ratio`."""
+
+OURS = (*DECAYING, "constant", "constant_with_warmup")
+"""Those that `skyrl.learners.schedule` computes itself; the others are transformers' own."""
+
+
+def schedule_problems(config: OptimizerConfig, path: str) -> Iterator[Problem]:
+    """What of a schedule does not go together; `path` is that of the optimizer."""
+    if config.scheduler in WITHOUT_FIELDS:
+        yield Problem(
+            path=f"{path}.scheduler",
+            message=f"{config.scheduler!r} needs settings that are not implemented yet in this version",
+            hint="constant_with_warmup, linear, cosine, warmup_stable_decay and inverse_sqrt have all theirs",
+        )
+    if config.warmup_steps_proportion is not None and config.num_warmup_steps:
+        yield Problem(
+            path=f"{path}.warmup_steps_proportion",
+            message=f"{config.warmup_steps_proportion}, and num_warmup_steps = {config.num_warmup_steps}: one of both",
+            hint="leave one of them out",
+        )
+
+
+def schedule_reads(path: str, optimizer: Callable[[Any], OptimizerConfig]) -> tuple[Effect, ...]:
+    """When the fields of a schedule act."""
+
+    def follows(*names: str) -> Callable[[Any], bool]:
+        return lambda run: optimizer(run).scheduler in names
+
+    return (
+        Effect(f"{path}.min_lr_ratio", f"scheduler is one of {', '.join(DECAYING)}", follows(*DECAYING)),
+        Effect(f"{path}.num_decay_steps", "scheduler is warmup_stable_decay", follows("warmup_stable_decay")),
+        Effect(
+            f"{path}.warmup_start_ratio",
+            "there is a warm-up, of a schedule that is not transformers' own",
+            lambda run: follows(*OURS)(run) and _warms_up(optimizer(run)),
+        ),
+        Effect(
+            f"{path}.warmup_steps_proportion", "scheduler is not constant", lambda run: not follows("constant")(run)
+        ),
+    )
+
+
+def _warms_up(config: OptimizerConfig) -> bool:
+    return bool(config.num_warmup_steps or config.warmup_steps_proportion)

@@ -1,0 +1,329 @@
+"""Runs that learn from rows that are there already: supervised fine-tuning and reward models.
+
+`kind = "sft"` and `kind = "reward_model"` at the top of a file choose these roots. They share the tables of the RL tree
+for models, optimizers and sharding, and have the names of SkyRL's `SFTConfig` where they mean the same.
+"""
+
+from typing import Literal
+
+from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.deepspeed import DeepSpeedConfig
+from skyrl.config.entry import RunConfig
+from skyrl.config.faults import FaultsConfig
+from skyrl.config.intervals import Interval, interval
+from skyrl.config.learners import CriticConfig, FSDPConfig, OptimizerConfig, PolicyConfig
+from skyrl.config.models import ModelConfig
+from skyrl.config.placement import PlacementConfig
+from skyrl.config.trainer import TrainerConfig
+from skyrl.tree import FREE, IDENTITY, field, frozen
+from skyrl.tree.units import Seconds
+from skyrl.tree.validators import (
+    non_negative,
+    positive,
+    positive_or_minus_one,
+    rule_of_one_field,
+)
+
+TrainOnWhat = Literal["last_assistant_message", "all_assistant_messages"]
+"""Which messages of a chat are learned."""
+
+SCORE = "score"
+"""Name of a reward model's head, which is the one that transformers gives it."""
+
+_sources = rule_of_one_field(lambda value: all(value), "names that are not empty")
+_weights = rule_of_one_field(lambda value: all(weight > 0 for weight in value), "positive numbers")
+
+
+@frozen
+class SFTPlacementConfig:
+    """The processes of the model that learns. On a machine without GPUs the counts are processes."""
+
+    num_nodes: int = field(default=1, validator=positive)
+    """Nodes of the model."""
+
+    num_gpus_per_node: int = field(default=1, validator=positive)
+    """GPUs on each of them."""
+
+    executor: Literal["auto", "in_process", "ray"] = field(default="auto", metadata=FREE)
+    """in_process: in the process of the command, where one is enough; ray: Ray actors. auto: ray where there are
+    several processes."""
+
+    ray_address: str | None = field(default=None, metadata=FREE)
+    """Ray cluster that the run joins, as `host:port`; `auto` is one that runs on this machine. None: the run starts one
+    of its own here and ends it. Read when the executor is ray."""
+
+    start_timeout_seconds: Seconds = field(default=600.0, validator=positive, metadata=FREE)
+    """How long all processes may take to be there, with their models loaded. Read when the executor is ray."""
+
+    call_timeout_seconds: Seconds = field(default=3600.0, validator=positive, metadata=FREE)
+    """Longest that anything asked of a process may take, such as one update. Read when the executor is ray."""
+
+    heartbeat_timeout_seconds: Seconds = field(default=60.0, validator=positive, metadata=FREE)
+    """A process that gives no sign of life for so long ends the run. Read when the executor is ray."""
+
+
+@frozen
+class SupervisedConfig(RunConfig):
+    """What supervised fine-tuning and reward models have in common: model, data, batches, and what is kept."""
+
+    model: ModelConfig = ModelConfig()
+    """Weights to start from."""
+
+    optimizer_config: OptimizerConfig = OptimizerConfig(lr=2e-5)
+    """How the weights are updated. One batch is one optimizer step."""
+
+    placement: SFTPlacementConfig = SFTPlacementConfig()
+    """Which GPUs the model gets."""
+
+    strategy: Literal["fsdp", "fsdp2", "deepspeed"] = "fsdp2"
+    """How the model is spread over ranks. `fsdp` and `fsdp2` are one."""
+
+    fsdp_config: FSDPConfig = FSDPConfig()
+    """Sharding under FSDP."""
+
+    deepspeed_config: DeepSpeedConfig = DeepSpeedConfig()
+    """Sharding under DeepSpeed."""
+
+    faults: FaultsConfig = FaultsConfig(on_non_finite="abort")
+    """Interruptions and stalls. A gradient that is not finite is left out as `optimizer_config.max_skipped_updates`
+    says with `on_non_finite = "skip"`, and ends the run with abort."""
+
+    train_datasets: tuple[str, ...] = field(default=(), validator=_sources, metadata=IDENTITY)
+    """Sources of training rows: parquet, json or jsonl files (`~` is the home folder), or datasets of Hugging Face as
+    `name` or `name:split`."""
+
+    train_dataset_weights: tuple[float, ...] | None = field(default=None, validator=_weights)
+    """Share of each source in an epoch, relative to each other; an epoch has as many rows as all sources together, and
+    a source that is used up begins again. None: every row once in an epoch."""
+
+    eval_datasets: tuple[str, ...] = field(default=(), validator=_sources, metadata=IDENTITY)
+    """Sources of rows to evaluate on, each reported under its name. Empty: no evaluation."""
+
+    eval_dataset_names: tuple[str, ...] | None = field(default=None, validator=_sources, metadata=FREE)
+    """A name for each of `eval_datasets` in metrics. None: that of the file, or of the dataset."""
+
+    bad_rows: Literal["stop", "skip"] = "stop"
+    """What becomes of a row that cannot be learned from: stop, with its number and the reason; skip: left out and
+    counted."""
+
+    max_length: int | None = field(default=None, validator=positive)
+    """Longest row, in tokens. None: the positions of the model."""
+
+    too_long: Literal["skip", "truncate"] = "skip"
+    """What becomes of a longer row. skip: left out and counted; truncate: what is beyond `max_length` is cut off."""
+
+    sampler: Literal["random", "sequential"] = "random"
+    """Order of the rows: shuffled with `seed` in every epoch, or as they stand in the sources."""
+
+    num_epochs: int = field(default=1, validator=non_negative, metadata=FREE)
+    """Passes over the training rows. 0: evaluate and stop. It may be raised on resume."""
+
+    num_steps: int | None = field(default=None, validator=positive, metadata=FREE)
+    """Stop after so many optimizer steps. None: `num_epochs` decides."""
+
+    max_training_samples: int | None = field(default=None, validator=positive, metadata=FREE)
+    """Stop before more rows than this were trained on, repetitions counted. None: no such limit."""
+
+    batch_size: int = field(default=4, validator=positive)
+    """Rows (of a reward model: pairs) per optimizer step, over all ranks."""
+
+    micro_train_batch_size_per_gpu: int = field(default=2, validator=positive)
+    """Rows (of a reward model: pairs) in one forward and backward pass on one GPU; results differ by rounding only."""
+
+    max_tokens_per_microbatch: int = field(default=-1, validator=positive_or_minus_one("as many rows as the one above"))
+    """Tokens in one pass on one GPU, in place of a number of rows; a row or pair that is longer goes alone. -1: rows
+    are counted."""
+
+    use_sequence_packing: bool = True
+    """Lay the rows of a micro-batch end to end without padding, each attending to itself alone; the result is the same
+    up to rounding."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What is computed on. auto: cuda where there is a GPU, cpu otherwise."""
+
+    bf16: bool = True
+    """Compute in bfloat16 where the device is cuda; see `compute_dtype`."""
+
+    compute_dtype: Literal["float32", "bfloat16"] | None = None
+    """Type of forward and backward; master weights are float32. None: bfloat16 where `bf16` is on and the device is
+    cuda, float32 otherwise."""
+
+    flash_attn: bool = True
+    """Use FlashAttention where the device is cuda; see `attention`."""
+
+    attention: Literal["sdpa", "flash_attention_2", "eager"] | None = None
+    """Implementation of attention. None: flash_attention_2 where `flash_attn` is on and the device is cuda, sdpa
+    otherwise."""
+
+    gradient_checkpointing: bool = field(default=True, metadata=FREE)
+    """Keep only the layers' inputs and compute the rest again in backward, on cuda; see `recompute_activations`."""
+
+    recompute_activations: bool | None = field(default=None, metadata=FREE)
+    """Gradient checkpointing as it is done. None: `gradient_checkpointing` where the device is cuda; off on a CPU."""
+
+    disable_fast_tokenizer: bool = False
+    """Use the tokenizer written in Python."""
+
+    seed: int = field(default=42, validator=non_negative, metadata=IDENTITY)
+    """Every random choice follows from it."""
+
+    deterministic: bool = False
+    """Deterministic kernels: two runs on the same machine give the same bits."""
+
+    eval_before_train: bool = field(default=False, metadata=FREE)
+    """Evaluate once before the first step."""
+
+    eval_interval: Interval = field(default=0, validator=interval, metadata=FREE)
+    """Optimizer steps between evaluations, or epochs ("1 epoch"), or time ("30m"), or a list; one more follows the last
+    step. -1 or 0: none while training."""
+
+    ckpt_path: str | None = field(default=None, metadata=FREE)
+    """Folder of the checkpoints. None: `checkpoints` in the run's folder."""
+
+    ckpt_interval: Interval = field(default=0, validator=interval, metadata=FREE)
+    """Optimizer steps between checkpoints, or epochs, or time, or a list, as in `eval_interval`. -1 or 0: none."""
+
+    max_ckpts_to_keep: int = field(default=-1, validator=positive_or_minus_one("all"), metadata=FREE)
+    """Checkpoints kept; older ones are deleted once a newer one is complete. -1: all."""
+
+    resume_from: str = field(default="latest", metadata=FREE)
+    """latest: go on from the newest checkpoint of this run, if there is one; empty: start anew; otherwise the folder of
+    a checkpoint (`.../global_step_N`)."""
+
+    resume_with_changes: bool = field(default=False, metadata=FREE)
+    """Go on from a checkpoint although fields that change numbers differ; what differs is printed."""
+
+    hf_save_interval: Interval = field(default=0, validator=interval, metadata=FREE)
+    """Optimizer steps between exports of the model in Hugging Face format, or epochs, or time, or a list. -1 or 0:
+    only the trained model, in the run's folder."""
+
+    export_path: str | None = field(default=None, metadata=FREE)
+    """Folder of these exports. None: `exports` in the run's folder."""
+
+    run_path: str | None = field(default=None, metadata=FREE)
+    """The run's own folder: configuration, metrics, trained model. None: `runs/<run_name>`."""
+
+    log_path: str | None = field(default=None, metadata=FREE)
+    """Folder of the logs of processes on Ray. None: `logs` in the run's folder."""
+
+    project_name: str = field(default="skyrl_sft", metadata=FREE)
+    """Name under which trackers group runs."""
+
+    run_name: str = field(default="skyrl_sft_run", metadata=FREE)
+    """Name of this run for trackers, and of its folder."""
+
+    logger: Literal["console"] = field(default="console", metadata=FREE)
+    """Where metrics go besides the run's folder."""
+
+    @property
+    def rows_of_an_item(self) -> int:
+        """Rows of a batch that one item of the data becomes."""
+        return 1
+
+    @property
+    def trainer(self) -> TrainerConfig:
+        """The same in the terms of the RL tree, which learners, checkpoints and sessions are built from."""
+        rows, limit = self.rows_of_an_item, self.max_tokens_per_microbatch
+        named = self.resume_from not in ("", "latest")
+        placement = self.placement
+        return TrainerConfig(
+            policy=PolicyConfig(
+                model=self.model,
+                optimizer_config=self.optimizer_config,
+                fsdp_config=self.fsdp_config,
+                deepspeed_config=self.deepspeed_config,
+            ),
+            critic=CriticConfig(
+                model=self.model,
+                optimizer_config=self.optimizer_config,
+                fsdp_config=self.fsdp_config,
+                deepspeed_config=self.deepspeed_config,
+            ),
+            algorithm=AlgorithmConfig(temperature=1.0, use_kl_loss=False, value_head_prefix=SCORE),
+            placement=PlacementConfig(
+                colocate_all=False,
+                colocate_policy_ref=False,
+                policy_num_nodes=placement.num_nodes,
+                policy_num_gpus_per_node=placement.num_gpus_per_node,
+                executor=placement.executor,
+                ray_address=placement.ray_address,
+                start_timeout_seconds=placement.start_timeout_seconds,
+                call_timeout_seconds=placement.call_timeout_seconds,
+                heartbeat_timeout_seconds=placement.heartbeat_timeout_seconds,
+            ),
+            strategy=self.strategy,
+            faults=self.faults,
+            device=self.device,
+            seed=self.seed,
+            deterministic=self.deterministic,
+            train_batch_size=self.batch_size,
+            policy_mini_batch_size=self.batch_size,
+            critic_mini_batch_size=self.batch_size,
+            micro_train_batch_size_per_gpu=self.micro_train_batch_size_per_gpu * rows,
+            micro_forward_batch_size_per_gpu=self.micro_train_batch_size_per_gpu * rows,
+            max_tokens_per_microbatch=limit,
+            use_sample_packing=self.use_sequence_packing,
+            compute_dtype=self.compute_dtype,
+            attention=self.attention,
+            recompute_activations=self.recompute_activations,
+            disable_fast_tokenizer=self.disable_fast_tokenizer,
+            eval_before_train=self.eval_before_train,
+            eval_interval=self.eval_interval,
+            resume_mode="from_path" if named else "latest" if self.resume_from else "none",
+            resume_path=self.resume_from if named else None,
+            resume_with_changes=self.resume_with_changes,
+            ckpt_path=self.ckpt_path or "",
+            ckpt_interval=self.ckpt_interval,
+            max_ckpts_to_keep=self.max_ckpts_to_keep,
+            hf_save_interval=self.hf_save_interval,
+            export_path=self.export_path or "",
+            run_path=self.run_path,
+            log_path=self.log_path or "",
+            project_name=self.project_name,
+            run_name=self.run_name,
+            logger=self.logger,
+        )
+
+
+@frozen
+class SFTConfig(SupervisedConfig):
+    """Supervised fine-tuning (`kind = "sft"`): the likelihood of what assistants said."""
+
+    kind: Literal["sft"] = field(default="sft", metadata=IDENTITY)
+    """Which root a file is read into."""
+
+    train_on_what: TrainOnWhat = "last_assistant_message"
+    """Which messages are learned; what the template writes behind them to end them, too."""
+
+    messages_key: str = "messages"
+    """Column of the chat: a list of messages with `role` and `content`. A row without it may have `instruction`,
+    `input` and `output` (Alpaca), or be tokenized already: `input_ids` with `labels`, in which -100 marks what is not
+    learned, or with `loss_mask`."""
+
+    tools_key: str = "tools"
+    """Column of the tools that the template shows, as a list of JSON schemas or its text; rows may do without."""
+
+    system_key: str = "system"
+    """Column of a system message that is put before a chat that has none; rows may do without."""
+
+
+@frozen
+class RewardModelConfig(SupervisedConfig):
+    """A reward model from preferences (`kind = "reward_model"`): Bradley-Terry, one number at the end of a chat."""
+
+    kind: Literal["reward_model"] = field(default="reward_model", metadata=IDENTITY)
+    """Which root a file is read into."""
+
+    chosen_key: str = "chosen"
+    """Column of the better chat, or of the better answer where there is a `prompt_key`."""
+
+    rejected_key: str = "rejected"
+    """Column of the worse one."""
+
+    prompt_key: str = "prompt"
+    """Column of the chat, or of the user's text, before both answers. A row without it has whole chats."""
+
+    @property
+    def rows_of_an_item(self) -> int:
+        """A pair is two rows."""
+        return 2

@@ -1,0 +1,160 @@
+"""`check()` for supervised runs: which resolved trees can run, and which written values do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from skyrl.config.check_schedule import schedule_problems, schedule_reads
+from skyrl.config.effect import Effect
+from skyrl.config.intervals import read_interval
+from skyrl.config.supervised import SupervisedConfig
+from skyrl.errors import Problem
+from skyrl.tree.rules import Check
+
+
+def there_is_a_model_to_train(run: SupervisedConfig) -> Iterator[Problem]:
+    """Something has to learn."""
+    if not run.model.path:
+        hint = "give a local folder or a hub name, such as Qwen/Qwen2.5-1.5B-Instruct"
+        yield Problem(path="model.path", message="no model to train", hint=hint)
+
+
+def there_are_rows_to_learn_from(run: SupervisedConfig) -> Iterator[Problem]:
+    """At least one source."""
+    if not run.train_datasets:
+        yield Problem(path="train_datasets", message="the list is empty", hint="name at least one file of rows")
+
+
+def evaluation_has_rows(run: SupervisedConfig) -> Iterator[Problem]:
+    """An evaluation that is asked for has sources."""
+    asked = run.eval_before_train or read_interval(run.eval_interval).ever
+    if asked and not run.eval_datasets:
+        hint = "name a file, or set eval_before_train = false and eval_interval = 0"
+        yield Problem(path="eval_datasets", message="evaluation is on but the list is empty", hint=hint)
+
+
+def weights_are_as_many_as_sources(run: SupervisedConfig) -> Iterator[Problem]:
+    """A weight for each source."""
+    weights = run.train_dataset_weights
+    if weights is not None and len(weights) != len(run.train_datasets):
+        message = f"{len(weights)} weights for {len(run.train_datasets)} train_datasets"
+        yield Problem(path="train_dataset_weights", message=message, hint="give each source one, or leave them out")
+
+
+def weighted_sources_are_shuffled(run: SupervisedConfig) -> Iterator[Problem]:
+    """What is drawn by weight has no order of its own."""
+    if run.train_dataset_weights is not None and run.sampler == "sequential":
+        message = "sequential takes the rows as they stand, and train_dataset_weights draws them"
+        yield Problem(path="sampler", message=message, hint="set it to random, or leave the weights out")
+
+
+def evaluation_sets_have_different_names(run: SupervisedConfig) -> Iterator[Problem]:
+    """Metrics of two sets under one name would be those of one."""
+    given = run.eval_dataset_names
+    if given is not None and len(given) != len(run.eval_datasets):
+        message = f"{len(given)} names for {len(run.eval_datasets)} eval_datasets"
+        yield Problem(path="eval_dataset_names", message=message, hint="give each set one, or leave them out")
+        return
+    names = evaluation_names(run)
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        path = "eval_datasets" if given is None else "eval_dataset_names"
+        hint = "name them in eval_dataset_names"
+        yield Problem(path=path, message=f"several sets are called {', '.join(twice)} in metrics", hint=hint)
+
+
+def batches_deal_out_evenly(run: SupervisedConfig) -> Iterator[Problem]:
+    """Every rank gets as many rows of each batch."""
+    ranks = run.placement.num_nodes * run.placement.num_gpus_per_node
+    if run.batch_size % ranks:
+        below, above = run.batch_size // ranks * ranks, -(-run.batch_size // ranks) * ranks
+        nearest = " and ".join(str(size) for size in (below, above) if size)
+        message = f"{run.batch_size} cannot be dealt out evenly to {ranks} ranks"
+        yield Problem(path="batch_size", message=message, hint=f"nearest sizes that can: {nearest}")
+
+
+def one_process_holds_one_rank(run: SupervisedConfig) -> Iterator[Problem]:
+    """Several ranks are several processes."""
+    ranks = run.placement.num_nodes * run.placement.num_gpus_per_node
+    if run.placement.executor == "in_process" and ranks > 1:
+        message = f"in_process has room for one rank, and this run has {ranks}"
+        yield Problem(path="placement.executor", message=message, hint="set it to ray, or leave it out")
+
+
+def the_schedule_has_what_it_needs(run: SupervisedConfig) -> Iterator[Problem]:
+    """A schedule's settings go together."""
+    yield from schedule_problems(run.optimizer_config, "optimizer_config")
+
+
+def there_is_a_step_to_go_back_to(run: SupervisedConfig) -> Iterator[Problem]:
+    """Rows do not change: a step that goes wrong goes wrong again."""
+    if run.faults.on_non_finite == "roll_back":
+        message = "roll_back would train on the same rows from the same weights again"
+        yield Problem(path="faults.on_non_finite", message=message, hint="set it to abort or skip")
+
+
+SUPERVISED_CHECKS: tuple[Check[Any], ...] = (
+    there_is_a_model_to_train,
+    there_are_rows_to_learn_from,
+    evaluation_has_rows,
+    weights_are_as_many_as_sources,
+    weighted_sources_are_shuffled,
+    evaluation_sets_have_different_names,
+    batches_deal_out_evenly,
+    one_process_holds_one_rank,
+    the_schedule_has_what_it_needs,
+    there_is_a_step_to_go_back_to,
+)
+
+
+def evaluation_names(run: SupervisedConfig) -> tuple[str, ...]:
+    """What each evaluation set is called in metrics."""
+    if run.eval_dataset_names is not None:
+        return run.eval_dataset_names
+    return tuple(Path(source).stem if Path(source).suffix else source for source in run.eval_datasets)
+
+
+def _on_cuda(run: SupervisedConfig) -> bool:
+    return run.device == "cuda"
+
+
+def _on_ray(run: SupervisedConfig) -> bool:
+    return run.placement.executor != "in_process"
+
+
+def _is_fsdp(run: SupervisedConfig) -> bool:
+    return run.strategy in ("fsdp", "fsdp2")
+
+
+SUPERVISED_EFFECTS: tuple[Effect, ...] = (
+    *schedule_reads("optimizer_config", lambda run: run.optimizer_config),
+    Effect("optimizer_config.offload_after_step", "engines share the device, and there are none", lambda run: False),
+    Effect(
+        "optimizer_config.max_skipped_updates",
+        "faults.on_non_finite is skip",
+        lambda run: run.faults.on_non_finite == "skip",
+    ),
+    Effect("faults.max_skipped_steps", "a reinforcement-learning run leaves steps out", lambda run: False),
+    Effect("faults.max_roll_backs", "a reinforcement-learning run goes back", lambda run: False),
+    Effect(
+        "faults.on_stall", "stall_timeout_seconds is a time", lambda run: run.faults.stall_timeout_seconds is not None
+    ),
+    Effect("fsdp_config", "the strategy is fsdp2", _is_fsdp),
+    Effect("deepspeed_config", "the strategy is deepspeed", lambda run: run.strategy == "deepspeed"),
+    *(
+        Effect(f"placement.{name}", "the run is on Ray", _on_ray)
+        for name in ("ray_address", "start_timeout_seconds", "call_timeout_seconds", "heartbeat_timeout_seconds")
+    ),
+    Effect("log_path", "the run is on Ray", _on_ray),
+    Effect(
+        "micro_train_batch_size_per_gpu",
+        "max_tokens_per_microbatch is -1",
+        lambda run: run.max_tokens_per_microbatch == -1,
+    ),
+    Effect("bf16", "the device is cuda (a CPU computes in float32)", _on_cuda),
+    Effect("flash_attn", "the device is cuda (a CPU uses sdpa)", _on_cuda),
+    Effect("gradient_checkpointing", "the device is cuda (a CPU has the memory)", _on_cuda),
+    Effect("eval_dataset_names", "there are eval_datasets", lambda run: bool(run.eval_datasets)),
+)

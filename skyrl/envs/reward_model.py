@@ -1,0 +1,70 @@
+"""Answers scored by a reward model: one turn, and the model is in this process or behind `skyrl serve-reward`.
+
+What is scored is the chat of the prompt with the answer, through the reward model's own chat template.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from skyrl.config.environment import RewardModelEnvConfig
+from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.http_json import post
+from skyrl.errors import TaskError
+
+if TYPE_CHECKING:
+    from skyrl.models.reward_model import RewardModel
+
+TOKEN_VARIABLE = "SKYRL_REWARD_TOKEN"
+"""Where the token of a reward service is, for those who serve one and those who ask it."""
+
+ATTEMPTS = 5
+
+
+class RewardModelEnv(Env):
+    """The reward is the score, whatever its scale."""
+
+    def __init__(self, extras: Mapping[str, Any], settings: RewardModelEnvConfig, token: str | None = None) -> None:
+        """`token` is what the service wants to see, if it wants one. Raises `TaskError` where there is no model."""
+        super().__init__(extras)
+        if not settings.path and not settings.url:
+            raise TaskError("environment.skyrl_gym.reward_model has neither a path nor a url")
+        self._settings, self._token = settings, token
+        self._chat: tuple[Mapping[str, Any], ...] = ()
+        self._retries = 0
+
+    def init(self, prompt: Any) -> Any:
+        self._chat = tuple(prompt)
+        return super().init(prompt)
+
+    def step(self, action: str) -> EnvStep:
+        chat = [*map(dict, self._chat), {"role": "assistant", "content": action}]
+        score = self._asked(chat) if self._settings.url else _model(str(self._settings.path)).scores([chat])[0]
+        if not math.isfinite(score):
+            raise ValueError(f"the reward model says {score}")
+        return EnvStep(reward=score, done=True)
+
+    def get_metrics(self) -> dict[str, float]:
+        return {"reward_model_retries": float(self._retries)}
+
+    def _asked(self, chat: list[dict[str, Any]]) -> float:
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        url = str(self._settings.url)
+        answer = post(url, {"chats": [chat]}, seconds=self._settings.timeout, attempts=ATTEMPTS, headers=headers)
+        self._retries += answer.retries
+        try:
+            return float(answer.value["scores"][0])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            message = f"the reward service's answer has not the form that is expected: {answer.value!r:.200}"
+            raise ValueError(message) from error
+
+
+@cache
+def _model(path: str) -> RewardModel:
+    """Loaded once in a process."""
+    from skyrl.models.reward_model import RewardModel
+
+    return RewardModel(path)

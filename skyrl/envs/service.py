@@ -1,0 +1,71 @@
+"""A small HTTP service on this machine: what `skyrl serve-retriever` and `skyrl serve-reward` have in common."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+from contextlib import ExitStack
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+
+from skyrl.errors import ProcessError, UserError
+
+LONGEST_BODY = 4 << 20
+"""Bytes of a request."""
+
+
+def listen(host: str, port: int, token: str | None, variable: str) -> socket.socket:
+    """A socket that listens there; port 0 is any that is free. `variable` is where a token is looked for.
+
+    Raises `UserError` for an address that others can reach while there is no token, `ProcessError` for one that cannot
+    be had.
+    """
+    if not token and not _is_loopback(host):
+        raise UserError(
+            f"{host} can be reached from other machines: set {variable} to a secret here and where the run is "
+            "started, or take --host 127.0.0.1"
+        )
+    with ExitStack() as undo:
+        try:
+            (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            bound = undo.enter_context(socket.socket(family, kind))
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            bound.listen(1024)  # who asks before the index is there waits for it
+        except OSError as error:
+            raise ProcessError(f"cannot listen on {host}:{port}: {error.strerror}; see --host and --port") from error
+        undo.pop_all()
+    return bound
+
+
+def serve(app: Starlette, bound: socket.socket) -> None:
+    """Answer until the process is interrupted."""
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    uvicorn.Server(config).run(sockets=[bound])
+
+
+async def body_of(request: Request) -> bytes:
+    """What was sent. Raises `ValueError` for too much."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > LONGEST_BODY:
+            raise ValueError(f"the body is longer than {LONGEST_BODY} bytes")
+    return body
+
+
+def has_token(token: str | None, request: Request) -> bool:
+    """Does it bring the token, where there is one?"""
+    if not token:
+        return True
+    return secrets.compare_digest(request.headers.get("authorization", "").encode(), f"Bearer {token}".encode())
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

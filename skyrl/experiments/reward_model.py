@@ -1,0 +1,50 @@
+"""Reward models, put together: pairs, a value head, and an export that transformers loads."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from skyrl.batch import TrainingBatch
+from skyrl.config import RewardModelConfig
+from skyrl.data.supervised_rows import Rows, load_preferences
+from skyrl.experiments.sft import SCORED_AT_A_TIME, SupervisedExp
+from skyrl.learners.group import LearnerGroup
+from skyrl.learners.supervised import BradleyTerry
+from skyrl.learners.workers import CriticWorker
+from skyrl.models.reward_model import RewardModelExport
+from skyrl.training.supervised_batches import collate_pairs
+from skyrl.training.supervised_evaluation import SupervisedEvaluation, preferences
+
+
+class RewardModelExp(SupervisedExp):
+    """A model of which of two chats is better. Its learner is a critic: a body under a head that says one number."""
+
+    role: ClassVar[str] = "critic"
+    cfg: RewardModelConfig
+
+    def load(self, sources: tuple[str, ...]) -> Rows[Any]:
+        return load_preferences(sources, self.tokenizer, self.cfg, self.max_length)
+
+    def collate(self, rows: Any) -> TrainingBatch:
+        return collate_pairs(rows, share_prompts=self.cfg.use_sequence_packing)
+
+    def get_learner(self) -> LearnerGroup[Any]:
+        objective = BradleyTerry()
+        makers = [
+            partial(CriticWorker, self.cfg.trainer, objective, self.total_steps, ranks=ranks) for ranks in self.ranks()
+        ]
+        # placed as the policy of a run is: there is no other model
+        return LearnerGroup(self.processes.start("policy", makers), objective, self.budget())
+
+    def get_evaluation(self) -> SupervisedEvaluation | None:
+        if not self.eval_datasets:
+            return None
+        sets = {name: dataset.rows for name, dataset in self.eval_datasets.items()}
+        size = max(self.cfg.batch_size, SCORED_AT_A_TIME)
+        return SupervisedEvaluation(sets, self.collate, preferences, batch_size=size)
+
+    def get_export(self, folder: Path) -> Any:
+        fast = not self.cfg.disable_fast_tokenizer
+        return RewardModelExport(like=self.model_path, use_fast_tokenizer=fast, folder=folder)

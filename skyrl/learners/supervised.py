@@ -1,0 +1,77 @@
+"""What supervised runs minimise: the cross entropy of what assistants said, and the order of pairs."""
+
+from __future__ import annotations
+
+import attrs
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from skyrl.algorithms.reductions import token_mean
+from skyrl.batch import TrainingBatch
+
+
+@attrs.frozen(kw_only=True)
+class CrossEntropy:
+    """-sum_t m_t log pi(token t) / sum_t m_t over the whole batch: every learned token counts the same."""
+
+    def weigh(self, batch: TrainingBatch) -> TrainingBatch:
+        """The share of each token in the loss of the batch."""
+        return batch.given(loss_weights=token_mean(batch.loss_mask))
+
+    def __call__(
+        self, logprobs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
+        """Loss of one micro-batch (a scalar with gradient), and the same as its part of the whole, in nats.
+
+        `logprobs` (B, L). Nothing is asked of the entropy.
+        """
+        assert batch.loss_weights is not None
+        loss = -(logprobs * batch.loss_weights).sum()
+        return loss, {"loss": loss.item()}, {}
+
+
+@attrs.frozen(kw_only=True)
+class BradleyTerry:
+    """-mean over pairs of log sigmoid(s_chosen - s_rejected); Bradley and Terry 1952, as in arXiv:2203.02155, eq. 1.
+
+    Rows 2i and 2i + 1 are the chosen and the rejected chat of a pair, and stay in one micro-batch. One token of each
+    row is selected, and the value in its place is the score of all before it.
+    """
+
+    def weigh(self, batch: TrainingBatch) -> TrainingBatch:
+        """The share of each row's pair in the loss of the batch, at the row's selected token."""
+        return batch.given(loss_weights=batch.loss_mask.float() * (2 / len(batch)))
+
+    def __call__(
+        self, values: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
+        """Loss of one micro-batch, its part of the whole, and for each pair whether the better one has more, by how
+        much, and what both have.
+
+        `values` (B, L), 0 outside of the selected tokens. There is no entropy of a value.
+        """
+        assert batch.loss_weights is not None
+        chosen, rejected = pair_scores(values)
+        loss = -(logsigmoid(chosen - rejected) * batch.loss_weights.sum(1)[0::2]).sum()
+        margins = (chosen - rejected).detach()
+        numbers = {
+            "accuracy": (margins > 0).float(),
+            "margin": margins,
+            "chosen_score": chosen.detach(),
+            "rejected_score": rejected.detach(),
+        }
+        return loss, {"loss": loss.item()}, numbers
+
+
+def pair_scores(values: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, L) values, one of each row not 0 -> (B / 2,) scores of chosen and of rejected chats."""
+    if len(values) % 2:
+        raise ValueError(f"{len(values)} rows are not whole pairs")
+    scores = values.sum(1)
+    return scores[0::2], scores[1::2]
+
+
+def preference_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """The loss of each pair, (N,) in nats."""
+    losses: Tensor = -logsigmoid(chosen - rejected)
+    return losses

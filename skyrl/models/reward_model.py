@@ -1,0 +1,113 @@
+"""A reward model: stored as transformers' sequence classifier with one label, and asked for scores."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification
+from transformers.utils.logging import disable_progress_bar
+
+from skyrl.errors import DataError, ModelError
+from skyrl.models.failures import model_error
+from skyrl.models.loading import load_config, load_tokenizer, max_positions, model_source
+from skyrl.models.storing import save_pretrained
+
+TOKENS_AT_A_TIME = 8192
+"""Of padded chats that are scored together."""
+
+
+@frozen(kw_only=True)
+class RewardModelExport:
+    """Stores body and head. It runs where the weights are gathered, so it can be pickled."""
+
+    like: str
+    """The model that training started from."""
+
+    use_fast_tokenizer: bool = True
+    folder: Path
+
+    def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """All of `weights`, gathered in the memory of the host. Raises `RunError` if the disk does not take it."""
+        gathered = {name: weight.detach().to("cpu", copy=True) for name, weight in weights}
+        tokenizer = load_tokenizer(self.like, use_fast=self.use_fast_tokenizer)
+        config = load_config(self.like)
+        config.num_labels = 1
+        config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        config.pad_token_id = tokenizer.pad_token_id
+        with torch.device("meta"):
+            model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        save_pretrained(gathered, model, tokenizer, self.folder)
+
+
+class RewardModel:
+    """Scores chats. One thread at a time computes."""
+
+    def __init__(self, path: str, device: str = "cpu") -> None:
+        """`path` is a folder or a hub name of a sequence classifier with one label. Raises `ModelError`."""
+        disable_progress_bar()
+        source = model_source(path)
+        self._tokenizer = load_tokenizer(path)
+        try:
+            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+                source, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            )
+        except Exception as error:  # transformers, its hub client and safetensors each raise types of their own
+            raise model_error("model", path, error) from error
+        self._model, report = loaded
+        if report["missing_keys"] or self._model.config.num_labels != 1:
+            raise ModelError(
+                f"{path} is no reward model: it has no head that says one number (train one with kind = reward_model)"
+            )
+        self._model.to(device).eval()
+        self._device = torch.device(device)
+        self._most = max_positions(path)
+        self._lock = threading.Lock()
+
+    def tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """A chat as it is scored. Raises `DataError`."""
+        try:
+            text = self._tokenizer.apply_chat_template([dict(each) for each in messages], tokenize=False)
+        except Exception as error:  # a template is a program of the model's author: it may raise anything
+            raise DataError(f"the chat template of the reward model refuses a chat: {error}") from error
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        if not ids or (self._most is not None and len(ids) > self._most):
+            raise DataError(f"a chat has {len(ids)} tokens, and the reward model takes 1 to {self._most}")
+        return ids
+
+    def scores(self, chats: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
+        """A number for each chat: higher is better. Raises `DataError` for one that cannot be scored."""
+        return self.scores_of_tokens([self.tokens(chat) for chat in chats])
+
+    def scores_of_tokens(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """The same of chats as tokens."""
+        found: list[float] = []
+        with self._lock, torch.inference_mode():
+            for group in _groups(rows):
+                found += self._score(group)
+        return found
+
+    def _score(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        width = max(map(len, rows))
+        ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=self._device)
+        last = torch.tensor([len(row) - 1 for row in rows], device=self._device)
+        hidden = getattr(self._model, self._model.base_model_prefix)(input_ids=ids, use_cache=False).last_hidden_state
+        values = self._model.score(hidden[torch.arange(len(rows), device=self._device), last])
+        scores: list[float] = values.float().squeeze(-1).tolist()
+        return scores
+
+
+def _groups(rows: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+    group: list[Sequence[int]] = []
+    for row in rows:
+        if group and max(len(row), *map(len, group)) * (len(group) + 1) > TOKENS_AT_A_TIME:
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group

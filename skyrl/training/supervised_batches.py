@@ -1,0 +1,63 @@
+"""Rows of supervised training as batches. They have no rewards, and nobody sampled them: those columns are empty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
+from skyrl.data.supervised_rows import PreferenceRow, SupervisedRow
+
+
+def collate_supervised(rows: Sequence[SupervisedRow]) -> TrainingBatch:
+    """A row for each, with the learned tokens selected."""
+    lengths = [row.length for row in rows]
+    ids, mask = _padded([row.token_ids for row in rows]), _padded([row.loss_mask for row in rows])
+    return _batch(ids, mask, lengths, list(range(len(rows))), None)
+
+
+def collate_pairs(rows: Sequence[PreferenceRow], *, share_prompts: bool = True) -> TrainingBatch:
+    """Two rows for each pair, chosen and rejected, each with one more token, which is selected: its value is that of
+    the chat before it. With `share_prompts`, what both begin with is marked as their prompt.
+    """
+    sequences = [np.append(ids, 0) for row in rows for ids in (row.chosen, row.rejected)]
+    lengths = [len(sequence) for sequence in sequences]
+    mask = [np.arange(length) == length - 1 for length in lengths]
+    shared = [common_beginning(row.chosen, row.rejected) if share_prompts else 0 for row in rows for _ in range(2)]
+    answers = [length - prompt for length, prompt in zip(lengths, shared, strict=True)]
+    groups = [pair for pair in range(len(rows)) for _ in range(2)]
+    return _batch(_padded(sequences), _padded(mask), lengths, groups, answers)
+
+
+def common_beginning(one: NDArray[Any], other: NDArray[Any]) -> int:
+    """Tokens that both sequences begin with, fewer than either has."""
+    count = min(len(one), len(other)) - 1
+    differs = np.flatnonzero(one[:count] != other[:count])
+    return int(differs[0]) if len(differs) else count
+
+
+def _padded(rows: Sequence[NDArray[Any]]) -> Tensor:
+    padded = np.zeros((len(rows), max(map(len, rows))), dtype=rows[0].dtype)
+    for place, row in enumerate(rows):
+        padded[place, : len(row)] = row
+    return torch.from_numpy(padded)
+
+
+def _batch(
+    ids: Tensor, mask: Tensor, lengths: Sequence[int], groups: Sequence[int], answers: Sequence[int] | None
+) -> TrainingBatch:
+    nothing = torch.zeros(()).expand(ids.shape)
+    return TrainingBatch(
+        input_ids=ids,
+        lengths=torch.tensor(lengths),
+        loss_mask=mask,
+        rollout_logprobs=nothing,
+        rewards=nothing,
+        groups=torch.tensor(groups),
+        answer_lengths=None if answers is None else torch.tensor(answers),
+    )

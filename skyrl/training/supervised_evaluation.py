@@ -1,0 +1,89 @@
+"""What supervised models are worth on rows that they are not trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
+from skyrl.learners.supervised import pair_scores, preference_loss
+
+MOST_PERPLEXITY = math.log(1e30)
+"""Nats above which a perplexity is not written as a number that helps anybody."""
+
+
+class Scorer(Protocol):
+    """A model that says something of each selected token."""
+
+    async def score(self, batch: TrainingBatch) -> Tensor:
+        """(B, L)."""
+
+
+Sums = dict[str, tuple[float, float]]
+"""By name, a sum and how many it is of."""
+
+Measure = Callable[[Tensor, TrainingBatch], Sums]
+"""What a model said of a batch -> its sums."""
+
+
+class SupervisedEvaluation:
+    """Goes over sets of rows, each by itself and all together."""
+
+    def __init__(
+        self,
+        sets: Mapping[str, Sequence[Any]],
+        collate: Callable[[Sequence[Any]], TrainingBatch],
+        measure: Measure,
+        *,
+        batch_size: int,
+    ) -> None:
+        """`batch_size` counts rows of the sets."""
+        self._sets, self._collate, self._measure, self._batch_size = sets, collate, measure, batch_size
+
+    async def run(self, model: Scorer) -> dict[str, float]:
+        """`eval/<set>/loss`, ... and `eval/all/...`."""
+        metrics: dict[str, float] = {}
+        whole: Sums = {}
+        for name, rows in self._sets.items():
+            own: Sums = {}
+            for start in range(0, len(rows), self._batch_size):
+                batch = self._collate(rows[start : start + self._batch_size])
+                own = _added(own, self._measure(await model.score(batch), batch))
+            whole = _added(whole, own)
+            metrics |= _means(f"eval/{name}", own)
+        return metrics | _means("eval/all", whole)
+
+
+def likelihood(logprobs: Tensor, batch: TrainingBatch) -> Sums:
+    """Of the learned tokens of a batch: nats, and tokens."""
+    return {"loss": (-logprobs[batch.loss_mask].double().sum().item(), float(batch.loss_mask.sum()))}
+
+
+def preferences(values: Tensor, batch: TrainingBatch) -> Sums:
+    """Of the pairs of a batch: the loss, and how many are in the right order."""
+    chosen, rejected = pair_scores(torch.where(batch.loss_mask, values, 0.0))
+    pairs = float(len(chosen))
+    return {
+        "loss": (preference_loss(chosen, rejected).double().sum().item(), pairs),
+        "accuracy": ((chosen > rejected).double().sum().item(), pairs),
+        "margin": ((chosen - rejected).double().sum().item(), pairs),
+    }
+
+
+def _added(one: Sums, other: Sums) -> Sums:
+    found: Sums = {}
+    for name in one | other:
+        (nats, count), (more, others) = one.get(name, (0.0, 0.0)), other.get(name, (0.0, 0.0))
+        found[name] = (nats + more, count + others)
+    return found
+
+
+def _means(prefix: str, sums: Sums) -> dict[str, float]:
+    means = {f"{prefix}/{name}": total / count for name, (total, count) in sums.items() if count}
+    if "accuracy" not in sums and f"{prefix}/loss" in means:
+        means[f"{prefix}/perplexity"] = math.exp(min(means[f"{prefix}/loss"], MOST_PERPLEXITY))
+    return means

@@ -1,0 +1,98 @@
+"""What is learned of a chat is what a model would have sampled: over published families of chat formats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skyrl.data.chat_masks import ChatMasks
+from skyrl.errors import DataError
+from tests.rollout.chats import chat_tokenizer
+from tests.rollout.families import FAMILIES
+
+CHAT = (
+    {"role": "user", "content": "a?"},
+    {"role": "assistant", "content": "one"},
+    {"role": "user", "content": "b?"},
+    {"role": "assistant", "content": "two é"},
+)
+SAID = {
+    "llama 2": (" one </s>", " two é </s>"),
+    "mistral": (" one</s>", " two é</s>"),
+    "vicuna": (" one</s>", " two é</s>"),
+}
+"""Where the header that asks for an answer ends before a space, the space is sampled, too."""
+
+
+def tokenizer_of(name: str) -> Any:
+    return chat_tokenizer(FAMILIES[name].template, FAMILIES[name].special)
+
+
+def learned(tokenizer: Any, ids: Any, mask: Any) -> list[str]:
+    """The text of each learned stretch."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
+    return [tokenizer.decode(ids[start:stop]) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def expected(name: str) -> tuple[str, str]:
+    first, last = SAID.get(name, (f"one{FAMILIES[name].end}", f"two é{FAMILIES[name].end}"))
+    if name == "qwen 3":
+        last = "<think>\n\n</think>\n\n" + last
+    if name == "glm 4":
+        last = "two é<|im_end|>"  # nothing of the template ends the last turn: the end of a sequence does
+    return first, last
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_answer_is_learned_with_the_token_that_ends_it_and_nothing_else(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    ids, mask = ChatMasks(tokenizer, all_messages=True)(CHAT)
+    assert learned(tokenizer, ids, mask) == list(expected(name))
+    whole = tokenizer.apply_chat_template(list(CHAT), tokenize=False)
+    assert tokenizer.decode(ids).startswith(whole)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_last_answer_alone_follows_the_very_tokens_that_would_ask_for_it(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    ids, mask = ChatMasks(tokenizer)(CHAT)
+    assert learned(tokenizer, ids, mask) == [expected(name)[1]]
+    asked = tokenizer.apply_chat_template(list(CHAT[:3]), add_generation_prompt=True, tokenize=False)
+    prompt = tokenizer.encode(asked, add_special_tokens=False)
+    if name != "deepseek r1":  # whose header opens a thought, and whose template writes none in an answer
+        assert ids[: int(mask.argmax())].tolist() == prompt
+
+
+def test_a_turn_that_calls_a_tool_is_learned_with_its_call() -> None:
+    template = (
+        "{% for t in tools or [] %}{{ t }}{% endfor %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<call>{{ c.name }}</call>{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer = chat_tokenizer(template)
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "look", "tool_calls": [{"name": "find"}]},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "4"},
+    ]
+    ids, mask = ChatMasks(tokenizer, all_messages=True)(chat, [{"name": "find"}])
+    assert learned(tokenizer, ids, mask) == ["look<call>find</call><|im_end|>", "4<|im_end|>"]
+    assert tokenizer.decode(ids).startswith("{'name': 'find'}<|im_start|>user")
+
+
+def test_what_follows_the_last_answer_is_left_out() -> None:
+    tokenizer = tokenizer_of("chatml")
+    longer, _ = ChatMasks(tokenizer)([*CHAT, {"role": "user", "content": "c?"}])
+    assert longer.tolist() == ChatMasks(tokenizer)(CHAT)[0].tolist()
+
+
+def test_a_chat_without_an_answer_and_a_template_that_hides_it_are_refused() -> None:
+    with pytest.raises(DataError, match="no message is an assistant's"):
+        ChatMasks(tokenizer_of("chatml"))(CHAT[:1])
+    hiding = chat_tokenizer("{% for m in messages %}{{ m['content']|length }}{% endfor %}")
+    with pytest.raises(DataError, match="does not show where message 3 is said"):
+        ChatMasks(hiding)(CHAT)
