@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from skyrl.experiments.simulation import Outcome, World
 
 
-class _Duration(click.ParamType):
+class _Duration(click.ParamType[Any]):
     """`MEAN`, `MEAN,P90` or `MEAN,P90,LONGEST`, in seconds; the longest is three times the 90th percentile."""
 
     name = "MEAN[,P90[,LONGEST]]"

@@ -105,6 +105,7 @@ def _keeps_the_best(run: SkyRLTrainConfig) -> bool:
 
 EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.ref", "a KL term is on", has_reference),
+    Effect("trainer.update_ref_every_epoch", "a KL term is on", has_reference),
     Effect("trainer.critic.optimizer_config", "there is a critic", has_critic),
     Effect("trainer.critic.fsdp_config", "there is a critic", has_critic),
     Effect("trainer.critic.deepspeed_config", "there is a critic", has_critic),

@@ -66,7 +66,6 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("trainer.rope_scaling", "rotary embeddings other than the model's own", (None,)),
     NotYet("trainer.rope_theta", "rotary embeddings other than the model's own", (None,)),
     # the loop
-    NotYet("trainer.update_ref_every_epoch", "refreshing the reference", (False,)),
     NotYet("trainer.logger", "trackers other than the console", ("console", ("console",))),
     NotYet("trainer.dump_data_batch", "dumping training batches", (False,)),
     # rollouts

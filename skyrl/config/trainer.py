@@ -107,7 +107,8 @@ class TrainerConfig:
     `attention` is sdpa and the model's layers see whole sequences; the result is the same up to rounding."""
 
     update_ref_every_epoch: bool = False
-    """Copy the policy into the reference at the end of every epoch."""
+    """Copy the policy into the reference at the end of every epoch; checkpoints then hold the reference, too. Its
+    model has to be of the policy's architecture."""
 
     max_prompt_length: int = field(default=512, validator=positive)
     """Tokens of a prompt with its chat template. Longer prompts are left out of the data, and counted."""

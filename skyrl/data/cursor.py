@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import Any, Generic, Literal, cast
 
 from typing_extensions import TypeVar
@@ -15,6 +15,9 @@ from skyrl.trajectory import Prompt
 
 Tail = Literal["drop", "carry"]
 """What becomes of the prompts of an epoch that do not fill a batch."""
+
+_PARTS = 32
+"""Parts of the data that are told apart where it has changed."""
 
 
 T = TypeVar("T", default=Prompt)
@@ -83,17 +86,40 @@ class PromptCursor(Generic[T]):
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores."""
-        return {"batches_taken": self.batches_taken, "prompts": self.fingerprint}
+        return {"batches_taken": self.batches_taken, "prompts": self.fingerprint, "parts": self._parts}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on after the batches that `state` says were taken. Raises `ResumeError` if they were of other prompts."""
         if state["prompts"] != self.fingerprint:
             raise ResumeError(
                 "the training data is not what it was when the checkpoint was saved: other rows, other columns in "
-                "them, in another order, or through another chat template. Restore it, or start a new run in a new "
-                "folder"
+                f"them, in another order, or through another chat template. {self._what_changed(state.get('parts'))}"
+                "Restore it, or start a new run in a new folder"
             )
         self.batches_taken = int(state["batches_taken"])
+
+    @cached_property
+    def _parts(self) -> dict[str, str]:
+        """Names of consecutive prompts, `0 to 374`, and a digest of them: at most 32 parts of all."""
+        if not isinstance(self._prompts[0], Prompt):
+            return {}  # rows of another kind are told apart as a whole
+        size = -(-len(self._prompts) // _PARTS)
+        prompts = cast(Sequence[Prompt], self._prompts)
+        parts = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+        return {
+            f"{size * number} to {size * number + len(part) - 1}": content_hash(part)[:16]
+            for number, part in enumerate(parts)
+        }
+
+    def _what_changed(self, stored: Mapping[str, str] | None) -> str:
+        if not stored:
+            return ""
+        before, now = (int(list(parts)[-1].split()[-1]) + 1 for parts in (stored, self._parts))
+        if before != now:
+            return f"There were {before} prompts, and there are {now}. "
+        changed = [name for name, digest in self._parts.items() if stored.get(name) != digest]
+        more = f", and in {len(changed) - 1} more of {len(stored)} parts" if len(changed) > 1 else ""
+        return f"Of {now} prompts, counted from 0, something differs among those from {changed[0]}{more}. "
 
     @property
     def fingerprint(self) -> str:

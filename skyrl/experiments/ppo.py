@@ -6,12 +6,16 @@ configuration with fields of your own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from skyrl.checkpoint.handover import WeightFiles
+from skyrl.checkpoint.pieces import StoredTensors
+from skyrl.checkpoint.storage import Disk
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.effects import evaluates
 from skyrl.config.sizes import Model, grid_of, has_critic, has_reference
@@ -53,6 +57,7 @@ from skyrl.tracking.jsonlines import MetricsFile, sample_records
 from skyrl.tracking.timing import Clock, timed
 from skyrl.tracking.tracker import LastMetrics, Tracker, Trackers
 from skyrl.training.advantage import advantage_estimator, critic_targets
+from skyrl.training.course import Course
 from skyrl.training.evaluation import Evaluation
 from skyrl.training.objective import policy_objective
 from skyrl.training.shaping import reward_shaping
@@ -146,10 +151,18 @@ class BasePPOExp:
         there = {"policy": self.policy, "critic": self.critic}
         return {name: learner for name, learner in there.items() if learner is not None}
 
+    @property
+    def changing(self) -> dict[str, ScorerGroup[Any]]:
+        """The models that a checkpoint holds: those that learn, and the reference where it is refreshed."""
+        models: dict[str, ScorerGroup[Any]] = {**self.learners}
+        if self.reference and self.cfg.trainer.update_ref_every_epoch:
+            models["ref"] = self.reference
+        return models
+
     @cached_property
     def saving(self) -> Saving:
-        """What writes and reads checkpoints of the models that learn."""
-        return Saving(self.cfg, self.checkpoints, self.learners, self.time_sharing)
+        """What writes and reads checkpoints of the models that change."""
+        return Saving(self.cfg, self.checkpoints, self.changing, self.time_sharing, self.folder, self.last)
 
     @cached_property
     def recorded(self) -> RecordedRun | None:
@@ -332,10 +345,9 @@ class BasePPOExp:
         """Where metrics go: the run folder and the console."""
         return Trackers([MetricsFile(self.folder.metrics), Console(self.total_steps, first_step)])
 
-    def get_trainer(self, tracker: Tracker) -> PPOTrainer:
-        """The loop with its collaborators, each in its turn, and timed."""
-        turns, evaluation, rollouts = self.time_sharing, self.get_evaluation(), self.get_rollouts()
-        sync = self.get_weight_sync(rollouts)
+    def get_trainer(self, rollouts: Rollouts, sync: WeightSync | NoEngines) -> PPOTrainer:
+        """The algorithm with its collaborators, each in its turn, and timed."""
+        turns = self.time_sharing
         policy = after(
             self.policy, score=partial(turns.for_scoring, "policy"), update=partial(turns.for_learning, "policy")
         )
@@ -345,14 +357,7 @@ class BasePPOExp:
         )
         algorithm = self.cfg.trainer.algorithm
         weights = after(sync, publish=partial(turns.for_travel, "policy"))
-
-        async def for_evaluation() -> None:
-            if sync.is_behind:
-                await turns.for_travel("policy")
-                await sync.catch_up()
-            await turns.for_engines()
-
-        trainer = PPOTrainer(
+        return PPOTrainer(
             self.cfg.trainer,
             rollouts=timed(after(rollouts, next_batch=turns.for_engines), self.clock, next_batch="generate"),
             policy=timed(policy, self.clock, score="policy_logprobs", update="policy_train"),
@@ -362,17 +367,32 @@ class BasePPOExp:
             shape=reward_shaping(algorithm),
             estimate=advantage_estimator(algorithm),
             targets=critic_targets(algorithm),
+        )
+
+    def get_course(self, tracker: Tracker) -> Course:
+        """The loop: when a step is taken, and what comes before and after it."""
+        turns, evaluation, rollouts = self.time_sharing, self.get_evaluation(), self.get_rollouts()
+        sync = self.get_weight_sync(rollouts)
+
+        async def for_evaluation() -> None:
+            if sync.is_behind:
+                await turns.for_travel("policy")
+                await sync.catch_up()
+            await turns.for_engines()
+
+        return Course(
+            self.cfg.trainer,
+            self.get_trainer(rollouts, sync),
             evaluation=evaluation and after(evaluation, run=for_evaluation),
             tracker=tracker,
             clock=self.clock,
             total_steps=self.total_steps,
             stopping=self.stopping,
-            save=lambda step: self._save(trainer, step),
-            restore=self._go_back,
+            checkpoints=self.saving,
             export=lambda step: self.export(self.exports / f"global_step_{step}" / "policy"),
+            refresh_reference=self.refresh_reference,
             on_samples=self._record_samples,
         )
-        return trainer
 
     def run(self) -> bool:
         """Train to the end; False if an earlier session had already done so. What was saved stays, whatever happens.
@@ -381,27 +401,22 @@ class BasePPOExp:
         """
         return Session(self).run()
 
-    async def close(self, trainer: PPOTrainer) -> None:
-        """Let go of the rollouts of the loop and of the engines, once training is over."""
-        await trainer.rollouts.close()
+    async def close(self, course: Course) -> None:
+        """Let go of the rollouts and of the engines, once training is over."""
+        await course.trainer.rollouts.close()
         if not self.recorded:
             await self.client.close()
 
-    async def _save(self, trainer: PPOTrainer, step: int) -> None:
-        for name, learner in self.learners.items():
-            await self.time_sharing.for_learning(name)
-            await learner.refuse_non_finite_state()
-        await self.saving.save(step, trainer.state(), self.last.metrics)
-
-    async def _go_back(self) -> Mapping[str, Any] | None:
-        """The models of the last checkpoint, and the loop's state in it; None where there is no checkpoint."""
-        await self.saving.finish()
-        checkpoint = self.checkpoints.latest()
-        if checkpoint is None:
-            return None
-        await self.saving.restore(checkpoint)
-        self.folder.forget_after(checkpoint.step)
-        return {**checkpoint.state["trainer"], "unrecorded": None}
+    async def refresh_reference(self) -> None:
+        """The reference, if there is one, becomes the policy as it is now; an adapter is merged into what it gets."""
+        if self.reference is None:
+            return
+        with TemporaryDirectory(prefix=".reference_", dir=self.folder.path) as scratch:  # all ranks see this folder
+            storage = Disk(Path(scratch))
+            await self.time_sharing.for_scoring("policy")
+            files = await self.policy.stream(WeightFiles(storage=storage, folder="policy"))
+            await self.time_sharing.for_scoring("ref")
+            await self.reference.load_state(StoredTensors(storage, "policy", files), {})
 
     async def export(self, folder: Path) -> None:
         """The policy as it is now, in Hugging Face format, and its adapter beside it where it has one."""

@@ -18,6 +18,7 @@ from skyrl.errors import DataError
 from skyrl.experiments.run_folder import RunFolder
 from skyrl.learners.group import LearnerGroup
 from skyrl.tracking.recording import FOLDER, Recording, Sampled
+from skyrl.tracking.timing import Clock
 from skyrl.training.step_trace import Sink, StepTrace, weight_digests
 from skyrl.training.time_sharing import TimeSharing, after
 from skyrl.training.trainer import PPOTrainer
@@ -101,13 +102,15 @@ def begin_recording(folder: RunFolder, form: str, total_steps: int) -> Recording
     return recording
 
 
-def watch(trainer: PPOTrainer, sink: Sink, learners: Mapping[str, LearnerGroup[Any]], turns: TimeSharing) -> None:
+def watch(
+    trainer: PPOTrainer, sink: Sink, learners: Mapping[str, LearnerGroup[Any]], turns: TimeSharing, clock: Clock
+) -> None:
     """`sink` is told of every step of `trainer`; each learner is asked for its weights when its turn has come."""
     asked = {
         name: partial(after(learner, stream=partial(turns.for_scoring, name)).stream, weight_digests)
         for name, learner in learners.items()
     }
-    StepTrace(sink, asked).watch(trainer)
+    StepTrace(sink, asked, clock).watch(trainer)
 
 
 def made_with() -> dict[str, str]:

@@ -94,15 +94,20 @@ class Replay:
         checkpoint = self._store.load(start) if start else None
         with self._experiment.held:
             kept = _Kept()
-            trainer = self._experiment.get_trainer(Trackers([]))
-            watch(trainer, kept, self._experiment.learners, self._experiment.time_sharing)
+            course = self._experiment.get_course(Trackers([]))
+            watch(
+                course.trainer,
+                kept,
+                self._experiment.learners,
+                self._experiment.time_sharing,
+                self._experiment.clock,
+            )
             with asyncio.Runner() as runner:
                 if checkpoint is not None:
                     runner.run(self._experiment.saving.restore(checkpoint))
-                    trainer.load_state(dict(checkpoint.state["trainer"]))
-                while trainer.version < steps.stop - 1:
-                    runner.run(trainer.step())
-                    trainer.version += 1
+                    course.load_state(dict(checkpoint.state["trainer"]))
+                while course.trainer.version < steps.stop - 1:
+                    runner.run(course.step())
                     yield self._compared(kept.computed.pop())
 
     def _compared(self, computed: Computed) -> Replayed:

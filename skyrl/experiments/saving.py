@@ -15,8 +15,10 @@ from skyrl.checkpoint.store import Checkpoint, CheckpointStore, without_what_is_
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig, TrainerConfig
 from skyrl.config.resolve import derived
 from skyrl.errors import ResumeError
-from skyrl.learners.group import LearnerGroup
+from skyrl.experiments.run_folder import RunFolder
+from skyrl.learners.group import ScorerGroup
 from skyrl.processes.redaction import redacted_tree
+from skyrl.tracking.tracker import LastMetrics
 from skyrl.training.time_sharing import TimeSharing
 from skyrl.tree import fingerprint, to_dict
 
@@ -40,23 +42,31 @@ class Saving:
         self,
         run: SkyRLTrainConfig | SupervisedConfig,
         store: CheckpointStore,
-        learners: Mapping[str, LearnerGroup[Any]],
+        models: Mapping[str, ScorerGroup[Any]],
         turns: TimeSharing,
+        folder: RunFolder,
+        last: LastMetrics,
     ) -> None:
-        self._run, self._store, self._learners, self._turns = run, store, learners, turns
+        """`folder` has records of steps that a run goes back over; `last` those of the step that is saved."""
+        self._run, self._store, self._models, self._turns = run, store, models, turns
+        self._folder, self._last = folder, last
         self._pending = PendingSave()
 
-    async def save(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Copy the state of every learner, and write it with `state` of the loop: at once, or while the run goes on.
+    async def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Copy the state of every model, and write it with `state` of the loop: at once, or while the run goes on.
 
-        Raises `RunError` if this one cannot be written, or if the one before it could not.
+        Raises `NonFiniteError` where a number of it is none, `RunError` if it cannot be written, or if the one before
+        it could not.
         """
         await self._pending.finish()
+        for name, model in self._models.items():
+            await self._turns.for_learning(name)
+            await model.refuse_non_finite_state()
         numbers: dict[str, Any] = {}
         need = 0
-        for name, learner in self._learners.items():
+        for name, model in self._models.items():
             await self._turns.for_learning(name)
-            numbers[name], size = await learner.stage()
+            numbers[name], size = await model.stage()
             need += size
         checkpoint = Checkpoint(
             step=step,
@@ -65,8 +75,8 @@ class Saving:
             config=redacted_tree(to_dict(self._run)),
             fingerprint=fingerprint(self._run),
             derived=derived(self._run),
-            world_size={name: len(learner.ranks) for name, learner in self._learners.items()},
-            metrics=without_what_is_not_finite(metrics),
+            world_size={name: len(model.ranks) for name, model in self._models.items()},
+            metrics=without_what_is_not_finite(self._last.metrics),
         )
         await self._pending.start(self._write(checkpoint, need))
         if not self._run.trainer.async_ckpt_save:
@@ -81,18 +91,32 @@ class Saving:
         await self._pending.finish_after(error)
 
     async def restore(self, checkpoint: Checkpoint) -> None:
-        """The learners as they were. Raises `ResumeError` for a checkpoint of other models."""
-        for name, learner in self._learners.items():
+        """The models as they were. Raises `ResumeError` for a checkpoint of other models."""
+        for name, model in self._models.items():
+            await self._turns.for_learning(name)
             stored = checkpoint.models.get(name)
             if stored is None:
                 raise ResumeError(f"the checkpoint of step {checkpoint.step} holds no {name}: it is of another run")
             assert isinstance(stored, StoredTensors), "it was loaded from its files"
-            await learner.load_state(stored, checkpoint.state[name])
+            await model.load_state(stored, checkpoint.state[name])
+
+    async def go_back(self) -> Mapping[str, Any] | None:
+        """The models become those of the last checkpoint, and later steps are forgotten. The loop's state in it; None
+        where there is no checkpoint.
+        """
+        await self._pending.finish()
+        checkpoint = self._store.latest()
+        if checkpoint is None:
+            return None
+        await self.restore(checkpoint)
+        self._folder.forget_after(checkpoint.step)
+        state: Mapping[str, Any] = checkpoint.state["trainer"]
+        return state
 
     async def _write(self, checkpoint: Checkpoint, need: int) -> None:
         folder = await asyncio.to_thread(self._store.begin, checkpoint.step, need)
         files: list[StoredFile] = []
         with self._store.saving(checkpoint.step, need):
-            for learner in self._learners.values():
-                files += await learner.write_staged(self._store.storage, folder)
+            for model in self._models.values():
+                files += await model.write_staged(self._store.storage, folder)
         await asyncio.to_thread(self._store.finish, checkpoint, files, need)

@@ -23,7 +23,7 @@ from skyrl.processes.progress import Watchdog
 from skyrl.processes.redaction import redacted
 from skyrl.processes.stopping import GOES_ON_FROM_THE_LAST
 from skyrl.tracking.tracker import Tracker, Trackers
-from skyrl.training.trainer import PPOTrainer
+from skyrl.training.course import Course
 
 if TYPE_CHECKING:
     from skyrl.experiments.ppo import BasePPOExp
@@ -104,34 +104,34 @@ class Session:
         experiment = self._experiment
         with self._stopping.interruptible():
             await experiment.time_sharing.for_engines()  # which find the room that they start with
-            trainer = self._trainer(checkpoint)
+            course = self._course(checkpoint)
         shutil.rmtree(self._folder.model, ignore_errors=True)  # of a run that is now made longer
         self._forget_what_comes_again(checkpoint)
         if self._cfg.trainer.recording != "off":
             recording = begin_recording(self._folder, self._cfg.trainer.recording, experiment.total_steps)
-            watch(trainer, recording, experiment.learners, experiment.time_sharing)
+            watch(course.trainer, recording, experiment.learners, experiment.time_sharing, experiment.clock)
         try:
-            await trainer.train()
+            await course.run()
             await experiment.saving.finish()
         except BaseException as error:
             await experiment.saving.finish_after(error)
             raise
         finally:
-            trainer.tracker.close()
-            await experiment.close(trainer)
+            course.tracker.close()
+            await experiment.close(course)
 
-    def _trainer(self, checkpoint: Checkpoint | None) -> PPOTrainer:
+    def _course(self, checkpoint: Checkpoint | None) -> Course:
         """The loop, where it was when the checkpoint was saved."""
         experiment, first = self._experiment, checkpoint.step if checkpoint else 0
         others: list[Tracker] = [StepsInLogs(experiment.processes, first), experiment.last]
-        trainer = experiment.get_trainer(Trackers([experiment.get_tracker(first), *others]))
+        course = experiment.get_course(Trackers([experiment.get_tracker(first), *others]))
         if checkpoint is not None:
             changes = changes_to_say(checkpoint.config, self._cfg)
             say(f"Going on after step {checkpoint.step}, from a checkpoint{changes and ', with:'}")
             if changes:
                 say(changes)
-            trainer.load_state(dict(checkpoint.state["trainer"]))
-        return trainer
+            course.load_state(dict(checkpoint.state["trainer"]))
+        return course
 
     def _forget_what_comes_again(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is None:

@@ -118,7 +118,7 @@ class SupervisedExp:
     @cached_property
     def saving(self) -> Saving:
         """What writes and reads checkpoints."""
-        return Saving(self.cfg, self.checkpoints, self.learners, self.time_sharing)
+        return Saving(self.cfg, self.checkpoints, self.learners, self.time_sharing, self.folder, self.last)
 
     @cached_property
     def total_steps(self) -> int:
@@ -155,7 +155,7 @@ class SupervisedExp:
         """Where metrics go: the run folder and the console."""
         return Trackers([MetricsFile(self.folder.metrics), Console(self.total_steps, first_step)])
 
-    def get_trainer(self, tracker: Tracker) -> SupervisedTrainer:
+    def get_course(self, tracker: Tracker) -> SupervisedTrainer:
         """The loop."""
         cfg, rows = self.cfg, self.train_dataset
         cursor: PromptCursor[Any] = PromptCursor(
@@ -171,7 +171,7 @@ class SupervisedExp:
             clock=self.clock,
             total_steps=self.total_steps,
             stopping=self.stopping,
-            save=lambda step: self._save(trainer, step),
+            save=lambda step: self.saving.save(step, trainer.state()),
             export=lambda step: self.export(self.exports / f"global_step_{step}" / "model"),
         )
         return trainer
@@ -195,10 +195,6 @@ class SupervisedExp:
 
     async def close(self, trainer: SupervisedTrainer) -> None:
         """There are no engines."""
-
-    async def _save(self, trainer: SupervisedTrainer, step: int) -> None:
-        await self.learner.refuse_non_finite_state()
-        await self.saving.save(step, trainer.state(), self.last.metrics)
 
     def ranks(self) -> tuple[Ranks, ...]:
         """Of the model; one alone meets nobody."""

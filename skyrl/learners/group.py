@@ -55,6 +55,23 @@ class ScorerGroup(Generic[W]):
         """Every rank comes back to its device. Bytes moved by all."""
         return sum(await self.ranks.call(ModelWorker.onload, model=model, optimizer=optimizer))
 
+    async def refuse_non_finite_state(self) -> None:
+        """Raises `NonFiniteError` if what `state` would give must not be saved."""
+        await self.ranks.call(ModelWorker.refuse_non_finite_state)
+
+    async def stage(self) -> tuple[dict[str, Any], int]:
+        """Every rank copies its part of the state into host memory. The numbers that belong to it, and its bytes."""
+        staged = await self.ranks.call(ModelWorker.stage)
+        return staged[0][0], sum(size for _, size in staged)
+
+    async def write_staged(self, storage: Storage, folder: str) -> list[StoredFile]:
+        """Every rank writes what it staged into the folder of a checkpoint, and may learn on meanwhile."""
+        return await self.ranks.call(ModelWorker.write_staged, storage, folder)
+
+    async def load_state(self, source: TensorSource, numbers: Mapping[str, Any]) -> None:
+        """Become what was staged, by whatever strategy and number of ranks. Raises `ResumeError`."""
+        await self.ranks.call(ModelWorker.load_state, source, numbers)
+
     async def close(self) -> None:
         """Every rank leaves the others."""
         await self.ranks.call(ModelWorker.close)
@@ -76,23 +93,6 @@ class LearnerGroup(ScorerGroup[L]):
     async def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
         """Name, shape and type of every weight, in the order in which they are streamed."""
         return (await self.ranks.call(LearningWorker.metadata))[0]
-
-    async def refuse_non_finite_state(self) -> None:
-        """Raises `NonFiniteError` if what `state` would give must not be saved."""
-        await self.ranks.call(LearningWorker.refuse_non_finite_state)
-
-    async def stage(self) -> tuple[dict[str, Any], int]:
-        """Every rank copies its part of the state into host memory. The numbers that belong to it, and its bytes."""
-        staged = await self.ranks.call(LearningWorker.stage)
-        return staged[0][0], sum(size for _, size in staged)
-
-    async def write_staged(self, storage: Storage, folder: str) -> list[StoredFile]:
-        """Every rank writes what it staged into the folder of a checkpoint, and may learn on meanwhile."""
-        return await self.ranks.call(LearningWorker.write_staged, storage, folder)
-
-    async def load_state(self, source: TensorSource, numbers: Mapping[str, Any]) -> None:
-        """Become what was staged, by whatever strategy and number of ranks. Raises `ResumeError`."""
-        await self.ranks.call(LearningWorker.load_state, source, numbers)
 
     async def stream(
         self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False, adapter: bool = False

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.checkpoint.manifest import StoredFile
-from skyrl.checkpoint.pieces import Piece, TensorSource, write_pieces
-from skyrl.checkpoint.storage import Storage
-from skyrl.checkpoint.store import could_not_write, file_of_rank
+from skyrl.checkpoint.pieces import TensorSource
 from skyrl.config import DeepSpeedConfig, FSDPConfig, OptimizerConfig, SkyRLLoraConfig, TrainerConfig
-from skyrl.errors import NonFiniteError, RunError
+from skyrl.errors import NonFiniteError
 from skyrl.learners.budget import micro_batches
 from skyrl.learners.forward import Reading
 from skyrl.learners.model_worker import ModelWorker
@@ -68,14 +63,12 @@ class LearningWorker(ModelWorker):
         num_training_steps: int | None,
         mover: Mover | None,
     ) -> None:
-        super().__init__(trainer, source, read, sharding, ranks, optimizer=optimizer, mover=mover)
+        super().__init__(trainer, source, read, sharding, ranks, role=role, optimizer=optimizer, mover=mover)
         self.objective = objective
-        self._role = role
         self._lora, self._seed = lora, trainer.seed
         self._train_rows = trainer.micro_train_batch_size_per_gpu
         self._max_skipped = 0 if trainer.faults.on_non_finite == "abort" else optimizer.max_skipped_updates
         self._skipped = 0  # in a row
-        self._staged: list[Piece] = []
         if trainer.recompute_activations:
             recompute_activations(self.model, use_reentrant=trainer.gradient_checkpointing_use_reentrant)
         assert self.strategy.optimizer is not None
@@ -132,10 +125,6 @@ class LearningWorker(ModelWorker):
         }
         return Totals(sums=sums, moments=seen, shared=shared)
 
-    def refuse_non_finite_state(self) -> None:
-        """Before it is saved. Raises `NonFiniteError` that names a weight or a part of the optimizer's state."""
-        self._refuse_non_finite("before saving", optimizer=True)
-
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Name and value of every weight, tied ones once, under the names of the stored model; an adapter is merged
         into the weights that it is for.
@@ -168,45 +157,13 @@ class LearningWorker(ModelWorker):
                 pass
 
     def stage(self) -> tuple[dict[str, Any], int]:
-        """Copy what this rank is to store into host memory, where it stays as it is until `write_staged`.
-
-        The numbers that belong to it, and how many bytes its tensors have.
-        """
-        self._staged = [piece.copied() for piece in self.strategy.pieces()]
-        numbers = {"optimizer_steps": self.schedule.last_epoch, "skipped_in_a_row": self._skipped}
-        return numbers, sum(piece.numbers.nbytes for piece in self._staged)
-
-    async def write_staged(self, storage: Storage, folder: str) -> StoredFile:
-        """Write what was staged into the folder of a checkpoint, in a thread: this rank goes on meanwhile.
-
-        Raises `RunError` if the storage does not take it.
-        """
-        staged, self._staged = self._staged, []
-        name = file_of_rank(self._role, self.ranks.rank, self.ranks.size)
-        try:
-            return await asyncio.to_thread(write_pieces, staged, storage, folder, name)
-        except OSError as error:
-            need = sum(piece.numbers.nbytes for piece in staged)
-            raise RunError(could_not_write(storage, f"{storage.where}/{folder}/{name}", error, need)) from error
+        _, size = super().stage()
+        return {"optimizer_steps": self.schedule.last_epoch, "skipped_in_a_row": self._skipped}, size
 
     def load_state(self, source: TensorSource, numbers: Mapping[str, Any]) -> None:
-        """Become the learner that was staged, bit for bit, whatever its strategy and however many its ranks were.
-
-        Raises `ResumeError` on every rank if it is not of this model.
-        """
-        self.strategy.load_state(source)
+        super().load_state(source, numbers)
         move_schedule(self.schedule, numbers["optimizer_steps"])
         self._skipped = int(numbers["skipped_in_a_row"])
-
-    def _refuse_non_finite(self, when: str, *, optimizer: bool = False) -> None:
-        named = [(name, each) for name, each in self.strategy.shards(optimizer=optimizer) if each.numel()]
-        largest = torch._foreach_norm([each.detach().float() for _, each in named], float("inf"))
-        if not torch.stack([each.to(largest[0].device) for each in largest]).isfinite().all():
-            broken = next(name for (name, _), each in zip(named, largest, strict=True) if not each.isfinite())
-            raise NonFiniteError(
-                f"{broken} of the {self._role} holds NaN or infinity {when}: it is not saved, and no engine gets it. "
-                f"Lower trainer.{self._role}.optimizer_config.lr"
-            )
 
     def _why_to_stop(self, norm: float, sums: Metrics) -> str:
         parts = ", ".join(f"{name} {value:g}" for name, value in sums.items())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -9,7 +11,12 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
+from skyrl.checkpoint.manifest import StoredFile
+from skyrl.checkpoint.pieces import Piece, TensorSource, write_pieces
+from skyrl.checkpoint.storage import Storage
+from skyrl.checkpoint.store import could_not_write, file_of_rank
 from skyrl.config import DeepSpeedConfig, FSDPConfig, OptimizerConfig, TrainerConfig
+from skyrl.errors import NonFiniteError, RunError
 from skyrl.learners.budget import TokenBudget, micro_batches
 from skyrl.learners.forward import Outputs, Reading, probe_forward
 from skyrl.learners.fsdp2 import Fsdp2
@@ -31,15 +38,18 @@ class ModelWorker:
         sharding: tuple[FSDPConfig, DeepSpeedConfig],
         ranks: Ranks,
         *,
+        role: str,
         optimizer: OptimizerConfig | None = None,
         mover: Mover | None = None,
     ) -> None:
-        """`read` says what is scored; `sharding` is the model's own part of the configuration, for either strategy.
+        """`read` says what is scored; `sharding` is the model's own part of the configuration, for either strategy;
+        `role` what the model is called in a checkpoint.
 
         Raises `ModelError` if the model cannot be loaded or is not causal, `ConfigError` if something that `resolve()`
         derives is unset, `ProcessError` if the ranks do not meet.
         """
-        self.ranks, self._read = ranks, read
+        self.ranks, self._role, self._read = ranks, role, read
+        self._staged: list[Piece] = []
         self.device = torch.device(required_device(trainer))
         self._forward_rows = trainer.micro_forward_batch_size_per_gpu
         self._budget = token_budget(trainer)
@@ -100,12 +110,54 @@ class ModelWorker:
         shapes = self.strategy.named_shapes()
         return [(name, tuple(each.shape), str(each.dtype).removeprefix("torch.")) for name, each in shapes.items()]
 
+    def refuse_non_finite_state(self) -> None:
+        """Before it is saved. Raises `NonFiniteError` that names a weight or a part of the optimizer's state."""
+        self._refuse_non_finite("before saving", optimizer=True)
+
+    def stage(self) -> tuple[dict[str, Any], int]:
+        """Copy what this rank is to store into host memory, where it stays as it is until `write_staged`.
+
+        The numbers that belong to it, and how many bytes its tensors have.
+        """
+        self._staged = [piece.copied() for piece in self.strategy.pieces()]
+        return {}, sum(piece.numbers.nbytes for piece in self._staged)
+
+    async def write_staged(self, storage: Storage, folder: str) -> StoredFile:
+        """Write what was staged into the folder of a checkpoint, in a thread: this rank goes on meanwhile.
+
+        Raises `RunError` if the storage does not take it.
+        """
+        staged, self._staged = self._staged, []
+        name = file_of_rank(self._role, self.ranks.rank, self.ranks.size)
+        try:
+            return await asyncio.to_thread(write_pieces, staged, storage, folder, name)
+        except OSError as error:
+            need = sum(piece.numbers.nbytes for piece in staged)
+            raise RunError(could_not_write(storage, f"{storage.where}/{folder}/{name}", error, need)) from error
+
+    def load_state(self, source: TensorSource, numbers: Mapping[str, Any]) -> None:
+        """Become the model that was staged, bit for bit, whatever its strategy and however many its ranks were.
+
+        Raises `ResumeError` on every rank if it is not of this model.
+        """
+        self.strategy.load_state(source)
+
     def close(self) -> None:
         """Leave the other ranks. Nothing but this may be called afterwards, and this once more does nothing."""
         if self._joined:
             self._joined = False
             self.strategy.close()
             self.ranks.leave()
+
+    def _refuse_non_finite(self, when: str, *, optimizer: bool = False) -> None:
+        named = [(name, each) for name, each in self.strategy.shards(optimizer=optimizer) if each.numel()]
+        largest = torch._foreach_norm([each.detach().float() for _, each in named], float("inf"))
+        if not torch.stack([each.to(largest[0].device) for each in largest]).isfinite().all():
+            broken = next(name for (name, _), each in zip(named, largest, strict=True) if not each.isfinite())
+            raise NonFiniteError(
+                f"{broken} of the {self._role} holds NaN or infinity {when}: it is not saved, and no engine gets it. "
+                f"Lower trainer.{self._role}.optimizer_config.lr"
+            )
 
     def _forward(self, batch: TrainingBatch) -> Outputs:
         with self.strategy.computing():

@@ -31,14 +31,20 @@ ALONE = Ranks()
 
 
 class RefWorker(ModelWorker):
-    """A model that never changes and scores what the policy wrote: pi_ref of the KL penalty."""
+    """A model that does not learn and scores what the policy wrote: pi_ref of the KL penalty."""
 
     def __init__(self, trainer: TrainerConfig, *, ranks: Ranks = ALONE, mover: Mover | None = None) -> None:
         """Loads `trainer.ref.model`."""
         ref = trainer.ref
         source = _causal_lm(trainer, ref.model, "trainer.ref.model", adapted=False)
         super().__init__(
-            trainer, source, _log_probabilities(trainer), (ref.fsdp_config, ref.deepspeed_config), ranks, mover=mover
+            trainer,
+            source,
+            _log_probabilities(trainer),
+            (ref.fsdp_config, ref.deepspeed_config),
+            ranks,
+            role="ref",
+            mover=mover,
         )
 
 

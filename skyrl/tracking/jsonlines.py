@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def sample_records(step: int, groups: Sequence[TrajectoryGroup], decode: Any) ->
                 "sample": trajectory.sample_index,
                 "prompt": [dict(message) for message in group.prompt.messages],
                 "response": decode(trajectory.response_ids),
-                "reward": trajectory.reward,
+                "reward": reward if isfinite(reward := trajectory.reward) else str(reward),
                 "stop_reason": trajectory.stop_reason,
                 "response_ids": list(trajectory.response_ids),
                 "weight_version": max(trajectory.weight_versions, default=None),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +15,9 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.config import FaultsConfig
 from skyrl.errors import BatchError, NonFiniteError
+from skyrl.training.describe import Metrics
+from skyrl.training.trainer import PPOTrainer
+from skyrl.training.watching import telling
 from skyrl.trajectory import TrajectoryGroup
 
 _TERMS = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "values", "rewards", "advantages")
@@ -38,6 +40,33 @@ def refuse_non_finite(batch: TrainingBatch, groups: Sequence[TrajectoryGroup]) -
         raise BatchError(f"{term.removesuffix('s')} {worst} in {shown}{more}: no weight was changed")
 
 
+class FiniteNumbers:
+    """Stands between a trainer and what it computes advantages with: a number that is none goes no further."""
+
+    def __init__(self) -> None:
+        self._groups: Sequence[TrajectoryGroup] = ()
+
+    def watch(self, trainer: PPOTrainer) -> None:
+        """The rewards of the environments are looked at before they are shaped, and everything before it is used."""
+        shape, estimate = trainer.shape, trainer.estimate
+
+        def shaped(batch: TrainingBatch) -> tuple[Tensor, Metrics]:
+            refuse_non_finite(batch, self._groups)
+            return shape(batch)
+
+        def estimated(batch: TrainingBatch) -> Tensor:
+            refuse_non_finite(batch, self._groups)
+            advantages = estimate(batch)
+            refuse_non_finite(batch.given(advantages=advantages), self._groups)
+            return advantages
+
+        trainer.shape, trainer.estimate = shaped, estimated
+        trainer.rollouts = telling(trainer.rollouts, next_batch=self._arrived)
+
+    async def _arrived(self, groups: Sequence[TrajectoryGroup]) -> None:
+        self._groups = groups
+
+
 class Guard:
     """What to do about a number that is none, and how often."""
 
@@ -50,27 +79,27 @@ class Guard:
         """A step was whole."""
         self._skipped = 0
 
-    def decide(self, error: NonFiniteError) -> Literal["skip", "roll_back"]:
-        """Go on without the step, or go back. Raises `NonFiniteError` where the run has to end."""
-        match self._policy:
-            case "skip" if isinstance(error, BatchError):
-                self._skipped += 1
-                if self._skipped <= self._most_skipped:
-                    self.say(f"a step is left out ({self._skipped} in a row): {error}")
-                    return "skip"
-                raise NonFiniteError(
-                    f"{error} (in {self._skipped} steps in a row; "
-                    f"trainer.faults.max_skipped_steps = {self._most_skipped})"
-                ) from error
-            case "roll_back":
-                self._went_back += 1
-                if self._went_back <= self._most_back:
-                    return "roll_back"
-                raise NonFiniteError(
-                    f"{error} (after {self._went_back - 1} times of going back, as many as "
-                    "trainer.faults.max_roll_backs allows)"
-                ) from error
-        raise error
+    def leave_out(self, error: NonFiniteError) -> None:
+        """The step is not to be. Raises `NonFiniteError` where that is not wanted, comes too late, or too often."""
+        if self._policy != "skip" or not isinstance(error, BatchError):
+            raise error
+        self._skipped += 1
+        if self._skipped > self._most_skipped:
+            raise NonFiniteError(
+                f"{error} (in {self._skipped} steps in a row; trainer.faults.max_skipped_steps = {self._most_skipped})"
+            ) from error
+        self.say(f"a step is left out ({self._skipped} in a row): {error}")
+
+    def roll_back(self, error: NonFiniteError) -> None:
+        """The run is to go back to its last checkpoint. Raises `NonFiniteError` where it must not."""
+        if self._policy != "roll_back":
+            raise error
+        self._went_back += 1
+        if self._went_back > self._most_back:
+            raise NonFiniteError(
+                f"{error} (after {self._most_back} times of going back, as many as "
+                "trainer.faults.max_roll_backs allows)"
+            ) from error
 
     @staticmethod
     def say(text: str) -> None:

@@ -15,7 +15,10 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.inference.arrival import digest
 from skyrl.tracking.recording import Computed, Sampled, Update
+from skyrl.tracking.timing import Clock
+from skyrl.training.describe import Metrics
 from skyrl.training.trainer import PPOTrainer
+from skyrl.training.watching import instead, telling
 
 Digests = Callable[[], Awaitable[dict[str, str]]]
 """Name of each weight of a learner -> its digest, now."""
@@ -47,23 +50,30 @@ class Sink(Protocol):
 class StepTrace:
     """Watches one trainer."""
 
-    def __init__(self, sink: Sink, digests: Mapping[str, Digests]) -> None:
-        """`digests` are asked, by learner, at the end of each step."""
-        self._sink, self._digests = sink, digests
+    def __init__(self, sink: Sink, digests: Mapping[str, Digests], clock: Clock) -> None:
+        """`digests` are asked, by learner, at the end of each step; what that takes is measured by `clock`."""
+        self._sink, self._digests, self._clock = sink, digests, clock
         self._batch: TrainingBatch | None = None
         self._updates: list[Update] = []
 
     def watch(self, trainer: PPOTrainer) -> None:
-        """Stand between `trainer` and its collaborators."""
+        """Stand between `trainer` and its collaborators, those who refuse numbers among them: a step that they end,
+        and that is left out, is complete with what there was of it.
+        """
         self._trainer = trainer
-        trainer.rollouts = _Watched(trainer.rollouts, next_batch=self._sampled)
-        trainer.policy = _Watched(trainer.policy, update=self._learned("policy"))
+        trainer.rollouts = telling(trainer.rollouts, next_batch=self._sampled)
+        trainer.policy = telling(trainer.policy, update=self._learned("policy"))
         if trainer.critic is not None:
-            trainer.critic = _Watched(trainer.critic, update=self._learned("critic"))
-        trainer.weights = _Watched(trainer.weights, before={"publish": self._complete})
-        estimate, targets = trainer.estimate, trainer.targets
+            trainer.critic = telling(trainer.critic, update=self._learned("critic"))
+        trainer.weights = instead(trainer.weights, publish=self._publish)
+        shape, estimate, targets = trainer.shape, trainer.estimate, trainer.targets
+
+        def shaped(batch: TrainingBatch) -> tuple[Tensor, Metrics]:
+            self._batch = batch
+            return shape(batch)
 
         def estimated(batch: TrainingBatch) -> Tensor:
+            self._batch = batch
             advantages = estimate(batch)
             self._batch = batch.given(advantages=advantages)
             return advantages
@@ -73,11 +83,11 @@ class StepTrace:
             self._batch = batch.given(returns=returns)
             return returns
 
-        trainer.estimate, trainer.targets = estimated, targeted
+        trainer.shape, trainer.estimate, trainer.targets = shaped, estimated, targeted
 
     async def _sampled(self, groups: Any) -> None:
         rollouts = self._trainer.rollouts
-        self._updates = []
+        self._batch, self._updates = None, []
         self._sink.write_sampled(
             self._trainer.version + 1,
             Sampled(groups=tuple(groups), metrics=rollouts.metrics(), epoch=rollouts.epoch),
@@ -89,12 +99,15 @@ class StepTrace:
 
         return learned
 
-    async def _complete(self) -> None:
-        """Also asked before the first step: then there is nothing."""
-        if self._batch is None:
-            return
+    async def _publish(self, publish: Callable[[int], Awaitable[Metrics]], version: int) -> Metrics:
+        """Weights that belong to no new step, those that a session begins with, are none of it."""
         batch, self._batch = self._batch, None
-        with self._trainer.clock.measure("record"):
+        if batch is not None and version == self._trainer.version + 1:
+            await self._complete(batch)
+        return await publish(version)
+
+    async def _complete(self, batch: TrainingBatch) -> None:
+        with self._clock.measure("record"):
             self._sink.write_computed(
                 Computed(
                     step=self._trainer.version + 1,
@@ -114,31 +127,3 @@ def _tensors(batch: TrainingBatch) -> dict[str, Tensor]:
     present = {name: getattr(batch, name) for name in STAGES if getattr(batch, name) is not None}
     present["input_ids"] = present["input_ids"].to(torch.int32)  # no vocabulary needs more
     return {name: tensor.detach().cpu() for name, tensor in present.items()}
-
-
-class _Watched:
-    """A collaborator, some of whose coroutine methods tell what they returned, or that they are about to be called."""
-
-    def __init__(
-        self,
-        collaborator: Any,
-        *,
-        before: Mapping[str, Callable[[], Awaitable[None]]] | None = None,
-        **told: Callable[[Any], Awaitable[None]],
-    ) -> None:
-        self._collaborator, self._before, self._told = collaborator, before or {}, told
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._collaborator, name)
-        if name not in self._told and name not in self._before:
-            return attribute
-
-        async def watched(*args: Any, **kwargs: Any) -> Any:
-            if name in self._before:
-                await self._before[name]()
-            result = await attribute(*args, **kwargs)
-            if name in self._told:
-                await self._told[name](result)
-            return result
-
-        return watched

@@ -75,7 +75,7 @@ class SupervisedTrainer:
             "train/learned_tokens": float(batch.loss_mask.sum()),
         }
 
-    async def train(self) -> None:
+    async def run(self) -> None:
         """From the current step to the last. Raises `Stopped` when told to stop, with what was learnt saved."""
         try:
             with self.stopping.interruptible():

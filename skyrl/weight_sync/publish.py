@@ -36,7 +36,8 @@ class WeightSync:
     async def publish(self, version: int) -> Metrics:
         """The learner's weights are of this version now; the engines get them where their turn has come."""
         self._newest = version
-        due = self._sent < 0 or version % self._interval == 0
+        went_back = version < self._sent  # to a checkpoint: the engines must not be ahead
+        due = self._sent < 0 or went_back or version % self._interval == 0
         return await self._send() if due else self._client.metrics
 
     @property

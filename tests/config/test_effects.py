@@ -30,6 +30,7 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.algorithm.kl_loss_coef": NO_KL,
     "trainer.algorithm.kl_estimator_type": NO_KL,
     "trainer.ref": NO_KL,
+    "trainer.update_ref_every_epoch": NO_KL,
     "trainer.faults.max_skipped_steps": {"trainer.faults.on_non_finite": "abort"},
     "trainer.faults.on_stall": {"trainer.faults.stall_timeout_seconds": None},
     "trainer.placement.ref_num_nodes": NO_KL,

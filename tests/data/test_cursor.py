@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from attrs import evolve
 
@@ -44,6 +46,19 @@ def test_a_cursor_does_not_go_on_through_other_data() -> None:
     taken.take()
     with pytest.raises(ResumeError, match="the training data is not what it was"):
         PromptCursor(list(reversed(prompts(10))), 3, seed=5).load_state(taken.state())
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (prompts(99), r"There were 100 prompts, and there are 99\. Restore"),
+        ((*prompts(100)[:50], prompts(1)[0], *prompts(100)[51:]), r"among those from 48 to 51\. Restore"),
+        (list(reversed(prompts(100))), r"among those from 0 to 3, and in 24 more of 25 parts\. Restore"),
+    ],
+)
+def test_what_changed_in_the_data_is_said(now: Sequence[Prompt], said: str) -> None:
+    with pytest.raises(ResumeError, match=said):
+        PromptCursor(now, 3, seed=5).load_state(PromptCursor(prompts(100), 3, seed=5).state())
 
 
 def test_an_epoch_that_carries_its_tail_over_leaves_nothing_out() -> None:

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +18,13 @@ from typing import Any, Literal
 from attrs import asdict, frozen
 from torch import Tensor
 
+from skyrl.checkpoint.storage import Bytes, Disk
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.learners.group import LearnerGroup
 from skyrl.learners.workers import PolicyWorker
 from skyrl.processes.leftovers import RUN, marked
 
-PHASES = ("start", "generation", "reward", "forward", "backward", "optimizer", "sync", "save")
+PHASES = ("start", "generation", "reward", "forward", "backward", "optimizer", "sync", "save", "writing")
 OF_THE_CLOCK = {"generate": "generation", "sync_weights": "sync", "eval": "evaluation", "save_checkpoints": "save"}
 
 
@@ -71,11 +72,24 @@ def _happen(fault: Fault) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def tell_of_writing() -> None:
+    """Every file of a checkpoint that this process writes, most of them while the run goes on."""
+    write = Disk.write
+    if write.__name__ != "phased_write":
+
+        def phased_write(self: Disk, name: str, content: Sequence[Bytes]) -> None:
+            enter("writing")
+            write(self, name, content)
+
+        Disk.write = phased_write  # type: ignore[method-assign]
+
+
 class PhasedPolicyWorker(PolicyWorker):
     """Tells of each forward and backward pass, and of each optimizer step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         enter("start")
+        tell_of_writing()
         super().__init__(*args, **kwargs)
         backward, step = self.strategy.backward, self.strategy.step
 
@@ -100,6 +114,7 @@ class PhasedExp(BasePPOExp):
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
         os.environ["DRIVER"] = str(os.getpid())
+        tell_of_writing()
         around = self.clock._around
 
         @contextmanager

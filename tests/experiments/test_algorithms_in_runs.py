@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.errors import RunError
+from skyrl.experiments.replay import Replay
 from skyrl.learners.workers import PolicyWorker
+from tests.experiments.sameness import assert_same
 from tests.nano_run import metrics, train
 
 CRITIC: dict[str, Any] = {
@@ -65,6 +69,55 @@ def test_leaving_out_old_logprobs_that_the_loss_does_not_read_changes_nothing(
     train(nano, tmp_path / "with", **own)
     assert asked.count(12) == 2
     assert metrics(tmp_path / "with") == metrics(tmp_path / "without")
+
+
+def test_a_run_with_dynamic_sampling_that_was_stopped_goes_on_exactly(nano: Path, tmp_path: Path) -> None:
+    changes = {
+        "trainer__algorithm__dynamic_sampling": {"type": "filter", "max_sample_batches": 0},
+        "trainer__deterministic": True,
+        "trainer__epochs": 3,
+        "trainer__eval_interval": -1,
+        "trainer__eval_before_train": False,
+    }
+    train(nano, tmp_path / "whole", **changes, trainer__max_training_steps=4)
+    for steps in (2, 4):
+        train(nano, tmp_path / "stopped", **changes, trainer__max_training_steps=steps)
+    assert any(row.get("generate/sampled_batches", 0) > 1 for row in metrics(tmp_path / "whole"))
+    assert_same(tmp_path / "stopped", tmp_path / "whole")
+
+
+REFRESHED: dict[str, Any] = {
+    "trainer__algorithm__use_kl_loss": True,
+    "trainer__update_ref_every_epoch": True,
+    "trainer__deterministic": True,
+    "trainer__epochs": 3,
+    "trainer__train_batch_size": 12,
+    "trainer__policy_mini_batch_size": 12,
+    "trainer__ckpt_interval": 3,
+    "trainer__eval_interval": -1,
+    "trainer__eval_before_train": False,
+}
+"""Two steps in an epoch; a checkpoint in the middle of the second."""
+
+
+def test_the_reference_is_refreshed_after_every_epoch_and_a_resumed_run_has_it(nano: Path, tmp_path: Path) -> None:
+    for out, lengths in (("whole", [5]), ("stopped", [3, 5])):
+        for steps in lengths:
+            train(nano, tmp_path / out, **REFRESHED, trainer__max_training_steps=steps)
+    rows = metrics(tmp_path / "whole")[1:]
+    assert [row["policy/policy_kl"] < 1e-6 for row in rows] == [True, False, True, False, True]
+    assert_same(tmp_path / "stopped", tmp_path / "whole")
+    checkpoint = tmp_path / "stopped" / "checkpoints" / "global_step_3"
+    reference, policy = (load_file(checkpoint / model / "rank_0_of_1.safetensors") for model in ("ref", "policy"))
+    assert reference.keys() == {name for name in policy if name.startswith("model.")}
+    assert not all(torch.equal(reference[name], policy[name]) for name in reference)  # which is a step further
+
+
+def test_a_refreshed_reference_is_the_policy_with_its_adapter(nano: Path, tmp_path: Path) -> None:
+    adapted = {"trainer__policy__model__lora__rank": 4, "trainer__max_training_steps": 3, "trainer__recording": "jsonl"}
+    train(nano, tmp_path, **REFRESHED, **adapted)
+    assert [row["policy/policy_kl"] < 1e-6 for row in metrics(tmp_path)[1:]] == [True, False, True]
+    assert [each.differences for each in Replay(tmp_path / "run").run(range(1, 4))] == [(), (), ()]
 
 
 def test_dynamic_sampling_that_finds_nothing_ends_with_what_to_do(nano: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from skyrl.checkpoint.storage import Disk
 from skyrl.errors import NonFiniteError
+from skyrl.experiments.replay import Replay
 from skyrl.learners.fsdp2 import Fsdp2
+from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.workers import PolicyWorker
 from skyrl.rollout.batches import SynchronousRollouts
 from skyrl.training.advantage import advantage_estimator
@@ -186,6 +191,72 @@ def test_roll_back_goes_on_from_the_last_checkpoint_with_other_prompts(
     assert_only_numbers_were_saved(tmp_path, {2, 4, 6})
     assert [row["step"] for row in metrics(tmp_path)] == [0, 1, 2, 3, 4, 5, 6]
     assert ("going back to step 2" in capsys.readouterr().err) == (kind not in OF_AN_UPDATE)
+
+
+def test_going_back_waits_for_the_save_that_is_pending(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write = Disk.write
+
+    def slow(self: Disk, name: str, content: Any) -> None:
+        time.sleep(0.3)  # a step takes less
+        write(self, name, content)
+
+    monkeypatch.setattr(Disk, "write", slow)
+    weight(monkeypatch)
+    run(nano, tmp_path, "roll_back")
+    assert "going back to step 2" in capsys.readouterr().err
+    assert_only_numbers_were_saved(tmp_path, {2, 4, 6})
+
+
+def test_going_back_restores_the_critic_too(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weight(monkeypatch)  # of the fifth optimizer step: the first of the critic in step 3
+    restored: list[str] = []
+    load = LearningWorker.load_state
+
+    def noted(self: LearningWorker, *args: Any) -> None:
+        load(self, *args)
+        restored.append(self._role)
+
+    monkeypatch.setattr(LearningWorker, "load_state", noted)
+    critic = {
+        "trainer__critic__model__path": str(nano / "model"),
+        "trainer__critic_mini_batch_size": 4,
+        "trainer__algorithm__advantage_estimator": "gae",
+        "trainer__faults__on_non_finite": "roll_back",
+    }
+    train(nano, tmp_path, **critic)
+    assert re.search(r"going back to step 2, .* of the critic holds NaN", capsys.readouterr().err)
+    assert restored == ["policy", "critic"]
+    assert_only_numbers_were_saved(tmp_path, {2, 4, 6})
+
+
+def test_a_number_that_is_none_is_found_when_it_is_saved_and_the_run_goes_back(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def diverge(self: Fsdp2, norm: float) -> float:
+        assert self.optimizer is not None
+        next(iter(self.optimizer.state.values()))["exp_avg_sq"].view(-1)[0] = INF
+        return norm
+
+    spoil(monkeypatch, Fsdp2, "step", 8, diverge)  # the last of step 4
+    run(nano, tmp_path, "roll_back")
+    assert re.search(r"going back to step 2, .*optimizer\.\S+exp_avg_sq of the policy holds", capsys.readouterr().err)
+    assert [row["step"] for row in metrics(tmp_path)] == [0, 1, 2, 3, 4, 5, 6]
+    assert_only_numbers_were_saved(tmp_path, {2, 4, 6})
+
+
+def test_a_step_that_was_left_out_is_left_out_again_by_a_replay(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        reward(patch)
+        train(nano, tmp_path, **SETTINGS, trainer__recording="jsonl")
+    steps = list(Replay(tmp_path / "run").run(range(3, 5)))
+    assert [(each.computed.step, len(each.computed.updates)) for each in steps] == [(3, 0), (4, 2)]
+    assert [each.differences for each in steps] == [(), ()]
 
 
 def test_steps_are_left_out_only_so_often(nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,17 @@ ON_RAY: dict[str, Any] = {
 }
 """Two FSDP2 ranks and an engine, each in a process of its own."""
 
-MOST = {"start": 1, "generation": 3, "reward": 24, "forward": 8, "backward": 8, "optimizer": 4, "sync": 3, "save": 1}
+MOST = {
+    "start": 1,
+    "generation": 3,
+    "reward": 24,
+    "forward": 8,
+    "backward": 8,
+    "optimizer": 4,
+    "sync": 3,
+    "save": 1,
+    "writing": 3,  # the state of the policy, that of the loop, and the manifest, while the run goes on
+}
 """The latest entry into a phase that is drawn: each is reached within three steps."""
 
 IN_A_CHAIN = 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from skyrl.checkpoint.storage import Disk
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.errors import Stopped
 from skyrl.experiments.ppo import BasePPOExp
@@ -51,6 +53,35 @@ def test_a_run_that_is_terminated_in_every_phase_ends_like_one_that_was_not(nano
         status, said = run(nano, folder)
         assert status == 0, said
     assert_same(out, whole)
+
+
+def test_a_run_that_is_terminated_while_a_save_is_pending_says_it_is_saved_once_it_is(
+    nano: Path, tmp_path: Path
+) -> None:
+    status, said = run(nano, tmp_path, Fault(phase="writing", does="SIGTERM", hangs=2))
+    assert status == 75, said
+    [step] = re.findall(r"^Stopped by SIGTERM\. Step (\d) is saved: .*$", said.splitlines()[-1])
+    assert saved(tmp_path)[-1] == int(step) >= 2
+    assert not list((tmp_path / "checkpoints").glob(".unfinished_*"))
+
+
+def test_a_run_that_is_terminated_while_a_save_fails_does_not_say_that_it_is_saved(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_of_three = BasePPOExp(config(nano, tmp_path, trainer__ckpt_interval=1000))
+
+    def full(self: Disk, name: str, content: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def third(step: int, groups: Any) -> None:
+        if step == 3:
+            run_of_three.stopping.request("Stopped by SIGTERM")
+
+    monkeypatch.setattr(run_of_three, "_record_samples", third)
+    monkeypatch.setattr(Disk, "write", full)
+    with pytest.raises(Stopped, match=r"Meanwhile: .*global_step_\d.*No space left on device; it needs .* are free"):
+        run_of_three.run()
+    assert saved(tmp_path) == []
 
 
 def test_control_c_ends_with_130(nano: Path, tmp_path: Path) -> None:

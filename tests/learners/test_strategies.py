@@ -265,6 +265,23 @@ async def test_the_state_of_another_model_is_refused(name: str, spread: Spread, 
 
 
 @pytest.mark.parametrize("name", ["one process", *WAYS])
+@pytest.mark.parametrize("part", ["model.model.norm.weight", "optimizer.model.norm.weight.exp_avg"])
+async def test_a_state_that_holds_no_number_on_one_rank_is_not_saved(
+    name: str, part: str, spread: Spread, tmp_path: Path
+) -> None:
+    changes, ranks = WAYS.get(name, ({}, 1))
+    learner = spread.policy(changes, ranks)
+    await learner.update(mini_batch(0))
+    tensors, numbers = await stored(learner, tmp_path)
+    await learner.refuse_non_finite_state()
+    spoilt = tensors[part].clone()
+    spoilt[-1] = torch.nan  # the last rank has it
+    await learner.load_state(changed_state(tensors, "spoilt", {part: spoilt}), numbers)
+    with pytest.raises(NonFiniteError, match=r"of the policy holds NaN or infinity before saving"):
+        await learner.refuse_non_finite_state()
+
+
+@pytest.mark.parametrize("name", ["one process", *WAYS])
 async def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all(name: str, spread: Spread) -> None:
     changes, ranks = WAYS.get(name, ({}, 1))
     learner = spread.policy({**changes, "policy.optimizer_config.max_skipped_updates": 1}, ranks)
