@@ -43,7 +43,7 @@ class Session:
             try:
                 return self._run()
             except (OSError, SafetensorError) as error:
-                told = storage_error(error, [claim.folder for claim in self._claims()])
+                told = storage_error(error, [claim.folder for claim in reversed(self._claims())])
                 raise told or error from error
             except RunError as error:
                 if self._stopping.requested:  # what fell over meanwhile is not the cause

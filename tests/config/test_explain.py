@@ -80,5 +80,5 @@ def test_the_reference_page_has_every_leaf() -> None:
     page = reference_page(SkyRLTrainConfig())
     for path in LEAVES:
         table, _, name = path.rpartition(".")
-        section = page.partition(f"## {table}\n")[2].partition("\n## ")[0]
+        section = page.partition(f"## {table or 'The root'}\n")[2].partition("\n## ")[0]
         assert f"- **`{name}`**" in section, path

@@ -20,6 +20,7 @@ from skyrl.errors import ConfigError, DataError, NonFiniteError, ResumeError, Re
 from skyrl.experiments import ppo
 from skyrl.experiments.claims import Claim
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.experiments.saving import Saving
 from skyrl.experiments.summary import summary
 from skyrl.training.objective import policy_objective
 from tests.nano_run import config, metrics, train
@@ -99,37 +100,36 @@ OTHER_SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("settings", OTHER_SETTINGS)
-@pytest.mark.parametrize("moment", ["_record_samples", "_save", "after _save", "export"])
+@pytest.mark.parametrize("moment", ["_record_samples", "save", "after save", "export"])
 def test_a_run_that_died_at_any_moment_ends_like_one_that_did_not(
     nano: Path, tmp_path: Path, moment: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = {**DETERMINISTIC, "trainer__ckpt_interval": 3, **settings}
     method = moment.removeprefix("after ")
-    original = getattr(BasePPOExp, method)
+    owner: Any = Saving if method == "save" else BasePPOExp
+    original = getattr(owner, method)
     times: list[Any] = []
 
     def dies_in(call: Callable[..., Any]) -> Callable[..., Any]:
-        def dies(self: BasePPOExp, *arguments: Any) -> None:
+        def dies(self: Any, *arguments: Any) -> None:
             times.append(arguments)
             if len(times) < 4:
                 call(self, *arguments)
                 return
             raise KeyboardInterrupt
 
-        async def dies_later(self: BasePPOExp, *arguments: Any) -> None:
+        async def dies_later(self: Any, *arguments: Any) -> None:
             if moment.startswith("after"):
                 await call(self, *arguments)
             raise KeyboardInterrupt
 
         return dies_later if inspect.iscoroutinefunction(call) else dies
 
-    class Dies(BasePPOExp):
-        pass
-
-    monkeypatch.setattr(Dies, method, dies_in(original))
     train(nano, tmp_path / "whole", **changes)
-    with pytest.raises(KeyboardInterrupt):
-        Dies(config(nano, tmp_path / "died", **changes)).run()
+    with monkeypatch.context() as dying:
+        dying.setattr(owner, method, dies_in(original))
+        with pytest.raises(KeyboardInterrupt):
+            train(nano, tmp_path / "died", **changes)
     train(nano, tmp_path / "died", **changes)
     assert metrics(tmp_path / "died") == metrics(tmp_path / "whole")
     assert_same_weights(tmp_path / "died", tmp_path / "whole")

@@ -108,9 +108,10 @@ def test_secrets_are_known_by_their_form(text: str, clean: str) -> None:
     assert redacted(text) == clean
 
 
-def test_secrets_are_known_by_their_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_known_by_their_value(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    socket = str(tmp_path / "agent")
     monkeypatch.setenv("SOME_API_KEY", "abcdefgh")
     monkeypatch.setenv("SHORT_KEY", "abc")
-    monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/agent.1234")
-    assert redacted("xabcdefghx abc /tmp/agent.1234") == "x***x abc /tmp/agent.1234"
+    monkeypatch.setenv("SSH_AUTH_SOCK", socket)
+    assert redacted(f"xabcdefghx abc {socket}") == f"x***x abc {socket}"
     assert redacted_tree({"abcdefgh": [1, ["abcdefgh", None]], "n": [1.5]}) == {"***": [1, ["***", None]], "n": [1.5]}
