@@ -87,7 +87,7 @@ def seconds(folder: Path) -> float:
     """Of all steps but the first, which warms up."""
     lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [record["timing/step"] for record in map(json.loads, lines) if "timing/step" in record]
-    return round(sum(steps[1:]), 2)
+    return round(float(sum(steps[1:])), 2)
 
 
 def simulated(words: list[str], like: Path, steps: int) -> float:

@@ -83,7 +83,8 @@ def digests(megabytes: int) -> dict[str, float]:
     """Gigabytes per second of process CPU time, the best of five."""
     numbers = torch.arange(megabytes * 250_000, dtype=torch.int32)
     arrays: list[Any] = [part.view(torch.uint8).numpy() for part in (numbers, *numbers.split(1_000_000))]
-    whole, *pieces = map(memoryview, arrays)
+    views: list[memoryview] = [memoryview(array) for array in arrays]
+    whole, *pieces = views
     with tempfile.TemporaryDirectory() as folder:
         disk = Disk(Path(folder))
         disk.write("state", pieces)

@@ -91,10 +91,10 @@ def skyrl_seconds(model: Path, rows: Rows, scratch: Path) -> tuple[float, float]
     }
     experiment = SFTExp(compose([], settings, SFTConfig).config)
     first = _First()
-    trainer = experiment.get_trainer(Trackers([first]))
+    course = experiment.get_course(Trackers([first]))
     began = time.process_time()
     with experiment.stopping:
-        asyncio.run(trainer.train())
+        asyncio.run(course.run())
     seconds = time.process_time() - began
     experiment.held.close()
     return seconds, first.loss
