@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from skyrl.config.environment import RewardModelEnvConfig
@@ -62,9 +63,19 @@ class RewardModelEnv(Env):
             raise ValueError(message) from error
 
 
-@cache
+_LOADING = Lock()
+
+
 def _model(path: str) -> RewardModel:
-    """Loaded once in a process."""
+    """Loaded once, however many threads ask: transformers exchanges functions of its own while it loads, and two at a
+    time would leave the wrong ones behind.
+    """
+    with _LOADING:
+        return _loaded(path)
+
+
+@cache
+def _loaded(path: str) -> RewardModel:
     from skyrl.models.reward_model import RewardModel
 
     return RewardModel(path)
