@@ -22,8 +22,11 @@ SAID = {
     "llama 2": (" one </s>", " two é </s>"),
     "mistral": (" one</s>", " two é</s>"),
     "vicuna": (" one</s>", " two é</s>"),
+    "jamba 1.5": (" one<|eom|>", " two é<|eom|>"),
+    "glm 4.5": ("\none<|user|>", "\ntwo é<|im_end|>"),  # as for glm 4, an end of the sequence ends the last turn
+    "harmony": ("<|channel|>final<|message|>one<|end|>", "<|channel|>final<|message|>two é<|end|>"),
 }
-"""Where the header that asks for an answer ends before a space, the space is sampled, too."""
+"""What the header that asks for an answer leaves to the answer, a space or a channel, is sampled, too."""
 
 
 def tokenizer_of(name: str) -> Any:
