@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
@@ -67,7 +68,7 @@ def value_of(path: str, *, null_inside: bool = True) -> st.SearchStrategy[Any]:
     @st.composite
     def draw_one(draw: st.DrawFn) -> Any:
         value = draw(_of_type(kind, null_inside))
-        return value if takes(path, value) else draw(st.sampled_from(simple))
+        return value if takes(path, value) else deepcopy(draw(st.sampled_from(simple)))  # a test may change what it got
 
     return draw_one()
 
