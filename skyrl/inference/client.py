@@ -116,8 +116,8 @@ class InferenceEngineClient:
     async def load_weights(self, arrivals: Sequence[Arrival], version: int) -> None:
         """Gives each engine in service its arrival, in the order of `in_service`.
 
-        Where some engines take the weights, one that does not is lost. Where none does, the first error is raised, and
-        every engine holds its old weights or refuses work.
+        Where some engines take the weights, one that does not is lost. Where none does, the first error is raised, that
+        of a process that ended before all others, and every engine holds its old weights or refuses work.
         """
         serving = list(self._serving)
         assert len(arrivals) == len(serving), f"{len(arrivals)} arrivals for {len(serving)} engines in service"
@@ -134,7 +134,7 @@ class InferenceEngineClient:
             if isinstance(error, ProcessError) or not nobody:
                 self._lose(served, error)
         if nobody:
-            raise failed[0][1]
+            raise min((error for _, error in failed), key=lambda error: not isinstance(error, ProcessError))
 
     async def inspect(self, look: Callable[[Sequence[InferenceEngine]], Awaitable[T]]) -> T:
         """What `look` returns of the engines in service. They take its requests, and none that comes through here.

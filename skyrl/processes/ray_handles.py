@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import ray
 from ray.exceptions import RayActorError
 
-from skyrl.errors import ProcessError
+from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.processes.calls import Answer, Failure, name_of
 from skyrl.processes.progress import Progress
 from skyrl.processes.ray_watch import GRACE, Member, Watch
@@ -62,9 +62,10 @@ class RayHandle(Generic[T]):
             raise
         if isinstance(outcome, Answer):
             return outcome.value
-        if isinstance(outcome, Failure) and outcome.ours is not None:
-            raise outcome.ours
-        raise await self._first_cause(outcome, began) or failed(self._member, method, outcome)
+        ours = outcome.ours if isinstance(outcome, Failure) else None
+        if ours is not None and not isinstance(ours, WeightSyncError):  # where ranks meet, one's end is another's error
+            raise ours
+        raise await self._first_cause(outcome, began) or ours or failed(self._member, method, outcome)
 
     async def _first_cause(self, outcome: Any, began: float) -> ProcessError | None:
         """The end of another rank explains this rank's error: waits until every other one has answered or is dead."""

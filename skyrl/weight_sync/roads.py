@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.errors import SkyRLError, WeightSyncError
+from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
 from skyrl.inference.arrival import Broadcast, Folder, Native, Shared, WeightInfo
 from skyrl.inference.broadcast import Meeting
 from skyrl.inference.client import InferenceEngineClient
@@ -145,8 +145,8 @@ def _infos(metadata: Sequence[tuple[str, tuple[int, ...], str]], dtype: str) -> 
 async def _both(
     loading: Coroutine[Any, Any, None], sending: Coroutine[Any, Any, None], call_off: Callable[[str], None]
 ) -> None:
-    """Waits for both ends; when one fails, the other is told. The engines' error is raised before the sender's, which
-    is only its echo.
+    """Waits for both ends; when one fails, the other is told. The end of a process is raised before what it causes, and
+    then the engines' error before the sender's, which is only its echo.
     """
     ends = [asyncio.ensure_future(loading), asyncio.ensure_future(sending)]
     await asyncio.wait(ends, return_when=asyncio.FIRST_EXCEPTION)
@@ -156,4 +156,4 @@ async def _both(
     outcomes = await asyncio.gather(*ends, return_exceptions=True)
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if errors:
-        raise min(errors, key=lambda error: not isinstance(error, SkyRLError))
+        raise min(errors, key=lambda error: (not isinstance(error, ProcessError), not isinstance(error, SkyRLError)))

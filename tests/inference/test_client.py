@@ -190,6 +190,14 @@ async def test_weights_that_no_engine_takes_are_an_error_and_all_serve_on() -> N
     assert door.weight_version == 0
 
 
+async def test_the_engine_that_ended_is_named_and_not_the_one_that_missed_it() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    door = client(a, b)
+    a.fault, b.fault = WeightSyncError("connection closed by peer"), ProcessError("b died")
+    with pytest.raises(ProcessError, match="b died"):
+        await door.load_weights([weights("y")] * 2, version=1)
+
+
 async def test_engines_with_different_weights_are_an_error() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
     door = client(a, b)

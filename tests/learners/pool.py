@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from skyrl.learners.ranks import Ranks, Rendezvous
+from skyrl.processes.calls import apply
 from skyrl.processes.handles import Group
 
 PATIENCE = 120.0
@@ -139,7 +140,7 @@ def _serve(pipe: Connection) -> None:
         if method is None:
             return
         try:
-            result = method(held if method in _OURS else held["object"], *args, **kwargs)
+            result = method(held, *args, **kwargs) if method in _OURS else apply(held["object"], method, args, kwargs)
             result = asyncio.run(result) if inspect.iscoroutine(result) else result
             answer = pickle.dumps((False, result))
         except BaseException as failure:  # noqa: BLE001 - it is raised where the call was made

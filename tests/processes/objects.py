@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from skyrl.errors import NonFiniteError
+from skyrl.errors import NonFiniteError, WeightSyncError
 
 
 class Counts(Protocol):
@@ -81,11 +81,19 @@ class Counter:
 
     def lose_a_peer(self, peer: int) -> None:
         """The rank whose peer is 0 dies; the other fails the moment that its peer is gone, as a collective does."""
+        self._outlive(peer)
+        raise RuntimeError("Connection closed by peer")
+
+    def miss_a_peer(self, peer: int) -> None:
+        """As `lose_a_peer`, where somebody has made an error of ours of the collective's."""
+        self._outlive(peer)
+        raise WeightSyncError("the weights did not get through (Connection closed by peer)")
+
+    def _outlive(self, peer: int) -> None:
         if peer == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         while _lives(peer):
             time.sleep(0.001)
-        raise RuntimeError("Connection closed by peer")
 
 
 def _lives(pid: int) -> bool:

@@ -152,11 +152,14 @@ async def test_a_frozen_process_is_named_within_the_heartbeat(processes: RayProc
     await waiting  # a call to one rank is not the business of another
 
 
-async def test_the_first_cause_is_raised_and_not_what_it_causes(processes: RayProcesses) -> None:
-    group = two(processes, "loses")
+@pytest.mark.parametrize(("role", "method"), [("loses", Counter.lose_a_peer), ("misses", Counter.miss_a_peer)])
+async def test_the_first_cause_is_raised_and_not_what_it_causes(
+    processes: RayProcesses, role: str, method: Callable[[Counter, int], None]
+) -> None:
+    group = two(processes, role)
     (_, peer) = await group.call(Counter.process)
-    with pytest.raises(ProcessError, match=r"^loses-1 .* died: it was killed from outside"):
-        await group.deal(Counter.lose_a_peer, [peer, 0])
+    with pytest.raises(ProcessError, match=rf"^{role}-1 .* died: it was killed from outside"):
+        await group.deal(method, [peer, 0])
 
 
 async def test_a_grandchild_in_a_session_of_its_own_ends_with_its_process(processes: RayProcesses) -> None:

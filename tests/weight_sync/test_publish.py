@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
-from skyrl.errors import WeightSyncError
+from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference import arrival
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.torch_engine import TorchEngine
@@ -143,14 +143,23 @@ async def test_an_engine_that_does_not_compute_with_what_came_is_caught_before_t
     await door.close()
 
 
-async def test_an_engine_that_never_comes_ends_the_waiting_of_the_others_at_once(store: TCPStore) -> None:
+@pytest.mark.parametrize(
+    ("fault", "raised"),
+    [
+        (RuntimeError("the learner broke"), (WeightSyncError, "not sent: the learner broke")),
+        (ProcessError("policy-1 died"), (ProcessError, "^policy-1 died$")),
+    ],
+)
+async def test_a_learner_that_never_comes_ends_the_waiting_of_the_engines_at_once(
+    store: TCPStore, fault: Exception, raised: tuple[type[Exception], str]
+) -> None:
     class Breaks(HeldModel):
         async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False) -> R:
-            raise RuntimeError("the learner broke")
+            raise fault
 
     learner = Breaks(nano_model("qwen2, tied", seed=1))
     door = client(engine())
     road = BroadcastRoad(MeetingPlace("127.0.0.1", store.port, timeout=1000), dtype="float32")
-    with pytest.raises(WeightSyncError, match="not sent: the learner broke"):
+    with pytest.raises(raised[0], match=raised[1]):
         await WeightSync(learner, door, road, CANARY).publish(1)
     await door.close()
