@@ -34,7 +34,7 @@ test: lint
 	$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 test-long: .venv/dev.stamp
-	$(BIN)/pytest -n $(WORKERS) --long --hypothesis-profile=long $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --long --hypothesis-profile=long -o faulthandler_timeout=3600 $(PYTEST_ARGS)
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from skyrl.data.chat_text import chat_text
 from skyrl.errors import DataError
 
 Message = Mapping[str, Any]
@@ -94,14 +95,4 @@ class ChatMasks:
         return np.asarray([*ids, *rest], dtype=np.int64), np.asarray([*mask, *[False] * len(rest)], dtype=np.bool_)
 
     def _render(self, messages: Sequence[Message], tools: Any, *, ask: bool = False) -> str:
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                add_generation_prompt=ask,
-                tokenize=False,
-                **({"tools": list(tools)} if tools else {}),
-            )
-        except Exception as error:  # a template is a program of the model's author: it may raise anything
-            roles = ", ".join(str(message.get("role")) for message in messages)
-            raise DataError(f"the chat template refuses a conversation of {roles}: {error}") from error
-        return text
+        return chat_text(self._tokenizer, messages, ask=ask, **({"tools": list(tools)} if tools else {}))

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.sizes import on_ray, sizes_of
 from skyrl.errors import Problem
+from skyrl.experiments import on_machine
 from skyrl.planning.sizes import layout
 from skyrl.tree.rules import Check
 
 
 def packages_are_installed(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """What the chosen strategy, engine and executor import is there."""
-    for path, package, extra in _packages(run):
-        if importlib.util.find_spec(package) is None:
-            message = f"needs the package {package}, which is not installed"
-            yield Problem(path=path, message=message, hint=f"pip install 'skyrl[{extra}]'")
+    yield from on_machine.packages(_packages(run))
 
 
 def there_are_gpus_for_it(run: SkyRLTrainConfig) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from skyrl.config.effects import evaluates
 from skyrl.config.sizes import samples
 from skyrl.envs import find_env
 from skyrl.errors import Problem, TaskError
-from skyrl.models.paths import check_model_path
+from skyrl.experiments import on_machine
 from skyrl.tree.rules import Check
 
 
@@ -20,23 +20,16 @@ def models_are_where_they_are_said_to_be(run: SkyRLTrainConfig) -> Iterator[Prob
     if run.trainer.algorithm.use_kl_loss and run.trainer.ref.model.path != run.trainer.policy.model.path:
         paths["trainer.ref.model.path"] = run.trainer.ref.model.path
     for field, path in paths.items():
-        why = _trouble(path) or check_model_path(path) if path else None
-        if why:
-            yield Problem(path=field, message=why)
+        yield from on_machine.model(field, path)
 
 
 def data_files_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A source that names a file is there; a hub name can only be tried. Recorded samples need no prompts."""
     if not samples(run):
         return
-    sources = {"data.train_data": run.data.train_data, "data.val_data": run.data.val_data if evaluates(run) else ()}
-    for field, named in sources.items():
-        for source in named:
-            why = _trouble(source)
-            if not why and Path(source).suffix in (".parquet", ".jsonl", ".json"):
-                why = None if Path(source).expanduser().is_file() else f"there is no file {source}"
-            if why:
-                yield Problem(path=field, message=why)
+    yield from on_machine.data("data.train_data", run.data.train_data)
+    if evaluates(run):
+        yield from on_machine.data("data.val_data", run.data.val_data)
 
 
 def the_task_can_be_imported(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -50,23 +43,16 @@ def the_task_can_be_imported(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def the_checkpoint_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A checkpoint that is named is there."""
-    path = run.trainer.resume_path
-    if (
-        path
-        and "://" not in path
-        and (why := _trouble(path) or (None if Path(path).expanduser().is_dir() else f"there is no folder {path}"))
-    ):
-        yield Problem(path="trainer.resume_path", message=why)
+    if path := run.trainer.resume_path:
+        yield from on_machine.checkpoint("trainer.resume_path", path)
 
 
 def folders_have_names(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Whatever a run writes goes into a folder that the user named, and not beside it."""
     trainer = run.trainer
-    folders = {"run_path": trainer.run_path, "ckpt_path": trainer.ckpt_path, "export_path": trainer.export_path}
-    for name, path in folders.items():
-        why = "is empty: name a folder" if path == "" else path and _trouble(path)
-        if why:
-            yield Problem(path=f"trainer.{name}", message=why)
+    yield from on_machine.folder_name("trainer.run_path", trainer.run_path)
+    yield from on_machine.folder_name("trainer.ckpt_path", trainer.ckpt_path)
+    yield from on_machine.folder_name("trainer.export_path", trainer.export_path)
 
 
 def the_recording_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -74,7 +60,7 @@ def the_recording_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
     path = run.trainer.rollouts_from
     if path is None:
         return
-    why = _trouble(path)
+    why = on_machine.no_path(path)
     if not why and not (Path(path).expanduser() / "recording" / "about.json").is_file():
         why = f"there is no recording in {path or 'an empty path'}: name the folder of a run with trainer.recording on"
     if why:
@@ -89,12 +75,3 @@ PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     folders_have_names,
     the_recording_exists,
 )
-
-
-def _trouble(path: str) -> str | None:
-    """Why the file system will not even look at the path, such as the home of a user who does not exist."""
-    try:
-        Path(path).expanduser().exists()
-    except (OSError, RuntimeError, ValueError) as error:
-        return f"{path[:80]!r} is not a path here: {error}"
-    return None

@@ -13,6 +13,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
+from skyrl.data.chat_text import chat_text
 from skyrl.errors import DataError
 
 Message = Mapping[str, Any]
@@ -81,17 +82,7 @@ class Template:
     def text(self, messages: Sequence[Message], *, ask: bool = True) -> str:
         """A conversation as the template writes it; `ask` adds the header of an answer. Raises `DataError`."""
         shown = {"tools": [dict(tool) for tool in self.tools]} if self.tools else {}
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                add_generation_prompt=ask,
-                tokenize=False,
-                **{**self.arguments, **shown},
-            )
-        except Exception as error:  # a template is a program of the model's author: it may raise anything
-            roles = ", ".join(str(message.get("role")) for message in messages)
-            raise DataError(f"the chat template refuses a conversation of {roles}: {error}") from error
-        return text
+        return chat_text(self.tokenizer, messages, ask=ask, **{**self.arguments, **shown})
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The tokens that an episode begins with. Raises `DataError`, also for a template that shows no tools."""
