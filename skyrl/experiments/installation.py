@@ -48,7 +48,7 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
         path = "environment.skyrl_gym.llm_as_a_judge.base_url"
         judges = run.environment.env_class == "llm_as_a_judge"
         if judges and run.environment.skyrl_gym.llm_as_a_judge.base_url is None and not environ.get("OPENAI_API_KEY"):
-            hint = "export OPENAI_API_KEY=..., or name another service that speaks OpenAI's protocol"
+            hint = "set the variable OPENAI_API_KEY, or name another service that speaks OpenAI's protocol"
             yield Problem(path=path, message="OpenAI, the judge's service, wants a key, and there is none", hint=hint)
 
     def trackers_have_their_keys(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -58,7 +58,7 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
         logged_in = (Path(environ.get("HOME", "/")) / ".netrc").is_file()
         offline = environ.get("WANDB_MODE") in ("offline", "disabled")
         if "wandb" in names and not environ.get("WANDB_API_KEY") and not logged_in and not offline:
-            hint = "export WANDB_API_KEY=..., run `wandb login`, or set trainer.logger = console"
+            hint = "set the variable WANDB_API_KEY, run `wandb login`, or set trainer.logger = console"
             yield Problem(path="trainer.logger", message="wandb wants a key, and there is none", hint=hint)
 
     return services_have_their_keys
