@@ -123,8 +123,7 @@ def _draft(files: Files, overrides: Overrides, root: type[C] | None, environ: Ma
     draft: Draft[C] = Draft(chosen(), reach)
     for layer in layers:
         _take(draft, layer, chosen)
-    hint = f"one of: {', '.join(ROOTS)}"
-    draft.problems = [evolve(each, hint=hint) if each.path == "kind" else each for each in draft.problems]
+    draft.problems = [_of_every_kind(each) if each.path == "kind" else each for each in draft.problems]
     return draft
 
 
@@ -167,6 +166,12 @@ def _root_of(layers: Sequence[_Layer]) -> type[RunConfig]:
         if found is not None:
             kind = str(found).strip().strip('"')
     return ROOTS.get(kind, SkyRLTrainConfig)
+
+
+def _of_every_kind(problem: Problem) -> Problem:
+    """What is wrong with `kind`, whose field in each root allows that root alone."""
+    found, _, _ = problem.message.partition(" is not ")
+    return evolve(problem, message=f"{found} is not one of: {', '.join(ROOTS)}", hint="")
 
 
 def _take(draft: Draft[Any], layer: _Layer, root: type[Any]) -> None:
