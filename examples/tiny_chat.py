@@ -9,11 +9,13 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NoReturn
 
 # Threads of torch that wait for each other by spinning bring a shared machine to a stop. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -114,10 +116,29 @@ def warm_start(
         model.load_state_dict(type(model).from_pretrained(f"{folder}/run/model").state_dict())
 
 
+def write_rows(path: Path, rows: Iterable[object]) -> None:
+    """As JSONL."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
     """As transformers loads them."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def make_once(base: Path, make: Callable[[Path], None]) -> None:
+    """`make(base)`, unless the folder is there."""
+    if not base.exists():
+        print(f"making {base}")
+        with made_whole(base) as folder:
+            make(folder)
+
+
+def train(config: Path, *settings: str) -> NoReturn:
+    """`skyrl run`, with the arguments of this command after `settings`; ends as it does."""
+    command = [sys.executable, "-m", "skyrl.cli", "run", str(config), *settings, *sys.argv[1:]]
+    sys.exit(subprocess.call(command))
 
 
 @contextmanager

@@ -8,7 +8,6 @@ the run takes.
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))  # where tiny_chat.py is
 
-from tiny_chat import Conversation, byte_tokenizer, made_whole, save, seeded, small_qwen2, warm_start
+from tiny_chat import Conversation, byte_tokenizer, make_once, save, seeded, small_qwen2, train, warm_start, write_rows
 
 from skyrl.envs.search import documents
 
@@ -52,10 +51,10 @@ def make_data(out: Path, rng: random.Random) -> None:
     homes = {name: rng.choice(CITIES) for name in NAMES}
     texts = [f"{name} lives in {city}" for name, city in homes.items()]
     texts += [f"{name} likes {rng.choice(LIKES)}" for name in NAMES]
-    write(out / "corpus.jsonl", [{"id": str(number), "contents": text} for number, text in enumerate(texts)])
+    write_rows(out / "corpus.jsonl", [{"id": str(number), "contents": text} for number, text in enumerate(texts)])
     asked = rng.sample(NAMES, len(NAMES))
-    write(out / "validation.jsonl", rows(asked[:VALIDATION], homes, VALIDATION_ROWS))
-    write(out / "train.jsonl", rows(asked[VALIDATION:], homes, TRAIN_ROWS))
+    write_rows(out / "validation.jsonl", rows(asked[:VALIDATION], homes, VALIDATION_ROWS))
+    write_rows(out / "train.jsonl", rows(asked[VALIDATION:], homes, TRAIN_ROWS))
 
 
 def make_model(folder: Path, rng: random.Random) -> None:
@@ -97,11 +96,6 @@ def rows(names: Sequence[str], homes: dict[str, str], count: int) -> list[dict[s
     ]
 
 
-def write(path: Path, lines: Sequence[object]) -> None:
-    """As JSONL."""
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-
-
 @contextmanager
 def retriever(corpus: Path) -> Iterator[str]:
     """Its address, while it runs, on a port that is free."""
@@ -119,13 +113,9 @@ def retriever(corpus: Path) -> Iterator[str]:
 
 def main() -> None:
     """Make what is missing, and train."""
-    if not BASE.exists():
-        print(f"making {BASE}")
-        with made_whole(BASE) as folder:
-            make(folder)
+    make_once(BASE, make)
     with retriever(BASE / "corpus.jsonl") as url:
-        run = [sys.executable, "-m", "skyrl.cli", "run", str(CONFIG)]
-        sys.exit(subprocess.call([*run, f"environment.skyrl_gym.search.search_url={url}", *sys.argv[1:]]))
+        train(CONFIG, f"environment.skyrl_gym.search.search_url={url}")
 
 
 if __name__ == "__main__":

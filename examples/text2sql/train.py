@@ -7,10 +7,8 @@ Nothing is downloaded and no GPU is needed.
 
 from __future__ import annotations
 
-import json
 import random
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -18,7 +16,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))  # where tiny_chat.py is
 
-from tiny_chat import Conversation, byte_tokenizer, made_whole, save, seeded, small_qwen2, warm_start
+from tiny_chat import Conversation, byte_tokenizer, make_once, save, seeded, small_qwen2, train, warm_start, write_rows
 
 from skyrl.envs.text2sql import shown
 
@@ -50,8 +48,8 @@ def make_data(out: Path, rng: random.Random) -> None:
     (out / "databases").mkdir()
     for number in range(DATABASES):
         make_database(out / "databases" / f"{name_of(number)}.sqlite", capitals=number % 2 == 1, rng=rng)
-    write(out / "validation.jsonl", rows(range(VALIDATION), VALIDATION_ROWS))
-    write(out / "train.jsonl", rows(range(VALIDATION, DATABASES), TRAIN_ROWS))
+    write_rows(out / "validation.jsonl", rows(range(VALIDATION), VALIDATION_ROWS))
+    write_rows(out / "train.jsonl", rows(range(VALIDATION, DATABASES), TRAIN_ROWS))
 
 
 def make_model(folder: Path, rng: random.Random) -> None:
@@ -120,18 +118,10 @@ def rows(databases: Sequence[int], count: int) -> list[dict[str, object]]:
     ]
 
 
-def write(path: Path, lines: Sequence[object]) -> None:
-    """As JSONL."""
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-
-
 def main() -> None:
     """Make what is missing, and train."""
-    if not BASE.exists():
-        print(f"making {BASE}")
-        with made_whole(BASE) as folder:
-            make(folder)
-    sys.exit(subprocess.call([sys.executable, "-m", "skyrl.cli", "run", str(CONFIG), *sys.argv[1:]]))
+    make_once(BASE, make)
+    train(CONFIG)
 
 
 if __name__ == "__main__":

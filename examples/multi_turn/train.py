@@ -1,14 +1,12 @@
-"""Makes what the multi-turn example needs: a tokenizer, a small model that listens badly, and two datasets.
+"""Makes the multi-turn example and trains it: prompts, a small model that listens badly, a run.
 
-    python examples/multi_turn/make_base.py [--out runs/multi-turn-base]
+    python examples/multi_turn/train.py [PATH=VALUE ...]        arguments go to `skyrl run`
 
-Nothing is downloaded and no GPU is needed; two cores take less than a minute. A folder that is complete is left alone.
+Nothing is downloaded and no GPU is needed.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 from pathlib import Path
@@ -16,8 +14,10 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))  # where tiny_chat.py is
 
 from guess_env import hint
-from tiny_chat import byte_tokenizer, made_whole, save, seeded, small_qwen2, warm_start
+from tiny_chat import byte_tokenizer, make_once, save, seeded, small_qwen2, train, warm_start, write_rows
 
+BASE = Path("runs/multi-turn-base")
+CONFIG = Path(__file__).with_name("grpo.toml")
 STEPS, BATCH, LEARNING_RATE = 200, 64, 2e-3
 LISTENS = 0.3
 """Share of the worked conversations in which the second try uses what was told; in the others it is any digit."""
@@ -39,9 +39,9 @@ def conversation(rng: random.Random) -> list[dict[str, str]]:
     ]
 
 
-def write_rows(path: Path, count: int) -> None:
+def rows(count: int) -> list[dict[str, object]]:
     """Every row asks the same; the secrets go round."""
-    rows = [
+    return [
         {
             "data_source": "guess",
             "prompt": [{"role": "user", "content": "digit?"}],
@@ -49,14 +49,13 @@ def write_rows(path: Path, count: int) -> None:
         }
         for number in range(count)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def make(out: Path, seed: int) -> None:
+def make(out: Path, seed: int = 0) -> None:
     """Fill the folder."""
     rng = seeded(seed)
-    write_rows(out / "train.jsonl", TRAIN_ROWS)
-    write_rows(out / "validation.jsonl", VALIDATION_ROWS)
+    write_rows(out / "train.jsonl", rows(TRAIN_ROWS))
+    write_rows(out / "validation.jsonl", rows(VALIDATION_ROWS))
     tokenizer = byte_tokenizer(length=64)
     model = small_qwen2(tokenizer, hidden_size=128, layers=2)
     warm_start(model, tokenizer, lambda: conversation(rng), steps=STEPS, batch_size=BATCH, lr=LEARNING_RATE)
@@ -64,19 +63,9 @@ def make(out: Path, seed: int) -> None:
 
 
 def main() -> None:
-    """Unless it is there already."""
-    parser = argparse.ArgumentParser(
-        description="Make the tokenizer, the model and the data of the multi-turn example."
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/multi-turn-base"), help="folder to make (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of model and warm start (%(default)s)")
-    arguments = parser.parse_args()
-    if (arguments.out / "model").exists():
-        print(f"{arguments.out} is complete already: nothing to do")
-        return
-    with made_whole(arguments.out) as folder:
-        make(folder, arguments.seed)
-    print(f"made {arguments.out}")
+    """Make what is missing, and train."""
+    make_once(BASE, make)
+    train(CONFIG)
 
 
 if __name__ == "__main__":
