@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from collections.abc import Mapping
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,10 @@ TINY: dict[str, Any] = {
 class Session:
     """One start of the command."""
 
-    def __init__(self, nano: Path, out: Path, fault: Fault | None = None, **changes: Any) -> None:
+    def __init__(self, values: Mapping[str, Any], out: Path, fault: Fault | None = None) -> None:
+        """`values` are dotted paths of any kind of run, and what stands there."""
         out.mkdir(parents=True, exist_ok=True)
         self.out = out
-        values = overrides(nano, out, **{**TINY, **changes})
         words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
         environment = fault.in_environment() if fault else {}
         self.process: ForkServerProcess = _context.Process(target=command, args=(words, environment, out))
@@ -62,7 +63,17 @@ class Session:
         return (self.out / "said").read_text(encoding="utf-8")
 
 
+def tiny(nano: Path, out: Path, **changes: Any) -> dict[str, Any]:
+    """Paths and values of a small run."""
+    return overrides(nano, out, **{**TINY, **changes})
+
+
 def run(nano: Path, out: Path, fault: Fault | None = None, **changes: Any) -> tuple[int, str]:
     """One session to its end: exit status and what it said."""
-    session = Session(nano, out, fault, **changes)
+    return run_of(tiny(nano, out, **changes), out, fault)
+
+
+def run_of(values: Mapping[str, Any], out: Path, fault: Fault | None = None) -> tuple[int, str]:
+    """The same of any kind of run."""
+    session = Session(values, out, fault)
     return session.ends(), session.said

@@ -20,8 +20,11 @@ from torch import Tensor
 
 from skyrl.checkpoint.storage import Bytes, Disk
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.experiments.reward_model import RewardModelExp
+from skyrl.experiments.sft import SFTExp
 from skyrl.learners.group import LearnerGroup
-from skyrl.learners.workers import PolicyWorker
+from skyrl.learners.learning_worker import LearningWorker
+from skyrl.learners.workers import CriticWorker, PolicyWorker, SFTWorker
 from skyrl.processes.leftovers import RUN, marked
 
 PHASES = ("start", "generation", "reward", "forward", "backward", "optimizer", "sync", "save", "writing")
@@ -84,7 +87,7 @@ def tell_of_writing() -> None:
         Disk.write = phased_write  # type: ignore[method-assign]
 
 
-class PhasedPolicyWorker(PolicyWorker):
+class Phased(LearningWorker):
     """Tells of each forward and backward pass, and of each optimizer step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -108,28 +111,73 @@ class PhasedPolicyWorker(PolicyWorker):
         return super()._forward(batch)
 
 
+class PhasedPolicyWorker(Phased, PolicyWorker):
+    """Of a reinforcement-learning run."""
+
+
+class PhasedSFTWorker(Phased, SFTWorker):
+    """Of supervised fine-tuning."""
+
+
+class PhasedCriticWorker(Phased, CriticWorker):
+    """Of a reward model."""
+
+
+def tell_of_the_clock(experiment: Any) -> None:
+    """What the experiment measures the time of is a phase, too."""
+    os.environ["DRIVER"] = str(os.getpid())
+    tell_of_writing()
+    around = experiment.clock._around
+
+    @contextmanager
+    def phased(name: str) -> Iterator[None]:
+        with around(name):
+            enter(OF_THE_CLOCK.get(name, name))
+            yield
+
+    experiment.clock._around = phased
+
+
 class PhasedExp(BasePPOExp):
     """`BasePPOExp` that tells of its phases."""
 
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
-        os.environ["DRIVER"] = str(os.getpid())
-        tell_of_writing()
-        around = self.clock._around
-
-        @contextmanager
-        def phased(name: str) -> Iterator[None]:
-            with around(name):
-                enter(OF_THE_CLOCK.get(name, name))
-                yield
-
-        self.clock._around = phased
+        tell_of_the_clock(self)
 
     def get_policy(self) -> LearnerGroup[PolicyWorker]:
         from skyrl.experiments import ppo
 
         ppo.PolicyWorker = PhasedPolicyWorker  # type: ignore[attr-defined]
         return super().get_policy()
+
+
+class PhasedSFTExp(SFTExp):
+    """`SFTExp` that tells of its phases."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        tell_of_the_clock(self)
+
+    def get_learner(self) -> LearnerGroup[Any]:
+        from skyrl.experiments import sft
+
+        sft.SFTWorker = PhasedSFTWorker  # type: ignore[attr-defined]
+        return super().get_learner()
+
+
+class PhasedRewardModelExp(RewardModelExp):
+    """`RewardModelExp` that tells of its phases."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        tell_of_the_clock(self)
+
+    def get_learner(self) -> LearnerGroup[Any]:
+        from skyrl.experiments import reward_model
+
+        reward_model.CriticWorker = PhasedCriticWorker  # type: ignore[attr-defined]
+        return super().get_learner()
 
 
 def in_ascii(completion: str, ground_truth: str, **others: Any) -> float:
@@ -145,7 +193,9 @@ def command(words: list[str], environment: dict[str, str], folder: Path) -> None
     os.dup2(said, 1)
     os.dup2(said, 2)
     from skyrl.cli.main import main
-    from skyrl.experiments import ppo
+    from skyrl.experiments import ppo, reward_model, sft
 
     ppo.BasePPOExp = PhasedExp  # type: ignore[misc]
+    sft.SFTExp = PhasedSFTExp  # type: ignore[misc]
+    reward_model.RewardModelExp = PhasedRewardModelExp  # type: ignore[misc]
     main(["run", *words])

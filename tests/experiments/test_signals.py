@@ -16,7 +16,7 @@ from skyrl.checkpoint.storage import Disk
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.errors import Stopped
 from skyrl.experiments.ppo import BasePPOExp
-from tests.experiments.forked import Session, run
+from tests.experiments.forked import Session, run, tiny
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same
 from tests.nano_run import config, train
@@ -98,7 +98,7 @@ def test_a_run_that_cannot_stop_in_time_ends_with_what_was_saved(nano: Path, tmp
 
 
 def test_a_second_signal_ends_a_run_at_once(nano: Path, tmp_path: Path) -> None:
-    session = Session(nano, tmp_path, Fault(phase="optimizer", does="SIGTERM", nth=6, hangs=200))
+    session = Session(tiny(nano, tmp_path), tmp_path, Fault(phase="optimizer", does="SIGTERM", nth=6, hangs=200))
     while 2 not in saved(tmp_path):
         assert session.process.is_alive()
         time.sleep(0.02)

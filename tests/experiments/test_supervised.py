@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,68 +21,7 @@ from skyrl.experiments.ppo import BasePPOExp
 from skyrl.learners.schedule import adamw
 from skyrl.models.reward_model import RewardModel
 from tests.nano_run import overrides as rl_overrides
-
-
-def write(path: Path, rows: Sequence[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
-def chats(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Words of different lengths, answered in capitals."""
-    rng = random.Random(seed)
-    words = ["".join(rng.choices("abcd", k=rng.randint(2, 6))) for _ in range(count)]
-    return [
-        {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": word.upper()}]}
-        for word in words
-    ]
-
-
-def pairs(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Answers of x, y, z are better than those of m, n, o."""
-    rng = random.Random(seed)
-    return [
-        {"prompt": "".join(rng.choices("abcd", k=3)), "chosen": _word(rng, "xyz"), "rejected": _word(rng, "mno")}
-        for _ in range(count)
-    ]
-
-
-def _word(rng: random.Random, letters: str) -> str:
-    return "".join(rng.choices(letters, k=rng.randint(2, 5)))
-
-
-def settings(nano: Path, folder: Path, kind: str, **changes: Any) -> dict[str, Any]:
-    rows = chats(32) if kind == "sft" else pairs(32)
-    return {
-        "kind": kind,
-        "model.path": str(nano / "model"),
-        "train_datasets": (write(folder / "train.jsonl", rows),),
-        "batch_size": 8,
-        "micro_train_batch_size_per_gpu": 3,
-        "optimizer_config.lr": 1e-2 if kind == "sft" else 3e-3,
-        "num_epochs": 2,
-        "device": "cpu",
-        "run_path": str(folder / "run"),
-        **{name.replace("__", "."): value for name, value in changes.items()},
-    }
-
-
-def train(nano: Path, folder: Path, kind: str = "sft", **changes: Any) -> list[dict[str, Any]]:
-    """Runs it, and reads its metrics."""
-    folder.mkdir(exist_ok=True)
-    config: Any = compose([], settings(nano, folder, kind, **changes)).config
-    experiment_of(config.kind)(config).run()
-    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    model: Any = AutoModelForCausalLM.from_pretrained(folder / "run" / "model")
-    state: dict[str, torch.Tensor] = model.state_dict()
-    return state
-
-
-def farthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    return max((one[name] - other[name]).abs().max().item() for name in one)
+from tests.supervised_run import chats, farthest, pairs, settings, train, weights, word_of, write
 
 
 def test_the_loss_falls_on_the_rows_and_on_others(nano: Path, tmp_path: Path) -> None:
@@ -185,7 +123,7 @@ def judge(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A reward model that likes capitals."""
     folder = tmp_path_factory.mktemp("judge")
     rng = random.Random(0)
-    rows = [{"prompt": "a", "chosen": _word(rng, "ABCXYZ"), "rejected": _word(rng, "abcxyz")} for _ in range(48)]
+    rows = [{"prompt": "a", "chosen": word_of(rng, "ABCXYZ"), "rejected": word_of(rng, "abcxyz")} for _ in range(48)]
     data = write(folder / "pairs.jsonl", rows)
     train(nano, folder, "reward_model", train_datasets=(data,), num_epochs=4)
     return str(folder / "run" / "model")

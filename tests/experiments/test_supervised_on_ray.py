@@ -1,0 +1,88 @@
+"""Supervised runs on Ray: the same file as in one process, on two ranks of each strategy."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.config import compose
+from skyrl.experiments.kinds import experiment_of
+from tests.experiments.forked import run_of
+from tests.experiments.phases import Fault
+from tests.experiments.sameness import assert_same_learning
+from tests.supervised_run import records, settings, toml_file, train
+
+pytestmark = pytest.mark.xdist_group("forked")
+
+KINDS = pytest.mark.parametrize("kind", ["sft", "reward_model"])
+STRATEGIES = pytest.mark.parametrize("strategy", ["fsdp2", "deepspeed"])
+
+
+def losses(folder: Path) -> list[float]:
+    return [record["train/loss"] for record in records(folder) if record["step"]]
+
+
+def assert_one_file_has_the_same_losses_on_two_ranks(nano: Path, folder: Path, kind: str, strategy: str) -> None:
+    values = {name: value for name, value in settings(nano, folder, kind).items() if name != "run_path"}
+    file = toml_file(folder / "run.toml", {**values, "num_epochs": 1})
+    on_ray = ["placement.num_gpus_per_node=2", f"strategy={strategy}"]
+    for name, words in {"alone": [], "together": on_ray}.items():
+        config: Any = compose([file], [*words, f"run_path={folder / name / 'run'}"]).config
+        assert config.placement.executor == ("ray" if words else "in_process")
+        experiment_of(config.kind)(config).run()
+    assert losses(folder / "together") == pytest.approx(losses(folder / "alone"), abs=1e-5)
+    assert len(losses(folder / "alone")) == 4
+
+
+def test_one_file_has_the_losses_of_one_process_on_two_ranks(nano: Path, tmp_path: Path) -> None:
+    assert_one_file_has_the_same_losses_on_two_ranks(nano, tmp_path, "sft", "fsdp2")
+
+
+@pytest.mark.long
+@STRATEGIES
+@KINDS
+def test_every_kind_has_the_losses_of_one_process_under_every_strategy(
+    nano: Path, tmp_path: Path, kind: str, strategy: str
+) -> None:
+    assert_one_file_has_the_same_losses_on_two_ranks(nano, tmp_path, kind, strategy)
+
+
+def on_ray(folder: Path, strategy: str) -> dict[str, Any]:
+    return {
+        "placement__num_gpus_per_node": 2,
+        "strategy": strategy,
+        "deterministic": True,
+        "ckpt_interval": 2,
+        "ckpt_path": str(folder / "checkpoints"),
+    }
+
+
+@pytest.mark.long
+@STRATEGIES
+@KINDS
+def test_a_run_on_ray_that_goes_on_is_bit_for_bit_one_that_was_never_interrupted(
+    nano: Path, tmp_path: Path, kind: str, strategy: str
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(nano, whole, kind, **on_ray(whole, strategy))
+    train(nano, parts, kind, **on_ray(parts, strategy), num_steps=3)
+    train(nano, parts, kind, **on_ray(parts, strategy))
+    assert_same_learning(whole, parts)
+
+
+@pytest.mark.long
+@KINDS
+def test_a_run_on_ray_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path, kind: str) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train(nano, whole, kind, **on_ray(whole, "fsdp2"))
+    killed.mkdir()
+    values = settings(nano, killed, kind, **on_ray(killed, "fsdp2"))
+    for phase, nth in {"start": 1, "backward": 11, "writing": 3, "optimizer": 2}.items():
+        status, said = run_of(values, killed, Fault(phase=phase, nth=nth))
+        assert status == -signal.SIGKILL, said
+    status, said = run_of(values, killed)
+    assert status == 0 and "Traceback" not in said, said
+    assert_same_learning(killed, whole)

@@ -1,0 +1,72 @@
+"""Supervised runs on several ranks have the losses, evaluations and models of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from skyrl.config import compose
+from skyrl.experiments.kinds import experiment_of
+from skyrl.processes.handles import Group
+from skyrl.processes.progress import Progress
+from tests.learners.pool import Pool
+from tests.supervised_run import chats, farthest, pairs, records, settings, train, write
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+ROWS: dict[str, Callable[..., list[dict[str, Any]]]] = {"sft": chats, "reward_model": pairs}
+
+
+class PoolProcesses:
+    """`Processes` whose ranks are those of a pool that is there already."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self.step, self.progress = pool, 0, Progress()
+
+    def start(self, role: str, makers: Sequence[Callable[..., Any]]) -> Group[Any]:
+        return self._pool.start(makers[0], len(makers))  # which exchanges the ranks for its own
+
+    def dump_stacks(self) -> list[Path]:
+        return []
+
+    def close(self) -> None:
+        """The pool stays."""
+
+
+@pytest.fixture(scope="module")
+def alone(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Each kind of run in one process."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in ROWS}
+    for kind, folder in folders.items():
+        train(nano, folder, kind, **evaluated(folder, kind))
+    return folders
+
+
+def evaluated(folder: Path, kind: str) -> dict[str, Any]:
+    held_out = write(folder / "held_out.jsonl", ROWS[kind](13, seed=1))
+    return {"num_epochs": 1, "eval_datasets": (held_out,), "eval_interval": 4}
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "deepspeed"])
+@pytest.mark.parametrize("kind", ROWS)
+def test_two_ranks_learn_what_one_process_does(
+    nano: Path, tmp_path: Path, pool: Pool, zero_pool: Pool, alone: dict[str, Path], kind: str, strategy: str
+) -> None:
+    changes = {**evaluated(tmp_path, kind), "strategy": strategy, "placement__num_gpus_per_node": 2}
+    config: Any = compose([], settings(nano, tmp_path, kind, **changes)).config
+    assert config.deepspeed_config.zero_optimization.stage == 3
+    experiment = experiment_of(kind)(config)
+    experiment.processes = PoolProcesses({"fsdp2": pool, "deepspeed": zero_pool}[strategy])
+    experiment.run()
+    found, expected = records(tmp_path), records(alone[kind])
+    for name in ("train/loss", "train/grad_norm", "eval/all/loss"):
+        ours, theirs = ([record[name] for record in run if name in record] for run in (found, expected))
+        assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5) and ours
+    one, other = (load_file(folder / "run" / "model" / "model.safetensors") for folder in (tmp_path, alone[kind]))
+    assert one.keys() == other.keys() and farthest(one, other) < 1e-4
