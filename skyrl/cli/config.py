@@ -131,7 +131,6 @@ def convert(source: str, house: str, output: str | None) -> None:
     from pathlib import Path
 
     from skyrl.cli.show import dump
-    from skyrl.config import SkyRLTrainConfig
     from skyrl.errors import UserError, render
 
     if house == "areal":
@@ -141,7 +140,7 @@ def convert(source: str, house: str, output: str | None) -> None:
     converted = convert_file(source)
     if not converted.lines:
         raise UserError(f"{source} has no settings of {house}: nothing was converted")
-    text = dump(converted.tables, "toml", SkyRLTrainConfig)
+    text = dump(converted.tables, "toml", converted.root)
     if output:
         try:
             Path(output).write_text(text + "\n", encoding="utf-8")

@@ -50,6 +50,10 @@ class OptimizerConfig:
     )
     """Decay rates of the running means of the gradient and of its square."""
 
+    adam_eps: float = field(default=1e-8, validator=positive)
+    """Added to the root of the squared gradient's mean, by which a step is divided; larger means smaller steps of
+    weights whose gradient is tiny."""
+
     weight_decay: float = field(default=0.01, validator=non_negative)
     """Decoupled weight decay: in each step a weight loses this part, times the learning rate, of itself."""
 

@@ -193,6 +193,14 @@ class SupervisedConfig(RunConfig):
     resume_with_changes: bool = field(default=False, metadata=FREE)
     """Go on from a checkpoint although fields that change numbers differ; what differs is printed."""
 
+    recover_mode: Literal["disabled", "auto", "fault", "resume"] | None = field(default=None, metadata=FREE)
+    """AReaL's words for how a run begins, and whether it is begun again when it fails. disabled: anew, and not; auto:
+    from the newest good checkpoint if there is one, and again after a failure; fault: anew, and after a failure from
+    the newest good checkpoint; resume: from a checkpoint that has to be there, and not. None: `resume_from` says."""
+
+    recover_retries: int = field(default=3, validator=non_negative, metadata=FREE)
+    """How many times a failed run is begun again, under the modes that do so."""
+
     hf_save_interval: Interval = field(default=0, validator=interval, metadata=FREE)
     """Optimizer steps between exports of the model in Hugging Face format, or epochs, or time, or a list. -1 or 0:
     only the trained model, in the run's folder."""
@@ -272,6 +280,8 @@ class SupervisedConfig(RunConfig):
             resume_mode="from_path" if named else "latest" if self.resume_from else "none",
             resume_path=self.resume_from if named else None,
             resume_with_changes=self.resume_with_changes,
+            recover_mode=self.recover_mode,
+            recover_retries=self.recover_retries,
             ckpt_path=self.ckpt_path or "",
             ckpt_interval=self.ckpt_interval,
             max_ckpts_to_keep=self.max_ckpts_to_keep,

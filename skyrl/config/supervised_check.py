@@ -95,6 +95,15 @@ def there_is_a_step_to_go_back_to(run: SupervisedConfig) -> Iterator[Problem]:
         yield Problem(path="faults.on_non_finite", message=message, hint="set it to abort or skip")
 
 
+def recovery_and_resuming_agree(run: SupervisedConfig) -> Iterator[Problem]:
+    """One field says where a run begins, and it may not be contradicted by the other."""
+    mode, resume = run.recover_mode, run.resume_from
+    may_begin_anew = mode in ("disabled", "fault") and resume == ""
+    if mode is not None and resume != "latest" and not may_begin_anew:
+        message = f"{mode} says where the run begins, and resume_from = {resume or 'empty'} says otherwise"
+        yield Problem(path="recover_mode", message=message, hint="leave one of them out")
+
+
 SUPERVISED_CHECKS: tuple[Check[Any], ...] = (
     there_is_a_model_to_train,
     there_are_rows_to_learn_from,
@@ -106,6 +115,7 @@ SUPERVISED_CHECKS: tuple[Check[Any], ...] = (
     one_process_holds_one_rank,
     the_schedule_has_what_it_needs,
     there_is_a_step_to_go_back_to,
+    recovery_and_resuming_agree,
 )
 
 
@@ -147,6 +157,7 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
         Effect(f"placement.{name}", "the run is on Ray", _on_ray)
         for name in ("ray_address", "start_timeout_seconds", "call_timeout_seconds", "heartbeat_timeout_seconds")
     ),
+    Effect("recover_retries", "recover_mode is auto or fault", lambda run: run.recover_mode in ("auto", "fault")),
     Effect("log_path", "the run is on Ray", _on_ray),
     Effect(
         "micro_train_batch_size_per_gpu",

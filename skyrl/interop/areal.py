@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Mapping
 from typing import Any
 
 from skyrl.interop.areal_allocation import Part, read_allocation
 from skyrl.interop.areal_keys import INTERVALS, KEYS
+from skyrl.interop.areal_settings import Tables, apply, convert_setting
+from skyrl.interop.areal_supervised import convert_supervised, is_supervised
 from skyrl.interop.areal_values import ALGORITHM, Becomes, number
-from skyrl.interop.report import Conversion, Fate, Line
+from skyrl.interop.report import Conversion
 from skyrl.interop.values import flat_file, without_references
 from skyrl.interop.writing import Writing
-from skyrl.tree.names import nearest
 
 _ENGINE = "generator.inference_engine."
 _TOGETHER = ("allocation_mode", "cluster.n_nodes", "cluster.n_gpus_per_node", "n_nodes", "n_gpus_per_node")
@@ -34,11 +34,7 @@ _COPIES = {
 }
 """Settings that must be what another one is: we have one place for both."""
 
-_UNITS: dict[str, Callable[[Any], Any]] = {
-    "steps": lambda number: number,
-    "epochs": lambda number: "1 epoch" if number == 1 else f"{number} epochs",
-    "secs": lambda number: f"{number}s",
-}
+_TABLES = Tables(keys=KEYS, copies=_COPIES, intervals=INTERVALS)
 
 _BATCH = ("train_dataset.batch_size", "dataset.train_bs_n_seqs")
 
@@ -51,6 +47,8 @@ def convert_areal(name: str) -> Conversion:
 def convert_keys(keys: Mapping[str, Any], where: str = "experiment") -> Conversion:
     """Flat dotted keys and their values, as they stand in the file."""
     values, copies = without_references(keys)
+    if is_supervised(values):
+        return convert_supervised(values, copies, where)
     writing = Writing(where)
     for key, value in values.items():
         if key in _TOGETHER:
@@ -58,53 +56,12 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment") -> Conversi
         elif key in _MINI_BATCHES:
             _mini_batches(writing, key, value, values)
         elif key in _PENALTY and not values.get("actor.overlong_reward_penalty"):
-            _apply(writing, key, value, Becomes(needless="the penalty is off"))
+            apply(writing, key, value, Becomes(needless="the penalty is off"))
         elif key in _DUAL_CLIP and value is not None:
-            _apply(writing, key, value, _dual_clip(value, values))
-        elif _group_of(key):
-            _interval(writing, key, value, values)
-        elif key in _COPIES and _COPIES[key] in values:
-            _copy(writing, key, value, values)
+            apply(writing, key, value, _dual_clip(value, values))
         else:
-            _one(writing, key, value, copies.get(key, ""))
+            convert_setting(writing, _TABLES, key, value, values, copies.get(key, ""))
     return writing.finish()
-
-
-def _one(writing: Writing, key: str, value: Any, copy_of: str) -> None:
-    entry = KEYS.get(key) or next((KEYS[pattern] for pattern in KEYS if fnmatchcase(key, pattern)), None)
-    if entry is None:
-        meant = nearest(key, tuple(KEYS))
-        why = "AReaL has no such setting" + (f"; did it mean {meant}?" if meant else "")
-        writing.note(Line(fate="refused", source=key, value=value, why=why))
-        return
-    become = Becomes(writes={entry: value}) if isinstance(entry, str) else entry(value)
-    _apply(writing, key, value, become, f"a copy of {copy_of}" if copy_of else "")
-
-
-def _copy(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) -> None:
-    original = _COPIES[key]
-    if value == values[original]:
-        _apply(writing, key, value, Becomes(needless=f"as {original}, and here both are one setting"))
-    else:
-        why = f"is not {original} = {values[original]!r}, and here both are one setting"
-        _apply(writing, key, value, Becomes(refused=why))
-
-
-def _apply(writing: Writing, key: str, value: Any, become: Becomes, note: str = "") -> None:
-    reasons: dict[Fate, str] = {"refused": become.refused, "not yet": become.not_yet, "needless": become.needless}
-    for fate, why in reasons.items():
-        if why:
-            writing.note(Line(fate=fate, source=key, value=value, why=why))
-            return
-    written: list[str] = []
-    for path, ours in become.writes.items():
-        paths, problems = writing.write(key, path, ours)
-        errors = [problem for problem in problems if problem.severity == "error"]
-        if errors:
-            writing.note(Line(fate="refused", source=key, value=value, why=f"{path}: {errors[0].message}"))
-            return
-        written += paths
-    writing.note(Line(fate="renamed", source=key, value=value, targets=tuple(written), why=note))
 
 
 def _mini_batches(writing: Writing, key: str, count: Any, values: Mapping[str, Any]) -> None:
@@ -112,9 +69,9 @@ def _mini_batches(writing: Writing, key: str, count: Any, values: Mapping[str, A
     batch = next((values[name] for name in _BATCH if name in values), None)
     if not isinstance(batch, int) or not isinstance(count, int) or count < 1 or batch % count:
         why = f"{count} mini-batches of {batch} prompts: not a whole number of prompts each"
-        _apply(writing, key, count, Becomes(refused=why))
+        apply(writing, key, count, Becomes(refused=why))
     else:
-        _apply(writing, key, count, Becomes(writes={"trainer.policy_mini_batch_size": batch // count}))
+        apply(writing, key, count, Becomes(writes={"trainer.policy_mini_batch_size": batch // count}))
 
 
 def _dual_clip(value: Any, values: Mapping[str, Any]) -> Becomes:
@@ -125,41 +82,23 @@ def _dual_clip(value: Any, values: Mapping[str, Any]) -> Becomes:
     return Becomes(writes={ALGORITHM + name: each for name, each in writes.items()})
 
 
-def _group_of(key: str) -> str:
-    """`saver.freq_` of `saver.freq_steps`; empty for a key of another kind."""
-    start = key.removesuffix(key.rpartition("_")[2])
-    return start if start in INTERVALS and key.removeprefix(start) in _UNITS else ""
-
-
-def _interval(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) -> None:
-    """Steps, epochs and seconds of one thing are one setting here, in which each counts by itself, as there."""
-    group = _group_of(key)
-    given = {unit: values[group + unit] for unit in _UNITS if values.get(group + unit) is not None}
-    if value is None and given:
-        _apply(writing, key, value, Becomes(needless="null: nothing is asked for"))
-        return
-    parts = [_UNITS[unit](number) for unit, number in given.items()]
-    interval = -1 if not parts else parts[0] if len(parts) == 1 else parts
-    _apply(writing, key, value, Becomes(writes={INTERVALS[group]: interval}))
-
-
 def _machines(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) -> None:
     """Nodes, GPUs and degrees of parallelism belong together; `allocation_mode` carries them all."""
     if key != "allocation_mode":
         why = "GPUs of models and engines follow from allocation_mode" if "allocation_mode" in values else ""
-        _apply(
+        apply(
             writing, key, value, Becomes(needless=why) if why else Becomes(not_yet="a cluster without allocation_mode")
         )
         return
     parts = read_allocation(str(value))
     if parts is None:
-        _apply(writing, key, value, Becomes(not_yet="this form of allocation_mode"))
+        apply(writing, key, value, Becomes(not_yet="this form of allocation_mode"))
         return
     per_node = values.get("cluster.n_gpus_per_node", values.get("n_gpus_per_node", 8))
     per_node = per_node if isinstance(per_node, int) and per_node > 0 else 8
     has_reference = any(number(values.get(name, 0)) for name in ("actor.kl_ctl", "ppo.kl_ctl"))
     models = ("policy", "ref") if has_reference else ("policy",)
-    _apply(writing, key, value, Becomes(writes=_placed(*parts, per_node, models)))
+    apply(writing, key, value, Becomes(writes=_placed(*parts, per_node, models)))
 
 
 def _placed(engines: Part, learners: Part, per_node: int, models: tuple[str, ...]) -> dict[str, Any]:

@@ -38,6 +38,11 @@ def read_allocation(text: str) -> tuple[Part, Part] | None:
     return parts[0], parts[1]
 
 
+def read_training(text: str) -> Part | None:
+    """The one part of a run that generates nothing; None where the text has another form."""
+    return _read(text)
+
+
 def _read(text: str) -> Part | None:
     found = _PART.fullmatch(text.strip())
     if not found:

@@ -13,7 +13,6 @@ from skyrl.interop.areal_values import (
     SHAPING,
     Entry,
     batch_of_one_source,
-    betas,
     decoupled,
     dynamic,
     goes_to,
@@ -24,13 +23,12 @@ from skyrl.interop.areal_values import (
     not_there,
     number,
     only,
+    optimizer_keys,
     overlong,
     recovery,
-    scheduler,
     std,
     top_k,
     wandb,
-    warmup,
     whole_prefill,
 )
 
@@ -43,8 +41,6 @@ _TOKENS = "one field for all models: trainer.max_tokens_per_microbatch; no resul
 _FOLDERS = "folders are in one place: trainer.run_path, ckpt_path and export_path"
 _NAMES = "names of the run are in one place: trainer.project_name and trainer.run_name"
 _LEGACY = "settings of AReaL's older system"
-_ASYNC = "asynchronous training"
-_SFT = "supervised fine-tuning"
 _REAL = only(False, does="the weights are loaded", otherwise="training from random weights")
 
 INTERVALS: dict[str, str] = {
@@ -106,18 +102,7 @@ KEYS: dict[str, Entry] = {
     "*.ds_auto_tp": later("DeepSpeed's tensor parallelism"),
     "*.ds_auto_tp.autotp_size": later("DeepSpeed's tensor parallelism", 1),
     # optimizer
-    "actor.optimizer.type": only("adam", "adamw", does="AdamW is the optimizer", otherwise="other optimizers"),
-    "actor.optimizer.lr": goes_to(OPTIMIZER + "lr", convert=number),
-    "actor.optimizer.weight_decay": goes_to(OPTIMIZER + "weight_decay", convert=number),
-    "actor.optimizer.beta1": betas(0),
-    "actor.optimizer.beta2": betas(1),
-    "actor.optimizer.eps": later("the epsilon of AdamW", "1e-8", 1e-8),
-    "actor.optimizer.lr_scheduler_type": scheduler,
-    "actor.optimizer.gradient_clipping": goes_to(OPTIMIZER + "max_grad_norm", convert=number),
-    "actor.optimizer.warmup_steps_proportion": warmup,
-    "actor.optimizer.offload": goes_to("trainer.policy.fsdp_config.cpu_offload"),
-    "actor.optimizer.min_lr_ratio": goes_to("trainer.policy.optimizer_config.min_lr_ratio"),
-    "actor.optimizer.*": not_there("scaling of a loss in float16, which is not used"),
+    **optimizer_keys("actor.optimizer.", OPTIMIZER, "trainer.policy.fsdp_config.cpu_offload"),
     "actor.megatron.ddp.grad_reduce_in_fp32": goes_to("trainer.policy.megatron_config.ddp_config.grad_reduce_in_fp32"),
     "actor.megatron.ddp.overlap_grad_reduce": goes_to("trainer.policy.megatron_config.ddp_config.overlap_grad_reduce"),
     "actor.megatron.ddp.use_distributed_optimizer": only(True, does="always on", otherwise="one on every rank"),
@@ -205,7 +190,7 @@ KEYS: dict[str, Entry] = {
     "valid_dataset.drop_last": only(False, does="evaluation takes every prompt", otherwise="leaving prompts out"),
     "valid_dataset.max_length": not_there("one field for all data: trainer.max_prompt_length"),
     "*_dataset.num_workers": not_there("prompts are read by one process"),
-    "*_dataset.type": only("rl", does="prompts", otherwise=_SFT),
+    "*_dataset.type": only("rl", does="prompts", otherwise="rows of other kinds of run beside an actor"),
     "success_rate_*": later("leaving prompts out by their success rate"),
     # engines
     "rollout.max_head_offpolicyness": goes_to("trainer.fully_async.max_staleness_steps"),
@@ -245,8 +230,8 @@ KEYS: dict[str, Entry] = {
     # keeping and watching
     "*.freq_*": later(_INTERVALS),  # those that are known are converted together: INTERVALS
     "exp_ctrl.*": later(_INTERVALS),
-    "recover.mode": recovery,
-    "recover_mode": recovery,
+    "recover.mode": recovery("trainer.recover_mode"),
+    "recover_mode": recovery("trainer.recover_mode"),
     "recover.retries": goes_to("trainer.recover_retries"),
     "recover_retries": goes_to("trainer.recover_retries"),
     "recover_after": later("a wait before a failed run begins again"),
@@ -277,7 +262,5 @@ KEYS: dict[str, Entry] = {
     "torch_cache_mysophobia": goes_to("trainer.policy.megatron_config.empty_cuda_cache"),
     "flush_request_timeout": goes_to("trainer.placement.call_timeout_seconds", convert=number),
     "n_rollout_workers": later("processes for rollouts"),
-    # supervised fine-tuning
-    "model.*": later(_SFT),
 }  # fmt: skip
 """The first pattern that fits counts, an exact key before any pattern."""

@@ -19,6 +19,9 @@ class Becomes:
     """The outcome for one value: paths to write, or why there are none."""
 
     writes: dict[str, Any] = field(factory=dict)
+    note: str = ""
+    """What is worth knowing of what is written."""
+
     needless: str = ""
     not_yet: str = ""
     refused: str = ""
@@ -77,25 +80,38 @@ def kl(value: Any) -> Becomes:
     )
 
 
-def scheduler(value: Any) -> Becomes:
+def optimizer_keys(theirs: str, ours: str, cpu_offload: str) -> dict[str, Entry]:
+    """Of the table `theirs`, which is ours at `ours`; both end with a dot."""
+    return {
+        f"{theirs}type": only("adam", "adamw", does="AdamW is the optimizer", otherwise="other optimizers"),
+        f"{theirs}lr": goes_to(f"{ours}lr", convert=number),
+        f"{theirs}weight_decay": goes_to(f"{ours}weight_decay", convert=number),
+        f"{theirs}beta1": goes_to(f"{ours}adam_betas.0", convert=number),
+        f"{theirs}beta2": goes_to(f"{ours}adam_betas.1", convert=number),
+        f"{theirs}eps": goes_to(f"{ours}adam_eps", convert=number),
+        f"{theirs}lr_scheduler_type": lambda value: _scheduler(value, ours),
+        f"{theirs}gradient_clipping": goes_to(f"{ours}max_grad_norm", convert=number),
+        f"{theirs}warmup_steps_proportion": lambda value: _warmup(value, ours),
+        f"{theirs}offload": goes_to(cpu_offload),
+        f"{theirs}min_lr_ratio": goes_to(f"{ours}min_lr_ratio", convert=number),
+        f"{theirs}*": not_there("scaling of a loss in float16, which is not used"),
+    }
+
+
+def _scheduler(value: Any, ours: str) -> Becomes:
     """Schedules of the learning rate."""
     names = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
     if value not in names:
         return Becomes(refused=f"there is no schedule {value!r}; there are: {', '.join(names)}")
-    return Becomes(writes={OPTIMIZER + "scheduler": names[value]})
+    return Becomes(writes={f"{ours}scheduler": names[value]})
 
 
-def betas(index: int) -> Callable[[Any], Becomes]:
-    """One of the two coefficients of Adam."""
-    return lambda value: Becomes(writes={f"{OPTIMIZER}adam_betas.{index}": number(value)})
-
-
-def warmup(value: Any) -> Becomes:
+def _warmup(value: Any, ours: str) -> Becomes:
     """AReaL counts it as a share of the training steps."""
     share = number(value)
     if share == 0:
-        return Becomes(writes={OPTIMIZER + "num_warmup_steps": 0})
-    return Becomes(writes={OPTIMIZER + "warmup_steps_proportion": share, OPTIMIZER + "schedule_unit": "training_step"})
+        return Becomes(writes={f"{ours}num_warmup_steps": 0})
+    return Becomes(writes={f"{ours}warmup_steps_proportion": share, f"{ours}schedule_unit": "training_step"})
 
 
 def top_k(value: Any) -> Becomes:
@@ -105,14 +121,18 @@ def top_k(value: Any) -> Becomes:
     )
 
 
-def recovery(value: Any) -> Becomes:
+def recovery(path: str) -> Callable[[Any], Becomes]:
     """Ways to go on after a failure."""
+    return lambda value: _recovery(value, path)
+
+
+def _recovery(value: Any, path: str) -> Becomes:
     modes = {"off": "disabled", "on": "auto"} | {mode: mode for mode in ("disabled", "auto", "fault", "resume")}
     if value is False or value is True:  # YAML 1.1 reads `off` and `on` so
         value = "on" if value else "off"
     if value not in modes:
         return Becomes(refused=f"there is no way {value!r} to go on; there are: {', '.join(modes)}")
-    return Becomes(writes={"trainer.recover_mode": modes[value]})
+    return Becomes(writes={path: modes[value]})
 
 
 def wandb(value: Any) -> Becomes:

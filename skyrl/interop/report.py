@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from skyrl.config.entry import RunConfig
 from skyrl.errors import Problem
 
 Fate = Literal["kept", "renamed", "derived", "needless", "not yet", "refused"]
@@ -42,6 +43,9 @@ class Line:
 @frozen(kw_only=True)
 class Conversion:
     """Our tables, and the fate of each foreign setting, in the order of the file."""
+
+    root: type[RunConfig]
+    """The tree of the kind of run that the file describes."""
 
     tables: Mapping[str, Any]
     """Nested plain data: what goes into the TOML file."""

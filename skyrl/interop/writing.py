@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from skyrl.config import SkyRLTrainConfig, check
+from skyrl.config.entry import RunConfig
 from skyrl.config.migrations import MIGRATIONS
 from skyrl.config.resolve import derived, resolve_with_origins
 from skyrl.errors import ConfigError, Problem
@@ -20,8 +21,10 @@ from skyrl.tree.reach import Reach
 class Writing:
     """A draft of our tree, and the lines of the report."""
 
-    def __init__(self, where: str) -> None:
-        self._draft = Draft(SkyRLTrainConfig(), Reach(migrations=MIGRATIONS))
+    def __init__(self, where: str, root: type[RunConfig] = SkyRLTrainConfig) -> None:
+        """`root` is the tree of one kind of run."""
+        self._draft: Draft[Any] = Draft(root(), Reach(migrations=MIGRATIONS))
+        self._root = root
         self._where = where
         self._written: dict[str, str] = {}  # our path -> the foreign key that wrote it
         self.lines: list[Line] = []
@@ -55,13 +58,14 @@ class Writing:
         run, origins = self._draft.build(), self._draft.origins
         resolved, grown, broken = resolve_with_origins(run, origins)
         needless = {path for path in derived(resolved) if path in origins and get_at(run, path) is not None}
-        tables: dict[str, Any] = {}
+        tables: dict[str, Any] = {} if self._root is SkyRLTrainConfig else {"kind": run.kind}
         for path in origins:
             if path not in needless:
                 _put(tables, split_path(path), _spelled(path, run))
         sources = {self._written[path] for path in needless if path in self._written}
         lines = tuple(_as_derived(line, needless) if line.source in sources else line for line in self.lines)
-        return Conversion(tables=tables, lines=lines, problems=tuple(check(resolved, grown, broken)))
+        problems = tuple(check(resolved, grown, broken))
+        return Conversion(root=self._root, tables=tables, lines=lines, problems=problems)
 
 
 def _as_derived(line: Line, needless: set[str]) -> Line:
@@ -80,7 +84,7 @@ def _put(tables: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
     tables[names[-1]] = value
 
 
-def _spelled(path: str, run: SkyRLTrainConfig) -> Any:
+def _spelled(path: str, run: RunConfig) -> Any:
     value: Any = run
     for name in split_path(path):
         value = value.get(name) if hasattr(value, "get") else getattr(value, name)

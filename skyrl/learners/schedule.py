@@ -20,7 +20,9 @@ def adamw(model: Any, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW (arXiv:1711.05101) over the parameters that learn, with the configured decoupled weight decay."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     beta1, beta2 = config.adam_betas
-    return torch.optim.AdamW(learning, lr=config.lr, betas=(beta1, beta2), weight_decay=config.weight_decay)
+    return torch.optim.AdamW(
+        learning, lr=config.lr, betas=(beta1, beta2), eps=config.adam_eps, weight_decay=config.weight_decay
+    )
 
 
 @frozen(kw_only=True)

@@ -1,0 +1,102 @@
+"""One setting of AReaL's at a time: what its table says becomes of it, written and told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.interop.areal_values import Becomes, Entry
+from skyrl.interop.report import Fate, Line
+from skyrl.interop.writing import Writing
+from skyrl.tree.names import nearest
+
+_UNITS: dict[str, Callable[[Any], Any]] = {
+    "steps": lambda number: number,
+    "epochs": lambda number: "1 epoch" if number == 1 else f"{number} epochs",
+    "secs": lambda number: f"{number}s",
+}
+
+
+@frozen(kw_only=True)
+class Tables:
+    """What the settings of one kind of run are here."""
+
+    keys: Mapping[str, Entry]
+    """The first pattern that fits counts, an exact key before any pattern."""
+
+    copies: Mapping[str, str]
+    """Settings that must be what another one is, which have one place here."""
+
+    intervals: Mapping[str, str]
+    """`saver.freq_`, of which `epochs`, `steps` and `secs` may be given -> our path."""
+
+
+def convert_setting(
+    writing: Writing, tables: Tables, key: str, value: Any, values: Mapping[str, Any], copy_of: str = ""
+) -> None:
+    """Write it, or note why not. `values` are all settings of the file; `copy_of` is the one that it refers to."""
+    if _group_of(key, tables):
+        _interval(writing, tables, key, value, values)
+    elif key in tables.copies and tables.copies[key] in values:
+        _copy(writing, tables.copies[key], key, value, values)
+    else:
+        _one(writing, tables, key, value, copy_of)
+
+
+def apply(writing: Writing, key: str, value: Any, become: Becomes, note: str = "") -> None:
+    """Write what a value becomes, and note it."""
+    reasons: dict[Fate, str] = {"refused": become.refused, "not yet": become.not_yet, "needless": become.needless}
+    for fate, why in reasons.items():
+        if why:
+            writing.note(Line(fate=fate, source=key, value=value, why=why))
+            return
+    written: list[str] = []
+    for path, ours in become.writes.items():
+        paths, problems = writing.write(key, path, ours)
+        errors = [problem for problem in problems if problem.severity == "error"]
+        if errors:
+            writing.note(Line(fate="refused", source=key, value=value, why=f"{path}: {errors[0].message}"))
+            return
+        written += paths
+    writing.note(Line(fate="renamed", source=key, value=value, targets=tuple(written), why=note or become.note))
+
+
+def _one(writing: Writing, tables: Tables, key: str, value: Any, copy_of: str) -> None:
+    keys = tables.keys
+    entry = keys.get(key) or next((keys[pattern] for pattern in keys if fnmatchcase(key, pattern)), None)
+    if entry is None:
+        meant = nearest(key, tuple(keys))
+        why = "AReaL has no such setting" + (f"; did it mean {meant}?" if meant else "")
+        writing.note(Line(fate="refused", source=key, value=value, why=why))
+        return
+    become = Becomes(writes={entry: value}) if isinstance(entry, str) else entry(value)
+    apply(writing, key, value, become, f"a copy of {copy_of}" if copy_of else "")
+
+
+def _copy(writing: Writing, original: str, key: str, value: Any, values: Mapping[str, Any]) -> None:
+    if value == values[original]:
+        apply(writing, key, value, Becomes(needless=f"as {original}, and here both are one setting"))
+    else:
+        why = f"is not {original} = {values[original]!r}, and here both are one setting"
+        apply(writing, key, value, Becomes(refused=why))
+
+
+def _group_of(key: str, tables: Tables) -> str:
+    """`saver.freq_` of `saver.freq_steps`; empty for a key of another kind."""
+    start = key.removesuffix(key.rpartition("_")[2])
+    return start if start in tables.intervals and key.removeprefix(start) in _UNITS else ""
+
+
+def _interval(writing: Writing, tables: Tables, key: str, value: Any, values: Mapping[str, Any]) -> None:
+    """Steps, epochs and seconds of one thing are one setting here, in which each counts by itself, as there."""
+    group = _group_of(key, tables)
+    given = {unit: values[group + unit] for unit in _UNITS if values.get(group + unit) is not None}
+    if value is None and given:
+        apply(writing, key, value, Becomes(needless="null: nothing is asked for"))
+        return
+    parts = [_UNITS[unit](number) for unit, number in given.items()]
+    interval = -1 if not parts else parts[0] if len(parts) == 1 else parts
+    apply(writing, key, value, Becomes(writes={tables.intervals[group]: interval}))

@@ -1,0 +1,86 @@
+"""AReaL's experiments that generate nothing: `SFTConfig` becomes `kind = "sft"`, `RWConfig` `kind = "reward_model"`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from skyrl.config import RewardModelConfig, SFTConfig
+from skyrl.interop.areal_allocation import read_training
+from skyrl.interop.areal_settings import Tables, apply, convert_setting
+from skyrl.interop.areal_supervised_keys import COPIES, INTERVALS, KEYS
+from skyrl.interop.areal_values import Becomes
+from skyrl.interop.report import Conversion
+from skyrl.interop.writing import Writing
+
+_TABLES = Tables(keys=KEYS, copies=COPIES, intervals=INTERVALS)
+_OF_RL = ("actor.", "actor_train.", "ppo.", "gconfig.", "rollout.")
+_TYPE = "train_dataset.type"
+_SPLITS = {"train_dataset.path": ("train_datasets", "train"), "valid_dataset.path": ("eval_datasets", "test")}
+_MACHINES = ("cluster.n_nodes", "cluster.n_gpus_per_node")
+
+
+def is_supervised(values: Mapping[str, Any]) -> bool:
+    """Is there one model, and nobody who samples?"""
+    if any(key.startswith(_OF_RL) for key in values):
+        return False
+    return values.get(_TYPE) in ("sft", "rw") or any(key.startswith("model.") for key in values)
+
+
+def convert_supervised(values: Mapping[str, Any], copies: Mapping[str, str], where: str) -> Conversion:
+    """`values` without references, and which of them copy which."""
+    is_reward = values.get(_TYPE) == "rw" or (values.get(_TYPE) != "sft" and values.get("model.is_critic") is True)
+    writing = Writing(where, RewardModelConfig if is_reward else SFTConfig)
+    for key, value in values.items():
+        if key == "allocation_mode":
+            apply(writing, key, value, _allocation(str(value), values))
+        elif key in _MACHINES and "allocation_mode" in values:
+            apply(writing, key, value, Becomes(needless="the GPUs follow from allocation_mode"))
+        elif key in _SPLITS and value is not None:
+            apply(writing, key, value, _source(key, str(value)))
+        elif key in (_TYPE, "valid_dataset.type"):
+            apply(writing, key, value, _rows("rw" if is_reward else "sft", value))
+        elif key == "model.is_critic":
+            apply(writing, key, value, _critic(is_reward, value))
+        elif key.startswith("evaluator.freq_") and values.get("valid_dataset.path") is None:
+            apply(writing, key, value, Becomes(needless="there is no valid_dataset"))
+        else:
+            convert_setting(writing, _TABLES, key, value, values, copies.get(key, ""))
+    return writing.finish()
+
+
+def _allocation(text: str, values: Mapping[str, Any]) -> Becomes:
+    """`fsdp:d8`: every GPU is a rank, and the ranks share the weights."""
+    part = read_training(text)
+    if part is None:
+        return Becomes(not_yet="this form of allocation_mode")
+    if part.backend == "megatron" or part.gpus != part.data:
+        return Becomes(not_yet=f"Megatron and sequence parallelism; all {part.gpus} GPUs can be ranks: see placement")
+    per_node = values.get("cluster.n_gpus_per_node", 8)
+    per_node = per_node if isinstance(per_node, int) and per_node > 0 else 8
+    nodes, each = max(1, -(-part.gpus // per_node)), min(part.gpus, per_node)
+    writes = {"placement.num_nodes": nodes, "placement.num_gpus_per_node": each, "strategy": "fsdp2"}
+    return Becomes(writes=writes)
+
+
+def _source(key: str, name: str) -> Becomes:
+    """A file; or a dataset of a hub, of which AReaL's scripts take the split `train`, and `test` to evaluate on."""
+    path, split = _SPLITS[key]
+    rows = "the columns of its rows: docs/sft.md"
+    if PurePath(name).suffix in (".json", ".jsonl", ".parquet") or ":" in name:
+        return Becomes(writes={path: [name]}, note=f"look at {rows}")
+    note = f"the split that AReaL's scripts take, which also choose {rows}"
+    return Becomes(writes={path: [f"{name}:{split}"]}, note=note)
+
+
+def _rows(wanted: str, value: Any) -> Becomes:
+    if value == wanted:
+        return Becomes(needless="kind says it")
+    return Becomes(refused=f"this kind of run has rows of type {wanted!r}")
+
+
+def _critic(is_reward: bool, value: Any) -> Becomes:
+    if value is is_reward:
+        return Becomes(needless="kind says it")
+    return Becomes(refused="a reward model has a value head" if is_reward else "rows of type 'sft' train no value head")

@@ -1,0 +1,93 @@
+"""What each setting of AReaL's SFT and RW experiments is in our supervised trees; see `areal_keys.py`."""
+
+from __future__ import annotations
+
+from skyrl.interop.areal_values import (
+    Becomes,
+    Entry,
+    goes_to,
+    later,
+    not_there,
+    only,
+    optimizer_keys,
+    recovery,
+)
+
+_ENGINES = "nothing is generated"
+_TRACKERS = "trackers beside the console in supervised runs"
+
+INTERVALS = {
+    "saver.freq_": "hf_save_interval",
+    "recover.freq_": "ckpt_interval",
+    "evaluator.freq_": "eval_interval",
+}
+
+COPIES = {
+    "tokenizer_path": "model.path",
+    "valid_dataset.max_length": "train_dataset.max_length",
+}
+
+KEYS: dict[str, Entry] = {
+    "experiment_name": goes_to("project_name"),
+    "trial_name": goes_to("run_name"),
+    "*.experiment_name": not_there("names of the run are in one place: project_name and run_name"),
+    "*.trial_name": not_there("names of the run are in one place: project_name and run_name"),
+    "cluster.fileroot": goes_to("ckpt_path", convert=lambda value: f"{str(value).rstrip('/')}/checkpoints"),
+    "*.fileroot": not_there("folders are in one place: run_path, ckpt_path and export_path"),
+    "seed": goes_to("seed"),
+    "total_train_epochs": goes_to("num_epochs"),
+    "total_train_steps": goes_to("num_steps"),
+    "total_train_n_seqs": goes_to("max_training_samples"),
+    "tokenizer_path": later("a tokenizer other than the model's", ""),
+    # the model
+    "model.path": goes_to("model.path"),
+    "model.init_from_scratch": only(False, does="the weights are loaded", otherwise="training from random weights"),
+    "model.disable_dropout": only(True, does="dropout is always off", otherwise="training with dropout"),
+    "model.gradient_checkpointing": goes_to("gradient_checkpointing"),
+    "model.dtype": goes_to("bf16", convert=lambda value: value in ("bfloat16", "bf16")),
+    "model.attn_impl": goes_to("attention"),
+    "model.backend": not_there("allocation_mode decides, here as there"),
+    "model.mb_spec.max_tokens_per_mb": goes_to("max_tokens_per_microbatch"),
+    "model.mb_spec.n_mbs": only(1, None, does="no result depends on it", otherwise="a least number of micro-batches"),
+    "model.mb_spec.granularity": not_there("both rows of a pair stay together anyway"),
+    "model.pad_to_maximum": only(True, False, does="results do not depend on padding", otherwise="padding"),
+    "model.grad_reduce_dtype": goes_to("fsdp_config.mixed_precision.reduce_dtype"),
+    "model.fsdp.offload_params": goes_to("fsdp_config.cpu_offload"),
+    "model.fsdp.wrap_policy": later("settings of a table as a whole"),
+    "model.fsdp.wrap_policy.transformer_layer_cls_to_wrap": goes_to(
+        "fsdp_config.wrap_policy.transformer_layer_cls_to_wrap"
+    ),
+    "model.ds_auto_tp": later("DeepSpeed's tensor parallelism"),
+    "model.ds_auto_tp.autotp_size": later("DeepSpeed's tensor parallelism", 1),
+    "model.megatron.*": later("Megatron"),
+    "model.optimizer": lambda value: Becomes(refused="without an optimizer nothing is learned"),
+    **optimizer_keys("model.optimizer.", "optimizer_config.", "fsdp_config.cpu_offload"),
+    # rows
+    "train_dataset.path": goes_to("train_datasets"),
+    "valid_dataset.path": goes_to("eval_datasets"),
+    "train_dataset.batch_size": goes_to("batch_size"),
+    "valid_dataset.batch_size": not_there("no evaluation depends on it"),
+    "train_dataset.max_length": goes_to("max_length"),
+    "valid_dataset.max_length": later("a longest row for evaluation alone: max_length is for all"),
+    "train_dataset.shuffle": goes_to("sampler", convert=lambda on: "random" if on else "sequential"),
+    "valid_dataset.shuffle": not_there("evaluation takes every row; its order does not matter"),
+    "train_dataset.drop_last": only(True, does="training batches are whole", otherwise="a last batch that is smaller"),
+    "valid_dataset.drop_last": only(False, does="evaluation takes every row", otherwise="leaving rows out"),
+    "*_dataset.pin_memory": not_there("rows are small: there is no memory to pin"),
+    "*_dataset.num_workers": not_there("rows are tokenized when the run starts, by one process"),
+    "valid_dataset": later("settings of a table as a whole"),
+    # keeping and watching
+    "recover.mode": recovery("recover_mode"),
+    "recover.retries": goes_to("recover_retries"),
+    "stats_logger.wandb.mode": only("disabled", None, does="metrics are in the run's folder", otherwise=_TRACKERS),
+    "stats_logger.swanlab.mode": only("disabled", None, does="metrics are in the run's folder", otherwise=_TRACKERS),
+    "stats_logger.*": later(_TRACKERS, "", "train"),
+    # machines
+    "cluster.n_*": later("a cluster without allocation_mode: see placement"),
+    "cluster.cluster_name": not_there("it names no machine"),
+    "cluster.name_resolve.*": not_there("processes find each other through Ray"),
+    "launcher.*": later("shares of the host's memory and cores for each process", ""),
+    "scheduler.*": not_there("AReaL reads it nowhere"),
+    "sglang.*": not_there(_ENGINES),
+    "vllm.*": not_there(_ENGINES),
+}

@@ -1,0 +1,113 @@
+"""AReaL's SFT and RW experiments become runs of `kind = "sft"` and `kind = "reward_model"`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from skyrl.cli.main import cli
+from skyrl.config import RewardModelConfig, SFTConfig, load
+from skyrl.interop.areal import convert_keys
+from skyrl.interop.report import Line
+
+MODEL = {"model.path": "a/b", "model.optimizer.lr": "2e-5"}
+SFT = {**MODEL, "train_dataset.type": "sft", "train_dataset.path": "rows.jsonl"}
+RW = {**MODEL, "model.is_critic": True, "train_dataset.type": "rw", "train_dataset.path": "pairs.jsonl"}
+
+
+def line_of(keys: dict[str, Any], source: str) -> Line:
+    return next(line for line in convert_keys(keys).lines if line.source == source)
+
+
+def test_the_published_sft_files_are_sft_runs_with_their_numbers(reference: Path) -> None:
+    files = json.loads((reference / "areal_yaml_keys.json").read_text())
+    supervised = {name: keys for name, keys in files.items() if "model.path" in keys}
+    assert supervised
+    for name, keys in supervised.items():
+        conversion = convert_keys(keys, name)
+        assert conversion.root is SFTConfig
+        assert conversion.tables["model"] == {"path": keys["model.path"]}
+        assert conversion.tables["optimizer_config"]["lr"] == float(keys["model.optimizer.lr"])
+        assert conversion.tables["optimizer_config"]["adam_eps"] == float(keys["model.optimizer.eps"])
+        assert conversion.tables["batch_size"] == keys["train_dataset.batch_size"]
+        assert {line.source.partition(".")[0] for line in conversion.lines if line.fate == "not yet"} <= {
+            "launcher",
+            "allocation_mode",
+        }
+
+
+@pytest.mark.parametrize(
+    ("keys", "root"),
+    [
+        (SFT, SFTConfig),
+        (RW, RewardModelConfig),
+        (MODEL, SFTConfig),
+        ({**MODEL, "model.is_critic": True}, RewardModelConfig),
+        ({"train_dataset.type": "rw"}, RewardModelConfig),
+    ],
+)
+def test_the_type_of_the_rows_or_the_value_head_says_which_kind_it_is(keys: dict[str, Any], root: type[Any]) -> None:
+    conversion = convert_keys(keys)
+    assert conversion.root is root
+    assert conversion.tables["kind"] == root().kind
+    assert [line for line in conversion.lines if line.fate == "refused"] == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "value", "fate", "said"),
+    [
+        (SFT, "model.is_critic", True, "refused", "rows of type 'sft' train no value head"),
+        (RW, "model.is_critic", False, "refused", "a reward model has a value head"),
+        (SFT, "valid_dataset.type", "rw", "refused", "rows of type 'sft'"),
+        (SFT, "tokenizer_path", "c/d", "refused", "is not model.path = 'a/b'"),
+        (SFT, "model.optimizer", None, "refused", "nothing is learned"),
+        (SFT, "model.mb_spec.granularity", 2, "needless", "both rows of a pair stay together"),
+        (SFT, "model.init_from_scratch", True, "not yet", "training from random weights"),
+        (SFT, "evaluator.freq_steps", 10, "needless", "there is no valid_dataset"),
+        (SFT, "allocation_mode", "megatron:d2t2p2", "not yet", "all 8 GPUs can be ranks"),
+        (SFT, "allocation_mode", "sglang:d4+fsdp:d4", "not yet", "this form"),
+        (SFT, "cluster.n_nodes", 2, "not yet", "a cluster without allocation_mode"),
+        (SFT, "sglang.context_length", 32768, "needless", "nothing is generated"),
+        (SFT, "stats_logger.wandb.mode", "online", "not yet", "trackers beside the console"),
+        (SFT, "train_dataset.drop_last", False, "not yet", "a last batch that is smaller"),
+        (SFT, "valid_dataset.max_length", 99, "not yet", "a longest row for evaluation alone"),
+        (SFT, "model.optimizr.lr", 1e-5, "refused", "did it mean model.optimizer.lr?"),
+    ],
+)
+def test_what_becomes_of_one_setting(keys: dict[str, Any], key: str, value: Any, fate: str, said: str) -> None:
+    line = line_of({**keys, key: value}, key)
+    assert (line.fate, said in line.why) == (fate, True), line
+
+
+def test_gpus_are_ranks_in_nodes_of_eight() -> None:
+    tables = convert_keys({**SFT, "allocation_mode": "fsdp:d16", "cluster.n_gpus_per_node": 8}).tables
+    assert tables["placement"] == {"num_nodes": 2, "num_gpus_per_node": 8} and tables["strategy"] == "fsdp2"
+
+
+def test_a_dataset_of_a_hub_is_not_evaluated_on_the_rows_that_it_trains_on() -> None:
+    tables = convert_keys({**SFT, "train_dataset.path": "o/gsm8k", "valid_dataset.path": "o/gsm8k"}).tables
+    assert (tables["train_datasets"], tables["eval_datasets"]) == (["o/gsm8k:train"], ["o/gsm8k:test"])
+
+
+def test_the_command_writes_a_file_that_loads_as_its_kind(tmp_path: Path) -> None:
+    source, out = tmp_path / "rw.yaml", tmp_path / "rw.toml"
+    source.write_text(
+        "model: {path: a/b, is_critic: true, dtype: float32, optimizer: {lr: 1e-5, warmup_steps_proportion: 0.1}}\n"
+        "train_dataset: {path: pairs.jsonl, type: rw, batch_size: 16, shuffle: false, max_length: 512}\n"
+        "valid_dataset: {path: more.jsonl, type: rw, max_length: 512}\n"
+        "recover: {mode: auto, retries: 2, freq_steps: 5, freq_secs: 600}\nevaluator: {freq_epochs: 1}\n"
+        "total_train_steps: 30\n"
+    )
+    said = CliRunner().invoke(cli, ["config", "convert", str(source), "--from", "areal", "-o", str(out)])
+    assert said.exit_code == 0 and "refused" not in said.output and "not yet" not in said.output
+    run: Any = load([str(out)]).config
+    assert isinstance(run, RewardModelConfig)
+    assert (run.train_datasets, run.eval_datasets, run.max_length) == (("pairs.jsonl",), ("more.jsonl",), 512)
+    assert (run.batch_size, run.sampler, run.bf16, run.num_steps) == (16, "sequential", False, 30)
+    assert (run.optimizer_config.lr, run.optimizer_config.warmup_steps_proportion) == (1e-5, 0.1)
+    assert (run.recover_mode, run.recover_retries, run.ckpt_interval) == ("auto", 2, (5, "600s"))
+    assert run.eval_interval == "1 epoch"
