@@ -64,7 +64,8 @@ def show(
     warn(loaded.warnings)
     run, origins = loaded.config, loaded.origins
     if sparse:
-        click.echo(forms.dump(only_differences(run), language, type(run)))
+        kind = {} if run.kind == "rl" else {"kind": run.kind}
+        click.echo(forms.dump(kind | only_differences(run), language, type(run)))
         return
     if not written:
         run, origins, _ = resolve_with_origins(run, origins)
@@ -112,7 +113,8 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
     trees = [one.config, other.config]
     if not written:
         trees = [resolve_with_origins(each.config, each.origins)[0] for each in (one, other)]
-    found = differences(trees[0], trees[1])
+    kinds = (trees[0].kind, trees[1].kind)
+    found = differences(trees[0], trees[1]) if len(set(kinds)) == 1 else {"kind": kinds}  # other fields, other meanings
     if machine:
         rows = [{"path": path, "before": old, "after": new} for path, (old, new) in found.items()]
         click.echo(json.dumps(rows, indent=2, ensure_ascii=False))

@@ -52,6 +52,10 @@ def simulate(words: tuple[str, ...], steps: int, split: bool, as_json: bool, **g
     from skyrl.experiments.simulation import splits, summary
 
     config = compose_words(words).config
+    if config.kind != "rl":
+        from skyrl.errors import UserError
+
+        raise UserError(f"kind = {config.kind}: nothing is sampled, so there is no scheduler to simulate")
     world = world_of(config, steps, **given)
     outcome = run(world, steps)
     others: list[tuple[int, Outcome]] = []

@@ -23,7 +23,7 @@ def complete_word(context: click.Context, parameter: click.Parameter, incomplete
     from click.shell_completion import CompletionItem
 
     prefix = "~" if incomplete.startswith("~") else ""
-    paths = paths_from(incomplete.removeprefix("~"), ends="" if prefix else "=")
+    paths = paths_from(incomplete.removeprefix("~"), ends="" if prefix else "=", words=context.params.get("words"))
     files = [] if prefix or (paths and "." in incomplete) else [CompletionItem(incomplete, type="file")]
     return [*(CompletionItem(prefix + each) for each in paths), *files]
 
@@ -32,18 +32,24 @@ def complete_path(context: click.Context, parameter: click.Parameter, incomplete
     """Dotted paths alone, where one is asked about."""
     from click.shell_completion import CompletionItem
 
-    return [CompletionItem(each) for each in paths_from(incomplete, ends="")]
+    return [CompletionItem(each) for each in paths_from(incomplete, ends="", every_kind=True)]
 
 
-def paths_from(start: str, ends: str = "=") -> list[str]:
-    """What may follow `start`: tables with a dot behind them, fields with `ends`."""
-    from skyrl.config import SkyRLTrainConfig
+def paths_from(
+    start: str, ends: str = "=", words: Sequence[str] | None = None, *, every_kind: bool = False
+) -> list[str]:
+    """What may follow `start`: tables with a dot behind them, fields with `ends`.
+
+    Of the kind of run that the words before it make; of every kind where they come later.
+    """
+    from skyrl.config.load import ROOTS, kind_of
     from skyrl.tree.classes import leaf_paths
 
     depth = start.count(".")
+    roots = ROOTS.values() if every_kind else [kind_of(*split_words(words or ()))]
     found = dict.fromkeys(
         ".".join(names[: depth + 1]) + ("." if len(names) > depth + 1 else ends)
-        for names in (path.split(".") for path, _ in leaf_paths(SkyRLTrainConfig))
+        for names in (path.split(".") for root in roots for path, _ in leaf_paths(root))
         if len(names) > depth
     )
     return [each for each in found if each.startswith(start)]

@@ -27,6 +27,7 @@ from skyrl.tree.arguments import read_argument, read_python
 from skyrl.tree.classes import fields_of
 from skyrl.tree.draft import Draft
 from skyrl.tree.files import read_file
+from skyrl.tree.names import nearest
 from skyrl.tree.origins import Assignment, Origins
 from skyrl.tree.reach import Reach
 from skyrl.tree.rules import Check, find_problems
@@ -113,18 +114,41 @@ def compose(
 
 def _draft(files: Files, overrides: Overrides, root: type[C] | None, environ: Mapping[str, str] | None) -> Draft[C]:
     reach = Reach(environ=environ, presets=PRESETS, migrations=MIGRATIONS, is_open=True)
+    layers = _layers(files, overrides, reach)
+    said = _kind_of(layers)
+    chosen: type[Any] = root or _root_of(said, layers)
+    draft: Draft[C] = Draft(chosen(), reach)
+    for layer in layers:
+        _take(draft, layer, chosen)
+    draft.problems = [_in_terms_of_kinds(each, said, chosen) for each in draft.problems]
+    if root is None and said is None and chosen is not SkyRLTrainConfig:
+        names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
+        message = f"is missing, and without it a run is reinforcement learning, which has no {names}"
+        draft.problems.append(Problem(path="kind", message=message, hint='write kind = "sft" or kind = "reward_model"'))
+    return draft
+
+
+def _layers(files: Files, overrides: Overrides, reach: Reach) -> list[_Layer]:
     layers = [_file_layer(fspath(file), reach) for file in ([files] if isinstance(files, str | PathLike) else files)]
     for number, override in enumerate(_each(overrides), start=1):
         is_file = isinstance(override, str) and override.startswith("@")
         layers.append(
             _file_layer(str(override)[1:], reach, f"argument {number}") if is_file else _word_layer(override, number)
         )
-    chosen: type[Any] = root or _root_of(layers)
-    draft: Draft[C] = Draft(chosen(), reach)
-    for layer in layers:
-        _take(draft, layer, chosen)
-    draft.problems = [_of_every_kind(each) if each.path == "kind" else each for each in draft.problems]
-    return draft
+    return layers
+
+
+def _in_terms_of_kinds(problem: Problem, said: str | None, root: type[Any]) -> Problem:
+    """The same, where it comes from taking one kind of run for another."""
+    if problem.path == "kind" and said not in ROOTS:
+        found, _, _ = problem.message.partition(" is not ")
+        return evolve(problem, message=f"{found} is not one of: {', '.join(ROOTS)}", hint="")
+    name = problem.path.partition(".")[0]
+    others = [kind for kind, each in ROOTS.items() if name in fields_of(each)] if name not in fields_of(root) else []
+    if others and problem.message.startswith("no such field of"):
+        hint = f"{name} belongs to kind = {' and '.join(others)}, and this is kind = {root().kind}"
+        return evolve(problem, hint=hint)
+    return problem
 
 
 @frozen(kw_only=True)
@@ -153,9 +177,15 @@ def _word_layer(override: str | tuple[str, Any], number: int) -> _Layer:
         return _Layer(error=error)
 
 
-def _root_of(layers: Sequence[_Layer]) -> type[RunConfig]:
-    """What the last `kind` that anybody wrote names; for one that there is not, which is told, the RL tree."""
-    kind = "rl"
+def kind_of(files: Files, overrides: Overrides = ()) -> type[RunConfig]:
+    """The tree that they are read into, whatever else is wrong with them."""
+    layers = _layers(files, overrides, Reach(presets=PRESETS))
+    return _root_of(_kind_of(layers), layers)
+
+
+def _kind_of(layers: Sequence[_Layer]) -> str | None:
+    """The last `kind` that anybody wrote."""
+    kind = None
     for assignment in (each for layer in layers for each in layer.assignments):
         found = assignment.value
         if assignment.path == () and isinstance(found, Mapping):
@@ -165,13 +195,33 @@ def _root_of(layers: Sequence[_Layer]) -> type[RunConfig]:
             continue
         if found is not None:
             kind = str(found).strip().strip('"')
-    return ROOTS.get(kind, SkyRLTrainConfig)
+    return kind
 
 
-def _of_every_kind(problem: Problem) -> Problem:
-    """What is wrong with `kind`, whose field in each root allows that root alone."""
-    found, _, _ = problem.message.partition(" is not ")
-    return evolve(problem, message=f"{found} is not one of: {', '.join(ROOTS)}", hint="")
+def _root_of(kind: str | None, layers: Sequence[_Layer]) -> type[RunConfig]:
+    """What `kind` names, or nearly names; where there is none, what the names of the fields belong to.
+
+    Whatever is wrong with `kind` is told; the rest is judged as what was probably meant.
+    """
+    if kind is not None:
+        return ROOTS.get(kind) or ROOTS.get(nearest(kind, tuple(ROOTS)) or "", SkyRLTrainConfig)
+    names = _top_names(layers)
+    known = {root: sum(name in fields_of(root) for name in names) for root in ROOTS.values()}
+    if known[SkyRLTrainConfig] or max(known.values()) < 2:  # one name may be a slip
+        return SkyRLTrainConfig
+    return max(known, key=lambda root: known[root])  # the first of equals
+
+
+def _top_names(layers: Sequence[_Layer]) -> tuple[str, ...]:
+    """Tables and fields of the root that anybody wrote."""
+    names: dict[str, None] = {}
+    for assignment in (each for layer in layers for each in layer.assignments):
+        found = assignment.value
+        if assignment.path:
+            names[assignment.path[0]] = None
+        elif isinstance(found, Mapping) and "fingerprint" not in found:
+            names |= dict.fromkeys(str(name).partition(".")[0] for name in found)
+    return tuple(names)
 
 
 def _take(draft: Draft[Any], layer: _Layer, root: type[Any]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from skyrl.config import SkyRLTrainConfig
+from skyrl.config import RewardModelConfig, SFTConfig, SkyRLTrainConfig
 from skyrl.tree import to_dict
 from skyrl.tree.schema import json_schema
 
@@ -20,9 +21,27 @@ def schema() -> Draft202012Validator:
     return Draft202012Validator(json_schema(SkyRLTrainConfig))
 
 
-def test_the_stored_schema_is_that_of_the_classes() -> None:
-    stored = json.loads((ROOT / "schemas" / "skyrl.schema.json").read_text(encoding="utf-8"))
-    assert stored == json_schema(SkyRLTrainConfig), "skyrl config schema > schemas/skyrl.schema.json"
+STORED = {
+    "skyrl.schema.json": SkyRLTrainConfig,
+    "skyrl.sft.schema.json": SFTConfig,
+    "skyrl.reward_model.schema.json": RewardModelConfig,
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_the_stored_schemas_are_those_of_the_classes(name: str) -> None:
+    stored = json.loads((ROOT / "schemas" / name).read_text(encoding="utf-8"))
+    assert stored == json_schema(STORED[name]), f"skyrl config schema kind={STORED[name]().kind} > schemas/{name}"
+
+
+@pytest.mark.parametrize("block", [0, 1])
+def test_the_examples_of_supervised_runs_are_valid(block: int) -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "sft.md").read_text(encoding="utf-8"), re.DOTALL)
+    run = tomllib.loads(blocks[block])
+    wanted = {"sft": SFTConfig, "reward_model": RewardModelConfig}[run["kind"]]
+    validator = Draft202012Validator(json_schema(wanted))
+    validator.validate(run)
+    assert list(validator.iter_errors({**run, "batchsize": 3}))
 
 
 def test_the_schema_is_a_valid_one() -> None:
