@@ -95,7 +95,10 @@ VALUES_NOT_YET: tuple[NotYet, ...] = (
 """Fields that components read, with values that none does yet."""
 
 
-SUPERVISED_NOT_YET: tuple[NotYet, ...] = (NotYet("model.lora.lora_sync_path", "sending adapters on their own"),)
+SUPERVISED_NOT_YET: tuple[NotYet, ...] = (
+    NotYet("model.lora.lora_sync_path", "sending adapters on their own"),
+    NotYet("project_name", "trackers other than the console"),
+)
 """The same of supervised runs."""
 
 

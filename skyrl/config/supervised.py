@@ -110,7 +110,8 @@ class SupervisedConfig(RunConfig):
     """Longest row, in tokens. None: the positions of the model."""
 
     too_long: Literal["skip", "truncate"] = "skip"
-    """What becomes of a longer row. skip: left out and counted; truncate: what is beyond `max_length` is cut off."""
+    """What becomes of a longer row. skip: left out and counted; truncate: what is beyond `max_length` is cut off, which
+    a reward model does not allow: its score is read at the end."""
 
     sampler: Literal["random", "sequential"] = "random"
     """Order of the rows: shuffled with `seed` in every epoch, or as they stand in the sources."""

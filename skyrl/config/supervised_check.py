@@ -9,7 +9,7 @@ from typing import Any
 from skyrl.config.check_schedule import schedule_problems, schedule_reads
 from skyrl.config.effect import Effect
 from skyrl.config.intervals import read_interval
-from skyrl.config.supervised import SupervisedConfig
+from skyrl.config.supervised import RewardModelConfig, SupervisedConfig
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 
@@ -95,6 +95,13 @@ def there_is_a_step_to_go_back_to(run: SupervisedConfig) -> Iterator[Problem]:
         yield Problem(path="faults.on_non_finite", message=message, hint="set it to abort or skip")
 
 
+def pairs_are_never_cut(run: SupervisedConfig) -> Iterator[Problem]:
+    """The score of a chat is read at its end, which a cut would take away."""
+    if isinstance(run, RewardModelConfig) and run.too_long == "truncate":
+        message = "truncate would cut off the token that the score is read at"
+        yield Problem(path="too_long", message=message, hint="set it to skip, which counts the pairs that are left out")
+
+
 def recovery_and_resuming_agree(run: SupervisedConfig) -> Iterator[Problem]:
     """One field says where a run begins, and it may not be contradicted by the other."""
     mode, resume = run.recover_mode, run.resume_from
@@ -115,6 +122,7 @@ SUPERVISED_CHECKS: tuple[Check[Any], ...] = (
     one_process_holds_one_rank,
     the_schedule_has_what_it_needs,
     there_is_a_step_to_go_back_to,
+    pairs_are_never_cut,
     recovery_and_resuming_agree,
 )
 
@@ -157,6 +165,7 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
         Effect(f"placement.{name}", "the run is on Ray", _on_ray)
         for name in ("ray_address", "start_timeout_seconds", "call_timeout_seconds", "heartbeat_timeout_seconds")
     ),
+    Effect("project_name", "a tracker groups runs, and this version has the console alone", lambda run: False),
     Effect("recover_retries", "recover_mode is auto or fault", lambda run: run.recover_mode in ("auto", "fault")),
     Effect("log_path", "the run is on Ray", _on_ray),
     Effect(

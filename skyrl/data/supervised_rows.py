@@ -100,7 +100,7 @@ def load_supervised(sources: Sequence[str], tokenizer: Any, run: SFTConfig, max_
     masks = ChatMasks(tokenizer, all_messages=run.train_on_what == "all_assistant_messages")
 
     def read(row: Row, row_id: str) -> SupervisedRow:
-        ids, mask = _tokens_of(row, masks, run)
+        ids, mask = _tokens_of(row, masks, run, len(tokenizer))
         mask = mask.copy()
         mask[:1] = False  # nothing predicts the first token
         return SupervisedRow(id=row_id, token_ids=ids, loss_mask=mask)
@@ -152,9 +152,9 @@ def preference_chat(row: Row, key: str, prompt_key: str) -> list[Message]:
     return [*before, *_messages(said, key)]
 
 
-def _tokens_of(row: Row, masks: ChatMasks, run: SFTConfig) -> tuple[Ids, Mask]:
+def _tokens_of(row: Row, masks: ChatMasks, run: SFTConfig, vocabulary: int) -> tuple[Ids, Mask]:
     if row.get("input_ids") is not None and row.get(run.messages_key) is None:
-        return _tokenized(row)
+        return _tokenized(row, vocabulary)
     if row.get(run.messages_key) is not None:
         messages = _messages(row[run.messages_key], run.messages_key)
     elif isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str):
@@ -171,22 +171,34 @@ def _tokens_of(row: Row, masks: ChatMasks, run: SFTConfig) -> tuple[Ids, Mask]:
     return masks(messages, _tools(row.get(run.tools_key), run.tools_key))
 
 
-def _tokenized(row: Row) -> tuple[Ids, Mask]:
-    try:
-        ids = np.asarray(row["input_ids"], dtype=np.int64)
-        labels, given = row.get("labels"), row.get("loss_mask")
-        marks = labels if labels is not None else given
-        mask = np.ones(len(ids), dtype=np.bool_) if marks is None else np.asarray(marks, dtype=np.int64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"input_ids, labels and loss_mask have to be lists of whole numbers: {error}") from None
-    if ids.ndim != 1 or mask.shape != ids.shape or not len(ids):
+def _tokenized(row: Row, vocabulary: int) -> tuple[Ids, Mask]:
+    labels = row.get("labels")
+    marks = labels if labels is not None else row.get("loss_mask")
+    ids = _whole_numbers(row["input_ids"], "input_ids")
+    mask = np.ones(len(ids), dtype=np.int64) if marks is None else _whole_numbers(marks, "labels or loss_mask")
+    if mask.shape != ids.shape or not len(ids):
         raise DataError(f"{len(ids)} input_ids have {len(mask)} labels, or are no list")
+    if ids.min() < 0 or ids.max() >= vocabulary:
+        raise DataError(f"input_ids go from {ids.min()} to {ids.max()}, and the tokenizer has 0 to {vocabulary - 1}")
     if labels is not None:
         learned = mask != UNLEARNED
         if (mask[learned] != ids[learned]).any():
             raise DataError("labels are neither input_ids nor -100; they are not shifted by one, either")
         return ids, learned
+    if not np.isin(mask, (0, 1)).all():
+        raise DataError("loss_mask has other numbers than 0 and 1")
     return ids, mask.astype(np.bool_)
+
+
+def _whole_numbers(given: Any, name: str) -> Ids:
+    """A flat list of them. Raises `DataError`: nothing is rounded."""
+    try:
+        found = np.asarray(given)
+    except ValueError:  # lists of different lengths
+        found = np.empty((0, 0))
+    if found.ndim != 1 or not (len(found) == 0 or found.dtype.kind in "iub"):
+        raise DataError(f"{name} is {_short(given)}, not a list of whole numbers")
+    return found.astype(np.int64)
 
 
 def _messages(given: Any, key: str) -> list[Message]:

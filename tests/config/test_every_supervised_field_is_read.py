@@ -26,7 +26,7 @@ from tests.config.test_every_field_is_read import (
     recorded,
     separate,
 )
-from tests.supervised_run import chats, settings, write
+from tests.supervised_run import chats, pairs, settings, write
 
 HANDED_ON = {
     "batch_size": "train_batch_size",
@@ -39,8 +39,8 @@ HANDED_ON = {
         name: name
         for name in (
             "strategy", "device", "seed", "deterministic", "compute_dtype", "attention", "recompute_activations",
-            "disable_fast_tokenizer", "resume_with_changes", "recover_mode", "recover_retries", "max_ckpts_to_keep",
-            "log_path", "project_name", "run_name",
+            "disable_fast_tokenizer", "resume_with_changes", "recover_mode", "max_ckpts_to_keep",
+            "log_path",
         )
     },
     **{f"placement.{name}": name for name in ("executor", "ray_address")},
@@ -54,16 +54,19 @@ DECIDED_BY_RULES = {
     "bf16": "compute_dtype",
     "flash_attn": "attention",
     "gradient_checkpointing": "recompute_activations",
+    "run_name": "run_path",
 }
 
 READ_ELSEWHERE = {
-    "kind",  # by the command
+    "kind",  # by the command, as what follows
+    "recover_retries",
     "optimizer_config.num_decay_steps",  # by one schedule
     "optimizer_config.offload_after_step",  # where others want the GPU
     "faults.max_skipped_steps",  # by reinforcement learning, as their effects say
     "faults.max_roll_backs",
     *(f"fsdp_config.{name}" for name in _FSDP_READERS),  # on several ranks
     "logger",  # there is one
+    "eval_dataset_names",  # by `evaluation_names`, which gives the names to components
 }
 
 
@@ -105,6 +108,11 @@ def runs(nano: Path, out: Path) -> Iterator[Any]:
         named = str(folder / "run" / "checkpoints" / "global_step_3")
         again = {**changes, "recover_mode": None, "resume_from": named, "num_steps": 4, "faults__on_non_finite": "skip"}
         yield compose([], settings(nano, folder, kind, **again)).config
+        other = {"model__lora__rank": 2, "num_steps": 1, "max_length": 20, "run_path": str(folder / "other")}
+        rows = chats(40) if kind == "sft" else pairs(40)
+        longer = {"instruction": "a" * 20, "output": "b"} if kind == "sft" else {**rows[0], "chosen": "x" * 20}
+        bad = {"train_datasets": (write(folder / "bad.jsonl", [*rows, longer, {}]),)}
+        yield compose([], settings(nano, folder, kind, **other, **bad, bad_rows="skip")).config
 
 
 @pytest.fixture(scope="module")

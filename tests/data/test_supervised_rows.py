@@ -62,6 +62,13 @@ def test_tokenized_rows_are_taken_as_they_are_but_for_the_first_token_which_noth
         ({"input_ids": [5, 6], "labels": [6, 7]}, "labels are neither input_ids nor -100"),
         ({"input_ids": [5, 6], "labels": [-100, -100]}, "no token of it is learned"),
         ({"input_ids": [5, 6], "labels": [5]}, "2 input_ids have 1 labels"),
+        ({"input_ids": [5, 6.5]}, "input_ids is [5, 6.5], not a list of whole numbers"),
+        ({"input_ids": [5, [6]]}, "input_ids is [5, [6]], not a list of whole numbers"),
+        ({"input_ids": "56"}, "input_ids is '56', not a list of whole numbers"),
+        ({"input_ids": [5, -6]}, "input_ids go from -6 to 5"),
+        ({"input_ids": [5, 1_000_000]}, "input_ids go from 5 to 1000000"),
+        ({"input_ids": [5, 6], "loss_mask": [0, 2]}, "loss_mask has other numbers than 0 and 1"),
+        ({"input_ids": [5, 6], "loss_mask": [0, 0.5]}, "not a list of whole numbers"),
     ],
 )
 def test_a_bad_row_stops_with_its_place_or_is_counted(tmp_path: Path, row: Mapping[str, Any], why: str) -> None:
