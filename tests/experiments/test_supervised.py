@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from skyrl.config import ConfigError, RewardModelConfig, SFTConfig, SkyRLTrainConfig, compose, load
-from skyrl.envs import find_env
-from skyrl.envs.reward_service import reward_app
 from skyrl.errors import DataError, ResumeError
 from skyrl.experiments.kinds import experiment_of
-from skyrl.experiments.ppo import BasePPOExp
 from skyrl.learners.schedule import adamw
 from skyrl.models.reward_model import RewardModel
-from tests.nano_run import overrides as rl_overrides
-from tests.supervised_run import chats, farthest, pairs, settings, train, weights, word_of, write
+from tests.supervised_run import chats, farthest, pairs, settings, train, weights, write
 
 
 def test_the_loss_falls_on_the_rows_and_on_others(nano: Path, tmp_path: Path) -> None:
@@ -116,75 +110,6 @@ def test_pairs_stay_whole_in_every_layout(nano: Path, tmp_path: Path, changes: d
     other = train(nano, tmp_path / "other", "reward_model", num_epochs=1, **changes)
     both = ([record["train/loss"] for record in found[1:]] for found in (plain, other))
     assert next(both) == pytest.approx(next(both), rel=1e-3)
-
-
-@pytest.fixture(scope="module")
-def judge(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A reward model that likes capitals."""
-    folder = tmp_path_factory.mktemp("judge")
-    rng = random.Random(0)
-    rows = [{"prompt": "a", "chosen": word_of(rng, "ABCXYZ"), "rejected": word_of(rng, "abcxyz")} for _ in range(48)]
-    data = write(folder / "pairs.jsonl", rows)
-    train(nano, folder, "reward_model", train_datasets=(data,), num_epochs=4)
-    return str(folder / "run" / "model")
-
-
-def test_a_reward_model_as_the_reward_of_reinforcement_learning_is_learned_from(
-    nano: Path, tmp_path: Path, judge: str
-) -> None:
-    changes = {
-        "environment__env_class": "reward_model",
-        "environment__skyrl_gym__reward_model__path": judge,
-        "trainer__epochs": 3,
-        "trainer__eval_interval": -1,
-        "trainer__eval_before_train": False,
-        "generator__n_samples_per_prompt": 8,
-    }
-    config: SkyRLTrainConfig = compose([], rl_overrides(nano, tmp_path, **changes)).config
-    BasePPOExp(config).run()
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    rewards = [
-        record["reward/avg_raw_reward"] for record in map(json.loads, lines) if "reward/avg_raw_reward" in record
-    ]
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2
-
-
-def test_a_reward_service_gives_the_scores_of_the_model_and_wants_its_token(judge: str) -> None:
-    from starlette.testclient import TestClient
-
-    model = RewardModel(judge)
-    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "XYZ"}]
-    client = TestClient(reward_app(model, judge, token="secret"))
-    key = {"Authorization": "Bearer secret"}
-    assert client.post("/score", json={"chats": [chat]}, headers=key).json() == {"scores": model.scores([chat])}
-    assert client.post("/score", json={"chats": [chat]}).status_code == 401
-    refused = client.post("/score", json={"chats": [[{"role": "user"}]]}, headers=key)
-    assert refused.status_code == 400 and "'role' and 'content'" in refused.json()["error"]
-    assert client.get("/health").json() == {"model": judge}
-
-
-def test_the_environment_asks_a_service_over_http(judge: str) -> None:
-    import threading
-
-    import uvicorn
-
-    from skyrl.config import RewardModelEnvConfig, SkyRLGymConfig
-    from skyrl.envs.service import listen
-
-    model = RewardModel(judge)
-    with listen("127.0.0.1", 0, None, "SKYRL_REWARD_TOKEN") as bound:
-        server = uvicorn.Server(uvicorn.Config(reward_app(model, judge), log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
-        thread.start()
-        url = f"http://127.0.0.1:{bound.getsockname()[1]}/score"
-        gym = SkyRLGymConfig(reward_model=RewardModelEnvConfig(url=url))
-        env = find_env("reward_model", gym)({})
-        env.init(({"role": "user", "content": "a"},))
-        reward = env.step("XYZ").reward
-        server.should_exit = True
-        thread.join()
-    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "XYZ"}]
-    assert reward == pytest.approx(model.scores([chat])[0])
 
 
 def test_kind_chooses_the_tree(tmp_path: Path) -> None:
