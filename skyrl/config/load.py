@@ -120,6 +120,8 @@ def _draft(files: Files, overrides: Overrides, root: type[C] | None, environ: Ma
     draft: Draft[C] = Draft(chosen(), reach)
     for layer in layers:
         _take(draft, layer, chosen)
+    if root is None and said in ROOTS:  # the last one counts, whatever the files before it are
+        draft.problems = [each for each in draft.problems if each.path != "kind"]
     draft.problems = [_in_terms_of_kinds(each, said, chosen) for each in draft.problems]
     if root is None and said is None and chosen is not SkyRLTrainConfig:
         names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))

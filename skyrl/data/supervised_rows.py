@@ -139,7 +139,9 @@ def load_preferences(
 
 def preference_chat(row: Row, key: str, prompt_key: str) -> list[Message]:
     """The whole chat of one side of a pair. Raises `DataError`."""
-    prompt, said = row.get(prompt_key), row.get(key)
+    if row.get(key) is None:
+        raise DataError(f"it has no {key} (see chosen_key and rejected_key); its columns are {', '.join(row)}")
+    prompt, said = row.get(prompt_key), row[key]
     before: list[Message] = []
     if isinstance(prompt, str):
         before = [{"role": "user", "content": prompt}]

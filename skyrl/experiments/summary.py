@@ -23,7 +23,7 @@ def summary(run: SkyRLTrainConfig, folder: RunFolder) -> Iterator[str]:
         ("evaluations", Path(run.trainer.export_path).expanduser() / "dumped_evals"),
     )
     for name, path in places:
-        if path.exists():
+        if path.exists() and (name != "checkpoints" or any(path.glob("global_step_*"))):
             yield f"  {name:<14} {path}"
     yield from _scores(folder)
     yield from _losses(folder)

@@ -19,6 +19,7 @@ _WORDS = (
     (re.compile(r"trainer\.resume_mode = latest"), "resume_from = latest"),
     (re.compile(r"trainer\.resume_path"), "resume_from"),
     (re.compile(r", or look at the rewards and log-probabilities of this step"), ""),
+    (re.compile(r"\bthe (?:policy|critic)'s\b"), "the model's"),
     (re.compile(r"\btrainer\."), ""),
 )
 """What is said of the RL tree -> of this one: sessions and learners are built from `SupervisedConfig.trainer`."""

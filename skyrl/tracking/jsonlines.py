@@ -34,6 +34,8 @@ class JsonLines:
 
     def forget_after(self, step: int) -> None:
         """Drop the records of later steps, which a run that resumes from `step` will write again."""
+        if not self._path.exists():
+            return
         kept = [record for record in self.read() if record["step"] <= step]
         scratch = self._path.with_suffix(".tmp")
         scratch.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept), encoding="utf-8")

@@ -98,3 +98,9 @@ def test_the_completion_of_the_shell_knows_the_words_before(folder: Path) -> Non
     done = CliRunner().invoke(cli, env=environment, prog_name="skyrl")
     assert done.output.splitlines() == ["plain,num_epochs=", "file,num_e"]
     assert isinstance(load(["sft.toml"]).config, SFTConfig)
+
+
+def test_the_last_kind_counts(folder: Path) -> None:
+    assert load(["sft.toml"], ["kind=reward_model", "chosen_key=better"]).config.kind == "reward_model"
+    with pytest.raises(ConfigError, match="'rl' is not one of: sft"):
+        load([], ["kind=rl"], SFTConfig)

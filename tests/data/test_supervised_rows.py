@@ -96,3 +96,10 @@ def test_pairs_are_answers_to_a_prompt_or_whole_chats(tmp_path: Path) -> None:
     first, second = load_preferences((str(file),), TOKENIZER, RewardModelConfig(), 1000).rows
     assert first.chosen.tolist() == second.chosen.tolist() and first.rejected.tolist() == second.rejected.tolist()
     assert "assistant\nx<|im_end|>" in TOKENIZER.decode(first.chosen)
+
+
+def test_a_pair_without_one_side_is_told_its_columns(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"prompt": "q", "chosen": "x"}) + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match="row 0: it has no rejected .*; its columns are prompt, chosen"):
+        load_preferences((str(file),), TOKENIZER, RewardModelConfig(), 1000)

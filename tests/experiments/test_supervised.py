@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from skyrl.config import ConfigError, RewardModelConfig, SFTConfig, SkyRLTrainConfig, compose, load
 from skyrl.errors import DataError, ResumeError
 from skyrl.experiments.kinds import experiment_of
+from skyrl.experiments.summary import summary
 from skyrl.learners.schedule import adamw
 from skyrl.models.reward_model import RewardModel
 from tests.supervised_run import chats, farthest, pairs, settings, train, weights, write
@@ -83,6 +84,16 @@ def test_sources_are_mixed_by_weight_and_limits_end_the_run(nano: Path, tmp_path
     both = (write(tmp_path / "train.jsonl", chats(32)), second)
     found = train(nano, tmp_path, train_datasets=both, train_dataset_weights=(1, 1), max_training_samples=30)
     assert found[-1]["step"] == 3  # 30 rows are three batches of eight
+
+
+def test_the_end_of_a_run_names_what_it_left_and_nothing_else(nano: Path, tmp_path: Path) -> None:
+    values = settings(nano, tmp_path, "sft", num_epochs=1)
+    run: Any = compose([], values).config
+    experiment = experiment_of("sft")(run)
+    experiment.run()
+    *places, losses = summary(run, experiment.folder)
+    assert [line.split()[:-1] for line in places] == [["configuration"], ["metrics"], ["trained", "model"]]
+    assert losses.startswith("train/loss ") and losses.endswith(" at step 4")
 
 
 def test_too_few_rows_are_told(nano: Path, tmp_path: Path) -> None:
