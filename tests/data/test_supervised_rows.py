@@ -36,6 +36,30 @@ def test_a_chat_takes_its_system_message_and_columns_of_other_names(tmp_path: Pa
     assert learned == "yo<|im_end|>"
 
 
+def test_tools_are_shown_and_calls_are_learned_whether_they_are_a_list_or_its_text(tmp_path: Path) -> None:
+    template = (
+        "{% for t in tools or [] %}{{ t.name }}<|im_end|>{% endfor %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<call>{{ c.name }}</call>{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer = chat_tokenizer(template)
+    chat = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "look", "tool_calls": [{"name": "find"}]},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "four"},
+    ]
+    rows = [{"messages": chat, "functions": [{"name": "find"}]}, {"messages": chat, "functions": '[{"name": "find"}]'}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    run = SFTConfig(tools_key="functions", train_on_what="all_assistant_messages")
+    one, two = load_supervised((str(file),), tokenizer, run, 1000).rows
+    assert one.token_ids.tolist() == two.token_ids.tolist() and one.loss_mask.tolist() == two.loss_mask.tolist()
+    assert tokenizer.decode(one.token_ids).startswith("find<|im_end|><|im_start|>user\n?")
+    assert tokenizer.decode(one.token_ids[one.loss_mask]) == "look<call>find</call><|im_end|>four<|im_end|>"
+
+
 def test_alpacas_input_stands_below_its_instruction(tmp_path: Path) -> None:
     rows = load(
         tmp_path, [{"instruction": "Sort.", "input": "ba", "output": "ab"}, {"instruction": "Say.", "output": "x"}]

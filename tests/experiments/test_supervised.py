@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import cattrs
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -84,6 +85,48 @@ def test_sources_are_mixed_by_weight_and_limits_end_the_run(nano: Path, tmp_path
     both = (write(tmp_path / "train.jsonl", chats(32)), second)
     found = train(nano, tmp_path, train_datasets=both, train_dataset_weights=(1, 1), max_training_samples=30)
     assert found[-1]["step"] == 3  # 30 rows are three batches of eight
+
+
+def test_an_epoch_has_rows_of_each_source_by_its_weight(nano: Path, tmp_path: Path) -> None:
+    short = write(tmp_path / "short.jsonl", [{"input_ids": [5, 6, 7, 8]}] * 8)
+    long = write(tmp_path / "long.jsonl", [{"input_ids": [9] * 10}] * 24)
+    mixed = {"train_datasets": (short, long), "train_dataset_weights": (3, 1)}
+    found = train(nano, tmp_path, num_epochs=1, **mixed)
+    learned = sum(record["train/learned_tokens"] for record in found if record["step"])
+    assert learned == 24 * 3 + 8 * 9  # 32 rows at 3 : 1; nothing predicts the first token of a row
+
+
+def test_rows_that_are_tokenized_already_train_like_their_chats(nano: Path, tmp_path: Path) -> None:
+    of_chats = train(nano, tmp_path / "chats", num_epochs=1)
+    rows = experiment_of("sft")(compose([], settings(nano, tmp_path, "sft")).config).train_dataset.rows
+    tokenized = [
+        {"input_ids": row.token_ids.tolist(), "labels": np.where(row.loss_mask, row.token_ids, -100).tolist()}
+        for row in rows
+    ]
+    source = write(tmp_path / "tokenized.jsonl", tokenized)
+    found = train(nano, tmp_path / "tokenized", num_epochs=1, train_datasets=(source,))
+    both = ([record["train/loss"] for record in run[1:]] for run in (of_chats, found))
+    assert next(both) == next(both)
+
+
+def test_each_evaluation_set_has_the_loss_of_its_own_tokens(nano: Path, tmp_path: Path) -> None:
+    """Those of a model that has not learned anything, which transformers computes, too."""
+    one = [{"input_ids": [5, 6, 7]}, {"input_ids": [5, 9, 11, 30], "labels": [-100, -100, 11, 30]}]
+    sets = {"one": one, "two": [{"input_ids": [40, 41]}]}
+    sources = tuple(write(tmp_path / f"{name}.jsonl", rows) for name, rows in sets.items())
+    named = {"eval_datasets": sources, "eval_dataset_names": ("first", "second")}
+    [found] = train(nano, tmp_path, num_epochs=0, eval_before_train=True, **named)
+    model: Any = AutoModelForCausalLM.from_pretrained(nano / "model").eval()
+
+    def nats(ids: list[int], learned: int) -> float:
+        logits = model(input_ids=torch.tensor([ids])).logits[0, -learned - 1 : -1]
+        return torch.nn.functional.cross_entropy(logits, torch.tensor(ids[-learned:]), reduction="sum").item()
+
+    first, second = nats([5, 6, 7], 2) + nats([5, 9, 11, 30], 2), nats([40, 41], 1)
+    assert found["eval/first/loss"] == pytest.approx(first / 4, abs=1e-5)
+    assert found["eval/second/loss"] == pytest.approx(second, abs=1e-5)
+    assert found["eval/all/loss"] == pytest.approx((first + second) / 5, abs=1e-5)
+    assert found["eval/first/perplexity"] == pytest.approx(math.exp(first / 4), rel=1e-4)
 
 
 def test_the_end_of_a_run_names_what_it_left_and_nothing_else(nano: Path, tmp_path: Path) -> None:
