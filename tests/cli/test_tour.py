@@ -33,7 +33,7 @@ FILES = {
     "    kl_estimator_type: k4\ngenerator:\n  inference_engine:\n    backend: torch\n  top_p: 0.9\n",
     "grpo.yaml": "experiment_name: gsm8k-grpo\ngconfig: {n_samples: 4, temperature: 0.9}\nactor:\n"
     "  path: Qwen/Qwen2.5-1.5B\n  group_size: ${gconfig.n_samples}\n  temperature: ${gconfig.temperature}\n"
-    "  reward_scaling: 10.0\n  optimizer: {lr: 2e-6, type: adam, eps: 1e-5}\n",
+    "  reward_scaling: 10.0\n  optimizer: {lr: 2e-6, type: adam, eps: 1e-5}\n  log_agent_stats: true\n",
     "own.toml": 'extends = "base.toml"\n\n[trainer.algorithm]\nclass = "mine.py:Bonus"\nbrevity = 0.001\n',
 }
 
