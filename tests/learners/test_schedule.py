@@ -1,4 +1,4 @@
-"""Learning rates, by hand."""
+"""Optimizers and learning rates, by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from skyrl.config import OptimizerConfig
-from skyrl.learners.schedule import learning_rate_schedule, move_schedule
+from skyrl.learners.schedule import adamw, learning_rate_schedule, move_schedule
 
 
 def optimizer() -> Any:
@@ -20,6 +20,15 @@ def rates(steps: Sequence[int], total: int, per: int = 1, **settings: Any) -> li
     """The rate at each step."""
     schedule = learning_rate_schedule(optimizer(), OptimizerConfig(lr=1.0, **settings), total, per)
     return [schedule.lr_lambdas[0](step) for step in steps]
+
+
+def test_a_first_step_of_adam_is_the_gradient_over_its_size_and_the_epsilon() -> None:
+    """lr g / (|g| + eps), since both running means begin with this gradient: 0.1 x 3 / (3 + 1)."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    model.weight.grad = torch.full((1, 1), 3.0)
+    adamw(model, OptimizerConfig(lr=0.1, adam_eps=1.0, weight_decay=0.0)).step()
+    assert model.weight.item() == pytest.approx(-0.075)
 
 
 COSINE: dict[str, Any] = {"scheduler": "cosine", "min_lr_ratio": 0.1}
