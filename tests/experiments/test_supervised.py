@@ -13,12 +13,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from skyrl.config import ConfigError, RewardModelConfig, SFTConfig, SkyRLTrainConfig, compose, load
-from skyrl.errors import DataError, ResumeError
+from skyrl.errors import DataError, ResumeError, RunError
 from skyrl.experiments.kinds import experiment_of
+from skyrl.experiments.recovery import run_with_recovery
+from skyrl.experiments.sft import SFTExp
 from skyrl.experiments.summary import summary
 from skyrl.learners.schedule import adamw
 from skyrl.models.reward_model import RewardModel
-from tests.supervised_run import chats, farthest, pairs, settings, train, weights, write
+from tests.supervised_run import chats, farthest, pairs, records, settings, train, weights, write
 
 
 def test_the_loss_falls_on_the_rows_and_on_others(nano: Path, tmp_path: Path) -> None:
@@ -71,6 +73,34 @@ def test_a_run_that_goes_on_is_one_that_was_never_interrupted(nano: Path, tmp_pa
     assert [record["step"] for record in found] == list(range(9))
     assert [record.get("train/loss") for record in found] == [record.get("train/loss") for record in whole]
     assert farthest(weights(tmp_path / "whole"), weights(tmp_path / "parts")) == 0.0
+
+
+class FailsOnce(SFTExp):
+    """The sixth batch of the first try is lost."""
+
+    def collate(self, rows: Any) -> Any:
+        self.batches = getattr(self, "batches", 0) + 1
+        if self.batches == 6 and not self.is_another_try:
+            raise RunError("the batch is lost")
+        return super().collate(rows)
+
+
+def test_a_run_that_fails_begins_again_at_its_last_checkpoint_where_it_may(nano: Path, tmp_path: Path) -> None:
+    whole = train(nano, tmp_path / "whole", deterministic=True)
+    folder = tmp_path / "failing"
+    folder.mkdir()
+    values = settings(nano, folder, "sft", deterministic=True, ckpt_interval=2, recover_mode="auto", recover_retries=1)
+    again: Any = FailsOnce
+    run_with_recovery(again, compose([], values).config, pause=0)
+    assert [record.get("train/loss") for record in records(folder)] == [each.get("train/loss") for each in whole]
+    with pytest.raises(ConfigError, match="auto says where the run begins, and resume_from = empty says otherwise"):
+        compose([], {**values, "resume_from": ""})
+
+
+def test_a_checkpoint_that_has_to_be_there_is_missed_in_the_words_of_its_own_tree(nano: Path, tmp_path: Path) -> None:
+    with pytest.raises(ResumeError) as refused:
+        train(nano, tmp_path, recover_mode="resume")
+    assert str(refused.value).startswith("recover_mode = resume, and ") and "trainer." not in str(refused.value)
 
 
 def test_a_folder_of_another_run_is_refused_in_the_words_of_its_own_tree(nano: Path, tmp_path: Path) -> None:
