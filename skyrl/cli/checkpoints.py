@@ -143,10 +143,10 @@ def _checkpoints_of(folder: str) -> str:
         return folder
     signature = Path(folder).expanduser() / "config.json"
     try:
-        stored = json.loads(signature.read_text(encoding="utf-8"))
-        place = str(stored["config"]["trainer"]["ckpt_path"])
+        stored = json.loads(signature.read_text(encoding="utf-8"))["config"]
+        place = str(stored.get("trainer", stored)["ckpt_path"])  # supervised trees have no trainer
         return place if "://" in place else str(Path(place).expanduser())
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return str(Path(folder).expanduser())
 
 

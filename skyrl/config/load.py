@@ -37,6 +37,7 @@ C = TypeVar("C", bound=RunConfig, default=SkyRLTrainConfig)
 ROOTS: Mapping[str, type[RunConfig]] = {"rl": SkyRLTrainConfig, "sft": SFTConfig, "reward_model": RewardModelConfig}
 """What `kind` names."""
 
+
 Files = Sequence[str | PathLike[str]] | str | PathLike[str]
 Overrides = Sequence[str] | Mapping[str, Any]
 """`["trainer.epochs=2"]` as on a command line, or `{"trainer.epochs": 2}` from Python."""
@@ -64,6 +65,11 @@ class Composed(Generic[C]):
 
     origins: Origins
     warnings: tuple[Problem, ...]
+
+
+def root_of(stored: Mapping[str, Any]) -> type[RunConfig]:
+    """The tree of a stored configuration."""
+    return ROOTS.get(str(stored.get("kind")), SkyRLTrainConfig)
 
 
 def load(

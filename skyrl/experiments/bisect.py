@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
+from skyrl.errors import UserError
 from skyrl.experiments.comparing import Difference, differences_of_computing, differences_of_samples
 from skyrl.experiments.replay import stored_run
 from skyrl.experiments.run_folder import RunFolder
@@ -37,10 +38,13 @@ class Parting:
 
 
 def bisect(one: Path, other: Path) -> Parting:
-    """Compare two runs by their folders. Raises `UserError` for a folder that is not a run's, `DataError` for a
+    """Compare two runs by their folders. Raises `UserError` for a folder that is not a run's, and for runs
+    of two kinds, `DataError` for a
     recording that is damaged.
     """
     runs = stored_run(one), stored_run(other)
+    if type(runs[0]) is not type(runs[1]):
+        raise UserError(f"{one} is a run of kind = {runs[0].kind}, and {other} one of kind = {runs[1].kind}")
     changed = differences(*runs, roles=("identity", "numerics"))
     folders = RunFolder(one), RunFolder(other)
     recorded = all(folder.recording().steps() for folder in folders)

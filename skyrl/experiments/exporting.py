@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cattrs
 from torch import Tensor
 
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore
-from skyrl.config import SkyRLTrainConfig
+from skyrl.config.load import root_of
 from skyrl.errors import ResumeError, UserError
 from skyrl.experiments.replay import stored_run
 from skyrl.models.lora import adapter_alone, merged
+from skyrl.models.reward_model import RewardModelExport
 from skyrl.models.storing import AdapterExport, Export
 from skyrl.tree import required
 
@@ -28,7 +30,8 @@ def export(
     adapter: bool = False,
     checkpoints: Path | None = None,
 ) -> tuple[int, Path]:
-    """Store the policy of a checkpoint, the newest unless `step` names another. Which step it was, and the folder.
+    """Store the policy of a checkpoint, or the model of a supervised run's, the newest unless `step` names another.
+    Which step it was, and the folder.
 
     The model is stored as transformers does, an adapter merged into it; with `adapter`, that alone, as PEFT does.
     Without `to` it goes where the run itself exports to. Raises `ResumeError` for a checkpoint that is not there or is
@@ -37,18 +40,20 @@ def export(
     store = CheckpointStore(checkpoints or stored_run(run).trainer.ckpt_path)
     saved = _saved(store, step)
     checkpoint = store.load(saved)
-    config = cattrs.structure(checkpoint.config, SkyRLTrainConfig)
+    config: Any = cattrs.structure(checkpoint.config, root_of(checkpoint.config))
     trainer, model = config.trainer, config.trainer.policy.model
-    like = required(model.path, "trainer.policy.model.path")
+    at = "trainer.policy.model" if config.kind == "rl" else "model"
+    like = required(model.path, f"{at}.path")
     if adapter and not model.lora.rank:
-        raise UserError(f"{run} trained all weights (trainer.policy.model.lora.rank = 0): it has no adapter")
-    name = "adapter" if adapter else "policy"
+        raise UserError(f"{run} trained all weights ({at}.lora.rank = 0): it has no adapter")
+    name = "adapter" if adapter else "policy" if config.kind == "rl" else "model"
     folder = to or Path(trainer.export_path).expanduser() / f"global_step_{saved}" / name
     if adapter:
         AdapterExport(like=like, lora=model.lora, folder=folder)(adapter_alone(_weights(checkpoint)))
     else:
+        whole = RewardModelExport if config.kind == "reward_model" else Export
         fast = not trainer.disable_fast_tokenizer
-        Export(like=like, use_fast_tokenizer=fast, folder=folder)(merged(_weights(checkpoint), model.lora))
+        whole(like=like, use_fast_tokenizer=fast, folder=folder)(merged(_weights(checkpoint), model.lora))
     return saved, folder
 
 
@@ -63,8 +68,10 @@ def _saved(store: CheckpointStore, step: int | None) -> int:
 
 
 def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-    """The policy's, under the names that it has in training, each read when it is asked for."""
-    tensors = checkpoint.models["policy"]
+    """The policy's, or those of a run's only model, under the names that they have in training, each read when it is
+    asked for.
+    """
+    tensors = checkpoint.models.get("policy") or checkpoint.models["critic"]
     for name in tensors:
         if name.startswith(_WEIGHTS):
             yield name.removeprefix(_WEIGHTS), tensors[name]

@@ -16,7 +16,8 @@ import cattrs
 from attrs import field, frozen
 
 from skyrl.checkpoint.store import CheckpointStore
-from skyrl.config import SkyRLTrainConfig
+from skyrl.config import SkyRLTrainConfig, SupervisedConfig
+from skyrl.config.load import root_of
 from skyrl.errors import ResumeError, UserError
 from skyrl.experiments.comparing import Difference, differences_of_computing
 from skyrl.experiments.ppo import BasePPOExp
@@ -54,9 +55,15 @@ class Replay:
     def __init__(self, folder: Path, *, checkpoints: Path | None = None) -> None:
         """`folder` is the run's; `checkpoints` where they lie now, if not where the run's configuration says.
 
-        Raises `DataError` without a recording, `ResumeError` without a configuration.
+        Raises `DataError` without a recording, `ResumeError` without a configuration, `UserError` for a run that has
+        nothing to record.
         """
         run = stored_run(folder)
+        if not isinstance(run, SkyRLTrainConfig):
+            raise UserError(
+                f"{folder} is a run of kind = {run.kind}: nothing is sampled in it, and no step is recorded. Start it "
+                "again in another folder, both with deterministic = true; skyrl bisect compares their metrics"
+            )
         for path, value in {
             "trainer.rollouts_from": str(folder),
             "trainer.recording": "off",
@@ -126,13 +133,14 @@ class _Again(BasePPOExp):
         return int(self.recorded.about["total_steps"])
 
 
-def stored_run(folder: Path) -> SkyRLTrainConfig:
-    """The configuration in a run's folder. Raises `UserError`."""
+def stored_run(folder: Path) -> SkyRLTrainConfig | SupervisedConfig:
+    """The configuration in a run's folder, of whichever kind. Raises `UserError`."""
     file = folder / "config.json"
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))["config"]
-        return cattrs.structure(stored, SkyRLTrainConfig)
+        run: SkyRLTrainConfig | SupervisedConfig = cattrs.structure(stored, root_of(stored))
+        return run
     except OSError:
         raise UserError(f"{folder} is not the folder of a run: it holds no config.json") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ResumeError(f"{file} cannot be read: {error}") from error
