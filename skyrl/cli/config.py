@@ -64,7 +64,7 @@ def show(
     warn(loaded.warnings)
     run, origins = loaded.config, loaded.origins
     if sparse:
-        kind = {} if run.kind == "rl" else {"kind": run.kind}
+        kind: dict[str, str] = {} if run.kind == "rl" else {"kind": run.kind}
         click.echo(forms.dump(kind | only_differences(run), language, type(run)))
         return
     if not written:
