@@ -11,12 +11,13 @@ import json
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import cattrs
 from attrs import field, frozen
 
 from skyrl.checkpoint.store import CheckpointStore
-from skyrl.config import SkyRLTrainConfig, SupervisedConfig
+from skyrl.config import RewardModelConfig, SFTConfig, SkyRLTrainConfig
 from skyrl.config.load import root_of
 from skyrl.errors import ResumeError, UserError
 from skyrl.experiments.comparing import Difference, differences_of_computing
@@ -133,12 +134,13 @@ class _Again(BasePPOExp):
         return int(self.recorded.about["total_steps"])
 
 
-def stored_run(folder: Path) -> SkyRLTrainConfig | SupervisedConfig:
+def stored_run(folder: Path) -> SkyRLTrainConfig | SFTConfig | RewardModelConfig:
     """The configuration in a run's folder, of whichever kind. Raises `UserError`."""
     file = folder / "config.json"
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))["config"]
-        run: SkyRLTrainConfig | SupervisedConfig = cattrs.structure(stored, root_of(stored))
+        root: Any = root_of(stored)
+        run: SkyRLTrainConfig | SFTConfig | RewardModelConfig = cattrs.structure(stored, root)
         return run
     except OSError:
         raise UserError(f"{folder} is not the folder of a run: it holds no config.json") from None

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from skyrl.cli.main import cli
 from skyrl.cli.words import paths_from
-from skyrl.config import ConfigError, SFTConfig, load
+from skyrl.config import ConfigError, RewardModelConfig, SFTConfig, load
 
 SFT = 'kind = "sft"\ntrain_datasets = ["rows.jsonl"]\nbatch_size = 8\n[model]\npath = "a/b"\n'
 
@@ -101,6 +101,7 @@ def test_the_completion_of_the_shell_knows_the_words_before(folder: Path) -> Non
 
 
 def test_the_last_kind_counts(folder: Path) -> None:
-    assert load(["sft.toml"], ["kind=reward_model", "chosen_key=better"]).config.kind == "reward_model"
+    run: Any = load(["sft.toml"], ["kind=reward_model", "chosen_key=better"]).config
+    assert isinstance(run, RewardModelConfig) and run.chosen_key == "better"
     with pytest.raises(ConfigError, match="'rl' is not one of: sft"):
         load([], ["kind=rl"], SFTConfig)

@@ -121,7 +121,7 @@ def test_sources_are_mixed_by_weight_and_limits_end_the_run(nano: Path, tmp_path
 def test_an_epoch_has_rows_of_each_source_by_its_weight(nano: Path, tmp_path: Path) -> None:
     short = write(tmp_path / "short.jsonl", [{"input_ids": [5, 6, 7, 8]}] * 8)
     long = write(tmp_path / "long.jsonl", [{"input_ids": [9] * 10}] * 24)
-    mixed = {"train_datasets": (short, long), "train_dataset_weights": (3, 1)}
+    mixed: dict[str, Any] = {"train_datasets": (short, long), "train_dataset_weights": (3, 1)}
     found = train(nano, tmp_path, num_epochs=1, **mixed)
     learned = sum(record["train/learned_tokens"] for record in found if record["step"])
     assert learned == 24 * 3 + 8 * 9  # 32 rows at 3 : 1; nothing predicts the first token of a row
@@ -145,7 +145,7 @@ def test_each_evaluation_set_has_the_loss_of_its_own_tokens(nano: Path, tmp_path
     one = [{"input_ids": [5, 6, 7]}, {"input_ids": [5, 9, 11, 30], "labels": [-100, -100, 11, 30]}]
     sets = {"one": one, "two": [{"input_ids": [40, 41]}]}
     sources = tuple(write(tmp_path / f"{name}.jsonl", rows) for name, rows in sets.items())
-    named = {"eval_datasets": sources, "eval_dataset_names": ("first", "second")}
+    named: dict[str, Any] = {"eval_datasets": sources, "eval_dataset_names": ("first", "second")}
     [found] = train(nano, tmp_path, num_epochs=0, eval_before_train=True, **named)
     model: Any = AutoModelForCausalLM.from_pretrained(nano / "model").eval()
 
