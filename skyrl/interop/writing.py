@@ -14,7 +14,7 @@ from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
 from skyrl.tree.draft import Draft
 from skyrl.tree.dump import stored_value
-from skyrl.tree.origins import Assignment, Origin
+from skyrl.tree.origins import Assignment, Origin, Origins
 from skyrl.tree.reach import Reach
 
 
@@ -56,16 +56,23 @@ class Writing:
     def finish(self) -> Conversion:
         """The tables without what is derived, and what `check` says about the run that they describe."""
         run, origins = self._draft.build(), self._draft.origins
-        resolved, grown, broken = resolve_with_origins(run, origins)
-        needless = {path for path in derived(resolved) if path in origins and get_at(run, path) is not None}
+        needless, problems = self._followed(run, origins)
         tables: dict[str, Any] = {} if self._root is SkyRLTrainConfig else {"kind": run.kind}
         for path in origins:
             if path not in needless:
                 _put(tables, split_path(path), _spelled(path, run))
         sources = {self._written[path] for path in needless if path in self._written}
         lines = tuple(_as_derived(line, needless) if line.source in sources else line for line in self.lines)
-        problems = tuple(check(resolved, grown, broken))
         return Conversion(root=self._root, tables=tables, lines=lines, problems=problems)
+
+    def _followed(self, run: Any, origins: Origins) -> tuple[set[str], tuple[Problem, ...]]:
+        """The written paths that would be derived as they are, and all that is wrong with the run."""
+        try:
+            resolved, grown, broken = resolve_with_origins(run, origins)
+        except ConfigError as error:  # values so absurd that nothing follows from them
+            return set(), error.problems
+        needless = {path for path in derived(resolved) if path in origins and get_at(run, path) is not None}
+        return needless, tuple(check(resolved, grown, broken))
 
 
 def _as_derived(line: Line, needless: set[str]) -> Line:

@@ -143,6 +143,12 @@ def test_numbers_that_are_written_as_text_are_numbers(tmp_path: Path) -> None:
     assert run.trainer.policy.optimizer_config.adam_betas == (0.9, 0.95)
 
 
+def test_numbers_that_nothing_can_follow_from_are_converted_and_told() -> None:
+    found = convert_keys({"train_dataset.max_length": 2**64 - 1024})
+    assert [(line.source, line.fate) for line in found.lines] == [("train_dataset.max_length", "renamed")]
+    assert [problem.path for problem in found.problems] == ["trainer.algorithm.max_seq_len"]
+
+
 def test_the_epsilon_of_adamw_is_a_field(tmp_path: Path) -> None:
     run = loaded(convert_keys({"actor.optimizer.eps": "1e-5"}), tmp_path)
     assert run.trainer.policy.optimizer_config.adam_eps == 1e-5
