@@ -75,16 +75,34 @@ def assert_kills_change_nothing(nano: Path, out: Path, whole: Path, faults: list
         assert_same(killed, whole)
 
 
-def test_a_run_that_is_killed_ends_like_one_that_was_not(
-    nano: Path, tmp_path: Path, whole: Path, pytestconfig: pytest.Config
-) -> None:
-    faults = moments(180 if pytestconfig.getoption("--long") else 10, seed=1)
+def test_a_run_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path, whole: Path) -> None:
+    faults = moments(10, seed=1)
     assert {fault.phase for fault in faults} == set(PHASES)
     assert_kills_change_nothing(nano, tmp_path, whole, faults)
 
 
 @pytest.mark.long
-def test_a_run_on_ray_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:
-    status, said = run(nano, tmp_path / "whole", **ON_RAY)
+@pytest.mark.parametrize("seed", range(2, 11))
+def test_a_run_that_is_killed_at_other_moments_ends_like_one_that_was_not(
+    nano: Path, tmp_path: Path, whole: Path, seed: int
+) -> None:
+    assert_kills_change_nothing(nano, tmp_path, whole, moments(20, seed=seed))
+
+
+@pytest.fixture(scope="module")
+def whole_on_ray(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on Ray that nobody disturbed."""
+    out = tmp_path_factory.mktemp("whole_on_ray")
+    status, said = run(nano, out, **ON_RAY)
     assert status == 0, said
-    assert_kills_change_nothing(nano, tmp_path, tmp_path / "whole", moments(20, seed=2), **ON_RAY)
+    return out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [2, 3])
+def test_a_run_on_ray_that_is_killed_ends_like_one_that_was_not(
+    nano: Path, tmp_path: Path, whole_on_ray: Path, seed: int
+) -> None:
+    faults = moments(10, seed=seed)
+    assert {fault.phase for fault in faults} == set(PHASES)
+    assert_kills_change_nothing(nano, tmp_path, whole_on_ray, faults, **ON_RAY)
