@@ -98,11 +98,16 @@ def whole_on_ray(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+ANYWHERE_ON_RAY = list(chains(moments(20, seed=2)))
+
+
+def test_kills_on_ray_are_in_every_phase() -> None:
+    assert {fault.phase for chain in ANYWHERE_ON_RAY for fault in chain} == set(PHASES)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("chain", ANYWHERE_ON_RAY, ids=lambda chain: "-".join(fault.phase for fault in chain))
 def test_a_run_on_ray_that_is_killed_ends_like_one_that_was_not(
-    nano: Path, tmp_path: Path, whole_on_ray: Path, seed: int
+    nano: Path, tmp_path: Path, whole_on_ray: Path, chain: list[Fault]
 ) -> None:
-    faults = moments(10, seed=seed)
-    assert {fault.phase for fault in faults} == set(PHASES)
-    assert_kills_change_nothing(nano, tmp_path, whole_on_ray, faults, **ON_RAY)
+    assert_kills_change_nothing(nano, tmp_path, whole_on_ray, chain, **ON_RAY)
