@@ -11,14 +11,17 @@ from typing import Any
 import cattrs
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from skyrl.config import ConfigError, RewardModelConfig, SFTConfig, SkyRLTrainConfig, compose, load
 from skyrl.envs import find_env
 from skyrl.envs.reward_service import reward_app
 from skyrl.errors import DataError, ResumeError
+from skyrl.experiments.exporting import export
 from skyrl.experiments.kinds import experiment_of
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.experiments.stored_runs import checkpoints_of
 from skyrl.learners.schedule import adamw
 from skyrl.models.reward_model import RewardModel
 from tests.nano_run import overrides as rl_overrides
@@ -136,6 +139,22 @@ def test_a_run_that_goes_on_is_one_that_was_never_interrupted(nano: Path, tmp_pa
     assert [record["step"] for record in found] == list(range(9))
     assert [record.get("train/loss") for record in found] == [record.get("train/loss") for record in whole]
     assert farthest(weights(tmp_path / "whole"), weights(tmp_path / "parts")) == 0.0
+
+
+@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+def test_a_run_that_was_moved_is_exported_out_of_the_checkpoints_in_its_folder(
+    nano: Path, tmp_path: Path, kind: str
+) -> None:
+    train(nano, tmp_path, kind, num_epochs=1)
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    assert checkpoints_of(str(moved)) == str(moved / "checkpoints")
+    assert export(moved) == (4, moved / "exports" / "global_step_4" / "model")
+    ours, theirs = (
+        load_file(folder / "model.safetensors")
+        for folder in (moved / "exports" / "global_step_4" / "model", moved / "model")
+    )
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_a_folder_of_another_run_is_refused_in_the_words_of_its_own_tree(nano: Path, tmp_path: Path) -> None:
