@@ -40,15 +40,6 @@ IN_A_CHAIN = 5
 """Kills of one run, one after the other; three steps each are fewer than the run has."""
 
 
-@pytest.fixture(scope="module")
-def whole(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nobody disturbed."""
-    out = tmp_path_factory.mktemp("whole")
-    status, said = run(nano, out)
-    assert status == 0, said
-    return out
-
-
 def moments(count: int, seed: int) -> list[Fault]:
     """Every phase at least once, then any; at an entry that is drawn, and every other time a little later."""
     draw = random.Random(seed)

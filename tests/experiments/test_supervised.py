@@ -145,7 +145,7 @@ def test_a_run_that_goes_on_is_one_that_was_never_interrupted(nano: Path, tmp_pa
 def test_a_run_that_was_moved_is_exported_out_of_the_checkpoints_in_its_folder(
     nano: Path, tmp_path: Path, kind: str
 ) -> None:
-    train(nano, tmp_path, kind, num_epochs=1)
+    train(nano, tmp_path, kind, num_epochs=1, ckpt_interval=4)
     moved = (tmp_path / "run").rename(tmp_path / "moved")
     assert checkpoints_of(str(moved)) == str(moved / "checkpoints")
     assert export(moved) == (4, moved / "exports" / "global_step_4" / "model")
