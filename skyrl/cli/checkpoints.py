@@ -126,13 +126,17 @@ def _tensors_that_differ(first: Checkpoint, second: Checkpoint, model: str) -> I
 
 def _found(folder: str) -> tuple[CheckpointStore, list[int]]:
     """The store that a person means, and the steps. Raises `ResumeError`."""
-    from skyrl.checkpoint.store import CheckpointStore, step_of
+    from skyrl.checkpoint.store import CheckpointStore, name_of, step_of
     from skyrl.experiments.stored_runs import checkpoints_of
 
     step = step_of(folder)
     if step is not None:
         store = CheckpointStore(_of_one(folder).rpartition("/")[0])
-        if not store.storage.names(f"global_step_{step}"):
+        try:
+            there = store.storage.names(name_of(step))
+        except OSError as error:
+            raise ResumeError(f"{folder} cannot be read: {error}") from error
+        if not there:
             raise ResumeError(f"there is no checkpoint folder {folder}")
         return store, [step]
     place = checkpoints_of(folder)
