@@ -24,6 +24,7 @@ ON_RAY: dict[str, Any] = {
     "trainer__placement__executor": "ray",
     "trainer__placement__colocate_all": False,
     "trainer__placement__policy_num_gpus_per_node": 2,
+    "trainer__placement__heartbeat_timeout_seconds": 600,  # a busy machine takes its time to import torch
     "trainer__policy_mini_batch_size": 2,
     "trainer__micro_train_batch_size_per_gpu": 3,
     "trainer__eval_interval": -1,

@@ -20,6 +20,7 @@ ON_RAY: dict[str, Any] = {
     "trainer__placement__executor": "ray",
     "trainer__placement__colocate_all": False,
     "trainer__placement__policy_num_gpus_per_node": 2,
+    "trainer__placement__heartbeat_timeout_seconds": 600,  # a busy machine takes its time to import torch
 }
 """Two FSDP2 ranks and an engine, each in a process of its own."""
 
