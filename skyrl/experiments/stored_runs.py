@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from skyrl.checkpoint.store import step_of
-from skyrl.config import SkyRLTrainConfig, SupervisedConfig
+from skyrl.config import RewardModelConfig, SFTConfig, SkyRLTrainConfig
 from skyrl.config.load import ROOTS
 from skyrl.config.stored import tree_of
 from skyrl.errors import ResumeError, UserError
 from skyrl.tree import required
 
-Run: TypeAlias = SkyRLTrainConfig | SupervisedConfig
+Run: TypeAlias = SkyRLTrainConfig | SFTConfig | RewardModelConfig
 
 _FILE = "config.json"
 
