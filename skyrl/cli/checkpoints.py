@@ -46,6 +46,8 @@ def list_(folder: str) -> None:
 def verify(folder: str) -> None:
     """Compare every byte of every file with the manifest. Exit code 1 if anything is missing or damaged."""
     store, steps = _found(folder)
+    if not steps:
+        raise ResumeError(f"{store.folder} holds no checkpoint")
     wrong = {step: store.verify(step) for step in steps}
     for step in steps:
         click.echo(f"  {step:>8}  {'good' if not wrong[step] else 'damaged'}")
@@ -74,8 +76,8 @@ def show(folder: str) -> None:
     for file in manifest.files:
         click.echo(f"    {file.name:<40} {readable(file.size):>10}  {file.digest}")
     click.echo("  state")
-    for path, value in _flat(checkpoint.state):
-        click.echo(f"    {path} = {json.dumps(value, ensure_ascii=False)}")
+    for path, value in _flat(_with_long_tables_counted(checkpoint.state)):
+        click.echo(f"    {path} = {value if isinstance(value, _Count) else json.dumps(value, ensure_ascii=False)}")
     click.echo("  metrics")
     for name, number in sorted(manifest.metrics.items()):
         click.echo(f"    {name} = {number:g}")
@@ -123,31 +125,26 @@ def _tensors_that_differ(first: Checkpoint, second: Checkpoint, model: str) -> I
 
 
 def _found(folder: str) -> tuple[CheckpointStore, list[int]]:
-    """The store that a person means, and the steps."""
-    from skyrl.checkpoint.store import CheckpointStore, step_of
+    """The store that a person means, and the steps. Raises `ResumeError`."""
+    from skyrl.checkpoint.store import CheckpointStore, name_of, step_of
+    from skyrl.experiments.stored_runs import checkpoints_of
 
     step = step_of(folder)
     if step is not None:
-        return CheckpointStore(_of_one(folder).rpartition("/")[0]), [step]
-    place = _checkpoints_of(folder)
+        store = CheckpointStore(_of_one(folder).rpartition("/")[0])
+        try:
+            there = store.storage.names(name_of(step))
+        except OSError as error:
+            raise ResumeError(f"{folder} cannot be read: {error}") from error
+        if not there:
+            raise ResumeError(f"there is no checkpoint folder {folder}")
+        return store, [step]
+    place = checkpoints_of(folder)
     store = CheckpointStore(place)
     steps = store.steps()
     if not steps and "://" not in place and not Path(place).is_dir():
         raise ResumeError(f"there is no folder {place}")
     return store, steps
-
-
-def _checkpoints_of(folder: str) -> str:
-    """Of a run's folder, where its configuration says that they are; else the folder itself."""
-    if "://" in folder:
-        return folder
-    signature = Path(folder).expanduser() / "config.json"
-    try:
-        stored = json.loads(signature.read_text(encoding="utf-8"))["config"]
-        place = str(stored.get("trainer", stored)["ckpt_path"])  # supervised trees have no trainer
-        return place if "://" in place else str(Path(place).expanduser())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return str(Path(folder).expanduser())
 
 
 def _of_one(folder: str) -> str:
@@ -163,7 +160,9 @@ def _line(store: CheckpointStore, step: int) -> str:
     from skyrl.checkpoint.store import readable
 
     manifest = store.manifest(step)
-    ranks = ", ".join(f"{model} on {size}" for model, size in manifest.world_size.items())
+    ranks = ", ".join(
+        f"{model} on {size} rank{'s' if size != 1 else ''}" for model, size in manifest.world_size.items()
+    )
     return f"{readable(manifest.size):>9}  {ranks}"
 
 
@@ -173,6 +172,19 @@ def _flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{path}.{name}" if path else str(name))
     else:
         yield path, data
+
+
+class _Count(str):
+    """What stands for a table that is too long to be read."""
+
+
+def _with_long_tables_counted(data: Any) -> Any:
+    """Tables of more than `MOST` values, such as digests of the parts of the data, become their number."""
+    if not isinstance(data, Mapping):
+        return data
+    if len(data) > MOST and not any(isinstance(value, Mapping) for value in data.values()):
+        return _Count(f"({len(data)} values)")
+    return {name: _with_long_tables_counted(value) for name, value in data.items()}
 
 
 def _shape(tensors: Mapping[str, Any], name: str) -> str:

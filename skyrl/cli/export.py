@@ -16,7 +16,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--adapter", is_flag=True, help="The LoRA adapter alone, as PEFT stores it, not merged into the model.")
 @click.option("--checkpoints", type=_FOLDER, help="Where the run's checkpoints are [default: where it wrote them].")
 def export(run: Path, step: int | None, to: Path | None, adapter: bool, checkpoints: Path | None) -> None:
-    """Store the policy of one of RUN's checkpoints as a Hugging Face folder: weights, configuration, tokenizer.
+    """Store the model of one of RUN's checkpoints as a Hugging Face folder: weights, configuration, tokenizer.
 
     RUN is the folder of a run, which may be going on. What stands in the folder is replaced once the new one is whole.
     """

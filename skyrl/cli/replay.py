@@ -51,8 +51,9 @@ def replay(run: Path, steps: range, checkpoints: Path | None) -> None:
             raise click.exceptions.Exit(1)
         updates, weights = replayed.computed.updates, replayed.computed.weights
         norms = ", ".join(f"{each.learner} {each.metrics['grad_norm']:.9g}" for each in updates)
+        learnt = f"losses; gradient norm {norms}" if updates else "left out again, no updates"
         click.echo(
-            f"step {step} is bit-equal: {', '.join(replayed.computed.tensors)}; losses; gradient norm {norms}; "
+            f"step {step} is bit-equal: {', '.join(replayed.computed.tensors)}; {learnt}; "
             f"{sum(map(len, weights.values()))} weights"
         )
 

@@ -67,11 +67,6 @@ class Composed(Generic[C]):
     warnings: tuple[Problem, ...]
 
 
-def root_of(stored: Mapping[str, Any]) -> type[RunConfig]:
-    """The tree of a stored configuration."""
-    return ROOTS.get(str(stored.get("kind")), SkyRLTrainConfig)
-
-
 def load(
     files: Files = (),
     overrides: Overrides = (),

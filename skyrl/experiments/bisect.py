@@ -10,8 +10,8 @@ from attrs import frozen
 
 from skyrl.errors import UserError
 from skyrl.experiments.comparing import Difference, differences_of_computing, differences_of_samples
-from skyrl.experiments.replay import stored_run
 from skyrl.experiments.run_folder import RunFolder
+from skyrl.experiments.stored_runs import stored_run
 from skyrl.tree import differences
 
 _MEASURED_IN_TIME = ("timing/", "per_second", "trajectory_time")

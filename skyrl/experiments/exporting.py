@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import cattrs
 from torch import Tensor
 
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore
-from skyrl.config.load import root_of
+from skyrl.config import RewardModelConfig
 from skyrl.errors import ResumeError, UserError
-from skyrl.experiments.replay import stored_run
+from skyrl.experiments.stored_runs import Run, checkpoints_of, place_of, run_of
 from skyrl.models.lora import adapter_alone, merged
 from skyrl.models.reward_model import RewardModelExport
 from skyrl.models.storing import AdapterExport, Export
@@ -30,31 +28,41 @@ def export(
     adapter: bool = False,
     checkpoints: Path | None = None,
 ) -> tuple[int, Path]:
-    """Store the policy of a checkpoint, or the model of a supervised run's, the newest unless `step` names another.
-    Which step it was, and the folder.
+    """Store the model of a checkpoint, the newest unless `step` names another. Which step it was, and the folder.
 
-    The model is stored as transformers does, an adapter merged into it; with `adapter`, that alone, as PEFT does.
-    Without `to` it goes where the run itself exports to. Raises `ResumeError` for a checkpoint that is not there or is
-    damaged, `UserError` for the adapter of a run without one, `RunError` if the disk does not take it.
+    It is stored as transformers does, an adapter merged into it; with `adapter`, that alone, as PEFT does. Without `to`
+    it goes where the run itself exports to. Raises `ResumeError` for a checkpoint that is not there or is damaged,
+    `UserError` for the adapter of a run without one, `RunError` if the disk does not take it.
     """
-    store = CheckpointStore(checkpoints or stored_run(run).trainer.ckpt_path)
+    store = CheckpointStore(checkpoints or checkpoints_of(str(run)))
     saved = _saved(store, step)
     checkpoint = store.load(saved)
-    config: Any = cattrs.structure(checkpoint.config, root_of(checkpoint.config))
-    trainer, model = config.trainer, config.trainer.policy.model
-    at = "trainer.policy.model" if config.kind == "rl" else "model"
-    like = required(model.path, f"{at}.path")
-    if adapter and not model.lora.rank:
-        raise UserError(f"{run} trained all weights ({at}.lora.rank = 0): it has no adapter")
-    name = "adapter" if adapter else "policy" if config.kind == "rl" else "model"
-    folder = to or Path(trainer.export_path).expanduser() / f"global_step_{saved}" / name
+    config = run_of(checkpoint.config, f"the checkpoint of step {saved}")
+    role, name = _NAMES[config.kind]
+    lora = config.trainer.policy.model.lora
+    if adapter and not lora.rank:
+        raise UserError(f"{run} trained all weights (lora.rank = 0): it has no adapter")
+    name = "adapter" if adapter else name
+    folder = to or Path(place_of(config.trainer.export_path, run, config)) / f"global_step_{saved}" / name
+    weights = _weights(checkpoint, role)
     if adapter:
-        AdapterExport(like=like, lora=model.lora, folder=folder)(adapter_alone(_weights(checkpoint)))
+        _exporter(config, folder, adapter=True)(adapter_alone(weights))
     else:
-        whole = RewardModelExport if config.kind == "reward_model" else Export
-        fast = not trainer.disable_fast_tokenizer
-        whole(like=like, use_fast_tokenizer=fast, folder=folder)(merged(_weights(checkpoint), model.lora))
+        _exporter(config, folder)(merged(weights, lora))
     return saved, folder
+
+
+_NAMES = {"rl": ("policy", "policy"), "sft": ("policy", "model"), "reward_model": ("critic", "model")}
+"""Under which name each kind of run keeps its model in checkpoints, and exports it."""
+
+
+def _exporter(config: Run, folder: Path, *, adapter: bool = False) -> Callable[[Iterator[tuple[str, Tensor]]], None]:
+    model = config.trainer.policy.model
+    like = required(model.path, "the path of the model")
+    if adapter:
+        return AdapterExport(like=like, lora=model.lora, folder=folder)
+    kind = RewardModelExport if isinstance(config, RewardModelConfig) else Export
+    return kind(like=like, use_fast_tokenizer=not config.trainer.disable_fast_tokenizer, folder=folder)
 
 
 def _saved(store: CheckpointStore, step: int | None) -> int:
@@ -67,11 +75,9 @@ def _saved(store: CheckpointStore, step: int | None) -> int:
     return steps[-1] if step is None else step
 
 
-def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-    """The policy's, or those of a run's only model, under the names that they have in training, each read when it is
-    asked for.
-    """
-    tensors = checkpoint.models.get("policy") or checkpoint.models["critic"]
+def _weights(checkpoint: Checkpoint, role: str) -> Iterator[tuple[str, Tensor]]:
+    """The model's, under the names that it has in training, each read when it is asked for."""
+    tensors = checkpoint.models[role]
     for name in tensors:
         if name.startswith(_WEIGHTS):
             yield name.removeprefix(_WEIGHTS), tensors[name]

@@ -7,22 +7,19 @@ No engine is started and nothing is sampled. Everything each step computes is co
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import cattrs
 from attrs import field, frozen
 
 from skyrl.checkpoint.store import CheckpointStore
-from skyrl.config import RewardModelConfig, SFTConfig, SkyRLTrainConfig
-from skyrl.config.load import root_of
-from skyrl.errors import ResumeError, UserError
+from skyrl.config import SkyRLTrainConfig
+from skyrl.errors import UserError
 from skyrl.experiments.comparing import Difference, differences_of_computing
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.recorded import made_with, watch
+from skyrl.experiments.stored_runs import checkpoints_of, stored_run
 from skyrl.tracking.recording import Computed, Sampled
 from skyrl.tracking.tracker import Trackers
 from skyrl.tree import evolve_at
@@ -72,7 +69,7 @@ class Replay:
             "trainer.eval_interval": -1,
         }.items():
             run = evolve_at(run, path, value)
-        self._store = CheckpointStore(checkpoints or run.trainer.ckpt_path)
+        self._store = CheckpointStore(checkpoints or checkpoints_of(str(folder)))
         self._experiment = _Again(run)
         recorded = self._experiment.recorded
         assert recorded is not None
@@ -132,17 +129,3 @@ class _Again(BasePPOExp):
     def total_steps(self) -> int:
         assert self.recorded is not None
         return int(self.recorded.about["total_steps"])
-
-
-def stored_run(folder: Path) -> SkyRLTrainConfig | SFTConfig | RewardModelConfig:
-    """The configuration in a run's folder, of whichever kind. Raises `UserError`."""
-    file = folder / "config.json"
-    try:
-        stored = json.loads(file.read_text(encoding="utf-8"))["config"]
-        root: Any = root_of(stored)
-        run: SkyRLTrainConfig | SFTConfig | RewardModelConfig = cattrs.structure(stored, root)
-        return run
-    except OSError:
-        raise UserError(f"{folder} is not the folder of a run: it holds no config.json") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ResumeError(f"{file} cannot be read: {error}") from error

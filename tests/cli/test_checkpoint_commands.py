@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from click.testing import CliRunner, Result
 
 from skyrl.checkpoint.store import CheckpointStore
@@ -55,6 +57,18 @@ def test_show_tells_what_is_in_the_newest(folder: Path) -> None:
     assert "reward = 1" in output
 
 
+def test_show_counts_what_is_too_long_to_be_read(tmp_path: Path) -> None:
+    saved = evolve(checkpoint(1), state={"rollouts": {"parts": {str(number): "ab" for number in range(11)}}})
+    CheckpointStore(tmp_path).save(saved)
+    assert "    rollouts.parts = (11 values)" in skyrl("show", str(tmp_path)).output.splitlines()
+
+
+def test_the_folder_of_checkpoints_may_lie_anywhere(folder: Path) -> None:
+    there = {"kind": "rl", "trainer": {"run_path": "/elsewhere", "ckpt_path": "/elsewhere/checkpoints"}}
+    (folder / "config.json").write_text(json.dumps({"config": there}), encoding="utf-8")
+    assert skyrl("list", str(folder)).output.startswith(f"{folder}: 2 checkpoints")
+
+
 def test_diff_shows_state_and_the_tensors_that_differ(folder: Path) -> None:
     output = skyrl("diff", str(folder / "global_step_9"), str(folder / "global_step_10")).output
     assert "configuration: 0 differ" in output
@@ -68,6 +82,8 @@ def test_diff_shows_state_and_the_tensors_that_differ(folder: Path) -> None:
     [
         (["list", "nowhere"], "there is no folder nowhere"),
         (["show", "."], "holds no checkpoint"),
+        (["verify", "."], "holds no checkpoint"),
+        (["list", "global_step_3"], "there is no checkpoint folder global_step_3"),
         (["diff", ".", "."], "is not one checkpoint"),
         (["show", "global_step_3"], "there is no checkpoint folder"),
     ],

@@ -20,6 +20,7 @@ ON_RAY: dict[str, Any] = {
     "trainer__placement__executor": "ray",
     "trainer__placement__colocate_all": False,
     "trainer__placement__policy_num_gpus_per_node": 2,
+    "trainer__placement__heartbeat_timeout_seconds": 600,  # a busy machine takes its time to import torch
 }
 """Two FSDP2 ranks and an engine, each in a process of its own."""
 
@@ -38,15 +39,6 @@ MOST = {
 
 IN_A_CHAIN = 5
 """Kills of one run, one after the other; three steps each are fewer than the run has."""
-
-
-@pytest.fixture(scope="module")
-def whole(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nobody disturbed."""
-    out = tmp_path_factory.mktemp("whole")
-    status, said = run(nano, out)
-    assert status == 0, said
-    return out
 
 
 def moments(count: int, seed: int) -> list[Fault]:
@@ -75,16 +67,39 @@ def assert_kills_change_nothing(nano: Path, out: Path, whole: Path, faults: list
         assert_same(killed, whole)
 
 
-def test_a_run_that_is_killed_ends_like_one_that_was_not(
-    nano: Path, tmp_path: Path, whole: Path, pytestconfig: pytest.Config
-) -> None:
-    faults = moments(180 if pytestconfig.getoption("--long") else 10, seed=1)
+def test_a_run_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path, whole: Path) -> None:
+    faults = moments(10, seed=1)
     assert {fault.phase for fault in faults} == set(PHASES)
     assert_kills_change_nothing(nano, tmp_path, whole, faults)
 
 
 @pytest.mark.long
-def test_a_run_on_ray_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:
-    status, said = run(nano, tmp_path / "whole", **ON_RAY)
+@pytest.mark.parametrize("seed", range(2, 11))
+def test_a_run_that_is_killed_at_other_moments_ends_like_one_that_was_not(
+    nano: Path, tmp_path: Path, whole: Path, seed: int
+) -> None:
+    assert_kills_change_nothing(nano, tmp_path, whole, moments(20, seed=seed))
+
+
+@pytest.fixture(scope="module")
+def whole_on_ray(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on Ray that nobody disturbed."""
+    out = tmp_path_factory.mktemp("whole_on_ray")
+    status, said = run(nano, out, **ON_RAY)
     assert status == 0, said
-    assert_kills_change_nothing(nano, tmp_path, tmp_path / "whole", moments(20, seed=2), **ON_RAY)
+    return out
+
+
+ANYWHERE_ON_RAY = list(chains(moments(20, seed=2)))
+
+
+def test_kills_on_ray_are_in_every_phase() -> None:
+    assert {fault.phase for chain in ANYWHERE_ON_RAY for fault in chain} == set(PHASES)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("chain", ANYWHERE_ON_RAY, ids=lambda chain: "-".join(fault.phase for fault in chain))
+def test_a_run_on_ray_that_is_killed_ends_like_one_that_was_not(
+    nano: Path, tmp_path: Path, whole_on_ray: Path, chain: list[Fault]
+) -> None:
+    assert_kills_change_nothing(nano, tmp_path, whole_on_ray, chain, **ON_RAY)

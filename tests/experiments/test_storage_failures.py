@@ -31,9 +31,13 @@ def test_a_write_that_fails_leaves_the_last_checkpoint(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    settings = {"trainer__deterministic": True}
-    train(nano, whole, **settings)
-    sync, calls = os.fsync, [0]
+    settings: dict[str, Any] = {
+        "trainer__deterministic": True,
+        "trainer__max_training_steps": 4,
+        "trainer__eval_interval": -1,
+        "trainer__eval_before_train": False,
+    }
+    sync, calls, at = os.fsync, [0], 0
 
     def fails(descriptor: int) -> None:
         calls[0] += 1
@@ -41,11 +45,10 @@ def test_a_write_that_fails_leaves_the_last_checkpoint(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         sync(descriptor)
 
-    at = 0
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fails)
-        train(nano, tmp_path / "count", **settings)
-        each = calls[0] // 3
+        train(nano, whole, **settings)
+        each = calls[0] // 2
         for at in (1, each - 1, each + 1, 2 * each - 1):  # in the saves of steps 2 and 4
             calls[0] = 0
             broken = tmp_path / f"broken{at}"

@@ -10,13 +10,16 @@ import cattrs
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from skyrl.config import ConfigError, RewardModelConfig, SFTConfig, SkyRLTrainConfig, compose, load
 from skyrl.errors import DataError, ResumeError, RunError
+from skyrl.experiments.exporting import export
 from skyrl.experiments.kinds import experiment_of
 from skyrl.experiments.recovery import run_with_recovery
 from skyrl.experiments.sft import SFTExp
+from skyrl.experiments.stored_runs import checkpoints_of
 from skyrl.experiments.summary import summary
 from skyrl.learners.schedule import adamw
 from skyrl.models.reward_model import RewardModel
@@ -101,6 +104,22 @@ def test_a_checkpoint_that_has_to_be_there_is_missed_in_the_words_of_its_own_tre
     with pytest.raises(ResumeError) as refused:
         train(nano, tmp_path, recover_mode="resume")
     assert str(refused.value).startswith("recover_mode = resume, and ") and "trainer." not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+def test_a_run_that_was_moved_is_exported_out_of_the_checkpoints_in_its_folder(
+    nano: Path, tmp_path: Path, kind: str
+) -> None:
+    train(nano, tmp_path, kind, num_epochs=1, ckpt_interval=4)
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    assert checkpoints_of(str(moved)) == str(moved / "checkpoints")
+    assert export(moved) == (4, moved / "exports" / "global_step_4" / "model")
+    ours, theirs = (
+        load_file(folder / "model.safetensors")
+        for folder in (moved / "exports" / "global_step_4" / "model", moved / "model")
+    )
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_a_folder_of_another_run_is_refused_in_the_words_of_its_own_tree(nano: Path, tmp_path: Path) -> None:

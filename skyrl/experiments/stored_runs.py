@@ -1,0 +1,61 @@
+"""A run as it lies in its folder: its configuration, and where what it wrote is now."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from skyrl.checkpoint.store import step_of
+from skyrl.config import RewardModelConfig, SFTConfig, SkyRLTrainConfig
+from skyrl.config.load import ROOTS
+from skyrl.config.stored import tree_of
+from skyrl.errors import ResumeError, UserError
+from skyrl.tree import required
+
+Run: TypeAlias = SkyRLTrainConfig | SFTConfig | RewardModelConfig
+
+_FILE = "config.json"
+
+
+def stored_run(folder: Path) -> Run:
+    """The configuration in a run's folder. Raises `UserError`, `ConfigError` for one of another version."""
+    file = folder / _FILE
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))["config"]
+    except OSError:
+        raise UserError(f"{folder} is not the folder of a run: it holds no {_FILE}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ResumeError(f"{file} cannot be read: {error}") from error
+    return run_of(stored, str(file))
+
+
+def run_of(stored: Any, where: str) -> Run:
+    """The same of what was stored, such as the configuration in a checkpoint; `where` is for messages."""
+    kind = stored.get("kind", "rl") if isinstance(stored, dict) else None
+    root = ROOTS.get(str(kind))
+    if root is None:
+        raise ResumeError(f"{where} cannot be read: it says kind = {kind!r}, and runs are of {', '.join(ROOTS)}")
+    run: Any = tree_of(stored, root, where)
+    found: Run = run
+    return found
+
+
+def place_of(path: str, folder: Path, run: Run) -> str:
+    """Where a path of the run is, whose folder is now `folder`: what lay in it has moved with it."""
+    if "://" in path:
+        return path
+    before = Path(required(run.trainer.run_path, "trainer.run_path")).expanduser().absolute()
+    place = Path(path).expanduser().absolute()
+    return str(folder / place.relative_to(before) if place.is_relative_to(before) else place)
+
+
+def checkpoints_of(folder: str) -> str:
+    """The folder of a run's checkpoints, given the run's; the folder itself where it holds some, or is no run's."""
+    path = Path(folder).expanduser()
+    if "://" in folder or not (path / _FILE).is_file() or any(step_of(each.name) for each in path.iterdir()):
+        return folder if "://" in folder else str(path)
+    run = stored_run(path)
+    place = place_of(run.trainer.ckpt_path, path, run)
+    inside = Path(place).is_relative_to(path)
+    return str(path) if inside and not Path(place).is_dir() else place  # none yet, in this folder
