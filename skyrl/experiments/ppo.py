@@ -325,6 +325,7 @@ class BasePPOExp:
             accept=None if accept is None else import_object(accept),
             mask_older_tokens=trainer.fully_async.mask_older_tokens,
             seed=seed,
+            waits=self.progress.waits,
         )
 
     def get_evaluation(self) -> Evaluation | None:
