@@ -113,7 +113,7 @@ class GroupStream:
         self._closed = False
         self._attempts: Counter[str] = Counter()
         self.sampled_anew = 0
-        """Groups that were given up, and their prompts sampled again, since the start of the session."""
+        """Groups that were given up, and their prompts sampled again; whoever reads it may begin at 0 again."""
 
     @property
     def running(self) -> int:
@@ -216,6 +216,7 @@ class GroupStream:
 
         Groups that were being sampled begin anew, here too; no prompt is lost and none is trained on twice.
         """
+        self.sampled_anew += self.running
         self._give_up(self._in_order())
         by_id = {prompt.id: prompt for prompt in prompts}
         self._cursor.load_state(state["cursor"])

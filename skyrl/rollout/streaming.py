@@ -86,7 +86,7 @@ class StreamingRollouts:
             "async/room": self._stream.room,
             "async/trajectories_of_several_versions": sum(number > 1 for number in versions),
         }
-        self._refused = 0
+        self._refused = self._stream.sampled_anew = 0
         return tuple(map(_newest_tokens, groups)) if self._mask_older else tuple(groups)
 
     async def _sample(self, prompt: Prompt, version: int, attempt: int) -> TrajectoryGroup:
