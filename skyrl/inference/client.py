@@ -140,13 +140,20 @@ class InferenceEngineClient:
         """What `look` returns of the engines in service. They take its requests, and none that comes through here.
 
         Called while paused, and leaves everything paused, so that what `look` raises comes before the first token, or,
-        where samples are in flight, before any of them is finished and handed over.
+        where samples are in flight, before any of them is finished and handed over. Where an engine is lost meanwhile,
+        `look` is given the others.
         """
-        await self._everywhere(lambda engine: engine.resume())
-        try:
-            return await look(self.in_service)
-        finally:
-            await self._everywhere(lambda engine: engine.pause(self._in_flight))
+        while True:
+            await self._everywhere(lambda engine: engine.resume())
+            serving = self.in_service
+            try:
+                return await look(serving)
+            except ProcessError as error:
+                failed = error
+            finally:
+                await self._everywhere(lambda engine: engine.pause(self._in_flight))
+            if self.in_service == serving:
+                raise failed  # of something else, or of one that lives
 
     async def sleep(self) -> None:
         """Every engine gives back what memory it can. Called while paused."""

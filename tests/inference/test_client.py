@@ -225,6 +225,34 @@ async def test_engines_can_be_looked_at_while_no_request_comes_through() -> None
     assert a.asked == ["inside", "outside"]
 
 
+async def test_an_engine_that_dies_while_it_is_looked_at_is_lost_and_the_others_are_looked_at() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    a.go.set()
+    b.go.set()
+    door = client(a, b)
+    await door.pause()
+
+    async def look(engines: Sequence[InferenceEngine]) -> list[str]:
+        a.fault = ProcessError("engine-0 died")
+        return [(await engine.generate(request((1,))))[0].text for engine in engines]
+
+    assert await door.inspect(look) == ["b"]
+    assert door.in_service == (b,)
+
+
+async def test_an_error_of_a_look_at_engines_that_live_is_raised() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    door = client(a, b)
+    await door.pause()
+
+    async def look(engines: Sequence[InferenceEngine]) -> None:
+        raise ProcessError("policy-0 died")
+
+    with pytest.raises(ProcessError, match="policy-0 died"):
+        await door.inspect(look)
+    assert door.in_service == (a, b)
+
+
 async def test_an_engine_that_dies_while_all_are_paused_is_lost() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
     door = client(a, b)
