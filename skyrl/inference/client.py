@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from attrs import define
+from attrs import Factory, define
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, RunError, WeightSyncError
@@ -37,6 +37,9 @@ class _Served:
     engine: InferenceEngine
     samples: int = 0
     """In flight."""
+
+    calls: set[asyncio.Future[tuple[Completion, ...]]] = Factory(set)
+    """That draw them."""
 
 
 class InferenceEngineClient:
@@ -90,12 +93,15 @@ class InferenceEngineClient:
 
         An engine is given `max_num_seqs` samples at a time; what is beyond that waits here, where any engine that gets
         free can take it. When an engine is lost, its requests are drawn anew elsewhere from the same keys, so that the
-        draws are the same. Raises what was the matter with the last engine when none is left.
+        draws are the same; also those that stand still in it, which nobody would let go on. Raises what was the matter
+        with the last engine when none is left.
         """
         while True:
             served = await self._admitted(request)
             try:
-                return await served.engine.generate(request)
+                call = await self._call(served, request)
+                if not call.cancelled() or served in self._serving:  # else the engine was lost
+                    return call.result()
             except _LOST as error:
                 self._lose(served, error)
             finally:
@@ -173,6 +179,20 @@ class InferenceEngineClient:
             if isinstance(outcome, BaseException) and engine in serving and not isinstance(outcome, ProcessError):
                 raise outcome
 
+    async def _call(self, served: _Served, request: GenerationRequest) -> asyncio.Future[tuple[Completion, ...]]:
+        """The call of its engine, once it has ended in any way; given up with whoever waits for it."""
+        call = asyncio.ensure_future(served.engine.generate(request))
+        served.calls.add(call)
+        try:
+            await asyncio.wait([call])
+        except asyncio.CancelledError:
+            call.cancel()
+            await asyncio.wait([call])
+            raise
+        finally:
+            served.calls.discard(call)
+        return call
+
     async def _admitted(self, request: GenerationRequest) -> _Served:
         """The engine that the request was counted in for, once one has room; first come, first served."""
         waiting: asyncio.Future[_Served] = asyncio.get_running_loop().create_future()
@@ -218,6 +238,8 @@ class InferenceEngineClient:
         """Takes the engine out of service and says so once. Raises the cause if it was the last."""
         if served in self._serving and len(self._serving) > 1:
             self._serving.remove(served)
+            for call in served.calls:
+                call.cancel()
             left = len(self._serving)
             _log.warning("inference engine %d is out of service, %d left: %s", served.number, left, cause)
         elif served in self._serving:

@@ -1,6 +1,6 @@
 """Asynchronous rollouts on a clock that jumps: everything of ours is real, engines and environments are not.
 
-`Faults` says what goes wrong. An engine is called as one on Ray is: a call ends by its deadline, and with its process.
+`Faults` says what goes wrong. An engine is called as one on Ray is: a call ends with its process.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from skyrl.weight_sync.publish import WeightSync
 T = TypeVar("T")
 
 NEVER = float("inf")
-CALL_SECONDS = 1_000.0
-"""Deadline of a call of an engine: more than the slowest answer takes."""
+HEARTBEAT_SECONDS = 60.0
 
 ENV_SECONDS = 30.0
 TOKENS = 4
@@ -148,34 +147,35 @@ class FakeEngine:
 
 
 class EngineHandle:
-    """What `RayHandle` promises: a call ends by its deadline, and when the process does."""
+    """What `RayHandle` promises: calls end with the process, and soon after it gives no sign of life any more."""
 
     def __init__(self, number: int, schedule: Schedule, progress: Progress) -> None:
         self.name = f"engine-{number}"
         self._engine, self._progress = FakeEngine(number, schedule), progress
-        self._dies = _of(schedule.faults.die, number)
         self._hangs = _of(schedule.faults.hang, number)
+        self._ends, self._why = min(
+            (_of(schedule.faults.die, number), f"{self.name} died"),
+            (self._hangs + HEARTBEAT_SECONDS, f"{self.name} gave no sign of life for {HEARTBEAT_SECONDS:g} s"),
+        )
+        self._ended = False
 
     def within(self, seconds: float) -> EngineHandle:
         return self
 
     async def call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        _, name = name_of(method)
-        now = asyncio.get_running_loop().time()
-        late = f"{self.name} did not return from {name} within {CALL_SECONDS:g} s"
-        ends, why = min((self._dies, f"{self.name} died"), (now + CALL_SECONDS, late))
-        if now >= self._dies:
-            raise ProcessError(why)
-        with self._progress.waiting_for(f"{self.name} in {name}"):
+        if self._ended:
+            raise ProcessError(self._why)
+        with self._progress.waiting_for(f"{self.name} in {name_of(method)[1]}"):
             try:
-                async with asyncio.timeout_at(ends):
+                async with asyncio.timeout_at(self._ends):
                     result = apply(self._engine, method, args, kwargs)
                     result = await result if inspect.isawaitable(result) else result
                     if asyncio.get_running_loop().time() >= self._hangs:
                         await asyncio.Event().wait()
                     return result
             except TimeoutError:
-                raise ProcessError(why) from None
+                self._ended = True
+                raise ProcessError(self._why) from None
 
 
 class VirtualEnvCalls:

@@ -225,6 +225,30 @@ async def test_engines_can_be_looked_at_while_no_request_comes_through() -> None
     assert a.asked == ["inside", "outside"]
 
 
+async def test_a_sample_that_stands_still_in_an_engine_that_is_lost_is_drawn_elsewhere() -> None:
+    """The engine is alive, but does not take new weights: nobody will resume it."""
+    a, b = SlowEngine("a"), SlowEngine("b")
+    b.go.set()
+    door = client(a, b)
+    (frozen,) = await asked_of(door, ("x", 1))
+    assert a.asked == ["x"]
+    await door.pause()
+    a.fault = WeightSyncError("a half of them")
+    await door.load_weights([weights("w"), weights("w")], 1)
+    await door.resume()
+    assert (await frozen)[0].text == "b"
+    assert a.keys == b.keys
+
+
+async def test_an_engine_that_cancels_a_call_on_its_own_gives_no_answer_and_is_not_asked_for_ever() -> None:
+    class Cancelling(SlowEngine):
+        async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await client(Cancelling("a")).generate(request((1,)))
+
+
 async def test_an_engine_that_dies_while_it_is_looked_at_is_lost_and_the_others_are_looked_at() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
     a.go.set()
