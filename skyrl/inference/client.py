@@ -63,6 +63,8 @@ class InferenceEngineClient:
         self._all = tuple(engines)
         self._waiting: deque[tuple[int, asyncio.Future[_Served]]] = deque()
         self._open, self._in_flight = True, in_flight
+        self.holds_weights = True
+        """Not once an engine has given up its weights while it slept, until weights are loaded."""
 
     @property
     def engines(self) -> tuple[InferenceEngine, ...]:
@@ -141,6 +143,7 @@ class InferenceEngineClient:
                 self._lose(served, error)
         if nobody:
             raise min((error for _, error in failed), key=lambda error: not isinstance(error, ProcessError))
+        self.holds_weights = True
 
     async def inspect(self, look: Callable[[Sequence[InferenceEngine]], Awaitable[T]]) -> T:
         """What `look` returns of the engines in service. They take its requests, and none that comes through here.
@@ -163,7 +166,12 @@ class InferenceEngineClient:
 
     async def sleep(self) -> None:
         """Every engine gives back what memory it can. Called while paused."""
-        await self._everywhere(lambda engine: engine.sleep())
+
+        async def sleep(engine: InferenceEngine) -> None:
+            if await engine.sleep():
+                self.holds_weights = False
+
+        await self._everywhere(sleep)
 
     async def wake(self) -> None:
         """Every engine takes its memory again."""

@@ -136,8 +136,8 @@ class FakeEngine:
         await asyncio.sleep(0.1)
         self.weight_version = version
 
-    async def sleep(self) -> None:
-        """It has no memory."""
+    async def sleep(self) -> bool:
+        return False
 
     async def wake(self) -> None:
         """It has no memory."""

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from skyrl.errors import ResumeError, RunError
+from skyrl.inference.torch_engine import TorchEngine
 from skyrl.learners.fsdp2 import Fsdp2
 from tests.experiments.test_guards import SETTINGS, assert_only_numbers_were_saved, logprob, weight
 from tests.nano_run import config, metrics, train
@@ -58,6 +59,30 @@ def test_new_weights_may_come_every_other_step_and_evaluation_sees_the_newest(na
     versions = {record["step"]: record["weight_version"] for record in sampled(tmp_path)}
     assert all(step - 1 - version <= 1 for step, version in versions.items())
     assert set(versions.values()) <= {0, 2, 3, 4, 6}, "3 was sent for the evaluation of step 3"
+
+
+@pytest.mark.parametrize("settings", [{}, {"enabled": True, "max_staleness_steps": 2, "steps_per_sync": 2}])
+def test_engines_that_lose_their_weights_while_learners_work_sample_from_whole_ones(
+    nano: Path, tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As vLLM does on a GPU that they share: weights come again before the next token, also after a checkpoint."""
+    slept = [0]
+
+    async def forget(self: TorchEngine) -> bool:
+        slept[0] += 1
+        with torch.no_grad():
+            for parameter in self._model.model.parameters():
+                parameter.fill_(float("nan"))  # nothing can be sampled from these
+        return True
+
+    monkeypatch.setattr(TorchEngine, "sleep", forget)
+    same: dict[str, Any] = {"trainer__deterministic": True, "trainer__algorithm__policy_loss_type": "decoupled"}
+    train(nano, tmp_path / "shared", trainer__fully_async=settings, **same)
+    assert slept[0] >= 6
+    if not settings:
+        monkeypatch.undo()
+        train(nano, tmp_path / "whole", **same)
+        assert sampled(tmp_path / "shared") == sampled(tmp_path / "whole")
 
 
 def test_groups_that_are_not_accepted_are_replaced(nano: Path, tmp_path: Path) -> None:

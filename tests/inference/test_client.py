@@ -28,6 +28,7 @@ class SlowEngine:
         self.events: list[str] = []
         self.weight_version = 0
         self.fault: Exception | None = None
+        self.forgets = False
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         self.asked.append(request.keys[0].prompt_id)
@@ -50,8 +51,9 @@ class SlowEngine:
         self.weights = [info.name for info in arrival.weights]
         self.weight_version = version
 
-    async def sleep(self) -> None:
+    async def sleep(self) -> bool:
         self.events.append("sleep")
+        return self.forgets
 
     async def wake(self) -> None:
         self.events.append("wake")
@@ -223,6 +225,19 @@ async def test_engines_can_be_looked_at_while_no_request_comes_through() -> None
     await door.resume()
     await waiting
     assert a.asked == ["inside", "outside"]
+
+
+async def test_weights_that_are_gone_with_the_memory_are_missed_until_they_are_loaded() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    door = client(a, b)
+    await door.pause()
+    await door.sleep()
+    assert door.holds_weights
+    b.forgets = True
+    await door.sleep()
+    assert not door.holds_weights
+    await door.load_weights([weights("w"), weights("w")], 1)
+    assert door.holds_weights
 
 
 async def test_a_sample_that_stands_still_in_an_engine_that_is_lost_is_drawn_elsewhere() -> None:
