@@ -10,7 +10,8 @@ import pytest
 from skyrl.errors import RunError
 from skyrl.experiments.virtual_time import run_in_virtual_time
 from skyrl.rollout.stream import Limits
-from tests.experiments.faulty_world import NEVER, SAMPLES, Faults, Schedule, World
+from tests.experiments.faulty_engines import NEVER, SAMPLES, Faults, Schedule
+from tests.experiments.faulty_world import World
 
 STALL_SECONDS = 5_000.0
 
