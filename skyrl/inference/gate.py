@@ -15,8 +15,7 @@ class Gate:
         self._empty.set()
 
     async def __aenter__(self) -> None:
-        while not self._opened.is_set():  # it may have been shut again before this task's turn came
-            await self._opened.wait()
+        await self._opened.wait()
         self._inside += 1
         self._empty.clear()
 
