@@ -81,7 +81,9 @@ def draw(runs: list[dict[str, Any]], picture: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    grey = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#808080")
+    grey: Any = dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#808080"
+    )
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "staleness", "font.size": 9, **grey}):
         figure = Figure(figsize=(10, 3.2), layout="constrained")
         decoupled, regular, ages = figure.subplots(1, 3)
