@@ -1,10 +1,11 @@
 """What old samples cost: the quick start trained asynchronously, with and without the decoupled loss.
 
     python examples/quickstart/prepare.py
-    python benchmarks/staleness.py [--steps 60] [--staleness 0 1 2 4 8] [--seed 42]
+    python benchmarks/staleness.py [--steps 60] [--staleness 0 1 2 4 8] [--seed 42] >> lines.jsonl
+    python benchmarks/staleness.py --draw lines.jsonl docs/staleness.svg
 
 Prints one JSON line for each run: evaluation before and after, the mean reward of the last ten steps, and how many
-groups were how many versions old when they were trained on.
+groups were how many versions old when they were trained on. The second command makes a picture of such lines.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from statistics import fmean
 from typing import Any
 
 TOML = "examples/quickstart/grpo.toml"
+_COLOURS = ("#3a86c8", "#2a9d6f", "#c98a1b", "#c8553d", "#8a5cc2")
 
 
 def main() -> None:
@@ -29,7 +31,12 @@ def main() -> None:
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4, 8])
     parser.add_argument("--losses", nargs="+", default=["decoupled", "regular"])
     parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--draw", type=Path, nargs=2, metavar=("LINES", "PICTURE"), help="of runs that are over")
     asked = parser.parse_args()
+    if asked.draw:
+        lines, picture = asked.draw
+        draw([json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()], picture)
+        return
     for staleness in asked.staleness:
         for loss in asked.losses if staleness else asked.losses[:1]:
             with tempfile.TemporaryDirectory() as folder:
@@ -67,6 +74,50 @@ def run(folder: Path, staleness: int, loss: str, steps: int, seed: int) -> dict[
         "rewards": [round(record["reward/avg_raw_reward"], 3) for record in trained],
         "groups_by_age": dict(sorted(ages.items())),
     }
+
+
+def draw(runs: list[dict[str, Any]], picture: Path) -> None:
+    """Rewards of each step under either loss, and the ages of the groups; in greys that any background shows."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    grey: Any = dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#808080"
+    )
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "staleness", "font.size": 9, **grey}):
+        figure = Figure(figsize=(10, 3.2), layout="constrained")
+        decoupled, regular, ages = figure.subplots(1, 3)
+        for axes, loss in ((decoupled, "decoupled"), (regular, "regular")):
+            axes.set(title=f"{loss} loss: reward, mean of 5 steps", xlabel="step", ylim=(0, 1))
+        ages.set(title="groups by age in versions", xlabel="max_staleness_steps")
+        bounds = sorted({run["max_staleness_steps"] for run in runs})
+        for run in sorted(runs, key=lambda run: run["max_staleness_steps"]):
+            bound, rewards = run["max_staleness_steps"], run["rewards"]
+            means = [fmean(rewards[max(0, step - 4) : step + 1]) for step in range(len(rewards))]
+            shown = [decoupled, regular] if bound == 0 else [decoupled if run["loss"] == "decoupled" else regular]
+            for axes in shown:
+                axes.plot(range(1, len(means) + 1), means, color=_COLOURS[bounds.index(bound)], label=str(bound))
+            if run["loss"] == "decoupled":
+                _stack(ages, bounds.index(bound), run["groups_by_age"])
+        ages.set_xticks(range(len(bounds)), [str(bound) for bound in bounds])
+        lines, names = decoupled.get_legend_handles_labels()
+        where: Any = {"loc": "outside lower center", "ncols": len(lines), "frameon": False}
+        figure.legend(lines, names, title="max_staleness_steps", **where)
+        for axes in (decoupled, regular, ages):
+            axes.set_facecolor("none")
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(picture, transparent=True, metadata={"Date": None})
+
+
+def _stack(axes: Any, place: int, groups_by_age: dict[str, int]) -> None:
+    """One bar; the largest part says how old its groups are."""
+    total, bottom = sum(groups_by_age.values()), 0.0
+    for age, count in sorted((int(age), count) for age, count in groups_by_age.items()):
+        share = count / total
+        axes.bar(place, share, bottom=bottom, width=0.7, color=_COLOURS[place], edgecolor="#808080", linewidth=0.5)
+        if share > 0.1:
+            axes.text(place, bottom + share / 2, f"{age}\n{share:.0%}", ha="center", va="center", color="white")
+        bottom += share
 
 
 def _ages(record: dict[str, Any]) -> list[tuple[str, float]]:

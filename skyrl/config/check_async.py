@@ -77,6 +77,18 @@ def kept_keys_and_values_are_not_shared(run: SkyRLTrainConfig) -> Iterator[Probl
         )
 
 
+def kept_keys_and_values_outlive_the_engines_sleep(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """vLLM gives up its cache where learners need the GPU, and the samples in it stand still meanwhile."""
+    settings, shares = run.trainer.fully_async, run.trainer.placement.colocate_all
+    kept = settings.enabled and settings.interrupt_generation and not settings.clear_kv_cache_on_weight_sync
+    if kept and shares and run.generator.inference_engine.backend == "vllm":
+        yield Problem(
+            path=f"{_ASYNC}.clear_kv_cache_on_weight_sync",
+            message="trainer.placement.colocate_all has vLLM give up its keys and values whenever learners work",
+            hint="set this to true, or trainer.placement.colocate_all = false",
+        )
+
+
 def older_samples_are_corrected(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Off-policy training without a correction degrades (AReaL, arXiv:2505.24298, table 2)."""
     if is_off_policy(run) and not is_corrected(run):
@@ -94,5 +106,6 @@ ASYNC_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     weights_travel_before_samples_are_too_old,
     a_stream_is_not_one_call,
     kept_keys_and_values_are_not_shared,
+    kept_keys_and_values_outlive_the_engines_sleep,
     older_samples_are_corrected,
 )

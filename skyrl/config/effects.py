@@ -79,6 +79,11 @@ def _is_asynchronous(run: SkyRLTrainConfig) -> bool:
     return run.trainer.fully_async.enabled
 
 
+def _keeps_weights(run: SkyRLTrainConfig) -> bool:
+    gives_up = run.trainer.placement.colocate_all and run.generator.inference_engine.backend == "vllm"
+    return run.trainer.fully_async.enabled and not gives_up
+
+
 def _is_interrupted(run: SkyRLTrainConfig) -> bool:
     return run.trainer.fully_async.enabled and run.trainer.fully_async.interrupt_generation
 
@@ -219,7 +224,13 @@ EFFECTS: tuple[Effect, ...] = (
     *(
         Effect(f"trainer.fully_async.{name}", "trainer.fully_async.enabled is on", _is_asynchronous)
         for name in fields_of(FullyAsyncConfig)
-        if name not in ("enabled", "clear_kv_cache_on_weight_sync", "mask_older_tokens")
+        if name not in ("enabled", "steps_per_sync", "clear_kv_cache_on_weight_sync", "mask_older_tokens")
+    ),
+    Effect(
+        "trainer.fully_async.steps_per_sync",
+        "trainer.fully_async.enabled is on, and engines keep their weights while learners work (which vllm does not "
+        "under colocate_all)",
+        _keeps_weights,
     ),
     *(
         Effect(f"trainer.fully_async.{name}", "asynchronous samples are interrupted", _is_interrupted)

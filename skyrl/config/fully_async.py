@@ -42,5 +42,5 @@ class FullyAsyncConfig:
     `groups.py:accept`); another prompt's group takes the place of one that may not. None: all may."""
 
     stall_timeout_seconds: float = field(default=3600.0, validator=positive, metadata=FREE)
-    """Without a single group that ends for so long while the trainer waits for a batch, the run ends and says which
-    groups it waited for."""
+    """Without a single group that ends and may be trained on for so long, while the trainer waits for a batch, the run
+    ends and says which groups and calls it waited for."""

@@ -325,6 +325,7 @@ class BasePPOExp:
             accept=None if accept is None else import_object(accept),
             mask_older_tokens=trainer.fully_async.mask_older_tokens,
             seed=seed,
+            waits=self.progress.waits,
         )
 
     def get_evaluation(self) -> Evaluation | None:
@@ -348,6 +349,13 @@ class BasePPOExp:
     def get_trainer(self, rollouts: Rollouts, sync: WeightSync | NoEngines) -> PPOTrainer:
         """The algorithm with its collaborators, each in its turn, and timed."""
         turns = self.time_sharing
+
+        async def for_sampling() -> None:
+            if sync.is_missing:  # learners worked since the weights were sent: a checkpoint was saved, for example
+                await turns.for_travel("policy")
+                await sync.catch_up()
+            await turns.for_engines()
+
         policy = after(
             self.policy, score=partial(turns.for_scoring, "policy"), update=partial(turns.for_learning, "policy")
         )
@@ -359,7 +367,7 @@ class BasePPOExp:
         weights = after(sync, publish=partial(turns.for_travel, "policy"))
         return PPOTrainer(
             self.cfg.trainer,
-            rollouts=timed(after(rollouts, next_batch=turns.for_engines), self.clock, next_batch="generate"),
+            rollouts=timed(after(rollouts, next_batch=for_sampling), self.clock, next_batch="generate"),
             policy=timed(policy, self.clock, score="policy_logprobs", update="policy_train"),
             reference=reference and timed(reference, self.clock, score="ref_logprobs"),
             critic=critic and timed(critic, self.clock, score="values", update="critic_train"),

@@ -86,7 +86,7 @@ class RecordedRollouts:
 class NoEngines:
     """Where weights go when nobody samples."""
 
-    is_behind = False
+    is_behind = is_missing = False
 
     async def catch_up(self) -> None:
         """Nobody waits."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from attrs import define
+from attrs import Factory, define
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, RunError, WeightSyncError
@@ -38,6 +38,9 @@ class _Served:
     samples: int = 0
     """In flight."""
 
+    calls: set[asyncio.Future[tuple[Completion, ...]]] = Factory(set)
+    """That draw them."""
+
 
 class InferenceEngineClient:
     """The engines of a run, used as one. All of them hold the same model."""
@@ -60,6 +63,8 @@ class InferenceEngineClient:
         self._all = tuple(engines)
         self._waiting: deque[tuple[int, asyncio.Future[_Served]]] = deque()
         self._open, self._in_flight = True, in_flight
+        self.holds_weights = True
+        """Not once an engine has given up its weights while it slept, until weights are loaded."""
 
     @property
     def engines(self) -> tuple[InferenceEngine, ...]:
@@ -90,12 +95,15 @@ class InferenceEngineClient:
 
         An engine is given `max_num_seqs` samples at a time; what is beyond that waits here, where any engine that gets
         free can take it. When an engine is lost, its requests are drawn anew elsewhere from the same keys, so that the
-        draws are the same. Raises what was the matter with the last engine when none is left.
+        draws are the same; also those that stand still in it, which nobody would let go on. Raises what was the matter
+        with the last engine when none is left.
         """
         while True:
             served = await self._admitted(request)
             try:
-                return await served.engine.generate(request)
+                call = await self._call(served, request)
+                if not call.cancelled() or served in self._serving:  # else the engine was lost
+                    return call.result()
             except _LOST as error:
                 self._lose(served, error)
             finally:
@@ -135,22 +143,35 @@ class InferenceEngineClient:
                 self._lose(served, error)
         if nobody:
             raise min((error for _, error in failed), key=lambda error: not isinstance(error, ProcessError))
+        self.holds_weights = True
 
     async def inspect(self, look: Callable[[Sequence[InferenceEngine]], Awaitable[T]]) -> T:
         """What `look` returns of the engines in service. They take its requests, and none that comes through here.
 
         Called while paused, and leaves everything paused, so that what `look` raises comes before the first token, or,
-        where samples are in flight, before any of them is finished and handed over.
+        where samples are in flight, before any of them is finished and handed over. Where an engine is lost meanwhile,
+        `look` is given the others.
         """
-        await self._everywhere(lambda engine: engine.resume())
-        try:
-            return await look(self.in_service)
-        finally:
-            await self._everywhere(lambda engine: engine.pause(self._in_flight))
+        while True:
+            await self._everywhere(lambda engine: engine.resume())
+            serving = self.in_service
+            try:
+                return await look(serving)
+            except ProcessError as error:
+                failed = error
+            finally:
+                await self._everywhere(lambda engine: engine.pause(self._in_flight))
+            if self.in_service == serving:
+                raise failed  # of something else, or of one that lives
 
     async def sleep(self) -> None:
         """Every engine gives back what memory it can. Called while paused."""
-        await self._everywhere(lambda engine: engine.sleep())
+
+        async def sleep(engine: InferenceEngine) -> None:
+            if await engine.sleep():
+                self.holds_weights = False
+
+        await self._everywhere(sleep)
 
     async def wake(self) -> None:
         """Every engine takes its memory again."""
@@ -165,6 +186,20 @@ class InferenceEngineClient:
         for engine, outcome in zip(self._all, outcomes, strict=True):
             if isinstance(outcome, BaseException) and engine in serving and not isinstance(outcome, ProcessError):
                 raise outcome
+
+    async def _call(self, served: _Served, request: GenerationRequest) -> asyncio.Future[tuple[Completion, ...]]:
+        """The call of its engine, once it has ended in any way; given up with whoever waits for it."""
+        call = asyncio.ensure_future(served.engine.generate(request))
+        served.calls.add(call)
+        try:
+            await asyncio.wait([call])
+        except asyncio.CancelledError:
+            call.cancel()
+            await asyncio.wait([call])
+            raise
+        finally:
+            served.calls.discard(call)
+        return call
 
     async def _admitted(self, request: GenerationRequest) -> _Served:
         """The engine that the request was counted in for, once one has room; first come, first served."""
@@ -211,6 +246,8 @@ class InferenceEngineClient:
         """Takes the engine out of service and says so once. Raises the cause if it was the last."""
         if served in self._serving and len(self._serving) > 1:
             self._serving.remove(served)
+            for call in served.calls:
+                call.cancel()
             left = len(self._serving)
             _log.warning("inference engine %d is out of service, %d left: %s", served.number, left, cause)
         elif served in self._serving:

@@ -102,8 +102,8 @@ class InferenceEngine(Protocol):
         The engine then keeps the old weights, or, where it had begun to replace them, refuses all work from then on.
         """
 
-    async def sleep(self) -> None:
-        """Give back what memory of the device can be had back. Called while paused; the weights need not survive."""
+    async def sleep(self) -> bool:
+        """Give back what memory of the device can be had back. Called while paused. Are the weights gone with it?"""
 
     async def wake(self) -> None:
         """Take the memory again. Weights that were given up come with the next `load_weights`."""

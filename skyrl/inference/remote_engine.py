@@ -32,8 +32,8 @@ class RemoteEngine:
         await self._handle.call(InferenceEngine.load_weights, arrival, version)
         self._weight_version = version
 
-    async def sleep(self) -> None:
-        await self._handle.call(InferenceEngine.sleep)
+    async def sleep(self) -> bool:
+        return await self._handle.call(InferenceEngine.sleep)
 
     async def wake(self) -> None:
         await self._handle.call(InferenceEngine.wake)

@@ -106,9 +106,10 @@ class TorchEngine:
         _log.info("weights of version %d", version)
         self._scheduler.weights_are(version)
 
-    async def sleep(self) -> None:
-        """Moves the model to the memory of the host."""
+    async def sleep(self) -> bool:
+        """Moves the model to the memory of the host, where the weights survive."""
         await asyncio.to_thread(self._model.model.to, "cpu")
+        return False
 
     async def wake(self) -> None:
         """Moves the model back to where it computes."""

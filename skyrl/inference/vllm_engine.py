@@ -75,6 +75,7 @@ class VLLMEngine:
         self._numbers = itertools.count()
         self._weight_version = 0
         self._paused, self._closed, self._broken = False, False, ""
+        self._device = device
         self._sockets = set_variables(config, device)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-engine", daemon=True)
@@ -132,9 +133,10 @@ class VLLMEngine:
             raise WeightSyncError("weights shared in memory do not reach an engine that runs in processes of its own")
         await self._on_loop(self._load_weights(arrival, version))
 
-    async def sleep(self) -> None:
-        """Gives back the GPU memory of weights and cache. vLLM ignores it on a CPU."""
+    async def sleep(self) -> bool:
+        """Gives back the GPU memory of weights and cache, which are gone. vLLM ignores it on a CPU."""
         await self._on_loop(self._backend.sleep())
+        return self._device == "cuda"
 
     async def wake(self) -> None:
         """Takes the memory again; what is in it is nothing until the next `load_weights`."""

@@ -84,10 +84,7 @@ class SteppedBackend:
                 return
             try:
                 outputs = self._call(self._engine.step)
-            except ProcessError as error:
-                for future in self._futures.values():
-                    if not future.done():
-                        future.set_exception(error)
+            except ProcessError:
                 return
             for output in outputs:
                 asked = self._futures.get(output.request_id)
@@ -95,11 +92,16 @@ class SteppedBackend:
                     asked.set_result(output.outputs[0])
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """An exception inside the engine leaves it in a state that nobody knows: it is dead from then on."""
+        """An exception inside the engine leaves it in a state that nobody knows: it is dead from then on, and everybody
+        who waits for a sample hears of it.
+        """
         if self._dead:
             raise ProcessError(self._dead)
         try:
             return function(*args, **kwargs)
         except Exception as error:
             self._dead = f"vLLM's engine failed: {type(error).__name__}: {first_line(error)}"
+            for future in self._futures.values():
+                if not future.done():
+                    future.set_exception(ProcessError(self._dead))
             raise ProcessError(self._dead) from error

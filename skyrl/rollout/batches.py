@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from skyrl.config import AlgorithmConfig, GeneratorConfig
 from skyrl.data.cursor import PromptCursor
+from skyrl.errors import ResumeError
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.selection import Batch, Selection
 from skyrl.trajectory import TrajectoryGroup
@@ -85,6 +86,13 @@ class SynchronousRollouts:
         return self._cursor.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Raises `ResumeError` for a state with groups that were sampled ahead, which would be lost."""
+        if "cursor" in state:
+            raise ResumeError(
+                "the checkpoint holds groups and prompts that were sampled ahead of training, which a run in turns "
+                "would lose: leave trainer.fully_async.enabled = true, and set trainer.fully_async.max_staleness_steps "
+                "= 0, which trains in turns"
+            )
         self._cursor.load_state(state)
 
     async def close(self) -> None:

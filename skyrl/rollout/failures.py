@@ -10,23 +10,37 @@ SHOWN = 3
 
 
 class FailureTally:
-    """Counts the failures of one batch, and ends it when they are too many."""
+    """Counts the failures on the way to one batch, and ends it when they are too many."""
 
     def __init__(self, samples: int, max_share: float) -> None:
-        """`samples` are wanted; more failures than `max_share` of them are too many."""
-        self._samples, self._max_share = samples, max_share
+        """`samples` make a batch; more failures than `max_share` of them, or of all that were drawn meanwhile where
+        those are more, are too many.
+        """
+        self._batch, self._max_share = samples, max_share
+        self._running = self._drawn = 0
         self._reasons: list[str] = []
+
+    def begins(self, samples: int) -> None:
+        """So many more are being drawn."""
+        self._running += samples
+        self._drawn += samples
+
+    def ends(self, samples: int) -> None:
+        """So many are over, whatever came of them."""
+        self._running -= samples
 
     def count(self, failure: Failure) -> None:
         """Raises `RewardError` with the first reasons once there are too many."""
         self._reasons.append(failure.reason)
-        if len(self._reasons) > self._max_share * self._samples:
+        samples = max(self._batch, self._drawn)
+        if len(self._reasons) > self._max_share * samples:
             first = "\n".join(f"  {reason}" for reason in dict.fromkeys(self._reasons[:SHOWN]))
             raise RewardError(
-                f"environments failed {len(self._reasons)} times in a batch of {self._samples} samples, more often "
+                f"environments failed {len(self._reasons)} times among {samples} samples, more often "
                 f"than max_failed_share = {self._max_share:g} of environment.skyrl_gym allows:\n{first}"
             )
 
     def begin_anew(self) -> None:
-        """What is counted from now on belongs to the next batch."""
+        """What is counted from now on belongs to the next batch, of which some samples are being drawn."""
         self._reasons.clear()
+        self._drawn = self._running

@@ -54,7 +54,11 @@ class Session:
         key = evolve(self._key, prompt_id=prompt.id, weight_version=weight_version, attempt=attempt)
         keys = [evolve(key, sample_index=index) for index in range(self._samples)]
         async with self._slots:
-            return await self._group(prompt, self.task_of(prompt), keys)
+            self.tally.begins(self._samples)
+            try:
+                return await self._group(prompt, self.task_of(prompt), keys)
+            finally:
+                self.tally.ends(self._samples)
 
     async def _group(self, prompt: Prompt, make: MakeEnv, keys: Sequence[SampleKey]) -> TrajectoryGroup:
         """Their first turn is one request, so that the prompt is prefilled once."""
@@ -87,7 +91,10 @@ class Session:
                 GenerationRequest(prompt_ids=ids, sampling=self._stage.sampling, keys=keys)
             )
             if len(answers) != len(keys):
-                raise RunError(f"the engine gave {len(answers)} completions where {len(keys)} were asked for")
+                raise RunError(
+                    f"an engine gave {len(answers)} completions to prompt {keys[0].prompt_id} where {len(keys)} were "
+                    "asked for"
+                )
             for place, answer in zip(places, answers, strict=True):
                 completions[place] = answer
                 episodes[place].waited_for_the_engine(time.perf_counter() - start)

@@ -5,14 +5,15 @@
 Nothing here polls: whatever may make room (a group that ends, a batch that is taken, new weights) begins what it can.
 Bounded from both ends. No more groups are begun than the next `staleness + 1` steps can train on; and a batch waits for
 groups that would otherwise be too old when their turn comes. So no group is ever trained on more than `staleness`
-versions after the weights that began it, and none is thrown away for its age.
+versions after the weights that began it, and none is thrown away for its age. Prompts are sampled anew only where a run
+went back to a checkpoint, or goes on with a smaller bound.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import define, frozen
@@ -27,7 +28,10 @@ Sample = Callable[[Prompt, int, int], Awaitable[TrajectoryGroup]]
 """Samples the group of a prompt: by weights of a version, in an attempt (0 is the first)."""
 
 _SHOWN = 3
-"""Groups that a message names of those that are waited for."""
+"""Groups that a message names of those that are waited for, and other waits."""
+
+_CLOSING_SECONDS = 30.0
+"""For groups that are given up to clean up behind themselves."""
 
 
 @frozen(kw_only=True)
@@ -50,7 +54,7 @@ class Limits:
     """In the whole run: none is begun that no step is left for."""
 
     stall_seconds: float
-    """A batch is not waited for any longer when no group has ended for so long."""
+    """A batch is not waited for any longer when no group that may be trained on has ended for so long."""
 
 
 @define(eq=False)
@@ -62,8 +66,17 @@ class _Begun:
     version: int
     since: float
     group: TrajectoryGroup | None = None
+    task: asyncio.Task[None] | None = None
+    """What samples it; None of one from a checkpoint."""
+
     stored: dict[str, Any] | None = None
     """The group as a checkpoint has it, once one has asked."""
+
+    @property
+    def newest(self) -> int:
+        """The last version that drew a token of it; while it is being sampled, the one that began it."""
+        rows = () if self.group is None else self.group.trajectories
+        return max([self.version, *(version for row in rows for step in row.steps for version in step.weight_versions)])
 
     def as_stored(self) -> dict[str, Any]:
         """Of a finished group."""
@@ -77,17 +90,30 @@ class GroupStream:
     """Begins, keeps and hands over groups. Lives on one event loop."""
 
     def __init__(
-        self, cursor: PromptCursor, sample: Sample, limits: Limits, accept: Callable[[TrajectoryGroup], bool]
+        self,
+        cursor: PromptCursor,
+        sample: Sample,
+        limits: Limits,
+        accept: Callable[[TrajectoryGroup], bool],
+        waits: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """A group that `accept` refuses gives its place back: another prompt is sampled instead of it."""
+        """A group that `accept` refuses gives its place back: another prompt is sampled instead of it.
+
+        `waits` says what else is waited for, for the message where nothing ends any more.
+        """
         self._cursor, self._sample, self._limits, self._accept = cursor, sample, limits, accept
+        self._waits = waits
         self._prompts: deque[Prompt] = deque()
         self._begun: dict[int, _Begun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         self._version = self._number = self._consumed = self._trained = 0
+        self._kept = self._refused = 0  # groups that ended since the start of the session
+        self._closed = False
         self._attempts: Counter[str] = Counter()
+        self.sampled_anew = 0
+        """Groups that were given up, and their prompts sampled again; whoever reads it may begin at 0 again."""
 
     @property
     def running(self) -> int:
@@ -124,10 +150,10 @@ class GroupStream:
     def weights_are(self, version: int) -> None:
         """The engines sample from weights of this version from now on: there is room for more groups.
 
-        A version below the last is that of a run that went back to a checkpoint.
+        A version below the last is that of a run that went back to a checkpoint: what later weights drew is given up.
         """
         if version < self._version:
-            self._trained = version * self._limits.batch
+            self._sample_anew([begun for begun in self._in_order() if begun.newest > version])
         if version != self._version:
             self._version = version
             self._attempts.clear()
@@ -136,18 +162,26 @@ class GroupStream:
     async def take(self, version: int) -> list[tuple[TrajectoryGroup, int]]:
         """A batch for the update of weights of `version`, oldest groups first, each with the version it was begun with.
 
-        Raises what ended a group, and `RunError` where no group ends for `stall_seconds` or none can be begun.
+        Groups that were taken for this version before are not trained on after all: their places are free. Raises what
+        ended a group, and `RunError` where no group ends for `stall_seconds` or none can be begun.
         """
+        self._trained = version * self._limits.batch
+        self._sample_anew(self._too_old(version))
+        kept, refused, until = -1, self._refused, 0.0
         while not self._ready(version):
             if self._failure is not None:
                 raise self._failure
             self._begin()
             self._refuse_to_wait_for_nothing()
+            if kept != self._kept:
+                kept, refused = self._kept, self._refused
+                until = asyncio.get_running_loop().time() + self._limits.stall_seconds
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), self._limits.stall_seconds)
+                async with asyncio.timeout_at(until):
+                    await self._changed.wait()
             except TimeoutError:
-                raise RunError(self._stalled(version)) from None
+                raise RunError(self._stalled(version, self._refused - refused)) from None
         batch = self._oldest_finished()
         for begun in batch:
             del self._begun[begun.number]
@@ -156,16 +190,14 @@ class GroupStream:
         self._begin()
         return [(begun.group, begun.version) for begun in batch if begun.group is not None]
 
-    def untake(self, count: int) -> None:
-        """So many of the groups that were taken are not trained on after all: their places are free."""
-        self._trained -= count
-
     async def close(self) -> None:
-        """Gives up what is being sampled."""
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Gives up what is being sampled, and in the end also what hangs while it cleans up behind itself."""
+        self._closed = True
+        for _ in range(2):
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=_CLOSING_SECONDS)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores: groups that are finished, and the prompts that have to be sampled (again)."""
@@ -184,13 +216,12 @@ class GroupStream:
 
         Groups that were being sampled begin anew, here too; no prompt is lost and none is trained on twice.
         """
-        for task in self._tasks:
-            task.cancel()
+        self.sampled_anew += self.running
+        self._give_up(self._in_order())
         by_id = {prompt.id: prompt for prompt in prompts}
         self._cursor.load_state(state["cursor"])
         self._prompts = deque(by_id[name] for name in state["prompts"])
         self._consumed, self._trained = int(state["consumed"]), int(state["trained"])
-        self._begun = {}
         for stored in state["finished"]:
             group = group_of(stored["group"])
             self._add(group.prompt, int(stored["version"]), 0.0).group = group
@@ -205,6 +236,26 @@ class GroupStream:
         )
         return len(batch) == size and in_time
 
+    def _too_old(self, version: int) -> list[_Begun]:
+        """Those that cannot be trained on in time, a batch in each step from this one on: the bound was larger once."""
+        late: list[_Begun] = []
+        for place, begun in enumerate(self._in_order()):
+            if begun.version + self._limits.staleness < version + (place - len(late)) // self._limits.batch:
+                late.append(begun)
+        return late
+
+    def _sample_anew(self, groups: Sequence[_Begun]) -> None:
+        """Gives them up; their prompts are the next."""
+        self.sampled_anew += len(groups)
+        self._prompts.extendleft(begun.prompt for begun in reversed(groups))
+        self._give_up(groups)
+
+    def _give_up(self, groups: Sequence[_Begun]) -> None:
+        for begun in groups:
+            del self._begun[begun.number]
+            if begun.task is not None:
+                begun.task.cancel()
+
     def _oldest_finished(self) -> list[_Begun]:
         return [begun for begun in self._in_order() if begun.group is not None][: self._limits.batch]
 
@@ -213,14 +264,14 @@ class GroupStream:
         return sorted(self._begun.values(), key=lambda begun: begun.version)
 
     def _begin(self) -> None:
-        for _ in range(self.room if self._failure is None else 0):
+        for _ in range(0 if self._failure or self._closed else self.room):
             prompt = self._next_prompt()
             loop = asyncio.get_running_loop()
             begun = self._add(prompt, self._version, loop.time())
             self._attempts[prompt.id] += 1
-            task = loop.create_task(self._run(begun, self._attempts[prompt.id] - 1))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            begun.task = loop.create_task(self._run(begun, self._attempts[prompt.id] - 1))
+            self._tasks.add(begun.task)
+            begun.task.add_done_callback(self._tasks.discard)
 
     def _add(self, prompt: Prompt, version: int, since: float) -> _Begun:
         self._number += 1
@@ -233,16 +284,31 @@ class GroupStream:
         return self._prompts.popleft()
 
     async def _run(self, begun: _Begun, attempt: int) -> None:
+        """Whatever ends it, whoever waits for a batch hears of it, unless the group was given up meanwhile."""
         try:
             group = await self._sample(begun.prompt, begun.version, attempt)
-            if self._accept(group):
-                begun.group = group
-            else:
-                del self._begun[begun.number]
-            self._begin()
-        except Exception as error:  # noqa: BLE001 - whatever it was, whoever waits for a batch has to hear of it
-            self._failure = self._failure or error
+            if begun.number in self._begun:
+                self._end(begun, group)
+        except asyncio.CancelledError:
+            if begun.number not in self._begun or self._closed:
+                raise
+            self._fail(begun, RunError(f"the sampling of prompt {begun.prompt.id} was cancelled, but not by the run"))
+        except Exception as error:  # noqa: BLE001 - see above
+            self._fail(begun, error)
         self._changed.set()
+
+    def _end(self, begun: _Begun, group: TrajectoryGroup) -> None:
+        if self._accept(group):
+            begun.group = group
+            self._kept += 1
+        else:
+            del self._begun[begun.number]
+            self._refused += 1
+        self._begin()
+
+    def _fail(self, begun: _Begun, error: Exception) -> None:
+        if begun.number in self._begun:
+            self._failure = self._failure or error
 
     def _refuse_to_wait_for_nothing(self) -> None:
         """Nothing runs and nothing may begin: no wait would end."""
@@ -254,16 +320,22 @@ class GroupStream:
                 f"queue {limits.queue}, {limits.total} groups in the whole run"
             )
 
-    def _stalled(self, version: int) -> str:
+    def _stalled(self, version: int, refused: int) -> str:
         now, limits = asyncio.get_running_loop().time(), self._limits
         late = [begun for begun in self._begun.values() if begun.group is None]
-        names = ", ".join(
-            f"prompt {begun.prompt.id} (begun {now - begun.since:.0f} s ago by version {begun.version})"
-            for begun in late[:_SHOWN]
-        )
-        more = f" and {len(late) - _SHOWN} more" if len(late) > _SHOWN else ""
+        groups = [
+            f"prompt {each.prompt.id} (begun {now - each.since:.0f} s ago by version {each.version})" for each in late
+        ]
+        none = f"none but {refused} that were refused has" if refused else "none has"
+        waits = self._waits()
         return (
             f"the trainer waits for the batch of step {version + 1}: {self.waiting} of {limits.batch} groups are "
-            f"ready, {len(late)} are being sampled, and none has ended for {limits.stall_seconds:g} s "
-            f"(trainer.fully_async.stall_timeout_seconds). Waited for: {names}{more}"
+            f"ready, {len(late)} are being sampled, and {none} ended for {limits.stall_seconds:g} s "
+            f"(trainer.fully_async.stall_timeout_seconds). Waited for: {_first(groups)}"
+            + (f"; who waits for whom: {_first(waits)}" if waits else "")
         )
+
+
+def _first(things: Sequence[str]) -> str:
+    more = f" and {len(things) - _SHOWN} more" if len(things) > _SHOWN else ""
+    return ", ".join(things[:_SHOWN]) + more

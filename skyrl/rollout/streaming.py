@@ -11,6 +11,7 @@ import attrs
 from skyrl.config import AlgorithmConfig, GeneratorConfig
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
+from skyrl.processes.calls import summary
 from skyrl.rollout.filters import teaches
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.selection import Batch, Selection
@@ -19,6 +20,8 @@ from skyrl.trajectory import Prompt, Step, Trajectory, TrajectoryGroup
 
 Accept = Callable[[TrajectoryGroup], bool]
 """Whether a group may be trained on; one that may not is replaced by another prompt's."""
+
+_ACCEPT = "the function of trainer.fully_async.accept"
 
 
 class StreamingRollouts:
@@ -39,13 +42,14 @@ class StreamingRollouts:
         accept: Accept | None = None,
         mask_older_tokens: bool = False,
         seed: int = 0,
+        waits: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """`prompts` are the cursor's. `mask_older_tokens`: of a trajectory that several weights sampled, train on the
-        tokens of the newest alone.
+        tokens of the newest alone. `waits`: see `GroupStream`.
         """
         self._prompts, self._limits, self._algorithm = prompts, limits, algorithm
         self._user_accepts, self._mask_older = accept, mask_older_tokens
-        self._stream = GroupStream(cursor, self._sample, limits, self._accept)
+        self._stream = GroupStream(cursor, self._sample, limits, self._accept, waits)
         self._selection = Selection(self._draw, generator, config, algorithm, seed=seed)
         self._session = generator.session(
             sampling=config.sampling_params,
@@ -62,8 +66,6 @@ class StreamingRollouts:
         return await self._selection.batch(version)
 
     async def _draw(self, version: int, attempt: int) -> Batch:
-        if attempt:
-            self._stream.untake(self._limits.batch)  # the last batch is not trained on
         waiting = self._stream.waiting
         taken = await self._stream.take(version)
         self._session.tally.begin_anew()
@@ -80,10 +82,11 @@ class StreamingRollouts:
             "async/groups_waiting": waiting,
             "async/groups_running": self._stream.running,
             "async/groups_refused": self._refused,
+            "async/groups_sampled_anew": self._stream.sampled_anew,
             "async/room": self._stream.room,
             "async/trajectories_of_several_versions": sum(number > 1 for number in versions),
         }
-        self._refused = 0
+        self._refused = self._stream.sampled_anew = 0
         return tuple(map(_newest_tokens, groups)) if self._mask_older else tuple(groups)
 
     async def _sample(self, prompt: Prompt, version: int, attempt: int) -> TrajectoryGroup:
@@ -91,7 +94,7 @@ class StreamingRollouts:
 
     def _accept(self, group: TrajectoryGroup) -> bool:
         wanted = self._algorithm.dynamic_sampling.type != "filter" or teaches(group)
-        accepted = wanted and (self._user_accepts is None or self._user_accepts(group))
+        accepted = wanted and self._asked_user(group)
         self._refused += not accepted
         most = self._algorithm.dynamic_sampling.max_sample_batches
         if not wanted and 0 < most * self._limits.batch <= self._refused:
@@ -102,6 +105,21 @@ class StreamingRollouts:
                 "generator.n_samples_per_prompt, or turn dynamic sampling off"
             )
         return accepted
+
+    def _asked_user(self, group: TrajectoryGroup) -> bool:
+        """Raises `RunError` for a function that fails or gives no answer, which would refuse everything in silence."""
+        if self._user_accepts is None:
+            return True
+        try:
+            answer: object = self._user_accepts(group)
+        except Exception as error:
+            raise RunError(f"{_ACCEPT} raised {summary(error)} for the group of prompt {group.prompt.id}") from error
+        if type(answer).__name__ not in ("bool", "bool_"):  # the latter is numpy's
+            raise RunError(
+                f"{_ACCEPT} returned {answer!r:.100} for the group of prompt {group.prompt.id}; it has to return True "
+                "or False"
+            )
+        return bool(answer)
 
     def metrics(self) -> dict[str, float]:
         left_out = self._cursor.left_out
@@ -118,6 +136,10 @@ class StreamingRollouts:
         return self._stream.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Also of a run that sampled in turns."""
+        if "cursor" not in state:
+            taken = int(state["batches_taken"]) * self._limits.batch
+            state = {"cursor": state, "prompts": [], "finished": [], "consumed": taken, "trained": taken}
         self._stream.load_state(state, self._prompts)
 
     async def close(self) -> None:

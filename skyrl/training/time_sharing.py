@@ -5,7 +5,7 @@ The loop does not know. Its collaborators are wrapped, and every call first make
     engines generate     the engines alone
     a model scores       its weights alone
     a model learns       its weights and its optimizer's state
-    weights travel       the policy's weights, and the engines
+    weights travel       the policy's weights, and the engines, awake
 
 So `gpu_memory_utilization` has to leave room for the policy's weights, spread over its ranks.
 """
@@ -69,13 +69,16 @@ class TimeSharing:
         }
         self._there: dict[str, set[Part]] = {name: set(parts) for name, parts in self._parts.items()}
         self._engines: Sleeper | None = None
-        self._awake = False
+        self._awake = self._paused = False
 
     async def for_engines(self) -> None:
-        """The engines alone."""
+        """The engines alone, at work."""
         if self._make_engines is not None:
             await self._only({})
             await self._wake()
+        if self._engines is not None and self._paused:
+            await self._engines.resume()
+            self._paused = False
 
     async def for_scoring(self, name: str) -> None:
         """The weights of this model alone."""
@@ -88,7 +91,7 @@ class TimeSharing:
         await self._only({name: self._parts.get(name, ())})
 
     async def for_travel(self, name: str) -> None:
-        """The weights of this model, and the engines."""
+        """The weights of this model, and the engines, which take no work before the weights have come."""
         if self._make_engines is not None and self._engines is None:
             await self.for_engines()  # they need room to start
         await self._only({name: _WEIGHTS})
@@ -112,14 +115,13 @@ class TimeSharing:
             self._engines = self._make_engines()
         elif self._engines is not None and not self._awake:
             await self._engines.wake()
-            await self._engines.resume()
         self._awake = True
 
     async def _sleep(self) -> None:
         if self._engines is not None and self._awake:
             await self._engines.pause()
             await self._engines.sleep()
-            self._awake = False
+            self._awake, self._paused = False, True
 
 
 def after(collaborator: T, **preparations: Callable[[], Awaitable[None]]) -> T:

@@ -37,13 +37,18 @@ class WeightSync:
         """The learner's weights are of this version now; the engines get them where their turn has come."""
         self._newest = version
         went_back = version < self._sent  # to a checkpoint: the engines must not be ahead
-        due = self._sent < 0 or went_back or version % self._interval == 0
+        due = self._sent < 0 or went_back or version % self._interval == 0 or self.is_missing
         return await self._send() if due else self._client.metrics
 
     @property
     def is_behind(self) -> bool:
-        """The engines hold older weights than the learner."""
-        return self._sent != self._newest
+        """The engines hold older weights than the learner, or none."""
+        return self._sent != self._newest or self.is_missing
+
+    @property
+    def is_missing(self) -> bool:
+        """The engines gave up their weights while they slept: nothing may be sampled before they have some again."""
+        return not self._client.holds_weights
 
     async def catch_up(self) -> None:
         """The engines have the learner's weights when this returns."""

@@ -86,6 +86,16 @@ ASYNC_CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "kept_keys_and_values_are_not_shared": [
         ({**KEPT, "generator.inference_engine.backend": "vllm"}, ASYNC + "clear_kv_cache_on_weight_sync"),
     ],
+    "kept_keys_and_values_outlive_the_engines_sleep": [
+        (
+            {
+                **KEPT,
+                "generator.inference_engine.backend": "vllm",
+                "generator.inference_engine.enable_prefix_caching": False,
+            },
+            ASYNC + "clear_kv_cache_on_weight_sync",
+        ),
+    ],
     "older_samples_are_corrected": [({ASYNC + "enabled": True}, "trainer.algorithm.policy_loss_type")],
 }
 
@@ -137,7 +147,9 @@ SILENT_CASES: dict[str, dict[str, Any]] = {
         **KEPT,
         "generator.inference_engine.backend": "vllm",
         "generator.inference_engine.enable_prefix_caching": False,
+        "trainer.placement.colocate_all": False,
     },
+    "kept_keys_and_values_outlive_the_engines_sleep": {**KEPT, "generator.inference_engine.backend": "torch"},
     "older_samples_are_corrected": {ASYNC + "enabled": True, ASYNC + "max_staleness_steps": 0},
     "one_call_of_the_engine_has_one_turn": {"generator.batched": True},
     "steps_are_samples_that_can_be_compared": {**STEPS, "trainer.algorithm.advantage_estimator": "rloo"},

@@ -59,6 +59,10 @@ ON: dict[str, dict[str, Any]] = {
     "environment.skyrl_gym.isolate_user_env": MINE,
     "environment.skyrl_gym.user_env_memory_gb": MINE | {"environment.skyrl_gym.isolate_user_env": True},
     **{f"trainer.fully_async.{name}": {"trainer.fully_async.enabled": True} for name in fields_of(FullyAsyncConfig)},
+    "trainer.fully_async.steps_per_sync": {
+        "trainer.fully_async.enabled": True,
+        "trainer.placement.colocate_all": False,
+    },
     "trainer.faults.max_roll_backs": {"trainer.faults.on_non_finite": "roll_back"},
     "trainer.critic.optimizer_config": CRITIC,
     "trainer.critic.fsdp_config": CRITIC,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from skyrl.errors import RunError
+from skyrl.errors import ResumeError, RunError
+from skyrl.inference.torch_engine import TorchEngine
+from skyrl.learners.fsdp2 import Fsdp2
+from tests.experiments.test_guards import SETTINGS, assert_only_numbers_were_saved, logprob, weight
 from tests.nano_run import config, metrics, train
 
 ASYNC: dict[str, Any] = {"trainer__fully_async__enabled": True, "trainer__algorithm__policy_loss_type": "decoupled"}
@@ -57,6 +61,30 @@ def test_new_weights_may_come_every_other_step_and_evaluation_sees_the_newest(na
     assert set(versions.values()) <= {0, 2, 3, 4, 6}, "3 was sent for the evaluation of step 3"
 
 
+@pytest.mark.parametrize("settings", [{}, {"enabled": True, "max_staleness_steps": 2, "steps_per_sync": 2}])
+def test_engines_that_lose_their_weights_while_learners_work_sample_from_whole_ones(
+    nano: Path, tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As vLLM does on a GPU that they share: weights come again before the next token, also after a checkpoint."""
+    slept = [0]
+
+    async def forget(self: TorchEngine) -> bool:
+        slept[0] += 1
+        with torch.no_grad():
+            for parameter in self._model.model.parameters():
+                parameter.fill_(float("nan"))  # nothing can be sampled from these
+        return True
+
+    monkeypatch.setattr(TorchEngine, "sleep", forget)
+    same: dict[str, Any] = {"trainer__deterministic": True, "trainer__algorithm__policy_loss_type": "decoupled"}
+    train(nano, tmp_path / "shared", trainer__fully_async=settings, **same)
+    assert slept[0] >= 6
+    if not settings:
+        monkeypatch.undo()
+        train(nano, tmp_path / "whole", **same)
+        assert sampled(tmp_path / "shared") == sampled(tmp_path / "whole")
+
+
 def test_groups_that_are_not_accepted_are_replaced(nano: Path, tmp_path: Path) -> None:
     hook = tmp_path / "hook.py"
     hook.write_text(
@@ -91,6 +119,153 @@ def test_a_run_that_goes_on_trains_on_every_prompt_of_its_epoch_once(nano: Path,
     prompts = [record["prompt_id"] for record in sampled(tmp_path) if record["sample"] == 0]
     per_epoch = len(set(prompts))
     assert {prompts.count(name) for name in set(prompts)} <= {24 // per_epoch, 24 // per_epoch + 1}
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("poison", [weight, logprob])
+def test_a_run_goes_back_to_its_last_checkpoint_and_on_with_other_prompts(
+    nano: Path,
+    tmp_path: Path,
+    poison: Callable[[pytest.MonkeyPatch], None],
+    staleness: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the third of six steps; the epoch has 24 prompts, of which the 4 of the batch that failed are left out."""
+    poison(monkeypatch)
+    train(
+        nano,
+        tmp_path,
+        **SETTINGS,
+        trainer__faults__on_non_finite="roll_back",
+        trainer__fully_async={"enabled": True, "max_staleness_steps": staleness},
+        trainer__algorithm__policy_loss_type="decoupled",
+    )
+    assert capsys.readouterr().err.count("going back to step 2") == 1
+    assert [row["step"] for row in metrics(tmp_path)] == [0, 1, 2, 3, 4, 5, 6]
+    assert_only_numbers_were_saved(tmp_path, {2, 4, 6})
+    assert {row["async/staleness_max"] for row in metrics(tmp_path)[1:]} == set(range(staleness + 1))
+    prompts = [record["prompt_id"] for record in sampled(tmp_path) if record["sample"] == 0]
+    assert (len(prompts), len(set(prompts[:20]))) == (24, 20)
+
+
+def test_a_run_that_goes_back_over_several_versions_trains_on_nothing_that_they_drew(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From step 6 to step 3: what versions 4 and 5 began is sampled again by version 3."""
+    calls, original = [0], Fsdp2.step
+
+    def step(self: Fsdp2) -> float:
+        calls[0] += 1
+        norm = original(self)
+        if calls[0] == 6:
+            with torch.no_grad():
+                next(self.model.parameters()).view(-1)[7] = float("nan")
+        return norm
+
+    monkeypatch.setattr(Fsdp2, "step", step)
+    train(
+        nano,
+        tmp_path,
+        trainer__max_training_steps=8,
+        trainer__epochs=2,
+        trainer__ckpt_interval=3,
+        trainer__faults__on_non_finite="roll_back",
+        trainer__fully_async={"enabled": True, "max_staleness_steps": 2},
+        trainer__algorithm__policy_loss_type="decoupled",
+    )
+    steps = metrics(tmp_path)[1:]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert steps[3]["async/groups_sampled_anew"] == 8 and steps[3]["async/staleness_min"] >= 0
+    assert all(record["weight_version"] < record["step"] for record in sampled(tmp_path))
+    assert max(row["async/staleness_max"] for row in steps) <= 2
+
+
+def test_evaluation_and_checkpoints_come_when_their_triggers_say(nano: Path, tmp_path: Path) -> None:
+    """An epoch has 6 batches; samples of the second are drawn while the first is trained on, which ends no epoch."""
+    settings = {"enabled": True, "max_staleness_steps": 3}
+    train(
+        nano,
+        tmp_path,
+        trainer__fully_async=settings,
+        trainer__algorithm__policy_loss_type="decoupled",
+        trainer__epochs=2,
+        trainer__eval_interval=["1 epoch", 4],
+        trainer__ckpt_interval="1 epoch",
+        trainer__eval_before_train=False,
+    )
+    evaluated = [row for row in metrics(tmp_path) if "eval/all/avg_score" in row]
+    assert [row["step"] for row in evaluated] == [4, 6, 8, 12]
+    assert {path.name for path in (tmp_path / "checkpoints").glob("global_step_*")} == {
+        "global_step_6",
+        "global_step_12",
+    }
+
+
+@pytest.mark.parametrize("kind", ["filter", "replace"])
+def test_dynamic_sampling_fills_batches_with_groups_that_teach(nano: Path, tmp_path: Path, kind: str) -> None:
+    """A group whose samples all have the same reward is refused as soon as it ends, or its batch is drawn again."""
+    hook = tmp_path / "mixed.py"
+    hook.write_text(
+        "def mixed(completion, ground_truth, **row):\n"
+        "    return float(ground_truth in 'abcdef' and len(completion) % 2)\n",
+        encoding="utf-8",
+    )
+    train(
+        nano,
+        tmp_path,
+        trainer__fully_async={"enabled": True, "max_staleness_steps": 2},
+        trainer__algorithm__policy_loss_type="decoupled",
+        trainer__algorithm__dynamic_sampling__type=kind,
+        trainer__max_training_steps=3,
+        environment__env_class=f"{hook}:mixed",
+    )
+    steps = metrics(tmp_path)[1:]
+    assert [row["step"] for row in steps] == [1, 2, 3]
+    assert max(row["async/staleness_max"] for row in steps) <= 2
+    rewards: dict[tuple[int, str], set[float]] = {}
+    for record in sampled(tmp_path):
+        rewards.setdefault((record["step"], record["prompt_id"]), set()).add(record["reward"])
+    assert all(len(different) == 2 for different in rewards.values())
+    dropped = "async/groups_refused" if kind == "filter" else "generate/groups_replaced"
+    assert sum(row[dropped] for row in steps) > 0
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return group.prompt.nothing", "raised AttributeError: .*nothing.* for the group of prompt 0:"),
+        ("print(end='')", "returned None for the group of prompt 0:.* has to return True or False"),
+    ],
+)
+def test_a_function_that_accepts_is_named_when_it_fails_or_says_nothing(
+    nano: Path, tmp_path: Path, body: str, said: str
+) -> None:
+    hook = tmp_path / "hook.py"
+    hook.write_text(f"def wrong(group):\n    {body}\n", encoding="utf-8")
+    with pytest.raises(RunError, match=f"the function of trainer.fully_async.accept {said}"):
+        train(
+            nano,
+            tmp_path,
+            trainer__fully_async={"enabled": True, "accept": f"{hook}:wrong"},
+            trainer__algorithm__policy_loss_type="decoupled",
+        )
+
+
+def test_a_run_in_turns_goes_on_asynchronously_and_not_back_again(nano: Path, tmp_path: Path) -> None:
+    settings = {"enabled": True, "max_staleness_steps": 2}
+    ahead: dict[str, Any] = {"trainer__fully_async": settings, "trainer__resume_with_changes": True}
+    train(nano, tmp_path, trainer__algorithm__policy_loss_type="decoupled", trainer__max_training_steps=2)
+    train(nano, tmp_path, **ahead, trainer__algorithm__policy_loss_type="decoupled", trainer__max_training_steps=4)
+    prompts = [record["prompt_id"] for record in sampled(tmp_path) if record["sample"] == 0]
+    assert len(set(prompts)) == len(prompts) == 16
+    with pytest.raises(ResumeError, match=r"sampled ahead of training.*\.max_staleness_steps = 0"):
+        train(nano, tmp_path, trainer__resume_with_changes=True, trainer__algorithm__policy_loss_type="decoupled")
+    ahead["trainer__fully_async"] = {"enabled": True, "max_staleness_steps": 0}
+    train(nano, tmp_path, **ahead, trainer__algorithm__policy_loss_type="decoupled")
+    assert [row["async/staleness_max"] for row in metrics(tmp_path)[-2:]] == [0, 0]
+    prompts = [record["prompt_id"] for record in sampled(tmp_path) if record["sample"] == 0]
+    assert len(set(prompts)) == len(prompts) == 24
 
 
 @pytest.mark.parametrize(

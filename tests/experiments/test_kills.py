@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 
 from tests.experiments.forked import run
 from tests.experiments.phases import PHASES, Fault
-from tests.experiments.sameness import assert_same
+from tests.experiments.sameness import assert_same, tokens
+from tests.nano_run import metrics
 
 pytestmark = pytest.mark.xdist_group("forked")
 
@@ -23,6 +25,12 @@ ON_RAY: dict[str, Any] = {
     "trainer__placement__heartbeat_timeout_seconds": 600,  # a busy machine takes its time to import torch
 }
 """Two FSDP2 ranks and an engine, each in a process of its own."""
+
+AHEAD: dict[str, Any] = {
+    "trainer__fully_async": {"enabled": True, "max_staleness_steps": 2},
+    "trainer__algorithm__policy_loss_type": "decoupled",
+}
+"""Sampling while training."""
 
 MOST = {
     "start": 1,
@@ -55,7 +63,8 @@ def chains(faults: list[Fault]) -> Iterator[list[Fault]]:
     yield from (faults[start : start + IN_A_CHAIN] for start in range(0, len(faults), IN_A_CHAIN))
 
 
-def assert_kills_change_nothing(nano: Path, out: Path, whole: Path, faults: list[Fault], **changes: Any) -> None:
+def killed_runs(nano: Path, out: Path, faults: list[Fault], **changes: Any) -> Iterator[Path]:
+    """Runs that were killed by faults, one after the other, and in the end were not."""
     for number, chain in enumerate(chains(faults)):
         killed = out / str(number)
         for fault in chain:
@@ -64,13 +73,45 @@ def assert_kills_change_nothing(nano: Path, out: Path, whole: Path, faults: list
         status, said = run(nano, killed, **changes)
         assert status == 0, said
         assert "Traceback" not in said
+        yield killed
+
+
+def assert_kills_change_nothing(nano: Path, out: Path, whole: Path, faults: list[Fault], **changes: Any) -> None:
+    for killed in killed_runs(nano, out, faults, **changes):
         assert_same(killed, whole)
+
+
+def assert_every_prompt_is_trained_on_twice(out: Path) -> None:
+    """12 steps of 4 prompts are two epochs of 24, of 3 samples each, none older than the bound."""
+    groups = Counter((record["step"], record["prompt_id"]) for record in tokens(out))
+    assert set(groups.values()) == {3}
+    assert Counter(step for step, _ in groups) == dict.fromkeys(range(1, 13), 4)
+    assert Counter(prompt for _, prompt in groups) == dict.fromkeys((f"0:{row}" for row in range(24)), 2)
+    lags = [row[f"async/staleness_{which}"] for row in metrics(out)[1:] for which in ("min", "max")]
+    assert 0 <= min(lags) <= max(lags) <= 2
 
 
 def test_a_run_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path, whole: Path) -> None:
     faults = moments(10, seed=1)
     assert {fault.phase for fault in faults} == set(PHASES)
     assert_kills_change_nothing(nano, tmp_path, whole, faults)
+
+
+def test_an_asynchronous_run_that_is_killed_trains_on_no_prompt_too_often_or_not_at_all(
+    nano: Path, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    faults = moments(20 if pytestconfig.getoption("--long") else 3, seed=3)
+    for killed in killed_runs(nano, tmp_path, faults, **AHEAD):
+        assert_every_prompt_is_trained_on_twice(killed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4))
+def test_an_asynchronous_run_on_ray_that_is_killed_trains_on_no_prompt_too_often_or_not_at_all(
+    nano: Path, tmp_path: Path, seed: int
+) -> None:
+    for killed in killed_runs(nano, tmp_path, moments(5, seed), **ON_RAY, **AHEAD):
+        assert_every_prompt_is_trained_on_twice(killed)
 
 
 @pytest.mark.long

@@ -28,6 +28,7 @@ class SlowEngine:
         self.events: list[str] = []
         self.weight_version = 0
         self.fault: Exception | None = None
+        self.forgets = False
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         self.asked.append(request.keys[0].prompt_id)
@@ -50,8 +51,9 @@ class SlowEngine:
         self.weights = [info.name for info in arrival.weights]
         self.weight_version = version
 
-    async def sleep(self) -> None:
+    async def sleep(self) -> bool:
         self.events.append("sleep")
+        return self.forgets
 
     async def wake(self) -> None:
         self.events.append("wake")
@@ -223,6 +225,71 @@ async def test_engines_can_be_looked_at_while_no_request_comes_through() -> None
     await door.resume()
     await waiting
     assert a.asked == ["inside", "outside"]
+
+
+async def test_weights_that_are_gone_with_the_memory_are_missed_until_they_are_loaded() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    door = client(a, b)
+    await door.pause()
+    await door.sleep()
+    assert door.holds_weights
+    b.forgets = True
+    await door.sleep()
+    assert not door.holds_weights
+    await door.load_weights([weights("w"), weights("w")], 1)
+    assert door.holds_weights
+
+
+async def test_a_sample_that_stands_still_in_an_engine_that_is_lost_is_drawn_elsewhere() -> None:
+    """The engine is alive, but does not take new weights: nobody will resume it."""
+    a, b = SlowEngine("a"), SlowEngine("b")
+    b.go.set()
+    door = client(a, b)
+    (frozen,) = await asked_of(door, ("x", 1))
+    assert a.asked == ["x"]
+    await door.pause()
+    a.fault = WeightSyncError("a half of them")
+    await door.load_weights([weights("w"), weights("w")], 1)
+    await door.resume()
+    assert (await frozen)[0].text == "b"
+    assert a.keys == b.keys
+
+
+async def test_an_engine_that_cancels_a_call_on_its_own_gives_no_answer_and_is_not_asked_for_ever() -> None:
+    class Cancelling(SlowEngine):
+        async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await client(Cancelling("a")).generate(request((1,)))
+
+
+async def test_an_engine_that_dies_while_it_is_looked_at_is_lost_and_the_others_are_looked_at() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    a.go.set()
+    b.go.set()
+    door = client(a, b)
+    await door.pause()
+
+    async def look(engines: Sequence[InferenceEngine]) -> list[str]:
+        a.fault = ProcessError("engine-0 died")
+        return [(await engine.generate(request((1,))))[0].text for engine in engines]
+
+    assert await door.inspect(look) == ["b"]
+    assert door.in_service == (b,)
+
+
+async def test_an_error_of_a_look_at_engines_that_live_is_raised() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    door = client(a, b)
+    await door.pause()
+
+    async def look(engines: Sequence[InferenceEngine]) -> None:
+        raise ProcessError("policy-0 died")
+
+    with pytest.raises(ProcessError, match="policy-0 died"):
+        await door.inspect(look)
+    assert door.in_service == (a, b)
 
 
 async def test_an_engine_that_dies_while_all_are_paused_is_lost() -> None:

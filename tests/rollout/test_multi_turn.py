@@ -311,7 +311,7 @@ async def test_where_every_sample_failed_nothing_stands_in() -> None:
 
 
 async def test_too_many_failures_stop_the_run_with_the_first_reasons() -> None:
-    with pytest.raises(RewardError, match=r"2 times in a batch of 4 samples(.|\n)*ValueError: no"):
+    with pytest.raises(RewardError, match=r"2 times among 4 samples(.|\n)*ValueError: no"):
         await group_of("raise", "raise", "good", "good", max_failed_share=0.25)
 
 

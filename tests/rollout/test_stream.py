@@ -242,3 +242,127 @@ def test_a_checkpoint_keeps_finished_groups_as_they_were() -> None:
         await stream.close()
 
     run_in_virtual_time(kept())
+
+
+def test_a_run_that_goes_back_gives_up_what_later_weights_drew_and_samples_those_prompts_again() -> None:
+    """At version 5 the bound lets 12 groups be ahead; those that versions 0 to 2 began are trained on by then."""
+    world = World(staleness=2, data=400, steps=10)
+
+    async def there_and_back() -> tuple[list[str], GroupStream]:
+        stream = world.stream()
+        await world.train(stream, 0, 5)
+        stream.weights_are(5)
+        await asyncio.sleep(10)
+        ahead = [held.prompt.id for held in stream._in_order() if held.newest > 2]
+        stream.load_state(stream.state(), prompts(400))
+        await world.train(stream, 2)
+        await stream.close()
+        return ahead, stream
+
+    ahead, stream = run_in_virtual_time(there_and_back())
+    assert len(ahead) == stream.sampled_anew == 12
+    assert [name for batch in world.trained[5:8] for name in batch] == ahead
+    assert (min(world.lags), max(world.lags)) == (0, 2)
+    assert len(world.trained) == 5 + 8
+    assert max(Counter(name for batch in world.trained for name in batch).values()) == 1
+
+
+def test_without_staleness_a_run_goes_back_to_the_version_that_the_engines_hold() -> None:
+    """The batch of a step that failed is not trained on; the next one takes its place."""
+    world = World(staleness=0, steps=3)
+
+    async def twice() -> None:
+        stream = world.stream()
+        await world.train(stream, 0, 1)
+        stream.weights_are(1)
+        await stream.take(1)
+        stream.load_state(stream.state(), prompts(400))
+        await world.train(stream, 1)
+        await stream.close()
+
+    run_in_virtual_time(twice())
+    assert len(world.trained) == 3
+
+
+def test_a_run_that_goes_on_with_a_smaller_bound_samples_anew_what_is_too_old_for_it() -> None:
+    async def longer() -> dict[str, Any]:
+        world = World(staleness=4, data=80, steps=20)
+        stream = world.stream()
+        await world.train(stream, 0, 5)
+        await asyncio.sleep(10)
+        await stream.close()
+        return stream.state()
+
+    async def shorter(state: dict[str, Any]) -> World:
+        world = World(staleness=1, data=80, steps=20)
+        stream = world.stream()
+        stream.load_state(state, prompts(80))
+        await world.train(stream, 5)
+        await stream.close()
+        return world
+
+    after = run_in_virtual_time(shorter(run_in_virtual_time(longer())))
+    assert max(after.lags) <= 1
+    trained = Counter(name for batch in after.trained for name in batch)
+    assert (trained.total(), max(trained.values())) == (60, 1)
+
+
+def test_a_group_that_is_cancelled_from_outside_is_no_silent_loss() -> None:
+    """Only the run may give a group up: any other cancellation is a failure, and heard at once."""
+
+    def cancelled(prompt: Prompt) -> float:
+        raise asyncio.CancelledError
+
+    with pytest.raises(RunError, match=r"the sampling of prompt \d+ was cancelled, but not by the run"):
+        run(World(latency=cancelled))
+
+
+def test_a_stream_is_closed_although_a_group_hangs_while_it_cleans_up_and_begins_nothing_meanwhile() -> None:
+    begun: list[str] = []
+
+    async def stubborn(prompt: Prompt, version: int, attempt: int) -> TrajectoryGroup:
+        begun.append(prompt.id)
+        try:
+            await asyncio.sleep(1 if len(begun) == 1 else 1e9)
+        finally:
+            await asyncio.sleep(1e9)
+        return group_of(prompt, version)
+
+    async def close() -> float:
+        world = World()
+        limits = Limits(batch=4, staleness=1, concurrency=4, queue=8, total=40, stall_seconds=1e6)
+        stream = GroupStream(PromptCursor(prompts(40), 4, seed=0), stubborn, limits, world.accept)
+        stream.weights_are(0)
+        await asyncio.sleep(10)
+        await stream.close()
+        assert not stream._tasks
+        return asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(close()) == pytest.approx(40.0)
+    assert len(begun) == 4
+
+
+def test_groups_that_are_all_refused_are_a_stall_too() -> None:
+    with pytest.raises(
+        RunError, match=r"0 of 4 groups are ready, 12 .* none but \d+ that were refused has ended for 100 s"
+    ):
+        run(World(accept=lambda group: False))
+
+
+def test_a_stall_says_who_waits_for_whom() -> None:
+    async def stalled() -> None:
+        limits = Limits(batch=1, staleness=0, concurrency=4, queue=4, total=4, stall_seconds=5)
+        waits = [f"engine-{number} in generate (for 5 s)" for number in range(4)]
+
+        async def never(prompt: Prompt, version: int, attempt: int) -> TrajectoryGroup:
+            await asyncio.sleep(1e9)
+            return group_of(prompt, version)
+
+        stream = GroupStream(PromptCursor(prompts(4), 1, seed=0), never, limits, lambda group: True, lambda: waits)
+        try:
+            await stream.take(0)
+        finally:
+            await stream.close()
+
+    with pytest.raises(RunError, match=r"who waits for whom: engine-0 in generate \(for 5 s\), .* and 1 more$"):
+        run_in_virtual_time(stalled())

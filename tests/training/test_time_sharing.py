@@ -76,8 +76,11 @@ async def test_a_step_moves_each_part_once_and_nobody_comes_before_the_others_ha
         "+policy weights+optimizer",
         "-policy optimizer",
         "engines wake",
-        "engines resume",
     ]
+    device.events.clear()
+    await turns.for_engines()
+    await turns.for_engines()
+    assert device.events == ["-policy weights", "engines resume"]
 
 
 async def test_optimizer_state_may_stay_on_the_device() -> None:
