@@ -25,6 +25,6 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) 
             return 0.5 * difference.square()
         case "k3":
             bounded = difference.clamp(-20.0, 20.0)
-            return (torch.exp(bounded) - bounded - 1).clamp(max=10.0)
+            return (torch.expm1(bounded) - bounded).clamp(max=10.0)
         case "abs":
             return difference.abs()
