@@ -11,6 +11,13 @@ from typing import Any
 from skyrl.processes.redaction import redacted_tree
 from skyrl.trajectory import TrajectoryGroup
 
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+
+
+def json_line(record: Mapping[str, Any]) -> str:
+    """A line with its end. Inside it is nothing that Unicode, and so `str.splitlines`, takes for the end of a line."""
+    return json.dumps(record, ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS) + "\n"
+
 
 class JsonLines:
     """A file of JSON objects without secrets, one a line, each flushed when it is written."""
@@ -21,7 +28,7 @@ class JsonLines:
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one line."""
         with self._path.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(redacted_tree(record), ensure_ascii=False, allow_nan=False) + "\n")
+            lines.write(json_line(redacted_tree(record)))
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Every complete line; one that a kill cut short is left out."""
@@ -38,7 +45,7 @@ class JsonLines:
             return
         kept = [record for record in self.read() if record["step"] <= step]
         scratch = self._path.with_suffix(".tmp")
-        scratch.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept), encoding="utf-8")
+        scratch.write_text("".join(map(json_line, kept)), encoding="utf-8")
         scratch.replace(self._path)
 
 

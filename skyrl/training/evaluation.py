@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -11,7 +10,7 @@ from urllib.parse import quote
 from skyrl.config import GeneratorConfig
 from skyrl.processes.redaction import redacted_tree
 from skyrl.rollout.generator import SkyRLGymGenerator
-from skyrl.tracking.jsonlines import sample_records
+from skyrl.tracking.jsonlines import json_line, sample_records
 from skyrl.training.describe import Metrics, mean_positive, pass_rate
 from skyrl.trajectory import Prompt, TrajectoryGroup
 from skyrl.tree import required
@@ -85,6 +84,5 @@ class Evaluation:
         folder.mkdir(parents=True, exist_ok=True)
         for source, groups in by_source.items():
             records = map(redacted_tree, sample_records(step, groups, self._decode))
-            lines = [json.dumps(record, ensure_ascii=False) for record in records]
-            (folder / f"{quote(source, safe='')}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        (folder / "aggregated_results.jsonl").write_text(json.dumps(metrics) + "\n", encoding="utf-8")
+            (folder / f"{quote(source, safe='')}.jsonl").write_text("".join(map(json_line, records)), encoding="utf-8")
+        (folder / "aggregated_results.jsonl").write_text(json_line(metrics), encoding="utf-8")

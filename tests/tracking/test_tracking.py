@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 from skyrl.tracking.console import Console
@@ -14,6 +15,15 @@ def test_metrics_come_back_as_they_were_logged(tmp_path: Path) -> None:
     lines = JsonLines(tmp_path / "metrics.jsonl")
     Trackers([MetricsFile(lines)]).log(3, {"reward/avg_raw_reward": 0.25})
     assert list(lines.read()) == [{"step": 3, "reward/avg_raw_reward": 0.25}]
+
+
+def test_text_that_was_sampled_stays_on_its_line_for_every_reader(tmp_path: Path) -> None:
+    file = tmp_path / "trajectories.jsonl"
+    record = {"step": 1, "response": "a\x85b\u2028c\u2029d\re\x1ef\u00e9"}
+    JsonLines(file).append(record)
+    JsonLines(file).forget_after(1)
+    [line] = file.read_text(encoding="utf-8").splitlines()
+    assert json.loads(line) == record and "\u00e9" in line
 
 
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
