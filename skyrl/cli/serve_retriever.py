@@ -34,7 +34,5 @@ def serve_retriever(corpus: Path, host: str, port: int) -> None:
         index = SearchIndex(read_corpus(corpus))
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"{len(index)} documents at http://{shown}:{bound.getsockname()[1]}/retrieve")
-        try:
-            serve(retriever_app(index, token), bound)
-        except KeyboardInterrupt:
-            click.echo("The retriever has stopped.")
+        serve(retriever_app(index, token), bound)
+    click.echo("The retriever has stopped.")

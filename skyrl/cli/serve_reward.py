@@ -34,7 +34,5 @@ def serve_reward(model: str, host: str, port: int, device: str) -> None:
         scorer = RewardModel(model, device)
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"{model} at http://{shown}:{bound.getsockname()[1]}/score")
-        try:
-            serve(reward_app(scorer, model, token), bound)
-        except KeyboardInterrupt:
-            click.echo("The reward service has stopped.")
+        serve(reward_app(scorer, model, token), bound)
+    click.echo("The reward service has stopped.")

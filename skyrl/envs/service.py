@@ -5,13 +5,13 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from skyrl.errors import ProcessError, UserError
+from skyrl.errors import ProcessError, Stopped, UserError
 
 LONGEST_BODY = 4 << 20
 """Bytes of a request."""
@@ -42,9 +42,10 @@ def listen(host: str, port: int, token: str | None, variable: str) -> socket.soc
 
 
 def serve(app: Starlette, bound: socket.socket) -> None:
-    """Answer until the process is interrupted."""
+    """Answer until SIGINT or SIGTERM, which ends a service as it should end."""
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
-    uvicorn.Server(config).run(sockets=[bound])
+    with suppress(KeyboardInterrupt, Stopped):  # what the signal means to the command, once the server is down
+        uvicorn.Server(config).run(sockets=[bound])
 
 
 async def body_of(request: Request) -> bytes:

@@ -196,7 +196,8 @@ def test_the_command_refuses_a_missing_corpus_in_one_sentence(tmp_path: Path) ->
     assert str(result.exception) == f"there is no corpus {tmp_path / 'none.jsonl'}"
 
 
-def test_the_command_serves_a_corpus_until_it_is_interrupted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_a_corpus_until_it_is_told_to_stop(tmp_path: Path, told: signal.Signals) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps(document) + "\n" for document in CORPUS), encoding="utf-8")
     command = [sys.executable, "-m", "skyrl.cli", "serve-retriever", str(corpus), "--port", "0"]
@@ -204,8 +205,8 @@ def test_the_command_serves_a_corpus_until_it_is_interrupted(tmp_path: Path) -> 
         assert process.stdout is not None
         count, _, _, url = process.stdout.readline().split()
         assert count == "3"
-        told = search_env(url).step("<search>Tiber</search>").observations[0]["content"]
-        process.send_signal(signal.SIGINT)
+        found = search_env(url).step("<search>Tiber</search>").observations[0]["content"]
+        process.send_signal(told)
         rest = process.stdout.read()
-    assert "Doc 1: the Tiber flows through Rome" in told
+    assert "Doc 1: the Tiber flows through Rome" in found
     assert (rest, process.returncode) == ("The retriever has stopped.\n", 0)
