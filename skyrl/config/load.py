@@ -121,8 +121,8 @@ def _draft(files: Files, overrides: Overrides, root: type[C] | None, environ: Ma
     draft: Draft[C] = Draft(chosen(), reach)
     for layer in layers:
         _take(draft, layer, chosen)
-    if root is None and said in ROOTS:  # the last one counts, whatever the files before it are
-        draft.problems = [each for each in draft.problems if each.path != "kind"]
+    if root is None and said in ROOTS:  # the last one counts, whichever kind the files before it are of
+        draft.problems = [each for each in draft.problems if each.path != "kind" or _refused_kind(each) not in ROOTS]
     draft.problems = [_in_terms_of_kinds(each, said, chosen) for each in draft.problems]
     if root is None and said is None and chosen is not SkyRLTrainConfig:
         names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
@@ -143,15 +143,19 @@ def _layers(files: Files, overrides: Overrides, reach: Reach) -> list[_Layer]:
 
 def _in_terms_of_kinds(problem: Problem, said: str | None, root: type[Any]) -> Problem:
     """The same, where it comes from taking one kind of run for another."""
-    if problem.path == "kind" and said not in ROOTS:
-        found, _, _ = problem.message.partition(" is not ")
-        return evolve(problem, message=f"{found} is not one of: {', '.join(ROOTS)}", hint="")
+    if problem.path == "kind":
+        return evolve(problem, message=f"{_refused_kind(problem)!r} is not one of: {', '.join(ROOTS)}", hint="")
     name = problem.path.partition(".")[0]
     others = [kind for kind, each in ROOTS.items() if name in fields_of(each)] if name not in fields_of(root) else []
     if others and problem.message.startswith("no such field of"):
         hint = f"{name} belongs to kind = {' and '.join(others)}, and this is kind = {root().kind}"
         return evolve(problem, hint=hint)
     return problem
+
+
+def _refused_kind(problem: Problem) -> str:
+    """The `kind` that a root of another kind refused."""
+    return problem.message.partition(" is not ")[0].strip("'")
 
 
 @frozen(kw_only=True)

@@ -41,7 +41,8 @@ def export(
     role, name = _NAMES[config.kind]
     lora = config.trainer.policy.model.lora
     if adapter and not lora.rank:
-        raise UserError(f"{run} trained all weights (lora.rank = 0): it has no adapter")
+        rank = "trainer.policy.model.lora.rank" if config.kind == "rl" else "model.lora.rank"
+        raise UserError(f"{run} trained all weights ({rank} = 0): it has no adapter")
     name = "adapter" if adapter else name
     folder = to or Path(place_of(config.trainer.export_path, run, config)) / f"global_step_{saved}" / name
     weights = _weights(checkpoint, role)

@@ -18,11 +18,14 @@ import attrs
 import torch
 from attrs import frozen
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from skyrl.errors import WeightSyncError
 
 _POLL_SECONDS = 0.01
+
+_CONNECT_SECONDS = 30.0
+"""For the members to connect, when all have signed in. One that ended in between is waited for no longer."""
 
 _CALLED_OFF = "called off"
 
@@ -47,7 +50,7 @@ class Meeting:
     def join(self) -> Iterator[Channel]:
         """The channel, once every member is there. Raises `WeightSyncError` if one is not, or calls the meeting off."""
         with self.attend() as store:
-            channel = Channel(self._make_group(store))
+            channel = Channel(self._make_group(store), self.timeout)
             try:
                 yield channel
             finally:
@@ -100,7 +103,7 @@ class Meeting:
         )
 
     def _make_group(self, store: Store) -> ProcessGroupGloo:
-        return ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=self.timeout))
+        return ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=min(self.timeout, _CONNECT_SECONDS)))
 
 
 def present(rank: int) -> str:
@@ -125,8 +128,12 @@ def wait_for(store: Store, keys: Sequence[str], timeout: float, absent: Callable
 class Channel:
     """Bytes from rank 0 to all other ranks, one message after the other."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, timeout: float) -> None:
+        """`timeout`: seconds that each message is waited for."""
         self._group = group
+        self._options = BroadcastOptions()
+        self._options.rootRank = self._options.rootTensor = 0
+        self._options.timeout = timedelta(seconds=timeout)
 
     def send_bytes(self, content: Tensor) -> None:
         """`content` is flat uint8; returns when it is on its way to everyone. Rank 0 only."""
@@ -148,4 +155,4 @@ class Channel:
         self._group = None
 
     def _broadcast(self, tensor: Tensor) -> None:
-        self._group.broadcast(tensor, 0).wait()
+        self._group.broadcast([tensor], self._options).wait()

@@ -136,7 +136,7 @@ def test_a_run_goes_back_to_its_last_checkpoint_and_on_with_other_prompts(
     train(
         nano,
         tmp_path,
-        **SETTINGS,
+        **{**SETTINGS, "trainer__max_training_steps": 6},
         trainer__faults__on_non_finite="roll_back",
         trainer__fully_async={"enabled": True, "max_staleness_steps": staleness},
         trainer__algorithm__policy_loss_type="decoupled",

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, WeightSyncError
-from skyrl.inference import arrival
+from skyrl.inference import arrival, broadcast
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.weight_sync.canary import Canary
@@ -141,6 +141,19 @@ async def test_an_engine_that_does_not_compute_with_what_came_is_caught_before_t
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(answers, timeout=0.5)
     await door.close()
+
+
+def test_a_member_that_ends_after_it_has_signed_in_is_not_waited_for_as_long_as_for_weights(
+    store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broadcast, "_CONNECT_SECONDS", 0.5)
+    here, there = MeetingPlace("127.0.0.1", store.port, timeout=1000).call(1)
+    there[0].store().set(broadcast.present(1), "")  # and that was all
+    with (
+        pytest.raises(WeightSyncError, match=r"the weights did not get through \(rank 0 of 2: wait timeout"),
+        here.join(),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(
