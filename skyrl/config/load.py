@@ -123,7 +123,7 @@ def _draft(files: Files, overrides: Overrides, root: type[C] | None, environ: Ma
         _take(draft, layer, chosen)
     if root is None and said in ROOTS:  # the last one counts, whichever kind the files before it are of
         draft.problems = [each for each in draft.problems if each.path != "kind" or _refused_kind(each) not in ROOTS]
-    draft.problems = [_in_terms_of_kinds(each, said, chosen) for each in draft.problems]
+    draft.problems = [_in_terms_of_kinds(each, chosen) for each in draft.problems]
     if root is None and said is None and chosen is not SkyRLTrainConfig:
         names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
         message = f"is missing, and without it a run is reinforcement learning, which has no {names}"
@@ -141,10 +141,10 @@ def _layers(files: Files, overrides: Overrides, reach: Reach) -> list[_Layer]:
     return layers
 
 
-def _in_terms_of_kinds(problem: Problem, said: str | None, root: type[Any]) -> Problem:
+def _in_terms_of_kinds(problem: Problem, root: type[Any]) -> Problem:
     """The same, where it comes from taking one kind of run for another."""
-    if problem.path == "kind":
-        return evolve(problem, message=f"{_refused_kind(problem)!r} is not one of: {', '.join(ROOTS)}", hint="")
+    if problem.path == "kind" and (found := _refused_kind(problem)) not in ROOTS:
+        return evolve(problem, message=f"{found!r} is not one of: {', '.join(ROOTS)}", hint="")
     name = problem.path.partition(".")[0]
     others = [kind for kind, each in ROOTS.items() if name in fields_of(each)] if name not in fields_of(root) else []
     if others and problem.message.startswith("no such field of"):
