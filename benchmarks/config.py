@@ -71,8 +71,8 @@ backend = "torch"
 COMPLETION = """
 import os
 os.environ |= {"_SKYRL_COMPLETE": "bash_complete", "COMP_WORDS": "skyrl config check trainer.pol", "COMP_CWORD": "3"}
-from skyrl.cli.main import main
-main()
+from skyrl.cli import start
+start()
 """
 """What a shell runs when the tab key is pressed."""
 

@@ -1,5 +1,5 @@
 """`python -m skyrl.cli`."""
 
-from skyrl.cli.main import main
+from skyrl.cli import start
 
-main()
+start()

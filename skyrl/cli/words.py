@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from skyrl.cli import lasting_imports
 from skyrl.errors import Problem, render
 
 if TYPE_CHECKING:
@@ -42,11 +43,12 @@ def paths_from(
 
     Of the kind of run that the words before it make; of every kind where they come later.
     """
-    from skyrl.config.load import ROOTS, kind_of
+    from skyrl.config.kinds import KINDS, root_of
+    from skyrl.config.load import kind_of
     from skyrl.tree.classes import leaf_paths
 
     depth = start.count(".")
-    roots = ROOTS.values() if every_kind else [kind_of(*split_words(words or ()))]
+    roots = map(root_of, KINDS) if every_kind else [kind_of(*split_words(words or ()))]
     found = dict.fromkeys(
         ".".join(names[: depth + 1]) + ("." if len(names) > depth + 1 else ends)
         for names in (path.split(".") for root in roots for path, _ in leaf_paths(root))
@@ -78,7 +80,8 @@ def _forgets(word: str) -> bool:
 
 def load_words(words: Sequence[str]) -> Loaded[SkyRLTrainConfig]:
     """The tree as written, with the environment of the command."""
-    from skyrl.config import load
+    with lasting_imports():
+        from skyrl.config.load import load
 
     return load(*split_words(words), environ=os.environ)
 
@@ -87,7 +90,8 @@ def compose_words(
     words: Sequence[str], *, strict: bool = False, also: Sequence[Check[SkyRLTrainConfig]] = ()
 ) -> Composed[SkyRLTrainConfig]:
     """The run that the words describe, resolved and checked; warnings are printed. Raises `ConfigError`."""
-    from skyrl.config import compose
+    with lasting_imports():
+        from skyrl.config.load import compose
 
     composed = compose(*split_words(words), strict=strict, also=also, environ=os.environ)
     warn(composed.warnings)

@@ -4,6 +4,8 @@ Read `root.py` first: it is the tree. `load.py` reads one from files and argumen
 from the rest, `check.py` says which trees can run.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from skyrl.config.algorithm import AlgorithmConfig, DynamicSamplingConfig, KLCtrlConfig
 from skyrl.config.check import check
 from skyrl.config.data import DataConfig
@@ -58,9 +60,11 @@ from skyrl.config.registry import (
 from skyrl.config.resolve import resolve
 from skyrl.config.rewards import NormConfig, OverlongConfig, RewardShapingConfig
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.supervised import RewardModelConfig, SFTConfig, SFTPlacementConfig, SupervisedConfig
 from skyrl.config.trainer import TrainerConfig
 from skyrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from skyrl.config.supervised import RewardModelConfig, SFTConfig, SFTPlacementConfig, SupervisedConfig
 
 __all__ = [
     "AdvantageEstimatorRegistry",
@@ -128,3 +132,12 @@ __all__ = [
     "register_policy_loss",
     "resolve",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Supervised runs' classes on demand (PEP 562): an RL file is checked without them."""
+    if name in ("RewardModelConfig", "SFTConfig", "SFTPlacementConfig", "SupervisedConfig"):
+        from skyrl.config import supervised
+
+        return getattr(supervised, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

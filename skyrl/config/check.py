@@ -25,8 +25,6 @@ from skyrl.config.entry import RunConfig
 from skyrl.config.not_yet import NOT_YET, SUPERVISED_NOT_YET, VALUES_NOT_YET
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import has_critic, samples
-from skyrl.config.supervised import SupervisedConfig
-from skyrl.config.supervised_check import SUPERVISED_CHECKS
 from skyrl.errors import Problem
 from skyrl.tree import get_at
 from skyrl.tree.classes import leaf_paths
@@ -256,9 +254,11 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
 
 def checks_of(root: type[RunConfig]) -> tuple[Check[Any], ...]:
     """Those of this kind of run."""
-    if issubclass(root, SupervisedConfig):
-        return (*SUPERVISED_CHECKS, *(entry.check for entry in SUPERVISED_NOT_YET))
-    return CHECKS
+    if issubclass(root, SkyRLTrainConfig):
+        return CHECKS
+    from skyrl.config.supervised_check import SUPERVISED_CHECKS
+
+    return (*SUPERVISED_CHECKS, *(entry.check for entry in SUPERVISED_NOT_YET))
 
 
 def check(config: RunConfig, origins: Origins | None = None, broken: Collection[str] = ()) -> list[Problem]:

@@ -18,8 +18,6 @@ from skyrl.config.intervals import read_interval
 from skyrl.config.resolve import rules_of
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray, samples
-from skyrl.config.supervised import SupervisedConfig
-from skyrl.config.supervised_check import SUPERVISED_EFFECTS
 from skyrl.errors import Problem
 from skyrl.tree import differences
 from skyrl.tree.classes import fields_of
@@ -267,7 +265,11 @@ EFFECTS: tuple[Effect, ...] = (
 
 def effects_of(root: type[RunConfig]) -> tuple[Effect, ...]:
     """Those of this kind of run."""
-    return SUPERVISED_EFFECTS if issubclass(root, SupervisedConfig) else EFFECTS
+    if issubclass(root, SkyRLTrainConfig):
+        return EFFECTS
+    from skyrl.config.supervised_check import SUPERVISED_EFFECTS
+
+    return SUPERVISED_EFFECTS
 
 
 def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[str] = ()) -> list[Problem]:

@@ -17,11 +17,11 @@ from typing_extensions import TypeVar
 
 from skyrl.config.check import check
 from skyrl.config.entry import RunConfig
+from skyrl.config.kinds import KINDS, root_of
 from skyrl.config.migrations import MIGRATIONS
 from skyrl.config.presets import PRESETS
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.supervised import RewardModelConfig, SFTConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.arguments import read_argument, read_python
 from skyrl.tree.classes import fields_of
@@ -33,10 +33,6 @@ from skyrl.tree.reach import Reach
 from skyrl.tree.rules import Check, find_problems
 
 C = TypeVar("C", bound=RunConfig, default=SkyRLTrainConfig)
-
-ROOTS: Mapping[str, type[RunConfig]] = {"rl": SkyRLTrainConfig, "sft": SFTConfig, "reward_model": RewardModelConfig}
-"""What `kind` names."""
-
 
 Files = Sequence[str | PathLike[str]] | str | PathLike[str]
 Overrides = Sequence[str] | Mapping[str, Any]
@@ -117,12 +113,12 @@ def _draft(files: Files, overrides: Overrides, root: type[C] | None, environ: Ma
     reach = Reach(environ=environ, presets=PRESETS, migrations=MIGRATIONS, is_open=True)
     layers = _layers(files, overrides, reach)
     said = _kind_of(layers)
-    chosen: type[Any] = root or _root_of(said, layers)
+    chosen: type[Any] = root or _root_meant(said, layers)
     draft: Draft[C] = Draft(chosen(), reach)
     for layer in layers:
         _take(draft, layer, chosen)
-    if root is None and said in ROOTS:  # the last one counts, whichever kind the files before it are of
-        draft.problems = [each for each in draft.problems if each.path != "kind" or _refused_kind(each) not in ROOTS]
+    if root is None and said in KINDS:  # the last one counts, whichever kind the files before it are of
+        draft.problems = [each for each in draft.problems if each.path != "kind" or _refused_kind(each) not in KINDS]
     draft.problems = [_in_terms_of_kinds(each, chosen) for each in draft.problems]
     if root is None and said is None and chosen is not SkyRLTrainConfig:
         names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
@@ -143,11 +139,13 @@ def _layers(files: Files, overrides: Overrides, reach: Reach) -> list[_Layer]:
 
 def _in_terms_of_kinds(problem: Problem, root: type[Any]) -> Problem:
     """The same, where it comes from taking one kind of run for another."""
-    if problem.path == "kind" and (found := _refused_kind(problem)) not in ROOTS:
-        return evolve(problem, message=f"{found!r} is not one of: {', '.join(ROOTS)}", hint="")
+    if problem.path == "kind" and (found := _refused_kind(problem)) not in KINDS:
+        return evolve(problem, message=f"{found!r} is not one of: {', '.join(KINDS)}", hint="")
     name = problem.path.partition(".")[0]
-    others = [kind for kind, each in ROOTS.items() if name in fields_of(each)] if name not in fields_of(root) else []
-    if others and problem.message.startswith("no such field of"):
+    if name in fields_of(root) or not problem.message.startswith("no such field of"):
+        return problem
+    others = [kind for kind in KINDS if name in fields_of(root_of(kind))]
+    if others:
         hint = f"{name} belongs to kind = {' and '.join(others)}, and this is kind = {root().kind}"
         return evolve(problem, hint=hint)
     return problem
@@ -187,7 +185,7 @@ def _word_layer(override: str | tuple[str, Any], number: int) -> _Layer:
 def kind_of(files: Files, overrides: Overrides = ()) -> type[RunConfig]:
     """The tree that they are read into, whatever else is wrong with them."""
     layers = _layers(files, overrides, Reach(presets=PRESETS))
-    return _root_of(_kind_of(layers), layers)
+    return _root_meant(_kind_of(layers), layers)
 
 
 def _kind_of(layers: Sequence[_Layer]) -> str | None:
@@ -205,18 +203,18 @@ def _kind_of(layers: Sequence[_Layer]) -> str | None:
     return kind
 
 
-def _root_of(kind: str | None, layers: Sequence[_Layer]) -> type[RunConfig]:
+def _root_meant(kind: str | None, layers: Sequence[_Layer]) -> type[RunConfig]:
     """What `kind` names, or nearly names; where there is none, what the names of the fields belong to.
 
     Whatever is wrong with `kind` is told; the rest is judged as what was probably meant.
     """
     if kind is not None:
-        return ROOTS.get(kind) or ROOTS.get(nearest(kind, tuple(ROOTS)) or "", SkyRLTrainConfig)
+        return root_of(kind if kind in KINDS else nearest(kind, KINDS) or "rl")
     names = _top_names(layers)
-    known = {root: sum(name in fields_of(root) for name in names) for root in ROOTS.values()}
-    if known[SkyRLTrainConfig] or max(known.values()) < 2:  # one name may be a slip
+    if len(names) < 2 or any(name in fields_of(SkyRLTrainConfig) for name in names):  # one name may be a slip
         return SkyRLTrainConfig
-    return max(known, key=lambda root: known[root])  # the first of equals
+    known = {root: sum(name in fields_of(root) for name in names) for root in map(root_of, KINDS)}
+    return max(known, key=lambda root: known[root]) if max(known.values()) > 1 else SkyRLTrainConfig
 
 
 def _top_names(layers: Sequence[_Layer]) -> tuple[str, ...]:

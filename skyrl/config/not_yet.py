@@ -13,7 +13,6 @@ from attrs import frozen
 
 from skyrl.config.entry import RunConfig
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.supervised import SupervisedConfig
 from skyrl.errors import Problem
 from skyrl.tree import FrozenDict, get_at
 from skyrl.tree.classes import leaf_paths
@@ -104,7 +103,7 @@ SUPERVISED_NOT_YET: tuple[NotYet, ...] = (
 
 def not_yet_of(root: type[RunConfig]) -> tuple[NotYet, ...]:
     """The table of this kind of run."""
-    return SUPERVISED_NOT_YET if issubclass(root, SupervisedConfig) else NOT_YET
+    return NOT_YET if issubclass(root, SkyRLTrainConfig) else SUPERVISED_NOT_YET
 
 
 def paths_not_read(root: type[RunConfig] = SkyRLTrainConfig) -> tuple[str, ...]:

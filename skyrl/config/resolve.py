@@ -15,8 +15,6 @@ from skyrl.config.losses import asks_for_correction
 from skyrl.config.machine import has_cuda_device
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import grid_of, models_of
-from skyrl.config.supervised import SupervisedConfig
-from skyrl.config.supervised_resolve import SUPERVISED_RULES
 from skyrl.tree.origins import Origins
 from skyrl.tree.rules import Rule, derive, derived_paths, rule
 
@@ -260,7 +258,11 @@ RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
 
 def rules_of(root: type[RunConfig]) -> tuple[Rule[Any], ...]:
     """Those of this kind of run."""
-    return SUPERVISED_RULES if issubclass(root, SupervisedConfig) else RULES
+    if issubclass(root, SkyRLTrainConfig):
+        return RULES
+    from skyrl.config.supervised_resolve import SUPERVISED_RULES
+
+    return SUPERVISED_RULES
 
 
 def resolve(config: C) -> C:

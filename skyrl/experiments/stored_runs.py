@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from skyrl.checkpoint.store import step_of
 from skyrl.config import RewardModelConfig, SFTConfig, SkyRLTrainConfig
-from skyrl.config.load import ROOTS
+from skyrl.config.kinds import KINDS, root_of
 from skyrl.config.stored import tree_of
 from skyrl.errors import ResumeError, UserError
 from skyrl.tree import required
@@ -33,10 +33,9 @@ def stored_run(folder: Path) -> Run:
 def run_of(stored: Any, where: str) -> Run:
     """The same of what was stored, such as the configuration in a checkpoint; `where` is for messages."""
     kind = stored.get("kind", "rl") if isinstance(stored, dict) else None
-    root = ROOTS.get(str(kind))
-    if root is None:
-        raise ResumeError(f"{where} cannot be read: it says kind = {kind!r}, and runs are of {', '.join(ROOTS)}")
-    run: Any = tree_of(stored, root, where)
+    if kind not in KINDS:
+        raise ResumeError(f"{where} cannot be read: it says kind = {kind!r}, and runs are of {', '.join(KINDS)}")
+    run: Any = tree_of(stored, root_of(kind), where)
     found: Run = run
     return found
 
