@@ -8,8 +8,7 @@ validator on the field; what depends on the machine (files, keys, GPUs) is looke
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from functools import cache
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from skyrl.config.check_algorithm import ALGORITHM_CHECKS
@@ -26,10 +25,9 @@ from skyrl.config.not_yet import NOT_YET, SUPERVISED_NOT_YET, VALUES_NOT_YET
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import has_critic, samples
 from skyrl.errors import Problem
-from skyrl.tree import get_at
-from skyrl.tree.classes import leaf_paths
-from skyrl.tree.origins import Origins
-from skyrl.tree.rules import Check, find_problems
+from skyrl.tree.classes import is_config
+from skyrl.tree.origins import Origins, Path, dotted, place_of
+from skyrl.tree.rules import Check, find_problems, touches
 from skyrl.tree.secrets import HIDDEN
 
 
@@ -209,19 +207,6 @@ def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Pro
         )
 
 
-def what_was_hidden_is_given_again(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Where a stored run is read, its secrets are missing: they were not stored."""
-    for path in _text_paths():
-        if HIDDEN in (get_at(run, path) or ""):
-            hint = "take it from a variable: env:NAME"
-            yield Problem(path=path, message=f"{HIDDEN} stands where a secret was: give it again", hint=hint)
-
-
-@cache
-def _text_paths() -> tuple[str, ...]:
-    return tuple(path for path, attribute in leaf_paths(SkyRLTrainConfig) if attribute.type in (str, str | None))
-
-
 CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     the_policy_has_a_model,
     there_is_data_to_train_on,
@@ -240,7 +225,6 @@ CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     recovery_and_resuming_agree,
     the_best_checkpoints_have_a_measure,
     repeatable_runs_are_promised_on_a_cpu,
-    what_was_hidden_is_given_again,
     *ALGORITHM_CHECKS,
     *BATCH_CHECKS,
     *PLACEMENT_CHECKS,
@@ -267,4 +251,29 @@ def check(config: RunConfig, origins: Origins | None = None, broken: Collection[
     `origins` tell what was written; without them, written means different from the default.
     """
     found = find_problems(config, checks_of(type(config)), origins or {}, broken)
-    return found + without_effect(config, origins, broken)
+    return [*found, *_what_was_hidden(config, origins or {}, broken), *without_effect(config, origins, broken)]
+
+
+def _what_was_hidden(run: RunConfig, origins: Origins, broken: Collection[str]) -> Iterator[Problem]:
+    """Where a stored run is read, of whatever kind, its secrets are missing: they were not stored."""
+    for path in (dotted(path) for path, text in _texts(run) if HIDDEN in text):
+        if not touches([path], broken):
+            hint = "take it from a variable: env:NAME"
+            message = f"{HIDDEN} stands where a secret was: give it again"
+            yield Problem(path=path, message=message, hint=hint, place=place_of(path, origins))
+
+
+def _texts(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
+    """Every text of a tree, those in lists and tables of free form, too."""
+    if isinstance(value, str):
+        yield path, value
+        return
+    inside: Iterable[tuple[Any, Any]] = ()
+    if is_config(type(value)):
+        inside = vars(value).items()
+    elif isinstance(value, Mapping):
+        inside = value.items()
+    elif isinstance(value, tuple):
+        inside = enumerate(value)
+    for name, child in inside:
+        yield from _texts(child, (*path, str(name)))

@@ -393,17 +393,12 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "repeatable_runs_are_promised_on_a_cpu": [
         ({"trainer.deterministic": True, "trainer.device": "cuda"}, "trainer.deterministic")
     ],
-    "what_was_hidden_is_given_again": [
-        ({SEARCH_URL: "http://***@retriever/"}, SEARCH_URL),
-        ({"trainer.project_name": "***"}, "trainer.project_name"),
-    ],
 }
 
 
 SILENT: dict[str, dict[str, Any]] = {
     # check: what is written that comes near to it
     "evaluation_has_data": {"data.val_data": [], "trainer.eval_interval": 0, "trainer.eval_before_train": False},
-    "what_was_hidden_is_given_again": {SEARCH_URL: "http://user@retriever/**"},
     "recorded_samples_evaluate_nothing": {
         "trainer.rollouts_from": "runs/other",
         "trainer.eval_interval": -1,
@@ -556,6 +551,29 @@ def other_values(entry: NotYet) -> Iterator[Any]:
 
 def test_a_run_without_mistakes_has_no_problems() -> None:
     assert check(resolved({})) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "path"),
+    [
+        ({SEARCH_URL: "http://***@retriever/"}, SEARCH_URL),
+        ({"trainer.project_name": "***"}, "trainer.project_name"),
+        ({"data.train_data": ["rows.jsonl", "https://***@host/rows.jsonl"]}, "data.train_data.1"),
+        ({ENGINE + "engine_init_kwargs": {"a.b": {"token": "***"}}}, ENGINE + 'engine_init_kwargs."a.b".token'),
+    ],
+)
+def test_what_was_hidden_is_given_again(values: dict[str, Any], path: str) -> None:
+    problem = next(each for each in check(resolved(values)) if each.severity == "error" and "***" in each.message)
+    assert problem.path == path
+
+
+def test_what_was_hidden_is_given_again_in_runs_of_every_kind() -> None:
+    with pytest.raises(ConfigError, match=r"train_datasets\.0  .*give it again  argument 2"):
+        compose([], ["kind=sft", "train_datasets=['https://***@host/rows.jsonl']", "model.path=a/b"])
+
+
+def test_what_only_looks_like_something_hidden_is_not() -> None:
+    assert check(resolved({SEARCH_URL: "http://user@retriever/**"})) == check(resolved({SEARCH_URL: "http://user@a/"}))
 
 
 def test_every_check_has_a_case() -> None:
