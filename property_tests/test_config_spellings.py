@@ -12,7 +12,7 @@ import cattrs
 import cloudpickle
 import pytest
 import tomli_w
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from property_tests.trees import (
@@ -121,6 +121,7 @@ def test_copies_are_equal_and_have_the_same_hash(values: Overrides) -> None:
 
 
 @given(st.lists(texts, min_size=1, max_size=3), texts)
+@example(["0+"], "")
 def test_a_key_of_a_free_form_table_has_a_path_whatever_it_is_called(names: list[str], value: str) -> None:
     table = "generator.chat_template_kwargs"
     path = dotted((*table.split("."), *names))

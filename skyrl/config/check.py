@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+import attrs
+
 from skyrl.config.check_algorithm import ALGORITHM_CHECKS
 from skyrl.config.check_async import ASYNC_CHECKS
 from skyrl.config.check_batches import BATCH_CHECKS
@@ -256,24 +258,23 @@ def check(config: RunConfig, origins: Origins | None = None, broken: Collection[
 
 def _what_was_hidden(run: RunConfig, origins: Origins, broken: Collection[str]) -> Iterator[Problem]:
     """Where a stored run is read, of whatever kind, its secrets are missing: they were not stored."""
-    for path in (dotted(path) for path, text in _texts(run) if HIDDEN in text):
+    for path in map(dotted, _hidden(run)):
         if not touches([path], broken):
             hint = "take it from a variable: env:NAME"
             message = f"{HIDDEN} stands where a secret was: give it again"
             yield Problem(path=path, message=message, hint=hint, place=place_of(path, origins))
 
 
-def _texts(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
-    """Every text of a tree, those in lists and tables of free form, too."""
+def _hidden(value: Any) -> list[Path]:
+    """Where it stands in the texts of a tree, those in lists and tables of free form among them."""
     if isinstance(value, str):
-        yield path, value
-        return
+        return [()] if HIDDEN in value else []
     inside: Iterable[tuple[Any, Any]] = ()
     if is_config(type(value)):
-        inside = vars(value).items()
+        held = ((each, getattr(value, each.name)) for each in attrs.fields(type(value)))
+        inside = ((each.name, child) for each, child in held if child is not each.default)  # most of a tree is default
     elif isinstance(value, Mapping):
         inside = value.items()
     elif isinstance(value, tuple):
         inside = enumerate(value)
-    for name, child in inside:
-        yield from _texts(child, (*path, str(name)))
+    return [(str(name), *path) for name, child in inside for path in _hidden(child)]

@@ -15,11 +15,13 @@ Path = tuple[str, ...]
 
 
 def dotted(path: Path) -> str:
-    """A path as a person writes it: names that hold a dot, a space or the like stand in quotes."""
+    """A path as a person writes it: names that hold a dot, a space or the like stand in quotes, and so does one that
+    ends in a plus, since `list+=value` appends.
+    """
     return ".".join(name if _BARE.fullmatch(name) else '"' + _SPECIAL.sub(r"\\\g<0>", name) + '"' for name in path)
 
 
-_BARE = re.compile(r'[^."=\s]+')
+_BARE = re.compile(r'[^."=\s]*[^."=\s+]')
 _SPECIAL = re.compile(r'["\\]')
 
 
