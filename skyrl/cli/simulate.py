@@ -38,7 +38,7 @@ class _Duration(click.ParamType[Any]):
 @WORDS
 @click.option("--like", type=click.Path(path_type=Path), help="Take durations from this run's metrics.jsonl.")
 @click.option("--answer-seconds", type=_Duration(), help="What an engine takes for an answer, all turns together.")
-@click.option("--env-seconds", type=_Duration(), help="What its environment takes.")
+@click.option("--env-seconds", type=_Duration(), help="What its environment takes, once it runs.")
 @click.option("--train-seconds", type=click.FloatRange(min=0), help="From a full batch to new weights.")
 @click.option("--sync-seconds", type=click.FloatRange(min=0), help="What new weights take to reach the engines.")
 @click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Training steps.")
@@ -111,6 +111,7 @@ def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, 
         limits=limits,
         samples_per_prompt=config.generator.n_samples_per_prompt,
         slots=number * config.generator.inference_engine.max_num_seqs,
+        environment_workers=config.environment.skyrl_gym.max_env_workers,
         interrupt=in_flight(config) != "finish",
         seed=config.trainer.seed,
         **durations,

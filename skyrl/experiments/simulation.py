@@ -59,7 +59,10 @@ class World:
     """What engines take for an answer, all turns together."""
 
     environment: Seconds
-    """What its environment takes."""
+    """What its environment takes, once it runs."""
+
+    environment_workers: int
+    """Environments that run at the same time."""
 
     train_seconds: float
     """Of a step: everything between a full batch and new weights."""
@@ -108,14 +111,13 @@ def measured(records: Iterable[Mapping[str, float]]) -> dict[str, Any]:
         return median(record.get(name, 0.0) for record in steps)
 
     def durations(of: str) -> Seconds:
-        stem = f"generate/trajectory_time_{of}"
-        longest = max(record.get(f"{stem}_max", 0.0) for record in steps)
-        return Seconds(mean=typical(f"{stem}_mean"), p90=typical(f"{stem}_p90"), longest=longest)
+        mean, p90, longest = (typical(f"generate/trajectory_time_{of}_{which}") for which in ("mean", "p90", "max"))
+        return Seconds(mean=mean, p90=p90, longest=longest)
 
     sync = typical("timing/sync_weights")
     return {
         "answer": durations("llm"),
-        "environment": durations("env"),
+        "environment": durations("env_run"),
         "train_seconds": typical("timing/step") - typical("timing/generate") - sync,
         "sync_seconds": sync,
     }
@@ -143,6 +145,7 @@ class _Simulation:
     def __init__(self, world: World) -> None:
         self._world, self._random = world, Random(world.seed)
         self._slots = asyncio.Semaphore(world.slots)
+        self._workers = asyncio.Semaphore(world.environment_workers)
         self._open = asyncio.Event()
         self._open.set()
         self._quiet = asyncio.Event()
@@ -204,7 +207,8 @@ class _Simulation:
                 await asyncio.sleep(late)
             self._drawing -= 1
             self._quiet.set()
-        await asyncio.sleep(self._world.environment.draw(self._random))
+        async with self._workers:
+            await asyncio.sleep(self._world.environment.draw(self._random))
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:

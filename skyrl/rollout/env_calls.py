@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from _thread import start_new_thread  # `Thread.start` would hold up the event loop until the thread runs
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -43,13 +44,17 @@ class EnvCalls:
         self._slots = asyncio.Semaphore(at_a_time)
         self._deadline = deadline
 
-    async def __call__(self, who: str, function: Callable[..., T], *args: Any) -> T:
-        """What the function returns. Raises `EpisodeError` if it raises or is late; `who` begins the sentence."""
+    async def __call__(self, who: str, function: Callable[..., T], *args: Any) -> tuple[T, float]:
+        """What the function returns, and for how many seconds it ran.
+
+        Raises `EpisodeError` if it raises or is late; `who` begins the sentence.
+        """
         async with self._slots:
-            outcome: asyncio.Future[tuple[T | None, BaseException | None]] = asyncio.get_running_loop().create_future()
+            outcome: asyncio.Future[tuple[T | None, BaseException | None, float]]
+            outcome = asyncio.get_running_loop().create_future()
             start_new_thread(_report, (outcome, function, args))
             try:
-                value, error = await asyncio.wait_for(outcome, self._deadline)
+                value, error, seconds = await asyncio.wait_for(outcome, self._deadline)
             except TimeoutError:
                 said = f"{who} gave no answer within {self._deadline:g} s (environment.skyrl_gym.step_timeout_seconds)"
                 raise EpisodeError(Failure(kind="timeout", reason=said)) from None
@@ -64,7 +69,7 @@ class EnvCalls:
         if error is not None:
             said = f"{who} raised {type(error).__name__}: {_short(str(error))}"
             raise EpisodeError(Failure(kind="raised", reason=said)) from error
-        return value  # type: ignore[return-value]  # the function's own, whatever it is
+        return value, seconds  # type: ignore[return-value]  # the function's own, whatever it is
 
 
 def number(value: Any, what: str) -> float:
@@ -80,11 +85,13 @@ def number(value: Any, what: str) -> float:
 
 
 def _report(outcome: asyncio.Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    value, raised, start = None, None, time.perf_counter()
     try:
-        result: Any = (function(*args), None)
+        value = function(*args)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a user's environment raises goes to whoever asked
-        result = (None, error)
+        raised = error
     with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        result = (value, raised, time.perf_counter() - start)
         outcome.get_loop().call_soon_threadsafe(_settle, outcome, result)
 
 

@@ -61,7 +61,7 @@ class Episode:
         self._tools: Sequence[Mapping[str, Any]] = ()
         self._turns = 0
         self._metrics: dict[str, float] = {}
-        self._seconds = {"llm": 0.0, "env": 0.0}
+        self._seconds = {"llm": 0.0, "env": 0.0, "env_run": 0.0}
         self._begun = time.perf_counter()
 
     async def begin(self) -> GenerationRequest:
@@ -198,7 +198,9 @@ class Episode:
         return {**own, **self._prompt.extras}
 
     async def _in_env(self, who: str, function: Callable[..., T], *args: Any) -> T:
-        return await self._timed("env", self._stage.call(who, function, *args))
+        found, ran = await self._timed("env", self._stage.call(who, function, *args))
+        self._seconds["env_run"] += ran
+        return found
 
     async def _timed(self, name: str, work: Awaitable[T]) -> T:
         start = time.perf_counter()

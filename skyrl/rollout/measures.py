@@ -51,13 +51,18 @@ def _turns(rows: Sequence[Trajectory]) -> Metrics:
 
 
 def _times(rows: Sequence[Trajectory]) -> Metrics:
-    """Seconds of a trajectory: in all, waiting for the engine, waiting for the environment, and the rest."""
+    """Seconds of a trajectory: in all, waiting for the engine, waiting for the environment, and the rest.
+
+    Of those for the environment it ran for `env_run`, and waited in the others for one of `max_env_workers`.
+    """
     clocks = [row.timings for row in rows if row.timings]
     if not clocks:
         return {}
     parts = {name: [clock[name] for clock in clocks] for name in ("completion", "llm", "env")}
     whole = zip(parts["completion"], parts["llm"], parts["env"], strict=True)
     parts["other"] = [max(0.0, completion - llm - env) for completion, llm, env in whole]
+    if all("env_run" in clock for clock in clocks):
+        parts["env_run"] = [clock["env_run"] for clock in clocks]
     metrics: Metrics = {}
     for name, seconds in parts.items():
         stem = f"generate/trajectory_time_{name}"

@@ -178,7 +178,8 @@ class VirtualEnvCalls:
         self._random = Random(f"{schedule.seed}:environment")
         self._slots = asyncio.Semaphore(at_a_time)
 
-    async def __call__(self, who: str, function: Callable[..., T], *args: Any) -> T:
+    async def __call__(self, who: str, function: Callable[..., T], *args: Any) -> tuple[T, float]:
+        begun = asyncio.get_running_loop().time()
         async with self._slots:
             drawn = self._random.random()
             hangs = drawn < self._faults.env_hangs
@@ -189,7 +190,7 @@ class VirtualEnvCalls:
                 raise EpisodeError(Failure(kind="timeout", reason=f"{who} gave no answer")) from None
         if drawn < self._faults.env_hangs + self._faults.env_fails:
             raise EpisodeError(Failure(kind="raised", reason=f"{who} raised"))
-        return function(*args)
+        return function(*args), asyncio.get_running_loop().time() - begun
 
 
 class OneTurn(Env):

@@ -20,7 +20,9 @@ def always(seconds: float) -> Seconds:
     return Seconds(mean=seconds, p90=seconds, longest=seconds)
 
 
-def world(*, staleness: int, slots: int = 8, steps: int = 10, interrupt: bool = True, sync: float = 0.0) -> World:
+def world(
+    *, staleness: int, slots: int = 8, workers: int = 8, steps: int = 10, interrupt: bool = True, sync: float = 0.0
+) -> World:
     ahead = (staleness + 1) * 4
     limits = Limits(batch=4, staleness=staleness, concurrency=100, queue=ahead, total=steps * 4, stall_seconds=1e6)
     return World(
@@ -29,6 +31,7 @@ def world(*, staleness: int, slots: int = 8, steps: int = 10, interrupt: bool = 
         slots=slots,
         answer=always(3.0),
         environment=always(1.0),
+        environment_workers=workers,
         train_seconds=2.0,
         sync_seconds=sync,
         interrupt=interrupt,
@@ -49,6 +52,12 @@ def test_one_step_off_learners_and_engines_work_at_the_same_time() -> None:
     outcome = simulate(world(staleness=1), 10)
     assert outcome.seconds == pytest.approx(4 + 9 * 3 + 2)
     assert set(outcome.groups_by_age) <= {0, 1}
+
+
+def test_environments_wait_for_a_worker() -> None:
+    """8 rewards of 1 s by 2 workers take 4 s: in turns 3 + 4 + 2 s a step, and ahead of the learner 4 s alone."""
+    assert simulate(world(staleness=0, workers=2), 10).seconds == pytest.approx(10 * (3 + 4 + 2))
+    assert simulate(world(staleness=8, workers=2), 10).seconds == pytest.approx(3 + 10 * 4 + 2, abs=1)
 
 
 def test_weights_that_wait_for_answers_cost_more_than_those_that_interrupt_them() -> None:
@@ -80,11 +89,12 @@ def test_a_run_is_measured_by_what_its_steps_took_typically() -> None:
         "timing/generate": 4.0,
         "timing/sync_weights": 1.0,
         **{f"generate/trajectory_time_llm_{name}": value for name, value in (("mean", 2), ("p90", 3), ("max", 5))},
-        **{f"generate/trajectory_time_env_{name}": 0.5 for name in ("mean", "p90", "max")},
+        **{f"generate/trajectory_time_env_run_{name}": 0.5 for name in ("mean", "p90", "max")},
     }
     slow = {name: value * 10 for name, value in step.items()}
     found = measured([{}, slow, step, step, step])
     assert found["answer"] == Seconds(mean=2, p90=3, longest=5)
+    assert found["environment"] == always(0.5)
     assert (found["train_seconds"], found["sync_seconds"]) == (5.0, 1.0)
 
 

@@ -221,8 +221,8 @@ class Fails(Env):
             raise SystemExit(1)
         if action in ("type", "text"):
             return "no step" if action == "type" else EnvStep(reward=0.0, done=False, observations=("hm",))  # type: ignore[arg-type, return-value]
-        if action == "gigabyte":
-            return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": "x" * (1 << 30)},))
+        if action == "too much":
+            return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": "x" * (1 << 24)},))
         return EnvStep(reward=float("nan") if action == "nan" else 1.0, done=True)
 
 
@@ -257,7 +257,7 @@ async def test_a_sample_whose_environment_fails_is_drawn_again_and_counted() -> 
 
 
 async def test_every_kind_of_failure_is_counted_beside_good_samples() -> None:
-    bad = ("hang", "raise", "exit", "type", "text", "nan", "gigabyte")
+    bad = ("hang", "raise", "exit", "type", "text", "nan", "too much")
     group = await group_of(*bad, "good", step_timeout_seconds=2.5)
     kinds = [failure.kind for row in group.trajectories for failure in row.failures]
     assert kinds == ["timeout", "raised", "raised", "wrong_type", "wrong_type", "not_finite", "too_large"]
