@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -28,6 +29,12 @@ _CONNECT_SECONDS = 30.0
 """For the members to connect, when all have signed in. One that ended in between is waited for no longer."""
 
 _CALLED_OFF = "called off"
+
+_IDLE: defaultdict[tuple[str, int], list[TCPStore]] = defaultdict(list)
+"""Connections to stores, by host and port, that no meeting uses at the moment. They are kept because torch looks names
+up to make one, and where a resolver loses a packet that takes five seconds; one for each meeting that goes on, because
+a member that waits for a key keeps its connection to itself.
+"""
 
 
 @frozen(kw_only=True)
@@ -63,16 +70,18 @@ class Meeting:
         Whatever goes wrong in the body ends the waiting of the others.
         """
         try:
-            store = self.store()
+            tcp = self._connection()
         except RuntimeError as error:
             raise WeightSyncError(
                 f"the weights did not get through (rank {self.rank} of {self.size} does not reach the driver at "
                 f"{self.host}:{self.port}: {str(error).splitlines()[0]})"
             ) from error
+        store = PrefixStore(self.name, tcp)
         try:
             store.set(present(self.rank), card)
             wait_for(store, [present(rank) for rank in range(self.size)], self.timeout, self._who_is_absent)
             yield store
+            _IDLE[self.host, self.port].append(tcp)  # one that failed is not used again
         except WeightSyncError as error:
             self.call_off(str(error))
             raise
@@ -87,13 +96,23 @@ class Meeting:
 
     def store(self) -> Store:
         """A connection to the meeting's part of the driver's store."""
-        tcp = TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=self.timeout))
-        return PrefixStore(self.name, tcp)
+        return PrefixStore(self.name, self._connection())
 
     def call_off(self, why: str) -> None:
         """Whoever waits for this meeting stops waiting. Where the store is gone, nobody waits."""
         with contextlib.suppress(RuntimeError):
             self.store().set(_CALLED_OFF, why)
+
+    def _connection(self) -> TCPStore:
+        patience = timedelta(seconds=self.timeout)
+        with contextlib.suppress(IndexError):
+            while True:
+                tcp = _IDLE[self.host, self.port].pop()
+                with contextlib.suppress(RuntimeError):  # it was cut meanwhile
+                    tcp.set_timeout(patience)
+                    tcp.check([_CALLED_OFF])
+                    return tcp
+        return TCPStore(self.host, self.port, is_master=False, timeout=patience)
 
     def _who_is_absent(self, keys: Sequence[str]) -> str:
         ranks = [rank for rank in range(self.size) if present(rank) in keys]

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference import arrival, broadcast
+from skyrl.inference.broadcast import Meeting
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.weight_sync.canary import Canary
@@ -141,6 +142,37 @@ async def test_an_engine_that_does_not_compute_with_what_came_is_caught_before_t
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(answers, timeout=0.5)
     await door.close()
+
+
+async def test_members_stay_connected_between_meetings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another connection would look names up again, which takes five seconds where the resolver loses a packet."""
+    place, made = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)), []
+
+    def counted(*args: Any, **settings: Any) -> TCPStore:
+        made.append(args)
+        return TCPStore(*args, **settings)
+
+    monkeypatch.setattr(broadcast, "TCPStore", counted)
+    learner, door = HeldModel(nano_model("qwen2, tied", seed=1)), client(engine())
+    road = BroadcastRoad(MeetingPlace("127.0.0.1", place.port, timeout=20), dtype="float32")
+    sync = WeightSync(learner, door, road, CANARY)
+    for version in (1, 2, 3):
+        await sync.publish(version)
+    assert made == [("127.0.0.1", place.port)] * 2
+    await door.close()
+
+
+def test_a_connection_that_was_cut_is_made_again() -> None:
+    place = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+    port = place.port
+    meeting = Meeting(host="127.0.0.1", port=port, name="one", rank=0, size=1, timeout=20)
+    with meeting.attend():
+        pass
+    del place
+    place = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+    with meeting.attend() as store:
+        store.set("key", "value")
+    assert place.num_keys() > 0
 
 
 def test_a_member_that_ends_after_it_has_signed_in_is_not_waited_for_as_long_as_for_weights(
