@@ -12,8 +12,9 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cache
 from random import Random
-from statistics import fmean, median
+from statistics import NormalDist, fmean, median
 from typing import Any
 
 from attrs import evolve, frozen
@@ -23,27 +24,40 @@ from skyrl.experiments.virtual_time import run_in_virtual_time
 from skyrl.rollout.stream import GroupStream, Limits
 from skyrl.trajectory import Prompt, TrajectoryGroup
 
-_P90 = 1.2815515655446004
-"""The 90th percentile of the normal distribution."""
+_NORMAL = NormalDist()
+_P90 = _NORMAL.inv_cdf(0.9)
 
 
 @frozen(kw_only=True)
 class Seconds:
-    """A log-normal distribution of durations, by its mean and 90th percentile, and cut off at the longest."""
+    """Durations: a log-normal distribution, cut off at the longest, with this mean and 90th percentile."""
 
     mean: float
     p90: float
     longest: float
-    """Answers end at a greatest length, which the distribution does not know."""
+    """What is drawn above it takes so long: answers end at a greatest length."""
 
     def draw(self, random: Random) -> float:
-        """Constant where the 90th percentile is not above the mean. The heaviest tail that a log-normal can have at
-        its 90th percentile (2.27 times the mean) stands for every heavier one.
-        """
-        if self.mean <= 0 or self.p90 <= self.mean:
-            return max(self.mean, 0.0)
-        sigma = _P90 - math.sqrt(max(0.0, _P90**2 - 2 * math.log(self.p90 / self.mean)))
-        return min(random.lognormvariate(math.log(self.mean) - sigma**2 / 2, sigma), self.longest)
+        """Constant where nothing is above the mean."""
+        if self.mean <= 0 or min(self.p90, self.longest) <= self.mean:
+            return min(self.mean, self.longest)
+        mu, sigma = _log_normal(self)
+        return min(random.lognormvariate(mu, sigma), self.longest)
+
+
+@cache
+def _log_normal(wanted: Seconds) -> tuple[float, float]:
+    """Mean and deviation of the logarithm, before the cut. The heaviest tail that has the percentile and comes nearest
+    to the mean stands for every heavier one.
+    """
+    fits = ((math.log(wanted.p90) - _P90 * sigma, sigma) for sigma in (step / 200 for step in range(1, 1000)))
+    return min(fits, key=lambda fit: abs(_mean_of_the_cut(fit[0], fit[1], wanted.longest) - wanted.mean))
+
+
+def _mean_of_the_cut(mu: float, sigma: float, longest: float) -> float:
+    """Of min(X, longest), where the logarithm of X is normal."""
+    end = (math.log(longest) - mu) / sigma
+    return math.exp(mu + sigma**2 / 2) * _NORMAL.cdf(end - sigma) + longest * (1 - _NORMAL.cdf(end))
 
 
 @frozen(kw_only=True)

@@ -66,12 +66,13 @@ def test_weights_that_wait_for_answers_cost_more_than_those_that_interrupt_them(
     assert interrupting.seconds < waiting.seconds
 
 
-def test_durations_have_the_mean_and_the_percentile_that_they_were_given() -> None:
+@pytest.mark.parametrize("longest", [30.0, 60.0, 1e9])
+def test_durations_have_the_mean_and_the_percentile_that_they_were_given(longest: float) -> None:
     random = Random(0)
-    drawn = sorted(Seconds(mean=10.0, p90=20.0, longest=1e9).draw(random) for _ in range(20_000))
+    drawn = sorted(Seconds(mean=10.0, p90=20.0, longest=longest).draw(random) for _ in range(20_000))
     assert fmean(drawn) == pytest.approx(10.0, rel=0.05)
     assert drawn[18_000] == pytest.approx(20.0, rel=0.05)
-    assert max(Seconds(mean=10.0, p90=20.0, longest=30.0).draw(random) for _ in range(1000)) == 30.0
+    assert drawn[-1] <= longest
 
 
 def test_other_splits_of_the_gpus_trade_engines_for_learners() -> None:
