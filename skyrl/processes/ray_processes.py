@@ -158,6 +158,8 @@ class RayProcesses:
     def _make(self, members: Sequence[Member], makers: Sequence[Callable[[], Any]], deadline: float) -> None:
         made = [member.actor.make.remote([ray.put(maker)]) for member, maker in zip(members, makers, strict=True)]
         self._wait(members, made, "start", deadline)
+        for member in members:
+            self._watch.has_started(member)
 
     def _wait(self, members: Sequence[Member], references: Sequence[Any], doing: str, deadline: float) -> list[Any]:
         """The results, in order; raises for the first process that fails, dies or is late."""

@@ -34,6 +34,7 @@ class Member:
         self.busy: dict[int, str] = {}
         self.asked: Any = None
         self.seen = time.monotonic()
+        self.is_starting = True
 
     def __str__(self) -> str:
         return f"{self.name} ({self.whereabouts})"
@@ -58,10 +59,15 @@ class Watch:
         self._thread.start()
 
     def add(self, member: Member) -> None:
-        """Begins to watch a member that has introduced itself."""
-        member.seen = time.monotonic()
+        """Begins to watch a member that has introduced itself. Until it has started, only its death is noticed: imports
+        and the loading of a model give no sign of life, and the deadline of the start bounds them.
+        """
         member.actor.live.remote().future().add_done_callback(lambda life: self._ended(member, life.exception()))
         self._members.append(member)
+
+    def has_started(self, member: Member) -> None:
+        """From here on its silence counts."""
+        member.seen, member.is_starting = time.monotonic(), False
 
     def remove(self, member: Member) -> None:
         """Ends the watch over a member, before somebody ends it on purpose."""
@@ -112,7 +118,7 @@ class Watch:
                 member.seen = time.monotonic()
             member.asked = member.actor.ping.remote()
         silent = time.monotonic() - member.seen
-        if silent > self._heartbeat:
+        if silent > self._heartbeat and not member.is_starting:
             self.dump_stacks([other for other in self.group(member.role) if other is not member])
             busy = f" while it ran {', '.join(member.busy.values())}" if member.busy else ""
             member.fate.seal(

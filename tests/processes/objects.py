@@ -16,6 +16,11 @@ from typing import Protocol
 from skyrl.errors import NonFiniteError, WeightSyncError
 
 
+def keep_the_interpreter(seconds: int) -> None:
+    """No other thread of this process runs meanwhile, as in the import of a large library."""
+    ctypes.PyDLL(None).sleep(seconds)
+
+
 class Counts(Protocol):
     """What `Counter` keeps, for a caller who does not know the class."""
 
@@ -72,6 +77,9 @@ class Counter:
     def spawn(self) -> int:
         """Starts a grandchild that no signal to a process group reaches; its id."""
         return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+
+    def keep_the_interpreter(self, seconds: int) -> None:
+        keep_the_interpreter(seconds)
 
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -14,7 +14,7 @@ from skyrl.processes.handles import Group
 from skyrl.processes.ray_processes import RayProcesses
 from tests.processes.clusters import lives, soon
 from tests.processes.conftest import SharedCluster
-from tests.processes.objects import Counter, odd, unmakeable
+from tests.processes.objects import Counter, keep_the_interpreter, odd, unmakeable
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -150,6 +150,17 @@ async def test_a_frozen_process_is_named_within_the_heartbeat(processes: RayProc
         await group.handles[1].call(Counter.freeze)
     assert "in rest" in (logs / "freezes-0.log").read_text()  # what the other was doing
     await waiting  # a call to one rank is not the business of another
+
+
+async def test_silence_counts_from_when_a_process_has_started(processes: RayProcesses) -> None:
+    def slowly() -> Counter:
+        keep_the_interpreter(int(2 * HEARTBEAT))
+        return Counter()
+
+    group = processes.start("slow", [slowly, Counter])
+    assert await group.call(Counter.add, 1) == [1, 1]
+    with pytest.raises(ProcessError, match=r"slow-0 .* no sign of life"):
+        await group.handles[0].call(Counter.keep_the_interpreter, int(4 * HEARTBEAT))
 
 
 @pytest.mark.parametrize(("role", "method"), [("loses", Counter.lose_a_peer), ("misses", Counter.miss_a_peer)])
