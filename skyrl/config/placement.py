@@ -54,5 +54,5 @@ class PlacementConfig:
     Read when the executor is ray."""
 
     heartbeat_timeout_seconds: Seconds = field(default=60.0, validator=positive, metadata=FREE)
-    """A process that gives no sign of life for so long ends the run. A busy one gives signs, a stopped one does not; one
-    that has yet to start is given `start_timeout_seconds`. Read when the executor is ray."""
+    """A process that gives no sign of life for so long ends the run. A busy one gives signs, a stopped one does not.
+    One that has yet to start is given `start_timeout_seconds`. Read when the executor is ray."""
