@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Duration(click.ParamType[Any]):
-    """`MEAN`, `MEAN,P90` or `MEAN,P90,LONGEST`, in seconds; the longest is three times the 90th percentile."""
+    """`MEAN`, `MEAN,P90` or `MEAN,P90,LONGEST`, in seconds; the longest is three times the larger of them."""
 
     name = "MEAN[,P90[,LONGEST]]"
 
@@ -26,11 +26,13 @@ class _Duration(click.ParamType[Any]):
             numbers = [float(part) for part in value.split(",")]
             mean = numbers[0]
             p90, *more = numbers[1:] or [mean]
-            (longest,) = more or [3 * p90]
+            (longest,) = more or [3 * max(mean, p90)]
         except ValueError:
             self.fail(f"{value!r} is not seconds: a mean, its 90th percentile, the longest, as in 20,45,90", param, ctx)
         if not all(0 <= number < float("inf") for number in numbers):
             self.fail(f"{value!r}: seconds are zero or positive", param, ctx)
+        if longest < max(mean, p90):
+            self.fail(f"{value!r}: the longest, {longest:g}, is below the mean or its 90th percentile", param, ctx)
         return Seconds(mean=mean, p90=p90, longest=longest)
 
 

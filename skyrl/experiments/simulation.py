@@ -129,9 +129,10 @@ def measured(records: Iterable[Mapping[str, float]]) -> dict[str, Any]:
         return Seconds(mean=mean, p90=p90, longest=longest)
 
     sync = typical("timing/sync_weights")
+    tells_waiting = any("generate/trajectory_time_env_run_mean" in record for record in steps)
     return {
         "answer": durations("llm"),
-        "environment": durations("env_run"),
+        "environment": durations("env_run" if tells_waiting else "env"),  # metrics of an older version do not
         "train_seconds": typical("timing/step") - typical("timing/generate") - sync,
         "sync_seconds": sync,
     }

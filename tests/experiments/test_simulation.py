@@ -97,6 +97,8 @@ def test_a_run_is_measured_by_what_its_steps_took_typically() -> None:
     assert found["answer"] == Seconds(mean=2, p90=3, longest=5)
     assert found["environment"] == always(0.5)
     assert (found["train_seconds"], found["sync_seconds"]) == (5.0, 1.0)
+    older = [{name.replace("env_run", "env"): value for name, value in each.items()} for each in (slow, step, step)]
+    assert measured(older)["environment"] == always(0.5)
 
 
 def test_the_command_says_how_fast_and_how_old(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,6 +124,7 @@ def test_the_documentation_shows_what_the_command_prints(capsys: pytest.CaptureF
     [
         ([], "--answer-seconds is missing"),
         (["--answer-seconds", "fast"], "'fast' is not seconds"),
+        (["--answer-seconds", "20,40,10"], "the longest, 10, is below the mean or its 90th percentile"),
         (["--answer-seconds", "1"], "--train-seconds is missing"),
         (["--like", "nowhere"], "holds no two training steps"),
         (["--answer-seconds", "1", "--train-seconds", "1", "--split"], "--split needs engines on GPUs of their own"),
