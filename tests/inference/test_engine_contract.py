@@ -6,9 +6,10 @@ Each scenario runs in a process of its own, see `vllm_host.py`, which keeps one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import pytest
@@ -22,29 +23,60 @@ from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngin
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.inference.vllm_engine import VLLMEngine
 from tests.inference.nano import EOS, full_forward_logprobs, keys, nano_tokenizer, prompts, request
+from tests.inference.steps import Steps, gate_of_model, gate_of_vllm
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
+
+T = TypeVar("T")
 
 SECOND_EOS = 101
 """Another end of a sequence, from the generation config."""
 
-ENGINES: dict[str, Any] = {}
-"""By kind; filled in the other process only."""
+
+@attrs.frozen
+class Held:
+    """An engine that stands in front of a step, and what it was asked."""
+
+    engine: InferenceEngine
+    steps: Steps
+    running: list[asyncio.Task[tuple[Completion, ...]]]
 
 
-def make(kind: str, folder: Path, **options: Any) -> InferenceEngine:
+ENGINES: dict[str, tuple[InferenceEngine, Steps]] = {}
+"""One engine of each kind, with the gate in front of its steps; filled in the other process only."""
+
+
+def make(kind: str, folder: Path, **options: Any) -> tuple[InferenceEngine, Steps]:
     if kind == "torch":
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        return TorchEngine(model, nano_tokenizer(), max_num_seqs=16, **options)
+        return TorchEngine(model, nano_tokenizer(), max_num_seqs=16, **options), gate_of_model(model)
     config = InferenceEngineConfig(backend="vllm", model_dtype="float32", async_engine=False, max_num_seqs=16)
-    return VLLMEngine(config, model_path=str(folder), device="cpu", tokenizer=nano_tokenizer(), **options)
+    engine = VLLMEngine(config, model_path=str(folder), device="cpu", tokenizer=nano_tokenizer(), **options)
+    return engine, gate_of_vllm()
 
 
 def engine_of(kind: str, folder: Path) -> InferenceEngine:
     if kind not in ENGINES:
         ENGINES[kind] = make(kind, folder, max_model_len=96)
-    engine: InferenceEngine = ENGINES[kind]
-    return engine
+    return ENGINES[kind][0]
+
+
+@asynccontextmanager
+async def held(kind: str, folder: Path, *asked: GenerationRequest, after: int) -> AsyncIterator[Held]:
+    """The engine held in front of a step, `after` steps into these requests. However the block ends, the engine runs
+    freely and takes work when it is left, and nothing of the block is still running.
+    """
+    engine = engine_of(kind, folder)
+    steps = ENGINES[kind][1]
+    steps.hold(after=after)
+    running = [asyncio.create_task(engine.generate(one)) for one in asked]
+    try:
+        await steps.held()
+        yield Held(engine, steps, running)
+    finally:
+        steps.release()
+        await engine.resume()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 @pytest.fixture(scope="module")
@@ -215,23 +247,34 @@ def test_what_cannot_be_answered_is_refused_by_name(host: Host, folder: Path, ki
         host.run(draw, kind, folder, request((1,), additional_kwargs={"beams": 2}))
 
 
-async def work_around_a_pause(kind: str, folder: Path) -> list[bool]:
-    engine = engine_of(kind, folder)
-    running = asyncio.create_task(engine.generate(request((1, 2), temperature=0.0, max_generate_length=60)))
-    await asyncio.sleep(0.05)
-    await engine.pause()
-    await asyncio.sleep(0.01)
-    finished = running.done()
-    waiting = asyncio.create_task(engine.generate(request((3, 4))))
-    await asyncio.sleep(0.3)
-    held = not waiting.done()
-    await engine.resume()
-    return [finished, held, len(await waiting) == 1]
+async def work_around_a_pause(kind: str, folder: Path) -> list[Any]:
+    """Tokens of a request that ran when the engine was paused, whether a later one has run before `resume`, and tokens
+    of that one.
+    """
+    asked = request((1, 2), max_generate_length=60, min_new_tokens=60)
+    async with held(kind, folder, asked, after=5) as scene:
+        pausing = await begun(scene.engine.pause())
+        waiting = await begun(scene.engine.generate(request((3, 4), min_new_tokens=12)))
+        scene.steps.release()
+        await pausing
+        (finished,) = await scene.running[0]
+        await scene.engine.pause()  # would wait for a later request that had been let in
+        ran = waiting.done()
+        await scene.engine.resume()
+        (later,) = await waiting
+    return [len(finished.token_ids), ran, len(later.token_ids)]
+
+
+async def begun(call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """The call as a task that has reached the engine."""
+    task = asyncio.create_task(call)
+    await asyncio.sleep(0)
+    return task
 
 
 @both
 def test_a_pause_lets_running_samples_finish_and_holds_later_ones(host: Host, folder: Path, kind: str) -> None:
-    assert host.run(work_around_a_pause, kind, folder) == [True, True, True]
+    assert host.run(work_around_a_pause, kind, folder) == [60, False, 12]
 
 
 async def load(kind: str, folder: Path, fault: str) -> tuple[str, list[tuple[Completion, ...]]]:
@@ -250,7 +293,8 @@ async def load(kind: str, folder: Path, fault: str) -> tuple[str, list[tuple[Com
         await engine.load_weights(Shared(tuple(weights.items())), engine.weight_version + 1)
     except WeightSyncError as error:
         problem = str(error)
-    await engine.resume()
+    finally:
+        await engine.resume()
     return problem, await draw(kind, folder, *GREEDY[:3])
 
 
@@ -276,13 +320,21 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_kept(
 async def load_and_restore(kind: str, folder: Path) -> tuple[list[Any], list[Any], list[Any]]:
     """Completions under the stored weights, under changed ones, and under the stored ones again."""
     before = await draw(kind, folder, *GREEDY[:3])
-    problem, new = await load(kind, folder, "none")
-    assert not problem
-    engine = engine_of(kind, folder)
-    await engine.pause()
-    await engine.load_weights(Shared(tuple(small_model().state_dict().items())), engine.weight_version + 1)
-    await engine.resume()
+    try:
+        problem, new = await load(kind, folder, "none")
+        assert not problem
+    finally:
+        await restore(engine_of(kind, folder))
     return before, new, await draw(kind, folder, *GREEDY[:3])
+
+
+async def restore(engine: InferenceEngine) -> None:
+    """Loads the stored weights again."""
+    await engine.pause()
+    try:
+        await engine.load_weights(Shared(tuple(small_model().state_dict().items())), engine.weight_version + 1)
+    finally:
+        await engine.resume()
 
 
 @both
@@ -299,45 +351,51 @@ def test_after_new_weights_nothing_computed_with_the_old_ones_is_left(host: Host
     agree(restored, [tuple(attrs.evolve(c, weight_versions=(third,) * len(c.token_ids)) for c in g) for g in before])
 
 
-async def give_up(kind: str, folder: Path) -> bool:
-    """Whether an engine can be paused at once after a long request was given up."""
-    engine = engine_of(kind, folder)
-    long = asyncio.create_task(engine.generate(request((1,), count=4, max_generate_length=90)))
-    await asyncio.sleep(0.02)
-    long.cancel()
-    await asyncio.gather(long, return_exceptions=True)
-    await asyncio.wait_for(engine.pause(), 30)
-    await engine.resume()
-    return long.cancelled()
+async def give_up(kind: str, folder: Path) -> tuple[bool, int]:
+    """Whether a request of 90 steps was cancelled after 10, and the steps that the engine took for it in all."""
+    asked = request((1,), count=4, max_generate_length=90, min_new_tokens=90)
+    async with held(kind, folder, asked, after=10) as scene:
+        before = scene.steps.taken - 10
+        scene.running[0].cancel()
+        await asyncio.gather(*scene.running, return_exceptions=True)
+        pausing = await begun(scene.engine.pause())
+        scene.steps.release()
+        await pausing
+        return scene.running[0].cancelled(), scene.steps.taken - before
 
 
 @both
 def test_a_request_that_nobody_waits_for_is_given_up(host: Host, folder: Path, kind: str) -> None:
-    assert host.run(give_up, kind, folder)
+    cancelled, steps = host.run(give_up, kind, folder)
+    assert cancelled
+    assert 10 < steps < 30  # the step that was begun, and those of the turns that an event loop takes to pass it on
 
 
 LONG = [request(prompt, temperature=1.0, max_generate_length=70, count=2) for prompt in prompts(4, 9, 20)]
+"""The draws of these keys end none of them in the 30 steps or so that the interruptions below take."""
 
 
 async def interrupt(kind: str, folder: Path, in_flight: InFlight, seed: int | None) -> list[tuple[Completion, ...]]:
     """Completions of `LONG`, interrupted twice; new weights come in between unless `seed` is None. The stored weights
     are there again afterwards.
     """
-    engine = engine_of(kind, folder)
-    running = [asyncio.create_task(engine.generate(one)) for one in LONG]
-    for _ in range(2):
-        await asyncio.sleep(0.03)
-        await asyncio.wait_for(engine.pause(in_flight), 30)
-        assert not any(task.done() for task in running)
-        if seed is not None:
-            weights = changed(small_model(), seed)
-            await engine.load_weights(Shared(weights), engine.weight_version + 1)
-        await engine.resume()
-    answers = list(await asyncio.gather(*running))
-    await engine.pause()
-    await engine.load_weights(Shared(tuple(small_model().state_dict().items())), engine.weight_version + 1)
-    await engine.resume()
-    return answers
+    try:
+        async with held(kind, folder, *LONG, after=12) as scene:
+            for _ in range(2):
+                await scene.steps.held()
+                pausing = await begun(scene.engine.pause(in_flight))
+                scene.steps.release()
+                await pausing
+                assert not any(task.done() for task in scene.running)
+                if seed is not None:
+                    weights = changed(small_model(), seed)
+                    await scene.engine.load_weights(Shared(weights), scene.engine.weight_version + 1)
+                scene.steps.hold(after=12)
+                await scene.engine.resume()
+            scene.steps.release()
+            return list(await asyncio.gather(*scene.running))
+    finally:
+        await restore(engine_of(kind, folder))
 
 
 @both
@@ -389,10 +447,9 @@ def test_samples_go_on_under_new_weights_and_every_token_knows_which(
 
 async def close_while_paused(kind: str, folder: Path) -> list[str]:
     """What a request raises that waits while an engine is closed, and one that comes later."""
-    engine = make(kind, folder)
+    engine, _ = make(kind, folder)
     await engine.pause()
-    waiting = asyncio.create_task(engine.generate(request((1, 2))))
-    await asyncio.sleep(0.05)
+    waiting = await begun(engine.generate(request((1, 2))))
     await engine.close()
     said = []
     for call in (waiting, engine.generate(request((1, 2)))):

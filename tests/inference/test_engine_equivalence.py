@@ -9,6 +9,7 @@ from transformers import GenerationConfig
 from skyrl.inference.engine import GenerationRequest, InferenceEngine
 from skyrl.inference.torch_engine import TorchEngine
 from tests.inference.nano import EOS, KINDS, PAD, full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
+from tests.inference.steps import gate_of_model
 
 
 def engine_for(kind: str = "qwen2", *, rows: int = 64, deterministic: bool = False) -> InferenceEngine:
@@ -85,14 +86,18 @@ async def test_deterministic_mode_is_equal_bit_for_bit_alone_and_in_a_crowd(leng
 
 
 async def test_requests_that_join_later_get_the_same_answers() -> None:
-    engine = engine_for(rows=8)
+    model = nano_model()
+    engine, steps = TorchEngine(model, nano_tokenizer(), max_num_seqs=8), gate_of_model(model)
+    steps.hold(after=10)
     early = request(prompts(5)[0], count=4, max_generate_length=120)
     late = [request(p, count=2, max_generate_length=20) for p in prompts(50, 2, 130, 1, seed=3)]
     running = asyncio.create_task(engine.generate(early))
     answers = []
     for question in late:
-        await asyncio.sleep(0.01)
+        await steps.held()
+        steps.hold(after=10)
         answers.append(asyncio.create_task(engine.generate(question)))
+    steps.release()
     for question, answer in zip([early, *late], await asyncio.gather(running, *answers), strict=True):
         alone = await engine_for().generate(question)
         assert [c.token_ids for c in answer] == [c.token_ids for c in alone]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
@@ -10,19 +9,15 @@ import torch
 from skyrl.errors import ModelError, RunError
 from skyrl.inference.torch_engine import TorchEngine
 from tests.inference.nano import nano_model, nano_tokenizer, prompts, request
+from tests.inference.steps import gate_of_model
 
 
 class Shapes(list[tuple[int, int]]):
     """The (rows, tokens) of every forward pass."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun = threading.Event()
-
     def note(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         rows, tokens = kwargs["input_ids"].shape
         self.append((rows, tokens))
-        self.begun.set()
 
 
 def watched(**options: Any) -> tuple[TorchEngine, Shapes, Any]:
@@ -77,13 +72,15 @@ async def test_a_request_is_answered_while_longer_ones_go_on() -> None:
 
 
 async def test_the_event_loop_goes_on_while_the_model_computes() -> None:
-    engine, _, _ = watched()
-    running = asyncio.create_task(engine.generate(request((1,), count=8, max_generate_length=200)))
-    turns = 0
-    while not running.done():
-        await asyncio.sleep(0)
-        turns += 1
-    assert turns > 100
+    engine, _, model = watched()
+    steps = gate_of_model(model)
+    steps.hold(after=3)
+    running = asyncio.create_task(engine.generate(request((1,), count=8, max_generate_length=20)))
+    await steps.held()  # a forward pass that does not end: on this thread, nothing here would run any more
+    await asyncio.sleep(0)
+    assert not running.done()
+    steps.release()
+    assert len(await running) == 8
 
 
 @pytest.mark.parametrize(("raised", "seen"), [(ZeroDivisionError, ZeroDivisionError), (StopIteration, RuntimeError)])
@@ -108,57 +105,74 @@ async def test_requests_made_while_paused_wait_until_resumed() -> None:
     engine, shapes, _ = watched()
     await engine.pause()
     waiting = asyncio.create_task(engine.generate(request((1, 2))))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
+    await engine.pause()  # returns when nothing is running: a request that was let in would be finished
     assert shapes == [] and not waiting.done()
     await engine.resume()
     assert len(await waiting) == 1
 
 
 async def test_pause_returns_when_what_is_running_has_finished() -> None:
-    engine, shapes, _ = watched(max_num_seqs=2)
+    engine, shapes, model = watched(max_num_seqs=2)
+    steps = gate_of_model(model)
+    steps.hold(after=1)
     running = asyncio.create_task(engine.generate(request((1,), count=2, max_generate_length=100)))
     queued = asyncio.create_task(engine.generate(request((2,), count=2, max_generate_length=3)))
-    await asyncio.to_thread(shapes.begun.wait)
-    await engine.pause()
-    steps = len(shapes)
+    await steps.held()
+    pausing = asyncio.create_task(engine.pause())
+    await asyncio.sleep(0)
+    steps.release()
+    await pausing
     assert len((await running)[0].token_ids) == 100
-    assert not queued.done()
-    await asyncio.sleep(0.05)
-    assert len(shapes) == steps == 100
+    assert len(shapes) == 100
+    await engine.pause()
+    assert len(shapes) == 100 and not queued.done()
     await engine.resume()
     assert len((await queued)[0].token_ids) == 3
 
 
 async def test_a_request_that_nobody_waits_for_leaves_the_batch() -> None:
-    engine, shapes, _ = watched()
+    engine, shapes, model = watched()
+    steps = gate_of_model(model)
+    steps.hold(after=3)
     forgotten = asyncio.create_task(engine.generate(request((1,), count=8, max_generate_length=250)))
-    wanted = asyncio.create_task(engine.generate(request((2,), max_generate_length=200)))
-    await asyncio.to_thread(shapes.begun.wait)
+    wanted = asyncio.create_task(engine.generate(request((2,), max_generate_length=20)))
+    await steps.held()
     forgotten.cancel()
-    assert len((await wanted)[0].token_ids) == 200
-    assert shapes[-1] == (1, 1)
+    await asyncio.sleep(0)
+    steps.release()
+    assert len((await wanted)[0].token_ids) == 20
+    assert shapes[-15:] == [(1, 1)] * 15
     await engine.pause()
 
 
 def test_an_engine_outlives_the_event_loop_that_used_it() -> None:
-    engine, _, _ = watched()
-    asked = request((1, 2), max_generate_length=250)
+    engine, _, model = watched()
+    steps, asked = gate_of_model(model), request((1, 2), max_generate_length=50)
+    steps.hold(after=3)
 
-    async def give_up() -> None:
-        await asyncio.wait_for(engine.generate(asked), 0.01)
+    async def give_up() -> asyncio.Task[Any]:
+        running = asyncio.create_task(engine.generate(asked))
+        await steps.held()
+        return running
 
-    with pytest.raises(TimeoutError):
-        asyncio.run(give_up())
+    assert asyncio.run(give_up()).cancelled()
+    steps.release()
     (completion,) = asyncio.run(engine.generate(asked))
-    assert len(completion.token_ids) == 250
+    assert len(completion.token_ids) == 50
 
 
 async def test_a_closed_engine_refuses_work() -> None:
-    engine, _, _ = watched()
+    engine, _, model = watched()
+    steps = gate_of_model(model)
+    steps.hold(after=2)
     running = asyncio.create_task(engine.generate(request((1, 2), max_generate_length=5)))
-    await asyncio.sleep(0.001)
-    await engine.close()
-    assert len(await running) == 1
+    await steps.held()
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0)
+    steps.release()
+    await closing
+    assert [len(completion.token_ids) for completion in await running] == [5]
     with pytest.raises(RunError, match="closed"):
         await engine.generate(request((1, 2)))
 

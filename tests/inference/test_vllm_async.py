@@ -23,6 +23,7 @@ from skyrl.inference.arrival import Folder, Shared, as_plain, digest, weight_inf
 from skyrl.inference.engine import Completion
 from skyrl.inference.vllm_engine import VLLMEngine
 from tests.inference.nano import full_forward_logprobs, nano_tokenizer, prompts, request
+from tests.inference.steps import Steps, gate_of_processes
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
 
@@ -30,6 +31,9 @@ pytestmark = pytest.mark.xdist_group("vllm_async")
 
 ENGINES: list[VLLMEngine] = []
 """Of the other process."""
+
+GATES: list[Steps] = []
+"""The gate in front of the steps of those engines; of the other process, too."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +54,13 @@ async def start(folder: Path, *, disable_multiproc: bool = True) -> set[int]:
     """Starts an engine; the ids of its processes."""
     tokenizer = nano_tokenizer()
     tokenizer.eos_token = None
-    config = InferenceEngineConfig(model_dtype="float32", max_num_seqs=16, vllm_v1_disable_multiproc=disable_multiproc)
+    GATES.append(gate_of_processes())
+    config = InferenceEngineConfig(
+        model_dtype="float32",
+        max_num_seqs=16,
+        vllm_v1_disable_multiproc=disable_multiproc,
+        engine_init_kwargs={"logits_processors": ["tests.inference.vllm_gate:AskTheGate"]},
+    )
     before = set(descendants(os.getpid()))
     ENGINES.append(VLLMEngine(config, model_path=str(folder), device="cpu", tokenizer=tokenizer))
     return set(descendants(os.getpid())) - before
@@ -112,9 +122,16 @@ async def load_in_flight(arrival: Any, version: int) -> Completion:
     """A completion that was half drawn when the weights changed, by vLLM's own way to keep what is running."""
     engine = ENGINES[-1]
     backend: Any = engine._backend
+    steps = GATES[-1]
+    steps.hold(after=20)
     running = asyncio.create_task(engine.generate(request((1, 2, 3), max_generate_length=240)))
-    await asyncio.sleep(0.2)
-    await engine._on_loop(backend._llm.pause_generation(mode="keep"))
+    pausing = None
+    while pausing is None or not pausing.done():  # a step at a time until the engine has heard of the pause
+        held = asyncio.create_task(steps.held())
+        await asyncio.wait({held, pausing or held}, return_when=asyncio.FIRST_COMPLETED)
+        pausing = pausing or asyncio.create_task(engine._on_loop(backend._llm.pause_generation(mode="keep")))
+        steps.hold(after=1)
+    steps.release()
     assert await engine._on_loop(backend.call_workers("skyrl_load_weights", arrival, engine._expected.tied)) == [""]
     await engine._on_loop(backend._llm.reset_prefix_cache(reset_running_requests=True))
     await engine._on_loop(backend._llm.update_weight_version(str(version)))
@@ -127,8 +144,9 @@ async def signal_the_engine_process(pids: set[int], number: int) -> list[str]:
     """What a running request and a later one raise after it."""
     vllm_async._ALIVE_SECONDS = 2.0
     engine = ENGINES.pop()
+    GATES[-1].hold(after=10)
     running = asyncio.create_task(engine.generate(request((1,), count=8, max_generate_length=250)))
-    await asyncio.sleep(0.1)
+    await GATES[-1].held()
     for pid in pids:
         os.kill(pid, number)
     said = []

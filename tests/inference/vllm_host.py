@@ -35,7 +35,8 @@ class Host:
         """Arguments and results are pickled; the scenario has to be importable."""
         self._connection.send((scenario, args, kwargs))
         if not self._connection.poll(_DEADLINE):
-            raise TimeoutError(f"{scenario.__name__} took more than {_DEADLINE:.0f} s")
+            self.process.kill()  # its answer would come in the place of the next one's
+            raise TimeoutError(f"{scenario.__name__} took more than {_DEADLINE:.0f} s; nothing runs in this host again")
         error, result = self._connection.recv()
         if error is not None:
             raise error
