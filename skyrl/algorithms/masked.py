@@ -1,4 +1,4 @@
-"""Statistics over the selected numbers of a tensor. What stands outside the mask is never touched, NaN included."""
+"""Statistics over the selected numbers of a tensor. Values outside the mask are never touched, NaN included."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean over the selected numbers, of all or along one dimension; 0 where none is selected.
+    """Mean over the selected numbers, all of them or along one dimension; 0 where none is selected.
 
     Shapes: `values` and `mask` the same; the result a scalar, or without dimension `dim`.
     """
@@ -18,25 +18,48 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_var(values: Tensor, mask: Tensor) -> Tensor:
-    """Unbiased variance of the selected numbers, a scalar; 0 where fewer than two are selected."""
-    distance = torch.where(mask, values - masked_mean(values, mask), 0.0)
-    return distance.square().sum() / (mask.sum() - 1).clamp(min=1)
+    """Unbiased variance of the selected numbers; 0 where fewer than two are selected, or where all are equal.
+
+    Shapes: `values` and `mask` the same; the result a scalar of the type of `values`.
+    """
+    return _unbiased(_centered(values[mask])).to(values.dtype)
 
 
 def whiten(values: Tensor, mask: Tensor) -> Tensor:
-    """(x - mean) / sqrt(var + 1e-8) over the selected numbers, 0 elsewhere; var is the unbiased one.
+    """(x - mean) / sqrt(var + 1e-8) over the selected numbers, 0 elsewhere; var is the unbiased variance.
 
-    Fewer than two numbers have nothing to be compared with and become 0. Shapes: both inputs and the result the same.
+    Equal numbers, and a number alone, become exactly 0: there is nothing to compare. Shapes: both inputs and the result
+    the same.
     """
-    centered = torch.where(mask, values - masked_mean(values, mask), 0.0)
-    return centered * torch.rsqrt(masked_var(values, mask) + 1e-8)
+    centered = _centered(values[mask])
+    return _in_place(centered * torch.rsqrt(_unbiased(centered) + 1e-8), values, mask)
 
 
 def standardize(values: Tensor, mask: Tensor) -> Tensor:
-    """(x - mean) / sqrt(max(var, 1e-8)) over the selected numbers, 0 elsewhere; var is the biased one.
+    """(x - mean) / sqrt(max(var, 1e-8)) over the selected numbers, 0 elsewhere; var is the biased variance.
 
-    SkyRL takes the mean over everything, padding included, so that its result depends on the padding; here mean and
-    variance are of the same numbers. Shapes: both inputs and the result the same.
+    Equal numbers become exactly 0. SkyRL takes the mean over everything, padding included, so that its result depends
+    on the padding; here mean and variance are of the same numbers. Shapes: both inputs and the result the same.
     """
-    centered = torch.where(mask, values - masked_mean(values, mask), 0.0)
-    return centered * torch.rsqrt(masked_mean(centered.square(), mask).clamp(min=1e-8))
+    centered = _centered(values[mask])
+    variance = centered.square().sum() / max(len(centered), 1)
+    return _in_place(centered * torch.rsqrt(variance.clamp(min=1e-8)), values, mask)
+
+
+def _centered(chosen: Tensor) -> Tensor:
+    """(N,) -> (N,) float64: numbers minus their mean.
+
+    One of them is subtracted first, so that the mean of equal numbers is exact. Otherwise its rounding would be divided
+    by a deviation that consists of nothing else.
+    """
+    shifted = chosen.double() - chosen[:1].double()
+    return shifted - shifted.sum() / max(len(shifted), 1)
+
+
+def _unbiased(centered: Tensor) -> Tensor:
+    return centered.square().sum() / max(len(centered) - 1, 1)
+
+
+def _in_place(chosen: Tensor, like: Tensor, mask: Tensor) -> Tensor:
+    """(N,) numbers of the selected places -> the shape and type of `like`, 0 elsewhere."""
+    return torch.zeros_like(like).masked_scatter(mask, chosen.to(like.dtype))
