@@ -46,13 +46,14 @@ class KLCovConfig:
 class CISPOConfig:
     """Clips the importance weight, not the token's update; read by `policy_loss_type = "cispo"`.
 
-    The weight is held in [1 - cispo_eps_clip_low, 1 + cispo_eps_clip_high].
+    The weight is held in [1 - cispo_eps_clip_low, 1 + cispo_eps_clip_high]: [0, 5] by default, the bounds of ScaleRL,
+    arXiv:2510.13786. Until July 2026 SkyRL had defaults of 0 and 5 here, which are [1, 6] (NovaSky-AI/SkyRL#1928).
     """
 
-    cispo_eps_clip_low: float = field(default=0.0, validator=non_negative)
+    cispo_eps_clip_low: float = field(default=1.0, validator=non_negative)
     """Distance of the lower bound from 1. 0: weights below 1 become 1; 1 or more: no lower bound."""
 
-    cispo_eps_clip_high: float = field(default=5.0, validator=non_negative)
+    cispo_eps_clip_high: float = field(default=4.0, validator=non_negative)
     """Distance of the upper bound from 1."""
 
     cispo_anchor: Literal["old", "rollout"] = "old"

@@ -6,6 +6,8 @@ from skyrl.algorithms.clipped_losses import RegularLoss
 from skyrl.algorithms.kl import kl_estimate
 from skyrl.algorithms.losses import LossInputs, ppo_clip
 from skyrl.algorithms.reductions import sequence_mean, token_mean
+from skyrl.config import AlgorithmConfig
+from skyrl.training.policy_losses import policy_loss
 
 
 def test_ppo_clip_stops_rewarding_tokens_that_already_moved_far() -> None:
@@ -71,3 +73,14 @@ def test_an_empty_mask_weighs_nothing_instead_of_dividing_by_zero() -> None:
     mask = torch.zeros(2, 3, dtype=torch.bool)
     assert token_mean(mask).sum() == 0
     assert sequence_mean(mask).sum() == 0
+
+
+def test_cispo_by_default_weighs_an_unlikely_token_by_its_ratio_and_holds_a_likely_one_to_five() -> None:
+    new = torch.tensor([[-3.0, -0.5]], requires_grad=True)  # ratios e^-2 and e^2.5 = 12.2
+    old = torch.tensor([[-1.0, -3.0]])
+    cispo = policy_loss(AlgorithmConfig(policy_loss_type="cispo"))
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    inputs = LossInputs(logprobs=new, old_logprobs=old, rollout_logprobs=old, advantages=-torch.ones(1, 2), mask=mask)
+    cispo(inputs).sum().backward()
+    assert new.grad is not None
+    torch.testing.assert_close(new.grad, torch.tensor([[0.1353353, 5.0]]))

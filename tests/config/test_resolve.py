@@ -218,7 +218,11 @@ def test_the_defaults_of_the_seeds_hold_after_derivation_where_they_run(referenc
     resolved = resolve(written({"trainer.device": "cuda"}))
     ours = {path: thaw(get_at(resolved, path)) for path in facts}
     others = {path: ours[path] for path in facts if json.dumps(ours[path]) != json.dumps(facts[path])}
-    assert others == {"trainer.log_path": "runs/test_run/logs"}  # each run's logs lie with what else it leaves
+    assert others == {
+        "trainer.log_path": "runs/test_run/logs",  # each run's logs lie with what else it leaves
+        "trainer.algorithm.cispo.cispo_eps_clip_low": 1.0,  # corrected by SkyRL itself
+        "trainer.algorithm.cispo.cispo_eps_clip_high": 4.0,
+    }
 
 
 def test_on_a_cpu_one_default_of_the_seeds_more_does_not_run(reference: Path) -> None:

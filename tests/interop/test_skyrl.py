@@ -139,3 +139,9 @@ def test_a_hydra_file_is_converted_with_its_references_filled_in(tmp_path: Path)
 def test_an_override_that_takes_something_away_is_refused_with_the_reason() -> None:
     [line] = convert_overrides(["~trainer.policy"]).lines
     assert (line.fate, line.why) == ("refused", "it takes a default of Hydra's away; ours has none")
+
+
+def test_a_script_that_leaves_the_bounds_of_cispo_alone_gets_those_of_scale_rl(tmp_path: Path) -> None:
+    run = loaded(convert_overrides(["trainer.algorithm.policy_loss_type=cispo"]), tmp_path)
+    cispo = run.trainer.algorithm.cispo
+    assert (1 - cispo.cispo_eps_clip_low, 1 + cispo.cispo_eps_clip_high) == (0.0, 5.0)
