@@ -17,7 +17,9 @@ TAIL = 300
 
 INVALID = "[INVALID]"
 
-_ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+_ANSWER = re.compile(r"answer\s*:\s*([^\n<]+)", re.IGNORECASE)
+"""An answer ends with its line or before a `<`: a tag or an end-of-turn token is no part of it."""
+
 _REPLACED = (
     *(("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), (r"\ ", ""), (" ", ""), ("mbox", "text")),
     *((",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}")),
@@ -54,13 +56,17 @@ class AIMEEnv(Env):
 
 
 def prediction(answer: str) -> str:
-    """The last `Answer: ...` of its end, normalised; `[INVALID]` if there is none."""
+    """The last `Answer: ...` in the last 300 characters, normalised; `[INVALID]` if there is none."""
     found = _ANSWER.findall(answer[-TAIL:])
     return normalized(found[-1]) if found else INVALID
 
 
 def normalized(answer: str) -> str:
-    """One spelling for the same short mathematical answer: what follows the last `=`, without units and markup."""
+    """One spelling for the same short mathematical answer: what follows the last `=`, without units and markup.
+
+    The rules and their order are those of SkyRL-Gym's aime: words around a box stay, so that an answer with two numbers
+    is not the boxed one.
+    """
     text = answer.split("=")[-1]
     for old, new in _REPLACED:
         text = text.replace(old, new)
@@ -68,9 +74,16 @@ def normalized(answer: str) -> str:
         text = text.replace(word, "")
     dollars = text.split("$", 2)
     text = f"${dollars[1]}$" if len(dollars) == 3 else text
-    text = re.sub(r"\\(?:text|textbf|overline)\{([^{}]*)\}", r"\1", text)
-    boxed = last_boxed(text)
-    text = boxed if boxed is not None else text
+    for command in ("text", "textbf", "overline"):
+        text = re.sub(rf"\\{command}\{{([^}}\n]*)\}}", r"\1", text)
+    text = _unboxed(text)
     text = re.sub(r"frac([^{])(.)", r"frac{\1}{\2}", text)
     text = re.sub(r"sqrt([^{])", r"sqrt{\1}", text).replace("$", "")
-    return text.replace(",", "") if text.replace(",", "").isdigit() else text
+    return (text.replace(",", "") if text.replace(",", "").isdigit() else text).strip()
+
+
+def _unboxed(text: str) -> str:
+    r"""The text with what stands between the first `\boxed{` and the last `}` in place of the box."""
+    before, box, rest = text.partition("\\boxed{")
+    inside, brace, after = rest.rpartition("}")
+    return before + inside + after if box and brace else text
