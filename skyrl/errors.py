@@ -4,6 +4,7 @@
     +-- UserError               the user's input: exit code 2, nothing was started
     |   +-- ConfigError         the configuration: every problem at once, each with its place
     |   +-- DataError           a dataset: the file, the row number, what was expected
+    |   |   +-- TextError       ... or a text that no tokenizer takes: half of a UTF-16 pair (a lone surrogate)
     |   +-- ModelError          a model or tokenizer that cannot be loaded
     |   +-- TaskError           an environment or reward function that cannot be found or used
     |   +-- ResumeError         a checkpoint or run folder that this run must not continue
@@ -79,6 +80,10 @@ class ConfigError(UserError, ValueError):
 
 class DataError(UserError):
     """A dataset cannot be read as prompts."""
+
+
+class TextError(DataError):
+    """A text holds a lone surrogate, which is no character, so that no tokenizer takes it."""
 
 
 class ModelError(UserError):

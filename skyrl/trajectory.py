@@ -60,7 +60,8 @@ class Failure:
 
     kind: Literal["raised", "timeout", "wrong_type", "not_finite", "too_large"]
     """raised: an exception, or the end of the process; timeout: a deadline passed; wrong_type: no `EnvStep`, or not a
-    number or a message; not_finite: NaN or infinity; too_large: an observation that nobody could read."""
+    number, a message, or text that a tokenizer takes; not_finite: NaN or infinity; too_large: an observation longer
+    than any model reads."""
 
     reason: str
     """A sentence for whoever has to mend the environment."""
@@ -117,6 +118,9 @@ class Trajectory:
 
     rewards: tuple[TurnReward, ...]
     stop_reason: StopReason
+    answer: str | None = None
+    """The answer that the environment read, by which evaluation takes votes (maj@N). None: none, or it tells none."""
+
     metrics: Mapping[str, float] = field(factory=dict)
     """What the environment measured, for logging only."""
 

@@ -88,7 +88,8 @@ class SkyRLGymConfig:
     reward."""
 
     max_failed_share: float = field(default=0.2, validator=fraction)
-    """The run stops when environments fail more often in a batch than this share of its samples. 0: at once."""
+    """The run stops when environments fail more often in a batch, or in one evaluation, than this share of its samples,
+    and more than `max_attempts` times, which one sample alone may do. 0: at the first failure."""
 
     sandbox_tier: Literal["auto", "process", "namespace", "bwrap"] = field(default="auto", metadata=FREE)
     """How programs and queries that the policy wrote are kept apart, see SECURITY.md. process: in a process with limits

@@ -29,6 +29,10 @@ class EnvStep:
     observations: tuple[Message, ...] = ()
     """Messages that the policy sees before its next turn."""
 
+    answer: str | None = None
+    """The answer that was read, in one spelling for equal ones: samples vote by it in evaluation (maj@N). None: no
+    answer was found, or the task has none that could be compared."""
+
     metadata: Mapping[str, Any] = field(factory=dict)
     """For logs only."""
 

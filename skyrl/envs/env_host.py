@@ -40,7 +40,7 @@ class _Episode:
             json.dumps(given)
         except SkipSample as error:
             return {"skipped": str(error)[:2000]}
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it raises goes to whoever asked
+        except BaseException as error:  # noqa: BLE001  # whatever it raises goes to whoever asked
             return {"raised": f"{type(error).__name__}: {error}"[:2000]}
         return given
 
@@ -90,7 +90,8 @@ def _started(given: Any) -> Any:
 def _stepped(step: Any) -> Any:
     if not isinstance(step, EnvStep):
         return repr(step)[:200]
-    return {"reward": _plain(step.reward), "done": bool(step.done), "observations": _plain_messages(step.observations)}
+    shown = _plain_messages(step.observations)
+    return {"reward": _plain(step.reward), "done": bool(step.done), "observations": shown, "answer": step.answer}
 
 
 def _plain(value: Any) -> Any:

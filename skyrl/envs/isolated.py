@@ -55,7 +55,7 @@ class IsolatedEnv(Env):
         given = self._ask("step", action)
         if not isinstance(given, Mapping):
             return given  # type: ignore[no-any-return]  # described, for whoever refuses it
-        return EnvStep(reward=given["reward"], done=given["done"], observations=given["observations"])
+        return EnvStep(**given)
 
     def get_metrics(self) -> dict[str, float]:
         given: dict[str, float] = self._ask("get_metrics", None)

@@ -26,6 +26,7 @@ class RewardFunctionEnv(Env):
         self._function = function
         self._prompt: Sequence[Mapping[str, str]] = ()
         self._measured: dict[str, float] = {}
+        self._answer: str | None = None
 
     def init(self, prompt: Any) -> Any:
         self._prompt = prompt
@@ -41,7 +42,7 @@ class RewardFunctionEnv(Env):
                 given = ("ground_truth", "data_source")
                 columns = {key: value for key, value in self.extras.items() if key not in given}
                 reward = self._function(action, ground_truth=self._ground_truth, **columns)
-        return EnvStep(reward=reward, done=True)
+        return EnvStep(reward=reward, done=True, answer=self._answer)
 
     def get_metrics(self) -> dict[str, float]:
         return self._measured
@@ -74,6 +75,7 @@ class RewardFunctionEnv(Env):
             return given
         numbers = {name: value for name, value in given.items() if isinstance(value, bool | int | float)}
         self._measured = {name: float(value) for name, value in numbers.items() if name != "score"}
+        self._answer = given["pred"] if isinstance(given.get("pred"), str) else None
         return given["score"]
 
 

@@ -18,6 +18,7 @@ from skyrl.config.environment import SearchEnvConfig
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.http_json import Answer, post
 from skyrl.envs.rows import ground_truth, last_between, max_turns
+from skyrl.envs.texts import tokenizable
 
 ATTEMPTS = 10
 LONGEST_QUERY, SHOWN_CHARACTERS = 2000, 8000
@@ -97,7 +98,7 @@ def documents(answer: Any) -> str:
     """
     try:
         found = answer["result"][0]
-        texts = [str(each["document"]["contents"]) for each in found]
+        texts = [tokenizable(str(each["document"]["contents"])) for each in found]
     except (KeyError, IndexError, TypeError) as error:
         raise ValueError(f"the retriever's answer has not the form that is expected: {answer!r:.200}") from error
     numbered = [f"Doc {number}: {text}" for number, text in enumerate(texts, start=1)]

@@ -19,6 +19,7 @@ from typing import Any
 from skyrl.config.environment import Text2SQLEnvConfig
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.rows import ground_truth, last_between, max_turns
+from skyrl.envs.texts import tokenizable
 from skyrl.errors import TaskError
 from skyrl.processes.sandbox import Limits, Sandbox
 
@@ -127,10 +128,10 @@ def solution(said: str) -> str | None:
 def shown(result: Mapping[str, Any]) -> str:
     """A result as the policy sees it."""
     if "error" in result:
-        return f"Error: {result['error']}"
+        return tokenizable(f"Error: {result['error']}")
     lines = [" | ".join(map(str, result["columns"]))]
     lines += [" | ".join("NULL" if value is None else str(value) for value in row) for row in result["rows"]]
-    text = "\n".join(lines)
+    text = tokenizable("\n".join(lines))
     if len(text) > SHOWN_CHARACTERS:
         return f"{text[:SHOWN_CHARACTERS]}\n... cut at {SHOWN_CHARACTERS} characters"
     return f"{text}\n... cut at {SHOWN_ROWS} rows" if result["cut"] else text

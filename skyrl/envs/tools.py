@@ -28,6 +28,7 @@ from jsonschema.exceptions import SchemaError, best_match
 
 from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.envs.http_json import ServiceError
+from skyrl.envs.texts import tokenizable
 from skyrl.envs.tool_calls import Call, CallParser, hermes
 from skyrl.errors import SkyRLError, TaskError
 
@@ -132,8 +133,8 @@ class ToolEnv(Env):
     def _told(self, call: Call) -> Message:
         self._counts["tool_calls"] += 1
         number = int(self._counts["tool_calls"])
-        told = {"role": "tool", "name": call.name or "unknown", "tool_call_id": f"call{number:05}"}
-        return told | {"content": _cut(self._result(call))}
+        told = {"role": "tool", "name": tokenizable(call.name) or "unknown", "tool_call_id": f"call{number:05}"}
+        return told | {"content": _cut(tokenizable(self._result(call)))}
 
     def _result(self, call: Call) -> str:
         tool = next((each for each in self.tools if each.name == call.name), None)
@@ -164,7 +165,7 @@ def _run(tool: Tool, arguments: Mapping[str, Any]) -> tuple[Any, BaseException |
     def call() -> None:
         try:
             outcome.put((tool.run(**arguments), None))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a user's tool raises is told or raised above
+        except BaseException as error:  # noqa: BLE001  # whatever a user's tool raises is told or raised above
             outcome.put((None, error))
 
     Thread(target=call, daemon=True, name=f"tool {tool.name}").start()

@@ -21,8 +21,12 @@ _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 
 
 def sample_seed(key: SampleKey) -> int:
-    """A signed 64-bit number: BLAKE2b of the key's fields as a JSON list, which no two different keys share."""
-    text = json.dumps(attrs.astuple(key), separators=(",", ":"))
+    """A signed 64-bit number: BLAKE2b of the key's fields as a JSON list, which no two different keys share.
+
+    The occurrence is the last field, and left out where it is 0: seeds are those of versions that did not count it.
+    """
+    fields = attrs.astuple(key)
+    text = json.dumps(fields if key.occurrence else fields[:-1], separators=(",", ":"))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 

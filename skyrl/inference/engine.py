@@ -35,6 +35,9 @@ class SampleKey:
     purpose: str = "train"
     """`train` or `eval`: an evaluation must not reuse the draws of training."""
 
+    occurrence: int = 0
+    """How often its prompt came before in the same batch: the groups of a repeated prompt are different samples."""
+
 
 @frozen(kw_only=True)
 class GenerationRequest:

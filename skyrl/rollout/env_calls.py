@@ -88,7 +88,7 @@ def _report(outcome: asyncio.Future[Any], function: Callable[..., Any], args: tu
     value, raised, start = None, None, time.perf_counter()
     try:
         value = function(*args)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a user's environment raises goes to whoever asked
+    except BaseException as error:  # noqa: BLE001  # whatever a user's environment raises goes to whoever asked
         raised = error
     with suppress(RuntimeError):  # the loop is closed: nobody waits any more
         result = (value, raised, time.perf_counter() - start)
@@ -101,5 +101,5 @@ def _settle(outcome: asyncio.Future[Any], result: Any) -> None:
 
 
 def _short(text: str) -> str:
-    text = redacted(text)  # before a secret is cut in two, and known no more
+    text = redacted(text.encode(errors="backslashreplace").decode())  # before a secret is cut in two, and known no more
     return text if len(text) <= 400 else text[:397] + "..."

@@ -9,7 +9,8 @@ engine together.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import attrs
@@ -18,6 +19,7 @@ from attrs import evolve, frozen
 from skyrl.config import GeneratorConfig, SamplingParams
 from skyrl.envs import Env, EnvStep
 from skyrl.envs.registry import MakeEnv
+from skyrl.errors import TextError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.rollout.chats import Chat, Turn
@@ -60,6 +62,7 @@ class Episode:
         self._said: list[Message] = []
         self._tools: Sequence[Mapping[str, Any]] = ()
         self._turns = 0
+        self._answer: str | None = None
         self._metrics: dict[str, float] = {}
         self._seconds = {"llm": 0.0, "env": 0.0, "env_run": 0.0}
         self._begun = time.perf_counter()
@@ -75,7 +78,8 @@ class Episode:
         if messages != prompt.messages or tools or config.chat_template.name_or_path is not None:
             kwargs = config.chat_template_kwargs
             template = Template(tokenizer=self._stage.tokenizer, arguments=kwargs, tools=tools)
-            self._transcript = Transcript(template.start(messages))
+            with self._readable("starting on"):
+                self._transcript = Transcript(template.start(messages))
         return self._request(self.key)
 
     async def play(self, completion: Completion) -> Trajectory:
@@ -106,7 +110,8 @@ class Episode:
             tools=self._tools,
         )
         before, end = self._transcript, len(self._transcript.response_ids)
-        self._transcript = self._stage.chat().go_on(before, turn)
+        with self._readable("answering in"):
+            self._transcript = self._stage.chat().go_on(before, turn)
         if self.too_long:
             before.withdraw(len(before.response_ids) - end)
             self._transcript = before
@@ -143,6 +148,9 @@ class Episode:
         if not isinstance(step, EnvStep):
             raise _wrong(f"{who} returned {step!r:.200} from step() instead of an EnvStep")
         _refuse_unreadable(step.observations, who)
+        if not isinstance(step.answer, str | None):
+            raise _wrong(f"{who} read the answer {step.answer!r:.200}, which is not a text")
+        self._answer = step.answer
         self._transcript.credit(number(step.reward, f"{who} gave the reward"))
         if not step.done and self._stage.config.max_turns == 1:
             raise _wrong(f"{who} wants another turn, but generator.max_turns is 1")
@@ -166,6 +174,7 @@ class Episode:
             earlier=tuple(steps[:-1]),
             **attrs.asdict(steps[-1], recurse=False),
             stop_reason=reason,
+            answer=self._answer,
             metrics=self._metrics,
             timings={"completion": time.perf_counter() - self._begun, **self._seconds},
         )
@@ -196,6 +205,14 @@ class Episode:
         turns = self._stage.config.max_turns
         own = {"data_source": self._prompt.data_source} | ({"max_turns": turns} if turns > 1 else {})
         return {**own, **self._prompt.extras}
+
+    @contextmanager
+    def _readable(self, doing: str) -> Iterator[None]:
+        """Text that no tokenizer takes is a failure of this sample, wherever the environment had it from."""
+        try:
+            yield
+        except TextError as error:
+            raise _wrong(f"{self._who(doing)} shows what cannot be read: {error}") from error
 
     async def _in_env(self, who: str, function: Callable[..., T], *args: Any) -> T:
         found, ran = await self._timed("env", self._stage.call(who, function, *args))

@@ -12,11 +12,13 @@ SHOWN = 3
 class FailureTally:
     """Counts the failures on the way to one batch, and ends it when they are too many."""
 
-    def __init__(self, samples: int, max_share: float) -> None:
+    def __init__(self, samples: int, max_share: float, *, attempts: int = 1) -> None:
         """`samples` make a batch; more failures than `max_share` of them, or of all that were drawn meanwhile where
-        those are more, are too many.
+        those are more, are too many. One sample fails at most `attempts` times: as few are never too many, unless
+        `max_share` is 0, so that a small batch survives what a large one does.
         """
         self._batch, self._max_share = samples, max_share
+        self._least = attempts if max_share > 0 else 0
         self._running = self._drawn = 0
         self._reasons: list[str] = []
 
@@ -33,7 +35,7 @@ class FailureTally:
         """Raises `RewardError` with the first reasons once there are too many."""
         self._reasons.append(failure.reason)
         samples = max(self._batch, self._drawn)
-        if len(self._reasons) > self._max_share * samples:
+        if len(self._reasons) > max(self._least, self._max_share * samples):
             first = "\n".join(f"  {reason}" for reason in dict.fromkeys(self._reasons[:SHOWN]))
             raise RewardError(
                 f"environments failed {len(self._reasons)} times among {samples} samples, more often "

@@ -5,6 +5,7 @@ SkyRLGymGenerator --session--> Session (`session.py`: groups) --> Attempts (`att
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -61,12 +62,16 @@ class SkyRLGymGenerator:
         weight_version: int,
         purpose: str = "train",
         attempt: int = 0,
+        tally: FailureTally | None = None,
     ) -> tuple[TrajectoryGroup, ...]:
         """One group for each prompt, in order.
 
         `purpose` (`train`, `eval` or `baseline`), `weight_version` and `attempt`, which tells several draws by the same
-        weights apart, go into the seed of every sample. Raises `RewardError` if environments fail more often than
-        `max_failed_share` allows, another `RunError` if the engine fails.
+        weights apart, go into the seed of every sample; so does how often its prompt came before in `prompts`.
+
+        Several calls that share a `tally` count their failures together; None: each counts its own. Raises
+        `RewardError` if environments fail more often than `max_failed_share` allows, another `RunError` if the engine
+        fails.
         """
         session = self.session(
             sampling=sampling,
@@ -74,10 +79,16 @@ class SkyRLGymGenerator:
             purpose=purpose,
             samples=len(prompts) * samples_per_prompt,
             together=len(prompts) if self._config.batched else None,
+            tally=tally,
         )
         for prompt in prompts:
             session.task_of(prompt)  # a wrong one is refused before anything is sampled
-        groups = [session.group(prompt, weight_version=weight_version, attempt=attempt) for prompt in prompts]
+        seen: Counter[str] = Counter()
+        groups = []
+        for prompt in prompts:
+            occurrence = seen[prompt.id]
+            seen[prompt.id] += 1
+            groups.append(session.group(prompt, weight_version=weight_version, attempt=attempt, occurrence=occurrence))
         return tuple(await all_of(groups))
 
     def session(
@@ -88,11 +99,12 @@ class SkyRLGymGenerator:
         samples: int,
         purpose: str = "train",
         together: int | None = None,
+        tally: FailureTally | None = None,
     ) -> Session:
         """For groups that are sampled one by one and share limits: on trajectories, environments and failures.
 
-        Failures are counted over `samples` samples. `together`: as many groups are asked for at once, and none is
-        judged before all are sampled.
+        Failures are counted over `samples` samples, or in a `tally` of several sessions. `together`: as many groups are
+        asked for at once, and none is judged before all are sampled.
         """
         stage = Stage(
             config=self._config,
@@ -106,12 +118,16 @@ class SkyRLGymGenerator:
         return Session(
             stage,
             self._gym,
-            FailureTally(samples, self._gym.max_failed_share),
+            tally or self.tally(samples),
             key,
             samples_per_prompt=samples_per_prompt,
             user_env_class=self._user_env_class,
             together=together,
         )
+
+    def tally(self, samples: int) -> FailureTally:
+        """Counts the failures of as many samples, by the limits of `environment.skyrl_gym`."""
+        return FailureTally(samples, self._gym.max_failed_share, attempts=self._gym.max_attempts)
 
     @cached_property
     def _chat(self) -> Chat:

@@ -16,8 +16,8 @@ def measure(groups: Sequence[TrajectoryGroup]) -> Metrics:
     """Metrics `generate/...` and `environment/...` over the groups that count, and failures over all."""
     rows = [row for group in groups if not group.dropped for row in group.trajectories]
     if not rows:
-        return _failures(groups)
-    return {**_lengths(rows), **_turns(rows), **_times(rows), **_environment(rows), **_failures(groups)}
+        return count_failures(groups)
+    return {**_lengths(rows), **_turns(rows), **_times(rows), **_environment(rows), **count_failures(groups)}
 
 
 def _lengths(rows: Sequence[Trajectory]) -> Metrics:
@@ -76,8 +76,8 @@ def _environment(rows: Sequence[Trajectory]) -> Metrics:
     return {f"environment/{name}": fmean(row.metrics[name] for row in rows if name in row.metrics) for name in names}
 
 
-def _failures(groups: Sequence[TrajectoryGroup]) -> Metrics:
-    """Counts over the batch. A failure is not a reward of 0: it is only here."""
+def count_failures(groups: Sequence[TrajectoryGroup]) -> Metrics:
+    """Metrics `rollout/...`, counts over the groups. A failure is not a reward of 0: it is only here."""
     rows = [row for group in groups for row in group.trajectories]
     kinds = [failure.kind for row in rows for failure in row.failures]
     counts: Metrics = {f"rollout/failures_{kind}": kinds.count(kind) for kind in dict.fromkeys(kinds)}

@@ -14,7 +14,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from skyrl.data.chat_text import chat_text
-from skyrl.errors import DataError
+from skyrl.errors import DataError, TextError
 
 Message = Mapping[str, Any]
 
@@ -107,4 +107,10 @@ class Template:
 
 
 def _encode(tokenizer: Any, text: str, **options: Any) -> tuple[int, ...]:
+    """Raises `TextError`."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        around = text[max(0, error.start - 20) : error.end + 20]
+        raise TextError(f"the text {around!r} holds a lone surrogate, which no tokenizer takes") from error
     return tuple(tokenizer.encode(text, add_special_tokens=False, **options))

@@ -49,9 +49,13 @@ class Session:
         """What makes its environment. Raises `TaskError`."""
         return find_task(prompt.env_class, self._user_env_class, self._gym)
 
-    async def group(self, prompt: Prompt, *, weight_version: int, attempt: int = 0) -> TrajectoryGroup:
+    async def group(
+        self, prompt: Prompt, *, weight_version: int, attempt: int = 0, occurrence: int = 0
+    ) -> TrajectoryGroup:
         """All samples of a prompt; see `SkyRLGymGenerator.generate`."""
-        key = evolve(self._key, prompt_id=prompt.id, weight_version=weight_version, attempt=attempt)
+        key = evolve(
+            self._key, prompt_id=prompt.id, weight_version=weight_version, attempt=attempt, occurrence=occurrence
+        )
         keys = [evolve(key, sample_index=index) for index in range(self._samples)]
         async with self._slots:
             self.tally.begins(self._samples)

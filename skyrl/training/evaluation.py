@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean
 from urllib.parse import quote
 
 from skyrl.config import GeneratorConfig
 from skyrl.processes.redaction import redacted_tree
 from skyrl.rollout.generator import SkyRLGymGenerator
+from skyrl.rollout.measures import count_failures
 from skyrl.tracking.jsonlines import json_line, sample_records
-from skyrl.training.describe import Metrics, mean_positive, pass_rate
+from skyrl.training.eval_scores import Metrics, scores
 from skyrl.trajectory import Prompt, TrajectoryGroup
 from skyrl.tree import required
 
@@ -43,11 +43,13 @@ class Evaluation:
         self._decode = decode
 
     async def run(self, version: int) -> Metrics:
-        """Metrics `eval/<data source>/{avg_score, pass_at_n, mean_positive_reward,
-        accuracy}`, and the same under `eval/all`; accuracy is the share of answers with reward 1. Groups whose
-        environment failed have no score; `eval/dropped_groups` counts them.
+        """Metrics of `eval_scores.py` under `eval/<data source>/` and `eval/all/`.
+
+        Groups whose environment failed for good have no score: `eval/dropped_groups` counts them, and `eval/failures`
+        with its kinds every attempt that failed, where there were any.
         """
         groups: list[TrajectoryGroup] = []
+        tally = self._generator.tally(len(self._prompts) * self._samples)
         for start in range(0, len(self._prompts), self._batch_size):
             groups += await self._generator.generate(
                 self._prompts[start : start + self._batch_size],
@@ -55,8 +57,9 @@ class Evaluation:
                 samples_per_prompt=self._samples,
                 weight_version=version,
                 purpose="eval",
+                tally=tally,
             )
-        dropped = sum(group.dropped for group in groups)
+        failures = {name.replace("rollout/", "eval/"): count for name, count in count_failures(groups).items() if count}
         groups = [group for group in groups if not group.dropped]
         by_source: dict[str, list[TrajectoryGroup]] = {}
         for group in groups:
@@ -66,19 +69,13 @@ class Evaluation:
             metrics |= self._score(source, own)
         if groups:
             metrics |= self._score("all", groups)
-        metrics |= {"eval/dropped_groups": dropped} if dropped else {}
+        metrics |= failures
         if self._dump_folder is not None:
             self._dump(self._dump_folder / f"global_step_{version}_evals", version, by_source, metrics)
         return metrics
 
     def _score(self, source: str, groups: Sequence[TrajectoryGroup]) -> Metrics:
-        rewards = [reward for group in groups for reward in group.rewards]
-        return {
-            f"eval/{source}/avg_score": fmean(rewards),
-            f"eval/{source}/pass_at_{self._samples}": pass_rate(groups),
-            f"eval/{source}/mean_positive_reward": mean_positive(rewards),
-            f"eval/{source}/accuracy": fmean(reward == 1.0 for reward in rewards),
-        }
+        return {f"eval/{source}/{name}": value for name, value in scores(groups, self._samples).items()}
 
     def _dump(self, folder: Path, step: int, by_source: dict[str, list[TrajectoryGroup]], metrics: Metrics) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -108,5 +108,7 @@ def test_documents_of_another_form_are_a_failure() -> None:
     assert documents({"result": [[{"document": {"contents": "a"}}, {"document": {"contents": "b"}}]]}) == (
         "Doc 1: a\nDoc 2: b"
     )
+    half = {"result": [[{"document": {"contents": "a\ud800b \ud83d\ude00"}}]]}
+    assert documents(half) == "Doc 1: a\ufffdb 😀"
     with pytest.raises(ValueError, match="form"):
         documents({"documents": []})

@@ -50,6 +50,7 @@ def test_a_seed_is_the_same_in_every_version() -> None:
         {"turn": 9},
         {"attempt": 9},
         {"purpose": "eval"},
+        {"occurrence": 1},
         {"prompt_id": '3",4'},
     ],
 )

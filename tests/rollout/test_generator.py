@@ -10,6 +10,7 @@ import pytest
 from skyrl.config import GeneratorConfig, InferenceEngineConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
 from skyrl.errors import RewardError, TaskError
 from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import Prompt, TurnReward
@@ -85,6 +86,14 @@ async def test_one_request_asks_for_all_samples_of_a_prompt() -> None:
     assert [len(request.keys) for request in engine.requests] == [3, 3]
 
 
+async def test_a_prompt_that_stands_twice_in_a_batch_is_sampled_twice_with_different_seeds() -> None:
+    engine = Scripted("a", "b")
+    await sample(generator(engine), prompt(), prompt())
+    first, second = (request.keys for request in engine.requests)
+    assert [key.occurrence for key in (*first, *second)] == [0, 0, 1, 1]
+    assert len({sample_seed(key) for key in (*first, *second)}) == 4
+
+
 async def test_an_answer_that_was_cut_off_can_be_denied_its_reward() -> None:
     engine = Scripted("#### 1", "#### 1", stop_reason="length")
     (group,) = await sample(generator(engine, GeneratorConfig(zero_reward_on_non_stop=True)), prompt())
@@ -121,6 +130,16 @@ STEP = "    def step(self, action): return EnvStep(reward=1, done=True)\n"
 @pytest.mark.parametrize(
     ("source", "said"),
     [
+        (
+            "import asyncio\ndef Task(completion, **others): raise asyncio.CancelledError('x')",
+            "raised CancelledError: x",
+        ),
+        ("def Task(completion, **others): raise KeyboardInterrupt", "raised KeyboardInterrupt"),
+        ("def Task(completion, **others): raise GeneratorExit", "raised GeneratorExit"),
+        (
+            "def Task(completion, **others): raise BaseExceptionGroup('g', [KeyboardInterrupt()])",
+            "raised BaseExceptionGroup: g",
+        ),
         ("def Task(completion, **others): return float('nan')", "gave the reward nan, which is not a finite number"),
         ("def Task(completion, **others): return 'good'", "gave the reward 'good'"),
         ("def Task(completion, **others): return None", "gave the reward None"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from attrs import evolve
 
-from skyrl.config import ChatTemplateConfig
+from skyrl.config import ChatTemplateConfig, SkyRLGymConfig
 from skyrl.envs import Env, EnvStep, register
 from skyrl.trajectory import Trajectory
 from tests.rollout.chats import Says, chat_tokenizer, generator, play, prompt
@@ -76,6 +77,30 @@ async def test_no_format_takes_an_observation_for_the_end_of_a_turn(name: str) -
             [special(tokenizer, step.prompt_ids + step.response_ids) for step in each.steps] for each in (row, harmless)
         )
         assert found == wanted
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_text_that_no_tokenizer_takes_is_a_failure_of_its_sample_and_not_of_the_run(way: str) -> None:
+    asked = prompt(TOKENIZER, "tests-retrieves", page="half a pair: \ud800")
+    fine = evolve(asked, id="fine", extras={"page": "whole"})
+    engine = Says(TOKENIZER, ["look<|im_end|>", "done<|im_end|>"])
+    made = generator(engine, TOKENIZER, SkyRLGymConfig(max_failed_share=1.0, max_attempts=1), **WAYS[way])
+    broken, whole = await play(made, asked, fine)
+    (failure,) = broken.trajectories[0].failures
+    assert failure.kind == "wrong_type"
+    assert "tests-retrieves, answering in prompt p, shows what cannot be read" in failure.reason
+    assert (broken.dropped, whole.dropped) == (True, False)
+
+
+async def test_a_first_message_that_no_tokenizer_takes_is_a_failure_of_its_sample() -> None:
+    class Greets(Retrieves):
+        def init(self, prompt: Any) -> Any:
+            return (*prompt, {"role": "user", "content": self.extras["page"]}), {}
+
+    register("tests-greets", Greets)
+    made = generator(Says(TOKENIZER, ["a"]), TOKENIZER, SkyRLGymConfig(max_failed_share=1.0))
+    (group,) = await play(made, prompt(TOKENIZER, "tests-greets", page="\udfff"))
+    assert [failure.kind for failure in group.trajectories[0].failures] == ["wrong_type"] * 3
 
 
 async def test_what_the_policy_spelled_is_text_where_its_turn_is_written_anew() -> None:

@@ -55,6 +55,13 @@ async def test_the_template_shows_the_tools_and_results_come_back_as_messages_of
     assert row.metrics == {"tool_calls": 3, "malformed_calls": 0, "tool_errors": 1, "tool_timeouts": 0}
 
 
+async def test_what_a_tool_echoes_is_cleaned_of_what_no_tokenizer_takes() -> None:
+    echo = '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'
+    half = '<tool_call>{"name": "price", "arguments": {"item": "\\ud800"}}</tool_call>'
+    row, _ = await shop(echo + half, "10")
+    assert (row.reward, row.failures) == (1.0, ())
+
+
 async def test_with_tools_too_only_sampled_tokens_are_trained_on_and_none_is_tokenized_again() -> None:
     row, engine = await shop(APPLE, SUM, "10")
     ids = [token for token, mask in zip(row.response_ids, row.loss_mask, strict=True) if mask]

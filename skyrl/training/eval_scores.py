@@ -1,0 +1,92 @@
+"""Scores of an evaluation: several samples of each prompt, and what they say of the policy.
+
+    mean     every sample counts: the score of one answer
+    pass@k   is one of k answers right?                 best@N   the best of all N
+    maj@N    is the answer right that most samples gave?
+
+Samples of a prompt are not independent, so standard errors are clustered by prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import comb, sqrt
+from statistics import fmean
+
+from skyrl.trajectory import TrajectoryGroup
+
+Metrics = dict[str, float]
+
+
+def scores(groups: Sequence[TrajectoryGroup], samples: int) -> Metrics:
+    """Metrics by their short names, such as `avg_score` and `pass_at_4`, for `samples` samples of each prompt.
+
+    A sample counts as right for pass@k and maj@N if its reward is positive. Samples that stand in for failed ones
+    (`failed_samples = "fill"`) are left out; a prompt with fewer than k others is left out of pass@k.
+    """
+    rows = [[row for row in group.trajectories if not row.filled] for group in groups]
+    rewards = [[row.reward for row in own] for own in rows if own]
+    exact = [[float(reward == 1.0) for reward in own] for own in rewards]
+    flat = [reward for own in rewards for reward in own]
+    found = {
+        **_with_error("avg_score", rewards),
+        "mean_positive_reward": fmean(max(reward, 0.0) for reward in flat),
+        **_with_error("accuracy", exact),
+        f"best_at_{samples}": fmean(max(own) for own in rewards),
+    }
+    for k in _powers_of_two(samples):
+        passed = [[pass_at_k(len(own), sum(r > 0 for r in own), k)] for own in rewards if len(own) >= k]
+        found |= _with_error(f"pass_at_{k}", passed) if passed else {}
+    votes = [majority([(row.answer, row.reward) for row in own]) for own in rows if own]
+    if any(row.answer is not None for own in rows for row in own):
+        found |= _with_error(f"maj_at_{samples}", [[vote] for vote in votes])
+    return found
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Probability that k of the samples, drawn without replacement, hold a right one: 1 - C(n - c, k) / C(n, k).
+
+    The unbiased estimator of Chen et al., "Evaluating large language models trained on code", arXiv:2107.03374, eq. 1.
+    """
+    return 1.0 - comb(samples - right, k) / comb(samples, k)
+
+
+def majority(votes: Sequence[tuple[str | None, float]]) -> float:
+    """Share of right samples among those that gave the commonest answer (self-consistency, arXiv:2203.11171).
+
+    Each vote is an answer and its reward. Answers that are equally common count alike; samples without an answer do not
+    vote, and 0 is what a prompt gets for which none did.
+    """
+    by_answer: dict[str, list[float]] = {}
+    for answer, reward in votes:
+        if answer is not None:
+            by_answer.setdefault(answer, []).append(float(reward > 0))
+    most = max(map(len, by_answer.values()), default=0)
+    return fmean(fmean(right) for right in by_answer.values() if len(right) == most) if most else 0.0
+
+
+def clustered_error(clusters: Sequence[Sequence[float]]) -> float:
+    """Standard error of the mean over all values, where those of one cluster hang together.
+
+    Miller, "Adding error bars to evals", arXiv:2411.00640, eq. 4, times sqrt(G / (G - 1)) for G clusters, so that
+    clusters of one value give the usual standard error. Needs two clusters.
+    """
+    count = sum(map(len, clusters))
+    mean = fmean(value for cluster in clusters for value in cluster)
+    squares = sum(sum(value - mean for value in cluster) ** 2 for cluster in clusters)
+    return sqrt(squares * len(clusters) / (len(clusters) - 1)) / count
+
+
+def _with_error(name: str, clusters: Sequence[Sequence[float]]) -> Mapping[str, float]:
+    """The mean, and its standard error where there are two prompts or more."""
+    mean = {name: fmean(value for cluster in clusters for value in cluster)}
+    return mean | ({f"{name}_stderr": clustered_error(clusters)} if len(clusters) > 1 else {})
+
+
+def _powers_of_two(most: int) -> Iterator[int]:
+    """1, 2, 4, ... below the number, and the number itself."""
+    k = 1
+    while k < most:
+        yield k
+        k *= 2
+    yield most

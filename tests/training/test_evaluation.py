@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from skyrl.config import GeneratorConfig, SamplingParams, SkyRLGymConfig
+from skyrl.envs import Env, EnvStep, register
+from skyrl.errors import RewardError
+from skyrl.training.eval_scores import Metrics
+from skyrl.training.evaluation import Evaluation
+from tests.rollout.chats import Says, chat_tokenizer, generator, prompt
+
+TOKENIZER = chat_tokenizer()
+FAILED: dict[str, int] = {}
+
+
+class FailsFirst(Env):
+    """Raises for the first `fails` answers to its question, then pays what the answer says."""
+
+    def step(self, action: str) -> EnvStep:
+        name = self.extras["name"]
+        FAILED[name] = FAILED.get(name, 0) + 1
+        if FAILED[name] <= self.extras["fails"]:
+            raise OSError("the grader was away")
+        return EnvStep(reward=float(action), done=True, answer=action)
+
+
+register("tests-fails-first", FailsFirst)
+
+
+async def evaluate(dump: Path | None = None, **fails: int) -> Metrics:
+    """Two samples of each prompt, right and wrong, one prompt at a time."""
+    FAILED.clear()
+    prompts = [prompt(TOKENIZER, "tests-fails-first", name=name, fails=times) for name, times in fails.items()]
+    config = GeneratorConfig(eval_n_samples_per_prompt=2, eval_sampling_params=SamplingParams())
+    made = generator(Says(TOKENIZER, ["1"], ["0"]), TOKENIZER, SkyRLGymConfig(max_attempts=3, max_failed_share=0.3))
+    evaluation = Evaluation(prompts, made, config, batch_size=1, dump_folder=dump, decode=TOKENIZER.decode)
+    return await evaluation.run(4)
+
+
+async def test_an_environment_that_fails_once_ends_no_small_evaluation_and_is_reported() -> None:
+    found = await evaluate(a=1, b=0)
+    assert found["eval/all/avg_score"] == 0.5
+    assert (found["eval/failures"], found["eval/failures_raised"], found["eval/replaced_samples"]) == (1, 1, 1)
+    assert "eval/dropped_groups" not in found
+
+
+async def test_a_prompt_that_fails_for_good_has_no_score_and_is_counted() -> None:
+    found = await evaluate(a=6, b=0, c=0, d=0, e=0, f=0, g=0, h=0, i=0, j=0)
+    assert found["eval/dropped_groups"] == 1
+    assert found["eval/all/avg_score"] == 0.5
+
+
+async def test_an_evaluation_in_which_everything_fails_stops_with_the_reason() -> None:
+    with pytest.raises(RewardError, match="environments failed 4 times among 4 samples.*\n.*the grader was away"):
+        await evaluate(a=9, b=9)
+
+
+async def test_an_evaluation_is_scored_for_each_source_and_written_down(tmp_path: Path) -> None:
+    found = await evaluate(tmp_path, a=0, b=0)
+    assert found["eval/default/pass_at_2"] == found["eval/all/best_at_2"] == 1.0
+    assert found["eval/all/maj_at_2"] == 0.5
+    folder = tmp_path / "global_step_4_evals"
+    assert json.loads((folder / "aggregated_results.jsonl").read_text()) == found
+    assert len((folder / "default.jsonl").read_text().splitlines()) == 4
