@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from skyrl.config import compose
-from skyrl.experiments.kinds import experiment_of
+from skyrl.config.kinds import kind_named
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> str:
@@ -80,7 +80,7 @@ def train(nano: Path, folder: Path, kind: str = "sft", **changes: Any) -> list[d
     """Runs it, and reads its metrics."""
     folder.mkdir(exist_ok=True)
     config: Any = compose([], settings(nano, folder, kind, **changes)).config
-    experiment_of(config.kind)(config).run()
+    kind_named(config.kind).experiment_class()(config).run()
     return records(folder)
 
 

@@ -57,6 +57,7 @@ def show(
 ) -> None:
     """Print a configuration: whole and with everything derived, unless an option says otherwise."""
     from skyrl.cli import show as forms
+    from skyrl.config.kinds import header_of
     from skyrl.config.resolve import resolve_with_origins
     from skyrl.tree.sparse import sparse as only_differences
 
@@ -64,8 +65,7 @@ def show(
     warn(loaded.warnings)
     run, origins = loaded.config, loaded.origins
     if sparse:
-        kind: dict[str, str] = {} if run.kind == "rl" else {"kind": run.kind}
-        click.echo(forms.dump(kind | only_differences(run), language, type(run)))
+        click.echo(forms.dump(header_of(type(run)) | only_differences(run), language, type(run)))
         return
     if not written:
         run, origins, _ = resolve_with_origins(run, origins)

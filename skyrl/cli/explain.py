@@ -23,8 +23,8 @@ def as_text(explanation: Explanation) -> str:
     if explanation.acts_when:
         verdict = "it does here" if explanation.acts else "it does not here"
         lines += ["", f"It has an effect when {explanation.acts_when}: {verdict}."]
-    if explanation.not_yet:
-        lines += ["", f"Not read in this version yet: {explanation.not_yet}."]
+    if explanation.unimplemented:
+        lines += ["", f"Not read in this version yet: {explanation.unimplemented}."]
     if explanation.checks:
         lines += ["", "Checks that look at it:"]
         for name, sentence in explanation.checks:

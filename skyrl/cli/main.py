@@ -13,7 +13,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any, NoReturn, TextIO, cast
+from typing import NoReturn, TextIO, cast
 
 import click
 
@@ -28,7 +28,7 @@ from skyrl.cli.serve_reward import serve_reward
 from skyrl.cli.simulate import simulate
 from skyrl.cli.templates import templates
 from skyrl.cli.words import STRICT, WORDS, compose_words
-from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, Problem, SkyRLError, Stopped
+from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, SkyRLError, Stopped
 from skyrl.processes.redaction import RedactedStream
 
 
@@ -47,23 +47,24 @@ def cli() -> None:
 @STRICT
 def run(words: tuple[str, ...], strict: bool) -> None:
     """Train as the configuration says."""
-    composed = compose_words(words, strict=strict, also=_of_this_machine())
+    from skyrl.config.kinds import kind_of
+    from skyrl.config.run_kind import RunKind
+
+    composed = compose_words(words, strict=strict, also=RunKind.preflight_checks)
     # Threads of torch that wait for each other by spinning bring a shared machine to a stop; read by torch on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from skyrl.experiments.kinds import experiment_of
     from skyrl.experiments.recovery import run_with_recovery
     from skyrl.experiments.summary import summary
 
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
-    experiment, trained = run_with_recovery(experiment_of(composed.config.kind), composed.config)
+    kind = kind_of(composed.config)
+    experiment, trained = run_with_recovery(kind.experiment_class(), composed.config)
     if not trained:
-        of_rl = composed.config.kind == "rl"
-        at, longer = ("trainer.", "trainer.epochs or trainer.max_training_steps") if of_rl else ("", "num_epochs")
         click.echo(
             f"This run is finished ({experiment.checkpoints.folder} has its last step): nothing was trained.\n"
-            f"To train again, choose other folders ({at}run_path, {at}ckpt_path) or delete these; "
-            f"to train longer, raise {longer}."
+            f"To train again, choose other folders ({kind.path('run_path')}, {kind.path('ckpt_path')}) or "
+            f"delete these; to train longer, raise {' or '.join(kind.length)}."
         )
     for line in summary(composed.config, experiment.folder):
         click.echo(line)
@@ -74,32 +75,16 @@ def run(words: tuple[str, ...], strict: bool) -> None:
 @STRICT
 def doctor(words: tuple[str, ...], strict: bool) -> None:
     """Look whether this machine has what a run needs: packages, GPUs, keys, files, models, tasks; start nothing."""
-    composed = compose_words(words, strict=strict, also=_of_this_machine())
+    from skyrl.config.kinds import kind_of
+    from skyrl.config.run_kind import RunKind
+    from skyrl.tree import get_at
+
+    composed = compose_words(words, strict=strict, also=RunKind.preflight_checks)
     run = composed.config
     click.echo(f"The values fit together, and this machine has what they name: {run.trainer.policy.model.path} is")
-    sources = run.data.train_data if run.kind == "rl" else run.train_datasets
+    sources = get_at(run, kind_of(run).data)
     click.echo(f"trained on {run.trainer.device} by {run.trainer.strategy}, with {len(sources)} sources.")
     click.echo("Hub names, and what a cluster has, are seen when it runs.")
-
-
-def _of_this_machine() -> tuple[Any, ...]:
-    """Checks of what lies outside of the tree."""
-    from skyrl.experiments.installation import INSTALLATION, keys_are_there
-    from skyrl.experiments.preflight import PREFLIGHT
-    from skyrl.experiments.supervised_preflight import SUPERVISED_PREFLIGHT
-
-    of_rl: tuple[Any, ...] = (*INSTALLATION, keys_are_there(os.environ), *PREFLIGHT)
-    return (*(_only(True, check) for check in of_rl), *(_only(False, check) for check in SUPERVISED_PREFLIGHT))
-
-
-def _only(of_rl: bool, check: Any) -> Any:
-    """The check for reinforcement learning alone, or for the other kinds of run."""
-
-    def looked_at(run: Any) -> Iterator[Problem]:
-        if (run.kind == "rl") == of_rl:
-            yield from check(run)
-
-    return looked_at
 
 
 @cli.command()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyrl.cli.words import WORDS, compose_words
+from skyrl.cli.words import WORDS, compose_rl
 
 if TYPE_CHECKING:
     from skyrl.cli.plan_table import Plan
@@ -28,11 +28,7 @@ def plan(words: tuple[str, ...], as_json: bool, gpus_per_node: int | None) -> No
 
     from skyrl.cli.plan_table import table
 
-    run = compose_words(words).config
-    if run.kind != "rl":
-        from skyrl.errors import UserError
-
-        raise UserError(f"kind = {run.kind}: one model on placement.num_nodes x num_gpus_per_node; nothing to lay out")
+    run = compose_rl(words, "one model on placement.num_nodes x num_gpus_per_node; nothing to lay out")
     planned = plan_of(run, gpus_per_node)
     click.echo(json.dumps(planned, indent=2) if as_json else table(planned))
 

@@ -46,9 +46,9 @@ def lines_with_origins(run: RunConfig, origins: Origins) -> str:
 
 def derived_lines(run: RunConfig, origins: Origins) -> str:
     """What was derived: the value, the rule, why, and what it was derived from."""
-    from skyrl.config.resolve import rules_of
+    from skyrl.config.kinds import kind_of
 
-    by_name = {rule.name: rule for rule in rules_of(type(run))}
+    by_name = {rule.name: rule for rule in kind_of(run).rules}
     flat, paragraphs = flatten(run), []
     for path, chain in origins.items():
         if chain[-1].kind != "rule":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyrl.cli.words import WORDS, compose_words
+from skyrl.cli.words import WORDS, compose_rl
 
 if TYPE_CHECKING:
     from skyrl.config import SkyRLTrainConfig
@@ -53,11 +53,7 @@ def simulate(words: tuple[str, ...], steps: int, split: bool, as_json: bool, **g
     from skyrl.experiments.simulation import simulate as run
     from skyrl.experiments.simulation import splits, summary
 
-    config = compose_words(words).config
-    if config.kind != "rl":
-        from skyrl.errors import UserError
-
-        raise UserError(f"kind = {config.kind}: nothing is sampled, so there is no scheduler to simulate")
+    config = compose_rl(words, "nothing is sampled, so there is no scheduler to simulate")
     world = world_of(config, steps, **given)
     outcome = run(world, steps)
     others: list[tuple[int, Outcome]] = []

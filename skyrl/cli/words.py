@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from skyrl.cli import lasting_imports
-from skyrl.errors import Problem, render
+from skyrl.errors import Problem, UserError, render
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from skyrl.config import Composed, Loaded, SkyRLTrainConfig
+    from skyrl.config.run_kind import RunKind
     from skyrl.tree.rules import Check
 
 
@@ -44,11 +45,11 @@ def paths_from(
     Of the kind of run that the words before it make; of every kind where they come later.
     """
     from skyrl.config.kinds import KINDS, root_of
-    from skyrl.config.load import kind_of
+    from skyrl.config.load import chosen_root
     from skyrl.tree.classes import leaf_paths
 
     depth = start.count(".")
-    roots = map(root_of, KINDS) if every_kind else [kind_of(*split_words(words or ()))]
+    roots = map(root_of, KINDS) if every_kind else [chosen_root(*split_words(words or ()))]
     found = dict.fromkeys(
         ".".join(names[: depth + 1]) + ("." if len(names) > depth + 1 else ends)
         for names in (path.split(".") for root in roots for path, _ in leaf_paths(root))
@@ -87,7 +88,7 @@ def load_words(words: Sequence[str]) -> Loaded[SkyRLTrainConfig]:
 
 
 def compose_words(
-    words: Sequence[str], *, strict: bool = False, also: Sequence[Check[SkyRLTrainConfig]] = ()
+    words: Sequence[str], *, strict: bool = False, also: Callable[[RunKind], Sequence[Check[Any]]] | None = None
 ) -> Composed[SkyRLTrainConfig]:
     """The run that the words describe, resolved and checked; warnings are printed. Raises `ConfigError`."""
     with lasting_imports():
@@ -96,6 +97,16 @@ def compose_words(
     composed = compose(*split_words(words), strict=strict, also=also, environ=os.environ)
     warn(composed.warnings)
     return composed
+
+
+def compose_rl(words: Sequence[str], refusal: str) -> SkyRLTrainConfig:
+    """The resolved tree of a reinforcement-learning run. Raises `UserError` with `refusal` for another kind of run."""
+    from skyrl.config.root import SkyRLTrainConfig
+
+    run = compose_words(words).config
+    if not isinstance(run, SkyRLTrainConfig):
+        raise UserError(f"kind = {run.kind}: {refusal}")
+    return run
 
 
 def warn(warnings: Sequence[Problem]) -> None:

@@ -1,7 +1,7 @@
 """The run as its author wrote it: immutable classes and nothing that can touch a GPU.
 
 Read `root.py` first: it is the tree. `load.py` reads one from files and arguments, `resolve.py` fills what follows
-from the rest, `check.py` says which trees can run.
+from the rest, `check.py` says which trees can run, `kinds.py` what a kind of run is made of.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,7 @@ from skyrl.config.trainer import TrainerConfig
 from skyrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from skyrl.config.supervised import RewardModelConfig, SFTConfig, SFTPlacementConfig, SupervisedConfig
+    from skyrl.config.supervised.root import RewardModelConfig, SFTConfig, SFTPlacementConfig, SupervisedConfig
 
 __all__ = [
     "AdvantageEstimatorRegistry",
@@ -137,7 +137,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Supervised runs' classes on demand (PEP 562): an RL file is checked without them."""
     if name in ("RewardModelConfig", "SFTConfig", "SFTPlacementConfig", "SupervisedConfig"):
-        from skyrl.config import supervised
+        from skyrl.config.supervised import root
 
-        return getattr(supervised, name)
+        return getattr(root, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

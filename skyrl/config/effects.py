@@ -5,24 +5,19 @@ Real configurations carry such keys (a KL coefficient with KL off), so that they
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
-from skyrl.config.check_schedule import schedule_reads
-from skyrl.config.effect import Effect
+from skyrl.config.checks.schedule import schedule_reads
 from skyrl.config.effects_algorithm import ALGORITHM_EFFECTS
 from skyrl.config.engines import VLLM_ONLY
-from skyrl.config.entry import RunConfig
+from skyrl.config.every_kind import EVERY_KIND_EFFECTS
 from skyrl.config.fully_async import FullyAsyncConfig
 from skyrl.config.import_paths import is_import_path
 from skyrl.config.intervals import read_interval
-from skyrl.config.resolve import rules_of
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray, samples
-from skyrl.errors import Problem
-from skyrl.tree import differences
 from skyrl.tree.classes import fields_of
-from skyrl.tree.origins import Origin, Origins, place_of, written_paths
-from skyrl.tree.rules import paths_read, touches
+from skyrl.tree.rules import Effect
 
 
 def _env_is(name: str) -> Callable[[SkyRLTrainConfig], bool]:
@@ -107,6 +102,7 @@ def _keeps_the_best(run: SkyRLTrainConfig) -> bool:
 
 
 EFFECTS: tuple[Effect, ...] = (
+    *(effect.below("trainer") for effect in EVERY_KIND_EFFECTS),
     Effect("trainer.ref", "a KL term is on", has_reference),
     Effect("trainer.update_ref_every_epoch", "a KL term is on", has_reference),
     Effect("trainer.critic.optimizer_config", "there is a critic", has_critic),
@@ -157,12 +153,6 @@ EFFECTS: tuple[Effect, ...] = (
         "the device is cuda and others share the policy's (trainer.placement.colocate_all or colocate_policy_ref)",
         _makes_room_on_cuda,
     ),
-    Effect("trainer.log_path", "the run is on Ray", on_ray),
-    Effect(
-        "trainer.recover_retries",
-        "recover_mode is auto or fault",
-        lambda run: run.trainer.recover_mode in ("auto", "fault"),
-    ),
     *(
         Effect(f"trainer.{name}", "old checkpoints are deleted (max_ckpts_to_keep is not -1)", _forgets_checkpoints)
         for name in ("ckpt_keep_every", "ckpt_keep_best")
@@ -170,15 +160,6 @@ EFFECTS: tuple[Effect, ...] = (
     *(
         Effect(f"trainer.{name}", "the best checkpoints are kept (ckpt_keep_best)", _keeps_the_best)
         for name in ("ckpt_best_metric", "ckpt_best_is")
-    ),
-    *(
-        Effect(f"trainer.placement.{name}", "the run is on Ray", on_ray)
-        for name in (
-            "ray_address",
-            "start_timeout_seconds",
-            "call_timeout_seconds",
-            "heartbeat_timeout_seconds",
-        )
     ),
     Effect(
         "generator.inference_engine.weight_sync_backend",
@@ -201,9 +182,6 @@ EFFECTS: tuple[Effect, ...] = (
         "use_sample_packing is on and attention is sdpa",
         lambda run: run.trainer.use_sample_packing and run.trainer.attention in (None, "sdpa"),
     ),
-    Effect("trainer.bf16", "the device is cuda (a CPU computes in float32)", _on_cuda),
-    Effect("trainer.flash_attn", "the device is cuda (a CPU uses sdpa)", _on_cuda),
-    Effect("trainer.gradient_checkpointing", "the device is cuda (a CPU has the memory)", _on_cuda),
     Effect(
         "trainer.gradient_checkpointing_use_reentrant",
         "activations are recomputed",
@@ -212,11 +190,6 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.eval_batch_size", "evaluation is on", evaluates),
     Effect("trainer.faults.max_skipped_steps", "on_non_finite is skip", _non_finite("skip")),
     Effect("trainer.faults.max_roll_backs", "on_non_finite is roll_back", _non_finite("roll_back")),
-    Effect(
-        "trainer.faults.on_stall",
-        "stall_timeout_seconds is a time",
-        lambda run: run.trainer.faults.stall_timeout_seconds is not None,
-    ),
     Effect("generator.eval_sampling_params", "evaluation is on", evaluates),
     Effect("generator.eval_n_samples_per_prompt", "evaluation is on", evaluates),
     *(
@@ -261,39 +234,3 @@ EFFECTS: tuple[Effect, ...] = (
     ),
     *(Effect(f"generator.inference_engine.{name}", "the engine is vllm", _engine_is_vllm) for name in VLLM_ONLY),
 )
-
-
-def effects_of(root: type[RunConfig]) -> tuple[Effect, ...]:
-    """Those of this kind of run."""
-    if issubclass(root, SkyRLTrainConfig):
-        return EFFECTS
-    from skyrl.config.supervised_check import SUPERVISED_EFFECTS
-
-    return SUPERVISED_EFFECTS
-
-
-def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[str] = ()) -> list[Problem]:
-    """A warning for each written value that does nothing in this run; silent where that depends on a broken value.
-
-    Without `origins`, written means different from the default tree.
-    """
-    written = written_paths(_changed(run) if origins is None else origins)
-    return [
-        Problem(
-            path=effect.path,
-            message=f"has no effect in this run: it acts only when {effect.when}",
-            place=place_of(effect.path, origins or {}),
-            severity="warning",
-        )
-        for effect in effects_of(type(run))
-        if effect.path in written
-        and not effect.acts(run)
-        and not (broken and touches(paths_read(effect.acts, run), broken))
-    ]
-
-
-def _changed(run: RunConfig) -> Origins:
-    """As if every value that differs from its default, and may not have been derived, had been written in Python."""
-    derived = [rule.writes for rule in rules_of(type(run))]
-    changed = differences(type(run)(), run)
-    return {path: (Origin(kind="python"),) for path in changed if not touches([path], derived)}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from skyrl.config.algorithm import AlgorithmConfig
-from skyrl.config.effect import Effect
 from skyrl.config.registry import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from skyrl.config.sizes import has_critic, has_reference
+from skyrl.tree.rules import Effect
 
 _CLIPPED = ("regular", "dual_clip", "gspo", "rollout_is", "clip_cov", "decoupled")
 """Losses that read `eps_clip_low` and `eps_clip_high`."""

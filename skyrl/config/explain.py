@@ -10,11 +10,8 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from skyrl.config.check import checks_of
-from skyrl.config.effects import effects_of
 from skyrl.config.entry import RunConfig
-from skyrl.config.not_yet import NotYet, not_yet_of
-from skyrl.config.resolve import rules_of
+from skyrl.config.kinds import kind_of
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
@@ -65,7 +62,7 @@ class Explanation:
     checks: tuple[tuple[str, str], ...]
     """Checks that read it: the name, and what must hold."""
 
-    not_yet: str
+    unimplemented: str
     """The capability that this version lacks for the field to be read; empty where it is read."""
 
 
@@ -76,8 +73,9 @@ def explain(path: str, run: RunConfig, origins: Origins) -> Explanation:
     """
     names = split_path(path)
     attribute, depth, doc = _field(names, run)
-    effect = next((each for each in effects_of(type(run)) if _covers(each.path, path)), None)
-    later = next((each for each in not_yet_of(type(run)) if _covers(each.path, path)), None)
+    kind = kind_of(run)
+    effect = next((each for each in kind.effects if _covers(each.path, path)), None)
+    later = next((each for each in kind.unimplemented if _covers(each.path, path)), None)
     return Explanation(
         path=path,
         value=_value(run, names),
@@ -85,11 +83,11 @@ def explain(path: str, run: RunConfig, origins: Origins) -> Explanation:
         allowed=wanted_by(attribute.validator) if depth == len(names) else "",
         doc=" ".join(doc.split()),
         chain=_chain(path, names, run, origins),
-        feeds=tuple((rule.writes, rule.name) for rule in rules_of(type(run)) if touches([path], rule.reads)),
+        feeds=tuple((rule.writes, rule.name) for rule in kind.rules if touches([path], rule.reads)),
         acts_when=effect.when if effect else "",
         acts=effect.acts(run) if effect else True,
         checks=tuple(_checks_of(path, run)),
-        not_yet=later.what if later else "",
+        unimplemented=later.what if later else "",
     )
 
 
@@ -142,7 +140,7 @@ def _default(run: RunConfig, names: Path) -> Any:
 def _chain(path: str, names: Path, run: RunConfig, origins: Origins) -> tuple[Step, ...]:
     chain = origins.get(path, ())
     steps = [] if chain and chain[0].kind == "default" else [Step(place="default", value=_default(run, names))]
-    by_name = {rule.name: rule for rule in rules_of(type(run))}
+    by_name = {rule.name: rule for rule in kind_of(run).rules}
     for origin in chain:
         rule = by_name.get(origin.where) if origin.kind == "rule" else None
         reads = [(each, stored_value(get_at(run, each)), place_of(each, origins) or "default") for each in origin.reads]
@@ -156,9 +154,7 @@ def _chain(path: str, names: Path, run: RunConfig, origins: Origins) -> tuple[St
 
 def _checks_of(path: str, run: RunConfig) -> list[tuple[str, str]]:
     found = []
-    for check in checks_of(type(run)):
-        if isinstance(getattr(check, "__self__", None), NotYet):
-            continue
+    for check in kind_of(run).checks:
         if touches([path], paths_read(check, run)):
             found.append((getattr(check, "__name__", ""), " ".join((check.__doc__ or "").split())))
     return found

@@ -1,21 +1,81 @@
-"""The kinds of run, and the tree that each is read into."""
+"""The kinds of run: reinforcement learning here, supervised ones in `supervised/kinds.py`."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from skyrl.config.checks.algorithm import ALGORITHM_CHECKS
+from skyrl.config.checks.asynchronous import ASYNC_CHECKS
+from skyrl.config.checks.batches import BATCH_CHECKS
+from skyrl.config.checks.checkpoints import CHECKPOINT_CHECKS
+from skyrl.config.checks.data import DATA_CHECKS
+from skyrl.config.checks.engines import ENGINE_CHECKS
+from skyrl.config.checks.learners import LEARNER_CHECKS
+from skyrl.config.checks.placement import PLACEMENT_CHECKS
+from skyrl.config.checks.rollouts import ROLLOUT_CHECKS
+from skyrl.config.checks.sampling import SAMPLING_CHECKS
+from skyrl.config.effects import EFFECTS
 from skyrl.config.entry import RunConfig
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.rules import RULES
+from skyrl.config.run_kind import RunKind
+from skyrl.config.unimplemented import UNIMPLEMENTED, UNIMPLEMENTED_VALUES
+from skyrl.tree.classes import fields_of
+
+RL = RunKind(
+    name="rl",
+    root=SkyRLTrainConfig,
+    rules=RULES,
+    checks=(
+        *DATA_CHECKS,
+        *SAMPLING_CHECKS,
+        *CHECKPOINT_CHECKS,
+        *ALGORITHM_CHECKS,
+        *BATCH_CHECKS,
+        *PLACEMENT_CHECKS,
+        *ENGINE_CHECKS,
+        *LEARNER_CHECKS,
+        *ROLLOUT_CHECKS,
+        *ASYNC_CHECKS,
+    ),
+    effects=EFFECTS,
+    unimplemented=UNIMPLEMENTED,
+    unimplemented_values=UNIMPLEMENTED_VALUES,
+    trainer="trainer",
+    model="trainer.policy.model",
+    data="data.train_data",
+    length=("trainer.epochs", "trainer.max_training_steps"),
+    experiment="skyrl.experiments.ppo:BasePPOExp",
+    preflight="skyrl.experiments.preflight:PREFLIGHT",
+)
 
 KINDS = ("rl", "sft", "reward_model")
 """What a file's `kind` may name."""
 
 
-def root_of(kind: str) -> type[RunConfig]:
-    """The class of the tree. Those of supervised runs are imported for such runs alone: checking an RL file is quick.
+def kind_named(name: str) -> RunKind:
+    """The kind of this name. Supervised ones are imported when they are asked for: checking an RL file is quick.
 
-    Raises `KeyError` for a kind that there is not.
+    Raises `KeyError` for a kind that does not exist.
     """
-    if kind == "rl":
-        return SkyRLTrainConfig
-    from skyrl.config.supervised import RewardModelConfig, SFTConfig
+    if name == RL.name:
+        return RL
+    from skyrl.config.supervised.kinds import SUPERVISED_KINDS
 
-    return {"sft": SFTConfig, "reward_model": RewardModelConfig}[kind]
+    return {kind.name: kind for kind in SUPERVISED_KINDS}[name]
+
+
+def kind_of(run: Any) -> RunKind:
+    """The kind of a run's tree, or of the tree's class."""
+    return kind_named(str(fields_of(run)["kind"].default) if isinstance(run, type) else run.kind)
+
+
+def header_of(root: type[RunConfig]) -> dict[str, str]:
+    """What a file of this kind of run begins with: nothing for reinforcement learning, which needs no `kind`."""
+    kind = kind_of(root)
+    return {} if kind is RL else {"kind": kind.name}
+
+
+def root_of(kind: str) -> type[RunConfig]:
+    """The class of the tree of a kind. Raises `KeyError` for a kind that does not exist."""
+    return kind_named(kind).root

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any, Generic
 
@@ -16,12 +16,13 @@ from attrs import evolve, frozen
 from typing_extensions import TypeVar
 
 from skyrl.config.check import check
-from skyrl.config.entry import RunConfig
-from skyrl.config.kinds import KINDS, root_of
+from skyrl.config.entry import RunConfig, reads_overrides
+from skyrl.config.kinds import KINDS, kind_of, root_of
 from skyrl.config.migrations import MIGRATIONS
 from skyrl.config.presets import PRESETS
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.run_kind import RunKind
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.arguments import read_argument, read_python
 from skyrl.tree.classes import fields_of
@@ -91,22 +92,30 @@ def compose(
     root: type[C] | None = None,
     *,
     strict: bool = False,
-    also: Sequence[Check[Any]] = (),
+    also: Callable[[RunKind], Sequence[Check[Any]]] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Composed[C]:
     """Load, resolve and check: one `ConfigError` lists everything that is wrong.
 
-    `strict` makes warnings errors; `also` are further checks, such as those of what is on this machine.
+    `strict` makes warnings errors; `also` gives further checks for a kind of run, such as those of this machine.
     """
     draft = _draft(files, overrides, root, environ)
     written = draft.build()
     config, origins, broken = resolve_with_origins(written, draft.origins, draft.broken)
-    found = [*draft.problems, *check(config, origins, broken), *find_problems(config, also, origins, broken)]
+    further = also(kind_of(config)) if also else ()
+    found = [*draft.problems, *check(config, origins, broken), *find_problems(config, further, origins, broken)]
     warnings = tuple(_by_place(problem for problem in found if problem.severity == "warning"))
     errors = found if strict else [problem for problem in found if problem.severity == "error"]
     if errors:
         raise ConfigError(_by_place(errors))
     return Composed(written=written, config=config, origins=origins, warnings=warnings)
+
+
+@reads_overrides
+def _resolved(overrides: Overrides, root: type[C]) -> C:
+    """What a tree's own constructors return, such as `SkyRLTrainConfig.from_dict`."""
+    loaded = load([], overrides, root)
+    return resolve_with_origins(loaded.config, loaded.origins)[0]
 
 
 def _draft(files: Files, overrides: Overrides, root: type[C] | None, environ: Mapping[str, str] | None) -> Draft[C]:
@@ -182,7 +191,7 @@ def _word_layer(override: str | tuple[str, Any], number: int) -> _Layer:
         return _Layer(error=error)
 
 
-def kind_of(files: Files, overrides: Overrides = ()) -> type[RunConfig]:
+def chosen_root(files: Files, overrides: Overrides = ()) -> type[RunConfig]:
     """The tree that they are read into, whatever else is wrong with them."""
     layers = _layers(files, overrides, Reach(presets=PRESETS))
     return _root_meant(_kind_of(layers), layers)

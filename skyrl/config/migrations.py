@@ -1,14 +1,14 @@
 """Names that a path had before, elsewhere or earlier: followed with a warning, or refused with the reason.
 
 Three eras stand here: SkyRL's Hydra files of 2025, in which engine settings lay directly under `generator`; the
-documents of mid-2025; and what SkyRL added after the tree that ours follows (`later.py`).
+documents of mid-2025; and what SkyRL added after the tree that ours follows (`newer_upstream_fields.py`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from skyrl.config.later import LATER
+from skyrl.config.newer_upstream_fields import NEWER_UPSTREAM_FIELDS
 from skyrl.tree.migrations import Migration
 
 HYDRA, DOCUMENTS = "March 2026", "late 2025"
@@ -97,6 +97,6 @@ MIGRATIONS: tuple[Migration, ...] = (
     _gone("defaults", HYDRA, 'name the file that this one is written on top of: extends = "base.toml"'),
     # SkyRL's own later names
     _moved("trainer.remove_microbatch_padding", "trainer.use_sample_packing", ""),
-    *LATER,
+    *NEWER_UPSTREAM_FIELDS,
 )  # fmt: skip
 """The first entry for a path counts; an entry for a table holds for everything in it that has none of its own."""

@@ -6,9 +6,7 @@ import inspect
 import json
 from typing import Any
 
-from skyrl.config.effects import effects_of
-from skyrl.config.not_yet import not_yet_of
-from skyrl.config.resolve import rules_of
+from skyrl.config.kinds import kind_of
 from skyrl.tree.classes import fields_of, role_of, table_class
 from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import stored_value
@@ -48,12 +46,11 @@ def _table(table: Any, defaults: Any, path: str, root: type[Any]) -> list[str]:
 
 def _sentences(path: str, doc: str, root: type[Any]) -> list[str]:
     """What the field means, when it acts, what derives it, and whether this version reads it."""
-    found = [" ".join(doc.split())]
-    found += [f"Has an effect when {each.when}." for each in effects_of(root) if _covers(each.path, path)]
-    found += [f"Derived by `{each.name}` where it is not written." for each in rules_of(root) if each.writes == path]
-    found += [f"Not read in this version yet: {each.what}." for each in not_yet_of(root) if _covers(each.path, path)][
-        :1
-    ]
+    kind, found = kind_of(root), [" ".join(doc.split())]
+    found += [f"Has an effect when {each.when}." for each in kind.effects if _covers(each.path, path)]
+    found += [f"Derived by `{each.name}` where it is not written." for each in kind.rules if each.writes == path]
+    missing = [each.what for each in kind.unimplemented if _covers(each.path, path)]
+    found += [f"Not read in this version yet: {what}." for what in missing[:1]]
     return [f"  {sentence}" for sentence in found if sentence]
 
 

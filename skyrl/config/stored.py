@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 import attrs
 
 from skyrl.config.entry import RunConfig
+from skyrl.config.kinds import kind_of
 from skyrl.config.migrations import MIGRATIONS
-from skyrl.config.resolve import derived, resolve, resolve_with_origins, rules_of
+from skyrl.config.resolve import derived, resolve, resolve_with_origins
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import evolve_at, fingerprint, get_at, to_dict
 from skyrl.tree.draft import Draft
@@ -66,7 +67,9 @@ def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
     leave_out = [str(path) for path in listed] if isinstance(listed, list) else derived(run)
     tables = sparse(run, root(), leave_out)
     again = resolve(_without(run, leave_out))
-    for rule in rules_of(root):  # what a rule changes although it was written, and is the default, is written again
+    for rule in kind_of(
+        root
+    ).rules:  # what a rule changes although it was written, and is the default, is written again
         if not rule.placeholder and get_at(again, rule.writes) != get_at(run, rule.writes):
             _put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
     return attrs.evolve(inside, value=tables)
@@ -94,7 +97,7 @@ def _read(stored: Assignment, root: type[C]) -> tuple[C, Origins]:
 
 def _without(run: RunConfig, paths: Iterable[str]) -> RunConfig:
     """The tree before these paths were derived."""
-    unset = {rule.writes: rule.unset for rule in rules_of(type(run))}
+    unset = {rule.writes: rule.unset for rule in kind_of(run).rules}
     for path in paths:
         if path in unset:
             run = evolve_at(run, path, unset[path])

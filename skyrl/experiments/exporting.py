@@ -9,6 +9,7 @@ from torch import Tensor
 
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore
 from skyrl.config import RewardModelConfig
+from skyrl.config.kinds import kind_of
 from skyrl.errors import ResumeError, UserError
 from skyrl.experiments.stored_runs import Run, checkpoints_of, place_of, run_of
 from skyrl.models.lora import adapter_alone, merged
@@ -41,8 +42,7 @@ def export(
     role, name = _NAMES[config.kind]
     lora = config.trainer.policy.model.lora
     if adapter and not lora.rank:
-        rank = "trainer.policy.model.lora.rank" if config.kind == "rl" else "model.lora.rank"
-        raise UserError(f"{run} trained all weights ({rank} = 0): it has no adapter")
+        raise UserError(f"{run} trained all weights ({kind_of(config).model}.lora.rank = 0): it has no adapter")
     name = "adapter" if adapter else name
     folder = to or Path(place_of(config.trainer.export_path, run, config)) / f"global_step_{saved}" / name
     weights = _weights(checkpoint, role)

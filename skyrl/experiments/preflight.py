@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from skyrl.config.sizes import samples
 from skyrl.envs import find_env
 from skyrl.errors import Problem, TaskError
 from skyrl.experiments import on_machine
+from skyrl.experiments.installation import INSTALLATION, keys_are_there
 from skyrl.tree.rules import Check
 
 
@@ -68,6 +70,8 @@ def the_recording_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
+    *INSTALLATION,
+    keys_are_there(os.environ),
     models_are_where_they_are_said_to_be,
     data_files_exist,
     the_task_can_be_imported,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import SFTConfig, SupervisedConfig, TrainerConfig
-from skyrl.config.supervised_check import evaluation_names
+from skyrl.config.supervised.checks import evaluation_names
 from skyrl.data.cursor import PromptCursor
 from skyrl.data.order import InOrder, Mixed, Order
 from skyrl.data.supervised_rows import Rows, load_supervised

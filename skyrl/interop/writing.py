@@ -6,6 +6,7 @@ from typing import Any
 
 from skyrl.config import SkyRLTrainConfig, check
 from skyrl.config.entry import RunConfig
+from skyrl.config.kinds import header_of
 from skyrl.config.migrations import MIGRATIONS
 from skyrl.config.resolve import derived, resolve_with_origins
 from skyrl.errors import ConfigError, Problem
@@ -57,7 +58,7 @@ class Writing:
         """The tables without what is derived, and what `check` says about the run that they describe."""
         run, origins = self._draft.build(), self._draft.origins
         needless, problems = self._followed(run, origins)
-        tables: dict[str, Any] = {} if self._root is SkyRLTrainConfig else {"kind": run.kind}
+        tables: dict[str, Any] = dict(header_of(self._root))
         for path in origins:
             if path not in needless:
                 _put(tables, split_path(path), _spelled(path, run))

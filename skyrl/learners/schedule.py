@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from skyrl.config import OptimizerConfig, TrainerConfig
-from skyrl.config.check_schedule import DECAYING, OURS
+from skyrl.config.checks.schedule import DECAYING, OURS
 
 
 def adamw(model: Any, config: OptimizerConfig) -> torch.optim.AdamW:

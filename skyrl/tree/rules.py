@@ -6,8 +6,9 @@ yields problems. Both are skipped where a value they read could not be used, so 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import attrs
 
@@ -48,6 +49,31 @@ class Rule(Generic[T]):
         """Does this value mean "derive it"?"""
         return type(value) is type(self.unset) and bool(value == self.unset)
 
+    def below(self, table: str) -> Rule[Any]:
+        """The same rule in a larger tree, in which what it reads and writes is inside the table at the path `table`."""
+        return attrs.evolve(
+            cast("Rule[Any]", self),
+            writes=f"{table}.{self.writes}",
+            reads=tuple(f"{table}.{path}" for path in self.reads),
+            compute=_of_table(table, self.compute),
+        )
+
+
+@attrs.frozen
+class Effect:
+    """A field that acts under a condition only: one path, or every path inside a table."""
+
+    path: str
+    when: str
+    """The condition in words, after "acts only when"."""
+
+    acts: Callable[[Any], bool]
+    """The condition for a resolved tree."""
+
+    def below(self, table: str) -> Effect:
+        """The same in a larger tree, in which the field is inside the table at the path `table`."""
+        return Effect(f"{table}.{self.path}", self.when, _of_table(table, self.acts))
+
 
 def rule(
     *, writes: str, reads: Sequence[str], unset: Any = None, placeholder: bool = True
@@ -58,6 +84,14 @@ def rule(
         return Rule(writes=writes, reads=tuple(reads), unset=unset, placeholder=placeholder, compute=compute)
 
     return decorate
+
+
+def _of_table(table: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(function)
+    def of_table(tree: Any) -> Any:
+        return function(get_at(tree, table))
+
+    return of_table
 
 
 def derive(

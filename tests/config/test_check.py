@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from skyrl.config import SkyRLTrainConfig, check, compose, load
-from skyrl.config.check import CHECKS
-from skyrl.config.check_batches import BATCH_CHECKS
-from skyrl.config.check_schedule import WITHOUT_FIELDS
-from skyrl.config.not_yet import NOT_YET, VALUES_NOT_YET, NotYet
+from skyrl.config.checks.batches import BATCH_CHECKS
+from skyrl.config.checks.schedule import WITHOUT_FIELDS
+from skyrl.config.kinds import RL
 from skyrl.config.resolve import resolve_with_origins
+from skyrl.config.unimplemented import UNIMPLEMENTED, UNIMPLEMENTED_VALUES, Unimplemented
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import FrozenDict, evolve_at, get_at
 from skyrl.tree.classes import table_paths
@@ -517,12 +517,10 @@ SILENT: dict[str, dict[str, Any]] = {
 FIRES |= ROLLOUT_CASES | LEARNER_CASES | ASYNC_CASES
 SILENT |= SILENT_CASES
 
-NAMED: dict[str, Any] = {
-    each.__name__: each for each in CHECKS if not isinstance(getattr(each, "__self__", None), NotYet)
-}
+NAMED: dict[str, Any] = {each.__name__: each for each in RL.checks}
 CASES = [(name, values, path) for name, cases in FIRES.items() for values, path in cases]
-LATER = (*NOT_YET, *VALUES_NOT_YET)
-REFUSING = [entry for entry in LATER if entry.runs is not None]
+ENTRIES = (*UNIMPLEMENTED, *UNIMPLEMENTED_VALUES)
+REFUSING = [entry for entry in ENTRIES if entry.runs is not None]
 
 
 def resolved(values: dict[str, Any]) -> SkyRLTrainConfig:
@@ -531,7 +529,7 @@ def resolved(values: dict[str, Any]) -> SkyRLTrainConfig:
     return resolve_with_origins(loaded.config, loaded.origins)[0]
 
 
-def other_values(entry: NotYet) -> Iterator[Any]:
+def other_values(entry: Unimplemented) -> Iterator[Any]:
     """Values of the entry's path that do not run."""
     if entry.path in PATHS - set(LEAVES):
         yield {"param_dtype": "fp32"}
@@ -709,13 +707,13 @@ def test_an_unknown_estimator_is_told_what_there_is(name: str, message: str, hin
 # What is not implemented yet
 
 
-@pytest.mark.parametrize("entry", LATER, ids=lambda entry: entry.path)
-def test_what_is_not_implemented_yet_is_a_path_of_the_tree(entry: NotYet) -> None:
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.path)
+def test_what_is_not_implemented_yet_is_a_path_of_the_tree(entry: Unimplemented) -> None:
     assert entry.path in PATHS
 
 
 @pytest.mark.parametrize("entry", REFUSING, ids=lambda entry: entry.path)
-def test_a_value_that_asks_for_what_is_missing_is_refused(entry: NotYet) -> None:
+def test_a_value_that_asks_for_what_is_missing_is_refused(entry: Unimplemented) -> None:
     values = list(other_values(entry))
     assert values
     for value in values:
@@ -728,7 +726,7 @@ def test_a_value_that_asks_for_what_is_missing_is_refused(entry: NotYet) -> None
 
 
 @pytest.mark.parametrize("entry", REFUSING, ids=lambda entry: entry.path)
-def test_a_value_that_runs_is_not_refused(entry: NotYet) -> None:
+def test_a_value_that_runs_is_not_refused(entry: Unimplemented) -> None:
     for value in entry.runs or ():
         assert list(entry.check(evolve_if_possible(resolved({}), entry.path, value))) == []
 

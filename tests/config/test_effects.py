@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from skyrl.config import FullyAsyncConfig, SkyRLTrainConfig, load
-from skyrl.config.effect import Effect
-from skyrl.config.effects import EFFECTS, without_effect
+from skyrl.config.check import without_effect
+from skyrl.config.effects import EFFECTS
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.errors import Problem
 from skyrl.tree.classes import fields_of, table_paths
+from skyrl.tree.rules import Effect
 from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE
 
 NO_KL = {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_kl_in_reward": False}

@@ -20,10 +20,10 @@ import click
 import pytest
 import torch
 
-from skyrl.cli.main import run as run_command
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.not_yet import NOT_YET, paths_not_read
+from skyrl.config.kinds import RL, kind_of
 from skyrl.config.registry import POLICY_LOSSES
+from skyrl.config.unimplemented import UNIMPLEMENTED
 from skyrl.envs.isolated import isolated
 from skyrl.envs.llm_judge import LLMJudgeEnv
 from skyrl.envs.reward_model import RewardModelEnv
@@ -125,7 +125,7 @@ def command_of(command: click.Command) -> Callable[..., Any]:
 
 READ_ELSEWHERE: dict[str, tuple[Callable[..., Any], str]] = {
     # path: the function that reads it, and how that is written there
-    "kind": (command_of(run_command), "composed.config.kind"),
+    "kind": (kind_of, "run.kind"),
     **{
         f"trainer.{model}.optimizer_config.num_decay_steps": (learning_rate_schedule, "config.num_decay_steps")
         for model in ("policy", "critic")
@@ -297,7 +297,7 @@ def reads(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> set[Read]:
 
 
 def test_every_field_is_read_by_a_component_or_listed_as_not_implemented(reads: set[Read]) -> None:
-    listed = set(paths_not_read())
+    listed = set(RL.unimplemented_paths)
     read_paths = {path for _, path in reads} | READ_ELSEWHERE.keys()
     unread = {path for path, _ in leaf_paths(SkyRLTrainConfig)} - read_paths - listed - set(DECIDED_BY_RULES)
     assert not unread
@@ -318,7 +318,7 @@ def test_what_is_read_elsewhere_is_not_read_here(reads: set[Read]) -> None:
 
 
 def test_nothing_that_is_read_is_still_listed(reads: set[Read]) -> None:
-    exact = {entry.path for entry in NOT_YET}
+    exact = {entry.path for entry in UNIMPLEMENTED}
     read_paths = {path for module, path in reads if module != SIZES}  # sizes are those of what is to come, too
     assert not {path for path in read_paths if path in exact} - HANDED_ON
 

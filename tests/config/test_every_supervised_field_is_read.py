@@ -13,9 +13,8 @@ import torch
 from attrs import evolve
 
 from skyrl.config import RewardModelConfig, SFTConfig, TrainerConfig, compose
-from skyrl.config.not_yet import paths_not_read
+from skyrl.config.kinds import kind_named, kind_of
 from skyrl.experiments.collaborators import start_processes
-from skyrl.experiments.kinds import experiment_of
 from skyrl.learners.zero_config import engine_config
 from skyrl.tree.classes import leaf_paths
 from tests.config.test_every_field_is_read import (
@@ -124,7 +123,7 @@ def reads(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[type[Any
         for written in runs(nano, out):
             run = separate(written)
             with recorded(run) as here:
-                experiment_of(run.kind)(run).run()
+                kind_named(run.kind).experiment_class()(run).run()
             found[type(run)] |= {path for _, path in here}
             on_ray = separate(
                 evolve(run, placement=evolve(run.placement, executor="ray"), deepspeed_config=with_nvme(run))
@@ -159,7 +158,7 @@ def tell_the_processes(run: Any) -> None:
 
 @pytest.mark.parametrize("root", [SFTConfig, RewardModelConfig])
 def test_every_field_is_read_by_a_component_or_listed(reads: dict[type[Any], set[str]], root: type[Any]) -> None:
-    known = reads[root] | READ_ELSEWHERE | set(paths_not_read(root)) | set(DECIDED_BY_RULES)
+    known = reads[root] | READ_ELSEWHERE | set(kind_of(root).unimplemented_paths) | set(DECIDED_BY_RULES)
     assert {path for path, _ in leaf_paths(root)} - known == set()
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from skyrl.config import AlgorithmConfig, SamplingParams, SkyRLTrainConfig, load, make_config, resolve
-from skyrl.config.resolve import RULES, resolve_with_origins
+from skyrl.config.resolve import resolve_with_origins
+from skyrl.config.rules import RULES
 from skyrl.tree import differences, evolve_at, frozen, get_at, thaw
 from skyrl.tree.classes import table_paths
 from skyrl.tree.rules import Rule, paths_read
@@ -205,7 +206,7 @@ def test_every_rule_has_an_example() -> None:
 
 @pytest.mark.parametrize(("found", "device"), [(True, "cuda"), (False, "cpu")])
 def test_the_device_is_what_the_machine_has(found: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["skyrl.config.resolve"], "has_cuda_device", lambda: found)
+    monkeypatch.setattr(sys.modules["skyrl.config.every_kind"], "has_cuda_device", lambda: found)
     assert resolve(SkyRLTrainConfig()).trainer.device == device
     assert resolve(written({"trainer.device": "cpu"})).trainer.device == "cpu"
 

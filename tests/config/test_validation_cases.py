@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from skyrl.config import ConfigError, load
-from skyrl.config.check import CHECKS
-from skyrl.config.not_yet import NotYet
+from skyrl.config.kinds import RL
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.errors import Problem
 
 Case = dict[str, Any]
 
-OURS = [check for check in CHECKS if not isinstance(getattr(check, "__self__", None), NotYet)]
+OURS = list(RL.checks)
 
 TAKEN_HERE = {
     r"(trainer|generator)\.rope_(scaling|theta)": "a field of the seeds' tree, which a later SkyRL took away",

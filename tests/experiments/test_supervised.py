@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from skyrl.config import ConfigError, RewardModelConfig, SFTConfig, SkyRLTrainConfig, compose, load
+from skyrl.config.kinds import kind_named
 from skyrl.errors import DataError, ResumeError, RunError
 from skyrl.experiments.exporting import export
-from skyrl.experiments.kinds import experiment_of
 from skyrl.experiments.recovery import run_with_recovery
 from skyrl.experiments.sft import SFTExp
 from skyrl.experiments.stored_runs import checkpoints_of
@@ -42,7 +42,7 @@ def test_a_run_is_the_plain_loop_of_pytorch(nano: Path, tmp_path: Path) -> None:
     run = load([], settings(nano, tmp_path, "sft")).config
     assert isinstance(run, SFTConfig)
     optimizer = adamw(model, run.optimizer_config)
-    tokenizer = experiment_of("sft")(compose([], settings(nano, tmp_path, "sft")).config).tokenizer
+    tokenizer = kind_named("sft").experiment_class()(compose([], settings(nano, tmp_path, "sft")).config).tokenizer
     losses = []
     for start in range(0, 32, 8):
         nats, learned = torch.tensor(0.0), 0
@@ -148,7 +148,7 @@ def test_an_epoch_has_rows_of_each_source_by_its_weight(nano: Path, tmp_path: Pa
 
 def test_rows_that_are_tokenized_already_train_like_their_chats(nano: Path, tmp_path: Path) -> None:
     of_chats = train(nano, tmp_path / "chats", num_epochs=1)
-    rows = experiment_of("sft")(compose([], settings(nano, tmp_path, "sft")).config).train_dataset.rows
+    rows = kind_named("sft").experiment_class()(compose([], settings(nano, tmp_path, "sft")).config).train_dataset.rows
     tokenized = [
         {"input_ids": row.token_ids.tolist(), "labels": np.where(row.loss_mask, row.token_ids, -100).tolist()}
         for row in rows
@@ -182,7 +182,7 @@ def test_each_evaluation_set_has_the_loss_of_its_own_tokens(nano: Path, tmp_path
 def test_the_end_of_a_run_names_what_it_left_and_nothing_else(nano: Path, tmp_path: Path) -> None:
     values = settings(nano, tmp_path, "sft", num_epochs=1)
     run: Any = compose([], values).config
-    experiment = experiment_of("sft")(run)
+    experiment = kind_named("sft").experiment_class()(run)
     experiment.run()
     *places, losses = summary(run, experiment.folder)
     assert [line.split()[:-1] for line in places] == [["configuration"], ["metrics"], ["trained", "model"]]

@@ -16,8 +16,8 @@ import attrs
 import pytest
 
 from skyrl.config import CriticConfig, MegatronConfig, ModelConfig, SkyRLTrainConfig
-from skyrl.config.check import CHECKS
-from skyrl.config.check_batches import BATCH_CHECKS
+from skyrl.config.checks.batches import BATCH_CHECKS
+from skyrl.config.kinds import RL
 from tests.planning import dealer
 from tests.planning.dealer import Game, Player, fair
 
@@ -209,7 +209,7 @@ def test_the_checks_say_yes_exactly_where_every_rank_gets_equal_work() -> None:
 
 
 def test_the_law_is_about_checks_that_are_made() -> None:
-    assert set(BATCH_CHECKS) <= set(CHECKS)
+    assert set(BATCH_CHECKS) <= set(RL.checks)
 
 
 def test_the_dealer_knows_nothing_of_the_package() -> None:

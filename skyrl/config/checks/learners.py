@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks.schedule import schedule_problems
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import models_of, trained_models
+from skyrl.config.sizes import has_critic, models_of, trained_models
 from skyrl.errors import Problem
 from skyrl.tree import get_at
 from skyrl.tree.rules import Check
@@ -97,7 +98,26 @@ def state_on_a_drive_has_a_folder(run: SkyRLTrainConfig) -> Iterator[Problem]:
                 yield Problem(path=f"{path}.nvme_path", message=message, hint="name a folder on the NVMe drive")
 
 
+def the_schedules_have_what_they_need(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The settings of a schedule go together."""
+    yield from schedule_problems(run.trainer.policy.optimizer_config, "trainer.policy.optimizer_config")
+    if has_critic(run):
+        yield from schedule_problems(run.trainer.critic.optimizer_config, "trainer.critic.optimizer_config")
+
+
+def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Kernels that repeat bit for bit are tested on CPUs; on CUDA that is not promised yet."""
+    if run.trainer.deterministic and run.trainer.device == "cuda":
+        yield Problem(
+            path="trainer.deterministic",
+            message="bit-for-bit repeatable runs are promised on a CPU only",
+            severity="warning",
+        )
+
+
 LEARNER_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
+    the_schedules_have_what_they_need,
+    repeatable_runs_are_promised_on_a_cpu,
     adapters_have_a_road_to_the_engines,
     adapters_start_in_a_way_that_runs,
     adapters_are_reached_by_gradients,

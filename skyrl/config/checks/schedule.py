@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from skyrl.config.effect import Effect
 from skyrl.config.learners import OptimizerConfig
 from skyrl.errors import Problem
+from skyrl.tree.rules import Effect
 
 WITHOUT_FIELDS = ("reduce_lr_on_plateau", "greedy")
 """Schedules with parameters that no field has."""

@@ -118,7 +118,7 @@ def _why(capability: str) -> str:
     return f"SkyRL added this after March 2026, and it is not implemented yet: {capability}"
 
 
-LATER: tuple[Migration, ...] = tuple(
+NEWER_UPSTREAM_FIELDS: tuple[Migration, ...] = tuple(
     Migration(old=path, why=_why(capability), harmless=harmless)
     for capability, (harmless, paths) in _CAPABILITIES.items()
     for path in paths

@@ -1,4 +1,4 @@
-"""`check()` for supervised runs: which resolved trees can run, and which written values do nothing."""
+"""`check()` for supervised runs: which resolved trees can run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from skyrl.config.check_schedule import schedule_problems, schedule_reads
-from skyrl.config.effect import Effect
+from skyrl.config.checks.schedule import schedule_problems
 from skyrl.config.intervals import read_interval
-from skyrl.config.supervised import RewardModelConfig, SupervisedConfig
+from skyrl.config.supervised.root import RewardModelConfig, SupervisedConfig
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 
@@ -132,49 +131,3 @@ def evaluation_names(run: SupervisedConfig) -> tuple[str, ...]:
     if run.eval_dataset_names is not None:
         return run.eval_dataset_names
     return tuple(Path(source).stem if Path(source).suffix else source for source in run.eval_datasets)
-
-
-def _on_cuda(run: SupervisedConfig) -> bool:
-    return run.device == "cuda"
-
-
-def _on_ray(run: SupervisedConfig) -> bool:
-    return run.placement.executor != "in_process"
-
-
-def _is_fsdp(run: SupervisedConfig) -> bool:
-    return run.strategy in ("fsdp", "fsdp2")
-
-
-SUPERVISED_EFFECTS: tuple[Effect, ...] = (
-    *schedule_reads("optimizer_config", lambda run: run.optimizer_config),
-    Effect("optimizer_config.offload_after_step", "engines share the device, and there are none", lambda run: False),
-    Effect(
-        "optimizer_config.max_skipped_updates",
-        "faults.on_non_finite is skip",
-        lambda run: run.faults.on_non_finite == "skip",
-    ),
-    Effect("faults.max_skipped_steps", "a reinforcement-learning run leaves steps out", lambda run: False),
-    Effect("faults.max_roll_backs", "a reinforcement-learning run goes back", lambda run: False),
-    Effect(
-        "faults.on_stall", "stall_timeout_seconds is a time", lambda run: run.faults.stall_timeout_seconds is not None
-    ),
-    Effect("fsdp_config", "the strategy is fsdp2", _is_fsdp),
-    Effect("deepspeed_config", "the strategy is deepspeed", lambda run: run.strategy == "deepspeed"),
-    *(
-        Effect(f"placement.{name}", "the run is on Ray", _on_ray)
-        for name in ("ray_address", "start_timeout_seconds", "call_timeout_seconds", "heartbeat_timeout_seconds")
-    ),
-    Effect("project_name", "a tracker groups runs, and this version has the console alone", lambda run: False),
-    Effect("recover_retries", "recover_mode is auto or fault", lambda run: run.recover_mode in ("auto", "fault")),
-    Effect("log_path", "the run is on Ray", _on_ray),
-    Effect(
-        "micro_train_batch_size_per_gpu",
-        "max_tokens_per_microbatch is -1",
-        lambda run: run.max_tokens_per_microbatch == -1,
-    ),
-    Effect("bf16", "the device is cuda (a CPU computes in float32)", _on_cuda),
-    Effect("flash_attn", "the device is cuda (a CPU uses sdpa)", _on_cuda),
-    Effect("gradient_checkpointing", "the device is cuda (a CPU has the memory)", _on_cuda),
-    Effect("eval_dataset_names", "there are eval_datasets", lambda run: bool(run.eval_datasets)),
-)

@@ -1,0 +1,48 @@
+"""Checks of where a run begins, and of which checkpoints it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.errors import Problem
+from skyrl.tree.rules import Check
+
+
+def a_resumed_run_has_a_path(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """`from_path` says where from, and only it does."""
+    if run.trainer.resume_mode == "from_path" and not run.trainer.resume_path:
+        hint = "give the folder of a checkpoint: .../global_step_N"
+        yield Problem(path="trainer.resume_path", message="resume_mode = from_path needs it", hint=hint)
+    if run.trainer.resume_path and run.trainer.resume_mode != "from_path":
+        message = f"is not read with resume_mode = {run.trainer.resume_mode}"
+        yield Problem(path="trainer.resume_path", message=message, hint="set trainer.resume_mode = from_path")
+
+
+def recovery_and_resuming_agree(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """One field says where a run begins, and it may not be contradicted by the other."""
+    recover, resume = run.trainer.recover_mode, run.trainer.resume_mode
+    agree = {None: (resume,), "disabled": ("latest", "none", None), "fault": ("latest", "none", None)}
+    if resume not in agree.get(recover, ("latest",)):
+        yield Problem(
+            path="trainer.recover_mode",
+            message=f"{recover} says where the run begins, and trainer.resume_mode = {resume or 'none'} says otherwise",
+            hint="leave one of them out",
+        )
+
+
+def the_best_checkpoints_have_a_measure(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Best is by some metric."""
+    if run.trainer.ckpt_keep_best > 0 and not run.trainer.ckpt_best_metric:
+        yield Problem(
+            path="trainer.ckpt_best_metric",
+            message=f"ckpt_keep_best = {run.trainer.ckpt_keep_best} needs it",
+            hint="name a metric of metrics.jsonl, such as eval/all/avg_score",
+        )
+
+
+CHECKPOINT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
+    a_resumed_run_has_a_path,
+    recovery_and_resuming_agree,
+    the_best_checkpoints_have_a_measure,
+)

@@ -1,0 +1,85 @@
+"""Checks of what a run starts from: a model, prompts, data to evaluate on, a reward model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from skyrl.config.effects import evaluates
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import samples
+from skyrl.errors import Problem
+from skyrl.tree.rules import Check
+
+
+def the_policy_has_a_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """There is something to train."""
+    if not run.trainer.policy.model.path:
+        hint = "give a local folder or a hub name, such as Qwen/Qwen2.5-1.5B-Instruct"
+        yield Problem(path="trainer.policy.model.path", message="no model to train", hint=hint)
+
+
+def there_is_data_to_train_on(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """At least one source of prompts."""
+    if not run.data.train_data and samples(run):
+        yield Problem(path="data.train_data", message="the list is empty", hint="name at least one file of prompts")
+
+
+def evaluation_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """An evaluation that is asked for has prompts."""
+    if evaluates(run) and samples(run) and not run.data.val_data:
+        hint = "name a file, or set trainer.eval_before_train = false and trainer.eval_interval = -1"
+        yield Problem(path="data.val_data", message="evaluation is on but the list is empty", hint=hint)
+
+
+def recorded_samples_evaluate_nothing(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Evaluation samples, and a run that is fed from a recording has no engine to sample with."""
+    if evaluates(run) and not samples(run):
+        yield Problem(
+            path="trainer.rollouts_from",
+            message="a run that is fed from a recording has no engine, and evaluation is on",
+            hint="set trainer.eval_before_train = false and trainer.eval_interval = -1",
+        )
+
+
+def a_reward_model_is_somewhere(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The environment reward_model has its model here, or elsewhere."""
+    settings, path = run.environment.skyrl_gym.reward_model, "environment.skyrl_gym.reward_model"
+    if run.environment.env_class != "reward_model":
+        return
+    if not settings.path and not settings.url:
+        hint = "name its folder in path, or the address of `skyrl serve-reward` in url"
+        yield Problem(path=f"{path}.path", message="no reward model to ask", hint=hint)
+    if settings.path and settings.url:
+        yield Problem(path=f"{path}.url", message="both path and url say where the model is", hint="leave one out")
+
+
+def no_source_is_named_twice(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A second copy of a source repeats its prompts in every epoch."""
+    for name in ("train_data", "val_data"):
+        sources = getattr(run.data, name)
+        twice = [source for source in dict.fromkeys(sources) if sources.count(source) > 1]
+        if twice:
+            message = f"{', '.join(twice)} stands here more than once, so its prompts are repeated"
+            yield Problem(path=f"data.{name}", message=message, severity="warning")
+
+
+def every_training_source_has_a_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Or none has."""
+    weights, sources = run.data.train_weights, run.data.train_data
+    if weights is not None and len(weights) != len(sources):
+        yield Problem(
+            path="data.train_weights",
+            message=f"{len(weights)} weights for {len(sources)} sources in data.train_data",
+            hint="give one for each, in the same order, or leave them out",
+        )
+
+
+DATA_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
+    the_policy_has_a_model,
+    there_is_data_to_train_on,
+    evaluation_has_data,
+    recorded_samples_evaluate_nothing,
+    a_reward_model_is_somewhere,
+    no_source_is_named_twice,
+    every_training_source_has_a_weight,
+)

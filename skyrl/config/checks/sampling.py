@@ -1,0 +1,83 @@
+"""Checks of sampling: samples are random, and the learner scores the distribution that they were drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from skyrl.config.effects import evaluates
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.errors import Problem
+from skyrl.tree.rules import Check
+
+
+def several_evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Greedy samples of a prompt are all the same, so that pass@n would be pass@1."""
+    sampling, samples = run.generator.eval_sampling_params, run.generator.eval_n_samples_per_prompt
+    if evaluates(run) and sampling is not None and (sampling.greedy or sampling.temperature == 0) and samples > 1:
+        yield Problem(
+            path="generator.eval_n_samples_per_prompt",
+            message=f"the {samples} samples of a prompt are equal, since evaluation is greedy",
+            hint="give generator.eval_sampling_params a temperature above 0 without greedy, or take one sample",
+            severity="warning",
+        )
+
+
+def the_learner_scores_at_the_rollout_temperature(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Importance ratios compare probabilities of the same distribution."""
+    learner, rollout = run.trainer.algorithm.temperature, run.generator.sampling_params.temperature
+    if learner is not None and learner != rollout:
+        yield Problem(
+            path="trainer.algorithm.temperature",
+            message=f"{learner} is not generator.sampling_params.temperature = {rollout}",
+            hint="leave it out: it is derived",
+        )
+
+
+def training_samples_are_random(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """At temperature 0 all samples of a prompt are one, and no advantage is left."""
+    if run.generator.sampling_params.temperature == 0:
+        yield Problem(
+            path="generator.sampling_params.temperature",
+            message="0 is greedy: every sample of a prompt would be the same",
+            hint="training needs a temperature above 0; 1.0 is usual",
+        )
+    if run.generator.sampling_params.greedy:
+        yield Problem(
+            path="generator.sampling_params.greedy",
+            message="every sample of a prompt would be the same",
+            hint="set it to false; evaluation may use it",
+        )
+
+
+def the_learner_can_score_what_was_sampled(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A repetition penalty changes the distribution by the history of the answer, which the learner does not undo."""
+    if run.generator.sampling_params.repetition_penalty != 1.0:
+        yield Problem(
+            path="generator.sampling_params.repetition_penalty",
+            message="the learner scores without it, so training is off policy by as much as it changes",
+            hint="leave it at 1.0 in training; generator.eval_sampling_params may have one",
+            severity="warning",
+        )
+
+
+def a_single_turn_is_given_the_prompt(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """With one turn the longest input is the longest prompt; with several it is at least that."""
+    longest, prompt = run.generator.max_input_length, run.trainer.max_prompt_length
+    if longest is None or longest == prompt or (run.generator.max_turns > 1 and longest > prompt):
+        return
+    turns = run.generator.max_turns
+    wanted = "equal to" if turns == 1 else "at least"
+    yield Problem(
+        path="generator.max_input_length",
+        message=f"{longest} is not {wanted} trainer.max_prompt_length = {prompt} (max_turns = {turns})",
+        hint="leave it out in single-turn runs: it is derived",
+    )
+
+
+SAMPLING_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
+    several_evaluation_samples_differ,
+    the_learner_scores_at_the_rollout_temperature,
+    training_samples_are_random,
+    the_learner_can_score_what_was_sampled,
+    a_single_turn_is_given_the_prompt,
+)

@@ -1,0 +1,105 @@
+"""Rules and effects of the fields that every kind of run has.
+
+The functions read the table that holds the fields: `trainer` of a reinforcement-learning run, the root of a supervised
+one. `below("trainer")` lifts them into the first.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from skyrl.tree.rules import Effect, Rule, rule
+
+if TYPE_CHECKING:
+    from skyrl.config.supervised.root import SupervisedConfig
+    from skyrl.config.trainer import TrainerConfig
+
+    Trainer: TypeAlias = TrainerConfig | SupervisedConfig
+
+
+def has_cuda_device() -> bool:
+    """Is an NVIDIA GPU known to the kernel? Looks at the file system; no driver is loaded and no library imported."""
+    return any(Path("/proc/driver/nvidia/gpus").glob("*"))
+
+
+@rule(writes="device", reads=(), unset="auto")
+def device_is_what_the_machine_has(trainer: Trainer) -> str:
+    """A CUDA device where there is one, the CPU otherwise."""
+    return "cuda" if has_cuda_device() else "cpu"
+
+
+@rule(writes="compute_dtype", reads=("bf16", "device"))
+def bf16_is_for_accelerators(trainer: Trainer) -> str:
+    """On a CPU the product of small float32 matrices is as fast and exact, so `bf16` has an effect on CUDA only."""
+    return "bfloat16" if trainer.bf16 and trainer.device == "cuda" else "float32"
+
+
+@rule(writes="attention", reads=("flash_attn", "device"))
+def flash_attention_needs_cuda(trainer: Trainer) -> str:
+    """FlashAttention has no CPU kernel; torch's own scaled dot-product attention serves there."""
+    return "flash_attention_2" if trainer.flash_attn and trainer.device == "cuda" else "sdpa"
+
+
+@rule(writes="recompute_activations", reads=("gradient_checkpointing", "device"))
+def checkpointing_saves_device_memory(trainer: Trainer) -> bool:
+    """Gradient checkpointing trades time for accelerator memory; on a CPU it would only cost the time."""
+    return trainer.gradient_checkpointing and trainer.device == "cuda"
+
+
+@rule(writes="run_path", reads=("run_name",))
+def a_run_has_a_folder_of_its_name(trainer: Trainer) -> str:
+    """Below the folder that the command runs in."""
+    return f"runs/{trainer.run_name}"
+
+
+@rule(writes="log_path", reads=("run_path", "run_name"))
+def logs_lie_in_the_runs_folder(trainer: Trainer) -> str:
+    """Beside the metrics, where a person looks for them."""
+    return f"{folder_of(trainer)}/logs"
+
+
+def folder_of(trainer: Trainer) -> str:
+    """The run's own folder, without a slash at its end."""
+    return (trainer.run_path or f"runs/{trainer.run_name}").rstrip("/")
+
+
+EVERY_KIND_RULES: tuple[Rule[Any], ...] = (
+    device_is_what_the_machine_has,
+    bf16_is_for_accelerators,
+    flash_attention_needs_cuda,
+    checkpointing_saves_device_memory,
+    a_run_has_a_folder_of_its_name,
+    logs_lie_in_the_runs_folder,
+)
+"""In order: a rule comes after those that write what it reads."""
+
+
+def _on_cuda(trainer: Trainer) -> bool:
+    return trainer.device == "cuda"
+
+
+def _on_ray(trainer: Trainer) -> bool:
+    return trainer.placement.executor != "in_process"
+
+
+def _is_retried(trainer: Trainer) -> bool:
+    return trainer.recover_mode in ("auto", "fault")
+
+
+def _looks_for_stalls(trainer: Trainer) -> bool:
+    return trainer.faults.stall_timeout_seconds is not None
+
+
+EVERY_KIND_EFFECTS: tuple[Effect, ...] = (
+    Effect("log_path", "the run is on Ray", _on_ray),
+    Effect("recover_retries", "recover_mode is auto or fault", _is_retried),
+    *(
+        Effect(f"placement.{name}", "the run is on Ray", _on_ray)
+        for name in ("ray_address", "start_timeout_seconds", "call_timeout_seconds", "heartbeat_timeout_seconds")
+    ),
+    Effect("bf16", "the device is cuda (a CPU computes in float32)", _on_cuda),
+    Effect("flash_attn", "the device is cuda (a CPU uses sdpa)", _on_cuda),
+    Effect("gradient_checkpointing", "the device is cuda (a CPU has the memory)", _on_cuda),
+    Effect("faults.on_stall", "stall_timeout_seconds is a time", _looks_for_stalls),
+)

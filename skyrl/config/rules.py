@@ -1,0 +1,213 @@
+"""The derivation rules of a reinforcement-learning run.
+
+Each rule fills one path that was left unset, says what it reads, and never changes what a person wrote. `resolve.py`
+applies them; rules that supervised runs have, too, are in `every_kind.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from skyrl.config.every_kind import EVERY_KIND_RULES
+from skyrl.config.generator import SamplingParams
+from skyrl.config.losses import asks_for_correction
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import grid_of, models_of
+from skyrl.tree.rules import Rule, rule
+
+
+@rule(
+    writes="trainer.placement.executor",
+    reads=(
+        "trainer.placement.policy_num_nodes",
+        "trainer.placement.policy_num_gpus_per_node",
+        "trainer.placement.critic_num_nodes",
+        "trainer.placement.critic_num_gpus_per_node",
+        "trainer.placement.ref_num_nodes",
+        "trainer.placement.ref_num_gpus_per_node",
+        "trainer.critic.model.path",
+        "trainer.algorithm.use_kl_loss",
+        "trainer.algorithm.use_kl_in_reward",
+        "generator.inference_engine.backend",
+        "generator.inference_engine.num_engines",
+    ),
+    unset="auto",
+)
+def one_process_suffices_for_one_embedded_engine(run: SkyRLTrainConfig) -> str:
+    """Ray is for what one process cannot hold: several ranks or engines, or an engine with processes of its own."""
+    engine = run.generator.inference_engine
+    alone = all(grid_of(run, model).ranks == 1 for model in models_of(run))
+    return "in_process" if engine.backend == "torch" and alone and engine.num_engines == 1 else "ray"
+
+
+@rule(writes="trainer.ref.model.path", reads=("trainer.policy.model.path",))
+def the_reference_is_where_the_policy_started(run: SkyRLTrainConfig) -> str | None:
+    """The KL penalty measures the distance from the policy's own beginning."""
+    return run.trainer.policy.model.path
+
+
+@rule(writes="generator.max_input_length", reads=("trainer.max_prompt_length",))
+def the_first_input_is_the_prompt(run: SkyRLTrainConfig) -> int:
+    """What the engine is given in a single turn is the prompt."""
+    return run.trainer.max_prompt_length
+
+
+@rule(writes="trainer.algorithm.temperature", reads=("generator.sampling_params.temperature",))
+def policy_logits_use_the_rollout_temperature(run: SkyRLTrainConfig) -> float:
+    """Log-probabilities are only comparable at the temperature the tokens were drawn at."""
+    return run.generator.sampling_params.temperature
+
+
+@rule(writes="generator.eval_sampling_params", reads=("generator.sampling_params.max_generate_length",))
+def evaluation_is_greedy(run: SkyRLTrainConfig) -> SamplingParams:
+    """Unless it is told otherwise, evaluation takes the likeliest token, as far as training samples."""
+    return SamplingParams(temperature=0.0, max_generate_length=run.generator.sampling_params.max_generate_length)
+
+
+@rule(
+    writes="trainer.algorithm.max_seq_len",
+    reads=("generator.max_input_length", "generator.sampling_params.max_generate_length"),
+)
+def a_sequence_is_input_and_answer(run: SkyRLTrainConfig) -> int | None:
+    """In tokens: the longest input and the longest completion together."""
+    longest_input = run.generator.max_input_length
+    return None if longest_input is None else longest_input + run.generator.sampling_params.max_generate_length
+
+
+@rule(
+    writes="trainer.algorithm.reward_shaping.overlong.max_len",
+    reads=("generator.sampling_params.max_generate_length",),
+)
+def an_answer_is_overlong_where_the_engine_stops(run: SkyRLTrainConfig) -> int:
+    """In tokens: the longest completion."""
+    return run.generator.sampling_params.max_generate_length
+
+
+@rule(
+    writes="trainer.policy_mini_batch_size_in_samples",
+    reads=("trainer.policy_mini_batch_size", "generator.n_samples_per_prompt"),
+)
+def policy_mini_batch_counted_in_samples(run: SkyRLTrainConfig) -> int:
+    """A learner cuts rows, not prompts, and need not know how many samples a prompt has."""
+    return run.trainer.policy_mini_batch_size * run.generator.n_samples_per_prompt
+
+
+@rule(
+    writes="trainer.critic_mini_batch_size_in_samples",
+    reads=("trainer.critic_mini_batch_size", "generator.n_samples_per_prompt"),
+)
+def critic_mini_batch_counted_in_samples(run: SkyRLTrainConfig) -> int:
+    """As for the policy."""
+    return run.trainer.critic_mini_batch_size * run.generator.n_samples_per_prompt
+
+
+@rule(writes="trainer.algorithm.off_policy_correction.tis_ratio_type", reads=("trainer.algorithm.use_tis",))
+def use_tis_means_per_token(run: SkyRLTrainConfig) -> str | None:
+    """The older switch `use_tis` stands for truncated importance sampling token by token."""
+    return "token" if run.trainer.algorithm.use_tis else None
+
+
+@rule(
+    writes="trainer.algorithm.off_policy_correction.token_tis_ratio_clip_high",
+    reads=("trainer.algorithm.use_tis", "trainer.algorithm.tis_imp_ratio_cap"),
+    unset=2.0,
+    placeholder=False,
+)
+def the_older_tis_cap_is_the_token_cap(run: SkyRLTrainConfig) -> float:
+    """`tis_imp_ratio_cap`, where it is set, is the cap that came with `use_tis`."""
+    cap = run.trainer.algorithm.tis_imp_ratio_cap
+    return cap if run.trainer.algorithm.use_tis and cap > 0 else 2.0
+
+
+@rule(
+    writes="generator.sampling_params.logprobs",
+    reads=(
+        "trainer.algorithm.off_policy_correction.tis_ratio_type",
+        "trainer.algorithm.off_policy_correction.sequence_mask_metric",
+        "trainer.algorithm.off_policy_correction.outlier_token_is_threshold_low",
+        "trainer.algorithm.off_policy_correction.outlier_token_is_threshold_high",
+        "trainer.algorithm.off_policy_correction.token_mask_is_threshold_low",
+        "trainer.algorithm.off_policy_correction.token_mask_is_threshold_high",
+    ),
+)
+def corrections_need_the_engines_logprobs(run: SkyRLTrainConfig) -> int | None:
+    """Importance ratios are against the engine's log-probabilities, so it has to return them."""
+    return 1 if asks_for_correction(run.trainer.algorithm.off_policy_correction) else None
+
+
+@rule(writes="generator.rope_scaling", reads=("trainer.rope_scaling",))
+def the_engine_scales_rope_as_the_trainer(run: SkyRLTrainConfig) -> Any:
+    """The same model on both sides."""
+    return run.trainer.rope_scaling
+
+
+@rule(writes="generator.rope_theta", reads=("trainer.rope_theta",))
+def the_engine_uses_the_trainers_rope_base(run: SkyRLTrainConfig) -> float | None:
+    """The same model on both sides."""
+    return run.trainer.rope_theta
+
+
+@rule(writes="generator.inference_engine.deterministic", reads=("trainer.deterministic",))
+def a_deterministic_run_samples_deterministically(run: SkyRLTrainConfig) -> bool:
+    """A run repeats bit for bit only if the engine does."""
+    return run.trainer.deterministic
+
+
+@rule(
+    writes="generator.inference_engine.weight_sync_backend",
+    reads=("trainer.device", "generator.inference_engine.backend"),
+    unset="nccl",
+    placeholder=False,
+)
+def nccl_is_for_vllm_on_cuda(run: SkyRLTrainConfig) -> str:
+    """Between processes that compute on CPUs, and to engines without vLLM's transfers, weights travel over gloo."""
+    on_gpus = run.trainer.device == "cuda" and run.generator.inference_engine.backend == "vllm"
+    return "nccl" if on_gpus else "gloo"
+
+
+@rule(
+    writes="generator.inference_engine.logprob_parity_bound",
+    reads=(
+        "trainer.compute_dtype",
+        "generator.inference_engine.backend",
+        "generator.inference_engine.model_dtype",
+    ),
+)
+def precision_bounds_how_far_engine_and_learner_differ(run: SkyRLTrainConfig) -> float:
+    """Two float32 forward passes differ by rounding, of about 1e-5 nats; in bfloat16 it is some hundredths."""
+    engine = run.generator.inference_engine
+    whole = run.trainer.compute_dtype == "float32" and (
+        engine.backend == "torch" or engine.model_dtype in ("float32", "fp32")
+    )
+    return 1e-3 if whole else 0.1
+
+
+def _older_default_of_logs(rule: Rule[Any]) -> Rule[Any]:
+    """The folder of logs has a default of its own in SkyRL's tree, which a person may also write."""
+    is_logs = rule.writes == "trainer.log_path"
+    return attrs.evolve(rule, unset="/tmp/skyrl-logs", placeholder=False) if is_logs else rule
+
+
+RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
+    *(_older_default_of_logs(rule.below("trainer")) for rule in EVERY_KIND_RULES),
+    one_process_suffices_for_one_embedded_engine,
+    the_reference_is_where_the_policy_started,
+    the_first_input_is_the_prompt,
+    policy_logits_use_the_rollout_temperature,
+    evaluation_is_greedy,
+    a_sequence_is_input_and_answer,
+    an_answer_is_overlong_where_the_engine_stops,
+    policy_mini_batch_counted_in_samples,
+    critic_mini_batch_counted_in_samples,
+    use_tis_means_per_token,
+    the_older_tis_cap_is_the_token_cap,
+    corrections_need_the_engines_logprobs,
+    the_engine_scales_rope_as_the_trainer,
+    the_engine_uses_the_trainers_rope_base,
+    a_deterministic_run_samples_deterministically,
+    nccl_is_for_vllm_on_cuda,
+    precision_bounds_how_far_engine_and_learner_differ,
+)
+"""In order: a rule comes after those that write what it reads."""

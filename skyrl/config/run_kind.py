@@ -1,0 +1,89 @@
+"""What a kind of run is: its tree, what is known about the tree, and the experiment that runs it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.config.entry import RunConfig
+from skyrl.config.unimplemented import Unimplemented
+from skyrl.tree.classes import leaf_paths
+from skyrl.tree.rules import Check, Effect, Rule
+
+
+@frozen(kw_only=True)
+class RunKind:
+    """One kind of run, such as reinforcement learning. `skyrl.config.kinds` has them all."""
+
+    name: str
+    """Value of `kind` at the top of a file."""
+
+    root: type[RunConfig]
+    """Class of the tree."""
+
+    rules: tuple[Rule[Any], ...]
+    """What follows from the rest, in order: a rule comes after those that write what it reads."""
+
+    checks: tuple[Check[Any], ...]
+    """What must hold of a resolved tree."""
+
+    effects: tuple[Effect, ...]
+    """Fields that act under a condition only."""
+
+    unimplemented: tuple[Unimplemented, ...]
+    """Paths that no component of this version reads."""
+
+    unimplemented_values: tuple[Unimplemented, ...] = ()
+    """Paths that components read, with values that none of this version reads."""
+
+    trainer: str
+    """Path of the table with `device`, `run_path` and their like; empty for the root itself."""
+
+    model: str
+    """Path of the table of the model that learns."""
+
+    data: str
+    """Path of the list of sources to train on."""
+
+    length: tuple[str, ...]
+    """Paths that make a run longer."""
+
+    experiment: str
+    """Import path of the class that runs it, as `package.module:Class`. The configuration imports no experiment."""
+
+    preflight: str
+    """Import path of the checks that look at the machine before a run starts."""
+
+    @property
+    def all_checks(self) -> tuple[Check[Any], ...]:
+        """The checks, and those that refuse what is not implemented."""
+        tables = (*self.unimplemented, *self.unimplemented_values)
+        return (*self.checks, *(entry.check for entry in tables))
+
+    @property
+    def unimplemented_paths(self) -> tuple[str, ...]:
+        """Every leaf of the tree that no component of this version reads."""
+        entries = [entry.path for entry in self.unimplemented]
+        leaves = (path for path, _ in leaf_paths(self.root))
+        return tuple(leaf for leaf in leaves if any(leaf == path or leaf.startswith(path + ".") for path in entries))
+
+    def path(self, field: str) -> str:
+        """The path of a field that every kind of run has, such as `run_path`."""
+        return f"{self.trainer}.{field}" if self.trainer else field
+
+    def experiment_class(self) -> type[Any]:
+        """The class that runs it, imported now."""
+        found: type[Any] = _imported(self.experiment)
+        return found
+
+    def preflight_checks(self) -> tuple[Check[Any], ...]:
+        """The checks of the machine, imported now."""
+        found: tuple[Check[Any], ...] = _imported(self.preflight)
+        return found
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

@@ -1,0 +1,35 @@
+"""The kinds of supervised runs: fine-tuning and reward models."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from skyrl.config.run_kind import RunKind
+from skyrl.config.supervised.checks import SUPERVISED_CHECKS
+from skyrl.config.supervised.effects import SUPERVISED_EFFECTS
+from skyrl.config.supervised.root import RewardModelConfig, SFTConfig
+from skyrl.config.supervised.rules import SUPERVISED_RULES
+from skyrl.config.unimplemented import Unimplemented
+
+_supervised = partial(
+    RunKind,
+    rules=SUPERVISED_RULES,
+    checks=SUPERVISED_CHECKS,
+    effects=SUPERVISED_EFFECTS,
+    unimplemented=(
+        Unimplemented("model.lora.lora_sync_path", "sending adapters on their own"),
+        Unimplemented("project_name", "trackers other than the console"),
+    ),
+    trainer="",
+    model="model",
+    data="train_datasets",
+    length=("num_epochs",),
+    preflight="skyrl.experiments.supervised_preflight:SUPERVISED_PREFLIGHT",
+)
+
+SUPERVISED_KINDS = (
+    _supervised(name="sft", root=SFTConfig, experiment="skyrl.experiments.sft:SFTExp"),
+    _supervised(
+        name="reward_model", root=RewardModelConfig, experiment="skyrl.experiments.reward_model:RewardModelExp"
+    ),
+)

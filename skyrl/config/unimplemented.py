@@ -1,0 +1,102 @@
+"""What the tree can say and this version cannot do yet. The table may only become shorter.
+
+A field is either read by a component or covered here; a test proves it and prints the count. An entry names the values
+that run; any other value that would have an effect is refused with the capability that is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.config.entry import RunConfig
+from skyrl.errors import Problem
+from skyrl.tree import FrozenDict, get_at
+from skyrl.tree.plain import shown
+
+
+@frozen
+class Unimplemented:
+    """One path, or every path inside one table, that no component reads yet."""
+
+    path: str
+    what: str
+    """The capability that is missing."""
+
+    runs: tuple[Any, ...] | None = None
+    """Values that run; None where any does, because what it belongs to is refused by another entry or cannot arise."""
+
+    def check(self, run: RunConfig) -> Iterator[Problem]:
+        """What the value asks for has a component that does it."""
+        if self.runs is None:
+            return
+        value = get_at(run, self.path)
+        if not any(value == runs and type(value) is type(runs) for runs in self.runs):
+            yield Problem(
+                path=self.path,
+                message=f"{shown(value)} does not run in this version, which has not implemented it yet: {self.what}",
+                hint=f"what runs: {' or '.join(_spelled(runs) for runs in self.runs)}",
+            )
+
+
+_ENGINE = "generator.inference_engine."
+_POLICY = "trainer.policy."
+
+UNIMPLEMENTED: tuple[Unimplemented, ...] = (
+    # learners
+    Unimplemented("trainer.sequence_parallel_backend", "sequence parallelism"),
+    Unimplemented(_POLICY + "sequence_parallel_size", "sequence parallelism", (1,)),
+    Unimplemented(_POLICY + "model.lora.lora_sync_path", "sending adapters on their own"),
+    Unimplemented(_POLICY + "megatron_config", "Megatron learners"),
+    Unimplemented(_POLICY + "use_torch_compile", "torch.compile", (False,)),
+    Unimplemented(_POLICY + "record_memory", "memory snapshots", (False,)),
+    Unimplemented(_POLICY + "model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
+    Unimplemented("trainer.ref.model.lora", "adapters of a reference"),
+    Unimplemented("trainer.ref.sequence_parallel_size", "sequence parallelism", (1,)),
+    Unimplemented("trainer.ref.megatron_config", "Megatron learners"),
+    Unimplemented("trainer.ref.model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
+    Unimplemented("trainer.critic.model.lora.lora_sync_path", "sending adapters on their own"),
+    Unimplemented("trainer.critic.sequence_parallel_size", "sequence parallelism", (1,)),
+    Unimplemented("trainer.critic.model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
+    Unimplemented("trainer.rope_scaling", "rotary embeddings other than the model's own", (None,)),
+    Unimplemented("trainer.rope_theta", "rotary embeddings other than the model's own", (None,)),
+    # the loop
+    Unimplemented("trainer.logger", "trackers other than the console", ("console", ("console",))),
+    Unimplemented("trainer.dump_data_batch", "dumping training batches", (False,)),
+    # rollouts
+    Unimplemented("generator.rope_scaling", "rotary embeddings other than the model's own", (None,)),
+    Unimplemented("generator.rope_theta", "rotary embeddings other than the model's own", (None,)),
+    Unimplemented("generator.sampling_params.logprobs", "engines that can leave log-probabilities out"),
+    Unimplemented("generator.eval_sampling_params.logprobs", "engines that can leave log-probabilities out"),
+    # engines
+    Unimplemented(_ENGINE + "run_engines_locally", "engines of others", (True,)),
+    Unimplemented(_ENGINE + "external_proxy_url", "engines of others", (None,)),
+    Unimplemented(_ENGINE + "external_server_urls", "engines of others", (None,)),
+    Unimplemented(_ENGINE + "remote_urls", "engines of others", ((),)),
+    Unimplemented(_ENGINE + "enable_http_endpoint", "the HTTP endpoint", (False,)),
+    *(
+        Unimplemented(_ENGINE + name, "the HTTP endpoint")
+        for name in ("served_model_name", "http_endpoint_host", "http_endpoint_port")
+    ),
+    Unimplemented(_ENGINE + "override_existing_update_group", "engines of others"),
+    Unimplemented(_ENGINE + "fully_sharded_loras", "sending adapters on their own", (False,)),
+)
+
+UNIMPLEMENTED_VALUES: tuple[Unimplemented, ...] = (
+    Unimplemented("trainer.strategy", "Megatron learners", ("fsdp", "fsdp2", "deepspeed")),
+    Unimplemented(_ENGINE + "backend", "engines of others", ("torch", "vllm")),
+    Unimplemented(_ENGINE + "weight_sync_backend", "sending the differences alone", ("nccl", "gloo", "disk")),
+)
+"""Fields that components read, with values that none does yet."""
+
+
+def _spelled(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value in ((), FrozenDict()):
+        return "empty"
+    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
