@@ -30,6 +30,7 @@ from skyrl.cli.templates import templates
 from skyrl.cli.words import STRICT, WORDS, compose_words
 from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, SkyRLError, Stopped
 from skyrl.processes.redaction import RedactedStream
+from skyrl.processes.signals import GOES_ON_FROM_THE_LAST, handled_signals
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -115,31 +116,50 @@ cli.add_command(config)
 
 @contextlib.contextmanager
 def _terminated_in_words() -> Iterator[None]:
-    """SIGTERM raises `Stopped`; a process has one thread that hears signals."""
+    """SIGTERM and SIGHUP raise `Stopped`; a process has one thread that hears signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _stop_before_the_start)
+    before = {
+        number: signal.signal(number, _stop_before_the_start)
+        for number in handled_signals()
+        if number != signal.SIGINT  # which Python itself turns into KeyboardInterrupt
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _stop_before_the_start(number: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM while nothing runs that could be saved: a run that is there hears of it itself."""
-    raise Stopped("Stopped by SIGTERM, before anything was started.", EXIT_REQUEUE)
+    """A signal while nothing runs that could be saved: a run that is there hears of it itself."""
+    raise Stopped(f"Stopped by {signal.Signals(number).name}, before anything was started.", EXIT_REQUEUE)
+
+
+@contextlib.contextmanager
+def _flushed(streams: Sequence[RedactedStream]) -> Iterator[None]:
+    """What is still in a buffer at the end and cannot be written does not change the exit code of the command."""
+    try:
+        yield
+    finally:
+        for stream in streams:
+            try:
+                stream.flush()
+            except OSError:
+                stream.discard()
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command; a mistake of the user ends in a message and exit code 2, a failed run in 1, Ctrl-C in 130, and
-    a run that was told to stop, by SIGTERM or its deadline, in 75.
+    a run that was told to stop, by SIGTERM, SIGHUP or its deadline, in 75.
     """
     out, err = RedactedStream(sys.stdout), RedactedStream(sys.stderr)
     with (
         contextlib.redirect_stdout(cast(TextIO, out)),
         contextlib.redirect_stderr(cast(TextIO, err)),
         _terminated_in_words(),
+        _flushed((out, err)),
     ):
         _main(arguments)
 
@@ -152,18 +172,19 @@ def _main(arguments: Sequence[str] | None) -> NoReturn:
     except click.ClickException as error:
         error.show()
         sys.exit(2)
-    except Stopped as stop:
-        click.echo(str(stop), err=True)
-        sys.exit(stop.exit_code)
-    except SkyRLError as error:
-        click.echo(str(error), err=True)
-        sys.exit(error.exit_code)
+    except (Stopped, SkyRLError) as ending:
+        _explain(str(ending))
+        sys.exit(ending.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        click.echo(
-            "Stopped. The same command goes on from the last checkpoint, or begins anew where there is none.", err=True
-        )
+        _explain(f"Stopped. {GOES_ON_FROM_THE_LAST}")
         sys.exit(EXIT_INTERRUPTED)
     except Exception:  # noqa: BLE001 - a mistake of ours: all that is known of it, without secrets
-        traceback.print_exc()
+        _explain(traceback.format_exc())
         sys.exit(1)
     sys.exit(status if isinstance(status, int) else 0)  # of a command that said how it ended
+
+
+def _explain(why: str) -> None:
+    """The last message of the command; a full disk below standard error does not change the exit code."""
+    with contextlib.suppress(OSError):
+        click.echo(why, err=True)

@@ -110,7 +110,8 @@ class BasePPOExp:
 
     @cached_property
     def processes(self) -> Processes:
-        processes = self.get_processes()
+        with self.stopping.at_any_point():  # a cluster may take minutes to answer, or never do
+            processes = self.get_processes()
         processes.progress = self.progress
         self.held.callback(processes.close)
         return processes

@@ -21,7 +21,7 @@ from skyrl.experiments.steps_in_logs import StepsInLogs
 from skyrl.experiments.storage_failures import storage_error
 from skyrl.processes.progress import Watchdog
 from skyrl.processes.redaction import redacted
-from skyrl.processes.stopping import GOES_ON_FROM_THE_LAST
+from skyrl.processes.signals import GOES_ON_FROM_THE_LAST
 from skyrl.tracking.tracker import Tracker, Trackers
 from skyrl.training.course import Course
 

@@ -100,7 +100,8 @@ class SupervisedExp:
     @cached_property
     def processes(self) -> Processes:
         """Where the model lives."""
-        processes = start_processes(self.cfg)
+        with self.stopping.at_any_point():  # a cluster may take minutes to answer, or never do
+            processes = start_processes(self.cfg)
         processes.progress = self.progress
         self.held.callback(processes.close)
         return processes

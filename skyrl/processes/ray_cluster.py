@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,7 @@ _ray: Any = _raylet  # its stub leaves out what concerns authentication
 
 _LOOPBACK = "127.0.0.1"
 _ROOM = 12
+_CONNECT_SECONDS = 20.0
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -97,6 +99,7 @@ def start(slots: int, device: Device, object_store_bytes: int) -> Cluster:
 def attach(address: str, seconds: float) -> Cluster:
     """A connection to the running cluster at `address` (host:port of its head, or `auto`). Raises `ProcessError`."""
     _refuse_a_second()
+    _refuse_where_nobody_listens(address)
     outcome: list[BaseException | None] = []
     thread = threading.Thread(target=_attach, args=(address, outcome), name="skyrl-attach", daemon=True)
     thread.start()
@@ -122,6 +125,20 @@ def _refuse_a_second() -> None:
         raise ProcessError(
             "This process is connected to a Ray cluster already: close that connection first (ray.shutdown())"
         )
+
+
+def _refuse_where_nobody_listens(address: str) -> None:
+    """Ray itself would try for minutes. An address without a port, such as `auto`, is Ray's to look up."""
+    host, _, port = address.rpartition(":")
+    if "/" in address or not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ProcessError(
+            f"No connection to the Ray cluster at {address}: {error}. Start the head first, or correct "
+            "trainer.placement.ray_address"
+        ) from None
 
 
 def _root() -> Path:

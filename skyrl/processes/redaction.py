@@ -7,6 +7,8 @@ passwords in addresses (`https://user:password@host`), and what follows `Authori
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import json
 import os
@@ -20,6 +22,9 @@ from skyrl.tree.secrets import HIDDEN
 _NAME = re.compile(r"KEY|TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
 _SHORTEST = 8
 """Letters of a value that is looked for: a shorter one would be found in words."""
+
+_NOBODY_READS = (errno.EPIPE, errno.EIO)
+"""What writing to a closed pipe and to a terminal that hung up fails with."""
 
 _USER_INFO = re.compile(r"(?<=://)[^\s/@\"'<>]+(?=@)")
 _HEADER = re.compile(
@@ -78,15 +83,39 @@ def redacted_tree(data: Any) -> Any:
 
 
 class RedactedStream:
-    """A text stream that passes on what it is given without secrets."""
+    """A text stream that passes on what it is given without secrets.
+
+    If its reader is gone (a closed pipe or terminal), what is written is dropped: a run does not depend on being read.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """As the stream's own."""
-        self._stream.write(redacted(text))
+        """As the stream's own. Raises OSError if the output cannot be written although somebody wants it."""
+        with self._reader_may_be_gone():
+            self._stream.write(redacted(text))
         return len(text)
+
+    def flush(self) -> None:
+        """As the stream's own."""
+        with self._reader_may_be_gone():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _reader_may_be_gone(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _NOBODY_READS:
+                raise
+            self.discard()
+
+    def discard(self) -> None:
+        """Send the rest to nowhere, what is still in the stream's buffer and what native code writes included."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
 
     def writelines(self, lines: Iterable[str]) -> None:
         """As the stream's own."""

@@ -1,4 +1,4 @@
-"""Told to stop: SIGTERM, Ctrl-C or a deadline, in whatever the run is doing.
+"""Stops a run on SIGTERM, SIGHUP, Ctrl-C or a deadline, whatever the run is doing.
 
     with Stopping(grace=30.0) as stopping:      # main thread
         ...                                     # raises `Stopped` here, or
@@ -26,10 +26,10 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, Stopped
+from skyrl.processes.signals import GOES_ON_FROM_THE_LAST, STOPPED_BY, handled_signals
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LONG = 3600.0
-_WORDS = {signal.SIGTERM: "Stopped by SIGTERM", signal.SIGINT: "Stopped"}
+_LAST_WORDS_SECONDS = 1.0
 
 
 class Stopping:
@@ -60,7 +60,7 @@ class Stopping:
         write.setblocking(False)
         self._write = write
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._in_main_thread) for number in _SIGNALS}
+            self._before = {number: signal.signal(number, self._in_main_thread) for number in handled_signals()}
             self._wakeup = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._watch, name="skyrl-signals", daemon=True)
         self._thread.start()
@@ -113,6 +113,15 @@ class Stopping:
             self._in_loop = False
 
     @contextlib.contextmanager
+    def at_any_point(self) -> Iterator[None]:
+        """A signal raises `Stopped` in here although an event loop runs: around work that blocks the loop."""
+        before, self._in_loop = self._in_loop, False
+        try:
+            yield
+        finally:
+            self._in_loop = before
+
+    @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
         """What is awaited in here is given up when the run is told to stop, before, meanwhile or after: `Stopped`."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
@@ -151,7 +160,7 @@ class Stopping:
 
     def _note(self, number: int) -> None:
         code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_REQUEUE
-        self.request(_WORDS[signal.Signals(number)], code)
+        self.request(STOPPED_BY[signal.Signals(number)], code)
 
     def _watch(self) -> None:
         heard, ends_at = 0, float("inf")
@@ -159,8 +168,8 @@ class Stopping:
             wait = ends_at - time.monotonic() if self.requested else self.seconds_left
             ready, _, _ = select.select([self._read], [], [], min(max(0.0, wait), _LONG))
             for number in self._read.recv(64) if ready else b"":
-                if number in _SIGNALS:
-                    heard += 1
+                if number in self._before:
+                    heard += not (heard and number == signal.SIGHUP)  # a closed terminal sends it more than once
                     self._note(number)
             if self._ended.is_set():
                 return
@@ -174,13 +183,18 @@ class Stopping:
                 self._end_at_once(f"Stopped: what was to be saved was not, within {self._grace:g} s.")
 
     def _end_at_once(self, why: str) -> None:
-        os.write(2, f"{why} {GOES_ON_FROM_THE_LAST}\n".encode())
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
+        """End the process, even if nobody reads its output any more or a thread that is stuck holds the stream."""
+        words = threading.Thread(target=_last_words, args=(why,), daemon=True)
+        words.start()
+        words.join(_LAST_WORDS_SECONDS)
         os._exit(self._exit_code)
 
 
-GOES_ON_FROM_THE_LAST = "The same command goes on from the last checkpoint, or begins anew where there is none."
+def _last_words(why: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f"{why} {GOES_ON_FROM_THE_LAST}\n".encode())
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
 
 
 def seconds_until(moment: float | str) -> float:

@@ -40,12 +40,18 @@ TINY: dict[str, Any] = {
 class Session:
     """One start of the command."""
 
-    def __init__(self, values: Mapping[str, Any], out: Path, fault: Fault | None = None) -> None:
-        """`values` are dotted paths of any kind of run, and what stands there."""
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        out: Path,
+        fault: Fault | None = None,
+        environ: Mapping[str, str] = {},
+    ) -> None:
+        """`values` are dotted paths of any kind of run, and what stands there; `environ` are further variables."""
         out.mkdir(parents=True, exist_ok=True)
         self.out = out
         words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
-        environment = fault.in_environment() if fault else {}
+        environment = {**environ, **(fault.in_environment() if fault else {})}
         self.process: ForkServerProcess = _context.Process(target=command, args=(words, environment, out))
         self.process.start()
 

@@ -5,13 +5,14 @@ The environment variable `FAULT` says where and how, so that it reaches the acto
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +38,9 @@ class Fault:
 
     phase: str
     nth: int = 1
-    does: Literal["kill", "SIGTERM", "SIGINT", "nothing"] = "kill"
+    does: Literal["kill", "SIGTERM", "SIGHUP", "SIGINT", "SIGINT again and again", "ENOSPC", "raise", "nothing"] = (
+        "kill"
+    )
     delay: float = 0.0
     hangs: float = 0.0
     """Seconds that the phase then takes."""
@@ -67,12 +70,27 @@ def enter(phase: str) -> None:
 def _happen(fault: Fault) -> None:
     if fault.does == "nothing":
         return
+    if fault.does == "raise":
+        raise ValueError(f"a mistake in {fault.phase}")
+    if fault.does == "ENOSPC":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if fault.does == "SIGINT again and again":
+        threading.Thread(target=_press_again_and_again, args=(int(os.environ["DRIVER"]),), daemon=True).start()
+        return
     if fault.does != "kill":
         os.kill(int(os.environ["DRIVER"]), getattr(signal, fault.does))
         return
     run = os.environ.get(RUN)
     for pid in [int(os.environ["DRIVER"]), *(marked(RUN, run) if run else ()), os.getpid()]:
         os.kill(pid, signal.SIGKILL)
+
+
+def _press_again_and_again(driver: int) -> None:
+    """Ctrl-C until the run is gone, however slow it is to hear the first."""
+    with suppress(ProcessLookupError):
+        while True:
+            os.kill(driver, signal.SIGINT)
+            time.sleep(0.05)
 
 
 def tell_of_writing() -> None:
@@ -187,9 +205,14 @@ def in_ascii(completion: str, ground_truth: str, **others: Any) -> float:
 
 
 def command(words: list[str], environment: dict[str, str], folder: Path) -> None:
-    """`skyrl run` in this process, with the variables, in the folder; output goes to the file `said` there."""
+    """`skyrl run` in this process, with the variables, in the folder; output goes to the file `said` there, or with the
+    variable NOBODY_READS into a pipe that nobody reads.
+    """
     os.environ.update(environment)
     said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    if "NOBODY_READS" in environment:
+        read, said = os.pipe()
+        os.close(read)
     os.dup2(said, 1)
     os.dup2(said, 2)
     from skyrl.cli.main import main

@@ -1,0 +1,99 @@
+"""Every way in which a run ends: its exit code, what is saved, and that nothing of it is left on the machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from attrs import frozen
+
+from skyrl.checkpoint.store import CheckpointStore
+from skyrl.processes.leftovers import marked
+from tests.experiments.forked import Session, tiny
+from tests.experiments.phases import Fault
+
+pytestmark = pytest.mark.xdist_group("forked")
+
+
+@frozen(kw_only=True)
+class Ending:
+    """What happens to a run of six steps that saves every second one, and how it has to end."""
+
+    fault: Fault | None = None
+    exit_code: int
+    saved: list[int]
+
+
+STUCK = Fault(phase="optimizer", does="SIGINT again and again", nth=6, hangs=200)
+ENDINGS = {
+    "finished": Ending(exit_code=0, saved=[2, 4, 6]),
+    "failed": Ending(fault=Fault(phase="sync", does="raise", nth=4), exit_code=1, saved=[2]),
+    "Ctrl-C": Ending(fault=Fault(phase="generation", does="SIGINT", nth=4), exit_code=130, saved=[2, 3]),
+    "Ctrl-C twice": Ending(fault=STUCK, exit_code=130, saved=[2]),
+    "SIGTERM": Ending(fault=Fault(phase="generation", does="SIGTERM", nth=4), exit_code=75, saved=[2, 3]),
+    "SIGHUP": Ending(fault=Fault(phase="generation", does="SIGHUP", nth=4), exit_code=75, saved=[2, 3]),
+    "a full disk": Ending(fault=Fault(phase="writing", does="ENOSPC", nth=4), exit_code=1, saved=[2]),
+}
+
+
+def end(nano: Path, out: Path, ending: Ending, environ: dict[str, str], **changes: Any) -> Session:
+    """Runs it, and looks at everything that an ending promises."""
+    temporary, mark = out / "temporary", uuid4().hex
+    temporary.mkdir(parents=True)
+    values = tiny(nano, out, trainer__max_training_steps=6, trainer__eval_interval=-1, **changes)
+    session = Session(values, out, ending.fault, {**environ, "TMPDIR": str(temporary), "ENDING": mark})
+    assert session.ends() == ending.exit_code, session.said
+    assert CheckpointStore(out / "checkpoints").steps() == ending.saved
+    assert not list((out / "checkpoints").glob(".unfinished_*")) or "disk" in session.said
+    assert list(temporary.iterdir()) == []
+    assert marked("ENDING", mark) == []
+    return session
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_run_ends_with_its_exit_code_and_leaves_nothing(nano: Path, tmp_path: Path, name: str) -> None:
+    session = end(nano, tmp_path, ENDINGS[name], {})
+    assert ("Traceback" in session.said) == (name == "failed")
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_run_that_nobody_reads_any_more_ends_alike(nano: Path, tmp_path: Path, name: str) -> None:
+    end(nano, tmp_path, ENDINGS[name], {"NOBODY_READS": "1"})
+
+
+def test_a_run_on_ray_ends_alike_when_its_terminal_is_closed(nano: Path, tmp_path: Path) -> None:
+    end(nano, tmp_path, ENDINGS["SIGHUP"], {"NOBODY_READS": "1"}, trainer__placement__executor="ray")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("environ", [{}, {"NOBODY_READS": "1"}], ids=["read", "nobody reads"])
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_run_on_ray_ends_alike(nano: Path, tmp_path: Path, name: str, environ: dict[str, str]) -> None:
+    end(nano, tmp_path, ENDINGS[name], environ, trainer__placement__executor="ray")
+
+
+def test_an_address_where_no_cluster_is_ends_a_run_at_once(nano: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    ending = Ending(exit_code=1, saved=[])
+    session = end(
+        nano, tmp_path, ending, {}, trainer__placement__executor="ray", trainer__placement__ray_address=address
+    )
+    assert f"No connection to the Ray cluster at {address}: " in session.said
+
+
+def test_a_run_that_waits_for_a_silent_cluster_hears_sigterm(nano: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        values = tiny(nano, tmp_path, trainer__placement__executor="ray", trainer__placement__ray_address=address)
+        session = Session({**values, "trainer.faults.grace_period_seconds": 200}, tmp_path)
+        server.settimeout(100)
+        connection, _ = server.accept()
+        os.kill(session.process.pid or 0, signal.SIGTERM)
+        assert session.ends(within=100) == 75, session.said  # half of the grace period
+        connection.close()
