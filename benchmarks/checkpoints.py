@@ -84,14 +84,14 @@ def digests(megabytes: int) -> dict[str, float]:
     numbers = torch.arange(megabytes * 250_000, dtype=torch.int32)
     arrays: list[Any] = [part.view(torch.uint8).numpy() for part in (numbers, *numbers.split(1_000_000))]
     views: list[memoryview] = [memoryview(array) for array in arrays]
-    whole, *pieces = views
+    whole, *chunks = views
     with tempfile.TemporaryDirectory() as folder:
         disk = Disk(Path(folder))
-        disk.write("state", pieces)
-        assert digest_of(pieces) == digest_of(disk.chunks("state")) == xxhash.xxh3_128_hexdigest(whole)
+        disk.write("state", chunks)
+        assert digest_of(chunks) == digest_of(disk.chunks("state")) == xxhash.xxh3_128_hexdigest(whole)
         ways: dict[str, Any] = {
             "xxhash": lambda: xxhash.xxh3_128_hexdigest(whole),
-            "pieces": lambda: digest_of(pieces),
+            "pieces": lambda: digest_of(chunks),
             "xxhash_file": lambda: xxhash.xxh3_128_hexdigest((Path(folder) / "state").read_bytes()),
             "file": lambda: digest_of(disk.chunks("state")),
         }

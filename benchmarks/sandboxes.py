@@ -25,8 +25,8 @@ from statistics import median
 from skyrl.config import SkyRLGymConfig
 from skyrl.envs.isolated import isolated
 from skyrl.envs.math_equal import MathEqual
-from skyrl.processes.sandbox import Limits, Sandbox, why_unavailable
-from skyrl.processes.tiers import TIERS, Tier
+from skyrl.sandbox.sandbox import ResourceLimits, Sandbox, why_unavailable
+from skyrl.sandbox.tiers import TIERS, Tier
 
 PROGRAM = "print('word')"
 DEADLINE = 0.5
@@ -108,7 +108,7 @@ def hangs(sandbox: Sandbox, times: int) -> dict[str, float]:
     late = []
     for program in [*HANGS.values()] * times:
         begun = time.perf_counter()
-        sandbox.run(program, limits=Limits(seconds=DEADLINE))
+        sandbox.run(program, limits=ResourceLimits(seconds=DEADLINE))
         late.append(time.perf_counter() - begun - DEADLINE)
     over = sum(each > 1.0 for each in late)
     return {"programs": len(late), "latest": round(max(late, default=0.0) * 1000, 1), "late_by_a_second": over}

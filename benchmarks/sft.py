@@ -91,9 +91,9 @@ def skyrl_seconds(model: Path, rows: Rows, scratch: Path) -> tuple[float, float]
     }
     experiment = SFTExp(compose([], settings, SFTConfig).config)
     first = _First()
-    course = experiment.get_course(Trackers([first]))
+    course = experiment.get_loop(Trackers([first]))
     began = time.process_time()
-    with experiment.stopping:
+    with experiment.shutdown:
         asyncio.run(course.run())
     seconds = time.process_time() - began
     experiment.held.close()

@@ -25,7 +25,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from skyrl.batch import TrainingBatch
 from skyrl.learners.budget import TokenBudget, micro_batches
-from skyrl.learners.forward import Reads, probe_forward, read_logprobs
+from skyrl.learners.forward import ForwardOptions, compute_logprobs, probe_forward
 from skyrl.models.segment_attention import SEGMENTS, register
 
 PROMPT, SAMPLES, ROUNDS = 64, 8, 3
@@ -95,14 +95,14 @@ def batch_of(case: Case) -> TrainingBatch:
     )
 
 
-def once(model: Any, batch: TrainingBatch, reads: Reads, case: Case) -> dict[str, float]:
+def once(model: Any, batch: TrainingBatch, reads: ForwardOptions, case: Case) -> dict[str, float]:
     """Forward and backward over all micro-batches of the mean negative log-probability."""
     budget = TokenBudget(tokens=case.tokens if reads.pack else None, keep_groups=reads.share_prompts)
     model.zero_grad()
     tokens, total, start = int(batch.loss_mask.sum()), 0.0, time.process_time()
     [planned] = budget.plan([batch])
     for _, micro in micro_batches(planned, case.rows):
-        loss = -read_logprobs(model, micro, reads, temperature=1.0).values.sum() / tokens
+        loss = -compute_logprobs(model, micro, reads, temperature=1.0).values.sum() / tokens
         loss.backward()
         total += loss.item()
     seconds = time.process_time() - start

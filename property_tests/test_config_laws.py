@@ -32,7 +32,7 @@ from skyrl.tree import differences, get_at, thaw
 from skyrl.tree.arguments import split_path
 from skyrl.tree.dump import flatten
 from skyrl.tree.origins import Origins
-from skyrl.tree.types import fit
+from skyrl.tree.types import coerce_exact
 
 Layers = Callable[[list[Overrides]], list[str]]
 
@@ -98,7 +98,7 @@ def test_the_last_origin_of_a_value_is_where_it_came_from(
             continue  # tables merge: the law below
         origins = loaded.origins[path]
         assert origins[-1].place.startswith(name)
-        assert get_at(loaded.config, path) == fit(value, LEAVES[path].type)
+        assert get_at(loaded.config, path) == coerce_exact(value, LEAVES[path].type)
         if not any(isinstance(value, dict) for _, value in writers):
             assert len(origins) == len(writers)
 
@@ -112,7 +112,7 @@ def test_the_last_origin_of_every_key_of_a_free_form_table_gave_its_value(writte
     table = thaw(get_at(loaded.config, TABLE))
     for path, value in leaves(table):
         names, given_value = written[int(explained[path].where) - 1]
-        assert repr(value) == repr(thaw(fit(walk(given_value, path[len(names) :]), Any)))
+        assert repr(value) == repr(thaw(coerce_exact(walk(given_value, path[len(names) :]), Any)))
 
 
 def leaves(table: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

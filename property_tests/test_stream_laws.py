@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RewardError, RunError
-from skyrl.experiments.virtual_time import run_in_virtual_time
-from skyrl.rollout.stream import GroupStream, Limits
+from skyrl.rollout.stream import GroupStream, StreamLimits
+from skyrl.tools.virtual_time import run_in_virtual_time
 from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
 
 
@@ -22,7 +22,7 @@ from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
 class Schedule:
     """How long everything takes, and what goes wrong."""
 
-    limits: Limits
+    limits: StreamLimits
     steps: int
     prompts: int
     seed: int
@@ -39,7 +39,7 @@ class Schedule:
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
     batch, steps = draw(st.integers(1, 5)), draw(st.integers(1, 8))
-    limits = Limits(
+    limits = StreamLimits(
         batch=batch,
         staleness=draw(st.integers(0, 4)),
         concurrency=draw(st.integers(1, 30)),
@@ -180,7 +180,7 @@ def test_ten_thousand_schedules() -> None:
     draw = Random(0)
     for seed in range(10_000):
         batch, steps = draw.randint(1, 6), draw.randint(1, 8)
-        limits = Limits(
+        limits = StreamLimits(
             batch=batch,
             staleness=draw.randint(0, 8),
             concurrency=draw.randint(1, 40),

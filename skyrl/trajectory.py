@@ -75,7 +75,7 @@ class Skipped:
 
 
 @frozen(kw_only=True)
-class Step:
+class TokenRow:
     """Tokens that the policy saw in one go: one row of a training batch. The fields are those of `Trajectory`."""
 
     prompt_ids: tuple[int, ...]
@@ -85,7 +85,7 @@ class Step:
     weight_versions: tuple[int, ...]
     rewards: tuple[TurnReward, ...]
 
-    def silent(self) -> Step:
+    def silent(self) -> TokenRow:
         """The same, with no token to train on."""
         return evolve(self, loss_mask=(0,) * len(self.loss_mask))
 
@@ -98,7 +98,7 @@ class Trajectory:
     sample_index: int
     """0 to n - 1 within its group."""
 
-    earlier: tuple[Step, ...] = ()
+    earlier: tuple[TokenRow, ...] = ()
     """Turns before, where the tokens below do not go on from theirs: the template wrote the conversation anew, and
     otherwise, or each turn is a row of its own."""
 
@@ -141,9 +141,9 @@ class Trajectory:
     """It failed for good or was skipped, and this is what another sample of its group did."""
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[TokenRow, ...]:
         """All rows of it, in order; one, unless there are `earlier` ones."""
-        last = Step(
+        last = TokenRow(
             prompt_ids=self.prompt_ids,
             response_ids=self.response_ids,
             loss_mask=self.loss_mask,

@@ -14,7 +14,7 @@ TESTS = [ROOT / "conftest.py", *(ROOT / "tests").rglob("*.py"), *(ROOT / "proper
 SAYS_NOTHING = {"base", "common", "core", "helper", "helpers", "misc", "util", "utils"}
 RUNS_WHAT_IT_READS = {"cloudpickle", "dill", "marshal", "pickle"}
 OPENS_A_DOOR = {("allow_pickle", True), ("trust_remote_code", True), ("weights_only", False)}
-SEE_THE_WHOLE_TREE = {"cli", "config", "experiments", "interop"}
+SEE_THE_WHOLE_TREE = {"cli", "config", "experiments", "interop", "runs", "tools"}
 SUBPACKAGES = {"config/checks", "config/supervised"}
 """Folders inside of a room, beside those of environments."""
 
@@ -36,7 +36,10 @@ def texts() -> Iterator[tuple[str, str]]:
     """Every line that the project publishes, with its place. The reference cases are facts, and not ours to edit."""
     suffixes = {".cfg", ".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml", ""}
     folders = (".ci", "benchmarks", "docs", "examples", "property_tests", "schemas", "skyrl", "tests")
-    files = [*ROOT.iterdir(), *(file for folder in folders for file in (ROOT / folder).rglob("*"))]
+    files = [
+        *(file for file in ROOT.iterdir() if file.name != ".git"),
+        *(file for folder in folders for file in (ROOT / folder).rglob("*")),
+    ]
     for file in files:
         if (
             file.is_file()

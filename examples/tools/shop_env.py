@@ -8,7 +8,7 @@ from typing import Any
 from skyrl.envs import EnvStep
 from skyrl.envs.tool_groups import python_tool
 from skyrl.envs.tools import Tool, ToolEnv
-from skyrl.processes.sandbox import Sandbox
+from skyrl.sandbox.sandbox import Sandbox
 
 SANDBOX = Sandbox()
 

@@ -127,8 +127,8 @@ class Bucket:
             return
         file = self._system.open(path, "wb")
         try:
-            for piece in content:
-                file.write(piece)
+            for chunk in content:
+                file.write(chunk)
         except BaseException:
             with suppress(AttributeError):
                 file.closed = True  # closing would upload what there is as if it were the whole

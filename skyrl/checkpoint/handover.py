@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from attrs import frozen
 from torch import Tensor
 
-from skyrl.checkpoint.pieces import Piece, write_pieces
+from skyrl.checkpoint.shards import TensorShard, write_shards
 from skyrl.checkpoint.storage import Storage
 
 FILE_BYTES = 1 << 30
@@ -26,13 +26,13 @@ class WeightFiles:
     def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> tuple[str, ...]:
         """Names of the files. Raises `OSError` if they cannot be written."""
         files: list[str] = []
-        held: list[Piece] = []
+        held: list[TensorShard] = []
         for name, weight in weights:
-            held.append(Piece.whole(f"model.{name}", weight).copied())
-            if sum(piece.numbers.nbytes for piece in held) >= FILE_BYTES:
+            held.append(TensorShard.whole(f"model.{name}", weight).copied())
+            if sum(shard.numbers.nbytes for shard in held) >= FILE_BYTES:
                 files.append(self._write(held, len(files)))
                 held = []
         return (*files, *([self._write(held, len(files))] if held else ()))
 
-    def _write(self, held: list[Piece], number: int) -> str:
-        return write_pieces(held, self.storage, self.folder, f"{number}.safetensors").name
+    def _write(self, held: list[TensorShard], number: int) -> str:
+        return write_shards(held, self.storage, self.folder, f"{number}.safetensors").name

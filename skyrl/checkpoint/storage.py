@@ -107,8 +107,8 @@ class Disk:
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
-            for piece in content:
-                file.write(piece)
+            for chunk in content:
+                file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
 
@@ -147,6 +147,6 @@ def open_storage(where: str | Path) -> Storage:
 def digest_of(content: Iterable[Bytes]) -> str:
     """xxh3-128 of everything in order, 32 hexadecimal digits. It finds rot and truncation, not forgery."""
     digest = xxhash.xxh3_128()
-    for piece in content:
-        digest.update(piece)
+    for chunk in content:
+        digest.update(chunk)
     return digest.hexdigest()

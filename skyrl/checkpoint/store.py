@@ -24,8 +24,8 @@ from attrs import field, frozen
 from torch import Tensor
 
 from skyrl.checkpoint.manifest import FILE, Level, Manifest, StoredFile, damages, read_manifest
-from skyrl.checkpoint.pieces import Piece, StoredTensors, write_pieces
 from skyrl.checkpoint.retention import Retention
+from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
 from skyrl.checkpoint.storage import Storage, digest_of, open_storage
 from skyrl.errors import ResumeError, RunError
 
@@ -81,8 +81,8 @@ class CheckpointStore:
         files = []
         with self.saving(checkpoint.step, need):
             for model, tensors in checkpoint.models.items():
-                pieces = [Piece.whole(name, tensor.detach().cpu()) for name, tensor in tensors.items()]
-                files.append(write_pieces(pieces, self.storage, folder, file_of_rank(model)))
+                shards = [TensorShard.whole(name, tensor.detach().cpu()) for name, tensor in tensors.items()]
+                files.append(write_shards(shards, self.storage, folder, file_of_rank(model)))
         return self.finish(checkpoint, files, need)
 
     def begin(self, step: int, need: int = 0) -> str:

@@ -127,7 +127,7 @@ def _tensors_that_differ(first: Checkpoint, second: Checkpoint, model: str) -> I
 def _found(folder: str) -> tuple[CheckpointStore, list[int]]:
     """The store that a person means, and the steps. Raises `ResumeError`."""
     from skyrl.checkpoint.store import CheckpointStore, name_of, step_of
-    from skyrl.experiments.stored_runs import checkpoints_of
+    from skyrl.runs.stored_runs import checkpoints_of
 
     step = step_of(folder)
     if step is not None:

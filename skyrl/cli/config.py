@@ -7,7 +7,16 @@ from typing import Any
 
 import click
 
-from skyrl.cli.words import STRICT, WORDS, as_json, complete_path, compose_words, load_words, split_words, warn
+from skyrl.cli.arguments import (
+    ARGUMENTS,
+    STRICT,
+    as_json,
+    complete_path,
+    compose_arguments,
+    load_words,
+    split_words,
+    warn,
+)
 from skyrl.errors import ConfigError
 
 _LANGUAGE = click.option(
@@ -21,13 +30,13 @@ def config() -> None:
 
 
 @config.command()
-@WORDS
+@ARGUMENTS
 @STRICT
 @click.option("--json", "machine", is_flag=True, help="Print all problems as JSON.")
-def check(words: tuple[str, ...], strict: bool, machine: bool) -> None:
+def check(arguments: tuple[str, ...], strict: bool, machine: bool) -> None:
     """Say everything that is wrong with a configuration; nothing is started."""
     if not machine:
-        compose_words(words, strict=strict)
+        compose_arguments(arguments, strict=strict)
         click.echo("The values fit together. Files, models and tasks are looked at when it runs.")
         return
     import json
@@ -36,7 +45,7 @@ def check(words: tuple[str, ...], strict: bool, machine: bool) -> None:
     from skyrl.config import compose
 
     try:
-        problems = compose(*split_words(words), strict=strict, environ=os.environ).warnings
+        problems = compose(*split_words(arguments), strict=strict, environ=os.environ).warnings
         is_usable = True
     except ConfigError as error:
         problems, is_usable = error.problems, False
@@ -46,14 +55,14 @@ def check(words: tuple[str, ...], strict: bool, machine: bool) -> None:
 
 
 @config.command()
-@WORDS
+@ARGUMENTS
 @_LANGUAGE
 @click.option("--written", is_flag=True, help="As written, before anything is derived.")
 @click.option("--sparse", is_flag=True, help="Only what differs from the defaults and was not derived.")
 @click.option("--origins", "with_origins", is_flag=True, help="One line a field, with the place of each value.")
 @click.option("--derived", "only_derived", is_flag=True, help="Only what was derived, and from what.")
 def show(
-    words: tuple[str, ...], language: str, written: bool, sparse: bool, with_origins: bool, only_derived: bool
+    arguments: tuple[str, ...], language: str, written: bool, sparse: bool, with_origins: bool, only_derived: bool
 ) -> None:
     """Print a configuration: whole and with everything derived, unless an option says otherwise."""
     from skyrl.cli import show as forms
@@ -61,7 +70,7 @@ def show(
     from skyrl.config.resolve import resolve_with_origins
     from skyrl.tree.sparse import sparse as only_differences
 
-    loaded = load_words(words)
+    loaded = load_words(arguments)
     warn(loaded.warnings)
     run, origins = loaded.config, loaded.origins
     if sparse:
@@ -79,9 +88,9 @@ def show(
 
 @config.command()
 @click.argument("path", shell_complete=complete_path)
-@WORDS
+@ARGUMENTS
 @click.option("--json", "machine", is_flag=True, help="Print it as JSON.")
-def explain(path: str, words: tuple[str, ...], machine: bool) -> None:
+def explain(path: str, arguments: tuple[str, ...], machine: bool) -> None:
     """Say what PATH means, where its value came from, and what depends on it."""
     import json
 
@@ -91,7 +100,7 @@ def explain(path: str, words: tuple[str, ...], machine: bool) -> None:
     from skyrl.config.explain import explain as explain_path
     from skyrl.config.resolve import resolve_with_origins
 
-    loaded = load_words(words)
+    loaded = load_words(arguments)
     run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
     found = explain_path(path, run, origins)
     click.echo(json.dumps(attrs.asdict(found), indent=2, ensure_ascii=False) if machine else as_text(found))
@@ -165,8 +174,8 @@ def _print_differences(found: dict[str, tuple[Any, Any]]) -> None:
 
 
 @config.command()
-@WORDS
-def schema(words: tuple[str, ...]) -> None:
+@ARGUMENTS
+def schema(arguments: tuple[str, ...]) -> None:
     """Print the JSON schema of configuration files, for editors that complete and check them.
 
     With files: the schema of their tree, classes of your own included.
@@ -176,15 +185,15 @@ def schema(words: tuple[str, ...]) -> None:
     from skyrl.config import SkyRLTrainConfig
     from skyrl.tree.schema import json_schema
 
-    instance = load_words(words).config if words else SkyRLTrainConfig()
+    instance = load_words(arguments).config if arguments else SkyRLTrainConfig()
     click.echo(json.dumps(json_schema(type(instance), instance), indent=2, ensure_ascii=False))
 
 
 @config.command()
-@WORDS
-def docs(words: tuple[str, ...]) -> None:
+@ARGUMENTS
+def docs(arguments: tuple[str, ...]) -> None:
     """Print the reference of every field as Markdown; with files, classes of your own included."""
     from skyrl.config import SkyRLTrainConfig
     from skyrl.config.reference import reference_page
 
-    click.echo(reference_page(load_words(words).config if words else SkyRLTrainConfig()))
+    click.echo(reference_page(load_words(arguments).config if arguments else SkyRLTrainConfig()))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from skyrl.config.explain import Explanation, Step
+    from skyrl.config.explain import Explanation, ValueOrigin
 
 
 def as_text(explanation: Explanation) -> str:
@@ -37,12 +37,12 @@ def _fields(table: Mapping[str, Any]) -> list[str]:
     return ["Its fields (ask for one to see where its value came from):", *rows]
 
 
-def _chain(chain: Sequence[Step]) -> list[str]:
+def _chain(chain: Sequence[ValueOrigin]) -> list[str]:
     width = max(len(step.place) for step in chain)
     return ["Where it came from, the last one wins:", *(line for step in chain for line in _step(step, width))]
 
 
-def _step(step: Step, width: int) -> list[str]:
+def _step(step: ValueOrigin, width: int) -> list[str]:
     lines = [f"  {step.place:<{width}}  {_spelled(step.value)}"]
     lines += textwrap.wrap(step.because, 96, initial_indent="      ", subsequent_indent="      ")
     return [*lines, *(f"      from {path} = {_spelled(value)}  ({place})" for path, value, place in step.reads)]

@@ -20,7 +20,7 @@ def export(run: Path, step: int | None, to: Path | None, adapter: bool, checkpoi
 
     RUN is the folder of a run, which may be going on. What stands in the folder is replaced once the new one is whole.
     """
-    from skyrl.experiments.exporting import export as export_checkpoint
+    from skyrl.tools.exporting import export as export_checkpoint
 
     saved, folder = export_checkpoint(run, step=step, to=to, adapter=adapter, checkpoints=checkpoints)
     click.echo(f"step {saved}: {'adapter' if adapter else 'model'} in {folder}")

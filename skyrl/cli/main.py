@@ -18,6 +18,7 @@ from typing import NoReturn, TextIO, cast
 import click
 
 from skyrl import __version__
+from skyrl.cli.arguments import ARGUMENTS, STRICT, compose_arguments
 from skyrl.cli.checkpoints import ckpt
 from skyrl.cli.config import config
 from skyrl.cli.export import export
@@ -27,7 +28,6 @@ from skyrl.cli.serve_retriever import serve_retriever
 from skyrl.cli.serve_reward import serve_reward
 from skyrl.cli.simulate import simulate
 from skyrl.cli.templates import templates
-from skyrl.cli.words import STRICT, WORDS, compose_words
 from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, SkyRLError, Stopped
 from skyrl.processes.redaction import RedactedStream
 from skyrl.processes.signals import GOES_ON_FROM_THE_LAST, handled_signals
@@ -44,18 +44,18 @@ def cli() -> None:
 
 
 @cli.command()
-@WORDS
+@ARGUMENTS
 @STRICT
-def run(words: tuple[str, ...], strict: bool) -> None:
+def run(arguments: tuple[str, ...], strict: bool) -> None:
     """Train as the configuration says."""
     from skyrl.config.kinds import kind_of
     from skyrl.config.run_kind import RunKind
 
-    composed = compose_words(words, strict=strict, also=RunKind.preflight_checks)
+    composed = compose_arguments(arguments, strict=strict, also=RunKind.preflight_checks)
     # Threads of torch that wait for each other by spinning bring a shared machine to a stop; read by torch on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from skyrl.experiments.recovery import run_with_recovery
-    from skyrl.experiments.summary import summary
+    from skyrl.runs.summary import summary
 
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
@@ -72,15 +72,15 @@ def run(words: tuple[str, ...], strict: bool) -> None:
 
 
 @cli.command()
-@WORDS
+@ARGUMENTS
 @STRICT
-def doctor(words: tuple[str, ...], strict: bool) -> None:
+def doctor(arguments: tuple[str, ...], strict: bool) -> None:
     """Look whether this machine has what a run needs: packages, GPUs, keys, files, models, tasks; start nothing."""
     from skyrl.config.kinds import kind_of
     from skyrl.config.run_kind import RunKind
     from skyrl.tree import get_at
 
-    composed = compose_words(words, strict=strict, also=RunKind.preflight_checks)
+    composed = compose_arguments(arguments, strict=strict, also=RunKind.preflight_checks)
     run = composed.config
     click.echo(f"The values fit together, and this machine has what they name: {run.trainer.policy.model.path} is")
     sources = get_at(run, kind_of(run).data)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyrl.cli.words import WORDS, compose_rl
+from skyrl.cli.arguments import ARGUMENTS, compose_rl
 
 if TYPE_CHECKING:
     from skyrl.cli.plan_table import Plan
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@WORDS
+@ARGUMENTS
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option(
     "--gpus-per-node", type=click.IntRange(min=1), help="GPUs of one machine [default: 8, or more if needed]."
 )
-def plan(words: tuple[str, ...], as_json: bool, gpus_per_node: int | None) -> None:
+def plan(arguments: tuple[str, ...], as_json: bool, gpus_per_node: int | None) -> None:
     """Print which process gets which GPUs and how much work; nothing is started."""
     import json
 
     from skyrl.cli.plan_table import table
 
-    run = compose_rl(words, "one model on placement.num_nodes x num_gpus_per_node; nothing to lay out")
+    run = compose_rl(arguments, "one model on placement.num_nodes x num_gpus_per_node; nothing to lay out")
     planned = plan_of(run, gpus_per_node)
     click.echo(json.dumps(planned, indent=2) if as_json else table(planned))
 
@@ -52,14 +52,14 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
         message = f"{error.pool.name} needs {error.pool.gpus_per_node} on one node, and --gpus-per-node says {machine}"
         raise UserError(message) from None
     places = on_machines(laid, found)
-    seats = [
+    placements = [
         {
-            "role": seat.role,
-            "rank": seat.rank,
-            "pool": seat.pool,
-            "places": [[int(node), gpu] for node, gpu in places[seat]],
+            "role": placed.role,
+            "rank": placed.rank,
+            "pool": placed.pool,
+            "places": [[int(node), gpu] for node, gpu in places[placed]],
         }
-        for seat in laid.seats
+        for placed in laid.placements
     ]
     engines = engines_of(run)
     return {
@@ -68,7 +68,7 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
         "gpus": laid.gpus,
         "nodes": len({node for nodes in found.values() for node in nodes}),
         "gpus_per_node": machine,
-        "actors": len(seats) if on_ray(run) else 0,
+        "actors": len(placements) if on_ray(run) else 0,
         "batch": _batch(run),
         "pools": [
             {
@@ -89,7 +89,7 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
             "pipeline": engines.pipeline,
             "data": engines.data,
         },
-        "seats": seats,
+        "seats": placements,
     }
 
 

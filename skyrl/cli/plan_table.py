@@ -13,9 +13,9 @@ Plan = Mapping[str, Any]
 def table(plan: Plan) -> str:
     """The plan for people: one line for the whole, then who sits where, then who does what in one training step."""
     slot = "gpus" if plan["device"] == "cuda" else "slots"
-    seats = [["process", "ranks", "where"], *_seats(plan, slot)]
+    placements = [["process", "ranks", "where"], *_seats(plan, slot)]
     work = [["model", "ranks", "data parallel", "one training step of each rank"], *map(_work, plan["models"])]
-    return "\n".join([*_heading(plan), "", *_columns(seats), "", *_columns(work), *_engines(plan)])
+    return "\n".join([*_heading(plan), "", *_columns(placements), "", *_columns(work), *_engines(plan)])
 
 
 def _heading(plan: Plan) -> list[str]:
@@ -34,12 +34,12 @@ def _heading(plan: Plan) -> list[str]:
 def _seats(plan: Plan, slot: str) -> list[list[str]]:
     """(role, ranks, where) for each stretch of ranks that sit alike."""
     rows = []
-    for role, of_role in groupby(plan["seats"], key=lambda seat: str(seat["role"])):
-        by_nodes = groupby(of_role, key=lambda seat: tuple(dict.fromkeys(node for node, _ in seat["places"])))
+    for role, of_role in groupby(plan["seats"], key=lambda placed: str(placed["role"])):
+        by_nodes = groupby(of_role, key=lambda placed: tuple(dict.fromkeys(node for node, _ in placed["places"])))
         stretches: list[tuple[list[int], list[int], str]] = []
         for nodes, group in by_nodes:
             members = list(group)
-            ranks, where = [seat["rank"] for seat in members], _on_a_node(members, nodes)
+            ranks, where = [placed["rank"] for placed in members], _on_a_node(members, nodes)
             if stretches and stretches[-1][2] == where and stretches[-1][1][-1] + 1 == nodes[0] and len(nodes) == 1:
                 stretches[-1][0].extend(ranks)
                 stretches[-1][1].extend(nodes)
@@ -52,13 +52,13 @@ def _seats(plan: Plan, slot: str) -> list[list[str]]:
     return rows
 
 
-def _on_a_node(seats: Sequence[Mapping[str, Any]], nodes: Sequence[int]) -> str:
+def _on_a_node(placements: Sequence[Mapping[str, Any]], nodes: Sequence[int]) -> str:
     """GPUs on each of the nodes: of one-GPU ranks together, of larger ones apart."""
     if len(nodes) == 1:
-        each = [[gpu for _, gpu in seat["places"]] for seat in seats]
+        each = [[gpu for _, gpu in placed["places"]] for placed in placements]
         return _ranges([gpu for gpus in each for gpu in gpus]) if len(each[0]) == 1 else " | ".join(map(_ranges, each))
-    [seat, *_] = seats
-    parts = [_ranges([gpu for place, gpu in seat["places"] if place == node]) for node in nodes]
+    [placed, *_] = placements
+    parts = [_ranges([gpu for place, gpu in placed["places"] if place == node]) for node in nodes]
     return parts[0] if len(set(parts)) == 1 else " + ".join(parts)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from skyrl.experiments.comparing import Difference
+    from skyrl.tools.comparing import Difference
 
 _RUN = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -37,7 +37,7 @@ def replay(run: Path, steps: range, checkpoints: Path | None) -> None:
     RUN is the folder of a run with trainer.recording = jsonl or jsonl.gz. The exit code is 1 if something differs.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from skyrl.experiments.replay import Replay
+    from skyrl.tools.replay import Replay
 
     again = Replay(run, checkpoints=checkpoints)
     start = again.start_for(steps.start)
@@ -69,7 +69,7 @@ def bisect(run_a: Path, run_b: Path) -> None:
     """
     import json
 
-    from skyrl.experiments.bisect import bisect as part
+    from skyrl.tools.bisect import bisect as part
 
     parting = part(run_a, run_b)
     for path, (one, other) in parting.configuration.items():

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyrl.cli.words import WORDS, compose_rl
+from skyrl.cli.arguments import ARGUMENTS, compose_rl
 
 if TYPE_CHECKING:
     from skyrl.config import SkyRLTrainConfig
-    from skyrl.experiments.simulation import Outcome, World
+    from skyrl.tools.simulation import Outcome, World
 
 
 class _Duration(click.ParamType[Any]):
@@ -20,7 +20,7 @@ class _Duration(click.ParamType[Any]):
     name = "MEAN[,P90[,LONGEST]]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from skyrl.experiments.simulation import Seconds
+        from skyrl.tools.simulation import Seconds
 
         try:
             numbers = [float(part) for part in value.split(",")]
@@ -37,7 +37,7 @@ class _Duration(click.ParamType[Any]):
 
 
 @click.command()
-@WORDS
+@ARGUMENTS
 @click.option("--like", type=click.Path(path_type=Path), help="Take durations from this run's metrics.jsonl.")
 @click.option("--answer-seconds", type=_Duration(), help="What an engine takes for an answer, all turns together.")
 @click.option("--env-seconds", type=_Duration(), help="What its environment takes, once it runs.")
@@ -46,14 +46,14 @@ class _Duration(click.ParamType[Any]):
 @click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Training steps.")
 @click.option("--split", is_flag=True, help="Deal the GPUs out between engines and learners in other ways, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def simulate(words: tuple[str, ...], steps: int, split: bool, as_json: bool, **given: Any) -> None:
+def simulate(arguments: tuple[str, ...], steps: int, split: bool, as_json: bool, **given: Any) -> None:
     """Run the scheduler on a clock that jumps: throughput, idle time and the age of samples. Nothing is computed."""
     import json
 
-    from skyrl.experiments.simulation import simulate as run
-    from skyrl.experiments.simulation import splits, summary
+    from skyrl.tools.simulation import simulate as run
+    from skyrl.tools.simulation import splits, summary
 
-    config = compose_rl(words, "nothing is sampled, so there is no scheduler to simulate")
+    config = compose_rl(arguments, "nothing is sampled, so there is no scheduler to simulate")
     world = world_of(config, steps, **given)
     outcome = run(world, steps)
     others: list[tuple[int, Outcome]] = []
@@ -66,7 +66,7 @@ def simulate(words: tuple[str, ...], steps: int, split: bool, as_json: bool, **g
         dealt = [{"engine_gpus": share, **summary(each)} for share, each in others]
         click.echo(json.dumps(summary(outcome) | ({"splits": dealt} if split else {}), indent=2))
         return
-    click.echo(_told(outcome))
+    click.echo(_render(outcome))
     for share, each in sorted(others, key=lambda pair: -pair[1].trajectories_per_second)[:5]:
         click.echo(
             f"  {share:>5} GPUs for engines: {each.trajectories_per_second:.2f} trajectories/s, engines idle "
@@ -82,7 +82,7 @@ def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, 
     from skyrl.config.sizes import engines_of
     from skyrl.errors import UserError
     from skyrl.experiments.collaborators import in_flight, stream_limits
-    from skyrl.experiments.simulation import Seconds, World, measured
+    from skyrl.tools.simulation import Seconds, World, measured
     from skyrl.tracking.jsonlines import JsonLines
 
     durations: dict[str, Any] = {"environment": Seconds(mean=0.0, p90=0.0, longest=0.0), "sync_seconds": 0.0}
@@ -127,7 +127,7 @@ def _gpus(config: SkyRLTrainConfig) -> tuple[int, int]:
     return engines.gpus, grid_of(config, "policy").ranks
 
 
-def _told(outcome: Outcome) -> str:
+def _render(outcome: Outcome) -> str:
     ages = ", ".join(f"{age}: {count}" for age, count in outcome.groups_by_age.items())
     return (
         f"{outcome.steps} steps in {outcome.seconds:,.1f} s ({outcome.seconds / outcome.steps:.2f} s each)\n"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from skyrl.tree import to_dict
-from skyrl.tree.draft import structure
+from skyrl.tree.builder import structure
 
 
 class BaseConfig:

@@ -26,7 +26,7 @@ from skyrl.tree.validators import wanted_by
 
 
 @frozen(kw_only=True)
-class Step:
+class ValueOrigin:
     """One origin of the value. The last step won."""
 
     place: str
@@ -51,7 +51,7 @@ class Explanation:
     """What the type does not say: a range, in words; empty for none."""
 
     doc: str
-    chain: tuple[Step, ...]
+    chain: tuple[ValueOrigin, ...]
     feeds: tuple[tuple[str, str], ...]
     """Paths that are derived from it, each with the name of the rule."""
 
@@ -137,9 +137,9 @@ def _default(run: RunConfig, names: Path) -> Any:
     return _value(default, names[-1:])
 
 
-def _chain(path: str, names: Path, run: RunConfig, origins: Origins) -> tuple[Step, ...]:
+def _chain(path: str, names: Path, run: RunConfig, origins: Origins) -> tuple[ValueOrigin, ...]:
     chain = origins.get(path, ())
-    steps = [] if chain and chain[0].kind == "default" else [Step(place="default", value=_default(run, names))]
+    steps = [] if chain and chain[0].kind == "default" else [ValueOrigin(place="default", value=_default(run, names))]
     by_name = {rule.name: rule for rule in kind_of(run).rules}
     for origin in chain:
         rule = by_name.get(origin.where) if origin.kind == "rule" else None
@@ -148,7 +148,7 @@ def _chain(path: str, names: Path, run: RunConfig, origins: Origins) -> tuple[St
         if origin.kind == "default" and not origin.where:
             value = _default(run, names)
         sentence = " ".join((rule.compute.__doc__ or "").split()) if rule else ""
-        steps.append(Step(place=origin.place or "default", value=value, because=sentence, reads=tuple(reads)))
+        steps.append(ValueOrigin(place=origin.place or "default", value=value, because=sentence, reads=tuple(reads)))
     return tuple(steps)
 
 

@@ -11,7 +11,7 @@ import re
 
 from attrs import frozen
 
-from skyrl.tree.plain import Misfit
+from skyrl.tree.plain import TypeMismatch
 from skyrl.tree.units import SECONDS
 from skyrl.tree.validators import rule_of_one_field
 
@@ -67,7 +67,7 @@ def _part(part: int | str) -> tuple[str, float]:
 def _is_interval(value: Interval) -> bool:
     try:
         read_interval(value)
-    except (ValueError, Misfit):
+    except (ValueError, TypeMismatch):
         return False
     return True
 

@@ -25,12 +25,12 @@ from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.run_kind import RunKind
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.arguments import read_argument, read_python
+from skyrl.tree.builder import TreeBuilder
 from skyrl.tree.classes import fields_of
-from skyrl.tree.draft import Draft
 from skyrl.tree.files import read_file
 from skyrl.tree.names import nearest
 from skyrl.tree.origins import Assignment, Origins
-from skyrl.tree.reach import Reach
+from skyrl.tree.read_context import ReadContext
 from skyrl.tree.rules import Check, find_problems
 
 C = TypeVar("C", bound=RunConfig, default=SkyRLTrainConfig)
@@ -78,12 +78,12 @@ def load(
     `environ` is what `env:NAME` is looked up in.
     Raises `ConfigError` listing every unreadable file, unknown name and value that does not fit.
     """
-    draft = _draft(files, overrides, root, environ)
-    config = draft.build()
-    errors = [problem for problem in draft.problems if problem.severity == "error"]
+    builder = _builder(files, overrides, root, environ)
+    config = builder.build()
+    errors = [problem for problem in builder.problems if problem.severity == "error"]
     if errors:
         raise ConfigError(_by_place(errors), title="This configuration cannot be used")
-    return Loaded(config=config, origins=draft.origins, warnings=tuple(_by_place(draft.problems)))
+    return Loaded(config=config, origins=builder.origins, warnings=tuple(_by_place(builder.problems)))
 
 
 def compose(
@@ -99,11 +99,11 @@ def compose(
 
     `strict` makes warnings errors; `also` gives further checks for a kind of run, such as those of this machine.
     """
-    draft = _draft(files, overrides, root, environ)
-    written = draft.build()
-    config, origins, broken = resolve_with_origins(written, draft.origins, draft.broken)
+    builder = _builder(files, overrides, root, environ)
+    written = builder.build()
+    config, origins, broken = resolve_with_origins(written, builder.origins, builder.broken)
     further = also(kind_of(config)) if also else ()
-    found = [*draft.problems, *check(config, origins, broken), *find_problems(config, further, origins, broken)]
+    found = [*builder.problems, *check(config, origins, broken), *find_problems(config, further, origins, broken)]
     warnings = tuple(_by_place(problem for problem in found if problem.severity == "warning"))
     errors = found if strict else [problem for problem in found if problem.severity == "error"]
     if errors:
@@ -118,30 +118,36 @@ def _resolved(overrides: Overrides, root: type[C]) -> C:
     return resolve_with_origins(loaded.config, loaded.origins)[0]
 
 
-def _draft(files: Files, overrides: Overrides, root: type[C] | None, environ: Mapping[str, str] | None) -> Draft[C]:
-    reach = Reach(environ=environ, presets=PRESETS, migrations=MIGRATIONS, is_open=True)
-    layers = _layers(files, overrides, reach)
+def _builder(
+    files: Files, overrides: Overrides, root: type[C] | None, environ: Mapping[str, str] | None
+) -> TreeBuilder[C]:
+    context = ReadContext(environ=environ, presets=PRESETS, migrations=MIGRATIONS, is_open=True)
+    layers = _layers(files, overrides, context)
     said = _kind_of(layers)
     chosen: type[Any] = root or _root_meant(said, layers)
-    draft: Draft[C] = Draft(chosen(), reach)
+    builder: TreeBuilder[C] = TreeBuilder(chosen(), context)
     for layer in layers:
-        _take(draft, layer, chosen)
+        _take(builder, layer, chosen)
     if root is None and said in KINDS:  # the last one counts, whichever kind the files before it are of
-        draft.problems = [each for each in draft.problems if each.path != "kind" or _refused_kind(each) not in KINDS]
-    draft.problems = [_in_terms_of_kinds(each, chosen) for each in draft.problems]
+        builder.problems = [
+            each for each in builder.problems if each.path != "kind" or _refused_kind(each) not in KINDS
+        ]
+    builder.problems = [_in_terms_of_kinds(each, chosen) for each in builder.problems]
     if root is None and said is None and chosen is not SkyRLTrainConfig:
         names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
         message = f"is missing, and without it a run is reinforcement learning, which has no {names}"
-        draft.problems.append(Problem(path="kind", message=message, hint='write kind = "sft" or kind = "reward_model"'))
-    return draft
+        builder.problems.append(
+            Problem(path="kind", message=message, hint='write kind = "sft" or kind = "reward_model"')
+        )
+    return builder
 
 
-def _layers(files: Files, overrides: Overrides, reach: Reach) -> list[_Layer]:
-    layers = [_file_layer(fspath(file), reach) for file in ([files] if isinstance(files, str | PathLike) else files)]
+def _layers(files: Files, overrides: Overrides, context: ReadContext) -> list[_Layer]:
+    layers = [_file_layer(fspath(file), context) for file in ([files] if isinstance(files, str | PathLike) else files)]
     for number, override in enumerate(_each(overrides), start=1):
         is_file = isinstance(override, str) and override.startswith("@")
         layers.append(
-            _file_layer(str(override)[1:], reach, f"argument {number}") if is_file else _word_layer(override, number)
+            _file_layer(str(override)[1:], context, f"argument {number}") if is_file else _word_layer(override, number)
         )
     return layers
 
@@ -175,11 +181,11 @@ class _Layer:
     place: str = ""
 
 
-def _file_layer(name: str, reach: Reach, place: str = "") -> _Layer:
+def _file_layer(name: str, context: ReadContext, place: str = "") -> _Layer:
     from skyrl.config.stored import file_of
 
     try:
-        return _Layer(assignments=read_file(file_of(name), reach), file=name, place=place)
+        return _Layer(assignments=read_file(file_of(name), context), file=name, place=place)
     except ConfigError as error:
         return _Layer(error=error, file=name, place=place)
 
@@ -193,7 +199,7 @@ def _word_layer(override: str | tuple[str, Any], number: int) -> _Layer:
 
 def chosen_root(files: Files, overrides: Overrides = ()) -> type[RunConfig]:
     """The tree that they are read into, whatever else is wrong with them."""
-    layers = _layers(files, overrides, Reach(presets=PRESETS))
+    layers = _layers(files, overrides, ReadContext(presets=PRESETS))
     return _root_meant(_kind_of(layers), layers)
 
 
@@ -238,11 +244,11 @@ def _top_names(layers: Sequence[_Layer]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _take(draft: Draft[Any], layer: _Layer, root: type[Any]) -> None:
+def _take(builder: TreeBuilder[Any], layer: _Layer, root: type[Any]) -> None:
     """Assign what a layer says, or note why not."""
     if layer.error is not None and not layer.file:
-        draft.problems.extend(layer.error.problems)
-        draft.broken.update(problem.path.lstrip("+") for problem in layer.error.problems)
+        builder.problems.extend(layer.error.problems)
+        builder.broken.update(problem.path.lstrip("+") for problem in layer.error.problems)
         return
     try:
         if layer.error is not None:
@@ -252,14 +258,14 @@ def _take(draft: Draft[Any], layer: _Layer, root: type[Any]) -> None:
             from skyrl.config.stored import as_written
 
             assignments = [as_written(each, root) for each in assignments]
-        draft.assign_all(assignments)
+        builder.assign_all(assignments)
     except ConfigError as error:
         name = layer.file
         hint = f"a value is written in one word: {name}=VALUE" if _is_path(name, root) else ""
-        draft.problems.extend(
+        builder.problems.extend(
             evolve(each, place=each.place or layer.place, hint=each.hint or hint) for each in error.problems
         )
-        draft.broken.add("")  # without the file nothing can be said about the rest
+        builder.broken.add("")  # without the file nothing can be said about the rest
 
 
 def _is_path(name: str, root: type[Any]) -> bool:

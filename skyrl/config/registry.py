@@ -21,8 +21,8 @@ import attrs
 
 from skyrl.config.import_paths import Imported, is_import_path
 from skyrl.errors import ConfigError, Problem, UserError
+from skyrl.tree.builder import structure
 from skyrl.tree.classes import is_config
-from skyrl.tree.draft import structure
 from skyrl.tree.imports import import_class, import_object
 
 T = TypeVar("T", bound=Callable[..., Any])

@@ -13,7 +13,7 @@ from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.losses import asks_for_correction
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.planning.batches import Work, data_parallel, work
-from skyrl.planning.counts import Engines, Grid, Sizes
+from skyrl.planning.topology import Engines, Grid, Sizes
 
 Model = Literal["policy", "critic", "ref"]
 """A model with ranks of its own."""

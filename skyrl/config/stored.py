@@ -19,11 +19,11 @@ from skyrl.config.migrations import MIGRATIONS
 from skyrl.config.resolve import derived, resolve, resolve_with_origins
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import evolve_at, fingerprint, get_at, to_dict
-from skyrl.tree.draft import Draft
+from skyrl.tree.builder import TreeBuilder
 from skyrl.tree.dump import SCHEMA_VERSION, stored_value
 from skyrl.tree.origins import Assignment, Origin, Origins
 from skyrl.tree.plain import shown
-from skyrl.tree.reach import Reach
+from skyrl.tree.read_context import ReadContext
 from skyrl.tree.sparse import sparse
 
 C = TypeVar("C", bound=RunConfig)
@@ -86,13 +86,13 @@ def tree_of(stored: Any, root: type[C], where: str) -> C:
 
 def _read(stored: Assignment, root: type[C]) -> tuple[C, Origins]:
     """Old names are followed; no class is imported. Raises `ConfigError`."""
-    draft = Draft(root(), Reach(migrations=MIGRATIONS))
-    draft.assign(stored)
-    run = draft.build()
-    errors = [problem for problem in draft.problems if problem.severity == "error"]
+    builder = TreeBuilder(root(), ReadContext(migrations=MIGRATIONS))
+    builder.assign(stored)
+    run = builder.build()
+    errors = [problem for problem in builder.problems if problem.severity == "error"]
     if errors:
         raise ConfigError(errors, title=f"{stored.origin.where} cannot be read")
-    return run, draft.origins
+    return run, builder.origins
 
 
 def _without(run: RunConfig, paths: Iterable[str]) -> RunConfig:

@@ -13,7 +13,7 @@ from typing import Any
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.rows import ground_truth, last_between
 from skyrl.errors import TaskError
-from skyrl.processes.sandbox import Limits, Sandbox
+from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
 
 MOST_TESTS = 100
 
@@ -38,11 +38,11 @@ class CodeEnv(Env):
     class Solution.
     """
 
-    def __init__(self, extras: Mapping[str, Any], sandbox: Sandbox, limits: Limits | None = None) -> None:
+    def __init__(self, extras: Mapping[str, Any], sandbox: Sandbox, limits: ResourceLimits | None = None) -> None:
         """`limits` are for each test."""
         super().__init__(extras)
         self._tests = tests_of(ground_truth(extras, "code", (str, list)))
-        self._sandbox, self._limits = sandbox, limits or Limits()
+        self._sandbox, self._limits = sandbox, limits or ResourceLimits()
         self._passed = 0
 
     def step(self, action: str) -> EnvStep:

@@ -14,8 +14,8 @@ from typing import Any
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.registry import find_env
 from skyrl.errors import SkipSample
-from skyrl.processes.fork_server import WAYS
-from skyrl.processes.worker import answer_lines
+from skyrl.sandbox.fork_server import READ_PATHS
+from skyrl.sandbox.worker import answer_lines
 
 MOST = 4_000_000
 """Characters of one answer: more than the longest observation that a rollout takes."""
@@ -66,7 +66,7 @@ class _Episode:
 
 def _reachable(name: str) -> str:
     """The same import path, by a way that the user of this process may go."""
-    ways: dict[str, str] = json.loads(os.environ.get(WAYS, "{}"))
+    ways: dict[str, str] = json.loads(os.environ.get(READ_PATHS, "{}"))
     for folder in sorted(ways, key=len, reverse=True):
         if name.startswith(f"{folder}/"):
             return ways[folder] + name[len(folder) :]

@@ -22,7 +22,7 @@ class ServiceError(RuntimeError):
 
 
 @frozen(kw_only=True)
-class Answer(Generic[T]):
+class ServiceReply(Generic[T]):
     """What a service said, and how often it had to be asked again."""
 
     value: T
@@ -41,7 +41,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedire
 
 def post(
     url: str, body: Mapping[str, Any], *, seconds: float, attempts: int, headers: Mapping[str, str] | None = None
-) -> Answer[Any]:
+) -> ServiceReply[Any]:
     """POST a JSON object. What may pass by (no connection, 429, 5xx) is tried again, after 0.1 s, then twice as long
     each time, at most 2 s. Raises `ServiceError`.
     """
@@ -54,7 +54,7 @@ def post(
                 data = response.read(LONGEST_ANSWER + 1)
             if len(data) > LONGEST_ANSWER:
                 raise ServiceError(f"{url} answered with more than {LONGEST_ANSWER} bytes")
-            return Answer(value=json.loads(data), retries=attempt)
+            return ServiceReply(value=json.loads(data), retries=attempt)
         except urllib.error.HTTPError as error:
             reason = f"{url} answered {error.code}"
             error.close()

@@ -16,9 +16,9 @@ from skyrl.config import SkyRLGymConfig
 from skyrl.config.import_paths import absolute
 from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.errors import RewardError, SkipSample, TaskError, WorkerEnded
-from skyrl.processes.sandbox import Limits, Sandbox
-from skyrl.processes.tiers import Tier
-from skyrl.processes.worker import Worker
+from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
+from skyrl.sandbox.tiers import Tier
+from skyrl.sandbox.worker import Worker
 
 _HOST = "skyrl.envs.env_host"
 _MOST = 32 << 20
@@ -29,7 +29,7 @@ class IsolatedEnv(Env):
     """Calls of the environment `name`, which runs elsewhere."""
 
     def __init__(
-        self, extras: Mapping[str, Any], name: str, sandbox: Sandbox, limits: Limits, seconds: float | None
+        self, extras: Mapping[str, Any], name: str, sandbox: Sandbox, limits: ResourceLimits, seconds: float | None
     ) -> None:
         """`seconds` are for each call; then the process is ended."""
         super().__init__(extras)
@@ -101,7 +101,7 @@ def isolated(name: str, gym: SkyRLGymConfig) -> Callable[[Mapping[str, Any]], En
     full = absolute(name)
     file = full.rpartition(":")[0]
     sandbox = _sandbox(gym.sandbox_tier, Path(file).parent if file.endswith(".py") else None)
-    limits = Limits(
+    limits = ResourceLimits(
         cpu_seconds=24 * 3600,
         memory_bytes=int(gym.user_env_memory_gb * 1e9),
         file_bytes=256 << 20,
@@ -120,7 +120,7 @@ def _sandbox(tier: Tier | Literal["auto"], readable: Path | None) -> Sandbox:
 
 
 @cache
-def _look(name: str, sandbox: Sandbox, limits: Limits, seconds: float | None) -> None:
+def _look(name: str, sandbox: Sandbox, limits: ResourceLimits, seconds: float | None) -> None:
     """Can it be found? Nobody wants to know that only once the engines have started."""
     worker = Worker(sandbox, _HOST, limits)
     try:

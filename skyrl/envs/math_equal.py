@@ -12,9 +12,9 @@ from threading import BoundedSemaphore, Lock
 from typing import Literal
 
 from skyrl.errors import TaskError, WorkerEnded
-from skyrl.processes.sandbox import Limits, Sandbox
-from skyrl.processes.tiers import Tier
-from skyrl.processes.worker import Worker
+from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
+from skyrl.sandbox.tiers import Tier
+from skyrl.sandbox.worker import Worker
 
 SECONDS = 2.0
 """For one pair: what takes longer is an attack, or nothing that a grader needs."""
@@ -35,7 +35,7 @@ class MathEqual:
         if find_spec("math_verify") is None:
             raise TaskError("environment.skyrl_gym.math_equivalence needs math-verify: pip install 'skyrl[math]'")
         self._sandbox = Sandbox(tier, modules=(_HOST,))
-        self._limits = Limits(cpu_seconds=24 * 3600, memory_bytes=2 << 30, open_files=256)
+        self._limits = ResourceLimits(cpu_seconds=24 * 3600, memory_bytes=2 << 30, open_files=256)
         self._turns = BoundedSemaphore(os.cpu_count() or 1)
         self._idle: list[Worker] = []
         self._lock = Lock()

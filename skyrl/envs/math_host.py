@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from math_verify import parse, verify
 from math_verify.parser import LatexExtractionConfig
 
-from skyrl.processes.worker import answer_lines
+from skyrl.sandbox.worker import answer_lines
 
 
 def main() -> None:

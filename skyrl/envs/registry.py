@@ -35,8 +35,8 @@ from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.errors import TaskError
 from skyrl.processes.credentials import api_key
-from skyrl.processes.sandbox import Sandbox
-from skyrl.processes.tiers import Tier
+from skyrl.sandbox.sandbox import Sandbox
+from skyrl.sandbox.tiers import Tier
 from skyrl.tree.imports import import_object
 
 MakeEnv = Callable[[Mapping[str, Any]], Env]

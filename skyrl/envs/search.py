@@ -16,7 +16,7 @@ from typing import Any
 
 from skyrl.config.environment import SearchEnvConfig
 from skyrl.envs.env import Env, EnvStep
-from skyrl.envs.http_json import Answer, post
+from skyrl.envs.http_json import ServiceReply, post
 from skyrl.envs.rows import ground_truth, last_between, max_turns
 from skyrl.envs.texts import tokenizable
 
@@ -63,7 +63,7 @@ class SearchEnv(Env):
         return found.value
 
 
-def ask_retriever(settings: SearchEnvConfig, token: str | None, query: str) -> Answer[str]:
+def ask_retriever(settings: SearchEnvConfig, token: str | None, query: str) -> ServiceReply[str]:
     """What it finds, as text. Raises `ServiceError`, or `ValueError` for an answer of another form."""
     body = {"query": query[:LONGEST_QUERY], "topk": settings.topk, "return_scores": True}
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -71,7 +71,7 @@ def ask_retriever(settings: SearchEnvConfig, token: str | None, query: str) -> A
     text = documents(answer.value)
     if settings.log_requests:
         _log.info("search %r: %r", query[:200], text[:200])
-    return Answer(value=text, retries=answer.retries)
+    return ServiceReply(value=text, retries=answer.retries)
 
 
 def targets(given: Any) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.rows import ground_truth, last_between, max_turns
 from skyrl.envs.texts import tokenizable
 from skyrl.errors import TaskError
-from skyrl.processes.sandbox import Limits, Sandbox
+from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
 
 TOOL_SECONDS, SOLUTION_SECONDS = 5.0, 30.0
 SHOWN_ROWS, SHOWN_CHARACTERS, MOST_ROWS = 50, 9000, 10_000
@@ -91,7 +91,9 @@ class Text2SQLEnv(Env):
 def ask_database(sandbox: Sandbox, db: Path, query: str, seconds: float, rows: int) -> dict[str, Any]:
     """Columns and at most so many rows of a query that may only read, or its `error`."""
     asked = {"db": str(db), "query": query, "rows": rows, "seconds": seconds}
-    limits = Limits(seconds=seconds + 1, cpu_seconds=int(seconds) + 2, memory_bytes=512 << 20, output_bytes=32 << 20)
+    limits = ResourceLimits(
+        seconds=seconds + 1, cpu_seconds=int(seconds) + 2, memory_bytes=512 << 20, output_bytes=32 << 20
+    )
     ran = sandbox.run(_query_program(), json.dumps(asked).encode(), limits)
     if ran.ended != "exit" or ran.code != 0:
         return {"error": "the query took too long" if ran.ended == "timeout" else "the query took too much"}

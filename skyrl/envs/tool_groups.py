@@ -11,12 +11,12 @@ from skyrl.envs.text2sql import SHOWN_ROWS, TOOL_SECONDS, ask_database, shown
 from skyrl.envs.tools import Tool
 from skyrl.errors import TaskError
 from skyrl.processes.credentials import api_key
-from skyrl.processes.sandbox import Limits, Sandbox
+from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
 
 
-def python_tool(sandbox: Sandbox, limits: Limits | None = None) -> Tool:
+def python_tool(sandbox: Sandbox, limits: ResourceLimits | None = None) -> Tool:
     """`python(code)`: runs a program in the sandbox, a new process each time, and shows what it printed."""
-    limits = limits or Limits()
+    limits = limits or ResourceLimits()
 
     def python(code: str) -> str:
         ran = sandbox.run(code, limits=limits)

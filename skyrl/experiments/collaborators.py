@@ -16,14 +16,21 @@ from skyrl.inference.torch_engine import load_torch_engine
 from skyrl.inference.vllm_engine import VLLMEngine
 from skyrl.learners.ranks import Rendezvous
 from skyrl.models.loading import max_positions
-from skyrl.planning.counts import Grid, Sizes
 from skyrl.planning.sizes import layout
+from skyrl.planning.topology import Grid, Sizes
 from skyrl.processes.handles import Deadlines, Processes
 from skyrl.processes.in_process import InProcess
-from skyrl.rollout.stream import Limits
+from skyrl.rollout.stream import StreamLimits
 from skyrl.tree import required
 from skyrl.weight_sync.canary import NEW_TOKENS, Canary, canary_prompts
-from skyrl.weight_sync.roads import BroadcastRoad, FolderRoad, MeetingPlace, NativeRoad, Road, SharedRoad
+from skyrl.weight_sync.transports import (
+    BroadcastTransport,
+    FolderTransport,
+    NativeTransport,
+    SharedTransport,
+    TransferRendezvous,
+    WeightTransport,
+)
 
 PASSIVE_THREADS: Mapping[str, str] = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Threads that wait for each other give up their core, which another rank may need."""
@@ -112,11 +119,11 @@ def in_flight(run: SkyRLTrainConfig) -> InFlight:
     return "recompute" if settings.clear_kv_cache_on_weight_sync else "keep"
 
 
-def stream_limits(run: SkyRLTrainConfig, steps: int) -> Limits:
+def stream_limits(run: SkyRLTrainConfig, steps: int) -> StreamLimits:
     """How far samples may run ahead of a training of so many steps."""
     settings, batch = run.trainer.fully_async, run.trainer.train_batch_size
     ahead = (settings.max_staleness_steps + 1) * batch
-    return Limits(
+    return StreamLimits(
         batch=batch,
         staleness=settings.max_staleness_steps,
         concurrency=settings.num_parallel_generation_workers,
@@ -126,18 +133,18 @@ def stream_limits(run: SkyRLTrainConfig, steps: int) -> Limits:
     )
 
 
-def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> Road:
+def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> WeightTransport:
     """How weights travel: not at all within one process, else as `weight_sync_backend` says."""
     engine, dtype = run.generator.inference_engine, engine_dtype(run)
     if run.trainer.placement.executor == "in_process":
         alone = engine.backend == "vllm" and engine.async_engine  # vLLM computes in a child process
-        return FolderRoad(folder, dtype=dtype) if alone else SharedRoad()
+        return FolderTransport(folder, dtype=dtype) if alone else SharedTransport()
     match engine.weight_sync_backend:
         case "disk":
-            return FolderRoad(folder, dtype=dtype)
+            return FolderTransport(folder, dtype=dtype)
         case "nccl":
             together = run.trainer.placement.colocate_all  # a GPU is no two members of an NCCL group
-            return NativeRoad(
+            return NativeTransport(
                 _meeting_place(run, rendezvous),
                 backend="ipc" if together else "nccl",
                 senders=grid_of(run, "policy").ranks if together else 1,
@@ -145,13 +152,13 @@ def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> 
                 bucket_bytes=int(engine.weight_transfer_threshold_cuda_ipc_GB * 1e9),
             )
         case _:
-            return BroadcastRoad(_meeting_place(run, rendezvous), dtype=dtype)
+            return BroadcastTransport(_meeting_place(run, rendezvous), dtype=dtype)
 
 
-def _meeting_place(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> MeetingPlace:
+def _meeting_place(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> TransferRendezvous:
     host, port = rendezvous.address
     engines = required(engines_of(run), "generator.inference_engine")
-    return MeetingPlace(host, port, workers=engines.gpus, timeout=run.trainer.placement.call_timeout_seconds)
+    return TransferRendezvous(host, port, workers=engines.gpus, timeout=run.trainer.placement.call_timeout_seconds)
 
 
 def parity_canary(run: SkyRLTrainConfig, prompts: Sequence[Sequence[int]]) -> Canary:

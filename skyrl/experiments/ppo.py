@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from skyrl.checkpoint.handover import WeightFiles
-from skyrl.checkpoint.pieces import StoredTensors
+from skyrl.checkpoint.shards import StoredTensors
 from skyrl.checkpoint.storage import Disk
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.effects import evaluates
@@ -32,10 +32,6 @@ from skyrl.experiments.collaborators import (
     stream_limits,
     weight_road,
 )
-from skyrl.experiments.recorded import NoEngines, RecordedRollouts, RecordedRun
-from skyrl.experiments.run_folder import RunFolder
-from skyrl.experiments.saving import Saving, checkpoint_store
-from skyrl.experiments.session import Session
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.remote_engine import RemoteEngine
 from skyrl.learners.group import LearnerGroup, ScorerGroup
@@ -48,20 +44,24 @@ from skyrl.models.loading import load_tokenizer
 from skyrl.models.storing import AdapterExport, Export
 from skyrl.processes.handles import Processes
 from skyrl.processes.progress import Progress
-from skyrl.processes.stopping import Stopping
+from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.streaming import StreamingRollouts
+from skyrl.runs.checkpoint_manager import CheckpointManager, checkpoint_store
+from skyrl.runs.recorded import NoEngines, RecordedRollouts, RecordedRun
+from skyrl.runs.run_folder import RunFolder
+from skyrl.runs.session import RunSession
 from skyrl.tracking.console import Console
 from skyrl.tracking.jsonlines import MetricsFile, sample_records
 from skyrl.tracking.timing import Clock, timed
 from skyrl.tracking.tracker import LastMetrics, Tracker, Trackers
 from skyrl.training.advantage import advantage_estimator, critic_targets
-from skyrl.training.course import Course
 from skyrl.training.evaluation import Evaluation
+from skyrl.training.loop import TrainingLoop
 from skyrl.training.objective import policy_objective
 from skyrl.training.shaping import reward_shaping
-from skyrl.training.time_sharing import Movable, TimeSharing, after
+from skyrl.training.time_sharing import Movable, TimeSharing, run_before
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import required
@@ -81,7 +81,7 @@ class BasePPOExp:
         self.progress = Progress()
         self.clock = Clock(self.progress.waiting_for)
         faults = cfg.trainer.faults
-        self.stopping = Stopping(grace=faults.grace_period_seconds, stop_before=faults.stop_before)
+        self.shutdown = ShutdownSignal(grace=faults.grace_period_seconds, stop_before=faults.stop_before)
         self.folder = RunFolder(Path(required(cfg.trainer.run_path, "trainer.run_path")).expanduser().absolute())
         self.checkpoints = checkpoint_store(cfg.trainer)
         self.is_another_try = False
@@ -110,7 +110,7 @@ class BasePPOExp:
 
     @cached_property
     def processes(self) -> Processes:
-        with self.stopping.at_any_point():  # a cluster may take minutes to answer, or never do
+        with self.shutdown.at_any_point():  # a cluster may take minutes to answer, or never do
             processes = self.get_processes()
         processes.progress = self.progress
         self.held.callback(processes.close)
@@ -161,9 +161,9 @@ class BasePPOExp:
         return models
 
     @cached_property
-    def saving(self) -> Saving:
+    def saving(self) -> CheckpointManager:
         """What writes and reads checkpoints of the models that change."""
-        return Saving(self.cfg, self.checkpoints, self.changing, self.time_sharing, self.folder, self.last)
+        return CheckpointManager(self.cfg, self.checkpoints, self.changing, self.time_sharing, self.folder, self.last)
 
     @cached_property
     def recorded(self) -> RecordedRun | None:
@@ -286,12 +286,12 @@ class BasePPOExp:
         if self.recorded:
             return NoEngines()
         prompts = [prompt.token_ids for prompt in self.train_dataset.prompts]
-        road = weight_road(self.cfg, self.rendezvous, self.folder.path / "weights")
+        transport = weight_road(self.cfg, self.rendezvous, self.folder.path / "weights")
         asynchronous = self.cfg.trainer.fully_async
         return WeightSync(
             self.policy,
             self.client,
-            road,
+            transport,
             parity_canary(self.cfg, prompts),
             arrived=rollouts.weights_are,
             interval=asynchronous.steps_per_sync if asynchronous.enabled else 1,
@@ -357,18 +357,18 @@ class BasePPOExp:
                 await sync.catch_up()
             await turns.for_engines()
 
-        policy = after(
+        policy = run_before(
             self.policy, score=partial(turns.for_scoring, "policy"), update=partial(turns.for_learning, "policy")
         )
-        reference = self.reference and after(self.reference, score=partial(turns.for_scoring, "ref"))
-        critic = self.critic and after(
+        reference = self.reference and run_before(self.reference, score=partial(turns.for_scoring, "ref"))
+        critic = self.critic and run_before(
             self.critic, score=partial(turns.for_scoring, "critic"), update=partial(turns.for_learning, "critic")
         )
         algorithm = self.cfg.trainer.algorithm
-        weights = after(sync, publish=partial(turns.for_travel, "policy"))
+        weights = run_before(sync, publish=partial(turns.for_travel, "policy"))
         return PPOTrainer(
             self.cfg.trainer,
-            rollouts=timed(after(rollouts, next_batch=for_sampling), self.clock, next_batch="generate"),
+            rollouts=timed(run_before(rollouts, next_batch=for_sampling), self.clock, next_batch="generate"),
             policy=timed(policy, self.clock, score="policy_logprobs", update="policy_train"),
             reference=reference and timed(reference, self.clock, score="ref_logprobs"),
             critic=critic and timed(critic, self.clock, score="values", update="critic_train"),
@@ -378,7 +378,7 @@ class BasePPOExp:
             targets=critic_targets(algorithm),
         )
 
-    def get_course(self, tracker: Tracker) -> Course:
+    def get_loop(self, tracker: Tracker) -> TrainingLoop:
         """The loop: when a step is taken, and what comes before and after it."""
         turns, evaluation, rollouts = self.time_sharing, self.get_evaluation(), self.get_rollouts()
         sync = self.get_weight_sync(rollouts)
@@ -389,14 +389,14 @@ class BasePPOExp:
                 await sync.catch_up()
             await turns.for_engines()
 
-        return Course(
+        return TrainingLoop(
             self.cfg.trainer,
             self.get_trainer(rollouts, sync),
-            evaluation=evaluation and after(evaluation, run=for_evaluation),
+            evaluation=evaluation and run_before(evaluation, run=for_evaluation),
             tracker=tracker,
             clock=self.clock,
             total_steps=self.total_steps,
-            stopping=self.stopping,
+            shutdown=self.shutdown,
             checkpoints=self.saving,
             export=lambda step: self.export(self.exports / f"global_step_{step}" / "policy"),
             refresh_reference=self.refresh_reference,
@@ -408,11 +408,11 @@ class BasePPOExp:
 
         Raises `Stopped` when a signal or the deadline ends it before.
         """
-        return Session(self).run()
+        return RunSession(self).run()
 
-    async def close(self, course: Course) -> None:
+    async def close(self, loop: TrainingLoop) -> None:
         """Let go of the rollouts and of the engines, once training is over."""
-        await course.trainer.rollouts.close()
+        await loop.trainer.rollouts.close()
         if not self.recorded:
             await self.client.close()
 

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.errors import RunError
-from skyrl.experiments.first_look import say
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.runs.preflight import say
 
 E = TypeVar("E", bound=BasePPOExp)
 

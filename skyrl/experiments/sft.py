@@ -18,9 +18,6 @@ from skyrl.data.order import InOrder, Mixed, Order
 from skyrl.data.supervised_rows import Rows, load_supervised
 from skyrl.errors import DataError
 from skyrl.experiments.collaborators import start_processes
-from skyrl.experiments.run_folder import RunFolder
-from skyrl.experiments.saving import Saving, checkpoint_store
-from skyrl.experiments.supervised_session import SupervisedSession
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.group import LearnerGroup
 from skyrl.learners.ranks import Ranks, Rendezvous
@@ -30,7 +27,10 @@ from skyrl.models.loading import load_tokenizer, max_positions
 from skyrl.models.storing import AdapterExport, Export
 from skyrl.processes.handles import Processes
 from skyrl.processes.progress import Progress
-from skyrl.processes.stopping import Stopping
+from skyrl.processes.shutdown import ShutdownSignal
+from skyrl.runs.checkpoint_manager import CheckpointManager, checkpoint_store
+from skyrl.runs.run_folder import RunFolder
+from skyrl.runs.supervised_session import SupervisedSession
 from skyrl.tracking.console import Console
 from skyrl.tracking.jsonlines import MetricsFile
 from skyrl.tracking.timing import Clock, timed
@@ -62,7 +62,7 @@ class SupervisedExp:
         self.cfg = cfg
         self.progress = Progress()
         self.clock = Clock(self.progress.waiting_for)
-        self.stopping = Stopping(grace=cfg.faults.grace_period_seconds, stop_before=cfg.faults.stop_before)
+        self.shutdown = ShutdownSignal(grace=cfg.faults.grace_period_seconds, stop_before=cfg.faults.stop_before)
         self.folder = RunFolder(Path(required(cfg.run_path, "run_path")).expanduser().absolute())
         self.checkpoints = checkpoint_store(cfg.trainer)
         self.is_another_try = False
@@ -100,7 +100,7 @@ class SupervisedExp:
     @cached_property
     def processes(self) -> Processes:
         """Where the model lives."""
-        with self.stopping.at_any_point():  # a cluster may take minutes to answer, or never do
+        with self.shutdown.at_any_point():  # a cluster may take minutes to answer, or never do
             processes = start_processes(self.cfg)
         processes.progress = self.progress
         self.held.callback(processes.close)
@@ -117,9 +117,9 @@ class SupervisedExp:
         return {self.role: self.learner}
 
     @cached_property
-    def saving(self) -> Saving:
+    def saving(self) -> CheckpointManager:
         """What writes and reads checkpoints."""
-        return Saving(self.cfg, self.checkpoints, self.learners, self.time_sharing, self.folder, self.last)
+        return CheckpointManager(self.cfg, self.checkpoints, self.learners, self.time_sharing, self.folder, self.last)
 
     @cached_property
     def total_steps(self) -> int:
@@ -156,7 +156,7 @@ class SupervisedExp:
         """Where metrics go: the run folder and the console."""
         return Trackers([MetricsFile(self.folder.metrics), Console(self.total_steps, first_step)])
 
-    def get_course(self, tracker: Tracker) -> SupervisedTrainer:
+    def get_loop(self, tracker: Tracker) -> SupervisedTrainer:
         """The loop."""
         cfg, rows = self.cfg, self.train_dataset
         cursor: PromptCursor[Any] = PromptCursor(
@@ -171,7 +171,7 @@ class SupervisedExp:
             tracker=tracker,
             clock=self.clock,
             total_steps=self.total_steps,
-            stopping=self.stopping,
+            shutdown=self.shutdown,
             save=lambda step: self.saving.save(step, trainer.state()),
             export=lambda step: self.export(self.exports / f"global_step_{step}" / "model"),
         )

@@ -18,8 +18,8 @@ from attrs import Factory, define
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, RunError, WeightSyncError
-from skyrl.inference.arrival import Arrival
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
+from skyrl.inference.incoming_weights import IncomingWeights
 
 T = TypeVar("T")
 
@@ -121,15 +121,17 @@ class InferenceEngineClient:
         self._open = True
         self._admit()
 
-    async def load_weights(self, arrivals: Sequence[Arrival], version: int) -> None:
+    async def load_weights(self, incoming_sets: Sequence[IncomingWeights], version: int) -> None:
         """Gives each engine in service its arrival, in the order of `in_service`.
 
         Where some engines take the weights, one that does not is lost. Where none does, the first error is raised, that
         of a process that ended before all others, and every engine holds its old weights or refuses work.
         """
         serving = list(self._serving)
-        assert len(arrivals) == len(serving), f"{len(arrivals)} arrivals for {len(serving)} engines in service"
-        calls = [s.engine.load_weights(arrival, version) for s, arrival in zip(serving, arrivals, strict=True)]
+        assert len(incoming_sets) == len(serving), (
+            f"{len(incoming_sets)} arrivals for {len(serving)} engines in service"
+        )
+        calls = [s.engine.load_weights(incoming, version) for s, incoming in zip(serving, incoming_sets, strict=True)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         failed: list[tuple[_Served, RunError]] = []
         for served, outcome in zip(serving, outcomes, strict=True):

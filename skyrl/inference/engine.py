@@ -13,7 +13,7 @@ from skyrl.config import SamplingParams
 from skyrl.trajectory import StopReason
 
 if TYPE_CHECKING:
-    from skyrl.inference.arrival import Arrival
+    from skyrl.inference.incoming_weights import IncomingWeights
 
 
 @frozen(kw_only=True)
@@ -96,7 +96,7 @@ class InferenceEngine(Protocol):
     async def resume(self) -> None:
         """Take work again."""
 
-    async def load_weights(self, arrival: Arrival, version: int) -> None:
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
         """Replace all weights, drop every cache computed from the old ones (but for what a pause keeps) and adopt
         `version`.
 

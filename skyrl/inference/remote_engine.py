@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from skyrl.inference.arrival import Arrival
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
+from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.processes.handles import Handle
 
 
@@ -28,8 +28,8 @@ class RemoteEngine:
     async def resume(self) -> None:
         await self._handle.call(InferenceEngine.resume)
 
-    async def load_weights(self, arrival: Arrival, version: int) -> None:
-        await self._handle.call(InferenceEngine.load_weights, arrival, version)
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
+        await self._handle.call(InferenceEngine.load_weights, incoming, version)
         self._weight_version = version
 
     async def sleep(self) -> bool:

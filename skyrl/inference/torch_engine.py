@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 from skyrl.errors import ModelError, RunError, UserError, WeightSyncError
-from skyrl.inference.arrival import Arrival
 from skyrl.inference.causal_lm import CausalLM
 from skyrl.inference.decode_batch import DecodeBatch
 from skyrl.inference.engine import Completion, GenerationRequest, InFlight, longest_completion
+from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.inference.rows import Job
 from skyrl.inference.scheduler import Scheduler
 from skyrl.inference.weights import replace_weights
@@ -93,7 +93,7 @@ class TorchEngine:
         """Takes work again."""
         self._scheduler.resume()
 
-    async def load_weights(self, arrival: Arrival, version: int) -> None:
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
         """Copies the weights into the model and adopts `version`; see `InferenceEngine.load_weights`.
 
         No key or value outlives the batch it was computed in, and while paused there is none, unless it is kept: no
@@ -101,7 +101,7 @@ class TorchEngine:
         """
         if not self._scheduler.idle:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
-        await asyncio.to_thread(replace_weights, self._model.model, arrival)
+        await asyncio.to_thread(replace_weights, self._model.model, incoming)
         self._weight_version = version
         _log.info("weights of version %d", version)
         self._scheduler.weights_are(version)

@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ModelError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
-from skyrl.inference.arrival import Arrival, Shared, as_plain
 from skyrl.inference.engine import Completion, GenerationRequest, InFlight, SampleKey, longest_completion
 from skyrl.inference.gate import Gate
+from skyrl.inference.incoming_weights import IncomingWeights, Shared, as_plain
 from skyrl.inference.vllm_arguments import engine_arguments
 from skyrl.inference.vllm_async import AsyncBackend
 from skyrl.inference.vllm_backend import Backend, refusals
@@ -119,7 +119,7 @@ class VLLMEngine:
         """Takes work again."""
         await self._on_loop(self._resume())
 
-    async def load_weights(self, arrival: Arrival, version: int) -> None:
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
         """Replaces the weights and adopts `version`; see `InferenceEngine.load_weights`.
 
         Names and shapes are compared before vLLM hears of it. It replaces layer by layer, so that whatever fails later
@@ -128,10 +128,10 @@ class VLLMEngine:
         if not self._paused:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
         self._refuse_if_out_of_service()
-        refuse_unfit(self._expected, arrival)
-        if isinstance(arrival, Shared) and not self._backend.shares_memory:
+        refuse_unfit(self._expected, incoming)
+        if isinstance(incoming, Shared) and not self._backend.shares_memory:
             raise WeightSyncError("weights shared in memory do not reach an engine that runs in processes of its own")
-        await self._on_loop(self._load_weights(arrival, version))
+        await self._on_loop(self._load_weights(incoming, version))
 
     async def sleep(self) -> bool:
         """Gives back the GPU memory of weights and cache, which are gone. vLLM ignores it on a CPU."""
@@ -183,8 +183,8 @@ class VLLMEngine:
         await self._backend.resume()
         self._gate.open()
 
-    async def _load_weights(self, arrival: Arrival, version: int) -> None:
-        plain = arrival if self._backend.shares_memory else as_plain(arrival)  # type: ignore[arg-type]
+    async def _load_weights(self, incoming: IncomingWeights, version: int) -> None:
+        plain = incoming if self._backend.shares_memory else as_plain(incoming)  # type: ignore[arg-type]
         try:
             outcomes = await self._backend.call_workers("skyrl_load_weights", plain, self._expected.tied)
             problem = "; ".join(sorted({outcome for outcome in outcomes if outcome}))

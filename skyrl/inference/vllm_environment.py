@@ -20,7 +20,7 @@ from typing import Any
 
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import UserError
-from skyrl.processes.leftovers import PRIVATE
+from skyrl.processes.orphans import PRIVATE
 
 _HOST, _FOLDER = "SKYRL_VLLM_HOST", "SKYRL_VLLM_FOLDER"
 """Variables that tell vLLM's processes who started them, and where its sockets are."""

@@ -9,7 +9,7 @@ from attrs import frozen
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from skyrl.errors import ModelError, WeightSyncError
-from skyrl.inference.arrival import Arrival, WeightInfo, weight_info
+from skyrl.inference.incoming_weights import IncomingWeights, WeightInfo, weight_info
 from skyrl.models.failures import model_error
 from skyrl.models.naming import named_weights, tied_names
 from skyrl.models.paths import local_folder
@@ -72,11 +72,11 @@ def expected_weights(path: str, *, trust_remote_code: bool = False) -> ExpectedW
     return ExpectedWeights(infos=infos, tied=tied_names(model))
 
 
-def refuse_unfit(expected: ExpectedWeights, arrival: Arrival) -> None:
+def refuse_unfit(expected: ExpectedWeights, incoming: IncomingWeights) -> None:
     """Raises `WeightSyncError` unless exactly the model's weights are announced, a tied one under one of its names."""
     problems: list[str] = []
     missing = dict(expected.infos)
-    for info in arrival.weights:
+    for info in incoming.weights:
         first = expected.tied.get(info.name, info.name)
         held = missing.pop(first, None)
         if first not in expected.infos:

@@ -21,27 +21,27 @@ from torch.storage import TypedStorage
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference import vllm_requests
-from skyrl.inference.arrival import Native
 from skyrl.inference.checksums import device_digest
+from skyrl.inference.incoming_weights import Native
 
 Weights = Iterator[tuple[str, Tensor]]
 
 
-def receive(worker: Any, place: int, arrival: Native, expand: Callable[[Weights], Weights]) -> None:
+def receive(worker: Any, place: int, incoming: Native, expand: Callable[[Weights], Weights]) -> None:
     """Does all that the sender asks of this worker, the one at `place` in its engine.
 
     `expand` adds second names of tied weights. Raises `WeightSyncError` when what came is not what was sent, and when
     the sender or another worker gave up.
     """
-    _equip(worker, arrival.backend)
+    _equip(worker, incoming.backend)
     received: dict[str, str] = {}
-    meeting = arrival.meeting.moved(place)
-    with meeting.attend() as store:
-        for kind, content in vllm_requests.requests(store, rank=meeting.rank, timeout=meeting.timeout):
+    group = incoming.group.moved(place)
+    with group.rendezvous() as store:
+        for kind, content in vllm_requests.requests(store, rank=group.rank, timeout=group.timeout):
             match kind:
                 case "init":
                     if "rank_offset" in content:  # vLLM counts workers from here, and knows of one engine only
-                        content["rank_offset"] = arrival.meeting.rank
+                        content["rank_offset"] = incoming.group.rank
                     worker.init_weight_transfer_engine(content)
                 case "start":
                     worker.start_weight_update()

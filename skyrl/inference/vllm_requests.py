@@ -13,7 +13,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-from skyrl.inference.broadcast import wait_for
+from skyrl.inference.transfer_group import wait_for
 
 END = "end"
 """The last request of a sender."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference import vllm_native
-from skyrl.inference.arrival import Arrival, Native, Shared, for_worker, from_plain
+from skyrl.inference.incoming_weights import IncomingWeights, Native, Shared, for_worker, from_plain
 from skyrl.inference.vllm_environment import end_with_host
 
 _GREEDY = 1e-5
@@ -38,12 +38,12 @@ class WeightReceiver:
             raise RuntimeError("skyrl needs vLLM's first model runner: leave VLLM_USE_V2_MODEL_RUNNER unset")
         report_tempered_logprobs(sampler)
 
-    def skyrl_load_weights(self, arrival: Mapping[str, Any] | Arrival, tied: Mapping[str, str]) -> str:
+    def skyrl_load_weights(self, incoming: Mapping[str, Any] | IncomingWeights, tied: Mapping[str, str]) -> str:
         """Replaces all weights by those that arrive; empty, or why that stopped halfway.
 
-        `arrival` comes as plain data, and as itself only from this process. `tied` holds second names of tied weights.
+        `incoming` comes as plain data, and as itself only from this process. `tied` holds second names of tied weights.
         """
-        received = from_plain(arrival) if isinstance(arrival, Mapping) else arrival
+        received = from_plain(incoming) if isinstance(incoming, Mapping) else incoming
         place = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.rank
         try:
             if isinstance(received, Native):
@@ -64,7 +64,7 @@ class WeightReceiver:
 
 
 def under_all_names(
-    weights: Iterator[tuple[str, Tensor]], tied: Mapping[str, str], arrival: Arrival
+    weights: Iterator[tuple[str, Tensor]], tied: Mapping[str, str], incoming: IncomingWeights
 ) -> Iterator[tuple[str, Tensor]]:
     """Each weight, a tied one under its second names too: vLLM would leave a head that does not come as it is.
 
@@ -75,7 +75,7 @@ def under_all_names(
         names.setdefault(first, [first]).append(second)
     first_of = {name: first for first, group in names.items() for name in group}
     for name, tensor in weights:
-        kept = tensor if isinstance(arrival, Shared) else tensor.clone()
+        kept = tensor if isinstance(incoming, Shared) else tensor.clone()
         for each in names.get(first_of.get(name, name), [name]):
             yield each, kept
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from skyrl.errors import WeightSyncError
-from skyrl.inference.arrival import Arrival, Shared, WeightInfo
+from skyrl.inference.incoming_weights import IncomingWeights, Shared, WeightInfo
 
 
-def replace_weights(model: Any, arrival: Arrival) -> None:
+def replace_weights(model: Any, incoming: IncomingWeights) -> None:
     """Copies a complete set of weights into `model`, cast to its types, once all of it is there.
 
     Names are those of `model.state_dict()`. A tied tensor may come under any of its names, or under several if they
@@ -21,18 +21,18 @@ def replace_weights(model: Any, arrival: Arrival) -> None:
     """
     held: dict[str, Tensor] = model.state_dict(keep_vars=True)
     tied = _names_of_each(held)
-    _refuse([*_unusable(held, arrival.weights), *_missing(tied, {info.name for info in arrival.weights})])
-    with arrival.open() as weights:
-        received = {name: _kept(tensor, arrival) for name, tensor in weights}
+    _refuse([*_unusable(held, incoming.weights), *_missing(tied, {info.name for info in incoming.weights})])
+    with incoming.open() as weights:
+        received = {name: _kept(tensor, incoming) for name, tensor in weights}
     _refuse([*_missing(tied, received), *_contradictions(tied, received)])
     with torch.no_grad():
         for name, tensor in received.items():
             held[name].copy_(tensor)
 
 
-def _kept(tensor: Tensor, arrival: Arrival) -> Tensor:
+def _kept(tensor: Tensor, incoming: IncomingWeights) -> Tensor:
     """The tensor for longer than until the next one comes. Those of this process stay where they are."""
-    return tensor if isinstance(arrival, Shared) else tensor.clone()
+    return tensor if isinstance(incoming, Shared) else tensor.clone()
 
 
 def _names_of_each(held: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.interop.areal_values import Becomes, Entry
-from skyrl.interop.report import Fate, Line
+from skyrl.interop.report import Line, Outcome
 from skyrl.interop.writing import Writing
 from skyrl.tree.names import nearest
 
@@ -48,20 +48,20 @@ def convert_setting(
 
 def apply(writing: Writing, key: str, value: Any, become: Becomes, note: str = "") -> None:
     """Write what a value becomes, and note it."""
-    reasons: dict[Fate, str] = {"refused": become.refused, "not yet": become.not_yet, "needless": become.needless}
-    for fate, why in reasons.items():
+    reasons: dict[Outcome, str] = {"refused": become.refused, "not yet": become.not_yet, "needless": become.needless}
+    for outcome, why in reasons.items():
         if why:
-            writing.note(Line(fate=fate, source=key, value=value, why=why))
+            writing.note(Line(outcome=outcome, source=key, value=value, why=why))
             return
     written: list[str] = []
     for path, ours in become.writes.items():
         paths, problems = writing.write(key, path, ours)
         errors = [problem for problem in problems if problem.severity == "error"]
         if errors:
-            writing.note(Line(fate="refused", source=key, value=value, why=f"{path}: {errors[0].message}"))
+            writing.note(Line(outcome="refused", source=key, value=value, why=f"{path}: {errors[0].message}"))
             return
         written += paths
-    writing.note(Line(fate="renamed", source=key, value=value, targets=tuple(written), why=note or become.note))
+    writing.note(Line(outcome="renamed", source=key, value=value, targets=tuple(written), why=note or become.note))
 
 
 def _one(writing: Writing, tables: Tables, key: str, value: Any, copy_of: str) -> None:
@@ -70,7 +70,7 @@ def _one(writing: Writing, tables: Tables, key: str, value: Any, copy_of: str) -
     if entry is None:
         meant = nearest(key, tuple(keys))
         why = "AReaL has no such setting" + (f"; did it mean {meant}?" if meant else "")
-        writing.note(Line(fate="refused", source=key, value=value, why=why))
+        writing.note(Line(outcome="refused", source=key, value=value, why=why))
         return
     become = Becomes(writes={entry: value}) if isinstance(entry, str) else entry(value)
     apply(writing, key, value, become, f"a copy of {copy_of}" if copy_of else "")

@@ -11,11 +11,11 @@ from attrs import frozen
 from skyrl.config.entry import RunConfig
 from skyrl.errors import Problem
 
-Fate = Literal["kept", "renamed", "derived", "needless", "not yet", "refused"]
+Outcome = Literal["kept", "renamed", "derived", "needless", "not yet", "refused"]
 """kept: under its own name; renamed: under ours; derived: follows from the rest, so left out; needless: asks for what
 happens anyway; not yet: a capability that is missing; refused: has no place here, or no valid value."""
 
-_HEADS: dict[Fate, str] = {
+_HEADS: dict[Outcome, str] = {
     "kept": "kept",
     "renamed": "renamed",
     "derived": "left out, because it is derived",
@@ -29,7 +29,7 @@ _HEADS: dict[Fate, str] = {
 class Line:
     """One setting of the foreign file."""
 
-    fate: Fate
+    outcome: Outcome
     source: str
     """Its key there."""
 
@@ -56,20 +56,20 @@ class Conversion:
 
     def counts(self) -> dict[str, int]:
         """How many settings had each fate."""
-        counted = Counter(line.fate for line in self.lines)
-        return {fate: counted[fate] for fate in _HEADS if counted[fate]}
+        counted = Counter(line.outcome for line in self.lines)
+        return {outcome: counted[outcome] for outcome in _HEADS if counted[outcome]}
 
     def report(self) -> str:
         """For a person: what was not simply kept, grouped by fate."""
-        parts = [", ".join(f"{number} {fate}" for fate, number in self.counts().items())]
-        for fate, head in _HEADS.items():
-            rows = [line for line in self.lines if line.fate == fate]
-            if rows and fate != "kept":
+        parts = [", ".join(f"{number} {outcome}" for outcome, number in self.counts().items())]
+        for outcome, head in _HEADS.items():
+            rows = [line for line in self.lines if line.outcome == outcome]
+            if rows and outcome != "kept":
                 parts += ["", f"{head}:", *(f"  {_row(line)}" for line in rows)]
         return "\n".join(parts)
 
 
 def _row(line: Line) -> str:
-    value = "" if line.fate in ("renamed", "kept") else f" = {line.value!r}"
-    there = f"  ->  {', '.join(line.targets)}" if line.targets and line.fate == "renamed" else ""
+    value = "" if line.outcome in ("renamed", "kept") else f" = {line.value!r}"
+    there = f"  ->  {', '.join(line.targets)}" if line.targets and line.outcome == "renamed" else ""
     return f"{line.source}{value}{there}" + (f"  ({line.why})" if line.why else "")

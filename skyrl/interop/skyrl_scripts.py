@@ -37,7 +37,9 @@ def convert_overrides(overrides: list[str], where: str = "overrides") -> Convers
         key, equals, text = override.partition("=")
         bare = key.lstrip("+~")
         if key.startswith("~") or not equals:
-            writing.note(Line(fate="refused", source=override, why="it takes a default of Hydra's away; ours has none"))
+            writing.note(
+                Line(outcome="refused", source=override, why="it takes a default of Hydra's away; ours has none")
+            )
         else:
             _convert(writing, bare, yaml_value(text), text, added=key.startswith("+"))
     return writing.finish()
@@ -46,7 +48,7 @@ def convert_overrides(overrides: list[str], where: str = "overrides") -> Convers
 def _convert(writing: Writing, key: str, value: Any, text: str, *, added: bool = False) -> None:
     if value is None and text == "":
         why = "the script gives no value here: a variable of its is empty"
-        writing.note(Line(fate="refused", source=key, value=text, why=why))
+        writing.note(Line(outcome="refused", source=key, value=text, why=why))
         return
     paths, problems = writing.write(key, key, value)
     errors = [problem for problem in problems if problem.severity == "error"]
@@ -60,13 +62,13 @@ def _convert(writing: Writing, key: str, value: Any, text: str, *, added: bool =
         is_unknown = any(each.message.startswith("no such field of") for each in errors)
         is_later = any("not implemented yet" in each.hint for each in errors)
         why = f"{reason}: {_OWN_FIELD}" if is_unknown and (added or not errors[0].hint) else reason
-        writing.note(Line(fate="not yet" if is_later else "refused", source=key, value=value, why=why))
+        writing.note(Line(outcome="not yet" if is_later else "refused", source=key, value=value, why=why))
     elif not paths:
-        writing.note(Line(fate="needless", source=key, value=value, why=problems[0].hint if problems else ""))
+        writing.note(Line(outcome="needless", source=key, value=value, why=problems[0].hint if problems else ""))
     else:
-        fate = "renamed" if any(path.partition(".")[0] and not _within(path, key) for path in paths) else "kept"
+        outcome = "renamed" if any(path.partition(".")[0] and not _within(path, key) for path in paths) else "kept"
         why = "; ".join(problem.hint for problem in problems if problem.hint)
-        writing.note(Line(fate=fate, source=key, value=value, targets=paths, why=why))  # type: ignore[arg-type]  # a Literal
+        writing.note(Line(outcome=outcome, source=key, value=value, targets=paths, why=why))  # type: ignore[arg-type]  # a Literal
 
 
 def _within(path: str, key: str) -> bool:

@@ -13,10 +13,10 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.interop.report import Conversion, Line
 from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
-from skyrl.tree.draft import Draft
+from skyrl.tree.builder import TreeBuilder
 from skyrl.tree.dump import stored_value
 from skyrl.tree.origins import Assignment, Origin, Origins
-from skyrl.tree.reach import Reach
+from skyrl.tree.read_context import ReadContext
 
 
 class Writing:
@@ -24,7 +24,7 @@ class Writing:
 
     def __init__(self, where: str, root: type[RunConfig] = SkyRLTrainConfig) -> None:
         """`root` is the tree of one kind of run."""
-        self._draft: Draft[Any] = Draft(root(), Reach(migrations=MIGRATIONS))
+        self._draft: TreeBuilder[Any] = TreeBuilder(root(), ReadContext(migrations=MIGRATIONS))
         self._root = root
         self._where = where
         self._written: dict[str, str] = {}  # our path -> the foreign key that wrote it
@@ -78,9 +78,9 @@ class Writing:
 
 def _as_derived(line: Line, needless: set[str]) -> Line:
     """A line all of whose paths turned out to follow from the rest."""
-    if not line.targets or not set(line.targets) <= needless or line.fate not in ("kept", "renamed"):
+    if not line.targets or not set(line.targets) <= needless or line.outcome not in ("kept", "renamed"):
         return line
-    return Line(fate="derived", source=line.source, value=line.value, targets=line.targets, why=line.why)
+    return Line(outcome="derived", source=line.source, value=line.value, targets=line.targets, why=line.why)
 
 
 def _put(tables: dict[str, Any], names: tuple[str, ...], value: Any) -> None:

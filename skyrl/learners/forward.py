@@ -14,7 +14,7 @@ from skyrl.algorithms.linear_logprobs import linear_logprobs
 from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.batch import TrainingBatch
 from skyrl.errors import ModelError
-from skyrl.learners.layouts import Layout, packed, padded
+from skyrl.learners.row_layouts import RowLayout, packed, padded
 from skyrl.models.output_head import has_plain_head, in_place_of_the_head
 from skyrl.models.segment_attention import takes_segments
 
@@ -34,7 +34,7 @@ class Outputs:
 
 
 @attrs.frozen(kw_only=True)
-class Reads:
+class ForwardOptions:
     """How a model may be read: what `probe_forward` found out, and what the configuration wants."""
 
     pack: bool
@@ -49,39 +49,40 @@ class Reads:
     plain_head: bool
     """Its logits are the product of hidden states and a matrix."""
 
-    def layout(self, batch: TrainingBatch) -> Layout:
+    def layout(self, batch: TrainingBatch) -> RowLayout:
         """How the rows go through the model."""
         if not self.pack:
             return padded(batch)
         return packed(batch, segmented=self.segmented, share_prompts=self.share_prompts)
 
-    def answer(self, model: Any, layout: Layout) -> Any:
+    def answer(self, model: Any, layout: RowLayout) -> Any:
         """What stands where logits do, at the columns that are kept."""
         return model(**layout.inputs, use_cache=False).logits
 
 
-Reading = Callable[[Any, TrainingBatch, Reads], Outputs]
+ForwardFn = Callable[[Any, TrainingBatch, ForwardOptions], Outputs]
 """What a role asks of its model."""
 
 
-def read_logprobs(
+def compute_logprobs(
     model: Any,
     batch: TrainingBatch,
-    reads: Reads,
+    options: ForwardOptions,
     *,
     temperature: float,
     entropy_gradient: bool = False,
     measured: bool = True,
 ) -> Outputs:
-    """A policy's `Reading`: log-probability of every token that `loss_mask` selects; and, while it learns, the entropy
+    """A policy's `ForwardFn`: log-probability of every token that `loss_mask` selects; and, while it learns, the
+    entropy
     of the distribution that the token was drawn from, and how far, in nats, its log-probability is from the engine's.
 
     `model` is a transformers causal language model. The entropy has a gradient only if that is asked for. `measured`
     False leaves it and the distance out: nobody sampled the tokens.
     """
     targets = batch.input_ids[batch.loss_mask]
-    layout, learns = reads.layout(batch), torch.is_grad_enabled() and measured
-    if reads.plain_head:
+    layout, learns = options.layout(batch), torch.is_grad_enabled() and measured
+    if options.plain_head:
         read = partial(
             linear_logprobs,
             targets=targets,
@@ -90,9 +91,9 @@ def read_logprobs(
             entropy_gradient=entropy_gradient,
         )
         with in_place_of_the_head(model, lambda hidden, weight: _stacked(read(layout.pick(hidden), weight))):
-            found, *spread = reads.answer(model, layout)
+            found, *spread = options.answer(model, layout)
     else:
-        logits = layout.pick(reads.answer(model, layout))
+        logits = layout.pick(options.answer(model, layout))
         found, spread = token_logprobs(logits, targets, temperature=temperature), []
         if learns:
             with torch.set_grad_enabled(entropy_gradient):
@@ -111,13 +112,13 @@ def _stacked(found: tuple[Tensor, Tensor | None]) -> Tensor:
     return torch.stack([each for each in found if each is not None])
 
 
-def read_values(model: Any, batch: TrainingBatch, reads: Reads) -> Outputs:
-    """A critic's `Reading`: the value of the state in which each selected token was sampled, the token excluded.
+def read_values(model: Any, batch: TrainingBatch, options: ForwardOptions) -> Outputs:
+    """A critic's `ForwardFn`: the value of the state in which each selected token was sampled, the token excluded.
 
     `model` has one logit.
     """
-    layout = reads.layout(batch)
-    values = layout.pick(reads.answer(model, layout)).float().squeeze(-1)
+    layout = options.layout(batch)
+    values = layout.pick(options.answer(model, layout)).float().squeeze(-1)
     return Outputs(values=_in_place(values, batch), numbers={"critic_values": values.detach()})
 
 
@@ -127,7 +128,7 @@ def _in_place(found: Tensor, batch: TrainingBatch) -> Tensor:
 
 
 @torch.no_grad()
-def probe_forward(model: Any, *, pack: bool, share_prompts: bool, device: torch.device) -> Reads:
+def probe_forward(model: Any, *, pack: bool, share_prompts: bool, device: torch.device) -> ForwardOptions:
     """See for a few tokens that the model looks back only, and that packed rows do not see each other; and how it may
     be read.
 
@@ -139,14 +140,14 @@ def probe_forward(model: Any, *, pack: bool, share_prompts: bool, device: torch.
     if _differ(_logits(model, ids[5:-2]), alone[:-2]):
         raise ModelError("this model's output at a token depends on later tokens: it is not a causal language model")
     segmented = pack and takes_segments(model)
-    reads = Reads(pack=pack, segmented=segmented, share_prompts=False, plain_head=False)
+    options = ForwardOptions(pack=pack, segmented=segmented, share_prompts=False, plain_head=False)
     if not pack:
-        return attrs.evolve(reads, plain_head=has_plain_head(model, device))
-    if _differ(reads.answer(model, reads.layout(_probe(ids, (5, 9))))[0][-9:], alone):
+        return attrs.evolve(options, plain_head=has_plain_head(model, device))
+    if _differ(options.answer(model, options.layout(_probe(ids, (5, 9))))[0][-9:], alone):
         raise ModelError(
             "rows of this model see each other when they are packed into one: set trainer.use_sample_packing = false"
         )
-    return attrs.evolve(reads, share_prompts=share_prompts, plain_head=has_plain_head(model, device))
+    return attrs.evolve(options, share_prompts=share_prompts, plain_head=has_plain_head(model, device))
 
 
 def _probe(ids: Tensor, lengths: tuple[int, ...]) -> TrainingBatch:

@@ -17,13 +17,13 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from skyrl.checkpoint.pieces import Piece, TensorSource
+from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import FSDPConfig, MixedPrecisionConfig
 from skyrl.errors import ModelError
 from skyrl.learners.moving import HOST
 from skyrl.learners.schedule import adamw
 from skyrl.learners.sharing import check_complete, piece_of, read_into, slots_of, whole, write_into
-from skyrl.learners.strategy import ModelSource, Setting
+from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.models.naming import named_weights, tied_names
 
 DTYPES = {
@@ -40,27 +40,27 @@ DTYPES = {
 class Fsdp2:
     """A model that is sharded over its ranks, or whole on the only one. See `Strategy` for what each method does."""
 
-    def __init__(self, source: ModelSource, config: FSDPConfig, setting: Setting) -> None:
-        self._ranks, self._device, self._mover = setting.ranks, setting.device, setting.mover
-        self._sharded = setting.ranks.size > 1
+    def __init__(self, source: ModelSource, config: FSDPConfig, context: StrategyContext) -> None:
+        self._ranks, self._device, self._mover = context.ranks, context.device, context.mover
+        self._sharded = context.ranks.size > 1
         self._rests_on_host = config.cpu_offload and self._sharded
         self._compute_dtype = (
-            DTYPES[config.mixed_precision.param_dtype] if config.mixed_precision else setting.compute_dtype
+            DTYPES[config.mixed_precision.param_dtype] if config.mixed_precision else context.compute_dtype
         )
-        self.model: Any = self._shard(source, config) if self._sharded else source.load(setting.device)
+        self.model: Any = self._shard(source, config) if self._sharded else source.load(context.device)
         if config.mixed_precision:
             _convert_buffers(self.model, config.mixed_precision)
         self.model.eval()
         self.optimizer = None
         self._max_grad_norm = float("inf")
-        if setting.optimizer is None:
+        if context.optimizer is None:
             self.model.requires_grad_(False)
         else:
-            self.optimizer = adamw(self.model, setting.optimizer)
-            self._max_grad_norm = setting.optimizer.max_grad_norm or float("inf")  # 0 turns clipping off
+            self.optimizer = adamw(self.model, context.optimizer)
+            self._max_grad_norm = context.optimizer.max_grad_norm or float("inf")  # 0 turns clipping off
 
     @property
-    def skeleton(self) -> Any:
+    def meta_model(self) -> Any:
         return self.model
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -88,7 +88,7 @@ class Fsdp2:
             clip_grads_with_norm_(parameters, self._max_grad_norm, norm)
             self.optimizer.step()
         else:
-            self.drop_gradients()
+            self.zero_grad()
         return norm.item()
 
     def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
@@ -96,7 +96,7 @@ class Fsdp2:
             if optimizer or name.startswith("model."):
                 yield name, tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
-    def drop_gradients(self) -> None:
+    def zero_grad(self) -> None:
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
 
@@ -107,9 +107,9 @@ class Fsdp2:
         for name, weight in self._resting_weights():
             yield name, _full(weight)
 
-    def pieces(self) -> Iterator[Piece]:
-        pieces = (piece_of(name, tensor, self._ranks) for name, tensor in self._named_state())
-        return (piece for piece in pieces if piece is not None)
+    def tensor_shards(self) -> Iterator[TensorShard]:
+        tensor_shards = (piece_of(name, tensor, self._ranks) for name, tensor in self._named_state())
+        return (shard for shard in tensor_shards if shard is not None)
 
     def load_state(self, source: TensorSource) -> None:
         names = check_complete(source, self.named_shapes())
@@ -128,7 +128,7 @@ class Fsdp2:
 
     def offload(self, *, model: bool, optimizer: bool) -> int:
         self._rest()
-        self.drop_gradients()
+        self.zero_grad()
         return self._move(HOST, model=model, optimizer=optimizer)
 
     def onload(self, *, model: bool, optimizer: bool) -> int:
@@ -140,7 +140,7 @@ class Fsdp2:
     def _shard(self, source: ModelSource, config: FSDPConfig) -> Any:
         """The model without values, split over the ranks, and then filled from rank 0."""
         complete = source.load(HOST) if self._ranks.rank == 0 else None
-        model = source.skeleton()
+        model = source.meta_model()
         ties = tied_names(model)
         _shard_modules(model, config, self._fsdp_options(config))
         model.to_empty(device=HOST if self._rests_on_host else self._device)

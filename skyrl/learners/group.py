@@ -15,12 +15,12 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.manifest import StoredFile
-from skyrl.checkpoint.pieces import TensorSource
+from skyrl.checkpoint.shards import TensorSource
 from skyrl.checkpoint.storage import Storage
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.learning_worker import LearningWorker, Objective
 from skyrl.learners.model_worker import ModelWorker
-from skyrl.learners.totals import Metrics, merged
+from skyrl.learners.rank_metrics import Metrics, merged
 from skyrl.processes.handles import Group
 
 W = TypeVar("W", bound=ModelWorker)

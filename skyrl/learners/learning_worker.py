@@ -10,13 +10,14 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.checkpoint.pieces import TensorSource
+from skyrl.checkpoint.shards import TensorSource
 from skyrl.config import DeepSpeedConfig, FSDPConfig, OptimizerConfig, SkyRLLoraConfig, TrainerConfig
 from skyrl.errors import NonFiniteError
 from skyrl.learners.budget import micro_batches
-from skyrl.learners.forward import Reading
+from skyrl.learners.forward import ForwardFn
 from skyrl.learners.model_worker import ModelWorker
-from skyrl.learners.moving import Mover
+from skyrl.learners.moving import DeviceMover
+from skyrl.learners.rank_metrics import Metrics, Moments, RankMetrics, added
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.schedule import (
     learning_rate_schedule,
@@ -25,7 +26,6 @@ from skyrl.learners.schedule import (
     updates_per_training_step,
 )
 from skyrl.learners.strategy import ModelSource
-from skyrl.learners.totals import Metrics, Moments, Totals, added
 from skyrl.models.lora import adapter_alone, dropping, merged, merged_shapes
 
 R = TypeVar("R")
@@ -52,7 +52,7 @@ class LearningWorker(ModelWorker):
         self,
         trainer: TrainerConfig,
         source: ModelSource,
-        read: Reading,
+        read: ForwardFn,
         sharding: tuple[FSDPConfig, DeepSpeedConfig],
         ranks: Ranks,
         *,
@@ -61,7 +61,7 @@ class LearningWorker(ModelWorker):
         lora: SkyRLLoraConfig,
         optimizer: OptimizerConfig,
         num_training_steps: int | None,
-        mover: Mover | None,
+        mover: DeviceMover | None,
     ) -> None:
         super().__init__(trainer, source, read, sharding, ranks, role=role, optimizer=optimizer, mover=mover)
         self.objective = objective
@@ -86,16 +86,16 @@ class LearningWorker(ModelWorker):
         [share] = self._budget.plan([self.objective.weigh(batch)])
         return (await self.update_share(share)).metrics()
 
-    async def update_share(self, batch: TrainingBatch) -> Totals:
+    async def update_share(self, batch: TrainingBatch) -> RankMetrics:
         """The same, together with the other ranks: `batch` is this rank's rows of a mini-batch that was weighed."""
         with dropping(self.model, self._lora, hash((self._seed, self.schedule.last_epoch, self.ranks.rank))):
             return self._step(batch)
 
-    def _step(self, batch: TrainingBatch) -> Totals:
+    def _step(self, batch: TrainingBatch) -> RankMetrics:
         sums: Metrics = {}
         seen: dict[str, Moments] = {}
         cut = [micro for _, micro in micro_batches(batch, self._train_rows)]
-        self.strategy.drop_gradients()
+        self.strategy.zero_grad()
         for index, micro in enumerate(cut):
             micro = micro.to(self.device)
             outputs = self._forward(micro)
@@ -103,7 +103,7 @@ class LearningWorker(ModelWorker):
             self.strategy.backward(loss, last=index == len(cut) - 1)
             sums = added(sums, parts)
             for name, values in (outputs.numbers | numbers).items():
-                seen[name] = seen.get(name, Moments()) + Moments.of(values)
+                seen[name] = seen.get(name, Moments()) + Moments.from_tensor(values)
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
         if not math.isfinite(learning_rate):
             raise NonFiniteError(
@@ -123,7 +123,7 @@ class LearningWorker(ModelWorker):
             "grad_norm": norm,
             "skipped_updates": float(self._skipped > 0),
         }
-        return Totals(sums=sums, moments=seen, shared=shared)
+        return RankMetrics(sums=sums, moments=seen, shared=shared)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Name and value of every weight, tied ones once, under the names of the stored model; an adapter is merged

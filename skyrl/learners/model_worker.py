@@ -12,17 +12,17 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.manifest import StoredFile
-from skyrl.checkpoint.pieces import Piece, TensorSource, write_pieces
+from skyrl.checkpoint.shards import TensorShard, TensorSource, write_shards
 from skyrl.checkpoint.storage import Storage
 from skyrl.checkpoint.store import could_not_write, file_of_rank
 from skyrl.config import DeepSpeedConfig, FSDPConfig, OptimizerConfig, TrainerConfig
 from skyrl.errors import NonFiniteError, RunError
 from skyrl.learners.budget import TokenBudget, micro_batches
-from skyrl.learners.forward import Outputs, Reading, probe_forward
+from skyrl.learners.forward import ForwardFn, Outputs, probe_forward
 from skyrl.learners.fsdp2 import Fsdp2
-from skyrl.learners.moving import Mover
+from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import Ranks
-from skyrl.learners.strategy import ModelSource, Setting, Strategy
+from skyrl.learners.strategy import ModelSource, Strategy, StrategyContext
 from skyrl.learners.zero import Zero
 from skyrl.tree import required
 
@@ -34,13 +34,13 @@ class ModelWorker:
         self,
         trainer: TrainerConfig,
         source: ModelSource,
-        read: Reading,
+        read: ForwardFn,
         sharding: tuple[FSDPConfig, DeepSpeedConfig],
         ranks: Ranks,
         *,
         role: str,
         optimizer: OptimizerConfig | None = None,
-        mover: Mover | None = None,
+        mover: DeviceMover | None = None,
     ) -> None:
         """`read` says what is scored; `sharding` is the model's own part of the configuration, for either strategy;
         `role` what the model is called in a checkpoint.
@@ -49,19 +49,19 @@ class ModelWorker:
         derives is unset, `ProcessError` if the ranks do not meet.
         """
         self.ranks, self._role, self._read = ranks, role, read
-        self._staged: list[Piece] = []
+        self._staged: list[TensorShard] = []
         self.device = torch.device(required_device(trainer))
         self._forward_rows = trainer.micro_forward_batch_size_per_gpu
         self._budget = token_budget(trainer)
         if trainer.deterministic:
             torch.use_deterministic_algorithms(True)
-        setting = Setting(
+        context = StrategyContext(
             ranks=ranks,
             device=self.device,
             compute_dtype=getattr(torch, required(trainer.compute_dtype, "trainer.compute_dtype")),
             optimizer=optimizer,
             micro_batch_rows=trainer.micro_train_batch_size_per_gpu,
-            mover=mover or Mover(),
+            mover=mover or DeviceMover(),
         )
         with ExitStack() as failed:
             self._joined = ranks.size > 1 or trainer.strategy == "deepspeed"
@@ -70,10 +70,10 @@ class ModelWorker:
                 failed.callback(ranks.leave)
             fsdp, zero = sharding
             self.strategy: Strategy = (
-                Zero(source, zero, setting) if trainer.strategy == "deepspeed" else Fsdp2(source, fsdp, setting)
+                Zero(source, zero, context) if trainer.strategy == "deepspeed" else Fsdp2(source, fsdp, context)
             )
             with self.strategy.scoring():  # not in the type it computes in, where that is a choice
-                self._reads = probe_forward(
+                self._options = probe_forward(
                     self.strategy.model,
                     pack=trainer.use_sample_packing,
                     share_prompts=trainer.share_group_prompts,
@@ -84,7 +84,7 @@ class ModelWorker:
     @property
     def model(self) -> Any:
         """The transformers model, as this rank holds it."""
-        return self.strategy.skeleton
+        return self.strategy.meta_model
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         """What the model says of the sampled tokens, (B, L) float32 without gradient; 0 elsewhere."""
@@ -119,8 +119,8 @@ class ModelWorker:
 
         The numbers that belong to it, and how many bytes its tensors have.
         """
-        self._staged = [piece.copied() for piece in self.strategy.pieces()]
-        return {}, sum(piece.numbers.nbytes for piece in self._staged)
+        self._staged = [shard.copied() for shard in self.strategy.tensor_shards()]
+        return {}, sum(shard.numbers.nbytes for shard in self._staged)
 
     async def write_staged(self, storage: Storage, folder: str) -> StoredFile:
         """Write what was staged into the folder of a checkpoint, in a thread: this rank goes on meanwhile.
@@ -130,9 +130,9 @@ class ModelWorker:
         staged, self._staged = self._staged, []
         name = file_of_rank(self._role, self.ranks.rank, self.ranks.size)
         try:
-            return await asyncio.to_thread(write_pieces, staged, storage, folder, name)
+            return await asyncio.to_thread(write_shards, staged, storage, folder, name)
         except OSError as error:
-            need = sum(piece.numbers.nbytes for piece in staged)
+            need = sum(shard.numbers.nbytes for shard in staged)
             raise RunError(could_not_write(storage, f"{storage.where}/{folder}/{name}", error, need)) from error
 
     def load_state(self, source: TensorSource, numbers: Mapping[str, Any]) -> None:
@@ -161,7 +161,7 @@ class ModelWorker:
 
     def _forward(self, batch: TrainingBatch) -> Outputs:
         with self.strategy.computing():
-            return self._read(self.strategy.model, batch, self._reads)
+            return self._read(self.strategy.model, batch, self._options)
 
 
 def token_budget(trainer: TrainerConfig) -> TokenBudget:

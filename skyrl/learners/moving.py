@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 HOST = torch.device("cpu")
 
 
-class Mover:
+class DeviceMover:
     """Moves what is elsewhere. Another mover may be put in its place, to see what is moved, and when."""
 
     def move(self, tensor: Tensor, device: torch.device) -> tuple[Tensor, int]:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from skyrl.checkpoint.pieces import Piece, TensorSource
+from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.errors import ResumeError
 from skyrl.learners.ranks import Ranks
 
@@ -38,15 +38,15 @@ def write_into(target: Tensor, value: Tensor) -> None:
     target.to_local().copy_(shard.to_local())
 
 
-def piece_of(name: str, tensor: Tensor, ranks: Ranks) -> Piece | None:
+def piece_of(name: str, tensor: Tensor, ranks: Ranks) -> TensorShard | None:
     """What this rank is to store of a tensor: its own shard, or all of one that every rank has, on the first."""
     if not isinstance(tensor, DTensor):
-        return Piece.whole(name, tensor) if ranks.rank == 0 else None
+        return TensorShard.whole(name, tensor) if ranks.rank == 0 else None
     start, is_first_copy = _shard_of(tensor)
     numbers = tensor.to_local()
     if not is_first_copy or not numbers.numel():
         return None
-    return Piece(name=name, shape=tuple(tensor.shape), start=start, numbers=numbers)
+    return TensorShard(name=name, shape=tuple(tensor.shape), start=start, numbers=numbers)
 
 
 def read_into(target: Tensor, source: TensorSource, name: str) -> None:

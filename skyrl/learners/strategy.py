@@ -14,9 +14,9 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from skyrl.checkpoint.pieces import Piece, TensorSource
+from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import OptimizerConfig
-from skyrl.learners.moving import Mover
+from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import Ranks
 
 
@@ -27,12 +27,12 @@ class ModelSource:
     load: Callable[[torch.device], Any]
     """The model with its weights in float32, on the given device. Raises `ModelError`."""
 
-    skeleton: Callable[[], Any]
+    meta_model: Callable[[], Any]
     """The same modules without values, on the meta device."""
 
 
 @frozen(kw_only=True)
-class Setting:
+class StrategyContext:
     """What every strategy is told."""
 
     ranks: Ranks
@@ -43,7 +43,7 @@ class Setting:
     """None for a model that never changes: it gets no optimizer, and no memory for gradients."""
 
     micro_batch_rows: int = 1
-    mover: Mover = field(factory=Mover)
+    mover: DeviceMover = field(factory=DeviceMover)
 
 
 class Strategy(Protocol):
@@ -58,7 +58,7 @@ class Strategy(Protocol):
         """Whose learning rate a schedule sets."""
 
     @property
-    def skeleton(self) -> Any:
+    def meta_model(self) -> Any:
         """The plain transformers model whose names and configuration an export has. Its values mean nothing."""
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -67,7 +67,7 @@ class Strategy(Protocol):
     def scoring(self) -> AbstractContextManager[Any]:
         """Around passes without gradient; afterwards no gathered weights are left."""
 
-    def drop_gradients(self) -> None:
+    def zero_grad(self) -> None:
         """As if there had been no backward pass since the last step."""
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -88,7 +88,7 @@ class Strategy(Protocol):
     def gather(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight by name, whole, in float32, one at a time; the model's own tensors where nothing is sharded."""
 
-    def pieces(self) -> Iterator[Piece]:
+    def tensor_shards(self) -> Iterator[TensorShard]:
         """`model.<name>` and `optimizer.<name>.<slot>`: what this rank is to store. Those of all ranks are the whole
         state, each number once. A piece holds until the next is asked for.
         """

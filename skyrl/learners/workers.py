@@ -13,16 +13,16 @@ from typing import Any
 import torch
 
 from skyrl.config import ModelConfig, TrainerConfig
-from skyrl.learners.forward import Reading, read_logprobs, read_values
+from skyrl.learners.forward import ForwardFn, compute_logprobs, read_values
 from skyrl.learners.learning_worker import LearningWorker, Objective
 from skyrl.learners.model_worker import ModelWorker
-from skyrl.learners.moving import Mover
+from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.strategy import ModelSource
 from skyrl.models.loading import load_causal_lm, load_config
 from skyrl.models.lora import with_adapter
+from skyrl.models.meta_model import causal_lm_skeleton
 from skyrl.models.segment_attention import SEGMENTS, register, segments_fit
-from skyrl.models.skeleton import causal_lm_skeleton
 from skyrl.models.value_head import ValueModel
 from skyrl.tree import required
 
@@ -33,7 +33,7 @@ ALONE = Ranks()
 class RefWorker(ModelWorker):
     """A model that does not learn and scores what the policy wrote: pi_ref of the KL penalty."""
 
-    def __init__(self, trainer: TrainerConfig, *, ranks: Ranks = ALONE, mover: Mover | None = None) -> None:
+    def __init__(self, trainer: TrainerConfig, *, ranks: Ranks = ALONE, mover: DeviceMover | None = None) -> None:
         """Loads `trainer.ref.model`."""
         ref = trainer.ref
         source = _causal_lm(trainer, ref.model, "trainer.ref.model", adapted=False)
@@ -58,7 +58,7 @@ class PolicyWorker(LearningWorker):
         num_training_steps: int | None = None,
         *,
         ranks: Ranks = ALONE,
-        mover: Mover | None = None,
+        mover: DeviceMover | None = None,
     ) -> None:
         """Loads `trainer.policy.model` with a new optimizer.
 
@@ -80,7 +80,7 @@ class PolicyWorker(LearningWorker):
         )
 
     @staticmethod
-    def _reading(trainer: TrainerConfig) -> Reading:
+    def _reading(trainer: TrainerConfig) -> ForwardFn:
         return _log_probabilities(trainer)
 
 
@@ -88,8 +88,8 @@ class SFTWorker(PolicyWorker):
     """The model that learns what somebody else wrote: nothing is measured of tokens but their log-probability."""
 
     @staticmethod
-    def _reading(trainer: TrainerConfig) -> Reading:
-        return partial(read_logprobs, temperature=1.0, measured=False)
+    def _reading(trainer: TrainerConfig) -> ForwardFn:
+        return partial(compute_logprobs, temperature=1.0, measured=False)
 
 
 class CriticWorker(LearningWorker):
@@ -102,7 +102,7 @@ class CriticWorker(LearningWorker):
         num_training_steps: int | None = None,
         *,
         ranks: Ranks = ALONE,
-        mover: Mover | None = None,
+        mover: DeviceMover | None = None,
     ) -> None:
         """Loads `trainer.critic.model` under a new value head, drawn from `trainer.seed`; otherwise as the policy."""
         critic = trainer.critic
@@ -110,7 +110,7 @@ class CriticWorker(LearningWorker):
         head = partial(ValueModel, prefix=trainer.algorithm.value_head_prefix, seed=trainer.seed)
         super().__init__(
             trainer,
-            ModelSource(load=lambda device: head(body.load(device)), skeleton=lambda: head(body.skeleton())),
+            ModelSource(load=lambda device: head(body.load(device)), meta_model=lambda: head(body.meta_model())),
             read_values,
             (critic.fsdp_config, critic.deepspeed_config),
             ranks,
@@ -133,17 +133,17 @@ def _causal_lm(trainer: TrainerConfig, model: ModelConfig, field: str, *, adapte
     def load(device: torch.device) -> Any:
         return load_causal_lm(source, dtype=torch.float32, attention=attention, device=device)
 
-    skeleton = partial(causal_lm_skeleton, source, attention=attention)
+    meta_model = partial(causal_lm_skeleton, source, attention=attention)
     if not (adapted and model.lora.rank):
-        return ModelSource(load=load, skeleton=skeleton)
+        return ModelSource(load=load, meta_model=meta_model)
     adapt = partial(with_adapter, lora=model.lora, seed=trainer.seed, field=f"{field}.lora")
-    return ModelSource(load=lambda device: adapt(load(device)), skeleton=lambda: adapt(skeleton()))
+    return ModelSource(load=lambda device: adapt(load(device)), meta_model=lambda: adapt(meta_model()))
 
 
-def _log_probabilities(trainer: TrainerConfig) -> Reading:
+def _log_probabilities(trainer: TrainerConfig) -> ForwardFn:
     algorithm = trainer.algorithm
     return partial(
-        read_logprobs,
+        compute_logprobs,
         temperature=required(algorithm.temperature, "trainer.algorithm.temperature"),
         entropy_gradient=algorithm.use_entropy_loss,
     )

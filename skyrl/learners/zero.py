@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from skyrl.checkpoint.pieces import Piece, TensorSource
+from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import DeepSpeedConfig
 from skyrl.errors import UserError
 from skyrl.learners.schedule import adamw
-from skyrl.learners.strategy import ModelSource, Setting
+from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.learners.zero_config import engine_config
 from skyrl.learners.zero_state import ZeroState
 
@@ -29,29 +29,29 @@ from skyrl.learners.zero_state import ZeroState
 class Zero:
     """A model under a DeepSpeed engine. See `Strategy` for what each method does."""
 
-    def __init__(self, source: ModelSource, config: DeepSpeedConfig, setting: Setting) -> None:
+    def __init__(self, source: ModelSource, config: DeepSpeedConfig, context: StrategyContext) -> None:
         """Every rank reads the weights: the engine starts from whole models. Raises `UserError` without DeepSpeed."""
-        deepspeed = import_deepspeed(setting.device)
-        self._ranks, self._device = setting.ranks, setting.device
+        deepspeed = import_deepspeed(context.device)
+        self._ranks, self._device = context.ranks, context.device
         zero = config.zero_optimization
         self._stage = zero.stage
         self._offloads = zero.offload_param.device != "none" or zero.offload_optimizer.device != "none"
-        self._autocast_dtype = torch.float32 if self._stage else setting.compute_dtype
-        model = source.load(setting.device)
+        self._autocast_dtype = torch.float32 if self._stage else context.compute_dtype
+        model = source.load(context.device)
         model.eval()
         self._module: Any = model
         self._engine: Any = None
-        self.optimizer = adamw(model, setting.optimizer) if setting.optimizer else None
-        self._max_grad_norm = (setting.optimizer.max_grad_norm if setting.optimizer else 0) or float("inf")
-        if setting.optimizer is None:
+        self.optimizer = adamw(model, context.optimizer) if context.optimizer else None
+        self._max_grad_norm = (context.optimizer.max_grad_norm if context.optimizer else 0) or float("inf")
+        if context.optimizer is None:
             model.requires_grad_(False)
-        if setting.optimizer is not None or self._stage == 3:  # below stage 3, an engine only spreads the learning
+        if context.optimizer is not None or self._stage == 3:  # below stage 3, an engine only spreads the learning
             settings = engine_config(
                 config,
-                setting.optimizer,
-                compute_dtype=setting.compute_dtype,
-                micro_batch_rows=setting.micro_batch_rows,
-                device=setting.device,
+                context.optimizer,
+                compute_dtype=context.compute_dtype,
+                micro_batch_rows=context.micro_batch_rows,
+                device=context.device,
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of DeepSpeed about torch
@@ -62,9 +62,9 @@ class Zero:
             self._engine,
             model,
             stage=self._stage,
-            learns=setting.optimizer is not None,
-            ranks=setting.ranks,
-            device=setting.device,
+            learns=context.optimizer is not None,
+            ranks=context.ranks,
+            device=context.device,
         )
 
     @property
@@ -72,7 +72,7 @@ class Zero:
         return self._engine or self._module
 
     @property
-    def skeleton(self) -> Any:
+    def meta_model(self) -> Any:
         return self._module
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -86,7 +86,7 @@ class Zero:
         if self._stage == 3:
             self._engine.empty_partition_cache()
 
-    def drop_gradients(self) -> None:
+    def zero_grad(self) -> None:
         self._engine.optimizer.zero_grad(set_to_none=True)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -122,8 +122,8 @@ class Zero:
     def gather(self) -> Iterator[tuple[str, Tensor]]:
         return self._held.gather()
 
-    def pieces(self) -> Iterator[Piece]:
-        return self._held.pieces()
+    def tensor_shards(self) -> Iterator[TensorShard]:
+        return self._held.tensor_shards()
 
     def load_state(self, source: TensorSource) -> None:
         self._held.load(source)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skyrl.checkpoint.pieces import Piece, TensorSource
+from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.sharing import check_complete, read_into, slots_of
 from skyrl.models.naming import named_weights
@@ -41,8 +41,8 @@ class ZeroState:
         for name, weight in self.weights():
             yield name, self._master(weight)
 
-    def pieces(self) -> Iterator[Piece]:
-        """As `Strategy.pieces`: below stage 1 the first rank has all, above it each has stretches of its own."""
+    def tensor_shards(self) -> Iterator[TensorShard]:
+        """As `Strategy.tensor_shards`: below stage 1 the first rank has all, above it each has stretches of its own."""
         for name, weight in self.weights():
             if self._is_whole(weight):
                 with self._gathered(weight):
@@ -85,15 +85,15 @@ class ZeroState:
         )
         return context
 
-    def _of_first_rank(self, name: str, tensor: Tensor) -> Iterator[Piece]:
+    def _of_first_rank(self, name: str, tensor: Tensor) -> Iterator[TensorShard]:
         if self._ranks.rank == 0:
-            yield Piece.whole(name, tensor.detach())
+            yield TensorShard.whole(name, tensor.detach())
 
-    def _own(self, name: str, weight: Any, slot: str | None) -> Iterator[Piece]:
+    def _own(self, name: str, weight: Any, slot: str | None) -> Iterator[TensorShard]:
         """This rank's stretch of a master weight or of one of its slots, if it has one."""
         start, numbers = self._stretch(weight, slot)
         if numbers is not None and numbers.numel():
-            yield Piece(name=name, shape=tuple(_shape(weight)), start=start, numbers=numbers)
+            yield TensorShard(name=name, shape=tuple(_shape(weight)), start=start, numbers=numbers)
 
     def _stretch(self, weight: Any, slot: str | None) -> tuple[int, Tensor | None]:
         """Where it begins, and its numbers."""
@@ -155,8 +155,8 @@ class ZeroState:
         if not slots:
             return
         step = source.read(f"optimizer.{next(iter(slots))}.step").view(())
-        for piece in self._flat_masters():
-            state[piece] = {"step": step.clone()} | {slot: torch.zeros_like(piece) for slot in SLOTS}
+        for shard in self._flat_masters():
+            state[shard] = {"step": step.clone()} | {slot: torch.zeros_like(shard) for slot in SLOTS}
         if self._stage in (1, 2):
             self._engine.optimizer._lazy_init_hp_params_optimizer_state()
 

@@ -20,7 +20,7 @@ from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import RunError
 from skyrl.models.loading import load_tokenizer, model_source
 from skyrl.models.lora import adapter_settings
-from skyrl.models.skeleton import causal_lm_skeleton
+from skyrl.models.meta_model import causal_lm_skeleton
 
 
 @frozen(kw_only=True)

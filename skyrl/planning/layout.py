@@ -32,7 +32,7 @@ class Pool:
 
 
 @frozen(kw_only=True)
-class Seat:
+class RankPlacement:
     """One process of a role, and the GPUs of its pool that it computes on."""
 
     role: str
@@ -51,7 +51,7 @@ class Layout:
     """All the GPUs of a run, and who computes on them."""
 
     pools: tuple[Pool, ...]
-    seats: tuple[Seat, ...]
+    placements: tuple[RankPlacement, ...]
 
     @property
     def gpus(self) -> int:
@@ -62,23 +62,23 @@ class Layout:
         """The pool of this name. Raises KeyError where there is none."""
         return {pool.name: pool for pool in self.pools}[name]
 
-    def seats_of(self, role: str) -> tuple[Seat, ...]:
+    def placements_of(self, role: str) -> tuple[RankPlacement, ...]:
         """The seats of a role, in order of ranks; empty where the run has no such role."""
-        return tuple(seat for seat in self.seats if seat.role == role)
+        return tuple(placed for placed in self.placements if placed.role == role)
 
-    def places(self, seat: Seat) -> tuple[tuple[int, int], ...]:
+    def places(self, placed: RankPlacement) -> tuple[tuple[int, int], ...]:
         """(node of the pool, GPU on that node) of each of the seat's GPUs, in order."""
-        per_node = self.pool(seat.pool).gpus_per_node
-        return tuple(divmod(gpu, per_node) for gpu in seat.gpus)
+        per_node = self.pool(placed.pool).gpus_per_node
+        return tuple(divmod(gpu, per_node) for gpu in placed.gpus)
 
     def share(self, pool: str) -> float:
         """The part of a GPU that a seat of this pool may take, so that all who compute on the GPU have room: 1.0 where
         one does, else 1/n rounded down to a ten-thousandth, as Ray counts.
         """
         on_a_gpu: dict[int, int] = {}
-        for seat in self.seats:
-            if seat.pool == pool:
-                for gpu in seat.gpus:
+        for placed in self.placements:
+            if placed.pool == pool:
+                for gpu in placed.gpus:
                     on_a_gpu[gpu] = on_a_gpu.get(gpu, 0) + 1
         return SHARES // max(on_a_gpu.values()) / SHARES
 
@@ -134,7 +134,7 @@ def assign(layout: Layout, nodes: Sequence[Node], unit: str = "GPU") -> Assignme
     raise refusals[0]
 
 
-def on_machines(layout: Layout, found: Assignment) -> dict[Seat, tuple[tuple[str, int], ...]]:
+def on_machines(layout: Layout, found: Assignment) -> dict[RankPlacement, tuple[tuple[str, int], ...]]:
     """(machine, GPU on it) of each GPU of every seat; pools that share a machine take its GPUs one after the other."""
     used: dict[str, int] = {}
     first: dict[str, list[int]] = {}
@@ -143,11 +143,11 @@ def on_machines(layout: Layout, found: Assignment) -> dict[Seat, tuple[tuple[str
         used.update({node: used.get(node, 0) + pool.gpus_per_node for node in found[pool.name]})
     sizes = {pool.name: pool.gpus_per_node for pool in layout.pools}
     return {
-        seat: tuple(
-            (found[seat.pool][node], first[seat.pool][node] + gpu)
-            for node, gpu in (divmod(gpu, sizes[seat.pool]) for gpu in seat.gpus)
+        placed: tuple(
+            (found[placed.pool][node], first[placed.pool][node] + gpu)
+            for node, gpu in (divmod(gpu, sizes[placed.pool]) for gpu in placed.gpus)
         )
-        for seat in layout.seats
+        for placed in layout.placements
     }
 
 

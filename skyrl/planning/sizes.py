@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.planning.counts import Engines, Grid, Sizes
-from skyrl.planning.layout import Layout, Pool, Seat
+from skyrl.planning.layout import Layout, Pool, RankPlacement
+from skyrl.planning.topology import Engines, Grid, Sizes
 
 
 def layout(sizes: Sizes) -> Layout:
@@ -29,7 +29,7 @@ def layout(sizes: Sizes) -> Layout:
         parts += _engines(engines, sizes.gpus_per_node)
     return Layout(
         pools=tuple(pool for part in parts for pool in part.pools),
-        seats=tuple(seat for part in parts for seat in part.seats),
+        placements=tuple(placed for part in parts for placed in part.placements),
     )
 
 
@@ -41,10 +41,14 @@ def _shared(models: dict[str, Grid], engines: Engines | None = None) -> Layout:
     if engines is not None and engines.number * engines.gpus != grid.ranks:
         raise ValueError(f"{engines.number} engines of {engines.gpus} GPUs do not fill {grid.ranks}")
     name = "+".join([*models, *(["engine"] if engines else [])])
-    seats = [Seat(role=role, rank=rank, pool=name, gpus=(rank,)) for role in models for rank in range(grid.ranks)]
+    placements = [
+        RankPlacement(role=role, rank=rank, pool=name, gpus=(rank,)) for role in models for rank in range(grid.ranks)
+    ]
     for number in range(engines.number if engines else 0):
-        seats.append(_engine(number, name, first=number * engines.gpus, gpus=engines.gpus))  # type: ignore[union-attr]
-    return Layout(pools=(Pool(name=name, nodes=grid.nodes, gpus_per_node=grid.gpus_per_node),), seats=tuple(seats))
+        placements.append(_engine(number, name, first=number * engines.gpus, gpus=engines.gpus))  # type: ignore[union-attr]
+    return Layout(
+        pools=(Pool(name=name, nodes=grid.nodes, gpus_per_node=grid.gpus_per_node),), placements=tuple(placements)
+    )
 
 
 def _engines(engines: Engines, gpus_per_node: int) -> Iterator[Layout]:
@@ -55,7 +59,7 @@ def _engines(engines: Engines, gpus_per_node: int) -> Iterator[Layout]:
     for number in range(engines.number):
         name = f"engine-{number}"
         pool = Pool(name=name, nodes=nodes, gpus_per_node=engines.gpus // nodes)
-        yield Layout(pools=(pool,), seats=(_engine(number, name, first=0, gpus=engines.gpus),))
+        yield Layout(pools=(pool,), placements=(_engine(number, name, first=0, gpus=engines.gpus),))
 
 
 def _parts(engines: Engines, gpus_per_node: int) -> int:
@@ -64,5 +68,5 @@ def _parts(engines: Engines, gpus_per_node: int) -> int:
     return next(parts for parts in range(1, stage + 1) if stage % parts == 0 and stage // parts <= gpus_per_node)
 
 
-def _engine(number: int, pool: str, *, first: int, gpus: int) -> Seat:
-    return Seat(role="engine", rank=number, pool=pool, gpus=tuple(range(first, first + gpus)))
+def _engine(number: int, pool: str, *, first: int, gpus: int) -> RankPlacement:
+    return RankPlacement(role="engine", rank=number, pool=pool, gpus=tuple(range(first, first + gpus)))

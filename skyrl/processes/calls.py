@@ -17,14 +17,14 @@ Name = tuple[str, str]
 
 
 @frozen
-class Answer:
+class CallResult:
     """What a call returned."""
 
     value: Any
 
 
 @frozen
-class Failure:
+class CallFailure:
     """What a call raised, without its traceback: that one is in the log of the process."""
 
     ours: SkyRLError | None

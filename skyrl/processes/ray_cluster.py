@@ -1,7 +1,7 @@
 """The Ray cluster of a run: one of its own on this machine, or one that is running already.
 
 A cluster of our own listens on loopback alone, asks for a token that only this user can read, keeps everything in
-one private folder, and ends with the process that started it, however that ends (`leftovers.py`). A running
+one private folder, and ends with the process that started it, however that ends (`orphans.py`). A running
 cluster is used as it is, and stays.
 """
 
@@ -28,7 +28,7 @@ import ray._private.worker as ray_worker
 from ray import _raylet
 
 from skyrl.errors import ProcessError
-from skyrl.processes.leftovers import RUN, folder_of_this_process, kill_marked, start_keeper, sweep
+from skyrl.processes.orphans import RUN, folder_of_this_process, kill_tagged, start_reaper, sweep
 
 Device = Literal["cuda", "cpu"]
 
@@ -48,8 +48,8 @@ _QUIET = {
 class Cluster:
     """A connection to a cluster. `folder` is the private one of a cluster that ends with this object."""
 
-    def __init__(self, folder: Path | None, keeper: subprocess.Popen[bytes] | None) -> None:
-        self.folder, self._keeper = folder, keeper
+    def __init__(self, folder: Path | None, reaper: subprocess.Popen[bytes] | None) -> None:
+        self.folder, self._reaper = folder, reaper
 
     @property
     def host(self) -> str:
@@ -63,13 +63,13 @@ class Cluster:
                 ray.shutdown()
         finally:
             if self.folder is not None:
-                kill_marked(RUN, self.folder.name, self.folder)
+                kill_tagged(RUN, self.folder.name, self.folder)
                 shutil.rmtree(self.folder, ignore_errors=True)
                 _read_token_again()
-            if self._keeper is not None:
-                self._keeper.kill()
-                self._keeper.wait()
-                self._keeper = None
+            if self._reaper is not None:
+                self._reaper.kill()
+                self._reaper.wait()
+                self._reaper = None
 
 
 def start(slots: int, device: Device, object_store_bytes: int) -> Cluster:
@@ -83,7 +83,7 @@ def start(slots: int, device: Device, object_store_bytes: int) -> Cluster:
     sweep(root)
     folder = folder_of_this_process(root)
     folder.mkdir(mode=0o700)
-    cluster = Cluster(folder, start_keeper(RUN, folder.name, folder))
+    cluster = Cluster(folder, start_reaper(RUN, folder.name, folder))
     try:
         _init_private(
             folder, {"resources": {"slot": slots}, "num_gpus": 0} if device == "cpu" else {}, object_store_bytes

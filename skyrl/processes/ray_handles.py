@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from skyrl.errors import ProcessError, WeightSyncError
-from skyrl.processes.calls import Answer, Failure, name_of
+from skyrl.processes.calls import CallFailure, CallResult, name_of
 from skyrl.processes.progress import Progress
 from skyrl.processes.ray_watch import GRACE, Member, Watch
 
@@ -40,8 +40,8 @@ class RayHandle(Generic[T]):
 
     async def call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
         name = name_of(method)
-        if self._member.fate.error is not None:
-            raise self._member.fate.error
+        if self._member.exit_notice.error is not None:
+            raise self._member.exit_notice.error
         number = next(_calls)
         self._member.busy[number] = name[1]
         try:
@@ -60,9 +60,9 @@ class RayHandle(Generic[T]):
         except asyncio.CancelledError:
             ray.cancel(reference)
             raise
-        if isinstance(outcome, Answer):
+        if isinstance(outcome, CallResult):
             return outcome.value
-        ours = outcome.ours if isinstance(outcome, Failure) else None
+        ours = outcome.ours if isinstance(outcome, CallFailure) else None
         if ours is not None and not isinstance(ours, WeightSyncError):  # where ranks meet, one's end is another's error
             raise ours
         raise await self._first_cause(outcome, began) or ours or failed(self._member, method, outcome)
@@ -72,11 +72,11 @@ class RayHandle(Generic[T]):
         if isinstance(outcome, RayActorError):
             self._member.died(outcome)
         group = self._watch.group(self._member.role)
-        others = [other for other in group if other is not self._member and other.fate.error is None]
+        others = [other for other in group if other is not self._member and other.exit_notice.error is None]
         pings = [other.actor.ping.remote().future() for other in others]
         deadline = time.monotonic() + GRACE
         while time.monotonic() < deadline and not all(ping.done() and ping.exception() is None for ping in pings):
-            if any(other.fate.error is not None for other in others):
+            if any(other.exit_notice.error is not None for other in others):
                 break
             await asyncio.sleep(0.02)
         return self._watch.first_cause(self._member, began)
@@ -109,7 +109,7 @@ async def _answer_or_end(answer: Future[Any], member: Member) -> Any:
             loop.call_soon_threadsafe(lambda: settle(found()))
 
     answer.add_done_callback(lambda done: tell(lambda: done.exception() or done.result()))
-    forget = member.fate.listen(lambda: tell(lambda: member.fate.error))
+    forget = member.exit_notice.listen(lambda: tell(lambda: member.exit_notice.error))
     try:
         return await outcome
     finally:
@@ -119,12 +119,12 @@ async def _answer_or_end(answer: Future[Any], member: Member) -> Any:
 def failed(member: Member, doing: str, outcome: Any) -> ProcessError:
     """What to raise for an outcome that is no answer."""
     match outcome:
-        case Failure():
+        case CallFailure():
             return ProcessError(f"{member} failed in {doing}: {outcome.summary}; log: {member.log}")
         case RayActorError():
             member.died(outcome)
-            assert member.fate.error is not None
-            return member.fate.error
+            assert member.exit_notice.error is not None
+            return member.exit_notice.error
         case ProcessError():
             return outcome
         case _:

@@ -24,9 +24,9 @@ import ray
 from attrs import frozen
 
 from skyrl.errors import SkyRLError
-from skyrl.processes.calls import Answer, Failure, Name, apply, named, summary
-from skyrl.processes.leftovers import HOST, start_keeper
+from skyrl.processes.calls import CallFailure, CallResult, Name, apply, named, summary
 from skyrl.processes.logs import RankLog
+from skyrl.processes.orphans import HOST, start_reaper
 
 
 @frozen(kw_only=True)
@@ -58,7 +58,7 @@ class Host:
     def __init__(self, settings: Settings) -> None:
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends its actors itself
-        self._keeper = start_keeper(HOST, settings.mark)
+        self._reaper = start_reaper(HOST, settings.mark)
         os.environ.update(settings.environment)
         os.environ[HOST] = settings.mark
         with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ class Host:
         """What every thread is doing, into the log."""
         self._log.dump_stacks()
 
-    async def make(self, maker: Sequence[Any]) -> Answer | Failure:
+    async def make(self, maker: Sequence[Any]) -> CallResult | CallFailure:
         """Makes the object. The maker comes as a reference, in a list, where Ray leaves it one: it is unpacked here, so
         that what it imports finds environment and log in place.
         """
@@ -102,20 +102,22 @@ class Host:
             self._object = (await maker[0])()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code; the driver raises it
             return self._failure("start", error)
-        return Answer(None)
+        return CallResult(None)
 
-    async def call(self, step: int, name: Name, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer | Failure:
+    async def call(
+        self, step: int, name: Name, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> CallResult | CallFailure:
         """Calls the method of this name on the object."""
         self._log.step = step
         try:
             result = apply(self._object, named(name), args, kwargs)
-            return Answer(await result if inspect.isawaitable(result) else result)
+            return CallResult(await result if inspect.isawaitable(result) else result)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code; the driver raises it
             return self._failure(name[1], error)
 
-    def _failure(self, doing: str, error: BaseException) -> Failure:
+    def _failure(self, doing: str, error: BaseException) -> CallFailure:
         logging.getLogger(__name__).error("%s failed", doing, exc_info=error)
-        return Failure(error if isinstance(error, SkyRLError) and _travels(error) else None, summary(error))
+        return CallFailure(error if isinstance(error, SkyRLError) and _travels(error) else None, summary(error))
 
 
 def _travels(error: SkyRLError) -> bool:

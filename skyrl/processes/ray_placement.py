@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from skyrl.errors import ProcessError
-from skyrl.planning.layout import Layout, Node, NoRoom, Pool, Seat, assign
+from skyrl.planning.layout import Layout, Node, NoRoom, Pool, RankPlacement, assign
 from skyrl.processes.ray_cluster import Device
 
 _nodes: Any = ray.nodes
@@ -81,9 +81,9 @@ class Placement:
         ids = sorted(self._addresses, key=lambda node: (self._addresses[node], node))
         return [Node(id=node, gpus=int(free.get(node, {}).get(resource, 0))) for node in ids]
 
-    def place(self, seat: Seat) -> Place:
+    def place(self, placed: RankPlacement) -> Place:
         """Where this seat is."""
-        parts = [(self._pools[seat.pool][node], gpu) for node, gpu in self._layout.places(seat)]
+        parts = [(self._pools[placed.pool][node], gpu) for node, gpu in self._layout.places(placed)]
         first = parts[0][0]
         return Place(
             node=first.node,

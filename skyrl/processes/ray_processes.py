@@ -20,9 +20,9 @@ from ray.exceptions import RayError
 
 from skyrl.errors import ProcessError
 from skyrl.planning.layout import Layout
-from skyrl.processes.calls import Answer, Failure
+from skyrl.processes.calls import CallFailure, CallResult
 from skyrl.processes.handles import Deadlines, Group
-from skyrl.processes.leftovers import PRIVATE, folder_of_this_process
+from skyrl.processes.orphans import PRIVATE, folder_of_this_process
 from skyrl.processes.progress import Progress
 from skyrl.processes.ray_cluster import Device, attach, start
 from skyrl.processes.ray_handles import RayHandle, failed
@@ -73,7 +73,7 @@ class RayProcesses:
         self._watch = Watch(deadlines.heartbeat)
         try:
             self._placement = Placement(layout, device, deadlines.start)
-            self.where = {(seat.role, seat.rank): self._placement.place(seat) for seat in layout.seats}
+            self.where = {(placed.role, placed.rank): self._placement.place(placed) for placed in layout.placements}
             """Where each (role, rank) runs."""
         except BaseException:
             self.close()
@@ -92,7 +92,7 @@ class RayProcesses:
         return self._cluster.host
 
     def start(self, role: str, makers: Sequence[Callable[[], T]]) -> Group[T]:
-        assert len(makers) == len(self._layout.seats_of(role)), f"{len(makers)} makers for the seats of {role}"
+        assert len(makers) == len(self._layout.placements_of(role)), f"{len(makers)} makers for the seats of {role}"
         deadline = time.monotonic() + self._deadlines.start
         members = [self._start_actor(role, rank) for rank in range(len(makers))]
         self._members += members
@@ -148,7 +148,7 @@ class RayProcesses:
         found = self._wait(members, [member.actor.introduce.remote() for member in members], "start", deadline)
         for member, about in zip(members, found, strict=True):
             assert isinstance(about, Introduction)
-            member.whereabouts = f"process {about.pid} on {about.host}, node {about.node[:8]}"
+            member.location = f"process {about.pid} on {about.host}, node {about.node[:8]}"
             self._watch.add(member)
             try:
                 member.actor.adjust_clock.remote(_clock_offset(member))
@@ -171,8 +171,8 @@ class RayProcesses:
             for reference in ready:
                 results[reference] = self._checked(waiting.pop(reference), reference, doing)
             for member in members:
-                if member.fate.error is not None:
-                    raise member.fate.error
+                if member.exit_notice.error is not None:
+                    raise member.exit_notice.error
             if waiting and time.monotonic() > deadline:
                 late = list(waiting.values())
                 self._watch.dump_stacks(late)
@@ -185,9 +185,9 @@ class RayProcesses:
         except RayError as error:
             raise failed(member, doing, error) from None
         match outcome:
-            case Answer():
+            case CallResult():
                 return outcome.value
-            case Failure():
+            case CallFailure():
                 raise outcome.ours or failed(member, doing, outcome)
             case _:
                 return outcome

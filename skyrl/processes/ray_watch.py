@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayError
 
 from skyrl.errors import ProcessError
-from skyrl.processes.fates import Fate
+from skyrl.processes.exit_notice import ExitNotice
 from skyrl.processes.logs import last_line, last_words
 
 GRACE = 10.0
@@ -29,22 +29,22 @@ class Member:
 
     def __init__(self, role: str, rank: int, actor: Any, log: Path) -> None:
         self.role, self.name, self.actor, self.log = role, f"{role}-{rank}", actor, log
-        self.whereabouts = "not started yet"
-        self.fate = Fate()
+        self.location = "not started yet"
+        self.exit_notice = ExitNotice()
         self.busy: dict[int, str] = {}
         self.asked: Any = None
         self.seen = time.monotonic()
         self.is_starting = True
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.whereabouts})"
+        return f"{self.name} ({self.location})"
 
     def died(self, error: BaseException) -> None:
         """Seals the fate of a process whose actor Ray has given up."""
         how = last_words(self.log) or how_it_died(error)
         line = last_line(self.log)
         last = f"; last line of its log: {line}" if line and not last_words(self.log) else ""
-        self.fate.seal(ProcessError(f"{self} died: {how}{last}; log: {self.log}"))
+        self.exit_notice.set(ProcessError(f"{self} died: {how}{last}; log: {self.log}"))
 
 
 class Watch:
@@ -85,12 +85,16 @@ class Watch:
 
     def first_cause(self, member: Member, since: float) -> ProcessError | None:
         """Why the first of the member's group ended that did so since then (by `time.monotonic`); None if none did."""
-        ended = [other.fate for other in [member, *self.group(member.role)] if since <= other.fate.noticed < math.inf]
-        return min(ended, key=lambda fate: fate.noticed).error if ended else None
+        ended = [
+            other.exit_notice
+            for other in [member, *self.group(member.role)]
+            if since <= other.exit_notice.noticed < math.inf
+        ]
+        return min(ended, key=lambda exit_notice: exit_notice.noticed).error if ended else None
 
     def dump_stacks(self, members: Sequence[Member]) -> None:
         """Has what every thread is doing written into the members' logs, as far as they still answer."""
-        dumps = [member.actor.dump_stacks.remote() for member in members if member.fate.error is None]
+        dumps = [member.actor.dump_stacks.remote() for member in members if member.exit_notice.error is None]
         if dumps:
             with contextlib.suppress(RayError):
                 ray.wait(dumps, num_returns=len(dumps), timeout=_DUMP)
@@ -105,7 +109,7 @@ class Watch:
             asleep = max(0.0, time.monotonic() - looked - 2 * self._period)
             for member in self._members:
                 member.seen += asleep  # this process was stopped itself, and nobody could be heard
-                if member.fate.error is None:
+                if member.exit_notice.error is None:
                     try:
                         self._look_at(member)
                     except RayError as error:
@@ -121,7 +125,7 @@ class Watch:
         if silent > self._heartbeat and not member.is_starting:
             self.dump_stacks([other for other in self.group(member.role) if other is not member])
             busy = f" while it ran {', '.join(member.busy.values())}" if member.busy else ""
-            member.fate.seal(
+            member.exit_notice.set(
                 ProcessError(
                     f"{member} has given no sign of life for {silent:.0f} s{busy}: it is stopped, or hangs in native "
                     f"code; what the other ranks were doing is in their logs; log: {member.log}"

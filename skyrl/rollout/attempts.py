@@ -20,10 +20,10 @@ from skyrl.trajectory import Failure, Skipped, Trajectory
 
 T = TypeVar("T")
 
-Begun = GenerationRequest | Failure | Skipped
+FirstOutcome = GenerationRequest | Failure | Skipped
 """What an episode gives when it has begun."""
 
-FirstTurns = Callable[[Sequence[Episode], Sequence[Begun]], Awaitable[list[Completion | None]]]
+FirstTurns = Callable[[Sequence[Episode], Sequence[FirstOutcome]], Awaitable[list[Completion | None]]]
 
 CLOSING_SECONDS = 5.0
 """That an environment may take to close when the time of its sample is over."""
@@ -41,7 +41,7 @@ class Attempts:
         self._attempts, self._retried = gym.max_attempts, frozenset(gym.retried_failures)
         self._seconds = gym.trajectory_timeout_seconds
 
-    async def sample(self, episode: Episode, begun: Begun, completion: Completion | None) -> Trajectory:
+    async def sample(self, episode: Episode, begun: FirstOutcome, completion: Completion | None) -> Trajectory:
         """One trajectory; a sample whose environment fails is drawn again, with numbers of its own, while there is
         time.
         """
@@ -72,7 +72,7 @@ class Attempts:
     async def _play_again(self, episode: Episode, until: float | None) -> Trajectory:
         """From the beginning, within what is left of the sample's time."""
 
-        async def first_turn() -> tuple[Begun, Completion | None]:
+        async def first_turn() -> tuple[FirstOutcome, Completion | None]:
             begun = await outcome_of(episode.begin())
             (completion,) = await self._first_turns([episode], [begun])
             return begun, completion
@@ -85,7 +85,7 @@ class Attempts:
         return await self._play(episode, begun, completion, until)
 
     async def _play(
-        self, episode: Episode, begun: Begun, completion: Completion | None, until: float | None
+        self, episode: Episode, begun: FirstOutcome, completion: Completion | None, until: float | None
     ) -> Trajectory:
         """To the end, in time, and closed."""
         try:

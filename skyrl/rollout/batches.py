@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from skyrl.config import AlgorithmConfig, GeneratorConfig
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import ResumeError
+from skyrl.rollout.batch_filter import Batch, BatchFilter
 from skyrl.rollout.generator import SkyRLGymGenerator
-from skyrl.rollout.selection import Batch, Selection
 from skyrl.trajectory import TrajectoryGroup
 
 
@@ -56,7 +56,7 @@ class SynchronousRollouts:
         self._cursor = cursor
         self._generator = generator
         self._config = config
-        self._selection = Selection(self._sample, generator, config, algorithm, seed=seed)
+        self._selection = BatchFilter(self._sample, generator, config, algorithm, seed=seed)
 
     async def next_batch(self, version: int) -> Batch:
         """Raises `RunError` where dynamic sampling finds no full batch within its limit."""

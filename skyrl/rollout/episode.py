@@ -24,10 +24,10 @@ from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.rollout.chats import Chat, Turn
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
-from skyrl.rollout.filters import without_a_cut_off
+from skyrl.rollout.filters import drop_truncated
 from skyrl.rollout.rendering import Message, Template
 from skyrl.rollout.transcript import Transcript
-from skyrl.trajectory import Failure, Prompt, Skipped, Step, StopReason, Trajectory
+from skyrl.trajectory import Failure, Prompt, Skipped, StopReason, TokenRow, Trajectory
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ LONGEST_OBSERVATION = 1_000_000
 
 
 @frozen(kw_only=True)
-class Stage:
+class EpisodeContext:
     """What the episodes of one call of the generator share."""
 
     config: GeneratorConfig
@@ -52,12 +52,12 @@ class Stage:
 class Episode:
     """Single use: `begin`, `play`, and `close` whatever happened."""
 
-    def __init__(self, stage: Stage, prompt: Prompt, make: MakeEnv, key: SampleKey) -> None:
+    def __init__(self, context: EpisodeContext, prompt: Prompt, make: MakeEnv, key: SampleKey) -> None:
         self.key = key
-        self._stage, self._prompt, self._make = stage, prompt, make
+        self._context, self._prompt, self._make = context, prompt, make
         self._env: Env | None = None
         self._transcript = Transcript(prompt.token_ids)
-        self._earlier: list[Step] = []
+        self._earlier: list[TokenRow] = []
         self._begun_with: Sequence[Message] = prompt.messages
         self._said: list[Message] = []
         self._tools: Sequence[Mapping[str, Any]] = ()
@@ -74,10 +74,10 @@ class Episode:
             self._who("starting on"), _started, self._make, self._extras(), prompt.messages
         )
         self._begun_with, self._tools = messages, tools
-        config = self._stage.config
+        config = self._context.config
         if messages != prompt.messages or tools or config.chat_template.name_or_path is not None:
             kwargs = config.chat_template_kwargs
-            template = Template(tokenizer=self._stage.tokenizer, arguments=kwargs, tools=tools)
+            template = Template(tokenizer=self._context.tokenizer, arguments=kwargs, tools=tools)
             with self._readable("starting on"):
                 self._transcript = Transcript(template.start(messages))
         return self._request(self.key)
@@ -88,15 +88,15 @@ class Episode:
             self._transcript.sample(completion)
             step = await self._judge(completion)
             self._turns += 1
-            if step.done or self._turns >= self._stage.config.max_turns:
+            if step.done or self._turns >= self._context.config.max_turns:
                 break
             if not self._go_on(completion, step):
                 await self._measure()
                 return self._trajectory("length")
             request = self._request(evolve(self.key, turn=self._turns))
-            (completion,) = await self._timed("llm", self._stage.client.generate(request))
-        if self._stage.config.max_turns > 1:
-            self._stage.chat().end(self._transcript, completion)
+            (completion,) = await self._timed("llm", self._context.client.generate(request))
+        if self._context.config.max_turns > 1:
+            self._context.chat().end(self._transcript, completion)
         return self._trajectory(completion.stop_reason)
 
     def _go_on(self, completion: Completion, step: EnvStep) -> bool:
@@ -111,7 +111,7 @@ class Episode:
         )
         before, end = self._transcript, len(self._transcript.response_ids)
         with self._readable("answering in"):
-            self._transcript = self._stage.chat().go_on(before, turn)
+            self._transcript = self._context.chat().go_on(before, turn)
         if self.too_long:
             before.withdraw(len(before.response_ids) - end)
             self._transcript = before
@@ -123,7 +123,7 @@ class Episode:
     @property
     def too_long(self) -> bool:
         """The next turn would start from more than `max_input_length` tokens; where that is None, there is no limit."""
-        longest = self._stage.config.max_input_length
+        longest = self._context.config.max_input_length
         return longest is not None and len(self._transcript.input_ids) > longest
 
     def unplayed(self) -> Trajectory:
@@ -143,7 +143,7 @@ class Episode:
     async def _judge(self, completion: Completion) -> EnvStep:
         who = self._who("judging an answer to", completion.text)
         assert self._env is not None, "play() comes after begin()"
-        last = self._turns + 1 >= self._stage.config.max_turns
+        last = self._turns + 1 >= self._context.config.max_turns
         step, metrics = await self._in_env(who, _stepped, self._env, completion.text, last)
         if not isinstance(step, EnvStep):
             raise _wrong(f"{who} returned {step!r:.200} from step() instead of an EnvStep")
@@ -152,7 +152,7 @@ class Episode:
             raise _wrong(f"{who} read the answer {step.answer!r:.200}, which is not a text")
         self._answer = step.answer
         self._transcript.credit(number(step.reward, f"{who} gave the reward"))
-        if not step.done and self._stage.config.max_turns == 1:
+        if not step.done and self._context.config.max_turns == 1:
             raise _wrong(f"{who} wants another turn, but generator.max_turns is 1")
         self._metrics = _numbers(metrics, who)
         return step
@@ -164,7 +164,7 @@ class Episode:
         self._metrics = _numbers(await self._in_env(who, self._env.get_metrics), who)
 
     def _trajectory(self, reason: StopReason) -> Trajectory:
-        config = self._stage.config
+        config = self._context.config
         steps = [*self._earlier, self._transcript.step()]
         if reason != "stop" and config.zero_reward_on_non_stop:
             steps = [evolve(step, rewards=tuple(evolve(turn, reward=0.0) for turn in step.rewards)) for step in steps]
@@ -178,7 +178,7 @@ class Episode:
             metrics=self._metrics,
             timings={"completion": time.perf_counter() - self._begun, **self._seconds},
         )
-        return without_a_cut_off(made) if config.apply_overlong_filtering else made
+        return drop_truncated(made) if config.apply_overlong_filtering else made
 
     @property
     def name(self) -> str:
@@ -187,11 +187,11 @@ class Episode:
 
     def again(self, attempt: int) -> Episode:
         """The same sample, from the beginning, with another environment and other random numbers."""
-        return Episode(self._stage, self._prompt, self._make, evolve(self.key, attempt=attempt))
+        return Episode(self._context, self._prompt, self._make, evolve(self.key, attempt=attempt))
 
     def failed(self, failures: tuple[Failure, ...]) -> Trajectory:
         """In place of a sample that could not be had: the prompt alone, with no reward."""
-        blank = Episode(self._stage, self._prompt, self._make, self.key)
+        blank = Episode(self._context, self._prompt, self._make, self.key)
         return evolve(blank._trajectory("stop"), failures=failures, failed=True)
 
     def skipped(self, outcome: Skipped, failures: tuple[Failure, ...]) -> Trajectory:
@@ -199,10 +199,10 @@ class Episode:
         return evolve(self.failed(failures), skipped=outcome.reason, failed=False)
 
     def _request(self, key: SampleKey) -> GenerationRequest:
-        return GenerationRequest(prompt_ids=self._transcript.input_ids, sampling=self._stage.sampling, keys=(key,))
+        return GenerationRequest(prompt_ids=self._transcript.input_ids, sampling=self._context.sampling, keys=(key,))
 
     def _extras(self) -> dict[str, Any]:
-        turns = self._stage.config.max_turns
+        turns = self._context.config.max_turns
         own = {"data_source": self._prompt.data_source} | ({"max_turns": turns} if turns > 1 else {})
         return {**own, **self._prompt.extras}
 
@@ -215,7 +215,7 @@ class Episode:
             raise _wrong(f"{self._who(doing)} shows what cannot be read: {error}") from error
 
     async def _in_env(self, who: str, function: Callable[..., T], *args: Any) -> T:
-        found, ran = await self._timed("env", self._stage.call(who, function, *args))
+        found, ran = await self._timed("env", self._context.call(who, function, *args))
         self._seconds["env_run"] += ran
         return found
 

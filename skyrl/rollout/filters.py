@@ -10,7 +10,7 @@ import attrs
 from skyrl.trajectory import Trajectory, TrajectoryGroup
 
 
-def teaches(group: TrajectoryGroup, *, tolerance: float = 0.0) -> bool:
+def has_reward_variance(group: TrajectoryGroup, *, tolerance: float = 0.0) -> bool:
     """Do the rewards of its answers differ by more than `tolerance`, or is there one answer only?
 
     Answers without a token to train on are not compared. Dynamic sampling, DAPO, arXiv:2503.14476, section 3.2.
@@ -19,19 +19,19 @@ def teaches(group: TrajectoryGroup, *, tolerance: float = 0.0) -> bool:
     return len(rewards) == 1 or (len(rewards) > 1 and max(rewards) - min(rewards) > tolerance)
 
 
-def silenced(group: TrajectoryGroup) -> TrajectoryGroup:
+def masked_out(group: TrajectoryGroup) -> TrajectoryGroup:
     """The same group with no token to train on: it counts in every mean of rewards, and in no loss."""
     return attrs.evolve(group, trajectories=tuple(row.silent() for row in group.trajectories))
 
 
-def without_a_cut_off(row: Trajectory) -> Trajectory:
+def drop_truncated(row: Trajectory) -> Trajectory:
     """The same answer, with no token to train on if it did not come to its end. Overlong filtering, DAPO,
     arXiv:2503.14476, section 3.4.
     """
     return row if row.stop_reason == "stop" else row.silent()
 
 
-def filled(group: TrajectoryGroup) -> TrajectoryGroup:
+def backfilled(group: TrajectoryGroup) -> TrajectoryGroup:
     """The same group, in which the next sample with a reward stands in for each that has none, if one has."""
     rows = group.trajectories
     good = [place for place, row in enumerate(rows) if not row.missing]
@@ -54,7 +54,7 @@ def with_replacements(
     """The groups, each that teaches nothing replaced by one that does, drawn at random; None if not more than the
     part `least_good` of them teach. POLARIS, hkunlp.github.io/blog/2025/Polaris.
     """
-    good = [group for group in groups if teaches(group)]
+    good = [group for group in groups if has_reward_variance(group)]
     if not good or len(good) <= least_good * len(groups):
         return None
-    return tuple(group if teaches(group) else draw.choice(good) for group in groups)
+    return tuple(group if has_reward_variance(group) else draw.choice(good) for group in groups)

@@ -17,9 +17,9 @@ from skyrl.models.chat_templates import with_template
 from skyrl.rollout.attempts import all_of
 from skyrl.rollout.chats import Chat, chat_of
 from skyrl.rollout.env_calls import EnvCalls
-from skyrl.rollout.episode import Stage
+from skyrl.rollout.episode import EpisodeContext
 from skyrl.rollout.failures import FailureTally
-from skyrl.rollout.session import Session
+from skyrl.rollout.sampling_session import SamplingSession
 from skyrl.trajectory import Prompt, TrajectoryGroup
 
 
@@ -100,13 +100,13 @@ class SkyRLGymGenerator:
         purpose: str = "train",
         together: int | None = None,
         tally: FailureTally | None = None,
-    ) -> Session:
+    ) -> SamplingSession:
         """For groups that are sampled one by one and share limits: on trajectories, environments and failures.
 
         Failures are counted over `samples` samples, or in a `tally` of several sessions. `together`: as many groups are
         asked for at once, and none is judged before all are sampled.
         """
-        stage = Stage(
+        context = EpisodeContext(
             config=self._config,
             sampling=sampling,
             client=self._client,
@@ -115,8 +115,8 @@ class SkyRLGymGenerator:
             call=EnvCalls(self._gym.max_env_workers, self._gym.step_timeout_seconds),
         )
         key = SampleKey(run_seed=self._seed, weight_version=0, prompt_id="", sample_index=0, purpose=purpose)
-        return Session(
-            stage,
+        return SamplingSession(
+            context,
             self._gym,
             tally or self.tally(samples),
             key,

@@ -35,7 +35,7 @@ _CLOSING_SECONDS = 30.0
 
 
 @frozen(kw_only=True)
-class Limits:
+class StreamLimits:
     """What bounds a stream. Everything counts groups."""
 
     batch: int
@@ -93,7 +93,7 @@ class GroupStream:
         self,
         cursor: PromptCursor,
         sample: Sample,
-        limits: Limits,
+        limits: StreamLimits,
         accept: Callable[[TrajectoryGroup], bool],
         waits: Callable[[], Sequence[str]] = tuple,
     ) -> None:

@@ -12,11 +12,11 @@ from skyrl.config import AlgorithmConfig, GeneratorConfig
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
 from skyrl.processes.calls import summary
-from skyrl.rollout.filters import teaches
+from skyrl.rollout.batch_filter import Batch, BatchFilter
+from skyrl.rollout.filters import has_reward_variance
 from skyrl.rollout.generator import SkyRLGymGenerator
-from skyrl.rollout.selection import Batch, Selection
-from skyrl.rollout.stream import GroupStream, Limits
-from skyrl.trajectory import Prompt, Step, Trajectory, TrajectoryGroup
+from skyrl.rollout.stream import GroupStream, StreamLimits
+from skyrl.trajectory import Prompt, TokenRow, Trajectory, TrajectoryGroup
 
 Accept = Callable[[TrajectoryGroup], bool]
 """Whether a group may be trained on; one that may not is replaced by another prompt's."""
@@ -37,7 +37,7 @@ class StreamingRollouts:
         generator: SkyRLGymGenerator,
         config: GeneratorConfig,
         algorithm: AlgorithmConfig,
-        limits: Limits,
+        limits: StreamLimits,
         *,
         accept: Accept | None = None,
         mask_older_tokens: bool = False,
@@ -50,7 +50,7 @@ class StreamingRollouts:
         self._prompts, self._limits, self._algorithm = prompts, limits, algorithm
         self._user_accepts, self._mask_older = accept, mask_older_tokens
         self._stream = GroupStream(cursor, self._sample, limits, self._accept, waits)
-        self._selection = Selection(self._draw, generator, config, algorithm, seed=seed)
+        self._selection = BatchFilter(self._draw, generator, config, algorithm, seed=seed)
         self._session = generator.session(
             sampling=config.sampling_params,
             samples_per_prompt=config.n_samples_per_prompt,
@@ -93,7 +93,7 @@ class StreamingRollouts:
         return await self._session.group(prompt, weight_version=version, attempt=attempt)
 
     def _accept(self, group: TrajectoryGroup) -> bool:
-        wanted = self._algorithm.dynamic_sampling.type != "filter" or teaches(group)
+        wanted = self._algorithm.dynamic_sampling.type != "filter" or has_reward_variance(group)
         accepted = wanted and self._asked_user(group)
         self._refused += not accepted
         most = self._algorithm.dynamic_sampling.max_sample_batches
@@ -154,7 +154,7 @@ def _without_older_tokens(row: Trajectory) -> Trajectory:
     """Tokens of weights older than the newest of the trajectory are not trained on."""
     newest = max((version for step in row.steps for version in step.weight_versions), default=0)
 
-    def mask(step: Step | Trajectory) -> tuple[int, ...]:
+    def mask(step: TokenRow | Trajectory) -> tuple[int, ...]:
         drawn = zip(step.loss_mask, step.weight_versions, strict=True)
         return tuple(trained if version == newest else 0 for trained, version in drawn)
 

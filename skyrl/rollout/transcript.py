@@ -6,7 +6,7 @@ import math
 
 from skyrl.errors import RunError
 from skyrl.inference.engine import Completion
-from skyrl.trajectory import Step, TurnReward
+from skyrl.trajectory import TokenRow, TurnReward
 
 
 class Transcript:
@@ -48,9 +48,9 @@ class Transcript:
         last = len(self.response_ids) - 1
         self.rewards = [TurnReward(token=min(turn.token, last), reward=turn.reward) for turn in self.rewards]
 
-    def step(self) -> Step:
+    def step(self) -> TokenRow:
         """What it has become."""
-        return Step(
+        return TokenRow(
             prompt_ids=self.prompt_ids,
             response_ids=tuple(self.response_ids),
             loss_mask=tuple(self.sampled),

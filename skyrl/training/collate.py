@@ -9,7 +9,7 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.errors import RunError
-from skyrl.trajectory import Step, Trajectory, TrajectoryGroup
+from skyrl.trajectory import TokenRow, Trajectory, TrajectoryGroup
 
 
 def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
@@ -61,7 +61,7 @@ def _steps(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:
     return {"trajectories": torch.tensor(numbers), "last_step": torch.tensor(last)}
 
 
-def _credit(rewards: Tensor, row: Step) -> None:
+def _credit(rewards: Tensor, row: TokenRow) -> None:
     """Put each turn's reward on the last token of it that is trained on; where there is none, on its last token, and
     where the turn sampled nothing, on the last token of the prompt.
     """

@@ -16,8 +16,8 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import FaultsConfig
 from skyrl.errors import BatchError, NonFiniteError
 from skyrl.training.describe import Metrics
+from skyrl.training.middleware import on_result
 from skyrl.training.trainer import PPOTrainer
-from skyrl.training.watching import telling
 from skyrl.trajectory import TrajectoryGroup
 
 _TERMS = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "values", "rewards", "advantages")
@@ -61,7 +61,7 @@ class FiniteNumbers:
             return advantages
 
         trainer.shape, trainer.estimate = shaped, estimated
-        trainer.rollouts = telling(trainer.rollouts, next_batch=self._arrived)
+        trainer.rollouts = on_result(trainer.rollouts, next_batch=self._arrived)
 
     async def _arrived(self, groups: Sequence[TrajectoryGroup]) -> None:
         self._groups = groups

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.inference.arrival import digest
+from skyrl.inference.incoming_weights import digest
 from skyrl.tracking.recording import Computed, Sampled, Update
 from skyrl.tracking.timing import Clock
 from skyrl.training.describe import Metrics
+from skyrl.training.middleware import on_result, replacing
 from skyrl.training.trainer import PPOTrainer
-from skyrl.training.watching import instead, telling
 
 Digests = Callable[[], Awaitable[dict[str, str]]]
 """Name of each weight of a learner -> its digest, now."""
@@ -61,11 +61,11 @@ class StepTrace:
         and that is left out, is complete with what there was of it.
         """
         self._trainer = trainer
-        trainer.rollouts = telling(trainer.rollouts, next_batch=self._sampled)
-        trainer.policy = telling(trainer.policy, update=self._learned("policy"))
+        trainer.rollouts = on_result(trainer.rollouts, next_batch=self._sampled)
+        trainer.policy = on_result(trainer.policy, update=self._learned("policy"))
         if trainer.critic is not None:
-            trainer.critic = telling(trainer.critic, update=self._learned("critic"))
-        trainer.weights = instead(trainer.weights, publish=self._publish)
+            trainer.critic = on_result(trainer.critic, update=self._learned("critic"))
+        trainer.weights = replacing(trainer.weights, publish=self._publish)
         shape, estimate, targets = trainer.shape, trainer.estimate, trainer.targets
 
         def shaped(batch: TrainingBatch) -> tuple[Tensor, Metrics]:

@@ -12,7 +12,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import SupervisedConfig
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import Stopped
-from skyrl.processes.stopping import Stopping
+from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.tracking.timing import Clock
 from skyrl.tracking.tracker import Tracker
 from skyrl.training.supervised_evaluation import SupervisedEvaluation
@@ -45,14 +45,14 @@ class SupervisedTrainer:
         tracker: Tracker,
         clock: Clock,
         total_steps: int,
-        stopping: Stopping,
+        shutdown: ShutdownSignal,
         save: Callable[[int], Awaitable[None]],
         export: Callable[[int], Awaitable[None]],
     ) -> None:
         """`save` and `export` write a checkpoint and a model of the step they are given."""
         self.cursor, self.collate, self.learner = cursor, collate, learner
         self.evaluation, self.tracker, self.clock = evaluation, tracker, clock
-        self.total_steps, self.stopping = total_steps, stopping
+        self.total_steps, self.shutdown = total_steps, shutdown
         self.version = 0
         """Optimizer steps that the weights have behind them."""
         self._eval_before = run.eval_before_train
@@ -78,20 +78,20 @@ class SupervisedTrainer:
     async def run(self) -> None:
         """From the current step to the last. Raises `Stopped` when told to stop, with what was learnt saved."""
         try:
-            with self.stopping.interruptible():
+            with self.shutdown.interruptible():
                 if self.version == 0:
                     self.tracker.log(0, (await self._evaluate() if self._eval_before else {}) | self.clock.take())
             while self.version < self.total_steps:
                 metrics = await self._take_step()
                 await self._conclude(metrics)
-                self.stopping.check()
+                self.shutdown.check()
         except Stopped as stop:
             raise await self._saved_before_the_end(stop) from None
 
     async def _take_step(self) -> Metrics:
-        if self.stopping.seconds_left < self._longest_step:
-            self.stopping.request("Stopped before the deadline of faults.stop_before")
-            self.stopping.check()
+        if self.shutdown.seconds_left < self._longest_step:
+            self.shutdown.request("Stopped before the deadline of faults.stop_before")
+            self.shutdown.check()
         began, self._epoch = time.monotonic(), self.cursor.epoch
         with self.clock.measure("step"):
             metrics = await self.step()
@@ -132,7 +132,7 @@ class SupervisedTrainer:
         if self.version > self._saved and self._triggers["save"].ever:
             await self._keep()
         if self.version == self._saved > 0:
-            return self.stopping.stopped(f"Step {self.version} is saved: the same command goes on after it.")
+            return self.shutdown.stopped(f"Step {self.version} is saved: the same command goes on after it.")
         return stop
 
     async def _evaluate(self) -> Metrics:

@@ -124,7 +124,7 @@ class TimeSharing:
             self._awake, self._paused = False, True
 
 
-def after(collaborator: T, **preparations: Callable[[], Awaitable[None]]) -> T:
+def run_before(collaborator: T, **preparations: Callable[[], Awaitable[None]]) -> T:
     """`collaborator`, whose coroutine methods given as `method=prepare` first await `prepare()`.
 
     Example: `after(policy, score=partial(sharing.for_scoring, "policy"))`

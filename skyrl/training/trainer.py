@@ -1,4 +1,4 @@
-"""The algorithm. `step` is the box in the paper; `course.py` says when what happens around it, and whoever watches,
+"""The algorithm. `step` is the box in the paper; `loop.py` says when what happens around it, and whoever watches,
 times or moves something stands between the trainer and its collaborators.
 """
 

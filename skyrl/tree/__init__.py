@@ -1,6 +1,7 @@
 """The configuration engine: typed, frozen trees that know where each value came from. It knows no field name.
 
-Read `classes.py` first (what a configuration class is), then `draft.py` (how assignments become a tree) and `rules.py`
+Read `classes.py` first (what a configuration class is), then `builder.py` (how assignments become a tree) and
+`rules.py`
 (how the rest is derived and checked).
 """
 

@@ -7,8 +7,8 @@ from typing import Any, TypeVar, cast
 import attrs
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.classes import fields_of, is_config, judged
-from skyrl.tree.plain import Misfit
+from skyrl.tree.classes import fields_of, is_config, validated
+from skyrl.tree.plain import TypeMismatch
 from skyrl.tree.types import config_class
 
 T = TypeVar("T")
@@ -47,8 +47,8 @@ def _replaced(config: T, name: str, value: Any) -> T:
         evolved: T = attrs.evolve(cast(Any, config), **{name: value})
         return evolved
     try:
-        stored = judged(attribute, value, config)
-    except Misfit as misfit:
+        stored = validated(attribute, value, config)
+    except TypeMismatch as misfit:
         problem = Problem(path=name, message=str(misfit), hint=misfit.hint)
         raise ConfigError([problem], title=f"{cls.__name__} cannot be built") from None
     twin: T = object.__new__(cls)

@@ -20,8 +20,8 @@ import attrs
 from attrs import field
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.plain import Misfit
-from skyrl.tree.types import ClassOf, class_of, config_class, fit
+from skyrl.tree.plain import TypeMismatch
+from skyrl.tree.types import ClassOf, class_of, coerce_exact, config_class
 
 C = TypeVar("C")
 Role = Literal["identity", "numerics", "free"]
@@ -101,19 +101,21 @@ def named_tables_of(cls: type[Any]) -> Mapping[str, ClassOf]:
 
 
 def fit_field(attribute: attrs.Attribute[Any], value: Any) -> Any:
-    """`value` as the field stores it: through its own converter, if it has one, then frozen. Raises `Misfit`."""
+    """`value` as the field stores it: through its own converter, if it has one, then frozen. Raises `TypeMismatch`."""
     converter = attribute.metadata.get("converter")
-    return fit(converter(value) if converter else value, attribute.type)
+    return coerce_exact(converter(value) if converter else value, attribute.type)
 
 
-def judged(attribute: attrs.Attribute[Any], value: Any, owner: Any) -> Any:
-    """`value` as the field stores it, once its validator has taken it. Raises ValueError (`Misfit`, `ConfigError`)."""
+def validated(attribute: attrs.Attribute[Any], value: Any, owner: Any) -> Any:
+    """`value` as the field stores it, once its validator has taken it. Raises ValueError (`TypeMismatch`,
+    `ConfigError`).
+    """
     value = fit_field(attribute, value)
     if attribute.validator is not None:
         try:
             attribute.validator(owner, attribute, value)
         except TypeError as error:  # so attrs' own validators refuse a type
-            raise Misfit(str(error.args[0]) if error.args else "TypeError") from None
+            raise TypeMismatch(str(error.args[0]) if error.args else "TypeError") from None
     return value
 
 
@@ -176,7 +178,7 @@ def _init(self: Any, /, **given: Any) -> None:
         try:
             values[name] = fit_field(fields[name], value)
             changed.append(name)
-        except Misfit as misfit:
+        except TypeMismatch as misfit:
             problems.append(Problem(path=name, message=str(misfit), hint=misfit.hint))
     vars(self).update(values)
     problems += _refused(self, changed)
@@ -207,7 +209,7 @@ def _defaults_of(cls: type[Any]) -> Mapping[str, Any]:
             default: Any = attribute.default
             try:
                 values[name] = fit_field(attribute, default.factory() if isinstance(default, _FACTORY) else default)
-            except Misfit as misfit:
+            except TypeMismatch as misfit:
                 problems.append(Problem(path=name, message=str(misfit), hint=misfit.hint))
         blank = object.__new__(cls)
         vars(blank).update(values)

@@ -12,8 +12,8 @@ from typing import Any
 import attrs
 import cattrs
 
+from skyrl.tree.builder import structure
 from skyrl.tree.classes import class_name, fields_of, is_config, leaf_paths, role_of, tables_of
-from skyrl.tree.draft import structure
 from skyrl.tree.secrets import Secret
 from skyrl.tree.types import class_of
 

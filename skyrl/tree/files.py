@@ -12,7 +12,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree.names import nearest
 from skyrl.tree.origins import Assignment, Origin
 from skyrl.tree.plain import shown
-from skyrl.tree.reach import NOTHING, Reach
+from skyrl.tree.read_context import NOTHING, ReadContext
 from skyrl.tree.text_files import UNREADABLE, cannot_read
 
 EXTENDS = "extends"
@@ -22,13 +22,13 @@ PRESET = "preset:"
 SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 
 
-def read_file(name: str, reach: Reach = NOTHING, above: tuple[str, ...] = ()) -> list[Assignment]:
+def read_file(name: str, context: ReadContext = NOTHING, above: tuple[str, ...] = ()) -> list[Assignment]:
     """Assignments to the root: first those of what the file extends, then its own. A preset may be named, too.
 
     `above` are the files that led here. Raises `ConfigError`.
     """
     if name.startswith(PRESET):
-        return [_preset(name, reach)]
+        return [_preset(name, context)]
     assignment = _read(name)
     if not (isinstance(assignment.value, Mapping) and EXTENDS in assignment.value):
         return [assignment]
@@ -44,7 +44,7 @@ def read_file(name: str, reach: Reach = NOTHING, above: tuple[str, ...] = ()) ->
         if _identity(target) in chain:
             raise _refused(f"{base} extends this file in its turn", place)
         try:
-            found += read_file(target, reach, chain)
+            found += read_file(target, context, chain)
         except ConfigError as error:
             raise _placed(error, place) from None
     return [*found, attrs.evolve(assignment, value=own)]
@@ -66,14 +66,14 @@ def _read(name: str) -> Assignment:
             return read_toml(name)
 
 
-def _preset(name: str, reach: Reach) -> Assignment:
+def _preset(name: str, context: ReadContext) -> Assignment:
     wanted = name.removeprefix(PRESET)
-    if wanted not in reach.presets:
-        meant = nearest(wanted, tuple(reach.presets))
-        hint = f"did you mean {PRESET}{meant}?" if meant else f"there are: {', '.join(reach.presets) or 'none'}"
+    if wanted not in context.presets:
+        meant = nearest(wanted, tuple(context.presets))
+        hint = f"did you mean {PRESET}{meant}?" if meant else f"there are: {', '.join(context.presets) or 'none'}"
         problem = Problem(path=name, message="there is no such preset", hint=hint)
         raise ConfigError([problem], title=UNREADABLE)
-    return Assignment(path=(), value=reach.presets[wanted], origin=Origin(kind="preset", where=wanted))
+    return Assignment(path=(), value=context.presets[wanted], origin=Origin(kind="preset", where=wanted))
 
 
 def _beside(name: str, other: str) -> str:

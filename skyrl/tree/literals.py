@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from skyrl.tree.plain import Misfit, plain, scalar, shown
+from skyrl.tree.plain import TypeMismatch, plain, scalar, shown
 
 NULL_WORDS = ("null", "none", "None")
 """Text on a command line that stands for null, where null is allowed."""
@@ -14,7 +14,7 @@ NULL_WORDS = ("null", "none", "None")
 def literal(text: str) -> Any:
     """Null, true or false, a number, a list or a table, as JSON, TOML or Python spell it; anything else is text.
 
-    Raises `Misfit` for brackets around what none of them can read: the shell has probably taken the quotes away.
+    Raises `TypeMismatch` for brackets around what none of them can read: the shell has probably taken the quotes away.
     """
     if text in NULL_WORDS:
         return None
@@ -26,7 +26,7 @@ def literal(text: str) -> Any:
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
     if is_bracketed(text):
-        raise Misfit(f"{shown(text)} is no list or table", hint=quoting_hint(text.startswith("[")))
+        raise TypeMismatch(f"{shown(text)} is no list or table", hint=quoting_hint(text.startswith("[")))
     return scalar(text, str)
 
 

@@ -15,7 +15,7 @@ NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "
 """How a person would say these types."""
 
 
-class Misfit(ValueError):
+class TypeMismatch(ValueError):
     """A value that its type does not allow. The message is a sentence about the value: `'fast' is not a number`."""
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -24,7 +24,7 @@ class Misfit(ValueError):
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """`value`, frozen, if it is plain data. Raises `Misfit`."""
+    """`value`, frozen, if it is plain data. Raises `TypeMismatch`."""
     if value is None or type(value) is bool:
         return value
     if type(value) is float:
@@ -32,45 +32,47 @@ def plain(value: Any, depth: int = 0) -> Any:
     if type(value) in (int, str):
         return scalar(value, type(value))
     if depth == DEEPEST:
-        raise Misfit(f"a value may have {DEEPEST} levels of lists and tables, and this one has more")
+        raise TypeMismatch(f"a value may have {DEEPEST} levels of lists and tables, and this one has more")
     if isinstance(value, list | tuple):
         return tuple(plain(item, depth + 1) for item in value)
     if isinstance(value, Mapping):
         return FrozenDict({key_of_table(key): plain(item, depth + 1) for key, item in value.items()})
-    raise Misfit(f"{shown(value)} is not plain data: null, true or false, a number, text, a list or a table")
+    raise TypeMismatch(f"{shown(value)} is not plain data: null, true or false, a number, text, a list or a table")
 
 
 def scalar(value: Any, kind: Any) -> Any:
-    """`value` if it is exactly a bool, an int (of at most 64 bits) or a str (that UTF-8 can hold). Raises `Misfit`."""
+    """`value` if it is exactly a bool, an int (of at most 64 bits) or a str (that UTF-8 can hold). Raises
+    `TypeMismatch`.
+    """
     if type(value) is not kind:
-        raise Misfit(f"{shown(value)} is not {NAMES[kind]}", hint=_spelling_hint(value, kind))
+        raise TypeMismatch(f"{shown(value)} is not {NAMES[kind]}", hint=_spelling_hint(value, kind))
     if kind is int and not -(2**63) <= value < 2**64:
-        raise Misfit(f"{shown(value)} does not fit into 64 bits")
+        raise TypeMismatch(f"{shown(value)} does not fit into 64 bits")
     if kind is str and not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise Misfit(f"{shown(value)} is not Unicode text") from None
+            raise TypeMismatch(f"{shown(value)} is not Unicode text") from None
     return value
 
 
 def number(value: Any) -> float:
-    """`value` as a finite float, if it is an int or a float. Raises `Misfit`."""
+    """`value` as a finite float, if it is an int or a float. Raises `TypeMismatch`."""
     if type(value) not in (int, float):
-        raise Misfit(f"{shown(value)} is not {NAMES[float]}", hint=_spelling_hint(value, float))
+        raise TypeMismatch(f"{shown(value)} is not {NAMES[float]}", hint=_spelling_hint(value, float))
     try:
         converted = float(value)
     except OverflowError:
         converted = math.inf
     if not math.isfinite(converted):
-        raise Misfit(f"{shown(value)} is not a finite number")
+        raise TypeMismatch(f"{shown(value)} is not a finite number")
     return converted + 0.0  # never -0.0, which equals 0.0 and would have another fingerprint
 
 
 def key_of_table(key: Any) -> str:
-    """`key` if it is text. Raises `Misfit`."""
+    """`key` if it is text. Raises `TypeMismatch`."""
     if type(key) is not str:
-        raise Misfit(f"key {shown(key)} is not text")
+        raise TypeMismatch(f"key {shown(key)} is not text")
     scalar(key, str)
     return key
 

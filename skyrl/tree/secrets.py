@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.plain import Misfit
+from skyrl.tree.plain import TypeMismatch
 
 HIDDEN = "***"
 """What stands where a secret was, in whatever is printed, stored or sent."""
@@ -47,12 +47,14 @@ class Secret:
 
     @classmethod
     def read(cls, value: object) -> Secret:
-        """From `env:NAME`, or from what an earlier one was shown as. Raises `Misfit`, which never says the value."""
+        """From `env:NAME`, or from what an earlier one was shown as. Raises `TypeMismatch`, which never says the
+        value.
+        """
         if isinstance(value, cls):
             return value
         found = isinstance(value, str) and (REFERENCE.fullmatch(value) or _SHOWN.fullmatch(value))
         if not found:
-            raise Misfit("a secret does not stand in a configuration itself", hint='write "env:NAME", a variable')
+            raise TypeMismatch("a secret does not stand in a configuration itself", hint='write "env:NAME", a variable')
         return cls(found[1])
 
     def reveal(self, environ: Mapping[str, str]) -> str:

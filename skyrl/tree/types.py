@@ -1,7 +1,9 @@
 """Does this value fit that type? Exactly, never by casting.
 
-`fit` takes values from typed sources (TOML, JSON, Python), `parse` takes text from a command line, where the field's
-type decides what it means: `run_name=1e5` is text, `lr=1e5` a number. Both return frozen values or raise `Misfit`.
+`coerce_exact` takes values from typed sources (TOML, JSON, Python), `parse` takes text from a command line, where the
+field's
+type decides what it means: `run_name=1e5` is text, `lr=1e5` a number. Both return frozen values or raise
+`TypeMismatch`.
 Types that are not listed here go to cattrs' global converter, so that a hook registered there works in a config class.
 """
 
@@ -16,7 +18,7 @@ import cattrs
 
 from skyrl.tree.frozen import FrozenDict
 from skyrl.tree.literals import NULL_WORDS, is_bracketed, literal, quoting_hint
-from skyrl.tree.plain import NAMES, Misfit, key_of_table, number, plain, scalar, shown
+from skyrl.tree.plain import NAMES, TypeMismatch, key_of_table, number, plain, scalar, shown
 from skyrl.tree.secrets import Secret
 from skyrl.tree.units import Unit
 
@@ -41,10 +43,10 @@ _LISTS = (tuple, list, Sequence)
 _MAPPINGS = (Mapping, dict, FrozenDict)
 
 
-def fit(value: Any, kind: Any) -> Any:
+def coerce_exact(value: Any, kind: Any) -> Any:
     """`value` as a frozen member of the type `kind`; whole numbers pass where a number is wanted, nothing else is cast.
 
-    Raises `Misfit`.
+    Raises `TypeMismatch`.
     """
     if kind is Any or kind is object:
         return plain(value)
@@ -55,11 +57,11 @@ def fit(value: Any, kind: Any) -> Any:
     if class_of(kind) and hasattr(type(value), "__configuration__"):
         return value
     if get_origin(kind) is Annotated or isinstance(kind, NewType):
-        return fit(_without_unit(value, kind), bare(kind))
+        return coerce_exact(_without_unit(value, kind), bare(kind))
     if kind is type(None):
         if value is None:
             return None
-        raise Misfit(f"{shown(value)} is not null")
+        raise TypeMismatch(f"{shown(value)} is not null")
     if get_origin(kind) is Literal:
         return _member(value, kind)
     if is_union(kind):
@@ -76,9 +78,9 @@ def fit(value: Any, kind: Any) -> Any:
 
 
 def parse(text: str, kind: Any) -> Any:
-    """The member of `kind` that `text` spells on a command line. Raises `Misfit`."""
+    """The member of `kind` that `text` spells on a command line. Raises `TypeMismatch`."""
     if (number := _without_unit(text, kind)) is not text:
-        return fit(number, bare(kind))
+        return coerce_exact(number, bare(kind))
     kind = bare(kind)
     if kind is str:
         return scalar(text, str)
@@ -87,7 +89,7 @@ def parse(text: str, kind: Any) -> Any:
     if kind is bool:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
-        raise Misfit(f"{shown(text)} is not {describe(bool)}")
+        raise TypeMismatch(f"{shown(text)} is not {describe(bool)}")
     if kind in (int, float):
         return _parse_number(text, kind)
     if is_union(kind):
@@ -98,9 +100,9 @@ def parse(text: str, kind: Any) -> Any:
     if is_list(kind) or is_mapping(kind) or attrs.has(kind):
         value = literal(text)
         if value is None or isinstance(value, str):
-            raise Misfit(f"{shown(text)} is not {describe(kind)}", hint=quoting_hint(is_list(kind)))
-        return value if attrs.has(kind) else fit(value, kind)
-    return fit(text, kind)
+            raise TypeMismatch(f"{shown(text)} is not {describe(kind)}", hint=quoting_hint(is_list(kind)))
+        return value if attrs.has(kind) else coerce_exact(value, kind)
+    return coerce_exact(text, kind)
 
 
 def describe(kind: Any) -> str:
@@ -205,21 +207,21 @@ def _member(value: Any, kind: Any) -> Any:
     for member in get_args(kind):
         if type(member) is type(value) and member == value:
             return member
-    raise Misfit(f"{shown(value)} is not {describe(kind)}")
+    raise TypeMismatch(f"{shown(value)} is not {describe(kind)}")
 
 
 def _instance(value: Any, kind: type[Any]) -> Any:
     if not isinstance(value, kind):
-        raise Misfit(f"{shown(value)} is not {describe(kind)}")
+        raise TypeMismatch(f"{shown(value)} is not {describe(kind)}")
     if "__attrs_attrs__" not in vars(type(value)):
-        raise Misfit(f"{type(value).__name__} lacks the decorator @frozen: its own fields would be ignored")
+        raise TypeMismatch(f"{type(value).__name__} lacks the decorator @frozen: its own fields would be ignored")
     return value
 
 
 def _fit_union(value: Any, kind: Any) -> Any:
     if is_optional(kind) and (value is None or (type(value) is str and value == "none" and not lists_none(kind))):
         return None
-    return _first_that_takes(_arms(kind), lambda arm: fit(value, arm), value, kind)
+    return _first_that_takes(_arms(kind), lambda arm: coerce_exact(value, arm), value, kind)
 
 
 def _parse_union(text: str, kind: Any) -> Any:
@@ -232,16 +234,16 @@ def _parse_union(text: str, kind: Any) -> Any:
 
 
 def _first_that_takes(arms: Iterable[Any], take: Callable[[Any], Any], value: Any, kind: Any) -> Any:
-    refused: list[Misfit] = []
+    refused: list[TypeMismatch] = []
     for arm in arms:
         try:
             return take(arm)
-        except Misfit as misfit:
+        except TypeMismatch as misfit:
             refused.append(misfit)
     if len(refused) == 1 or holds_secret(kind):  # a secret's own refusal does not repeat the value
         raise refused[0]
     hint = next((misfit.hint for misfit in refused if misfit.hint), "")
-    raise Misfit(f"{shown(value)} is not {describe(kind)}", hint=hint)
+    raise TypeMismatch(f"{shown(value)} is not {describe(kind)}", hint=hint)
 
 
 def _arms(kind: Any) -> list[Any]:
@@ -264,31 +266,33 @@ def lists_none(kind: Any) -> bool:
 
 def _fit_list(value: Any, kind: Any) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise Misfit(f"{shown(value)} is not {describe(kind)}", hint=f"write [{value!r}]" if type(value) is str else "")
+        raise TypeMismatch(
+            f"{shown(value)} is not {describe(kind)}", hint=f"write [{value!r}]" if type(value) is str else ""
+        )
     kinds = get_args(kind) or (Any, ...)
     if get_origin(kind) is not tuple or kinds[-1] is ...:
         kinds = (kinds[0],) * len(value)
     if len(kinds) != len(value):
-        raise Misfit(f"{shown(value)} is not {describe(kind)}")
+        raise TypeMismatch(f"{shown(value)} is not {describe(kind)}")
     fitted = []
     for index, (item, item_kind) in enumerate(zip(value, kinds, strict=True)):
         try:
             is_table = isinstance(item, Mapping) and attrs.has(item_kind)
-            fitted.append(_by_cattrs(item, item_kind) if is_table else fit(item, item_kind))
-        except Misfit as misfit:
-            raise Misfit(f"item {index}: {misfit}", hint=misfit.hint) from None
+            fitted.append(_by_cattrs(item, item_kind) if is_table else coerce_exact(item, item_kind))
+        except TypeMismatch as misfit:
+            raise TypeMismatch(f"item {index}: {misfit}", hint=misfit.hint) from None
     return tuple(fitted)
 
 
 def _fit_mapping(value: Any, kind: Any) -> FrozenDict:
     if not isinstance(value, Mapping):
-        raise Misfit(f"{shown(value)} is not a table")
+        raise TypeMismatch(f"{shown(value)} is not a table")
     fitted = {}
     for key, item in value.items():
         try:
-            fitted[key_of_table(key)] = fit(item, value_kind(kind))
-        except Misfit as misfit:
-            raise Misfit(f"key {key}: {misfit}", hint=misfit.hint) from None
+            fitted[key_of_table(key)] = coerce_exact(item, value_kind(kind))
+        except TypeMismatch as misfit:
+            raise TypeMismatch(f"key {key}: {misfit}", hint=misfit.hint) from None
     return FrozenDict(fitted)
 
 
@@ -303,8 +307,8 @@ def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
     try:
         value = kind(text)
     except ValueError:
-        raise Misfit(f"{shown(text)} is not {describe(kind)}") from None
-    fitted: int | float = fit(value, kind)
+        raise TypeMismatch(f"{shown(text)} is not {describe(kind)}") from None
+    fitted: int | float = coerce_exact(value, kind)
     return fitted
 
 
@@ -318,4 +322,4 @@ def _by_cattrs(value: Any, kind: Any) -> Any:
     try:
         return cattrs.structure(value, kind)
     except Exception as error:  # noqa: BLE001  # a hook of somebody else's may raise anything
-        raise Misfit(f"{shown(value)} is not {describe(kind)} ({type(error).__name__}: {error})") from None
+        raise TypeMismatch(f"{shown(value)} is not {describe(kind)} ({type(error).__name__}: {error})") from None

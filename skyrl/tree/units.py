@@ -14,7 +14,7 @@ from typing import Annotated
 from attrs import frozen
 
 from skyrl.tree.frozen import FrozenDict
-from skyrl.tree.plain import Misfit, shown
+from skyrl.tree.plain import TypeMismatch, shown
 
 _TEXT = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]+)")
 
@@ -28,13 +28,15 @@ class Unit:
     factors: Mapping[str, float]
 
     def read(self, text: str) -> float | None:
-        """The number that `text` gives in this unit; None if it has no unit at all. Raises `Misfit` for another."""
+        """The number that `text` gives in this unit; None if it has no unit at all. Raises `TypeMismatch` for
+        another.
+        """
         found = _TEXT.fullmatch(text.strip())
         if not found:
             return None
         if found[2] not in self.factors:
             known = ", ".join(self.factors)
-            raise Misfit(
+            raise TypeMismatch(
                 f"{shown(text)} is not a number of {self.name}", hint=f"units: {known}; such as {self.example}"
             )
         return round(float(found[1]) * self.factors[found[2]], 12)

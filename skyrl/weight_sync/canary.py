@@ -16,7 +16,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import SamplingParams
 from skyrl.errors import WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, SampleKey
-from skyrl.weight_sync.roads import WeightSource
+from skyrl.weight_sync.transports import WeightSource
 
 Metrics = dict[str, float]
 

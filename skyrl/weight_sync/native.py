@@ -16,9 +16,9 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from skyrl.inference.arrival import WeightInfo
-from skyrl.inference.broadcast import Meeting
 from skyrl.inference.checksums import device_digest
+from skyrl.inference.incoming_weights import WeightInfo
+from skyrl.inference.transfer_group import TransferGroup
 from skyrl.inference.vllm_native import plain_handle
 from skyrl.inference.vllm_requests import END, Requests
 
@@ -29,12 +29,12 @@ _TRANSFER = "vllm.distributed.weight_transfer"
 
 @frozen(kw_only=True)
 class NativeSender:
-    """Sends by the transfer of this name; `skyrl.inference.arrival.Native` is the other end.
+    """Sends by the transfer of this name; `skyrl.inference.incoming_weights.Native` is the other end.
 
     Through CUDA IPC every rank of the learner sends, each to the worker that shares its GPU; otherwise the first does.
     """
 
-    meeting: Meeting
+    group: TransferGroup
     """As the learner's first rank has it; the others come right after."""
 
     backend: str
@@ -48,9 +48,9 @@ class NativeSender:
     def __call__(self, weights: Weights) -> None:
         """Raises `WeightSyncError` when an engine does not come, goes away, or did not get what was sent."""
         rank = dist.get_rank() if self.senders > 1 else 0
-        with self.meeting.moved(rank).attend() as store:
-            receivers = range(self.senders, self.meeting.size)
-            workers = _Workers(Requests(store, receivers=receivers, timeout=self.meeting.timeout))
+        with self.group.moved(rank).rendezvous() as store:
+            receivers = range(self.senders, self.group.size)
+            workers = _Workers(Requests(store, receivers=receivers, timeout=self.group.timeout))
             factory = importlib.import_module(f"{_TRANSFER}.factory").WeightTransferTrainerFactory
             source = _source(self.weights, weights, workers.digests)
             engine = factory.trainer_init(self._init_info(rank), client=workers, source=source)
@@ -65,8 +65,8 @@ class NativeSender:
         if self.backend == "ipc":
             module = importlib.import_module(f"{_TRANSFER}.ipc_engine")
             return module.IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=self.bucket_bytes)
-        host, port = _free_address(self.meeting.host)
-        return INIT_INFOS[self.backend](rank=rank, master_address=host, master_port=port, world_size=self.meeting.size)
+        host, port = _free_address(self.group.host)
+        return INIT_INFOS[self.backend](rank=rank, master_address=host, master_port=port, world_size=self.group.size)
 
 
 def _nccl(**fields: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from skyrl.errors import WeightSyncError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.weight_sync.canary import Canary, Metrics
-from skyrl.weight_sync.roads import Road, WeightSource
+from skyrl.weight_sync.transports import WeightSource, WeightTransport
 
 
 class WeightSync:
@@ -21,7 +21,7 @@ class WeightSync:
         self,
         source: WeightSource,
         client: InferenceEngineClient,
-        road: Road,
+        transport: WeightTransport,
         canary: Canary,
         arrived: Callable[[int], None] = lambda version: None,
         interval: int = 1,
@@ -29,7 +29,7 @@ class WeightSync:
         """`arrived` is told of each version that the engines sample from. They are sent every `interval`th version, the
         first that there is, and what `catch_up` asks for.
         """
-        self._source, self._client, self._road, self._canary = source, client, road, canary
+        self._source, self._client, self._transport, self._canary = source, client, transport, canary
         self._arrived, self._interval = arrived, interval
         self._newest, self._sent = 0, -1
 
@@ -65,7 +65,7 @@ class WeightSync:
         version = self._newest
         await self._client.pause()
         try:
-            await self._road.carry(self._source, self._client, version)
+            await self._transport.send(self._source, self._client, version)
         except WeightSyncError:
             await self._client.resume()  # who is still in service holds whole weights
             raise

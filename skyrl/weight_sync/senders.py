@@ -14,8 +14,8 @@ from attrs import frozen
 from safetensors.torch import save_file
 from torch import Tensor
 
-from skyrl.inference.arrival import as_bytes, digest
-from skyrl.inference.broadcast import Meeting
+from skyrl.inference.incoming_weights import as_bytes, digest
+from skyrl.inference.transfer_group import TransferGroup
 
 Weights = Iterator[tuple[str, Tensor]]
 
@@ -25,15 +25,15 @@ BUCKET_BYTES = 256 * 2**20
 
 @frozen(kw_only=True)
 class BroadcastSender:
-    """Sends to every engine of the meeting at once; `skyrl.inference.arrival.Broadcast` is the other end."""
+    """Sends to every engine of the meeting at once; `skyrl.inference.incoming_weights.Broadcast` is the other end."""
 
-    meeting: Meeting
+    group: TransferGroup
     dtype: str
     """Type to which weights are rounded before they travel."""
 
     def __call__(self, weights: Weights) -> None:
         """Raises `WeightSyncError` when an engine does not come or goes away."""
-        with self.meeting.join() as channel:
+        with self.group.join() as channel:
             for bucket in buckets(weights, self.dtype):
                 channel.send_bytes(_encoded({name: digest(tensor) for name, tensor in bucket.items()}))
                 channel.send_bytes(torch.cat([as_bytes(tensor) for tensor in bucket.values()]))
@@ -42,7 +42,7 @@ class BroadcastSender:
 
 @frozen(kw_only=True)
 class FolderSender:
-    """Writes files that engines read; `skyrl.inference.arrival.Folder` is the other end."""
+    """Writes files that engines read; `skyrl.inference.incoming_weights.Folder` is the other end."""
 
     path: str
     """An empty folder."""

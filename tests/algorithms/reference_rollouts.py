@@ -15,7 +15,7 @@ from skyrl.envs import aime, search, text2sql
 from skyrl.envs.gsm8k import score
 from skyrl.envs.registry import find_env
 from skyrl.planning.staleness import room_for_groups
-from skyrl.rollout.filters import teaches, without_a_cut_off
+from skyrl.rollout.filters import drop_truncated, has_reward_variance
 from skyrl.rollout.measures import measure
 from skyrl.training.collate import collate
 from skyrl.training.describe import mean_positive
@@ -54,7 +54,7 @@ def zero_variance(case: Case, _: Any) -> Result:
     kept = [
         row
         for rows in members.values()
-        if teaches(group(*(answer(masks[row], [rewards[row]]) for row in rows)), tolerance=inputs["tol"])
+        if has_reward_variance(group(*(answer(masks[row], [rewards[row]]) for row in rows)), tolerance=inputs["tol"])
         for row in rows
         if any(masks[row])
     ]
@@ -63,7 +63,7 @@ def zero_variance(case: Case, _: Any) -> Result:
 
 def overlong(case: Case, _: Any) -> Result:
     pairs = zip(case["inputs"]["loss_masks"], case["inputs"]["stop_reasons"], strict=True)
-    return {"loss_masks": [list(without_a_cut_off(answer(mask, [], reason)).loss_mask) for mask, reason in pairs]}
+    return {"loss_masks": [list(drop_truncated(answer(mask, [], reason)).loss_mask) for mask, reason in pairs]}
 
 
 def batch_tensors(case: Case, _: Any) -> Result:

@@ -76,7 +76,7 @@ class Breaking:
 
 def torn(content: Sequence[Bytes], eighths: int) -> bytes:
     """The first eighths of it."""
-    whole = b"".join(bytes(piece) for piece in content)
+    whole = b"".join(bytes(chunk) for chunk in content)
     return whole[: len(whole) * eighths // 8]
 
 

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from skyrl.checkpoint.manifest import read_manifest
-from skyrl.checkpoint.pieces import Piece, StoredTensors, write_pieces
 from skyrl.checkpoint.retention import Retention
+from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
 from skyrl.checkpoint.storage import Disk
 from skyrl.checkpoint.store import CheckpointStore, load_checkpoint
 from skyrl.errors import ResumeError, RunError
@@ -81,7 +81,7 @@ def test_a_folder_that_was_never_finished_is_not_a_checkpoint(place: str) -> Non
     store = CheckpointStore(place)
     store.save(checkpoint(1))
     folder = store.begin(2)
-    write_pieces([Piece.whole("w", torch.ones(2))], store.storage, folder, "policy/rank_0_of_1.safetensors")
+    write_shards([TensorShard.whole("w", torch.ones(2))], store.storage, folder, "policy/rank_0_of_1.safetensors")
     assert store.steps() == [1]
     store.save(checkpoint(3))
     assert sorted(store.storage.names()) == ["global_step_1", "global_step_3"]
@@ -98,8 +98,8 @@ def test_pieces_of_three_ranks_are_read_as_if_they_were_one_tensor(tmp_path: Pat
     whole = torch.arange(14.0).view(7, 2)
     disk, names = Disk(tmp_path), []
     for rank, (start, end) in enumerate([(0, 5), (5, 6), (6, 14)]):
-        piece = Piece(name="w", shape=(7, 2), start=start, numbers=whole.view(-1)[start:end])
-        names.append(write_pieces([piece], disk, "a", f"{rank}.safetensors").name)
+        shard = TensorShard(name="w", shape=(7, 2), start=start, numbers=whole.view(-1)[start:end])
+        names.append(write_shards([shard], disk, "a", f"{rank}.safetensors").name)
     found = StoredTensors(disk, "a", tuple(names))
     assert torch.equal(found["w"], whole)
     for start in range(14):

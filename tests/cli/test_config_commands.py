@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from skyrl.cli import main
+from skyrl.cli.arguments import paths_from, split_words
 from skyrl.cli.config import config
-from skyrl.cli.words import paths_from, split_words
 from skyrl.config import SkyRLTrainConfig, load
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.config.stored import stored_form

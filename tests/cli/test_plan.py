@@ -152,7 +152,7 @@ def test_the_plan_has_the_place_of_every_process() -> None:
     values = {**gpus(2, "policy", "ref"), f"{ENGINE}tensor_parallel_size": 2}
     plan = planned(values)
     assert plan["pools"] == [{"name": "policy+ref+engine", "nodes": [0], "gpus_per_node": 2, "share": 0.3333}]
-    assert [(seat["role"], seat["rank"], seat["places"]) for seat in plan["seats"]] == [
+    assert [(placed["role"], placed["rank"], placed["places"]) for placed in plan["seats"]] == [
         ("policy", 0, [[0, 0]]),
         ("policy", 1, [[0, 1]]),
         ("ref", 0, [[0, 0]]),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from skyrl.cli.arguments import paths_from
 from skyrl.cli.main import cli
-from skyrl.cli.words import paths_from
 from skyrl.config import ConfigError, RewardModelConfig, SFTConfig, load
 
 SFT = 'kind = "sft"\ntrain_datasets = ["rows.jsonl"]\nbatch_size = 8\n[model]\npath = "a/b"\n'
@@ -24,20 +24,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def invoked(*words: str) -> Result:
-    return CliRunner().invoke(cli, list(words))
+def invoked(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments))
 
 
-def problems(*words: str) -> dict[str, str]:
+def problems(*arguments: str) -> dict[str, str]:
     """What is wrong, path by path, with its hint."""
     with pytest.raises(ConfigError) as refused:
-        load(["sft.toml"] if words and words[0] == "sft.toml" else [], list(words[words[:1] == ("sft.toml",) :]))
+        load(
+            ["sft.toml"] if arguments and arguments[0] == "sft.toml" else [],
+            list(arguments[arguments[:1] == ("sft.toml",) :]),
+        )
     return {each.path: f"{each.message}; {each.hint}" for each in refused.value.problems}
 
 
-@pytest.mark.parametrize("words", [["config", "check"], ["config", "show"], ["config", "docs"], ["config", "schema"]])
-def test_a_supervised_file_is_understood(folder: Path, words: list[str]) -> None:
-    done = invoked(*words, "sft.toml")
+@pytest.mark.parametrize(
+    "arguments", [["config", "check"], ["config", "show"], ["config", "docs"], ["config", "schema"]]
+)
+def test_a_supervised_file_is_understood(folder: Path, arguments: list[str]) -> None:
+    done = invoked(*arguments, "sft.toml")
     assert done.exit_code == 0, done.output
 
 
@@ -86,11 +91,11 @@ def test_a_name_of_another_kind_of_run_is_told_to_be_one(folder: Path) -> None:
 
 
 def test_paths_are_completed_in_the_tree_that_the_words_before_make(folder: Path) -> None:
-    assert paths_from("train_da", words=["sft.toml"]) == ["train_datasets=", "train_dataset_weights="]
-    assert paths_from("chosen", words=["kind=reward_model"]) == ["chosen_key="]
-    assert paths_from("tr", words=["rl.toml"]) == ["trainer."]
+    assert paths_from("train_da", arguments=["sft.toml"]) == ["train_datasets=", "train_dataset_weights="]
+    assert paths_from("chosen", arguments=["kind=reward_model"]) == ["chosen_key="]
+    assert paths_from("tr", arguments=["rl.toml"]) == ["trainer."]
     assert paths_from("chosen", ends="", every_kind=True) == ["chosen_key"]
-    assert paths_from("tr", words=["not_there.toml"]) == ["trainer."]
+    assert paths_from("tr", arguments=["not_there.toml"]) == ["trainer."]
 
 
 def test_the_completion_of_the_shell_knows_the_words_before(folder: Path) -> None:

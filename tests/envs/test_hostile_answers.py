@@ -11,7 +11,7 @@ from skyrl.config.environment import SkyRLGymConfig, Text2SQLEnvConfig
 from skyrl.envs import find_env
 from skyrl.envs.text2sql import Text2SQLEnv, database, shown, solution
 from skyrl.errors import TaskError
-from skyrl.processes.sandbox import Sandbox
+from skyrl.sandbox.sandbox import Sandbox
 from tests.envs.hostile import QUERIES, answers
 
 SECONDS = 5.0

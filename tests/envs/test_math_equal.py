@@ -10,8 +10,8 @@ from skyrl.config import SkyRLGymConfig
 from skyrl.envs import find_env
 from skyrl.envs.math_equal import MathEqual, math_equal
 from skyrl.errors import WorkerEnded
-from skyrl.processes.sandbox import why_unavailable
-from skyrl.processes.tiers import TIERS
+from skyrl.sandbox.sandbox import why_unavailable
+from skyrl.sandbox.tiers import TIERS
 from tests.envs.hostile import PAYLOADS
 from tests.processes.left_over import left_over
 

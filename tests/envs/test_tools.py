@@ -16,7 +16,7 @@ from skyrl.envs.tool_calls import Call
 from skyrl.envs.tool_groups import python_tool, search_tool, sql_tool
 from skyrl.envs.tools import MOST_CALLS, Tool, ToolEnv
 from skyrl.errors import TaskError
-from skyrl.processes.sandbox import Sandbox
+from skyrl.sandbox.sandbox import Sandbox
 from tests.envs.services import service
 
 

@@ -22,7 +22,7 @@ from skyrl.inference.gate import Gate
 from skyrl.processes.calls import apply, name_of
 from skyrl.processes.progress import Progress
 from skyrl.rollout.env_calls import EpisodeError
-from skyrl.rollout.stream import Limits
+from skyrl.rollout.stream import StreamLimits
 from skyrl.trajectory import Failure
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class Schedule:
     """A run: sizes, durations and faults."""
 
     seed: int
-    limits: Limits
+    limits: StreamLimits
     steps: int
     engines: int
     max_num_seqs: int
@@ -122,7 +122,7 @@ class FakeEngine:
         self._requests.open()
         self._tokens.open()
 
-    async def load_weights(self, arrival: Any, version: int) -> None:
+    async def load_weights(self, incoming: Any, version: int) -> None:
         if version >= _of(self._schedule.faults.refuse_weights, self._number):
             raise WeightSyncError(f"engine-{self._number} does not take the weights of version {version}")
         await asyncio.sleep(0.1)
@@ -200,10 +200,10 @@ class OneTurn(Env):
         return EnvStep(reward=1.0, done=True)
 
 
-class Road:
+class WeightTransport:
     """Weights that are there at once, where an engine takes them."""
 
-    async def carry(self, source: Any, client: InferenceEngineClient, version: int) -> None:
+    async def send(self, source: Any, client: InferenceEngineClient, version: int) -> None:
         await client.load_weights([None] * len(client.in_service), version)  # type: ignore[list-item]
 
 

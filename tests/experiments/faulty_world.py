@@ -18,7 +18,15 @@ from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.streaming import StreamingRollouts
 from skyrl.trajectory import Prompt, TrajectoryGroup
 from skyrl.weight_sync.publish import WeightSync
-from tests.experiments.faulty_engines import SAMPLES, Asking, EngineHandle, OneTurn, Road, Schedule, VirtualEnvCalls
+from tests.experiments.faulty_engines import (
+    SAMPLES,
+    Asking,
+    EngineHandle,
+    OneTurn,
+    Schedule,
+    VirtualEnvCalls,
+    WeightTransport,
+)
 
 PROMPTS = 40
 
@@ -30,7 +38,7 @@ class World:
         self.schedule, self.trained, self.oldest = schedule, Counter[str](), 0
         limits = schedule.limits
         patch.setattr("skyrl.rollout.generator.EnvCalls", lambda *settings: VirtualEnvCalls(schedule, *settings))
-        patch.setattr("skyrl.rollout.session.find_task", lambda *_: OneTurn)
+        patch.setattr("skyrl.rollout.sampling_session.find_task", lambda *_: OneTurn)
         progress = Progress()
         engines = InferenceEngineConfig(max_num_seqs=schedule.max_num_seqs)
         handles: list[Any] = [EngineHandle(number, schedule, progress) for number in range(schedule.engines)]
@@ -56,7 +64,7 @@ class World:
         self._weights = WeightSync(
             None,  # type: ignore[arg-type]
             self.client,
-            Road(),
+            WeightTransport(),
             Asking(),  # type: ignore[arg-type]
             arrived=self.rollouts.weights_are,
             interval=schedule.interval,

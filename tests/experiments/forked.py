@@ -37,7 +37,7 @@ TINY: dict[str, Any] = {
 """12 steps of two optimizer steps each, two micro-batches in each of those."""
 
 
-class Session:
+class RunSession:
     """One start of the command."""
 
     def __init__(
@@ -81,5 +81,5 @@ def run(nano: Path, out: Path, fault: Fault | None = None, **changes: Any) -> tu
 
 def run_of(values: Mapping[str, Any], out: Path, fault: Fault | None = None) -> tuple[int, str]:
     """The same of any kind of run."""
-    session = Session(values, out, fault)
+    session = RunSession(values, out, fault)
     return session.ends(), session.said

@@ -26,7 +26,7 @@ from skyrl.experiments.sft import SFTExp
 from skyrl.learners.group import LearnerGroup
 from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.workers import CriticWorker, PolicyWorker, SFTWorker
-from skyrl.processes.leftovers import RUN, marked
+from skyrl.processes.orphans import RUN, tagged
 
 PHASES = ("start", "generation", "reward", "forward", "backward", "optimizer", "sync", "save", "writing")
 OF_THE_CLOCK = {"generate": "generation", "sync_weights": "sync", "eval": "evaluation", "save_checkpoints": "save"}
@@ -81,7 +81,7 @@ def _happen(fault: Fault) -> None:
         os.kill(int(os.environ["DRIVER"]), getattr(signal, fault.does))
         return
     run = os.environ.get(RUN)
-    for pid in [int(os.environ["DRIVER"]), *(marked(RUN, run) if run else ()), os.getpid()]:
+    for pid in [int(os.environ["DRIVER"]), *(tagged(RUN, run) if run else ()), os.getpid()]:
         os.kill(pid, signal.SIGKILL)
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.errors import RunError
-from skyrl.experiments.replay import Replay
 from skyrl.learners.workers import PolicyWorker
+from skyrl.tools.replay import Replay
 from tests.experiments.sameness import assert_same
 from tests.nano_run import metrics, train
 

@@ -13,8 +13,8 @@ import pytest
 from attrs import frozen
 
 from skyrl.checkpoint.store import CheckpointStore
-from skyrl.processes.leftovers import marked
-from tests.experiments.forked import Session, tiny
+from skyrl.processes.orphans import tagged
+from tests.experiments.forked import RunSession, tiny
 from tests.experiments.phases import Fault
 
 pytestmark = pytest.mark.xdist_group("forked")
@@ -41,17 +41,17 @@ ENDINGS = {
 }
 
 
-def end(nano: Path, out: Path, ending: Ending, environ: dict[str, str], **changes: Any) -> Session:
+def end(nano: Path, out: Path, ending: Ending, environ: dict[str, str], **changes: Any) -> RunSession:
     """Runs it, and looks at everything that an ending promises."""
     temporary, mark = out / "temporary", uuid4().hex
     temporary.mkdir(parents=True)
     values = tiny(nano, out, trainer__max_training_steps=6, trainer__eval_interval=-1, **changes)
-    session = Session(values, out, ending.fault, {**environ, "TMPDIR": str(temporary), "ENDING": mark})
+    session = RunSession(values, out, ending.fault, {**environ, "TMPDIR": str(temporary), "ENDING": mark})
     assert session.ends() == ending.exit_code, session.said
     assert CheckpointStore(out / "checkpoints").steps() == ending.saved
     assert not list((out / "checkpoints").glob(".unfinished_*")) or "disk" in session.said
     assert list(temporary.iterdir()) == []
-    assert marked("ENDING", mark) == []
+    assert tagged("ENDING", mark) == []
     return session
 
 
@@ -91,7 +91,7 @@ def test_a_run_that_waits_for_a_silent_cluster_hears_sigterm(nano: Path, tmp_pat
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         values = tiny(nano, tmp_path, trainer__placement__executor="ray", trainer__placement__ray_address=address)
-        session = Session({**values, "trainer.faults.grace_period_seconds": 200}, tmp_path)
+        session = RunSession({**values, "trainer.faults.grace_period_seconds": 200}, tmp_path)
         server.settimeout(100)
         connection, _ = server.accept()
         os.kill(session.process.pid or 0, signal.SIGTERM)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.processes.leftovers import RUN, marked
+from skyrl.processes.orphans import RUN, tagged
 from tests.nano_run import overrides
 
 HEARTBEAT = 15.0
@@ -63,7 +63,7 @@ class Run:
         if name == "driver":
             return self.process.pid
         log = str(self.out / "run" / "logs" / f"{name}.log")
-        (pid,) = [pid for pid in marked(RUN, self.folder.name) if _stdout_of(pid) == log]
+        (pid,) = [pid for pid in tagged(RUN, self.folder.name) if _stdout_of(pid) == log]
         return pid
 
     def wait_for_step(self, step: int) -> None:
@@ -94,9 +94,9 @@ def running(nano: Path, out: Path) -> Iterator[Run]:
 def assert_nothing_is_left(folder: Path) -> None:
     """No process, no socket, no shared memory that nobody holds any more; what ends later ends within seconds."""
     deadline = time.monotonic() + 30
-    while (marked(RUN, folder.name) or folder.exists()) and time.monotonic() < deadline:
+    while (tagged(RUN, folder.name) or folder.exists()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert marked(RUN, folder.name) == []
+    assert tagged(RUN, folder.name) == []
     assert not folder.exists()  # Ray's sockets, logs and session lie in it
     assert not [path for path in Path("/dev/shm").iterdir() if folder.name in path.name]
 

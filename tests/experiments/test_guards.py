@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 
 from skyrl.checkpoint.storage import Disk
 from skyrl.errors import NonFiniteError
-from skyrl.experiments.replay import Replay
 from skyrl.learners.fsdp2 import Fsdp2
 from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.workers import PolicyWorker
 from skyrl.rollout.batches import SynchronousRollouts
+from skyrl.tools.replay import Replay
 from skyrl.training.advantage import advantage_estimator
 from skyrl.trajectory import TurnReward
 from tests.nano_run import metrics, train

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.errors import NonFiniteError
-from skyrl.learners.totals import Totals
+from skyrl.learners.rank_metrics import RankMetrics
 from skyrl.learners.workers import PolicyWorker
 from tests.experiments.test_guards import assert_only_numbers_were_saved
 from tests.nano_run import metrics, train
@@ -53,7 +53,7 @@ class SpoiltPolicyWorker(PolicyWorker):
             scores[0, -1] = -torch.inf
         return scores
 
-    async def update_share(self, batch: TrainingBatch) -> Totals:
+    async def update_share(self, batch: TrainingBatch) -> RankMetrics:
         step = self.strategy.step
         if self._now("gradient", 5):  # the first of the third step
             assert batch.advantages is not None

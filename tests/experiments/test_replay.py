@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from skyrl.cli.main import cli, main
 from skyrl.config import compose
 from skyrl.errors import ConfigError, DataError, UserError
-from skyrl.experiments.bisect import bisect
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.experiments.replay import Replay
+from skyrl.tools.bisect import bisect
+from skyrl.tools.replay import Replay
 from tests.nano_run import config, overrides, train
 
 RECORDED: dict[str, Any] = {

@@ -18,10 +18,10 @@ from skyrl.checkpoint.store import CheckpointStore
 from skyrl.config import SkyRLTrainConfig
 from skyrl.errors import ConfigError, DataError, NonFiniteError, ResumeError, RewardError, TaskError, UserError
 from skyrl.experiments import ppo
-from skyrl.experiments.claims import Claim
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.experiments.saving import Saving
-from skyrl.experiments.summary import summary
+from skyrl.runs.checkpoint_manager import CheckpointManager
+from skyrl.runs.run_lock import RunLock
+from skyrl.runs.summary import summary
 from skyrl.training.objective import policy_objective
 from tests.nano_run import config, metrics, train
 
@@ -106,7 +106,7 @@ def test_a_run_that_died_at_any_moment_ends_like_one_that_did_not(
 ) -> None:
     changes = {**DETERMINISTIC, "trainer__ckpt_interval": 3, **settings}
     method = moment.removeprefix("after ")
-    owner: Any = Saving if method == "save" else BasePPOExp
+    owner: Any = CheckpointManager if method == "save" else BasePPOExp
     original = getattr(owner, method)
     times: list[Any] = []
 
@@ -266,8 +266,8 @@ def test_a_second_process_in_the_same_folder_is_told_who_has_it(nano: Path, tmp_
         ("checkpoints", "trainer.ckpt_path"),
         ("exports", "trainer.export_path"),
     ):
-        holder = Claim(tmp_path / folder, field, config(nano, tmp_path))
-        holder.take()
+        holder = RunLock(tmp_path / folder, field, config(nano, tmp_path))
+        holder.acquire()
         try:
             with pytest.raises(UserError, match=rf"in use by a run that is going on(.|\n)*{field}"):
                 train(nano, tmp_path)

@@ -8,10 +8,10 @@ import pytest
 from skyrl.config import SkyRLTrainConfig
 from skyrl.data.prompts import PromptDataset
 from skyrl.errors import UserError
-from skyrl.experiments.first_look import sandbox_in_force
-from skyrl.experiments.run_folder import RunFolder
-from skyrl.processes import sandbox
-from skyrl.processes.sandbox import Sandbox
+from skyrl.runs.preflight import sandbox_in_force
+from skyrl.runs.run_folder import RunFolder
+from skyrl.sandbox import sandbox
+from skyrl.sandbox.sandbox import Sandbox
 from skyrl.trajectory import Prompt
 from skyrl.tree import evolve_at
 from tests.nano_run import metrics, train

@@ -8,8 +8,8 @@ from random import Random, SystemRandom
 import pytest
 
 from skyrl.errors import RunError
-from skyrl.experiments.virtual_time import run_in_virtual_time
-from skyrl.rollout.stream import Limits
+from skyrl.rollout.stream import StreamLimits
+from skyrl.tools.virtual_time import run_in_virtual_time
 from tests.experiments.faulty_engines import NEVER, SAMPLES, Faults, Schedule
 from tests.experiments.faulty_world import World
 
@@ -29,7 +29,7 @@ ENDS = {
 def schedule(draw: Random, end: str | None) -> Schedule:
     """Any sizes, with faults that a run survives, or, soon, with one that it does not."""
     batch, steps, staleness, engines = draw.randint(1, 4), draw.randint(3, 8), draw.randint(0, 4), draw.randint(1, 4)
-    limits = Limits(
+    limits = StreamLimits(
         batch=batch,
         staleness=staleness,
         concurrency=draw.randint(1, 12),

@@ -16,7 +16,7 @@ from skyrl.checkpoint.storage import Disk
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.errors import Stopped
 from skyrl.experiments.ppo import BasePPOExp
-from tests.experiments.forked import Session, run, tiny
+from tests.experiments.forked import RunSession, run, tiny
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same
 from tests.nano_run import config, train
@@ -76,7 +76,7 @@ def test_a_run_that_is_terminated_while_a_save_fails_does_not_say_that_it_is_sav
 
     def third(step: int, groups: Any) -> None:
         if step == 3:
-            run_of_three.stopping.request("Stopped by SIGTERM")
+            run_of_three.shutdown.request("Stopped by SIGTERM")
 
     monkeypatch.setattr(run_of_three, "_record_samples", third)
     monkeypatch.setattr(Disk, "write", full)
@@ -99,7 +99,7 @@ def test_a_run_that_cannot_stop_in_time_ends_with_what_was_saved(nano: Path, tmp
 
 
 def test_a_second_signal_ends_a_run_at_once(nano: Path, tmp_path: Path) -> None:
-    session = Session(tiny(nano, tmp_path), tmp_path, Fault(phase="optimizer", does="SIGTERM", nth=6, hangs=200))
+    session = RunSession(tiny(nano, tmp_path), tmp_path, Fault(phase="optimizer", does="SIGTERM", nth=6, hangs=200))
     while 2 not in saved(tmp_path):
         assert session.process.is_alive()
         time.sleep(0.02)
@@ -116,7 +116,7 @@ class Late(BasePPOExp):
     def _record_samples(self, step: int, groups: Any) -> None:
         super()._record_samples(step, groups)
         if step == 3:
-            self.stopping._deadline = time.monotonic()
+            self.shutdown._deadline = time.monotonic()
 
 
 def test_a_run_saves_and_ends_before_its_deadline(nano: Path, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from statistics import fmean
 import pytest
 
 from skyrl.cli.main import main
-from skyrl.experiments.simulation import Seconds, World, measured, simulate, splits
-from skyrl.rollout.stream import Limits
+from skyrl.rollout.stream import StreamLimits
+from skyrl.tools.simulation import Seconds, World, measured, simulate, splits
 
 TOML = "examples/quickstart/grpo.toml"
 
@@ -24,7 +24,9 @@ def world(
     *, staleness: int, slots: int = 8, workers: int = 8, steps: int = 10, interrupt: bool = True, sync: float = 0.0
 ) -> World:
     ahead = (staleness + 1) * 4
-    limits = Limits(batch=4, staleness=staleness, concurrency=100, queue=ahead, total=steps * 4, stall_seconds=1e6)
+    limits = StreamLimits(
+        batch=4, staleness=staleness, concurrency=100, queue=ahead, total=steps * 4, stall_seconds=1e6
+    )
     return World(
         limits=limits,
         samples_per_prompt=2,

@@ -18,7 +18,7 @@ import pytest
 
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.errors import RunError, StorageError, UserError
-from skyrl.experiments.claims import Claim
+from skyrl.runs.run_lock import RunLock
 from tests.experiments.forked import TINY, _context
 from tests.experiments.phases import command
 from tests.experiments.sameness import assert_same
@@ -152,11 +152,11 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_goes_on_when_there_i
 
 
 def test_a_second_run_in_the_same_folder_is_told_whose_it_is(nano: Path, tmp_path: Path) -> None:
-    claim = Claim(tmp_path / "run", "trainer.run_path", config(nano, tmp_path))
-    claim.take()
+    lock = RunLock(tmp_path / "run", "trainer.run_path", config(nano, tmp_path))
+    lock.acquire()
     with pytest.raises(UserError) as caught:
         train(nano, tmp_path)
-    claim.release()
+    lock.release()
     owner = rf"\(process {os.getpid()} on {re.escape(socket.gethostname())}, since \d{{4}}-\d\d-\d\dT"
     assert re.search(rf"run is in use by a run that is going on {owner}", str(caught.value))
     train(nano, tmp_path)  # the note of the owner alone keeps nobody out

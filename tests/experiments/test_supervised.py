@@ -16,13 +16,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from skyrl.config import ConfigError, RewardModelConfig, SFTConfig, SkyRLTrainConfig, compose, load
 from skyrl.config.kinds import kind_named
 from skyrl.errors import DataError, ResumeError, RunError
-from skyrl.experiments.exporting import export
 from skyrl.experiments.recovery import run_with_recovery
 from skyrl.experiments.sft import SFTExp
-from skyrl.experiments.stored_runs import checkpoints_of
-from skyrl.experiments.summary import summary
 from skyrl.learners.schedule import adamw
 from skyrl.models.reward_model import RewardModel
+from skyrl.runs.stored_runs import checkpoints_of
+from skyrl.runs.summary import summary
+from skyrl.tools.exporting import export
 from tests.supervised_run import chats, farthest, pairs, records, settings, train, weights, write
 
 

@@ -10,9 +10,9 @@ import torch
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, RunError, WeightSyncError
-from skyrl.inference.arrival import Arrival, Shared
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, SampleKey
+from skyrl.inference.incoming_weights import IncomingWeights, Shared
 from tests.inference.nano import keys, request
 
 
@@ -46,9 +46,9 @@ class SlowEngine:
         self._fail()
         self.events.append("resume")
 
-    async def load_weights(self, arrival: Arrival, version: int) -> None:
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
         self._fail()
-        self.weights = [info.name for info in arrival.weights]
+        self.weights = [info.name for info in incoming.weights]
         self.weight_version = version
 
     async def sleep(self) -> bool:

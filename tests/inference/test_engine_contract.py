@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from skyrl.config import InferenceEngineConfig, SamplingParams
 from skyrl.errors import RunError, UserError, WeightSyncError
-from skyrl.inference.arrival import Shared
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
+from skyrl.inference.incoming_weights import Shared
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.inference.vllm_engine import VLLMEngine
 from tests.inference.nano import EOS, full_forward_logprobs, keys, nano_tokenizer, prompts, request

@@ -19,8 +19,8 @@ from torch import Tensor
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference import vllm_async
-from skyrl.inference.arrival import Folder, Shared, as_plain, digest, weight_info
 from skyrl.inference.engine import Completion
+from skyrl.inference.incoming_weights import Folder, Shared, as_plain, digest, weight_info
 from skyrl.inference.vllm_engine import VLLMEngine
 from tests.inference.nano import full_forward_logprobs, nano_tokenizer, prompts, request
 from tests.inference.steps import Steps, gate_of_processes
@@ -108,17 +108,17 @@ async def ask(count: int = 2) -> list[Completion]:
     return [completion for group in groups for completion in group]
 
 
-async def load(arrival: Any, version: int) -> int:
+async def load(incoming: Any, version: int) -> int:
     engine = ENGINES[-1]
     await engine.pause()
     try:
-        await engine.load_weights(arrival, version)
+        await engine.load_weights(incoming, version)
     finally:
         await engine.resume()
     return engine.weight_version
 
 
-async def load_in_flight(arrival: Any, version: int) -> Completion:
+async def load_in_flight(incoming: Any, version: int) -> Completion:
     """A completion that was half drawn when the weights changed, by vLLM's own way to keep what is running."""
     engine = ENGINES[-1]
     backend: Any = engine._backend
@@ -132,7 +132,7 @@ async def load_in_flight(arrival: Any, version: int) -> Completion:
         pausing = pausing or asyncio.create_task(engine._on_loop(backend._llm.pause_generation(mode="keep")))
         steps.hold(after=1)
     steps.release()
-    assert await engine._on_loop(backend.call_workers("skyrl_load_weights", arrival, engine._expected.tied)) == [""]
+    assert await engine._on_loop(backend.call_workers("skyrl_load_weights", incoming, engine._expected.tied)) == [""]
     await engine._on_loop(backend._llm.reset_prefix_cache(reset_running_requests=True))
     await engine._on_loop(backend._llm.update_weight_version(str(version)))
     await engine._on_loop(backend._llm.resume_generation())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ConfigError, NonFiniteError, ProcessError, SkyRLError, UserError, WeightSyncError
-from skyrl.inference.arrival import Shared, WeightInfo
+from skyrl.inference.incoming_weights import Shared, WeightInfo
 from skyrl.inference.vllm_engine import VLLMEngine
 from skyrl.inference.vllm_environment import import_vllm
 from skyrl.inference.vllm_model import expected_weights, model_facts
@@ -115,9 +115,9 @@ async def what_fails(folder: Path, fault: str) -> list[str]:
         engine._backend.forget = keeps_its_cache  # type: ignore[method-assign]
     await engine.pause()
     said = []
-    for arrival in (Breaking(weights) if fault == "cut off" else Shared(weights), Shared(weights)):
+    for incoming in (Breaking(weights) if fault == "cut off" else Shared(weights), Shared(weights)):
         try:
-            await engine.load_weights(arrival, 1)
+            await engine.load_weights(incoming, 1)
         except WeightSyncError as error:
             said.append(str(error))
     await engine.resume()

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from torch.storage import TypedStorage
 
 from skyrl.errors import WeightSyncError
-from skyrl.inference.broadcast import Meeting
+from skyrl.inference.transfer_group import TransferGroup
 from skyrl.inference.vllm_native import handle, plain_handle, refuse_changed, with_handles
 from skyrl.inference.vllm_requests import END, Requests, requests
 
@@ -64,10 +64,10 @@ def test_a_worker_that_does_not_do_it_is_named() -> None:
 
 def test_a_meeting_that_is_called_off_ends_the_waiting() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
-    meeting = Meeting(host="127.0.0.1", port=store.port, name="one", rank=0, size=2, timeout=20)
-    meeting.call_off("engine 1 is dead")
+    group = TransferGroup(host="127.0.0.1", port=store.port, name="one", rank=0, size=2, timeout=20)
+    group.abort("engine 1 is dead")
     with pytest.raises(WeightSyncError, match="not sent: engine 1 is dead"):
-        next(requests(meeting.store(), rank=1, timeout=20))
+        next(requests(group.store(), rank=1, timeout=20))
 
 
 @pytest.mark.parametrize(

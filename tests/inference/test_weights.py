@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skyrl.errors import WeightSyncError
-from skyrl.inference.arrival import Shared
+from skyrl.inference.incoming_weights import Shared
 from skyrl.inference.torch_engine import TorchEngine
 from tests.inference.nano import nano_model, nano_tokenizer, request
 

@@ -42,15 +42,15 @@ def line_of(keys: dict[str, Any], source: str) -> Line:
 def test_every_key_of_every_file_has_a_fate_and_a_loadable_result(
     files: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
-    fates: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     for name, keys in files.items():
         conversion = convert_keys(keys, name)
         assert [line.source for line in conversion.lines] == list(keys)
-        assert [line for line in conversion.lines if line.fate == "refused"] == []
-        assert all(line.why for line in conversion.lines if line.fate in ("not yet", "needless"))
+        assert [line for line in conversion.lines if line.outcome == "refused"] == []
+        assert all(line.why for line in conversion.lines if line.outcome in ("not yet", "needless"))
         loaded(conversion, tmp_path)
-        fates.update(conversion.counts())
-    print(dict(fates))
+        outcomes.update(conversion.counts())
+    print(dict(outcomes))
 
 
 def test_what_is_renamed_stands_in_our_tree(files: dict[str, dict[str, Any]], tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_an_allocation_becomes_engines_and_learners_with_gpus_of_their_own(tmp_p
 
 def test_copies_that_differ_from_their_original_are_refused() -> None:
     keys = {"gconfig.n_samples": 4, "actor.group_size": 8}
-    assert line_of(keys, "actor.group_size").fate == "refused"
-    assert line_of(keys | {"actor.group_size": "${gconfig.n_samples}"}, "actor.group_size").fate == "needless"
+    assert line_of(keys, "actor.group_size").outcome == "refused"
+    assert line_of(keys | {"actor.group_size": "${gconfig.n_samples}"}, "actor.group_size").outcome == "needless"
 
 
 def test_a_kl_weight_goes_into_the_reward_as_there(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_numbers_that_are_written_as_text_are_numbers(tmp_path: Path) -> None:
 
 def test_numbers_that_nothing_can_follow_from_are_converted_and_told() -> None:
     found = convert_keys({"train_dataset.max_length": 2**64 - 1024})
-    assert [(line.source, line.fate) for line in found.lines] == [("train_dataset.max_length", "renamed")]
+    assert [(line.source, line.outcome) for line in found.lines] == [("train_dataset.max_length", "renamed")]
     assert [problem.path for problem in found.problems] == ["trainer.algorithm.max_seq_len"]
 
 
@@ -157,7 +157,7 @@ def test_the_epsilon_of_adamw_is_a_field(tmp_path: Path) -> None:
 def test_mini_batches_are_counted_in_prompts(tmp_path: Path) -> None:
     keys = {"train_dataset.batch_size": 256, "actor.ppo_n_minibatches": 4}
     assert loaded(convert_keys(keys), tmp_path).trainer.policy_mini_batch_size == 64
-    assert line_of(keys | {"actor.ppo_n_minibatches": 3}, "actor.ppo_n_minibatches").fate == "refused"
+    assert line_of(keys | {"actor.ppo_n_minibatches": 3}, "actor.ppo_n_minibatches").outcome == "refused"
 
 
 def test_intervals_of_one_thing_are_one_setting(tmp_path: Path) -> None:
@@ -167,12 +167,12 @@ def test_intervals_of_one_thing_are_one_setting(tmp_path: Path) -> None:
     assert trainer.hf_save_interval == "1 epoch"
     assert trainer.eval_interval == (10, "2 epochs")
     assert trainer.ckpt_interval == "600s"
-    assert line_of(keys, "saver.freq_secs").fate == "needless"
+    assert line_of(keys, "saver.freq_secs").outcome == "needless"
     assert loaded(convert_keys({"recover.freq_steps": None}), tmp_path).trainer.ckpt_interval == -1
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "fate", "said"),
+    ("key", "value", "outcome", "said"),
     [
         ("actor.optimizer.type", "sgd", "not yet", "other optimizers"),
         ("actor.overlong_tokens", 512, "needless", "the penalty is off"),
@@ -182,9 +182,9 @@ def test_intervals_of_one_thing_are_one_setting(tmp_path: Path) -> None:
         ("actor.optimizer.lr", "fast", "refused", "'fast' is not a number"),
     ],
 )
-def test_what_becomes_of_one_setting(key: str, value: Any, fate: str, said: str) -> None:
+def test_what_becomes_of_one_setting(key: str, value: Any, outcome: str, said: str) -> None:
     line = line_of({key: value}, key)
-    assert line.fate == fate
+    assert line.outcome == outcome
     assert said in line.why
 
 
@@ -195,5 +195,5 @@ def test_a_file_is_read_with_its_references(tmp_path: Path) -> None:
         "  optimizer: {lr: 1e-5}\nref: {path: '${actor.path}'}\n"
     )
     conversion = convert_areal(str(file))
-    assert {line.source for line in conversion.lines if line.fate == "derived"} == {"actor.temperature", "ref.path"}
+    assert {line.source for line in conversion.lines if line.outcome == "derived"} == {"actor.temperature", "ref.path"}
     assert loaded(conversion, tmp_path).trainer.policy.optimizer_config.lr == 1e-5

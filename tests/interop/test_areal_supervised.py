@@ -34,7 +34,7 @@ def test_the_published_sft_files_are_sft_runs_with_their_numbers(reference: Path
         assert conversion.tables["optimizer_config"]["lr"] == float(keys["model.optimizer.lr"])
         assert conversion.tables["optimizer_config"]["adam_eps"] == float(keys["model.optimizer.eps"])
         assert conversion.tables["batch_size"] == keys["train_dataset.batch_size"]
-        assert {line.source.partition(".")[0] for line in conversion.lines if line.fate == "not yet"} <= {
+        assert {line.source.partition(".")[0] for line in conversion.lines if line.outcome == "not yet"} <= {
             "launcher",
             "allocation_mode",
         }
@@ -54,11 +54,11 @@ def test_the_type_of_the_rows_or_the_value_head_says_which_kind_it_is(keys: dict
     conversion = convert_keys(keys)
     assert conversion.root is root
     assert conversion.tables["kind"] == ("sft" if root is SFTConfig else "reward_model")
-    assert [line for line in conversion.lines if line.fate == "refused"] == []
+    assert [line for line in conversion.lines if line.outcome == "refused"] == []
 
 
 @pytest.mark.parametrize(
-    ("keys", "key", "value", "fate", "said"),
+    ("keys", "key", "value", "outcome", "said"),
     [
         (SFT, "model.is_critic", True, "refused", "rows of type 'sft' train no value head"),
         (RW, "model.is_critic", False, "refused", "a reward model has a value head"),
@@ -78,9 +78,9 @@ def test_the_type_of_the_rows_or_the_value_head_says_which_kind_it_is(keys: dict
         (SFT, "model.optimizr.lr", 1e-5, "refused", "did it mean model.optimizer.lr?"),
     ],
 )
-def test_what_becomes_of_one_setting(keys: dict[str, Any], key: str, value: Any, fate: str, said: str) -> None:
+def test_what_becomes_of_one_setting(keys: dict[str, Any], key: str, value: Any, outcome: str, said: str) -> None:
     line = line_of({**keys, key: value}, key)
-    assert (line.fate, said in line.why) == (fate, True), line
+    assert (line.outcome, said in line.why) == (outcome, True), line
 
 
 def test_gpus_are_ranks_in_nodes_of_eight() -> None:

@@ -54,18 +54,18 @@ def loaded(conversion: Conversion, folder: Path) -> SkyRLTrainConfig:
 
 
 def test_no_override_is_lost(converted: list[tuple[Script, Conversion]]) -> None:
-    fates: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     for script, conversion in converted:
         assert len(conversion.lines) == len(script["overrides"])
-        fates.update(conversion.counts())
-    print(dict(fates))
-    assert fates["kept"] + fates["renamed"] > 0.95 * fates.total()
+        outcomes.update(conversion.counts())
+    print(dict(outcomes))
+    assert outcomes["kept"] + outcomes["renamed"] > 0.95 * outcomes.total()
 
 
 def test_every_refusal_has_a_reason(converted: list[tuple[Script, Conversion]]) -> None:
     for script, conversion in converted:
         for line in conversion.lines:
-            if line.fate != "refused" or line.value == "":
+            if line.outcome != "refused" or line.value == "":
                 continue
             reasons = [why for start, why in REFUSED.items() if line.source.startswith(start)]
             assert reasons, (script["script"], line)
@@ -78,7 +78,7 @@ def test_what_is_kept_has_the_value_that_was_recorded(
     different = {}
     for script, conversion in converted:
         run = loaded(conversion, tmp_path)
-        refused = {line.source.lstrip("+") for line in conversion.lines if line.fate == "refused"}
+        refused = {line.source.lstrip("+") for line in conversion.lines if line.outcome == "refused"}
         for path, value in (script.get("translated_values") or {}).items():
             if path not in refused and not same(at(run, path), value):
                 different[path, at(run, path)] = value
@@ -132,13 +132,13 @@ def test_a_hydra_file_is_converted_with_its_references_filled_in(tmp_path: Path)
     run = loaded(conversion, tmp_path)
     assert run.generator.inference_engine.num_engines == 2
     assert (run.trainer.algorithm.policy_loss_type, run.trainer.algorithm.kl_estimator_type) == ("dual_clip", "k1")
-    assert [line.source for line in conversion.lines if line.fate == "derived"] == ["generator.max_input_length"]
+    assert [line.source for line in conversion.lines if line.outcome == "derived"] == ["generator.max_input_length"]
     assert run.generator.max_input_length == 300
 
 
 def test_an_override_that_takes_something_away_is_refused_with_the_reason() -> None:
     [line] = convert_overrides(["~trainer.policy"]).lines
-    assert (line.fate, line.why) == ("refused", "it takes a default of Hydra's away; ours has none")
+    assert (line.outcome, line.why) == ("refused", "it takes a default of Hydra's away; ours has none")
 
 
 def test_a_script_that_leaves_the_bounds_of_cispo_alone_gets_those_of_scale_rl(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skyrl.config import TrainerConfig
 from skyrl.learners.group import LearnerGroup
-from skyrl.learners.moving import HOST, Mover, local_bytes
+from skyrl.learners.moving import HOST, DeviceMover, local_bytes
 from skyrl.learners.workers import PolicyWorker, RefWorker
 from skyrl.training.objective import policy_objective
 from tests.learners.pool import Pool
@@ -20,7 +20,7 @@ from tests.learners.rows import batch
 pytestmark = pytest.mark.xdist_group("ranks")
 
 
-class Recorder(Mover):
+class Recorder(DeviceMover):
     """Takes every tensor for one that is elsewhere."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Recorder(Mover):
         return tensor, local_bytes(tensor)
 
 
-def worker(trainer: TrainerConfig, mover: Mover | None = None) -> PolicyWorker:
+def worker(trainer: TrainerConfig, mover: DeviceMover | None = None) -> PolicyWorker:
     return PolicyWorker(trainer, policy_objective(trainer.algorithm), mover=mover)
 
 

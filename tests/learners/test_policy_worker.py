@@ -17,7 +17,7 @@ from transformers import BertConfig, BertLMHeadModel
 
 from skyrl.algorithms import linear_logprobs
 from skyrl.batch import TrainingBatch
-from skyrl.checkpoint.pieces import StoredTensors
+from skyrl.checkpoint.shards import StoredTensors
 from skyrl.checkpoint.storage import Disk
 from skyrl.config import TrainerConfig
 from skyrl.errors import ConfigError, ModelError

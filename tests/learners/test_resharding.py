@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skyrl.checkpoint.pieces import StoredTensors
+from skyrl.checkpoint.shards import StoredTensors
 from skyrl.checkpoint.storage import Disk
 from skyrl.config import TrainerConfig
 from skyrl.learners.group import LearnerGroup

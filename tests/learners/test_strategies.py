@@ -14,7 +14,7 @@ from attrs import evolve
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.checkpoint.pieces import Piece, StoredTensors, write_pieces
+from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
 from skyrl.checkpoint.storage import Disk
 from skyrl.config import MixedPrecisionConfig, SkyRLLoraConfig, TrainerConfig
 from skyrl.errors import ModelError, NonFiniteError, ResumeError
@@ -139,8 +139,8 @@ async def stored(learner: LearnerGroup[PolicyWorker], folder: Path) -> tuple[Sto
 def changed_state(tensors: StoredTensors, name: str, changes: dict[str, Tensor | None]) -> StoredTensors:
     """The same in one file, with other tensors, and without those that are None."""
     kept = {each: tensor for each, tensor in (dict(tensors) | changes).items() if tensor is not None}
-    pieces = [Piece.whole(each, tensor) for each, tensor in kept.items()]
-    return StoredTensors(tensors.storage, "saved", (write_pieces(pieces, tensors.storage, "saved", name).name,))
+    tensor_shards = [TensorShard.whole(each, tensor) for each, tensor in kept.items()]
+    return StoredTensors(tensors.storage, "saved", (write_shards(tensor_shards, tensors.storage, "saved", name).name,))
 
 
 def copies(weights: Any) -> dict[str, Tensor]:

@@ -74,15 +74,15 @@ def deal(rows: Rows, player: Player) -> list[Rows] | None:
 
     None where the last place does not fill up.
     """
-    seats = 1
+    placements = 1
     for direction in player.together:
-        seats *= direction
+        placements *= direction
     table: list[list[int]] = []
     for rank in range(player.nodes * player.gpus):
-        if not table or len(table[-1]) == seats:
+        if not table or len(table[-1]) == placements:
             table.append([])
         table[-1].append(rank)
-    if len(table[-1]) != seats:
+    if len(table[-1]) != placements:
         return None
     cards: list[Rows] = [[] for _ in table]
     for turn, row in enumerate(rows):
@@ -92,11 +92,11 @@ def deal(rows: Rows, player: Player) -> list[Rows] | None:
 
 def dealt_once(rows: Rows, hands: list[Rows], player: Player) -> bool:
     """Is every row at one place, which is as many hands as sit there?"""
-    seats = 1
+    placements = 1
     for direction in player.together:
-        seats *= direction
+        placements *= direction
     seen = Counter(row for hand in hands for row in hand)
-    return seen.keys() == set(rows) and set(seen.values()) == {seats}
+    return seen.keys() == set(rows) and set(seen.values()) == {placements}
 
 
 def cut(hand: Rows, size: int) -> list[Rows]:

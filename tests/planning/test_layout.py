@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 
-from skyrl.planning.counts import Engines, Grid, Sizes
 from skyrl.planning.layout import Assignment, Layout, Node, NoRoom, Pool, assign, on_machines
 from skyrl.planning.sizes import layout
+from skyrl.planning.topology import Engines, Grid, Sizes
 
 EIGHT = Grid(nodes=1, gpus_per_node=8)
 
@@ -19,7 +19,7 @@ def pools(run: Layout) -> list[tuple[str, int, int]]:
 
 
 def gpus(run: Layout, role: str) -> list[tuple[int, ...]]:
-    return [seat.gpus for seat in run.seats_of(role)]
+    return [placed.gpus for placed in run.placements_of(role)]
 
 
 def cluster(*free: int) -> list[Node]:
@@ -59,11 +59,11 @@ def test_without_colocation_every_model_has_its_pool() -> None:
     run = layout(sizes)
     assert pools(run) == [("policy", 2, 8), ("critic", 1, 4), ("ref", 1, 2), ("engine-0", 1, 2)]
     assert run.gpus == 24
-    assert run.places(run.seats_of("policy")[11]) == ((1, 3),)
+    assert run.places(run.placements_of("policy")[11]) == ((1, 3),)
 
 
 def test_engines_of_others_have_no_seat() -> None:
-    assert layout(Sizes(policy=EIGHT, colocate_all=False)).seats_of("engine") == ()
+    assert layout(Sizes(policy=EIGHT, colocate_all=False)).placements_of("engine") == ()
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_an_engine_that_does_not_fit_a_node_has_equal_parts_of_several(
 def test_a_shared_engine_never_has_parts_of_two_nodes_unless_it_must(size: int) -> None:
     grid = Grid(nodes=4, gpus_per_node=8)
     run = layout(Sizes(policy=grid, engines=Engines(number=32 // size, tensor=size)))
-    for seat in run.seats_of("engine"):
-        assert len({node for node, _ in run.places(seat)}) == max(1, size // 8)
+    for placed in run.placements_of("engine"):
+        assert len({node for node, _ in run.places(placed)}) == max(1, size // 8)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_every_gpu_of_a_pool_is_used_by_every_role_in_it_once() -> None:
             Sizes(policy=grid, ref=grid, engines=engines, colocate_all=share_all, colocate_policy_ref=share_some)
         )
         for pool in run.pools:
-            for role in {seat.role for seat in run.seats if seat.pool == pool.name}:
-                used = [gpu for seat in run.seats_of(role) if seat.pool == pool.name for gpu in seat.gpus]
+            for role in {placed.role for placed in run.placements if placed.pool == pool.name}:
+                used = [gpu for placed in run.placements_of(role) if placed.pool == pool.name for gpu in placed.gpus]
                 assert used == list(range(pool.gpus))
 
 
@@ -152,7 +152,7 @@ def test_engines_are_packed_so_that_whole_machines_stay_free() -> None:
 
 def test_two_wide_pools_leave_each_other_room() -> None:
     # filling up b and c first would leave the second pool a alone
-    pair = Layout(pools=tuple(Pool(name=name, nodes=2, gpus_per_node=1) for name in ("first", "second")), seats=())
+    pair = Layout(pools=tuple(Pool(name=name, nodes=2, gpus_per_node=1) for name in ("first", "second")), placements=())
     assert assign(pair, cluster(2, 1, 1)) == {"first": ("node-a", "node-b"), "second": ("node-a", "node-c")}
 
 
@@ -181,7 +181,7 @@ def test_pools_on_one_machine_take_its_gpus_one_after_the_other() -> None:
     pair = Grid(nodes=1, gpus_per_node=2)
     run = layout(Sizes(policy=pair, engines=Engines(number=1, tensor=2), colocate_all=False))
     places = on_machines(run, assign(run, cluster(8)))
-    assert [places[seat] for seat in run.seats] == [
+    assert [places[placed] for placed in run.placements] == [
         (("node-a", 0),),
         (("node-a", 1),),
         (("node-a", 2), ("node-a", 3)),
@@ -245,7 +245,7 @@ def test_a_place_is_found_exactly_where_there_is_one() -> None:
             Pool(name=str(number), nodes=rng.choice((1, 1, 2, 3)), gpus_per_node=rng.choice((1, 2, 4)))
             for number in range(rng.randint(1, 4))
         )
-        run = Layout(pools=tuple(pools), seats=())
+        run = Layout(pools=tuple(pools), placements=())
         possible = fits(run, nodes)
         answers[possible] += 1
         if possible:

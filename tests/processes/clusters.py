@@ -9,15 +9,17 @@ from pathlib import Path
 
 import psutil
 
-from skyrl.planning.layout import Layout, Pool, Seat
-from skyrl.processes.leftovers import folder_of_this_process
+from skyrl.planning.layout import Layout, Pool, RankPlacement
+from skyrl.processes.orphans import folder_of_this_process
 
 
 def layout(**ranks: int) -> Layout:
     """One machine, one slot for each rank of each role."""
     names = [(role, rank) for role, count in ranks.items() for rank in range(count)]
-    seats = [Seat(role=role, rank=rank, pool="all", gpus=(slot,)) for slot, (role, rank) in enumerate(names)]
-    return Layout(pools=(Pool(name="all", nodes=1, gpus_per_node=len(seats)),), seats=tuple(seats))
+    placements = [
+        RankPlacement(role=role, rank=rank, pool="all", gpus=(slot,)) for slot, (role, rank) in enumerate(names)
+    ]
+    return Layout(pools=(Pool(name="all", nodes=1, gpus_per_node=len(placements)),), placements=tuple(placements))
 
 
 def lives(pid: int) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skyrl.processes.handles import Deadlines
-from skyrl.processes.leftovers import RUN, marked
+from skyrl.processes.orphans import RUN, tagged
 from skyrl.processes.ray_processes import RayProcesses
 from tests.processes.clusters import layout, own_folder
 
@@ -44,11 +44,11 @@ class SharedCluster:
     def end(self) -> None:
         """Ends it, and looks for leftovers."""
         if self._processes is not None:
-            assert marked(RUN, self.folder.name, self.folder)
+            assert tagged(RUN, self.folder.name, self.folder)
             self._processes.close()
             self._processes.close()  # the second time does nothing
             self._processes = None
-            assert marked(RUN, self.folder.name, self.folder) == []
+            assert tagged(RUN, self.folder.name, self.folder) == []
             assert not self.folder.exists()
             assert not list(Path("/dev/shm").glob(f"*{self.folder.name}*"))
 

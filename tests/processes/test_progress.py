@@ -8,7 +8,7 @@ import pytest
 
 from skyrl.errors import Stopped
 from skyrl.processes.progress import Progress, Watchdog
-from skyrl.processes.stopping import Stopping, seconds_until
+from skyrl.processes.shutdown import ShutdownSignal, seconds_until
 
 
 def wait_until(told: list[str], count: int) -> None:
@@ -45,24 +45,24 @@ def test_what_ended_is_not_waited_for() -> None:
 def test_a_deadline_is_a_time_or_a_moment() -> None:
     assert seconds_until(90.0) == 90.0
     assert -1 < seconds_until("2020-01-01T00:00:00+00:00") + time.time() - 1_577_836_800 < 1
-    stopping = Stopping(grace=30.0, stop_before=100.0)
-    assert 69 < stopping.seconds_left <= 70  # the grace period is kept free
-    assert Stopping(grace=30.0).seconds_left == float("inf")
+    shutdown = ShutdownSignal(grace=30.0, stop_before=100.0)
+    assert 69 < shutdown.seconds_left <= 70  # the grace period is kept free
+    assert ShutdownSignal(grace=30.0).seconds_left == float("inf")
 
 
 def test_a_run_is_told_when_its_deadline_is_as_near_as_the_grace_period() -> None:
-    with Stopping(grace=1000.0, stop_before=1000.05) as stopping:
+    with ShutdownSignal(grace=1000.0, stop_before=1000.05) as shutdown:
         deadline = time.monotonic() + 30
-        while not stopping.requested:
+        while not shutdown.requested:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         with pytest.raises(Stopped, match="Stopped before the deadline of trainer.faults.stop_before"):
-            stopping.check()
+            shutdown.check()
 
 
 def test_only_the_first_reason_to_stop_counts() -> None:
-    with Stopping(grace=30.0) as stopping:
-        stopping.request("Stopped by one", exit_code=1)
-        stopping.request("Stopped by another")
-        stopped = stopping.stopped("All is well.")
+    with ShutdownSignal(grace=30.0) as shutdown:
+        shutdown.request("Stopped by one", exit_code=1)
+        shutdown.request("Stopped by another")
+        stopped = shutdown.stopped("All is well.")
     assert (str(stopped), stopped.exit_code) == ("Stopped by one. All is well.", 1)

@@ -18,7 +18,7 @@ import ray
 
 from skyrl.errors import ProcessError
 from skyrl.processes.handles import Deadlines
-from skyrl.processes.leftovers import RUN, marked, sweep
+from skyrl.processes.orphans import RUN, sweep, tagged
 from skyrl.processes.ray_processes import RayProcesses
 from tests.processes.clusters import family, layout, lives, soon
 from tests.processes.conftest import SharedCluster
@@ -36,7 +36,7 @@ def folder(shared_cluster: SharedCluster) -> Path:
 
 
 def test_everything_listens_on_loopback_alone(folder: Path) -> None:
-    started = [psutil.Process(pid) for pid in {*family(os.getpid()), *marked(RUN, folder.name, folder)}]
+    started = [psutil.Process(pid) for pid in {*family(os.getpid()), *tagged(RUN, folder.name, folder)}]
     sockets = [socket for process in started for socket in process.net_connections() if socket.status == "LISTEN"]
     assert sockets
     assert {socket.laddr.ip for socket in sockets} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
@@ -89,7 +89,7 @@ def test_a_driver_that_is_ended_leaves_nothing(tmp_path: Path, end: signal.Signa
     driver.communicate(timeout=120)
     assert soon(lambda: not [pid for pid in started if lives(pid)])
     assert soon(lambda: not folder.exists())
-    assert marked(RUN, folder.name, folder) == []
+    assert tagged(RUN, folder.name, folder) == []
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def root() -> Iterator[Path]:
 def test_what_a_killed_driver_left_is_swept_at_the_next_start(tmp_path: Path, root: Path) -> None:
     driver, started, folder = _start_driver(tmp_path, root)
     keepers = [child for child in psutil.Process(driver.pid).children() if folder.name in child.cmdline()]
-    for pid in [*[keeper.pid for keeper in keepers], driver.pid]:  # nobody is left to clean up
+    for pid in [*[reaper.pid for reaper in keepers], driver.pid]:  # nobody is left to clean up
         os.kill(pid, signal.SIGKILL)
     driver.communicate(timeout=120)
     assert keepers and folder.exists()

@@ -16,12 +16,12 @@ import ray
 from ray.cluster_utils import Cluster
 
 from skyrl.errors import ProcessError
-from skyrl.planning.counts import Engines, Grid, Sizes
-from skyrl.planning.layout import Layout, Node, Pool, Seat, assign
+from skyrl.planning.layout import Layout, Node, Pool, RankPlacement, assign
 from skyrl.planning.sizes import layout
+from skyrl.planning.topology import Engines, Grid, Sizes
 from skyrl.processes import ray_cluster
 from skyrl.processes.handles import Deadlines
-from skyrl.processes.leftovers import kill_marked
+from skyrl.processes.orphans import kill_tagged
 from skyrl.processes.ray_placement import Placement
 from skyrl.processes.ray_processes import RayProcesses
 from tests.processes.clusters import lives, soon
@@ -80,7 +80,7 @@ def address(shared_cluster: SharedCluster) -> Iterator[str]:
             yield cluster.address
             cluster.shutdown()  # type: ignore[no-untyped-call]
         finally:
-            kill_marked(MARK, str(folder), folder)
+            kill_tagged(MARK, str(folder), folder)
             shutil.rmtree(folder)
     ray_cluster._read_token_again()
 
@@ -98,19 +98,19 @@ def test_every_process_is_where_the_plan_says(attached: None, name: str) -> None
     ids = sorted(node["NodeID"] for node in _nodes())  # their addresses are all the same
     expected = assign(planned, [Node(id=node, gpus=8) for node in ids])
     placement = Placement(planned, "cuda", 120)
-    places = {(seat.role, seat.rank): placement.place(seat) for seat in planned.seats}
+    places = {(placed.role, placed.rank): placement.place(placed) for placed in planned.placements}
     assert {key: place.node for key, place in places.items()} == {
-        (seat.role, seat.rank): expected[seat.pool][planned.places(seat)[0][0]] for seat in planned.seats
+        (placed.role, placed.rank): expected[placed.pool][planned.places(placed)[0][0]] for placed in planned.placements
     }
     for role in ("policy", "critic", "ref"):  # ranks are counted by (machine, GPU)
-        seats = planned.seats_of(role)
-        dealt = [(places[role, seat.rank], expected[seat.pool]) for seat in seats]
+        placements = planned.placements_of(role)
+        dealt = [(places[role, placed.rank], expected[placed.pool]) for placed in placements]
         numbers = [(nodes.index(place.node), int(place.gpus[0])) for place, nodes in dealt]
         assert numbers == sorted(set(numbers))
     taken = {pool.name: set[tuple[str, str]]() for pool in planned.pools}
-    for seat in planned.seats:
-        place = places[seat.role, seat.rank]
-        taken[seat.pool] |= {(place.node, gpu) for gpu in place.gpus}
+    for placed in planned.placements:
+        place = places[placed.role, placed.rank]
+        taken[placed.pool] |= {(place.node, gpu) for gpu in place.gpus}
     assert len(set().union(*taken.values())) == sum(len(gpus) for gpus in taken.values()) == planned.gpus
     placement.remove()
     assert soon(lambda: sum(node.gpus for node in placement.free()) == 64)
@@ -128,8 +128,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_reserved(attached: None
 async def test_a_run_on_a_running_cluster_leaves_the_cluster_and_takes_its_own(
     address: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    seats = (Seat(role="policy", rank=0, pool="few", gpus=(1,)), Seat(role="engine", rank=0, pool="few", gpus=(2, 3)))
-    planned = Layout(pools=(Pool(name="few", nodes=2, gpus_per_node=2),), seats=seats)
+    placements = (
+        RankPlacement(role="policy", rank=0, pool="few", gpus=(1,)),
+        RankPlacement(role="engine", rank=0, pool="few", gpus=(2, 3)),
+    )
+    planned = Layout(pools=(Pool(name="few", nodes=2, gpus_per_node=2),), placements=placements)
     deadlines = Deadlines(start=120, call=60, heartbeat=30)
     with RayProcesses(planned, deadlines=deadlines, address=address, logs=tmp_path, device="cuda") as processes:
         policy = processes.start("policy", [Counter])

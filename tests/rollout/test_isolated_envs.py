@@ -19,10 +19,10 @@ from skyrl.config import (
 from skyrl.envs.registry import find_task
 from skyrl.errors import SkipSample, TaskError, WorkerEnded
 from skyrl.inference.client import InferenceEngineClient
-from skyrl.processes.sandbox import why_unavailable
-from skyrl.processes.tiers import TIERS, Tier
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.measures import measure
+from skyrl.sandbox.sandbox import why_unavailable
+from skyrl.sandbox.tiers import TIERS, Tier
 from skyrl.trajectory import Prompt
 from tests.processes.left_over import left_over
 from tests.rollout.chats import Says, chat_tokenizer, play

@@ -15,9 +15,9 @@ from attrs import define, field
 
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
-from skyrl.experiments.virtual_time import run_in_virtual_time
 from skyrl.planning.staleness import room_for_groups
-from skyrl.rollout.stream import GroupStream, Limits
+from skyrl.rollout.stream import GroupStream, StreamLimits
+from skyrl.tools.virtual_time import run_in_virtual_time
 from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
 
 
@@ -72,7 +72,7 @@ class World:
         return group_of(prompt, version)
 
     def stream(self) -> GroupStream:
-        limits = Limits(
+        limits = StreamLimits(
             batch=self.batch,
             staleness=self.staleness,
             concurrency=self.concurrency,
@@ -330,7 +330,7 @@ def test_a_stream_is_closed_although_a_group_hangs_while_it_cleans_up_and_begins
 
     async def close() -> float:
         world = World()
-        limits = Limits(batch=4, staleness=1, concurrency=4, queue=8, total=40, stall_seconds=1e6)
+        limits = StreamLimits(batch=4, staleness=1, concurrency=4, queue=8, total=40, stall_seconds=1e6)
         stream = GroupStream(PromptCursor(prompts(40), 4, seed=0), stubborn, limits, world.accept)
         stream.weights_are(0)
         await asyncio.sleep(10)
@@ -351,7 +351,7 @@ def test_groups_that_are_all_refused_are_a_stall_too() -> None:
 
 def test_a_stall_says_who_waits_for_whom() -> None:
     async def stalled() -> None:
-        limits = Limits(batch=1, staleness=0, concurrency=4, queue=4, total=4, stall_seconds=5)
+        limits = StreamLimits(batch=1, staleness=0, concurrency=4, queue=4, total=4, stall_seconds=5)
         waits = [f"engine-{number} in generate (for 5 s)" for number in range(4)]
 
         async def never(prompt: Prompt, version: int, attempt: int) -> TrajectoryGroup:

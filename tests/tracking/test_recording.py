@@ -14,7 +14,7 @@ from attrs import evolve
 from skyrl.data.group_lines import as_object, group_of
 from skyrl.errors import DataError, RunError
 from skyrl.tracking.recording import Computed, Recording, Sampled, Update
-from skyrl.trajectory import Failure, Prompt, Step, Trajectory, TrajectoryGroup, TurnReward
+from skyrl.trajectory import Failure, Prompt, TokenRow, Trajectory, TrajectoryGroup, TurnReward
 
 GROUP = TrajectoryGroup(
     prompt=Prompt(
@@ -48,7 +48,7 @@ GROUP = TrajectoryGroup(
             skipped="the row has no answer",
             filled=True,
             earlier=(
-                Step(
+                TokenRow(
                     prompt_ids=(5,),
                     response_ids=(6,),
                     loss_mask=(1,),

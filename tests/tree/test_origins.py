@@ -5,29 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 from skyrl.tree.arguments import read_argument
-from skyrl.tree.draft import Draft
+from skyrl.tree.builder import TreeBuilder
 from skyrl.tree.origins import DEFAULT, Origin, dotted, place_of, written_paths
 from skyrl.tree.toml_file import read_toml
 from tests.tree.trees import Model, Optimizer, Run, arguments, toml, values
 
 
-def places(draft: Draft[Run], path: str) -> list[str]:
+def places(builder: TreeBuilder[Run], path: str) -> list[str]:
     """Where a path was written, winner last."""
-    return [origin.place for origin in draft.origins.get(path, ())]
+    return [origin.place for origin in builder.origins.get(path, ())]
 
 
 def test_the_chain_of_a_value_has_every_file_and_argument_that_set_it(tmp_path: Path) -> None:
     for number, text in enumerate(("seed = 1", "\nseed = 2"), start=1):
         (tmp_path / f"{number}.toml").write_text(text)
-    draft = Draft(Run())
-    draft.assign_all([read_toml(f"{tmp_path}/1.toml"), read_toml(f"{tmp_path}/2.toml"), read_argument("seed=3", 1)])
-    assert places(draft, "seed") == [f"{tmp_path}/1.toml:1", f"{tmp_path}/2.toml:2", "argument 1"]
-    assert draft.build().seed == 3
+    builder = TreeBuilder(Run())
+    builder.assign_all([read_toml(f"{tmp_path}/1.toml"), read_toml(f"{tmp_path}/2.toml"), read_argument("seed=3", 1)])
+    assert places(builder, "seed") == [f"{tmp_path}/1.toml:1", f"{tmp_path}/2.toml:2", "argument 1"]
+    assert builder.build().seed == 3
 
 
 def test_every_key_of_a_table_has_its_own_line(tmp_path: Path) -> None:
-    draft = toml(tmp_path, "[options]\na = 1\n[options.in]\nb = 2\nc.d = 3")
-    assert {path: chain[-1].place[-1] for path, chain in draft.origins.items()} == {
+    builder = toml(tmp_path, "[options]\na = 1\n[options.in]\nb = 2\nc.d = 3")
+    assert {path: chain[-1].place[-1] for path, chain in builder.origins.items()} == {
         "options.a": "2",
         "options.in.b": "4",
         "options.in.c.d": "5",
@@ -39,17 +39,17 @@ def test_a_refused_value_has_no_origin() -> None:
 
 
 def test_what_was_written_inside_a_replaced_table_is_gone() -> None:
-    draft = arguments("judge.path=a", "judge=null", "judge.optimizer.lr=1")
-    assert set(draft.origins) == {"judge", "judge.optimizer.lr"}
-    draft = arguments("options.a.b=1", "options.a=2")
-    assert set(draft.origins) == {"options.a"}
+    builder = arguments("judge.path=a", "judge=null", "judge.optimizer.lr=1")
+    assert set(builder.origins) == {"judge", "judge.optimizer.lr"}
+    builder = arguments("options.a.b=1", "options.a=2")
+    assert set(builder.origins) == {"options.a"}
 
 
 def test_an_instance_has_written_what_it_does_not_have_from_its_class() -> None:
-    draft = values(critic=Model(path="x", optimizer=Optimizer(decay=0.5)))
-    assert set(draft.origins) == {"critic", "critic.path", "critic.optimizer.decay"}
-    assert "critic.optimizer" in written_paths(draft.origins)
-    assert "critic.optimizer.lr" not in written_paths(draft.origins)
+    builder = values(critic=Model(path="x", optimizer=Optimizer(decay=0.5)))
+    assert set(builder.origins) == {"critic", "critic.path", "critic.optimizer.decay"}
+    assert "critic.optimizer" in written_paths(builder.origins)
+    assert "critic.optimizer.lr" not in written_paths(builder.origins)
 
 
 def test_written_means_by_a_person_at_the_path_or_inside_it() -> None:

@@ -15,17 +15,17 @@ import pytest
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import Secret, evolve_at, field, frozen, to_dict
 from skyrl.tree.arguments import read_argument, read_python
-from skyrl.tree.draft import Draft
+from skyrl.tree.builder import TreeBuilder
 from skyrl.tree.files import read_file
 from skyrl.tree.imports import import_object
 from skyrl.tree.migrations import Migration
 from skyrl.tree.origins import Assignment
-from skyrl.tree.reach import Reach
+from skyrl.tree.read_context import ReadContext
 from skyrl.tree.units import Gigabytes, Seconds, WholeSeconds
 from skyrl.tree.yaml_file import MOST_NODES, yaml_text
 from tests.tree.trees import Optimizer, Run, built, only_problem
 
-OPEN = Reach(
+OPEN = ReadContext(
     environ={"STEPS": "7", "RATE": "fast", "NAMES": '["a", "b"]'},
     presets={"short": {"steps": 3, "policy": {"path": "small"}}},
     migrations=(
@@ -38,17 +38,17 @@ OPEN = Reach(
 )
 
 
-def from_files(folder: Path, *names: str, reach: Reach = OPEN) -> Draft[Run]:
-    draft = Draft(Run(), reach)
+def from_files(folder: Path, *names: str, context: ReadContext = OPEN) -> TreeBuilder[Run]:
+    builder = TreeBuilder(Run(), context)
     for name in names:
-        draft.assign_all(read_file(str(folder / name), reach))
-    return draft
+        builder.assign_all(read_file(str(folder / name), context))
+    return builder
 
 
-def words(*given: str, reach: Reach = OPEN) -> Draft[Run]:
-    draft = Draft(Run(), reach)
-    draft.assign_all(read_argument(word, number) for number, word in enumerate(given, start=1))
-    return draft
+def words(*given: str, context: ReadContext = OPEN) -> TreeBuilder[Run]:
+    builder = TreeBuilder(Run(), context)
+    builder.assign_all(read_argument(word, number) for number, word in enumerate(given, start=1))
+    return builder
 
 
 def write(folder: Path, **texts: str) -> None:
@@ -156,12 +156,12 @@ def test_a_file_is_written_on_top_of_what_it_extends(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "base.yaml").write_text("extends: preset:short\nname: base\nseed: 1")
     write(tmp_path, run_toml='extends = "inner/base.yaml"\nseed = 2')
-    draft = from_files(tmp_path, "run.toml")
-    run = built(draft)
+    builder = from_files(tmp_path, "run.toml")
+    run = built(builder)
     assert (run.steps, run.policy.path, run.name, run.seed) == (3, "small", "base", 2)
-    places = [origin.place for origin in draft.origins["seed"]]
+    places = [origin.place for origin in builder.origins["seed"]]
     assert places == [f"{tmp_path}/inner/base.yaml:3", f"{tmp_path}/run.toml:2"]
-    assert draft.origins["steps"][-1].place == "preset short"
+    assert builder.origins["steps"][-1].place == "preset short"
 
 
 def test_several_bases_count_in_their_order(tmp_path: Path) -> None:
@@ -186,12 +186,12 @@ def test_a_base_that_cannot_be_used_is_told_where_it_is_named(base: str, said: s
 
 
 def test_a_path_goes_back_to_its_default() -> None:
-    draft = words(
+    builder = words(
         "seed=1", "policy.optimizer.lr=1", "policy.extra.a=1", "~seed", "~policy.optimizer", "~policy.extra.a"
     )
-    assert built(draft) == Run()
-    assert [origin.place for origin in draft.origins["seed"]] == ["argument 4"]
-    assert draft.origins["seed"][0].kind == "default"
+    assert built(builder) == Run()
+    assert [origin.place for origin in builder.origins["seed"]] == ["argument 4"]
+    assert builder.origins["seed"][0].kind == "default"
 
 
 def test_an_item_that_is_there_is_replaced() -> None:
@@ -223,9 +223,9 @@ def test_items_are_added_to_lists() -> None:
 
 def test_a_table_is_taken_from_a_file(tmp_path: Path) -> None:
     write(tmp_path, part_toml="lr = 0.5\ndecay = 0.25")
-    draft = words(f"critic.optimizer=@{tmp_path}/part.toml")
-    assert built(draft).critic.optimizer == Optimizer(lr=0.5, decay=0.25)
-    assert draft.origins["critic.optimizer.decay"][-1].place == f"{tmp_path}/part.toml:2"
+    builder = words(f"critic.optimizer=@{tmp_path}/part.toml")
+    assert built(builder).critic.optimizer == Optimizer(lr=0.5, decay=0.25)
+    assert builder.origins["critic.optimizer.decay"][-1].place == f"{tmp_path}/part.toml:2"
     assert built(words("name=@part.toml")).name == "@part.toml"
     missing = only_problem(words("critic.optimizer=@gone.toml"))
     assert (missing.path, missing.message) == ("gone.toml", "cannot be read: there is no such file")
@@ -236,17 +236,17 @@ def test_a_table_is_taken_from_a_file(tmp_path: Path) -> None:
 
 def test_a_variable_is_read_as_on_a_command_line(tmp_path: Path) -> None:
     write(tmp_path, run_toml='steps = "env:STEPS"\nstop = "env:NAMES"')
-    draft = from_files(tmp_path, "run.toml")
-    run = built(draft)
+    builder = from_files(tmp_path, "run.toml")
+    run = built(builder)
     assert (run.steps, run.stop) == (7, ("a", "b"))
-    assert draft.origins["steps"][-1].place == f"{tmp_path}/run.toml:1 (env:STEPS)"
+    assert builder.origins["steps"][-1].place == f"{tmp_path}/run.toml:1 (env:STEPS)"
 
 
 def test_a_variable_that_is_missing_or_wrong_is_told(tmp_path: Path) -> None:
     assert "is not set" in only_problem(words("steps=env:GONE")).message
     wrong = only_problem(words("policy.optimizer.lr=env:RATE"))
     assert (wrong.message, wrong.place) == ("'fast' is not a number", "argument 1")
-    without = only_problem(words("steps=env:STEPS", reach=Reach(is_open=True)))
+    without = only_problem(words("steps=env:STEPS", context=ReadContext(is_open=True)))
     assert "was not given" in without.message
 
 
@@ -258,7 +258,7 @@ def test_a_variable_is_missed_only_where_no_later_layer_gives_the_value(later: s
 
 def test_free_form_tables_and_stored_trees_follow_no_references() -> None:
     assert built(words("policy.extra.a=env:STEPS")).policy.extra == {"a": "env:STEPS"}
-    assert built(words("name=env:STEPS", reach=Reach())).name == "env:STEPS"
+    assert built(words("name=env:STEPS", context=ReadContext())).name == "env:STEPS"
 
 
 # Older names
@@ -266,15 +266,15 @@ def test_free_form_tables_and_stored_trees_follow_no_references() -> None:
 
 def test_an_old_name_is_followed_with_a_warning(tmp_path: Path) -> None:
     write(tmp_path, run_toml="[policy]\nrate = 0.5\n[policy.opt]\ndecay = 0.25")
-    draft = from_files(tmp_path, "run.toml")
-    run = draft.build()
+    builder = from_files(tmp_path, "run.toml")
+    run = builder.build()
     assert run.policy.optimizer == Optimizer(lr=0.5, decay=0.25)
-    assert [(problem.path, problem.severity, problem.place[-1]) for problem in draft.problems] == [
+    assert [(problem.path, problem.severity, problem.place[-1]) for problem in builder.problems] == [
         ("policy.rate", "warning", "2"),
         ("policy.opt", "warning", "3"),
     ]
-    assert "is called policy.optimizer.lr here (since 1.0)" in draft.problems[0].message
-    assert draft.origins["policy.optimizer.lr"][-1].place == f"{tmp_path}/run.toml:2"
+    assert "is called policy.optimizer.lr here (since 1.0)" in builder.problems[0].message
+    assert builder.origins["policy.optimizer.lr"][-1].place == f"{tmp_path}/run.toml:2"
 
 
 def test_two_values_under_two_names_of_one_field_are_refused_in_one_file_and_layered_in_two(tmp_path: Path) -> None:
@@ -283,9 +283,9 @@ def test_two_values_under_two_names_of_one_field_are_refused_in_one_file_and_lay
     write(tmp_path, same_toml="[policy]\nrate = 0.5\n[policy.optimizer]\nlr = 0.5")
     assert from_files(tmp_path, "old.toml", "new.toml").build().policy.optimizer.lr == 0.25
     assert from_files(tmp_path, "same.toml").build().policy.optimizer.lr == 0.5
-    draft = from_files(tmp_path, "both.toml")
-    draft.build()
-    [_, refused] = draft.problems
+    builder = from_files(tmp_path, "both.toml")
+    builder.build()
+    [_, refused] = builder.problems
     assert (refused.path, refused.severity, refused.place) == ("policy.rate", "error", f"{tmp_path}/both.toml:2")
     assert refused.message == "0.5 is not policy.optimizer.lr = 0.25, and both are one field"
 
@@ -299,7 +299,7 @@ def test_what_is_gone_is_refused_with_the_reason_unless_it_asked_for_nothing() -
     assert (refused.severity, refused.hint) == ("error", "nobody used it")
     left_out = only_problem(words("gone=false"))
     assert (left_out.severity, left_out.path) == ("warning", "gone")
-    assert only_problem(words("gone=false", reach=Reach())).severity == "error"
+    assert only_problem(words("gone=false", context=ReadContext())).severity == "error"
 
 
 # Classes of one's own
@@ -355,9 +355,9 @@ def test_what_is_no_subclass_is_refused(name: str) -> None:
 
 
 def test_a_stored_tree_imports_nothing() -> None:
-    draft = Draft(Run(), Reach())
-    draft.assign_all(read_python({"policy.optimizer.class": "this:Zen"}))
-    assert "is not an imported subclass" in only_problem(draft).message
+    builder = TreeBuilder(Run(), ReadContext())
+    builder.assign_all(read_python({"policy.optimizer.class": "this:Zen"}))
+    assert "is not an imported subclass" in only_problem(builder).message
     assert "this" not in sys.modules
 
 
@@ -371,10 +371,10 @@ class Timed:
     size: Gigabytes | None = None
 
 
-def timed(text: str) -> Draft[Timed]:
-    draft = Draft(Timed())
-    draft.assign(read_argument(text, 1))
-    return draft
+def timed(text: str) -> TreeBuilder[Timed]:
+    builder = TreeBuilder(Timed())
+    builder.assign(read_argument(text, 1))
+    return builder
 
 
 @pytest.mark.parametrize(
@@ -421,9 +421,9 @@ def test_a_secret_is_a_reference_that_shows_as_stars() -> None:
 
 
 def test_a_secret_that_stands_in_the_configuration_is_refused_and_never_repeated() -> None:
-    draft = Draft(Judge(), OPEN)
-    draft.assign(read_argument("token=sk-very-secret", 1))
-    problem = only_problem(draft)
+    builder = TreeBuilder(Judge(), OPEN)
+    builder.assign(read_argument("token=sk-very-secret", 1))
+    problem = only_problem(builder)
     assert "sk-very-secret" not in f"{problem}"
     assert problem.hint == 'write "env:NAME", a variable'
     with pytest.raises(ConfigError) as caught:
@@ -432,9 +432,9 @@ def test_a_secret_that_stands_in_the_configuration_is_refused_and_never_repeated
 
 
 def test_a_chain_of_origins_has_the_value_of_each_step() -> None:
-    draft = words("steps=1", "steps=env:STEPS")
-    built(draft)
-    assert [(origin.kind, origin.value) for origin in draft.origins["steps"]] == [("argument", 1), ("environment", 7)]
+    builder = words("steps=1", "steps=env:STEPS")
+    built(builder)
+    assert [(origin.kind, origin.value) for origin in builder.origins["steps"]] == [("argument", 1), ("environment", 7)]
 
 
 def test_an_assignment_may_be_moved_below_a_path() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from skyrl.tree import FrozenDict
-from skyrl.tree.plain import Misfit
+from skyrl.tree.plain import TypeMismatch
 from skyrl.tree.types import parse
 
 
@@ -145,7 +145,7 @@ def test_text_for_anything_is_null_a_number_a_list_a_table_or_itself(text: str, 
 
 @pytest.mark.parametrize(("kind", "text", "message", "hint"), NOT_READ, ids=short)
 def test_text_of_another_type_is_refused_in_words(kind: Any, text: str, message: str, hint: str) -> None:
-    with pytest.raises(Misfit) as caught:
+    with pytest.raises(TypeMismatch) as caught:
         parse(text, kind)
     assert message in str(caught.value)
     assert caught.value.hint == hint

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, NewType, Optional, Union
 import pytest
 
 from skyrl.tree import FrozenDict, frozen
-from skyrl.tree.plain import DEEPEST, Misfit, shown
-from skyrl.tree.types import config_class, describe, fit, is_mapping, is_optional
+from skyrl.tree.plain import DEEPEST, TypeMismatch, shown
+from skyrl.tree.types import coerce_exact, config_class, describe, is_mapping, is_optional
 
 Tokens = NewType("Tokens", int)
 
@@ -162,21 +162,21 @@ def spelled(value: Any) -> str:
 
 @pytest.mark.parametrize(("kind", "value", "stored"), ACCEPTED, ids=spelled)
 def test_a_value_that_fits_is_stored_with_its_type(kind: Any, value: Any, stored: Any) -> None:
-    fitted = fit(value, kind)
+    fitted = coerce_exact(value, kind)
     assert (type(fitted), fitted) == (type(stored), stored)
     assert repr(fitted) == repr(stored)  # of the items, too: 1 is not 1.0
 
 
 @pytest.mark.parametrize(("kind", "value", "message"), REFUSED, ids=spelled)
 def test_a_value_that_does_not_fit_is_refused_in_words(kind: Any, value: Any, message: str) -> None:
-    with pytest.raises(Misfit) as caught:
-        fit(value, kind)
+    with pytest.raises(TypeMismatch) as caught:
+        coerce_exact(value, kind)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(("kind", "value", "stored"), ACCEPTED, ids=spelled)
 def test_fitting_again_changes_nothing(kind: Any, value: Any, stored: Any) -> None:
-    assert fit(fit(value, kind), kind) == stored
+    assert coerce_exact(coerce_exact(value, kind), kind) == stored
 
 
 @pytest.mark.parametrize(
@@ -194,26 +194,26 @@ def test_fitting_again_changes_nothing(kind: Any, value: Any, stored: Any) -> No
     ids=spelled,
 )
 def test_a_slip_of_spelling_is_told(kind: Any, value: Any, hint: str) -> None:
-    with pytest.raises(Misfit) as caught:
-        fit(value, kind)
+    with pytest.raises(TypeMismatch) as caught:
+        coerce_exact(value, kind)
     assert caught.value.hint == hint
 
 
 def test_a_long_value_is_cut_short_in_the_message() -> None:
-    with pytest.raises(Misfit) as caught:
-        fit("x" * 1_000, int)
+    with pytest.raises(TypeMismatch) as caught:
+        coerce_exact("x" * 1_000, int)
     assert len(str(caught.value)) < 120
 
 
 def test_a_list_that_contains_itself_is_refused() -> None:
     cycle: list[Any] = []
     cycle.append(cycle)
-    with pytest.raises(Misfit, match="levels of lists"):
-        fit(cycle, Any)
+    with pytest.raises(TypeMismatch, match="levels of lists"):
+        coerce_exact(cycle, Any)
 
 
 def test_the_deepest_allowed_value_is_taken() -> None:
-    assert fit(nested(DEEPEST), Any)
+    assert coerce_exact(nested(DEEPEST), Any)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
 from skyrl.tree.arguments import read_argument, read_python
-from skyrl.tree.draft import Draft
+from skyrl.tree.builder import TreeBuilder
 from skyrl.tree.toml_file import read_toml
 from skyrl.tree.validators import non_negative, positive
 
@@ -64,40 +64,40 @@ class Run:
     judge: Model | None = None
 
 
-def arguments(*given: str) -> Draft[Run]:
+def arguments(*given: str) -> TreeBuilder[Run]:
     """A draft of `Run` to which these command-line arguments were assigned."""
-    draft = Draft(Run())
-    draft.assign_all(read_argument(argument, number) for number, argument in enumerate(given, start=1))
-    return draft
+    builder = TreeBuilder(Run())
+    builder.assign_all(read_argument(argument, number) for number, argument in enumerate(given, start=1))
+    return builder
 
 
-def values(**given: Any) -> Draft[Run]:
+def values(**given: Any) -> TreeBuilder[Run]:
     """A draft of `Run` to which these values were assigned from Python; `policy__path` stands for policy.path."""
-    draft = Draft(Run())
-    draft.assign_all(read_python({path.replace("__", "."): value for path, value in given.items()}))
-    return draft
+    builder = TreeBuilder(Run())
+    builder.assign_all(read_python({path.replace("__", "."): value for path, value in given.items()}))
+    return builder
 
 
-def toml(folder: Path, *texts: str) -> Draft[Run]:
+def toml(folder: Path, *texts: str) -> TreeBuilder[Run]:
     """A draft of `Run` to which TOML files of these texts were assigned: 1.toml, 2.toml, ..."""
-    draft = Draft(Run())
+    builder = TreeBuilder(Run())
     for number, text in enumerate(texts, start=1):
         file = folder / f"{number}.toml"
         file.write_text(text, encoding="utf-8")
-        draft.assign(read_toml(str(file)))
-    return draft
+        builder.assign(read_toml(str(file)))
+    return builder
 
 
-def built(draft: Draft[T]) -> T:
+def built(builder: TreeBuilder[T]) -> T:
     """The tree, of which nothing may have been refused."""
-    assert draft.problems == []
-    return draft.build()
+    assert builder.problems == []
+    return builder.build()
 
 
-def only_problem(draft: Draft[Any]) -> Problem:
+def only_problem(builder: TreeBuilder[Any]) -> Problem:
     """The one problem of a draft."""
-    draft.build()
-    [problem] = draft.problems
+    builder.build()
+    [problem] = builder.problems
     return problem
 
 

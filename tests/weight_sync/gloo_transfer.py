@@ -18,7 +18,7 @@ from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitI
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from skyrl.inference.arrival import as_bytes
+from skyrl.inference.incoming_weights import as_bytes
 from skyrl.weight_sync import native
 
 PATIENCE = timedelta(seconds=20)

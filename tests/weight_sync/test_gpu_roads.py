@@ -15,7 +15,7 @@ from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.vllm_engine import VLLMEngine
 from skyrl.weight_sync.canary import Canary
 from skyrl.weight_sync.publish import WeightSync
-from skyrl.weight_sync.roads import MeetingPlace, NativeRoad
+from skyrl.weight_sync.transports import NativeTransport, TransferRendezvous
 from tests.inference.nano import nano_tokenizer, prompts
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import saved, small_model
@@ -38,9 +38,9 @@ async def largest_differences(folder: Path, family: str, tied: bool, backend: st
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # what vLLM's processes see; this one has chosen
     engine = VLLMEngine(CONFIG, model_path=str(folder), device="cuda", tokenizer=nano_tokenizer())
     client = InferenceEngineClient([engine], nano_tokenizer(), str(folder), SkyRLLoraConfig(), InferenceEngineConfig())
-    place = MeetingPlace("127.0.0.1", store.port, timeout=60)
-    road = NativeRoad(place, backend=backend, senders=1, dtype="float32", bucket_bytes=2**20)
-    sync, found = WeightSync(learner, client, road, CANARY), []
+    place = TransferRendezvous("127.0.0.1", store.port, timeout=60)
+    transport = NativeTransport(place, backend=backend, senders=1, dtype="float32", bucket_bytes=2**20)
+    sync, found = WeightSync(learner, client, transport, CANARY), []
     for version in range(1, 21):
         learner.update_at_random()
         found.append((await sync.publish(version))["weight_sync/parity_max"])

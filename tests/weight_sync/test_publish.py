@@ -15,19 +15,25 @@ from torch._C._distributed_c10d import TCPStore
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, WeightSyncError
-from skyrl.inference import arrival, broadcast
-from skyrl.inference.broadcast import Meeting
+from skyrl.inference import incoming_weights, transfer_group
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.transfer_group import TransferGroup
 from skyrl.weight_sync.canary import Canary
 from skyrl.weight_sync.publish import WeightSync
-from skyrl.weight_sync.roads import BroadcastRoad, FolderRoad, MeetingPlace, Road, SharedRoad
+from skyrl.weight_sync.transports import (
+    BroadcastTransport,
+    FolderTransport,
+    SharedTransport,
+    TransferRendezvous,
+    WeightTransport,
+)
 from tests.inference.nano import nano_model, nano_tokenizer, prompts, request
 from tests.weight_sync.held import HeldModel, Weights
 
 CANARY = Canary(prompts=tuple(prompts(40, 7)), temperature=1.0, bound=1e-4)
 R = TypeVar("R")
-ROADS = ("shared", "broadcast", "folder")
+TRANSPORTS = ("shared", "broadcast", "folder")
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +42,14 @@ def store() -> TCPStore:
 
 
 @pytest.fixture
-def road(request: pytest.FixtureRequest, store: TCPStore, tmp_path: Path) -> Road:
+def transport(request: pytest.FixtureRequest, store: TCPStore, tmp_path: Path) -> WeightTransport:
     match request.param:
         case "broadcast":
-            return BroadcastRoad(MeetingPlace("127.0.0.1", store.port, timeout=20), dtype="float32")
+            return BroadcastTransport(TransferRendezvous("127.0.0.1", store.port, timeout=20), dtype="float32")
         case "folder":
-            return FolderRoad(tmp_path / "weights", dtype="float32")
+            return FolderTransport(tmp_path / "weights", dtype="float32")
         case _:
-            return SharedRoad()
+            return SharedTransport()
 
 
 def client(*engines: Any) -> InferenceEngineClient:
@@ -56,10 +62,12 @@ def engine(kind: str = "qwen2, tied") -> TorchEngine:
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen2, tied", "qwen3", "llama"])
-@pytest.mark.parametrize("road", ROADS, indirect=True)
-async def test_engines_agree_with_the_learner_after_each_of_twenty_updates(road: Road, kind: str) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS, indirect=True)
+async def test_engines_agree_with_the_learner_after_each_of_twenty_updates(
+    transport: WeightTransport, kind: str
+) -> None:
     learner, door = HeldModel(nano_model(kind, seed=1)), client(engine(kind), engine(kind))
-    sync = WeightSync(learner, door, road, CANARY)
+    sync = WeightSync(learner, door, transport, CANARY)
     for version in range(1, 21):
         learner.update_at_random()
         metrics = await sync.publish(version)
@@ -74,36 +82,38 @@ def without(name: str) -> Callable[[Weights], Weights]:
     return lambda weights: ((each, tensor) for each, tensor in weights if each != name)
 
 
-@pytest.mark.parametrize("road", ROADS, indirect=True)
+@pytest.mark.parametrize("transport", TRANSPORTS, indirect=True)
 @pytest.mark.parametrize(
     ("kind", "name"), [("qwen2", "model.layers.1.mlp.up_proj.weight"), ("qwen2", "lm_head.weight")]
 )
-async def test_a_missing_tensor_is_refused_and_the_old_weights_serve_on(road: Road, kind: str, name: str) -> None:
+async def test_a_missing_tensor_is_refused_and_the_old_weights_serve_on(
+    transport: WeightTransport, kind: str, name: str
+) -> None:
     door = client(engine(kind))
     before = await door.generate(request((1, 2, 3)))
     with pytest.raises(WeightSyncError, match=f"{name} is missing"):
-        await WeightSync(HeldModel(nano_model(kind, seed=1), without(name)), door, road, CANARY).publish(1)
+        await WeightSync(HeldModel(nano_model(kind, seed=1), without(name)), door, transport, CANARY).publish(1)
     assert await door.generate(request((1, 2, 3))) == before
     await door.close()
 
 
-@pytest.mark.parametrize("road", ["broadcast", "folder"], indirect=True)
+@pytest.mark.parametrize("transport", ["broadcast", "folder"], indirect=True)
 async def test_a_flipped_byte_is_refused_and_the_old_weights_serve_on(
-    road: Road, monkeypatch: pytest.MonkeyPatch
+    transport: WeightTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     door = client(engine())
     before = await door.generate(request((1, 2, 3)))
-    original = arrival.digest
+    original = incoming_weights.digest
 
     def one_byte_is_another(tensor: Tensor) -> str:
-        changed = arrival.as_bytes(tensor).clone()
+        changed = incoming_weights.as_bytes(tensor).clone()
         if tensor.shape == (32,):
             changed[5] ^= 1
         return original(changed)
 
-    monkeypatch.setattr(arrival, "digest", one_byte_is_another)  # the receiver's view of what came
+    monkeypatch.setattr(incoming_weights, "digest", one_byte_is_another)  # the receiver's view of what came
     with pytest.raises(WeightSyncError, match="was changed on its way"):
-        await WeightSync(HeldModel(nano_model("qwen2, tied", seed=1)), door, road, CANARY).publish(1)
+        await WeightSync(HeldModel(nano_model("qwen2, tied", seed=1)), door, transport, CANARY).publish(1)
     assert await door.generate(request((1, 2, 3))) == before
     await door.close()
 
@@ -115,9 +125,9 @@ class Deceived(TorchEngine):
         super().__init__(model, tokenizer, max_num_seqs=8)
         self._held, self._spoil = model, spoil
 
-    async def load_weights(self, arrival: Any, version: int) -> None:
+    async def load_weights(self, incoming: Any, version: int) -> None:
         old = {name: tensor.clone() for name, tensor in self._held.state_dict().items()}
-        await super().load_weights(arrival, version)
+        await super().load_weights(incoming, version)
         self._spoil(self._held, old)
 
 
@@ -137,7 +147,7 @@ def keep_old_projection(model: Any, old: dict[str, Tensor]) -> None:
 async def test_an_engine_that_does_not_compute_with_what_came_is_caught_before_the_first_token(spoil: Any) -> None:
     door = client(Deceived(nano_model("qwen2, tied"), nano_tokenizer(), spoil))
     with pytest.raises(WeightSyncError, match=r"engine 0 does not compute with the weights of version 1"):
-        await WeightSync(HeldModel(nano_model("qwen2, tied", seed=1)), door, SharedRoad(), CANARY).publish(1)
+        await WeightSync(HeldModel(nano_model("qwen2, tied", seed=1)), door, SharedTransport(), CANARY).publish(1)
     answers = door.generate(request((1, 2, 3)))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(answers, timeout=0.5)
@@ -152,10 +162,10 @@ async def test_members_stay_connected_between_meetings(monkeypatch: pytest.Monke
         made.append(args)
         return TCPStore(*args, **settings)
 
-    monkeypatch.setattr(broadcast, "TCPStore", counted)
+    monkeypatch.setattr(transfer_group, "TCPStore", counted)
     learner, door = HeldModel(nano_model("qwen2, tied", seed=1)), client(engine())
-    road = BroadcastRoad(MeetingPlace("127.0.0.1", place.port, timeout=20), dtype="float32")
-    sync = WeightSync(learner, door, road, CANARY)
+    transport = BroadcastTransport(TransferRendezvous("127.0.0.1", place.port, timeout=20), dtype="float32")
+    sync = WeightSync(learner, door, transport, CANARY)
     for version in (1, 2, 3):
         await sync.publish(version)
     assert made == [("127.0.0.1", place.port)] * 2
@@ -165,12 +175,12 @@ async def test_members_stay_connected_between_meetings(monkeypatch: pytest.Monke
 def test_a_connection_that_was_cut_is_made_again() -> None:
     place = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
     port = place.port
-    meeting = Meeting(host="127.0.0.1", port=port, name="one", rank=0, size=1, timeout=20)
-    with meeting.attend():
+    group = TransferGroup(host="127.0.0.1", port=port, name="one", rank=0, size=1, timeout=20)
+    with group.rendezvous():
         pass
     del place
     place = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
-    with meeting.attend() as store:
+    with group.rendezvous() as store:
         store.set("key", "value")
     assert place.num_keys() > 0
 
@@ -178,9 +188,9 @@ def test_a_connection_that_was_cut_is_made_again() -> None:
 def test_a_member_that_ends_after_it_has_signed_in_is_not_waited_for_as_long_as_for_weights(
     store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broadcast, "_CONNECT_SECONDS", 0.5)
-    here, there = MeetingPlace("127.0.0.1", store.port, timeout=1000).call(1)
-    there[0].store().set(broadcast.present(1), "")  # and that was all
+    monkeypatch.setattr(transfer_group, "_CONNECT_SECONDS", 0.5)
+    here, there = TransferRendezvous("127.0.0.1", store.port, timeout=1000).call(1)
+    there[0].store().set(transfer_group.present(1), "")  # and that was all
     with (
         pytest.raises(WeightSyncError, match=r"the weights did not get through \(rank 0 of 2: wait timeout"),
         here.join(),
@@ -204,7 +214,7 @@ async def test_a_learner_that_never_comes_ends_the_waiting_of_the_engines_at_onc
 
     learner = Breaks(nano_model("qwen2, tied", seed=1))
     door = client(engine())
-    road = BroadcastRoad(MeetingPlace("127.0.0.1", store.port, timeout=1000), dtype="float32")
+    transport = BroadcastTransport(TransferRendezvous("127.0.0.1", store.port, timeout=1000), dtype="float32")
     with pytest.raises(raised[0], match=raised[1]):
-        await WeightSync(learner, door, road, CANARY).publish(1)
+        await WeightSync(learner, door, transport, CANARY).publish(1)
     await door.close()

@@ -13,12 +13,19 @@ from torch._C._distributed_c10d import TCPStore
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import WeightSyncError
-from skyrl.inference import arrival, vllm_worker
+from skyrl.inference import incoming_weights, vllm_worker
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.vllm_engine import VLLMEngine
 from skyrl.weight_sync.canary import Canary
 from skyrl.weight_sync.publish import WeightSync
-from skyrl.weight_sync.roads import BroadcastRoad, FolderRoad, MeetingPlace, NativeRoad, Road, SharedRoad
+from skyrl.weight_sync.transports import (
+    BroadcastTransport,
+    FolderTransport,
+    NativeTransport,
+    SharedTransport,
+    TransferRendezvous,
+    WeightTransport,
+)
 from tests.inference.nano import nano_tokenizer, prompts, request
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import saved, small_model
@@ -28,7 +35,7 @@ pytestmark = pytest.mark.xdist_group("vllm_roads")
 
 CONFIG = InferenceEngineConfig(model_dtype="float32", async_engine=False, max_num_seqs=16)
 CANARY = Canary(prompts=tuple(prompts(140, 133)), temperature=1.0, bound=1e-4)
-ROADS = ("shared", "broadcast", "folder", "native")
+TRANSPORTS = ("shared", "broadcast", "folder", "native")
 MODELS = [
     ("qwen2", True),
     ("qwen3", False),
@@ -45,20 +52,20 @@ def host() -> Iterator[Host]:
         yield host
 
 
-def road(name: str, store: TCPStore, folder: Path) -> Road:
-    place = MeetingPlace("127.0.0.1", store.port, timeout=20)
+def transport(name: str, store: TCPStore, folder: Path) -> WeightTransport:
+    place = TransferRendezvous("127.0.0.1", store.port, timeout=20)
     match name:
         case "broadcast":
-            return BroadcastRoad(place, dtype="float32")
+            return BroadcastTransport(place, dtype="float32")
         case "folder":
-            return FolderRoad(folder / "weights", dtype="float32")
+            return FolderTransport(folder / "weights", dtype="float32")
         case "native":
             from tests.weight_sync import gloo_transfer
 
             gloo_transfer.register()
-            return NativeRoad(place, backend="gloo", senders=1, dtype="float32", bucket_bytes=2**20)
+            return NativeTransport(place, backend="gloo", senders=1, dtype="float32", bucket_bytes=2**20)
         case _:
-            return SharedRoad()
+            return SharedTransport()
 
 
 class Between:
@@ -74,13 +81,13 @@ class Between:
         )
 
     def sync(self, name: str) -> WeightSync:
-        return WeightSync(self.learner, self.client, road(name, self.store, self.folder), CANARY)
+        return WeightSync(self.learner, self.client, transport(name, self.store, self.folder), CANARY)
 
 
 async def largest_differences(folder: Path, family: str, tied: bool, updates: int) -> dict[str, list[float]]:
     """After each update over each road in turn, between log-probabilities of engine and learner."""
     between, found = Between(folder, family, tied), dict[str, list[float]]()
-    for turn, name in enumerate(ROADS):
+    for turn, name in enumerate(TRANSPORTS):
         sync = between.sync(name)
         for version in range(turn * updates + 1, (turn + 1) * updates + 1):
             between.learner.update_at_random()
@@ -98,7 +105,7 @@ def test_engines_agree_with_the_learner_after_each_of_twenty_updates(
 ) -> None:
     stored = saved(tmp_path / "model", small_model(family, tied=tied))
     differences = host.run(largest_differences, stored, family, tied, 20)
-    assert {name: len(found) for name, found in differences.items()} == dict.fromkeys(ROADS, 20)
+    assert {name: len(found) for name, found in differences.items()} == dict.fromkeys(TRANSPORTS, 20)
     assert all(0 < difference < 1e-4 for found in differences.values() for difference in found)
 
 
@@ -119,7 +126,7 @@ async def refusal(folder: Path, tied: bool, name: str, fault: str) -> tuple[str,
         if fault == "flipped byte":
             flip_a_byte(patch)
         if fault == "head left out":
-            patch.setattr(vllm_worker, "under_all_names", lambda weights, tied, arrival: weights)
+            patch.setattr(vllm_worker, "under_all_names", lambda weights, tied, incoming: weights)
             patch.setattr(vllm_worker.WeightReceiver, "_skyrl_renew_heads", lambda self: None)
         if fault == "cache not reset":
             patch.setattr(between.engine._backend, "forget", pretend_to_forget)
@@ -146,9 +153,9 @@ def flip_a_byte(patch: pytest.MonkeyPatch) -> None:
     """In what the receiver gets, over the roads that compare on the CPU and over the native one."""
     from tests.weight_sync import gloo_transfer
 
-    original = arrival.digest
+    original = incoming_weights.digest
     patch.setattr(gloo_transfer, "FLIP", ["model.norm.weight"])
-    patch.setattr(arrival, "digest", lambda tensor: original(tensor) + ("0" if tensor.shape == (64,) else ""))
+    patch.setattr(incoming_weights, "digest", lambda tensor: original(tensor) + ("0" if tensor.shape == (64,) else ""))
 
 
 @pytest.mark.parametrize(

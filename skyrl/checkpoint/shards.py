@@ -1,0 +1,204 @@
+"""Tensors in pieces: every rank stores what it holds, and whoever loads reads what it needs, on any number of ranks.
+
+A piece is a run of consecutive numbers of a whole tensor, laid flat. FSDP2 gives a rank whole rows, ZeRO any stretch of
+numbers; both are that. A rank's file is an ordinary safetensors file, whose metadata says for each tensor which piece
+of which shape it is; a piece that is the whole tensor has its shape.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from skyrl.checkpoint.manifest import StoredFile
+from skyrl.checkpoint.storage import Bytes, Storage, digest_of
+from skyrl.errors import ResumeError
+
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Types as safetensors writes them."""
+
+_TYPES = {name: dtype for dtype, name in NAMES.items()}
+_INDEX = "pieces"
+
+
+@frozen(kw_only=True, eq=False)
+class TensorShard:
+    """Numbers `start` to `start + numbers.numel()` of the tensor `name`, whose whole shape is `shape`.
+
+    Example: the lower half of a (4, 3) matrix is `TensorShard(name="w", shape=(4, 3), start=6, numbers=<6 numbers>)`
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int = 0
+    numbers: Tensor
+
+    @classmethod
+    def whole(cls, name: str, tensor: Tensor) -> TensorShard:
+        """All of a tensor."""
+        return cls(name=name, shape=tuple(tensor.shape), numbers=tensor)
+
+    def copied(self) -> TensorShard:
+        """The same in memory of its own, on the host: what the tensor becomes afterwards does not touch it."""
+        numbers = self.numbers.detach().to("cpu", copy=True).contiguous().view(-1)
+        return TensorShard(name=self.name, shape=self.shape, start=self.start, numbers=numbers)
+
+
+class TensorSource(Protocol):
+    """Whole tensors by name, of which any stretch can be read."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Of every tensor there is."""
+
+    def read(self, name: str, start: int = 0, count: int | None = None) -> Tensor:
+        """Numbers `start` to `start + count`, or all from there, flat, on the host."""
+
+
+def write_shards(shards: Sequence[TensorShard], storage: Storage, folder: str, name: str) -> StoredFile:
+    """Store pieces of the host as the file `name` of a checkpoint's folder, and say what was stored."""
+    header, start = {"__metadata__": {_INDEX: _index(shards)}}, 0
+    entries: dict[str, Any] = {}
+    for shard in shards:
+        numbers, size = shard.numbers, shard.numbers.nbytes
+        is_whole = numbers.numel() == math.prod(shard.shape)
+        entries[shard.name] = {
+            "dtype": NAMES[numbers.dtype],
+            "shape": list(shard.shape) if is_whole else [numbers.numel()],
+            "data_offsets": [start, start + size],
+        }
+        start += size
+    text = json.dumps(header | entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    content: list[Bytes] = [len(text).to_bytes(8, "little") + text]
+    content += [memoryview(_bytes_of(shard.numbers)) for shard in shards]
+    storage.write(f"{folder}/{name}", content)
+    return StoredFile(name=name, size=sum(map(len, content)), digest=digest_of(content))
+
+
+def _index(shards: Iterable[TensorShard]) -> str:
+    return json.dumps({shard.name: [list(shard.shape), shard.start] for shard in shards}, separators=(",", ":"))
+
+
+def _bytes_of(numbers: Tensor) -> Any:
+    return numbers.contiguous().view(-1).view(torch.uint8).numpy()
+
+
+@frozen(kw_only=True)
+class _Place:
+    """Where a piece lies."""
+
+    file: str
+    offset: int
+    dtype: torch.dtype
+    start: int
+    count: int
+
+
+@frozen(slots=False)
+class StoredTensors(Mapping[str, Tensor]):
+    """The tensors of some files of a checkpoint. Nothing is read before it is asked for; it travels without data.
+
+    As a mapping it gives whole tensors, put together from their pieces.
+    """
+
+    storage: Storage
+    folder: str
+    """Of the checkpoint."""
+
+    files: tuple[str, ...]
+    """Inside it."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._index[0]
+
+    def read(self, name: str, start: int = 0, count: int | None = None) -> Tensor:
+        """See `TensorSource`. Raises `ResumeError` where a part of the tensor is in no file."""
+        shapes, places = self._index
+        count = math.prod(shapes[name]) - start if count is None else count
+        result = torch.empty(count, dtype=places[name][0].dtype)
+        filled = 0
+        for place in places[name]:
+            first, last = max(start, place.start), min(start + count, place.start + place.count)
+            if first < last:
+                result[first - start : last - start] = self._numbers(place, first - place.start, last - first)
+                filled += last - first
+        if filled != count:
+            where = f"{self.storage.where}/{self.folder}"
+            raise ResumeError(f"{where}: of {name}, {count - filled} of {count} numbers are in none of its files")
+        return result
+
+    def below(self, prefix: str) -> StoredTensors:
+        """Only the files whose names begin so."""
+        return StoredTensors(self.storage, self.folder, tuple(name for name in self.files if name.startswith(prefix)))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.read(name).view(self.shapes[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"storage": self.storage, "folder": self.folder, "files": self.files}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def _numbers(self, place: _Place, start: int, count: int) -> Tensor:
+        size = place.dtype.itemsize
+        content = self.storage.read(f"{self.folder}/{place.file}", place.offset + start * size, count * size)
+        return torch.frombuffer(content, dtype=place.dtype)
+
+    @cached_property
+    def _index(self) -> tuple[dict[str, tuple[int, ...]], dict[str, list[_Place]]]:
+        shapes: dict[str, tuple[int, ...]] = {}
+        places: dict[str, list[_Place]] = {}
+        for file in self.files:
+            for name, shape, place in self._places_in(file):
+                shapes[name] = shape
+                places.setdefault(name, []).append(place)
+        return shapes, places
+
+    def _places_in(self, file: str) -> Iterator[tuple[str, tuple[int, ...], _Place]]:
+        path = f"{self.folder}/{file}"
+        try:
+            length = int.from_bytes(self.storage.read(path, 0, 8), "little")
+            header = json.loads(self.storage.read(path, 8, length))
+            index = json.loads(header["__metadata__"][_INDEX])
+            for name, (shape, start) in index.items():
+                entry = header[name]
+                yield (
+                    name,
+                    tuple(shape),
+                    _Place(
+                        file=file,
+                        offset=8 + length + entry["data_offsets"][0],
+                        dtype=_TYPES[entry["dtype"]],
+                        start=start,
+                        count=math.prod(entry["shape"]),
+                    ),
+                )
+        except (KeyError, TypeError, ValueError, OSError, MemoryError, OverflowError) as error:
+            raise ResumeError(f"{self.storage.where}/{path} cannot be read: {error}") from error

@@ -1,0 +1,126 @@
+"""The words of a command line: files, and what is to be changed in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skyrl.cli import lasting_imports
+from skyrl.errors import Problem, UserError, render
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from skyrl.config import Composed, Loaded, SkyRLTrainConfig
+    from skyrl.config.run_kind import RunKind
+    from skyrl.tree.rules import Check
+
+
+def complete_word(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Dotted paths of the tree, up to the next dot, and files. Imports the classes of the tree and nothing heavier."""
+    from click.shell_completion import CompletionItem
+
+    prefix = "~" if incomplete.startswith("~") else ""
+    paths = paths_from(
+        incomplete.removeprefix("~"), ends="" if prefix else "=", arguments=context.params.get("arguments")
+    )
+    files = [] if prefix or (paths and "." in incomplete) else [CompletionItem(incomplete, type="file")]
+    return [*(CompletionItem(prefix + each) for each in paths), *files]
+
+
+def complete_path(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Dotted paths alone, where one is asked about."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(each) for each in paths_from(incomplete, ends="", every_kind=True)]
+
+
+def paths_from(
+    start: str, ends: str = "=", arguments: Sequence[str] | None = None, *, every_kind: bool = False
+) -> list[str]:
+    """What may follow `start`: tables with a dot behind them, fields with `ends`.
+
+    Of the kind of run that the words before it make; of every kind where they come later.
+    """
+    from skyrl.config.kinds import KINDS, root_of
+    from skyrl.config.load import chosen_root
+    from skyrl.tree.classes import leaf_paths
+
+    depth = start.count(".")
+    roots = map(root_of, KINDS) if every_kind else [chosen_root(*split_words(arguments or ()))]
+    found = dict.fromkeys(
+        ".".join(names[: depth + 1]) + ("." if len(names) > depth + 1 else ends)
+        for names in (path.split(".") for root in roots for path, _ in leaf_paths(root))
+        if len(names) > depth
+    )
+    return [each for each in found if each.startswith(start)]
+
+
+ARGUMENTS = click.argument(
+    "arguments", nargs=-1, metavar="FILE... [PATH=VALUE...]", type=click.UNPROCESSED, shell_complete=complete_word
+)
+STRICT = click.option("--strict", is_flag=True, help="Treat warnings as errors.")
+
+
+def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Files and arguments (`path=value`, `~path`, `@file`), each in order. A word with a sign of equality is no file.
+
+    `~/run.toml` is a file in the home folder: it exists, or it has the suffix of one.
+    """
+    files = [
+        word for word in arguments if "=" not in word and not word.startswith(("+", "-", "@")) and not _forgets(word)
+    ]
+    return files, [word for word in arguments if word not in files]
+
+
+def _forgets(word: str) -> bool:
+    if not word.startswith("~"):
+        return False
+    return "/" not in word and Path(word).suffix not in (".toml", ".yaml", ".yml", ".json")
+
+
+def load_words(arguments: Sequence[str]) -> Loaded[SkyRLTrainConfig]:
+    """The tree as written, with the environment of the command."""
+    with lasting_imports():
+        from skyrl.config.load import load
+
+    return load(*split_words(arguments), environ=os.environ)
+
+
+def compose_arguments(
+    arguments: Sequence[str], *, strict: bool = False, also: Callable[[RunKind], Sequence[Check[Any]]] | None = None
+) -> Composed[SkyRLTrainConfig]:
+    """The run that the words describe, resolved and checked; warnings are printed. Raises `ConfigError`."""
+    with lasting_imports():
+        from skyrl.config.load import compose
+
+    composed = compose(*split_words(arguments), strict=strict, also=also, environ=os.environ)
+    warn(composed.warnings)
+    return composed
+
+
+def compose_rl(arguments: Sequence[str], refusal: str) -> SkyRLTrainConfig:
+    """The resolved tree of a reinforcement-learning run. Raises `UserError` with `refusal` for another kind of run."""
+    from skyrl.config.root import SkyRLTrainConfig
+
+    run = compose_arguments(arguments).config
+    if not isinstance(run, SkyRLTrainConfig):
+        raise UserError(f"kind = {run.kind}: {refusal}")
+    return run
+
+
+def warn(warnings: Sequence[Problem]) -> None:
+    """Print what is worth a look."""
+    if warnings:
+        click.echo(render(warnings, "Worth a look"), err=True)
+
+
+def as_json(problems: Sequence[Problem]) -> list[dict[str, Any]]:
+    """Problems for machines."""
+    import attrs
+
+    return [attrs.asdict(problem) for problem in problems]

@@ -1,0 +1,202 @@
+"""New weights on their way to an engine, as whoever holds the engine's model sees them.
+
+    learner --weight_sync--> IncomingWeights --> engine.load_weights(arrival, version)
+
+There is one kind of `IncomingWeights` for each road. An engine reads `weights` first and refuses what does not fit
+before it
+touches anything; then it opens the arrival, where its model lives, and takes tensor after tensor. Bytes that travelled
+are compared with the digest that was sent along before the engine sees them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import torch
+import xxhash
+from attrs import frozen
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from skyrl.errors import UserError, WeightSyncError
+from skyrl.inference.transfer_group import TransferGroup
+
+
+@frozen(kw_only=True)
+class WeightInfo:
+    """What is known of a weight before it comes."""
+
+    name: str
+    """In the state dict of the Hugging Face model."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """As torch writes it, without the module: `float32`, `bfloat16`."""
+
+
+class IncomingWeights(Protocol):
+    """A complete set of weights, tied ones once. It can be pickled, and is opened where the engine's model lives."""
+
+    @property
+    def weights(self) -> Sequence[WeightInfo]:
+        """All that will come, in order."""
+
+    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+        """Name and value of each weight as it comes, on the CPU or where the road delivers it.
+
+        A tensor is only good until the next one is asked for. The iterator raises `WeightSyncError` for bytes that are
+        not those sent, for a weight that does not come, and when the sender is gone.
+        """
+
+
+@attrs.frozen
+class Shared:
+    """Weights of this very process: nothing travels."""
+
+    tensors: tuple[tuple[str, Tensor], ...]
+
+    @property
+    def weights(self) -> tuple[WeightInfo, ...]:
+        return tuple(weight_info(name, tensor) for name, tensor in self.tensors)
+
+    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+        return nullcontext(iter(self.tensors))
+
+
+@frozen(kw_only=True)
+class Folder:
+    """Weights in safetensors files of a folder that learner and engine share."""
+
+    path: str
+    weights: tuple[WeightInfo, ...]
+
+    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+        return nullcontext(verified(self._read(), self.weights))
+
+    def _read(self) -> Iterator[tuple[str, Tensor, str]]:
+        try:
+            for index in sorted(Path(self.path).glob("*.json")):
+                digests = json.loads(index.read_text(encoding="utf-8"))
+                with safe_open(index.with_suffix(".safetensors"), framework="pt") as file:
+                    for name, digest in digests.items():
+                        yield name, file.get_tensor(name), digest
+        except (OSError, SafetensorError, json.JSONDecodeError) as error:
+            raise WeightSyncError(f"the weights in {self.path} cannot be read: {error}") from error
+
+
+@frozen(kw_only=True)
+class Broadcast:
+    """Weights that the learner sends to every engine at once, over gloo."""
+
+    group: TransferGroup
+    """Where the group comes together, and the place of this engine's first worker in it."""
+
+    weights: tuple[WeightInfo, ...]
+
+    @contextmanager
+    def open(self) -> Iterator[Iterator[tuple[str, Tensor]]]:
+        with self.group.join() as group:
+            yield verified(self._receive(group), self.weights)
+
+    def _receive(self, group: Any) -> Iterator[tuple[str, Tensor, str]]:
+        infos = {info.name: info for info in self.weights}
+        while header := json.loads(bytes(group.receive_bytes())):
+            payload = group.receive_bytes()
+            start = 0
+            for name, digest in header.items():
+                if name not in infos:
+                    raise WeightSyncError(f"{name} came, which was not announced")
+                info = infos[name]
+                dtype = getattr(torch, info.dtype)
+                size = torch.Size(info.shape).numel() * dtype.itemsize
+                yield name, payload[start : start + size].view(dtype).reshape(info.shape), digest
+                start += size
+
+
+@frozen(kw_only=True)
+class Native:
+    """Weights that vLLM's own weight-transfer engines take, from GPU to GPU; `vllm_native.py` receives them."""
+
+    group: TransferGroup
+    """Where learner and workers agree on what comes next, and the place of this engine's first worker."""
+
+    backend: str
+    """`nccl`, `ipc`, or another name that is registered with vLLM's `WeightTransferEngineFactory`."""
+
+    weights: tuple[WeightInfo, ...]
+
+    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+        raise UserError(
+            f"generator.inference_engine.weight_sync_backend = nccl sends weights by vLLM's {self.backend} transfer, "
+            "which only vLLM engines take: set it to gloo"
+        )
+
+
+RemoteWeights = Folder | Broadcast | Native
+"""Arrivals that travel between processes."""
+
+_KINDS: dict[str, type[RemoteWeights]] = {"folder": Folder, "broadcast": Broadcast, "native": Native}
+
+
+def as_plain(incoming: RemoteWeights) -> dict[str, Any]:
+    """The arrival as JSON-able data, for a wire that must not carry pickles; `from_plain` takes it back."""
+    (kind,) = [name for name, kind_class in _KINDS.items() if isinstance(incoming, kind_class)]
+    return {"kind": kind, **attrs.asdict(incoming)}
+
+
+def from_plain(plain: Mapping[str, Any]) -> RemoteWeights:
+    """The arrival that `as_plain` described."""
+    infos = tuple(WeightInfo(**{**info, "shape": tuple(info["shape"])}) for info in plain["weights"])
+    if plain["kind"] == "folder":
+        return Folder(path=plain["path"], weights=infos)
+    group = TransferGroup(**plain["meeting"])
+    if plain["kind"] == "native":
+        return Native(group=group, backend=plain["backend"], weights=infos)
+    return Broadcast(group=group, weights=infos)
+
+
+def for_worker(incoming: IncomingWeights, worker: int) -> IncomingWeights:
+    """The arrival as the n-th worker of an engine opens it: all that meet have a place of their own."""
+    if isinstance(incoming, Broadcast | Native):
+        return attrs.evolve(incoming, group=incoming.group.moved(worker))
+    return incoming
+
+
+def weight_info(name: str, tensor: Tensor) -> WeightInfo:
+    """What is known of this weight."""
+    return WeightInfo(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+
+
+def digest(tensor: Tensor) -> str:
+    """xxh3-128 of the tensor's bytes: finds what was changed by accident, not by an enemy."""
+    return xxhash.xxh3_128_hexdigest(as_bytes(tensor).numpy().data)
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The tensor's memory as flat uint8 on the CPU; a copy only where it is elsewhere or has gaps."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+
+
+def verified(
+    arriving: Iterator[tuple[str, Tensor, str]], announced: Sequence[WeightInfo]
+) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor of each (name, tensor, digest as sent), once it is what was announced and sent.
+
+    Raises `WeightSyncError`, also at the end if something did not come.
+    """
+    missing = {info.name: info for info in announced}
+    for name, tensor, sent in arriving:
+        if missing.pop(name, None) != weight_info(name, tensor):
+            raise WeightSyncError(f"{name} came twice, unannounced, or with another shape or type than announced")
+        received = digest(tensor)
+        if received != sent:
+            raise WeightSyncError(f"{name} was changed on its way: digest {received} arrived, {sent} was sent")
+        yield name, tensor
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise WeightSyncError(f"{next(iter(missing))}{more} did not arrive")

@@ -1,0 +1,177 @@
+"""A group of processes that meets once, to hand bytes from rank 0 to all others, and parts again.
+
+Everyone signs in at a store that the run's driver holds. Only when all are there is the group made, so that nobody
+waits in a collective for a process that will never come; and whoever finds that it cannot take part says why at the
+same store, which ends the waiting of the others at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import attrs
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore
+
+from skyrl.errors import WeightSyncError
+
+_POLL_SECONDS = 0.01
+
+_CONNECT_SECONDS = 30.0
+"""For the members to connect, when all have signed in. One that ended in between is waited for no longer."""
+
+_ABORTED = "called off"
+
+_IDLE: defaultdict[tuple[str, int], list[TCPStore]] = defaultdict(list)
+"""Connections to stores, by host and port, that no meeting uses at the moment. They are kept because torch looks names
+up to make one, and where a resolver loses a packet that takes five seconds; one for each meeting that goes on, because
+a member that waits for a key keeps its connection to itself.
+"""
+
+
+@frozen(kw_only=True)
+class TransferGroup:
+    """Where and how a group comes together; every member has one, with its own rank."""
+
+    host: str
+    port: int
+    """Of the driver's `TCPStore`."""
+
+    name: str
+    """No two meetings of a run have the same name."""
+
+    rank: int
+    size: int
+    timeout: float
+    """Seconds that a member waits for the others: for all to come, and for each message."""
+
+    @contextmanager
+    def join(self) -> Iterator[Channel]:
+        """The channel, once every member is there. Raises `WeightSyncError` if one is not, or calls the meeting off."""
+        with self.rendezvous() as store:
+            channel = Channel(self._make_group(store), self.timeout)
+            try:
+                yield channel
+            finally:
+                channel.close()
+
+    @contextmanager
+    def rendezvous(self, card: str = "") -> Iterator[Store]:
+        """The store, once every member is there; they find this one's `card` in it. Raises as `join`.
+
+        Whatever goes wrong in the body ends the waiting of the others.
+        """
+        try:
+            tcp = self._connection()
+        except RuntimeError as error:
+            raise WeightSyncError(
+                f"the weights did not get through (rank {self.rank} of {self.size} does not reach the driver at "
+                f"{self.host}:{self.port}: {str(error).splitlines()[0]})"
+            ) from error
+        store = PrefixStore(self.name, tcp)
+        try:
+            store.set(present(self.rank), card)
+            wait_for(store, [present(rank) for rank in range(self.size)], self.timeout, self._who_is_absent)
+            yield store
+            _IDLE[self.host, self.port].append(tcp)  # one that failed is not used again
+        except WeightSyncError as error:
+            self.abort(str(error))
+            raise
+        except Exception as error:
+            why = f"rank {self.rank} of {self.size}: {next(iter(str(error).splitlines()), type(error).__name__)}"
+            self.abort(why)
+            raise WeightSyncError(f"the weights did not get through ({why})") from error
+
+    def moved(self, places: int) -> TransferGroup:
+        """The meeting as seen from so many ranks further on: that of a worker of the engine that was given this one."""
+        return attrs.evolve(self, rank=self.rank + places)
+
+    def store(self) -> Store:
+        """A connection to the meeting's part of the driver's store."""
+        return PrefixStore(self.name, self._connection())
+
+    def abort(self, why: str) -> None:
+        """Whoever waits for this meeting stops waiting. Where the store is gone, nobody waits."""
+        with contextlib.suppress(RuntimeError):
+            self.store().set(_ABORTED, why)
+
+    def _connection(self) -> TCPStore:
+        patience = timedelta(seconds=self.timeout)
+        with contextlib.suppress(IndexError):
+            while True:
+                tcp = _IDLE[self.host, self.port].pop()
+                with contextlib.suppress(RuntimeError):  # it was cut meanwhile
+                    tcp.set_timeout(patience)
+                    tcp.check([_ABORTED])
+                    return tcp
+        return TCPStore(self.host, self.port, is_master=False, timeout=patience)
+
+    def _who_is_absent(self, keys: Sequence[str]) -> str:
+        ranks = [rank for rank in range(self.size) if present(rank) in keys]
+        return (
+            f"members {ranks} of {self.size} have not come to fetch the weights (0 is the learner, the others are the "
+            "workers of the engines in service, in order)"
+        )
+
+    def _make_group(self, store: Store) -> ProcessGroupGloo:
+        return ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=min(self.timeout, _CONNECT_SECONDS)))
+
+
+def present(rank: int) -> str:
+    """The key under which a member signs in."""
+    return f"present {rank}"
+
+
+def wait_for(store: Store, keys: Sequence[str], timeout: float, absent: Callable[[Sequence[str]], str]) -> None:
+    """Returns when all keys are there. Raises `WeightSyncError` when the meeting is called off, or after `timeout`
+    seconds, with what `absent` says of the keys that are not.
+    """
+    deadline = time.monotonic() + timeout
+    while not store.check(list(keys)):
+        if store.check([_ABORTED]):
+            raise WeightSyncError(f"the weights were not sent: {store.get(_ABORTED).decode()}")
+        if time.monotonic() > deadline:
+            missing = [key for key in keys if not store.check([key])]
+            raise WeightSyncError(f"after {timeout:g} s, {absent(missing)}")
+        time.sleep(_POLL_SECONDS)
+
+
+class Channel:
+    """Bytes from rank 0 to all other ranks, one message after the other."""
+
+    def __init__(self, group: Any, timeout: float) -> None:
+        """`timeout`: seconds that each message is waited for."""
+        self._group = group
+        self._options = BroadcastOptions()
+        self._options.rootRank = self._options.rootTensor = 0
+        self._options.timeout = timedelta(seconds=timeout)
+
+    def send_bytes(self, content: Tensor) -> None:
+        """`content` is flat uint8; returns when it is on its way to everyone. Rank 0 only."""
+        self._broadcast(torch.tensor([content.numel()]))
+        if content.numel():
+            self._broadcast(content)
+
+    def receive_bytes(self) -> Tensor:
+        """The next message, flat uint8 in memory of its own. Every rank but 0."""
+        size = torch.zeros(1, dtype=torch.int64)
+        self._broadcast(size)
+        content = torch.empty(int(size), dtype=torch.uint8)
+        if content.numel():
+            self._broadcast(content)
+        return content
+
+    def close(self) -> None:
+        """Cut the connections: whoever still sends or waits is told."""
+        self._group = None
+
+    def _broadcast(self, tensor: Tensor) -> None:
+        self._group.broadcast([tensor], self._options).wait()

@@ -1,0 +1,125 @@
+"""How the rows of a batch go through a model: padded, packed into one row, or packed with one copy of each prompt.
+
+All say the same of every token, up to rounding, and cost different amounts of work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
+from skyrl.models.segment_attention import Segment
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RowLayout:
+    """What a model is given, and where in its answer the selected tokens are."""
+
+    inputs: dict[str, Any]
+    """Keyword arguments of the model; `logits_to_keep` names the columns that anything is asked of."""
+
+    chosen: Tensor
+    """What picks, of the (rows, kept columns, ...) that the model answers with, the N selected tokens in row order."""
+
+    def pick(self, answer: Tensor) -> Tensor:
+        """(rows, kept columns, ...) -> (N, ...)."""
+        if self.chosen.dtype == torch.bool:
+            return answer[self.chosen]
+        return answer[0][self.chosen]
+
+
+def padded(batch: TrainingBatch) -> RowLayout:
+    """As it stands. Padding is on the right, where causal attention keeps it out of every real token: no mask is
+    needed.
+
+    A batch without selected tokens goes through the model all the same: other ranks wait for this one in every layer.
+    """
+    used = batch.loss_mask.any(0)
+    first = int(used.int().argmax()) if used.any() else len(used)  # no column before it is ever selected
+    columns = torch.arange(first - 1, batch.input_ids.shape[1] - 1, device=batch.input_ids.device)
+    return RowLayout(
+        inputs={"input_ids": batch.input_ids, "logits_to_keep": columns}, chosen=batch.loss_mask[:, first:]
+    )
+
+
+def packed(batch: TrainingBatch, *, segmented: bool, share_prompts: bool) -> RowLayout:
+    """One row without padding, in which positions start again with each sequence.
+
+    `segmented`: the model's attention takes `segments`. Where it does not, transformers isolates packed sequences by
+    their positions, and only when there is neither an attention mask nor a cache: with either, sequences see each other
+    and nothing warns. `share_prompts` puts neighbouring rows of one prompt behind one copy of it; it needs segments.
+    """
+    places = list(_units(batch, share_prompts and segmented))
+    pieces = [piece for unit in places for piece in unit.pieces]
+    ids = torch.cat([batch.input_ids[row, start:stop] for row, start, stop in pieces])
+    positions = torch.cat([torch.arange(start, stop, device=ids.device) for _, start, stop in pieces])
+    column_of = torch.empty_like(batch.input_ids)  # where in the packed row each token of the batch is
+    offset = 0
+    segments = []
+    for unit in places:
+        segments.append(Segment(offset, unit.prompt, unit.answers))
+        offset = unit.number(column_of, offset)
+    rows, columns = batch.loss_mask.nonzero(as_tuple=True)
+    predicting = column_of[rows, columns - 1]  # a token is predicted at the one before it
+    keep, chosen = predicting.unique(return_inverse=True)
+    inputs = {"input_ids": ids.unsqueeze(0), "position_ids": positions.unsqueeze(0), "logits_to_keep": keep}
+    return RowLayout(inputs=inputs | ({"segments": tuple(segments)} if segmented else {}), chosen=chosen)
+
+
+@attrs.frozen(kw_only=True)
+class _Unit:
+    """Rows that are laid out together: a prompt once, then what each row has after it."""
+
+    rows: tuple[int, ...]
+    prompt: int
+    answers: tuple[int, ...]
+
+    @property
+    def pieces(self) -> Iterator[tuple[int, int, int]]:
+        """Row, first and last column (exclusive) of each stretch, in order."""
+        yield self.rows[0], 0, self.prompt
+        for row, tokens in zip(self.rows, self.answers, strict=False):
+            yield row, self.prompt, self.prompt + tokens
+
+    def number(self, column_of: Tensor, offset: int) -> int:
+        """Write down where each of its tokens is, and return the column after the last."""
+        device = column_of.device
+        for row in self.rows:
+            column_of[row, : self.prompt] = torch.arange(offset, offset + self.prompt, device=device)
+        offset += self.prompt
+        for row, tokens in zip(self.rows, self.answers, strict=False):
+            places = torch.arange(offset, offset + tokens, device=device)
+            column_of[row, self.prompt : self.prompt + tokens] = places
+            offset += tokens
+        return offset
+
+
+def _units(batch: TrainingBatch, share_prompts: bool) -> Iterator[_Unit]:
+    """Neighbouring rows of one group behind one prompt, where they have answers and the same prompt; else row by
+    row.
+    """
+    lengths = batch.lengths.tolist()
+    alone = [_Unit(rows=(row,), prompt=length, answers=()) for row, length in enumerate(lengths)]
+    if not share_prompts or batch.answer_lengths is None:
+        yield from alone
+        return
+    answers, groups = batch.answer_lengths.tolist(), batch.groups.tolist()
+    for _, members in groupby(range(len(batch)), key=groups.__getitem__):
+        rows = tuple(members)
+        prompts = {lengths[row] - answers[row] for row in rows}
+        if len(rows) > 1 and len(prompts) == 1 and _same_prompt(batch, rows, min(prompts)):
+            yield _Unit(rows=rows, prompt=min(prompts), answers=tuple(answers[row] for row in rows))
+        else:
+            yield from (alone[row] for row in rows)
+
+
+def _same_prompt(batch: TrainingBatch, rows: tuple[int, ...], length: int) -> bool:
+    prompts = batch.input_ids[rows[0] : rows[-1] + 1, :length]
+    selected = batch.loss_mask[rows[0] : rows[-1] + 1, :length]
+    return length > 0 and bool((prompts == prompts[0]).all()) and not selected.any()

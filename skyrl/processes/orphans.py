@@ -1,0 +1,147 @@
+"""Leaving nothing behind: every process of a run carries a mark in its environment, and whoever carries the mark of an
+owner that is gone is killed.
+
+Children inherit the mark, in whichever session and under whichever parent they are, so that an engine's own
+subprocesses are found too. `start_reaper` starts this very file as a small program that waits for the owner's end,
+however that comes; what a keeper could not do (the machine went down, somebody killed it too), `sweep` does at the next
+start. Only the standard library: the keeper starts in milliseconds. Linux: elsewhere there is no /proc to look in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RUN = "SKYRL_RUN"
+"""The mark of everything that a private cluster started; its value is the name of the cluster's folder."""
+
+HOST = "SKYRL_HOST"
+"""The mark of what one actor started; its value names the run, the role and the rank."""
+
+PRIVATE = "SKYRL_PRIVATE"
+"""The folder of a private cluster, for processes in it: what they put there does not outlive the cluster."""
+
+_PREFIX = "skyrl-ray-"
+_PATIENCE = 10.0
+_GLANCE = 0.2
+
+
+def folder_of_this_process(root: Path) -> Path:
+    """The private folder that the running process owns below `root`: its name holds the process id and start time."""
+    pid = os.getpid()
+    return root / f"{_PREFIX}{pid}-{_started(pid)}"
+
+
+def start_reaper(variable: str, value: str, folder: Path | None = None) -> subprocess.Popen[bytes]:
+    """Starts the program that waits for the end of the calling process, and then kills what carries the mark
+    `variable=value` and removes the folder. It is in a session of its own, so that Ctrl-C does not reach it.
+    """
+    arguments = [sys.executable, "-I", "-S", __file__, str(os.getpid()), variable, value, str(folder or "")]
+    environment = {name: text for name, text in os.environ.items() if name not in {RUN, HOST}}
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(
+        arguments, env=environment, start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet, cwd="/"
+    )
+
+
+def kill_tagged(variable: str, value: str, folder: Path | None = None) -> list[int]:
+    """Kills all that `tagged` finds until it finds nothing; returns what is still there after ten seconds."""
+    deadline = time.monotonic() + _PATIENCE
+    while found := tagged(variable, value, folder):
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return found
+
+
+def tagged(variable: str, value: str, folder: Path | None = None) -> list[int]:
+    """Processes of this user that carry the mark or write to a file in the folder, and their descendants.
+
+    A process that gives itself a title may write it over its environment; Ray's agents do, and keep their logs open.
+    """
+    wanted = f"{variable}={value}".encode()
+    parents: dict[int, int] = {}
+    found: set[int] = set()
+    for pid in _pids():
+        try:
+            parents[pid] = int(_status(pid)[1])
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") or _has_open(pid, folder):
+                found.add(pid)
+        except OSError:
+            continue  # it is gone, or another user's
+    found.discard(os.getpid())
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(pid for pid in found if pid != os.getpid() and _alive(pid))
+
+
+def sweep(root: Path) -> list[Path]:
+    """Ends what owners that are gone left below `root`: processes, sockets, folders. Returns the folders."""
+    swept = []
+    for folder in root.glob(f"{_PREFIX}*-*"):
+        pid, _, started = folder.name.removeprefix(_PREFIX).partition("-")
+        with contextlib.suppress(OSError):
+            mine = folder.lstat().st_uid == os.getuid() and not folder.is_symlink()
+            if mine and pid.isdecimal() and _started(int(pid)) != started:
+                kill_tagged(RUN, folder.name, folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                swept.append(folder)
+    return swept
+
+
+def keep(owner: int, variable: str, value: str, folder: str) -> None:
+    """Waits for the end of the parent process `owner`, then kills what carries the mark and removes the folder."""
+    while os.getppid() == owner:
+        time.sleep(_GLANCE)
+    kill_tagged(variable, value, Path(folder) if folder else None)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _pids() -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return []
+
+
+def _status(pid: int) -> list[str]:
+    """State, parent and so on: /proc/PID/stat from its third field on. Raises OSError where the process is gone."""
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+def _has_open(pid: int, folder: Path | None) -> bool:
+    """Whether the process has a file in the folder open to write. Raises OSError where that cannot be known."""
+    if folder is None:
+        return False
+    links = [f"/proc/{pid}/fd/{number}" for number in os.listdir(f"/proc/{pid}/fd")]
+    inside = [link for link in links if os.readlink(link).startswith(f"{folder}/")]
+    return any(os.lstat(link).st_mode & stat.S_IWUSR for link in inside)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return _status(pid)[0] not in {"Z", "X"}
+    except OSError:
+        return False
+
+
+def _started(pid: int) -> str:
+    """When the process started, in ticks since the machine did: with its id, a name that is not used twice."""
+    try:
+        return _status(pid)[19]
+    except OSError:
+        return "gone"
+
+
+if __name__ == "__main__":
+    keep(int(sys.argv[1]), *sys.argv[2:5])

@@ -1,0 +1,204 @@
+"""Stops a run on SIGTERM, SIGHUP, Ctrl-C or a deadline, whatever the run is doing.
+
+    with Stopping(grace=30.0) as stopping:      # main thread
+        ...                                     # raises `Stopped` here, or
+        asyncio.run(...)                        # where the loop says that it may: `with stopping.interruptible(): ...`
+
+Signals are seen by a thread of their own, so that a computation in native code delays nothing that matters: when the
+grace period is over, and at the second signal, the process ends at once, with what was saved before. What it started
+ends with it (`orphans.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, Stopped
+from skyrl.processes.signals import GOES_ON_FROM_THE_LAST, STOPPED_BY, handled_signals
+
+_LONG = 3600.0
+_LAST_WORDS_SECONDS = 1.0
+
+
+class ShutdownSignal:
+    """Whether the run was told to stop, by whom, and what may be given up for it. One at a time, in the main thread.
+
+    In any other thread it hears of no signals, only of its deadline.
+    """
+
+    def __init__(self, *, grace: float, stop_before: float | str | None = None) -> None:
+        """`grace` is in seconds; `stop_before` as `trainer.faults.stop_before` has it: the run is told the grace period
+        before it.
+        """
+        self._grace = grace
+        self._deadline = float("inf") if stop_before is None else time.monotonic() + seconds_until(stop_before) - grace
+        self.reason = ""
+        """How the message of the end begins; empty as long as the run is not to stop."""
+        self._exit_code = EXIT_REQUEUE
+        self._in_loop = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._ended = threading.Event()
+        self._write: socket.socket | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._read, write = socket.socketpair()
+        self._read.setblocking(False)
+        write.setblocking(False)
+        self._write = write
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._in_main_thread) for number in handled_signals()}
+            self._wakeup = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._watch, name="skyrl-signals", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._before:
+            signal.set_wakeup_fd(self._wakeup)
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+        self._wake()
+        self._thread.join()
+        self._read.close()
+        if self._write is not None:
+            self._write.close()
+
+    @property
+    def requested(self) -> bool:
+        """Is the run to stop?"""
+        return bool(self.reason)
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the run will be told to stop for its deadline."""
+        return self._deadline - time.monotonic()
+
+    def request(self, reason: str, exit_code: int = EXIT_REQUEUE) -> None:
+        """Tell the run to stop; only the first reason counts. From any thread."""
+        if not self.reason:
+            self._exit_code, self.reason = exit_code, reason
+            self._wake()
+            if self._loop is not None:
+                with contextlib.suppress(RuntimeError):  # it was closed meanwhile
+                    self._loop.call_soon_threadsafe(self._cancel)
+
+    def stopped(self, what: str) -> Stopped:
+        """The exception that ends the run; `what` says what became of it."""
+        return Stopped(f"{self.reason}. {what}", self._exit_code)
+
+    @contextlib.contextmanager
+    def in_loop(self) -> Iterator[None]:
+        """From here on a request interrupts nothing but what says that it may be; for the time of an event loop."""
+        self._in_loop = True
+        try:
+            yield
+        finally:
+            self._in_loop = False
+
+    @contextlib.contextmanager
+    def at_any_point(self) -> Iterator[None]:
+        """A signal raises `Stopped` in here although an event loop runs: around work that blocks the loop."""
+        before, self._in_loop = self._in_loop, False
+        try:
+            yield
+        finally:
+            self._in_loop = before
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """What is awaited in here is given up when the run is told to stop, before, meanwhile or after: `Stopped`."""
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        task = self._task
+        try:
+            self.check()
+            yield
+        except asyncio.CancelledError:
+            if not self.requested or task is None or task.uncancel() > 0:
+                raise
+            raise self.stopped(GOES_ON_FROM_THE_LAST) from None
+        finally:
+            self._task = None
+        self.check()
+
+    def check(self) -> None:
+        """Raises `Stopped` if the run is to stop."""
+        if self.requested:
+            raise self.stopped(GOES_ON_FROM_THE_LAST)
+
+    def _wake(self) -> None:
+        """The thread that watches looks again."""
+        with contextlib.suppress(OSError):
+            if self._write is not None:
+                self._write.send(b"\0")
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _in_main_thread(self, number: int, frame: FrameType | None) -> None:
+        """Python's own handler: where no loop runs, nothing has been learnt that could be saved."""
+        self._note(number)
+        if not self._in_loop and not self._ended.is_set():
+            self.check()
+
+    def _note(self, number: int) -> None:
+        code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_REQUEUE
+        self.request(STOPPED_BY[signal.Signals(number)], code)
+
+    def _watch(self) -> None:
+        heard, ends_at = 0, float("inf")
+        while not self._ended.is_set():
+            wait = ends_at - time.monotonic() if self.requested else self.seconds_left
+            ready, _, _ = select.select([self._read], [], [], min(max(0.0, wait), _LONG))
+            for number in self._read.recv(64) if ready else b"":
+                if number in self._before:
+                    heard += not (heard and number == signal.SIGHUP)  # a closed terminal sends it more than once
+                    self._note(number)
+            if self._ended.is_set():
+                return
+            if not self.requested and self.seconds_left <= 0:
+                self.request("Stopped before the deadline of trainer.faults.stop_before")
+            if self.requested and ends_at == float("inf"):
+                ends_at = time.monotonic() + self._grace
+            if heard > 1:
+                self._end_at_once("Stopped at once, by a second signal.")
+            if time.monotonic() >= ends_at:
+                self._end_at_once(f"Stopped: what was to be saved was not, within {self._grace:g} s.")
+
+    def _end_at_once(self, why: str) -> None:
+        """End the process, even if nobody reads its output any more or a thread that is stuck holds the stream."""
+        words = threading.Thread(target=_last_words, args=(why,), daemon=True)
+        words.start()
+        words.join(_LAST_WORDS_SECONDS)
+        os._exit(self._exit_code)
+
+
+def _last_words(why: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f"{why} {GOES_ON_FROM_THE_LAST}\n".encode())
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+
+
+def seconds_until(moment: float | str) -> float:
+    """From now to the end of a time in seconds, or to a moment in ISO 8601, by the clock of this machine."""
+    if not isinstance(moment, str):
+        return moment
+    return datetime.fromisoformat(moment).astimezone().timestamp() - time.time()

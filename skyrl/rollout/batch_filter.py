@@ -1,0 +1,124 @@
+"""Which of the sampled groups make the batch: dynamic sampling, the zero-variance filter, greedy baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from random import Random
+
+import attrs
+
+from skyrl.config import AlgorithmConfig, GeneratorConfig
+from skyrl.errors import RunError
+from skyrl.rollout.filters import has_reward_variance, masked_out, with_replacements
+from skyrl.rollout.generator import SkyRLGymGenerator
+from skyrl.trajectory import Prompt, TrajectoryGroup
+from skyrl.tree import evolve_at
+
+Batch = tuple[TrajectoryGroup, ...]
+
+Draw = Callable[[int, int], Awaitable[Batch]]
+"""A batch of groups for the update of weights of a version, in an attempt (0 is the first)."""
+
+
+class BatchFilter:
+    """Fills a batch from what `draw` gives, as often as it takes."""
+
+    def __init__(
+        self,
+        draw: Draw,
+        generator: SkyRLGymGenerator,
+        config: GeneratorConfig,
+        algorithm: AlgorithmConfig,
+        *,
+        seed: int = 0,
+    ) -> None:
+        """`seed` is the run's; random choices follow from it and the version. `generator` samples baselines."""
+        self._draw, self._generator = draw, generator
+        self._config, self._algorithm, self._seed = config, algorithm, seed
+        self.metrics: dict[str, float] = {}
+        """What was dropped, replaced or left out to make the last batch."""
+
+    async def batch(self, version: int) -> Batch:
+        """Raises `RunError` where dynamic sampling finds no full batch within its limit."""
+        self.metrics = {}
+        match self._algorithm.dynamic_sampling.type:
+            case None:
+                groups = await self._draw(version, 0)
+            case "filter":
+                groups = await self._filtered(version)
+            case "replace":
+                groups = await self._replaced(version)
+        if self._algorithm.zero_variance_filter:
+            groups = self._without_zero_variance(groups)
+        return await self._with_baselines(groups, version) if self._needs_baselines else groups
+
+    async def _filtered(self, version: int) -> Batch:
+        """Groups that teach, from as many batches as it takes; what is left over of the last one is dropped."""
+        wanted: int | None = None
+        kept: list[TrajectoryGroup] = []
+        seen = attempt = 0
+        while wanted is None or len(kept) < wanted:
+            self._expect_attempt(attempt, f"{len(kept)} groups of different rewards, {wanted} are needed")
+            groups = await self._draw(version, attempt)
+            wanted, attempt, seen = len(groups), attempt + 1, seen + len(groups)
+            kept += [group for group in groups if has_reward_variance(group)]
+        self.metrics |= {
+            "generate/sampled_batches": attempt,
+            "generate/groups_dropped": seen - len(kept),
+            "generate/groups_left_over": len(kept) - wanted,
+        }
+        return tuple(kept[:wanted])
+
+    async def _replaced(self, version: int) -> Batch:
+        config, attempt = self._algorithm.dynamic_sampling, 0
+        while True:
+            self._expect_attempt(
+                attempt, f"a batch of which more than {config.min_replace_ratio:g} had different rewards"
+            )
+            groups = await self._draw(version, attempt)
+            attempt += 1
+            draw = Random(f"{self._seed}:{version}:{attempt}")
+            exchanged = with_replacements(groups, least_good=config.min_replace_ratio, draw=draw)
+            if exchanged is not None:
+                self.metrics |= {
+                    "generate/sampled_batches": attempt,
+                    "generate/groups_dropped": (attempt - 1) * len(groups),
+                    "generate/groups_replaced": sum(not has_reward_variance(group) for group in groups),
+                }
+                return exchanged
+
+    def _expect_attempt(self, attempt: int, found: str) -> None:
+        most = self._algorithm.dynamic_sampling.max_sample_batches
+        if 0 < most <= attempt:
+            raise RunError(
+                f"dynamic sampling drew {most} batches of prompts (trainer.algorithm.dynamic_sampling."
+                f"max_sample_batches) without finding enough: {found}. The task is too easy or too hard for the "
+                "policy; raise the limit, or generator.n_samples_per_prompt, or turn dynamic sampling off"
+            )
+
+    def _without_zero_variance(self, groups: Batch) -> Batch:
+        tolerance = self._algorithm.zero_variance_filter_tol
+        good = [has_reward_variance(group, tolerance=tolerance) for group in groups]
+        self.metrics["reward/num_zero_variance_filtered"] = good.count(False)
+        return tuple(group if keep else masked_out(group) for group, keep in zip(groups, good, strict=True))
+
+    @property
+    def _needs_baselines(self) -> bool:
+        return self._algorithm.advantage_estimator == "remax"
+
+    async def _with_baselines(self, groups: Batch, version: int) -> Batch:
+        """With the reward of one greedy answer to each prompt; a group whose answer has none is not trained on."""
+        prompts: list[Prompt] = [group.prompt for group in groups]
+        greedy = await self._generator.generate(
+            prompts,
+            sampling=evolve_at(self._config.sampling_params, "temperature", 0.0),
+            samples_per_prompt=1,
+            weight_version=version,
+            purpose="baseline",
+        )
+        without = sum(answer.dropped for answer in greedy)
+        self.metrics |= {"rollout/groups_without_baseline": without} if without else {}
+        return tuple(
+            attrs.evolve(masked_out(group) if answer.dropped else group, baseline=answer.rewards[0])
+            for group, answer in zip(groups, greedy, strict=True)
+        )

@@ -1,0 +1,107 @@
+"""Groups that share limits: on trajectories in flight, environments at work, and failures."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from skyrl.config import SkyRLGymConfig
+from skyrl.envs.registry import MakeEnv, find_task
+from skyrl.errors import RunError
+from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+from skyrl.rollout.attempts import Attempts, FirstOutcome, all_of, outcome_of
+from skyrl.rollout.episode import Episode, EpisodeContext
+from skyrl.rollout.failures import FailureTally
+from skyrl.rollout.filters import backfilled, masked_out
+from skyrl.trajectory import Prompt, TrajectoryGroup
+
+_MANY = 2**62
+
+
+class SamplingSession:
+    """Groups that share a stage and a tally of failures; `SkyRLGymGenerator.session` makes one."""
+
+    def __init__(
+        self,
+        context: EpisodeContext,
+        gym: SkyRLGymConfig,
+        tally: FailureTally,
+        key: SampleKey,
+        *,
+        samples_per_prompt: int,
+        user_env_class: str | None,
+        together: int | None,
+    ) -> None:
+        """`key` names the samples but for their prompt, weights and attempt."""
+        self.tally = tally
+        self._context, self._gym, self._key = context, gym, key
+        self._samples, self._user_env_class = samples_per_prompt, user_env_class
+        self._attempts = Attempts(gym, tally, self._first_turns)
+        self._all_sampled = asyncio.Barrier(together) if together else None
+        self._slots = asyncio.Semaphore(
+            max(1, (context.config.max_trajectories_in_flight or _MANY) // samples_per_prompt)
+        )
+
+    def task_of(self, prompt: Prompt) -> MakeEnv:
+        """What makes its environment. Raises `TaskError`."""
+        return find_task(prompt.env_class, self._user_env_class, self._gym)
+
+    async def group(
+        self, prompt: Prompt, *, weight_version: int, attempt: int = 0, occurrence: int = 0
+    ) -> TrajectoryGroup:
+        """All samples of a prompt; see `SkyRLGymGenerator.generate`."""
+        key = evolve(
+            self._key, prompt_id=prompt.id, weight_version=weight_version, attempt=attempt, occurrence=occurrence
+        )
+        keys = [evolve(key, sample_index=index) for index in range(self._samples)]
+        async with self._slots:
+            self.tally.begins(self._samples)
+            try:
+                return await self._group(prompt, self.task_of(prompt), keys)
+            finally:
+                self.tally.ends(self._samples)
+
+    async def _group(self, prompt: Prompt, make: MakeEnv, keys: Sequence[SampleKey]) -> TrajectoryGroup:
+        """Their first turn is one request, so that the prompt is prefilled once."""
+        episodes = [Episode(self._context, prompt, make, key) for key in keys]
+        try:
+            begun = await all_of([outcome_of(episode.begin()) for episode in episodes])
+            first = await self._first_turns(episodes, begun)
+            if self._all_sampled:
+                await self._all_sampled.wait()
+            starts = zip(episodes, begun, first, strict=True)
+            trajectories = await all_of([self._attempts.sample(*start) for start in starts])
+        finally:
+            await all_of([self._attempts.closed(episode) for episode in episodes])
+        group = TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectories))
+        group = backfilled(group) if self._gym.failed_samples == "fill" else group
+        return masked_out(group) if group.dropped else group  # it keeps the batch as large as it has to be
+
+    async def _first_turns(self, episodes: Sequence[Episode], begun: Sequence[FirstOutcome]) -> list[Completion | None]:
+        """The first completion of each episode that began; those that begin with the same tokens ask together."""
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for place, (episode, request) in enumerate(zip(episodes, begun, strict=True)):
+            if isinstance(request, GenerationRequest) and not episode.too_long:
+                alike.setdefault(request.prompt_ids, []).append(place)
+        completions: list[Completion | None] = [None] * len(episodes)
+
+        async def ask(ids: tuple[int, ...], places: list[int]) -> None:
+            start = time.perf_counter()
+            keys = tuple(episodes[place].key for place in places)
+            answers = await self._context.client.generate(
+                GenerationRequest(prompt_ids=ids, sampling=self._context.sampling, keys=keys)
+            )
+            if len(answers) != len(keys):
+                raise RunError(
+                    f"an engine gave {len(answers)} completions to prompt {keys[0].prompt_id} where {len(keys)} were "
+                    "asked for"
+                )
+            for place, answer in zip(places, answers, strict=True):
+                completions[place] = answer
+                episodes[place].waited_for_the_engine(time.perf_counter() - start)
+
+        await all_of([ask(ids, places) for ids, places in alike.items()])
+        return completions

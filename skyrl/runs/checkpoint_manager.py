@@ -1,0 +1,122 @@
+"""Checkpoints of a run: the state of its learners and of its loop, written while it goes on, and read again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from skyrl.checkpoint.manifest import StoredFile
+from skyrl.checkpoint.pending import PendingSave
+from skyrl.checkpoint.retention import Retention
+from skyrl.checkpoint.shards import StoredTensors
+from skyrl.checkpoint.store import Checkpoint, CheckpointStore, without_what_is_not_finite
+from skyrl.config import SkyRLTrainConfig, SupervisedConfig, TrainerConfig
+from skyrl.config.resolve import derived
+from skyrl.errors import ResumeError
+from skyrl.learners.group import ScorerGroup
+from skyrl.processes.redaction import redacted_tree
+from skyrl.runs.run_folder import RunFolder
+from skyrl.tracking.tracker import LastMetrics
+from skyrl.training.time_sharing import TimeSharing
+from skyrl.tree import fingerprint, to_dict
+
+
+def checkpoint_store(trainer: TrainerConfig) -> CheckpointStore:
+    """Where a run's checkpoints go, and how many stay."""
+    retention = Retention(
+        last=trainer.max_ckpts_to_keep,
+        every=trainer.ckpt_keep_every,
+        best=trainer.ckpt_keep_best,
+        metric=trainer.ckpt_best_metric,
+        larger_is_better=trainer.ckpt_best_is == "max",
+    )
+    return CheckpointStore(trainer.ckpt_path, retention, verify=trainer.ckpt_verify)
+
+
+class CheckpointManager:
+    """Saves and restores the models that learn, and what belongs to them."""
+
+    def __init__(
+        self,
+        run: SkyRLTrainConfig | SupervisedConfig,
+        store: CheckpointStore,
+        models: Mapping[str, ScorerGroup[Any]],
+        turns: TimeSharing,
+        folder: RunFolder,
+        last: LastMetrics,
+    ) -> None:
+        """`folder` has records of steps that a run goes back over; `last` those of the step that is saved."""
+        self._run, self._store, self._models, self._turns = run, store, models, turns
+        self._folder, self._last = folder, last
+        self._pending = PendingSave()
+
+    async def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Copy the state of every model, and write it with `state` of the loop: at once, or while the run goes on.
+
+        Raises `NonFiniteError` where a number of it is none, `RunError` if it cannot be written, or if the one before
+        it could not.
+        """
+        await self._pending.finish()
+        for name, model in self._models.items():
+            await self._turns.for_learning(name)
+            await model.refuse_non_finite_state()
+        numbers: dict[str, Any] = {}
+        need = 0
+        for name, model in self._models.items():
+            await self._turns.for_learning(name)
+            numbers[name], size = await model.stage()
+            need += size
+        checkpoint = Checkpoint(
+            step=step,
+            models={},
+            state={"trainer": deepcopy(state), **numbers},  # it is written later
+            config=redacted_tree(to_dict(self._run)),
+            fingerprint=fingerprint(self._run),
+            derived=derived(self._run),
+            world_size={name: len(model.ranks) for name, model in self._models.items()},
+            metrics=without_what_is_not_finite(self._last.metrics),
+        )
+        await self._pending.start(self._write(checkpoint, need))
+        if not self._run.trainer.async_ckpt_save:
+            await self._pending.finish()
+
+    async def finish(self) -> None:
+        """Return when everything saved is where it belongs. Raises `RunError` if something could not be written."""
+        await self._pending.finish()
+
+    async def finish_after(self, error: BaseException) -> None:
+        """The same where the run has failed: its own error is the one that is raised."""
+        await self._pending.finish_after(error)
+
+    async def restore(self, checkpoint: Checkpoint) -> None:
+        """The models as they were. Raises `ResumeError` for a checkpoint of other models."""
+        for name, model in self._models.items():
+            await self._turns.for_learning(name)
+            stored = checkpoint.models.get(name)
+            if stored is None:
+                raise ResumeError(f"the checkpoint of step {checkpoint.step} holds no {name}: it is of another run")
+            assert isinstance(stored, StoredTensors), "it was loaded from its files"
+            await model.load_state(stored, checkpoint.state[name])
+
+    async def go_back(self) -> Mapping[str, Any] | None:
+        """The models become those of the last checkpoint, and later steps are forgotten. The loop's state in it; None
+        where there is no checkpoint.
+        """
+        await self._pending.finish()
+        checkpoint = self._store.latest()
+        if checkpoint is None:
+            return None
+        await self.restore(checkpoint)
+        self._folder.forget_after(checkpoint.step)
+        state: Mapping[str, Any] = checkpoint.state["trainer"]
+        return state
+
+    async def _write(self, checkpoint: Checkpoint, need: int) -> None:
+        folder = await asyncio.to_thread(self._store.begin, checkpoint.step, need)
+        files: list[StoredFile] = []
+        with self._store.saving(checkpoint.step, need):
+            for model in self._models.values():
+                files += await model.write_staged(self._store.storage, folder)
+        await asyncio.to_thread(self._store.finish, checkpoint, files, need)

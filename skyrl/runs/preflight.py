@@ -1,0 +1,102 @@
+"""A first look at data and models, before anything is started: what is wrong is told now, what is left out is said."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.config.sizes import has_reference
+from skyrl.data.cursor import batches
+from skyrl.data.prompts import PromptDataset
+from skyrl.envs.registry import find_task, uses_sandbox
+from skyrl.errors import DataError
+from skyrl.inference.vllm_arguments import refuse_unsuitable
+from skyrl.inference.vllm_model import model_facts
+from skyrl.models.loading import max_positions, refuse_small_vocabulary
+from skyrl.sandbox.sandbox import Sandbox
+
+
+def check_data(run: SkyRLTrainConfig, train: PromptDataset, evaluation: PromptDataset | None) -> None:
+    """Every prompt has a task; prompts that are left out are counted. Raises `TaskError`."""
+    for name, dataset in (("training", train), ("evaluation", evaluation)):
+        if dataset is None:
+            continue
+        for env_class in {prompt.env_class for prompt in dataset.prompts}:
+            find_task(env_class, run.environment.env_class, run.environment.skyrl_gym)
+        if dataset.too_long:
+            say(f"{dataset.too_long} {name} prompts are longer than trainer.max_prompt_length and left out")
+        if dataset.bad_rows:
+            first = "".join(f"\n  {reason}" for reason in dataset.bad_rows[:3])
+            say(f"{len(dataset.bad_rows)} {name} rows are no prompts and left out (data.bad_rows), the first:{first}")
+    _tell_the_tail(run, len(train))
+
+
+def _tell_the_tail(run: SkyRLTrainConfig, prompts: int) -> None:
+    trainer, tail = run.trainer, run.data.epoch_tail
+    _, left_out = batches(prompts, trainer.train_batch_size, trainer.epochs, tail)
+    if left_out and tail == "drop":
+        rest = prompts % trainer.train_batch_size
+        say(f"{rest} training prompts, others in each epoch, do not fill a batch and are left out (data.epoch_tail)")
+    elif left_out:
+        say(f"{left_out} training prompts, the last ones of the last epoch, do not fill a batch and are left out")
+
+
+def sandbox_in_force(run: SkyRLTrainConfig, *datasets: PromptDataset | None) -> Mapping[str, object] | None:
+    """The tier that this run has, told and for the record; None where nothing runs in a sandbox.
+
+    Raises `UserError` if the machine does not have the tier that was asked for.
+    """
+    gym = run.environment.skyrl_gym
+    tasks = {prompt.env_class for dataset in datasets if dataset is not None for prompt in dataset.prompts}
+    sandboxed = sorted(task for task in tasks if uses_sandbox(task, gym))
+    if not sandboxed:
+        return None
+    sandbox = Sandbox(gym.sandbox_tier)
+    say(f"{', '.join(sandboxed)}: runs in sandboxes of the tier {sandbox.tier!r} (SECURITY.md)")
+    return {**sandbox.record(), "environments": sandboxed}
+
+
+def look_at_the_models(
+    run: SkyRLTrainConfig, tokenizer: Any, train: PromptDataset, evaluation: PromptDataset | None
+) -> None:
+    """Models know every token, hold the longest prompt with its answer, and suit the engine.
+
+    Raises `ModelError`, `DataError`, `ConfigError`.
+    """
+    policy = str(run.trainer.policy.model.path)
+    paths = {policy, str(run.trainer.ref.model.path)} if has_reference(run) else {policy}
+    for path in sorted(paths):
+        refuse_small_vocabulary(path, tokenizer)
+    generator = run.generator
+    if generator.inference_engine.backend == "vllm":
+        trusted = bool(generator.inference_engine.engine_init_kwargs.get("trust_remote_code", False))
+        refuse_unsuitable(model_facts(policy, trust_remote_code=trusted), run.trainer.device)
+    turns = generator.max_input_length if generator.max_turns > 1 else None
+    _refuse_long(policy, [(train, generator.sampling_params), (evaluation, generator.eval_sampling_params)], turns)
+
+
+def _refuse_long(path: str, sampled: Iterable[tuple[PromptDataset | None, Any]], turns: int | None) -> None:
+    """`turns`: the longest input of a turn, where there are several."""
+    positions = max_positions(path)
+    for dataset, sampling in sampled:
+        if dataset is None or sampling is None or positions is None:
+            continue
+        longest = max(len(prompt.token_ids) for prompt in dataset.prompts)
+        if longest + sampling.max_generate_length > positions:
+            raise DataError(
+                f"the longest prompt ({longest} tokens) and max_generate_length = {sampling.max_generate_length} "
+                f"do not fit into the {positions} positions of the model: lower max_generate_length, or leave long "
+                "prompts out with trainer.max_prompt_length"
+            )
+        if turns is not None and turns + sampling.max_generate_length > positions:
+            raise DataError(
+                f"generator.max_input_length = {turns} and max_generate_length = {sampling.max_generate_length} do not "
+                f"fit into the {positions} positions of the model: lower one of them"
+            )
+
+
+def say(text: str) -> None:
+    """A line for whoever watches."""
+    print(text, file=sys.stderr)

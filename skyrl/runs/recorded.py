@@ -1,0 +1,125 @@
+"""Runs that make a recording, and runs that are fed from one: there, what stands in the place of rollouts and of the
+road to the engines.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from skyrl import __version__
+from skyrl.errors import DataError
+from skyrl.learners.group import LearnerGroup
+from skyrl.runs.run_folder import RunFolder
+from skyrl.tracking.recording import FOLDER, Recording, Sampled
+from skyrl.tracking.timing import Clock
+from skyrl.training.step_trace import Sink, StepTrace, weight_digests
+from skyrl.training.time_sharing import TimeSharing, run_before
+from skyrl.training.trainer import PPOTrainer
+from skyrl.trajectory import TrajectoryGroup
+
+
+class RecordedRun:
+    """Another run's folder, with its recording. Raises `DataError` where there is none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.recording = Recording(folder / FOLDER)
+        self.about = self.recording.about()
+
+    def total_steps(self, *, at_most: int | None = None) -> int:
+        """Steps that can be trained on: the recorded ones from the first, without a gap. Raises `DataError`."""
+        steps = self.recording.steps()
+        if steps != list(range(1, len(steps) + 1)) or not steps:
+            raise DataError(
+                f"{self.recording.folder} holds {len(steps)} steps"
+                + (f", the first of which is {steps[0]}" if steps else "")
+                + ": a run is fed from a recording of all steps from the first"
+            )
+        return len(steps) if at_most is None else min(len(steps), at_most)
+
+
+class RecordedRollouts:
+    """The batches of a recording, in the place of `Rollouts` that sample."""
+
+    def __init__(self, recording: Recording, prompts: int) -> None:
+        """`prompts` is how many groups a batch has to have."""
+        self._recording, self._prompts = recording, prompts
+        self._last = Sampled(groups=())
+
+    async def next_batch(self, version: int) -> tuple[TrajectoryGroup, ...]:
+        """What was sampled by weights of this version. Raises `DataError`."""
+        self._last = self._recording.sampled(version + 1)
+        if len(self._last.groups) != self._prompts:
+            raise DataError(
+                f"step {version + 1} in {self._recording.folder} has {len(self._last.groups)} groups, and "
+                f"trainer.train_batch_size is {self._prompts}: set it to what was recorded"
+            )
+        return self._last.groups
+
+    def metrics(self) -> dict[str, float]:
+        return dict(self._last.metrics)
+
+    @property
+    def epoch(self) -> int:
+        return self._last.epoch
+
+    def state(self) -> dict[str, Any]:
+        """Nothing: the version says which step is next."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """The position in the data, if there is one, is of no use here."""
+
+    def weights_are(self, version: int) -> None:
+        """Nothing is sampled."""
+
+    async def close(self) -> None:
+        """Nothing is running."""
+
+
+class NoEngines:
+    """Where weights go when nobody samples."""
+
+    is_behind = is_missing = False
+
+    async def catch_up(self) -> None:
+        """Nobody waits."""
+
+    async def publish(self, version: int) -> dict[str, float]:
+        return {}
+
+
+def begin_recording(folder: RunFolder, form: str, total_steps: int) -> Recording:
+    """A recording in the run's folder; `form` is `trainer.recording`. Raises `RunError` if it cannot be written."""
+    recording = folder.recording(compress=form == "jsonl.gz")
+    recording.begin({"total_steps": total_steps, "made_with": made_with()})
+    return recording
+
+
+def watch(
+    trainer: PPOTrainer, sink: Sink, learners: Mapping[str, LearnerGroup[Any]], turns: TimeSharing, clock: Clock
+) -> None:
+    """`sink` is told of every step of `trainer`; each learner is asked for its weights when its turn has come."""
+    asked = {
+        name: partial(run_before(learner, stream=partial(turns.for_scoring, name)).stream, weight_digests)
+        for name, learner in learners.items()
+    }
+    StepTrace(sink, asked, clock).watch(trainer)
+
+
+def made_with() -> dict[str, str]:
+    """What numbers may depend on beside the configuration."""
+    named = {"skyrl": __version__, "python": platform.python_version(), "machine": platform.machine()}
+    for package in ("torch", "transformers", "peft", "deepspeed"):
+        try:
+            named[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return named | {"threads": str(torch.get_num_threads()), "gpu": gpu}

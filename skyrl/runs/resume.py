@@ -1,0 +1,94 @@
+"""Where a run begins: at the start, at a checkpoint, or not at all, because something would be lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from skyrl.checkpoint.store import Checkpoint, CheckpointStore, load_checkpoint
+from skyrl.config import SkyRLTrainConfig
+from skyrl.errors import ResumeError
+from skyrl.runs.preflight import say
+from skyrl.runs.run_folder import RunFolder
+from skyrl.runs.run_lock import refuse_changed
+from skyrl.tree import required
+
+
+def find_start(
+    run: SkyRLTrainConfig, store: CheckpointStore, folder: RunFolder, *, again: bool = False
+) -> Checkpoint | None:
+    """The checkpoint that the configuration says, or None for a start from the beginning.
+
+    `again` is true where this command's own run has failed, and is begun again. Raises `ResumeError` for a checkpoint
+    of another run or a damaged one, where there has to be one and is none, and where a finished run or later
+    checkpoints would be overwritten.
+    """
+    trainer = run.trainer
+    found: Checkpoint | None = None
+    match beginning(run, again=again):
+        case "named":
+            path = required(trainer.resume_path, "trainer.resume_path")
+            found = load_checkpoint(path if "://" in path else Path(path).expanduser(), trainer.ckpt_verify)
+            refuse_changed(found.config, run, path, "trainer.resume_path")
+            _refuse_to_mix(store, found.step)
+        case "anew":
+            _refuse_to_mix(store, 0)
+        case how:
+            found = _newest(store, fall_back=say if how == "newest good" else None)
+            if found is not None:
+                refuse_changed(found.config, run, store.folder, "trainer.ckpt_path")
+            elif how == "must":
+                raise ResumeError(
+                    f"trainer.recover_mode = resume, and {store.folder} holds no checkpoint: name the folder of the "
+                    "run in trainer.ckpt_path, or set recover_mode = auto to begin anew where there is none"
+                )
+    if found is None and folder.model.exists():
+        raise ResumeError(
+            f"{folder.path} holds a trained model, and no checkpoint to go on from: choose another trainer.run_path, "
+            "or delete the folder to train again"
+        )
+    return found
+
+
+Beginning = Literal["anew", "named", "newest", "newest good", "must"]
+
+
+def beginning(run: SkyRLTrainConfig, *, again: bool) -> Beginning:
+    """Where `trainer.recover_mode`, and without it `trainer.resume_mode`, say that a run begins."""
+    match run.trainer.recover_mode, run.trainer.resume_mode:
+        case ("auto", _):
+            return "newest good"
+        case ("fault", _):
+            return "newest good" if again else "anew"
+        case ("resume", _):
+            return "must"
+        case (None, "from_path"):
+            return "named"
+        case (None, "latest"):
+            return "newest"
+        case _:
+            return "anew"
+
+
+def _newest(store: CheckpointStore, fall_back: Callable[[str], None] | None) -> Checkpoint | None:
+    try:
+        return store.latest(fall_back=fall_back)
+    except ResumeError as error:
+        earlier = store.steps()[:-1]
+        if fall_back is not None or not earlier:
+            raise
+        raise ResumeError(
+            f"{error}. There are earlier checkpoints ({', '.join(map(str, earlier))}): trainer.recover_mode=auto goes "
+            "on from the newest good one"
+        ) from error
+
+
+def _refuse_to_mix(store: CheckpointStore, step: int) -> None:
+    """Later checkpoints in the folder are of another course of events; this run would replace them one by one."""
+    later = [number for number in store.steps() if number > step]
+    if later:
+        raise ResumeError(
+            f"{store.folder} holds checkpoints of later steps ({', '.join(map(str, later))}), which this run would "
+            "overwrite: choose another trainer.ckpt_path, or trainer.resume_mode = latest to continue from them"
+        )

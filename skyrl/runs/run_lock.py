@@ -1,0 +1,157 @@
+"""One folder holds one run, and one process at a time writes into it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cattrs
+from filelock import FileLock, Timeout
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.config.stored import stored_form, tree_of
+from skyrl.errors import ConfigError, ResumeError, UserError
+from skyrl.processes.redaction import redacted_tree
+from skyrl.tree import differences, required
+
+C = TypeVar("C", bound=SkyRLTrainConfig)
+
+
+class RunLock:
+    """A folder that a run writes into: taken before anything is started, signed with the run's configuration."""
+
+    def __init__(self, folder: Path, field: str, run: SkyRLTrainConfig) -> None:
+        """`field` is the dotted path of the configuration that names the folder."""
+        self.folder = folder
+        self._field, self._run = field, run
+        self._lock = FileLock(folder / ".lock")
+        self._signature = folder / "config.json"
+        self._is_new = False
+
+    def acquire(self) -> None:
+        """Make the folder and lock it.
+
+        Raises `UserError` if it cannot be made or another process has it, `ResumeError` if it belongs to another run.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=0)
+            (self.folder / ".owner").write_text(_myself(), encoding="utf-8")
+        except Timeout:
+            owner = _read_text(self.folder / ".owner")
+            message = (
+                f"{self.folder} is in use by a run that is going on ({owner or 'its owner cannot be read'}): wait for "
+                f"its end, or choose another {self._field}"
+            )
+            raise UserError(message) from None
+        except OSError as error:
+            raise UserError(f"{self._field} = {self.folder} cannot be written to: {error.strerror}") from None
+        try:
+            self._compare()
+        except ResumeError:
+            self.release()
+            raise
+
+    def write_config(self) -> None:
+        """Write the resolved configuration and its fingerprint into `config.json`."""
+        self._is_new = not self._signature.exists()
+        scratch = self._signature.with_suffix(".tmp")
+        scratch.write_text(
+            json.dumps(redacted_tree(stored_form(self._run)), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+        scratch.replace(self._signature)
+
+    def remove_config(self) -> None:
+        """Give up a folder that this session signed first: it has kept nothing there."""
+        if self._is_new:
+            self._signature.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """Let the next process have it."""
+        self._lock.release()
+
+    def _compare(self) -> None:
+        text = _read_text(self._signature)
+        if not text:
+            return
+        try:
+            stored = json.loads(text)["config"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ResumeError(f"{self._signature} is damaged ({error}): choose another {self._field}") from error
+        refuse_changed(stored, self._run, str(self.folder), self._field)
+
+
+def refuse_changed(stored: Any, run: SkyRLTrainConfig, where: str, field: str) -> None:
+    """Compare a stored configuration with this run's in what makes it that run, and in everything that determines its
+    numbers unless `trainer.resume_with_changes` is on.
+
+    Raises `ResumeError` with the differences and the ways out.
+    """
+    try:
+        before = tree_of(stored, type(run), where)
+        now = _as_stored(run)
+    except ConfigError as error:
+        raise ResumeError(f"{where} has a configuration that this version cannot read: {error}") from error
+    changed = differences(before, now, roles=("identity",))
+    numerics = differences(before, now, roles=("numerics",))
+    if not run.trainer.resume_with_changes:
+        changed |= numerics
+    if changed:
+        raise ResumeError(
+            f"{where} belongs to a run with another configuration:\n{_rows(changed)}\n"
+            f"To continue that run, set these back{_or_say_so(changed, numerics)}. To start a new one, choose another "
+            f"{field}, for example:\n  {_folders_beside(run)}"
+        )
+
+
+def changes_to_say(stored: Any, run: SkyRLTrainConfig) -> str:
+    """What a run that goes on does otherwise than before, a line for each field; empty where that is nothing."""
+    before, run = tree_of(stored, type(run), "the checkpoint"), _as_stored(run)
+    places = ("trainer.resume_", "trainer.recover_")
+    changed = differences(before, run)
+    return _rows({path: values for path, values in changed.items() if not path.startswith(places)})
+
+
+def _as_stored(run: C) -> C:
+    return cattrs.structure(redacted_tree(cattrs.unstructure(run)), type(run))
+
+
+def _or_say_so(changed: Mapping[str, Any], numerics: Mapping[str, Any]) -> str:
+    """The third way out, where it is one."""
+    return ", or go on with them by trainer.resume_with_changes=true" if changed.keys() == numerics.keys() else ""
+
+
+def _rows(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    return "\n".join(f"  {path}: {_short(old)} there, {_short(new)} here" for path, (old, new) in changed.items())
+
+
+def _myself() -> str:
+    """The lock ends with its process, this note does not: it is read only while somebody has the lock."""
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    return f"process {os.getpid()} on {socket.gethostname()}, since {now}"
+
+
+def _folders_beside(run: SkyRLTrainConfig) -> str:
+    """Arguments that give the run a folder of its own, with everything it writes inside."""
+    own = required(run.trainer.run_path, "trainer.run_path").rstrip("/")
+    names = itertools.chain([own], (f"{own}-{number}" for number in itertools.count(2)))
+    free = next(name for name in names if not (Path(name).expanduser() / "config.json").exists())
+    return f"trainer.run_path={free} trainer.ckpt_path={free}/checkpoints trainer.export_path={free}/exports"
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."

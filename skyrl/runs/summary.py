@@ -1,0 +1,50 @@
+"""What a finished run tells the person who started it: where everything is, and whether it helped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.runs.run_folder import RunFolder
+
+
+def summary(run: SkyRLTrainConfig, folder: RunFolder) -> Iterator[str]:
+    """Lines for the terminal; the last one compares the first evaluation with the last."""
+    places = (
+        ("configuration", folder.path / "config.json"),
+        ("metrics", folder.path / "metrics.jsonl"),
+        ("samples", folder.path / "trajectories.jsonl"),
+        ("reward curve", folder.path / "reward_curve.png"),
+        ("trained model", folder.model),
+        ("adapter", folder.adapter),
+        ("recording", folder.recording().folder),
+        ("checkpoints", Path(run.trainer.ckpt_path).expanduser()),
+        ("evaluations", Path(run.trainer.export_path).expanduser() / "dumped_evals"),
+    )
+    for name, path in places:
+        if path.exists() and (name != "checkpoints" or any(path.glob("global_step_*"))):
+            yield f"  {name:<14} {path}"
+    yield from _scores(folder)
+    yield from _losses(folder)
+
+
+def _losses(folder: RunFolder) -> Iterator[str]:
+    for name in ("eval/all/loss", "train/loss"):
+        found = [(record["step"], record[name]) for record in folder.metrics.read() if name in record]
+        if found:
+            (first, before), (last, after) = found[0], found[-1]
+            yield f"{name} {before:.3f} at step {first}, {after:.3f} at step {last}"
+
+
+def _scores(folder: RunFolder) -> Iterator[str]:
+    name = "eval/all/avg_score"
+    records = [record for record in folder.metrics.read() if name in record]
+    if not records:
+        return
+    before, after = records[0], records[-1]
+    what = "accuracy" if all(record[name] == record["eval/all/accuracy"] for record in records) else "score"
+    if before["step"] == 0 and after["step"] > 0:
+        yield f"{what} before {before[name]:.2f} after {after[name]:.2f}"
+    else:
+        yield f"{what} {after[name]:.2f} at step {after['step']}"

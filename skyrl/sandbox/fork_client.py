@@ -1,0 +1,148 @@
+"""Asking the fork server for processes: this side of `fork_server.py`."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+
+from skyrl.errors import ProcessError
+from skyrl.sandbox import fork_server
+from skyrl.sandbox.tiers import Tier, command, has_namespaces, needed_by_python
+
+START_SECONDS = 60.0
+"""For a server to read its modules; a machine may be busy."""
+
+_ROOT = Path(__file__).parents[2]
+_BEGIN = "import sys; sys.path.insert(0, sys.argv[1]); from skyrl.sandbox import fork_server; fork_server.main()"
+_OURS = ("__init__.py", "processes/__init__.py", "sandbox/fork_server.py", "sandbox/confinement.py")
+
+
+class ForkClient:
+    """One fork server, started when it is first needed and again if it is gone. Safe to use from several threads."""
+
+    def __init__(self, tier: Tier, readable: Sequence[Path] = (), modules: Sequence[str] = ()) -> None:
+        """`modules` are in the memory of every process, which then finds the packages of this one; without any,
+        processes have the standard library alone.
+        """
+        self._tier, self._modules = tier, tuple(modules)
+        self._readable = [str(path) for path in readable]
+        self._start_lock = Lock()
+        self._owner = -1
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = ""
+
+    @property
+    def folder(self) -> str:
+        """Where processes in namespaces have their own folder; each of them sees another one here."""
+        self._expect()
+        return self._folder
+
+    def fork(self, module: str, files: Sequence[int], limits: Mapping[str, float], folder: str) -> socket.socket:
+        """A new process, of the program in `files[0]` or else of `module`, whose `main` it calls; the other files are
+        its standard input, output and errors. On the socket the supervisor says how it ended; closing it ends it.
+
+        Raises `ProcessError` if there is no server.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        request = json.dumps({"module": module, "limits": dict(limits), "folder": folder}).encode()
+        with theirs:
+            for _ in range(2):
+                server = self._expect()
+                try:
+                    socket.send_fds(server, [request], [*files, theirs.fileno()])
+                    return ours
+                except OSError:
+                    self._forget(server)
+        ours.close()
+        raise ProcessError(f"the fork server of the sandbox tier {self._tier!r} does not stay alive")
+
+    def close(self) -> None:
+        """End the server, and with it all its processes."""
+        with self._start_lock:
+            if self._owner == os.getpid():
+                self._end()
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder = ""
+
+    def _expect(self) -> socket.socket:
+        with self._start_lock:
+            if self._socket is None or self._owner != os.getpid():
+                self._start()
+            assert self._socket is not None, "it was just started"
+            return self._socket
+
+    def _forget(self, server: socket.socket) -> None:
+        with self._start_lock:
+            if self._socket is server:
+                self._end()
+
+    def _end(self) -> None:
+        server, process, self._socket, self._process = self._socket, self._process, None, None
+        if server is not None:
+            with suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
+            server.close()
+        if process is not None:
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        atexit.unregister(self.close)
+
+    def _start(self) -> None:
+        if self._owner != os.getpid() or not self._folder:
+            self._folder = tempfile.mkdtemp(prefix="skyrl-sandbox-")
+        if has_namespaces(self._tier):
+            os.chmod(self._folder, 0o755)  # empty: each process mounts a folder of its own over it
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, tempfile.TemporaryFile() as errors:
+            self._process = subprocess.Popen(
+                self._command(),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                cwd="/",
+                env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+            theirs.close()
+            self._socket, self._owner = ours, os.getpid()
+            atexit.register(self.close)
+            ours.settimeout(START_SECONDS)
+            try:
+                ready = ours.recv(64) == fork_server.READY
+            except OSError:
+                ready = False
+            ours.settimeout(None)
+            if not ready:
+                self._end()
+                errors.seek(0)
+                said = errors.read().decode(errors="replace").strip()[-500:]
+                raise ProcessError(f"the fork server of the sandbox tier {self._tier!r} does not start: {said}")
+
+    def _command(self) -> list[str]:
+        readable = [*self._readable, *needed_by_python()]
+        if self._modules:
+            readable += [path for path in sys.path if path]
+        settings = {
+            "namespaces": has_namespaces(self._tier),
+            "paths": [os.path.abspath(path) for path in sys.path] if self._modules else [],
+            "modules": self._modules,
+            "readable": readable,
+        }
+        seen = [*readable, *(str(_ROOT / "skyrl" / name) for name in _OURS)]
+        isolated = ["-I"] if self._modules else ["-I", "-S"]
+        python = [sys.executable, *isolated, "-c", _BEGIN, str(_ROOT), json.dumps(settings)]
+        return command(self._tier, python, folder=self._folder, readable=seen)

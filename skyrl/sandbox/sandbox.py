@@ -1,0 +1,239 @@
+"""Programs that nobody trusts, each in a process of its own with a deadline and limits.
+
+    Sandbox(tier).run(program, stdin, limits) -> Ran(stdout, how it ended)
+
+Tiers are in `tiers.py`. A process is forked from a warm interpreter (`fork_server.py`), so that a call takes
+milliseconds, and knows nothing of the calls before it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from attrs import asdict, field, frozen
+
+from skyrl.errors import ProcessError, UserError
+from skyrl.sandbox.confinement import is_reachable, other_user
+from skyrl.sandbox.fork_client import ForkClient
+from skyrl.sandbox.fork_server import TIMED_OUT
+from skyrl.sandbox.tiers import TIERS, Tier, has_namespaces, missing
+
+GRACE = 0.5
+"""Seconds that the supervisor gets, after the deadline, to end what it started."""
+
+
+@frozen(kw_only=True)
+class ResourceLimits:
+    """What a program may take. Beyond any of these it is ended."""
+
+    seconds: float = 10.0
+    """Wall-clock time."""
+
+    cpu_seconds: int = field(default=10)
+    memory_bytes: int = 1 << 30
+    """Address space of each process."""
+
+    file_bytes: int = 32 << 20
+    """Size of each file that it writes."""
+
+    folder_bytes: int = 64 << 20
+    """Of all its files together, where its folder is in memory (every tier but `process`)."""
+
+    processes: int = 64
+    """Of the user, on the whole machine; a run of root's has a user for each program."""
+
+    open_files: int = 64
+    output_bytes: int = 1 << 20
+    """What it may print. The rest is not read."""
+
+
+@frozen(kw_only=True)
+class Ran:
+    """How a program ended, and what it printed."""
+
+    ended: Literal["exit", "timeout", "output"]
+    """exit: by itself or by a limit, see `code`; timeout: at its deadline; output: it printed too much."""
+
+    code: int
+    """Exit code; 128 + signal if a signal ended it. Means nothing unless `ended` is exit."""
+
+    stdout: bytes
+    stderr: bytes
+
+
+class Sandbox:
+    """Runs programs in one tier. Safe to use from several threads."""
+
+    def __init__(
+        self, tier: Tier | Literal["auto"] = "auto", *, readable: Sequence[Path] = (), modules: Sequence[str] = ()
+    ) -> None:
+        """`readable` are files and folders that programs need; `modules` are in the memory of workers.
+
+        Raises `UserError` if this machine does not have the tier, which is never replaced by a weaker one, and for
+        what programs could not read.
+        """
+        self.tier: Tier = strongest_tier() if tier == "auto" else tier
+        reason = why_unavailable(self.tier)
+        if reason:
+            have = ", ".join(each for each in TIERS if not why_unavailable(each)) or "none"
+            raise UserError(f"the sandbox tier {tier!r} is not available on this machine: {reason}. Available: {have}")
+        self._readable = tuple(path.absolute() for path in readable)
+        for path in self._readable:
+            if path.exists() and not self._may_read(path, path):
+                raise UserError(
+                    f"programs in the sandbox of a run of root's have users of their own, who cannot read {path}: "
+                    f"chmod -R o+rX {path}"
+                )
+        self.client = ForkClient(self.tier, readable, modules)
+
+    def run(self, program: str, stdin: bytes = b"", limits: ResourceLimits | None = None) -> Ran:
+        """Run Python source in a folder that is new and removed afterwards, and return when nothing of it is left.
+
+        Raises `ProcessError` if the sandbox itself does not work.
+        """
+        return _run(self.client, self.tier, program, stdin, limits or ResourceLimits())
+
+    def record(self) -> dict[str, object]:
+        """What is in force, for whoever looks at the run later."""
+        return {"tier": self.tier, "own_user_for_each_program": other_user() is not None}
+
+    def may_open(self, file: Path) -> bool:
+        """Can programs open this file by its name?"""
+        if self.tier != "bwrap" and (other_user() is None or is_reachable(str(file))):
+            return True
+        return self.tier != "process" and any(
+            self._may_read(file, path) for path in self._readable if file.is_relative_to(path)
+        )
+
+    def _may_read(self, file: Path, root: Path) -> bool:
+        """By the rights of what lies between."""
+        if other_user() is None:
+            return True
+        ways = [file, *(parent for parent in file.parents if parent.is_relative_to(root))]
+        return all(
+            way.stat().st_mode & wanted == wanted for way in ways for wanted in [0o005 if way.is_dir() else 0o004]
+        )
+
+    def close(self) -> None:
+        """End the warm interpreter; the next call starts another."""
+        self.client.close()
+
+
+@cache
+def strongest_tier() -> Tier:
+    """Of those that this machine has."""
+    return next((tier for tier in reversed(TIERS) if not why_unavailable(tier)), "process")
+
+
+@cache
+def why_unavailable(tier: Tier) -> str:
+    """What this machine lacks for the tier; empty if programs really run in it here."""
+    if sys.platform != "linux":
+        return "sandboxes need Linux"
+    if missing(tier):
+        return f"there is no command {missing(tier)!r}; install bubblewrap"
+    client = ForkClient(tier)
+    try:
+        ran = _run(client, tier, "print('here')", b"", ResourceLimits())
+    except ProcessError as error:
+        return str(error)
+    finally:
+        client.close()
+    return "" if ran.stdout == b"here\n" else f"a program that prints a word in it ended with {ran.code}"
+
+
+def folder_of(client: ForkClient, tier: Tier) -> str:
+    """A process's own folder: in namespaces a name for a place in memory, otherwise a new one for `remove_folder`."""
+    return client.folder if has_namespaces(tier) else tempfile.mkdtemp(prefix="skyrl-sandbox-")
+
+
+def remove_folder(folder: str, tier: Tier) -> None:
+    """What `folder_of` gave, if it is on disk."""
+    if not has_namespaces(tier):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(client: ForkClient, tier: Tier, program: str, stdin: bytes, limits: ResourceLimits) -> Ran:
+    folder = folder_of(client, tier)
+    files = [_in_memory(program.encode(errors="replace")), _in_memory(stdin)]
+    outputs = [os.pipe(), os.pipe()]
+    try:
+        control = client.fork("", [*files, *(write for _, write in outputs)], asdict(limits), folder)
+        for write in [*files, *(write for _, write in outputs)]:
+            os.close(write)
+        files, outputs = [], [(read, -1) for read, _ in outputs]
+        with control:
+            kept, whole = _read([read for read, _ in outputs], control, limits)
+            code = _how_it_ended(control, limits.seconds + GRACE if whole else 0)
+    finally:
+        for number in [*files, *(end for pair in outputs for end in pair if end >= 0)]:
+            os.close(number)
+        remove_folder(folder, tier)
+    if not whole:
+        return Ran(ended="output", code=-1, stdout=kept[0], stderr=kept[1])
+    ended: Literal["exit", "timeout"] = "timeout" if code == TIMED_OUT else "exit"
+    return Ran(ended=ended, code=code, stdout=kept[0], stderr=kept[1])
+
+
+def _in_memory(data: bytes) -> int:
+    """A file with this in it."""
+    number = os.memfd_create("skyrl")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(number, view) :]
+    os.lseek(number, 0, os.SEEK_SET)
+    return number
+
+
+def _read(pipes: Sequence[int], control: socket.socket, limits: ResourceLimits) -> tuple[list[bytes], bool]:
+    """Both outputs, and whether they were within the limit, until they close or time is up."""
+    kept: Mapping[int, bytearray] = {pipe: bytearray() for pipe in pipes}
+    deadline = time.monotonic() + limits.seconds + GRACE
+    waiting = select.poll()
+    for pipe in pipes:
+        waiting.register(pipe, select.POLLIN)
+    open_ones, whole = len(pipes), True
+    while whole and open_ones and (left := deadline - time.monotonic()) > 0:
+        for pipe, _ in waiting.poll(left * 1000):
+            data = os.read(pipe, 65536)
+            if not data:
+                waiting.unregister(pipe)
+                open_ones -= 1
+            kept[pipe] += data
+            whole = whole and len(kept[pipe]) <= limits.output_bytes
+    return [bytes(data[: limits.output_bytes]) for data in kept.values()], whole
+
+
+def _how_it_ended(control: socket.socket, seconds: float) -> int:
+    """The exit code, or `TIMED_OUT`. After `seconds` the supervisor is asked to end it. Nothing is left afterwards."""
+    said = receive(control, seconds)
+    if said is None:
+        with suppress(OSError):
+            control.shutdown(socket.SHUT_WR)
+        said = receive(control, 10 * GRACE) or ""
+        return TIMED_OUT
+    if said.startswith("broken"):
+        raise ProcessError(f"a sandboxed process could not be started: {said.removeprefix('broken: ')}")
+    return int(said.removeprefix("code: ")) if said else TIMED_OUT
+
+
+def receive(control: socket.socket, seconds: float) -> str | None:
+    """What the supervisor says; empty if it is gone, None if it says nothing in time."""
+    control.settimeout(max(seconds, 0.001))
+    try:
+        return control.recv(4096).decode(errors="replace")
+    except TimeoutError:
+        return None
+    except OSError:
+        return ""

@@ -1,0 +1,108 @@
+"""A confined process that answers one question after the other, as lines of JSON.
+
+    Worker(sandbox, "module") -> ask(question, seconds) -> answer, ..., close()
+
+A late answer, a long one and the worker's end are a `WorkerEnded`; then nothing of it is left. The worker's side is
+`answer_lines`, which a module's `main` calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from attrs import asdict
+
+from skyrl.errors import WorkerEnded
+from skyrl.sandbox.sandbox import GRACE, ResourceLimits, Sandbox, folder_of, receive, remove_folder
+
+_FOREVER = 10**6
+_PART = 1 << 20
+
+
+class Worker:
+    """One process. Its `ask` is for one thread at a time; `close` may come from any."""
+
+    def __init__(self, sandbox: Sandbox, module: str, limits: ResourceLimits) -> None:
+        """`limits.seconds` is not used here: each question has a time of its own."""
+        self._limits, self._tier = limits, sandbox.tier
+        self._folder = folder_of(sandbox.client, sandbox.tier)
+        self._line, theirs = socket.socketpair()
+        self._left = b""
+        nothing = os.open(os.devnull, os.O_RDWR)
+        taken = asdict(limits) | {"seconds": _FOREVER}
+        try:
+            ends = [nothing, theirs.fileno(), theirs.fileno(), nothing]
+            self._control: socket.socket | None = sandbox.client.fork(module, ends, taken, self._folder)
+        finally:
+            os.close(nothing)
+            theirs.close()
+
+    def ask(self, question: Any, seconds: float | None) -> Any:
+        """The answer. Raises `WorkerEnded`, and TypeError for a question that is not JSON."""
+        line = json.dumps(question).encode() + b"\n"
+        deadline = time.monotonic() + (_FOREVER if seconds is None else seconds)
+        try:
+            self._line.settimeout(max(0.001, deadline - time.monotonic()))
+            self._line.sendall(line)
+            return json.loads(self._next_line(deadline))
+        except TimeoutError:
+            self.close()
+            raise WorkerEnded("timeout", f"gave no answer within {seconds:g} s and was ended") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise WorkerEnded("exit", f"ended: {self.close(GRACE) or error}") from None
+
+    def close(self, patience: float = 0.001) -> str:
+        """End it, and wait until nothing of it is left. Says how it ended by itself, if it has or does so within
+        `patience` seconds.
+        """
+        control, self._control = self._control, None
+        if control is None:
+            return ""
+        with control:
+            said = receive(control, patience)
+            if not said:
+                with suppress(OSError):
+                    control.shutdown(socket.SHUT_WR)
+                receive(control, 10 * GRACE)
+        self._line.close()
+        remove_folder(self._folder, self._tier)
+        return _in_words(said or "")
+
+    def _next_line(self, deadline: float) -> bytes:
+        while b"\n" not in self._left:
+            self._line.settimeout(max(0.001, deadline - time.monotonic()))
+            part = self._line.recv(_PART)
+            if not part:
+                raise OSError("it is gone")
+            self._left += part
+            if len(self._left) > self._limits.output_bytes:
+                self.close()
+                raise WorkerEnded("output", f"answered with more than {self._limits.output_bytes} bytes and was ended")
+        line, _, self._left = self._left.partition(b"\n")
+        return line
+
+
+def answer_lines(answer: Callable[[Any], Any]) -> None:
+    """In the worker: answer each line until there are no more. What is printed goes nowhere."""
+    with os.fdopen(os.dup(0), "rb") as questions, os.fdopen(os.dup(1), "wb") as answers:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, 0)
+        os.dup2(nothing, 1)
+        for line in questions:
+            answers.write(json.dumps(answer(json.loads(line))).encode() + b"\n")
+            answers.flush()
+    sys.stdout.flush()
+
+
+def _in_words(said: str) -> str:
+    code = int(said.removeprefix("code: ")) if said.startswith("code: ") else -1
+    if code > 128:
+        return f"signal {code - 128} ended its process"
+    return f"its process ended with exit code {code}" if code >= 0 else said

@@ -1,0 +1,1 @@
+"""Offline tools over finished or recorded runs: replay, bisect, compare, export, simulate."""

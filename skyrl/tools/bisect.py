@@ -1,0 +1,88 @@
+"""Where two runs part: the first step that differs, and within it the first token, tensor or key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.errors import UserError
+from skyrl.runs.run_folder import RunFolder
+from skyrl.runs.stored_runs import stored_run
+from skyrl.tools.comparing import Difference, differences_of_computing, differences_of_samples
+from skyrl.tree import differences
+
+_MEASURED_IN_TIME = ("timing/", "per_second", "trajectory_time")
+
+
+@frozen(kw_only=True)
+class Parting:
+    """What two runs have in common, and what they have not."""
+
+    configuration: dict[str, tuple[Any, Any]]
+    """Fields that determine a run's numbers and differ: both values."""
+
+    compared: tuple[int, ...]
+    """Steps that were compared; the last of them is the first that differs, if any does."""
+
+    recorded: bool
+    """Both runs have recordings. Else their metrics are compared, which say less."""
+
+    found: tuple[Difference, ...]
+    """In the first step that differs, in the order in which a step comes about."""
+
+    only_in_one: tuple[int, ...]
+    """Steps that only one of the runs has."""
+
+
+def bisect(one: Path, other: Path) -> Parting:
+    """Compare two runs by their folders. Raises `UserError` for a folder that is not a run's, and for runs
+    of two kinds, `DataError` for a
+    recording that is damaged.
+    """
+    runs = stored_run(one), stored_run(other)
+    if type(runs[0]) is not type(runs[1]):
+        raise UserError(f"{one} is a run of kind = {runs[0].kind}, and {other} one of kind = {runs[1].kind}")
+    changed = differences(*runs, roles=("identity", "numerics"))
+    folders = RunFolder(one), RunFolder(other)
+    recorded = all(folder.recording().steps() for folder in folders)
+    metrics = () if recorded else tuple(map(_metrics, folders))
+    steps_of = [set(each) for each in metrics or (folder.recording().steps() for folder in folders)]
+    compared: list[int] = []
+    found: tuple[Difference, ...] = ()
+    for step in sorted(steps_of[0] & steps_of[1]):
+        compared.append(step)
+        found = tuple(_of_recordings(*folders, step) if recorded else _of_metrics(*(each[step] for each in metrics)))
+        if found:
+            break
+    return Parting(
+        configuration=changed,
+        compared=tuple(compared),
+        recorded=recorded,
+        found=found,
+        only_in_one=tuple(sorted(steps_of[0] ^ steps_of[1])),
+    )
+
+
+def _of_recordings(one: RunFolder, other: RunFolder, step: int) -> Iterator[Difference]:
+    here, there = one.recording(), other.recording()
+    groups = here.sampled(step).groups
+    yield from differences_of_samples(groups, there.sampled(step).groups)
+    yield from differences_of_computing(here.computed(step), there.computed(step), groups)
+
+
+def _of_metrics(here: dict[str, Any], there: dict[str, Any]) -> Iterator[Difference]:
+    for name in dict.fromkeys([*here, *there]):
+        if here.get(name) != there.get(name):
+            yield Difference("metrics", name, repr(here.get(name)), repr(there.get(name)))
+
+
+def _metrics(folder: RunFolder) -> dict[int, dict[str, Any]]:
+    return {
+        record["step"]: {
+            name: value for name, value in record.items() if not any(part in name for part in _MEASURED_IN_TIME)
+        }
+        for record in folder.metrics.read()
+    }

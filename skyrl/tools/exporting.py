@@ -1,0 +1,84 @@
+"""A model out of a checkpoint: no learner is started, and no process of the run is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from skyrl.checkpoint.store import Checkpoint, CheckpointStore
+from skyrl.config import RewardModelConfig
+from skyrl.config.kinds import kind_of
+from skyrl.errors import ResumeError, UserError
+from skyrl.models.lora import adapter_alone, merged
+from skyrl.models.reward_model import RewardModelExport
+from skyrl.models.storing import AdapterExport, Export
+from skyrl.runs.stored_runs import Run, checkpoints_of, place_of, run_of
+from skyrl.tree import required
+
+_WEIGHTS = "model."
+"""Before the names of weights in a checkpoint; those of the optimizer's state begin otherwise."""
+
+
+def export(
+    run: Path,
+    *,
+    step: int | None = None,
+    to: Path | None = None,
+    adapter: bool = False,
+    checkpoints: Path | None = None,
+) -> tuple[int, Path]:
+    """Store the model of a checkpoint, the newest unless `step` names another. Which step it was, and the folder.
+
+    It is stored as transformers does, an adapter merged into it; with `adapter`, that alone, as PEFT does. Without `to`
+    it goes where the run itself exports to. Raises `ResumeError` for a checkpoint that is not there or is damaged,
+    `UserError` for the adapter of a run without one, `RunError` if the disk does not take it.
+    """
+    store = CheckpointStore(checkpoints or checkpoints_of(str(run)))
+    saved = _saved(store, step)
+    checkpoint = store.load(saved)
+    config = run_of(checkpoint.config, f"the checkpoint of step {saved}")
+    role, name = _NAMES[config.kind]
+    lora = config.trainer.policy.model.lora
+    if adapter and not lora.rank:
+        raise UserError(f"{run} trained all weights ({kind_of(config).model}.lora.rank = 0): it has no adapter")
+    name = "adapter" if adapter else name
+    folder = to or Path(place_of(config.trainer.export_path, run, config)) / f"global_step_{saved}" / name
+    weights = _weights(checkpoint, role)
+    if adapter:
+        _exporter(config, folder, adapter=True)(adapter_alone(weights))
+    else:
+        _exporter(config, folder)(merged(weights, lora))
+    return saved, folder
+
+
+_NAMES = {"rl": ("policy", "policy"), "sft": ("policy", "model"), "reward_model": ("critic", "model")}
+"""Under which name each kind of run keeps its model in checkpoints, and exports it."""
+
+
+def _exporter(config: Run, folder: Path, *, adapter: bool = False) -> Callable[[Iterator[tuple[str, Tensor]]], None]:
+    model = config.trainer.policy.model
+    like = required(model.path, "the path of the model")
+    if adapter:
+        return AdapterExport(like=like, lora=model.lora, folder=folder)
+    kind = RewardModelExport if isinstance(config, RewardModelConfig) else Export
+    return kind(like=like, use_fast_tokenizer=not config.trainer.disable_fast_tokenizer, folder=folder)
+
+
+def _saved(store: CheckpointStore, step: int | None) -> int:
+    steps = store.steps()
+    if not steps:
+        raise ResumeError(f"there is no checkpoint in {store.folder}: name its folder with --checkpoints")
+    if step is not None and step not in steps:
+        there = ", ".join(map(str, steps))
+        raise ResumeError(f"there is no checkpoint of step {step} in {store.folder}, but of {there}")
+    return steps[-1] if step is None else step
+
+
+def _weights(checkpoint: Checkpoint, role: str) -> Iterator[tuple[str, Tensor]]:
+    """The model's, under the names that it has in training, each read when it is asked for."""
+    tensors = checkpoint.models[role]
+    for name in tensors:
+        if name.startswith(_WEIGHTS):
+            yield name.removeprefix(_WEIGHTS), tensors[name]

@@ -1,0 +1,131 @@
+"""A recorded step, run again from its stored trajectories and the checkpoint before it: does the same come out?
+
+The learners start as they were after the last checkpoint before the step, and go through every recorded step up to it.
+No engine is started and nothing is sampled. Everything each step computes is compared with what was recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+from attrs import field, frozen
+
+from skyrl.checkpoint.store import CheckpointStore
+from skyrl.config import SkyRLTrainConfig
+from skyrl.errors import UserError
+from skyrl.experiments.ppo import BasePPOExp
+from skyrl.runs.recorded import made_with, watch
+from skyrl.runs.stored_runs import checkpoints_of, stored_run
+from skyrl.tools.comparing import Difference, differences_of_computing
+from skyrl.tracking.recording import Computed, Sampled
+from skyrl.tracking.tracker import Trackers
+from skyrl.tree import evolve_at
+
+
+@frozen(kw_only=True)
+class Replayed:
+    """What came of one step."""
+
+    computed: Computed
+    differences: tuple[Difference, ...]
+    """In the order in which a step comes about; none where every bit is the same."""
+
+
+@frozen
+class _Kept:
+    """A `Sink` that keeps what it is told."""
+
+    computed: list[Computed] = field(factory=list)
+
+    def write_sampled(self, step: int, sampled: Sampled) -> None:
+        """It is what was recorded."""
+
+    def write_computed(self, computed: Computed) -> None:
+        self.computed.append(computed)
+
+
+class Replay:
+    """One run's recording, and what is needed to run its steps again."""
+
+    def __init__(self, folder: Path, *, checkpoints: Path | None = None) -> None:
+        """`folder` is the run's; `checkpoints` where they lie now, if not where the run's configuration says.
+
+        Raises `DataError` without a recording, `ResumeError` without a configuration, `UserError` for a run that has
+        nothing to record.
+        """
+        run = stored_run(folder)
+        if not isinstance(run, SkyRLTrainConfig):
+            raise UserError(
+                f"{folder} is a run of kind = {run.kind}: nothing is sampled in it, and no step is recorded. Start it "
+                "again in another folder, both with deterministic = true; skyrl bisect compares their metrics"
+            )
+        for path, value in {
+            "trainer.rollouts_from": str(folder),
+            "trainer.recording": "off",
+            "trainer.eval_before_train": False,
+            "trainer.eval_interval": -1,
+        }.items():
+            run = evolve_at(run, path, value)
+        self._store = CheckpointStore(checkpoints or checkpoints_of(str(folder)))
+        self._experiment = _Again(run)
+        recorded = self._experiment.recorded
+        assert recorded is not None
+        self.recording = recorded.recording
+        self.made_with: dict[str, str] = dict(recorded.about["made_with"])
+
+    def start_for(self, step: int) -> int:
+        """The checkpoint that leads to `step`: the last one before it, or 0 for the model that the run began with."""
+        return max((saved for saved in self._store.steps() if saved < step), default=0)
+
+    def other_versions(self) -> Iterator[str]:
+        """What is not as it was when the run was recorded, and may change the last bits."""
+        for name, here in made_with().items():
+            there = self.made_with.get(name)
+            if there != here:
+                yield f"{name} {there or 'absent'} then, {here} now"
+
+    def run(self, steps: range) -> Iterator[Replayed]:
+        """Each of these steps, one after the other, from the last checkpoint before the first.
+
+        The steps between that checkpoint and the first are run and given, too. Raises `DataError` where one of them is
+        not recorded.
+        """
+        start = self.start_for(steps.start)
+        for step in range(start + 1, steps.stop):
+            self.recording.sampled(step)  # before models are loaded
+        checkpoint = self._store.load(start) if start else None
+        with self._experiment.held:
+            kept = _Kept()
+            loop = self._experiment.get_loop(Trackers([]))
+            watch(
+                loop.trainer,
+                kept,
+                self._experiment.learners,
+                self._experiment.time_sharing,
+                self._experiment.clock,
+            )
+            with asyncio.Runner() as runner:
+                if checkpoint is not None:
+                    runner.run(self._experiment.saving.restore(checkpoint))
+                    loop.load_state(dict(checkpoint.state["trainer"]))
+                while loop.trainer.version < steps.stop - 1:
+                    runner.run(loop.step())
+                    yield self._compared(kept.computed.pop())
+
+    def _compared(self, computed: Computed) -> Replayed:
+        before = self.recording.computed(computed.step)
+        groups = self.recording.sampled(computed.step).groups
+        found = differences_of_computing(before, computed, groups)
+        return Replayed(computed=computed, differences=tuple(found))
+
+
+class _Again(BasePPOExp):
+    """The recorded run, laid out for as many steps as it was: a schedule that decays depends on their number."""
+
+    @cached_property
+    def total_steps(self) -> int:
+        assert self.recorded is not None
+        return int(self.recorded.about["total_steps"])

@@ -1,0 +1,242 @@
+"""A run without its computing: the scheduler of asynchronous rollouts as it is, on a clock that jumps.
+
+    skyrl simulate run.toml --like runs/measured
+
+Engines, environments and learners are replaced by the time they take. What is left is what decides about throughput:
+who waits for whom, and how old samples get.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cache
+from random import Random
+from statistics import NormalDist, fmean, median
+from typing import Any
+
+from attrs import evolve, frozen
+
+from skyrl.data.cursor import PromptCursor
+from skyrl.rollout.stream import GroupStream, StreamLimits
+from skyrl.tools.virtual_time import run_in_virtual_time
+from skyrl.trajectory import Prompt, TrajectoryGroup
+
+_NORMAL = NormalDist()
+_P90 = _NORMAL.inv_cdf(0.9)
+
+
+@frozen(kw_only=True)
+class Seconds:
+    """Durations: a log-normal distribution, cut off at the longest, with this mean and 90th percentile."""
+
+    mean: float
+    p90: float
+    longest: float
+    """What is drawn above it takes so long: answers end at a greatest length."""
+
+    def draw(self, random: Random) -> float:
+        """Constant where nothing is above the mean."""
+        if self.mean <= 0 or min(self.p90, self.longest) <= self.mean:
+            return min(self.mean, self.longest)
+        mu, sigma = _log_normal(self)
+        return min(random.lognormvariate(mu, sigma), self.longest)
+
+
+@cache
+def _log_normal(wanted: Seconds) -> tuple[float, float]:
+    """Mean and deviation of the logarithm, before the cut. The heaviest tail that has the percentile and comes nearest
+    to the mean stands for every heavier one.
+    """
+    fits = ((math.log(wanted.p90) - _P90 * sigma, sigma) for sigma in (step / 200 for step in range(1, 1000)))
+    return min(fits, key=lambda fit: abs(_mean_of_the_cut(fit[0], fit[1], wanted.longest) - wanted.mean))
+
+
+def _mean_of_the_cut(mu: float, sigma: float, longest: float) -> float:
+    """Of min(X, longest), where the logarithm of X is normal."""
+    end = (math.log(longest) - mu) / sigma
+    return math.exp(mu + sigma**2 / 2) * _NORMAL.cdf(end - sigma) + longest * (1 - _NORMAL.cdf(end))
+
+
+@frozen(kw_only=True)
+class World:
+    """What takes how long, and how much of it there is."""
+
+    limits: StreamLimits
+    samples_per_prompt: int
+    slots: int
+    """Answers that all engines draw at the same time; drawing one takes as long beside others as alone."""
+
+    answer: Seconds
+    """What engines take for an answer, all turns together."""
+
+    environment: Seconds
+    """What its environment takes, once it runs."""
+
+    environment_workers: int
+    """Environments that run at the same time."""
+
+    train_seconds: float
+    """Of a step: everything between a full batch and new weights."""
+
+    sync_seconds: float
+    interrupt: bool
+    """New weights do not wait for answers that are being drawn."""
+
+    seed: int = 0
+
+
+@frozen(kw_only=True)
+class Outcome:
+    """What the clock said."""
+
+    steps: int
+    seconds: float
+    trajectories: int
+    engines_idle: float
+    """Share of the time of all slots in which nothing was drawn."""
+
+    learners_idle: float
+    """Share of the time in which learners waited for a batch."""
+
+    groups_by_age: Mapping[int, int]
+    """Versions between the weights that began a group and those that it trained -> groups."""
+
+    @property
+    def trajectories_per_second(self) -> float:
+        """Trained on."""
+        return self.trajectories / self.seconds
+
+
+def simulate(world: World, steps: int) -> Outcome:
+    """So many training steps. Raises `RunError` for a deadlock, which is a fault of ours."""
+    return run_in_virtual_time(_Simulation(world).run(steps))
+
+
+def measured(records: Iterable[Mapping[str, float]]) -> dict[str, Any]:
+    """Durations of a real run from its `metrics.jsonl`: medians over the steps after the first, which warms up."""
+    steps = [record for record in records if "timing/step" in record][1:]
+    if not steps:
+        return {}
+
+    def typical(name: str) -> float:
+        return median(record.get(name, 0.0) for record in steps)
+
+    def durations(of: str) -> Seconds:
+        mean, p90, longest = (typical(f"generate/trajectory_time_{of}_{which}") for which in ("mean", "p90", "max"))
+        return Seconds(mean=mean, p90=p90, longest=longest)
+
+    sync = typical("timing/sync_weights")
+    tells_waiting = any("generate/trajectory_time_env_run_mean" in record for record in steps)
+    return {
+        "answer": durations("llm"),
+        "environment": durations("env_run" if tells_waiting else "env"),  # metrics of an older version do not
+        "train_seconds": typical("timing/step") - typical("timing/generate") - sync,
+        "sync_seconds": sync,
+    }
+
+
+def splits(world: World, engine_gpus: int, learner_gpus: int, gpus: int, unit: int) -> list[tuple[int, World]]:
+    """The same GPUs dealt out otherwise: how many of them are the engines', and the world that this makes.
+
+    Slots grow with the engines' GPUs and training shrinks with the learners', both in proportion.
+    """
+    return [
+        (
+            share,
+            evolve(
+                world,
+                slots=max(1, world.slots * share // engine_gpus),
+                train_seconds=world.train_seconds * learner_gpus / (gpus - share),
+            ),
+        )
+        for share in range(unit, gpus, unit)
+    ]
+
+
+class _Simulation:
+    def __init__(self, world: World) -> None:
+        self._world, self._random = world, Random(world.seed)
+        self._slots = asyncio.Semaphore(world.slots)
+        self._workers = asyncio.Semaphore(world.environment_workers)
+        self._open = asyncio.Event()
+        self._open.set()
+        self._quiet = asyncio.Event()
+        self._drawing = 0
+        self._busy = self._frozen = 0.0
+        limits = world.limits
+        prompts = [Prompt(id=str(number), messages=(), token_ids=(0,), env_class="") for number in range(limits.batch)]
+        self._stream = GroupStream(
+            PromptCursor(prompts, limits.batch, world.seed), self._group, limits, lambda group: True
+        )
+
+    async def run(self, steps: int) -> Outcome:
+        """The trainer's part."""
+        clock, world = asyncio.get_running_loop().time, self._world
+        waited, ages = 0.0, Counter[int]()
+        for version in range(steps):
+            self._stream.weights_are(version)
+            begun = clock()
+            taken = await self._stream.take(version)
+            waited += clock() - begun
+            ages.update(version - old for _, old in taken)
+            await asyncio.sleep(world.train_seconds)
+            await self._sync()
+        seconds = clock()
+        await self._stream.close()
+        return Outcome(
+            steps=steps,
+            seconds=seconds,
+            trajectories=steps * world.limits.batch * world.samples_per_prompt,
+            engines_idle=max(0.0, 1 - self._busy / (world.slots * seconds)),
+            learners_idle=waited / seconds,
+            groups_by_age=dict(sorted(ages.items())),
+        )
+
+    async def _sync(self) -> None:
+        """New weights: engines take no new work until they are there."""
+        self._open.clear()
+        while not self._world.interrupt and self._drawing:
+            self._quiet.clear()
+            await self._quiet.wait()
+        await asyncio.sleep(self._world.sync_seconds)
+        self._frozen += self._world.sync_seconds
+        self._open.set()
+
+    async def _group(self, prompt: Prompt, version: int, attempt: int) -> TrajectoryGroup:
+        await asyncio.gather(*(self._trajectory() for _ in range(self._world.samples_per_prompt)))
+        return TrajectoryGroup(prompt=prompt, trajectories=())
+
+    async def _trajectory(self) -> None:
+        async with self._slots:
+            await self._open.wait()
+            self._drawing += 1
+            seconds = self._world.answer.draw(self._random)
+            self._busy += seconds
+            stood_still = self._frozen
+            await asyncio.sleep(seconds)
+            while stood_still < self._frozen:  # what was frozen meanwhile takes longer by so much
+                stood_still, late = self._frozen, self._frozen - stood_still
+                await asyncio.sleep(late)
+            self._drawing -= 1
+            self._quiet.set()
+        async with self._workers:
+            await asyncio.sleep(self._world.environment.draw(self._random))
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """As `--json` prints it."""
+    ages = [age for age, count in outcome.groups_by_age.items() for _ in range(count)]
+    return {
+        "steps": outcome.steps,
+        "seconds": outcome.seconds,
+        "seconds_per_step": outcome.seconds / outcome.steps,
+        "trajectories": outcome.trajectories,
+        "trajectories_per_second": outcome.trajectories_per_second,
+        "engines_idle": outcome.engines_idle,
+        "learners_idle": outcome.learners_idle,
+        "staleness_mean": fmean(ages),
+        "groups_by_age": {str(age): count for age, count in outcome.groups_by_age.items()},
+    }

@@ -1,0 +1,350 @@
+"""Patching the default instance: assignments go onto it one by one, and a new frozen tree comes out.
+
+The default *instance*, not the default class: `critic.optimizer_config.weight_decay=0.2` must leave lr at the 5e-6 that
+the critic's default instance has. Everything that is wrong is collected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar, cast
+
+import attrs
+
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree import freeform
+from skyrl.tree.classes import fields_of, named_tables_of, table_class, validated
+from skyrl.tree.freeform import refusal
+from skyrl.tree.frozen import thaw
+from skyrl.tree.history import History
+from skyrl.tree.literals import NULL_WORDS, is_bracketed
+from skyrl.tree.migrations import follow
+from skyrl.tree.names import suggestion
+from skyrl.tree.origins import DEFAULT, Assignment, Origin, Origins, Path, dotted, place_of
+from skyrl.tree.plain import shown
+from skyrl.tree.read_context import NOTHING, MissingVariable, ReadContext
+from skyrl.tree.table import Table
+from skyrl.tree.types import (
+    class_of,
+    coerce_exact,
+    config_class,
+    describe,
+    is_mapping,
+    is_optional,
+    item_kind,
+    list_arm,
+    parse,
+    value_kind,
+)
+
+T = TypeVar("T")
+
+
+class TreeBuilder(Generic[T]):
+    """A tree while it is being written. `build()` gives the frozen result; `problems` and `origins` what happened.
+
+    A value that does not fit keeps the field at what it was, so that the rest can still be judged; `broken` names the
+    field, or the fields that a misspelled name may have meant. `context` says what may be looked at besides the values.
+    """
+
+    def __init__(self, base: T, context: ReadContext = NOTHING) -> None:
+        self._root = Table(type(base), base)
+        self._reach = context
+        self._kept: dict[Path, list[Assignment]] = {}
+        """What was written into tables of `ClassOf`, whose class is known at the end only."""
+        self._history = History()
+        self._unfilled: list[tuple[Assignment, MissingVariable, Origin | None]] = []
+        self.problems: list[Problem] = []
+        self.broken: set[str] = set()
+
+    @property
+    def origins(self) -> Origins:
+        """Dotted path -> its origins, winner last."""
+        return self._history.origins
+
+    def assign_all(self, assignments: Iterable[Assignment]) -> None:
+        """Assign in order; a later assignment to the same path wins."""
+        for assignment in assignments:
+            self.assign(assignment)
+
+    def assign(self, assignment: Assignment) -> None:
+        """Put one value in its place, or note why it cannot stand there."""
+        try:
+            self._assign(self._root, 0, assignment)
+        except MissingVariable as error:
+            self._unfilled.append((assignment, error, self._history.winner(assignment.path)))
+        except ValueError as error:
+            self._refuse(assignment, error)
+
+    def build(self) -> T:
+        """The patched tree. What a class refuses as a whole keeps the table at what it was."""
+        for assignment, error, before in self._unfilled:
+            if self._history.winner(assignment.path) is before:
+                self._refuse(assignment, error)
+        self._unfilled.clear()
+        self.problems += self._history.contradictions()
+        return cast(T, self._build(self._root, ()))
+
+    def _refuse(self, assignment: Assignment, error: ValueError) -> None:
+        path = dotted(assignment.path)
+        self.broken.add(path)
+        for problem in _problems(error):
+            self.problems.append(attrs.evolve(problem, path=path, place=assignment.origin.place))
+
+    def _assign(self, table: Table, depth: int, assignment: Assignment) -> None:
+        """Go down to the table or field that the path names: `depth` of its names led to `table`."""
+        path = assignment.path
+        if depth == len(path):
+            self._merge(table, assignment)
+            return
+        name, last = path[depth], depth + 1 == len(path)
+        attribute = fields_of(table.cls).get(name)
+        if attribute is None and name == "class" and last and assignment.operation == "set":
+            table.become(assignment.value, may_import=self._reach.is_open)
+        elif attribute is None:
+            self._other_name(table, depth, assignment)
+        elif last and assignment.operation == "forget":
+            self._forget(table, attribute, assignment)
+        elif last and self._is_subtree(attribute, assignment):
+            self._graft(assignment)
+        elif nested := _class_of_table(attribute, table.current(name)):
+            if not (last and self._replace(table, attribute, nested, assignment)):
+                self._assign(table.child(name, nested), depth + 1, assignment)
+                table.drop_if_untouched(name)
+        elif last:
+            self._set(table, attribute, assignment)
+        elif is_mapping(attribute.type):
+            self._set_inside(table, attribute, depth, assignment)
+        elif depth + 2 == len(path) and list_arm(attribute.type) and assignment.operation == "set":
+            self._set_item(table, attribute, assignment)
+        else:
+            owner = dotted(path[: depth + 1])
+            raise refusal(f"no such field: {owner} is {describe(attribute.type)}")
+
+    def _merge(self, table: Table, assignment: Assignment) -> None:
+        """A mapping assigned to a table: each key on its own, with its own origin; `class` first."""
+        if assignment.operation == "append":
+            raise refusal("is a table, and += is for lists")
+        value = parse(assignment.value, table.cls) if assignment.is_text else assignment.value
+        if not isinstance(value, Mapping):
+            raise refusal(f"{shown(value)} is not {describe(table.cls)}")
+        for key in sorted(value, key=lambda key: key != "class"):
+            self.assign(assignment.inside(str(key), value[key]))
+
+    def _replace(self, table: Table, attribute: Any, nested: type[Any], assignment: Assignment) -> bool:
+        """Null, or an instance, takes the place of a whole table; says whether it was one."""
+        value = assignment.value
+        null = value is None or (isinstance(value, str) and value in (NULL_WORDS if assignment.is_text else ("none",)))
+        if null and is_optional(attribute.type):
+            value = table.changes[attribute.name] = None
+        elif isinstance(value, nested):
+            table.changes[attribute.name] = coerce_exact(value, nested)
+        else:
+            return False
+        self._history.forget_inside(assignment.path)
+        self._history.add(assignment.path, assignment.origin, value)
+        for path, inner in _written_in(value, assignment.path):
+            self._history.begin(path, assignment.origin, inner)
+        return True
+
+    def _is_subtree(self, attribute: Any, assignment: Assignment) -> bool:
+        """`table=@file`: text fields take what begins with @ as it is."""
+        is_table = config_class(attribute.type) is not None or is_mapping(attribute.type)
+        return assignment.is_text and is_table and assignment.value.startswith("@") and self._reach.is_open
+
+    def _graft(self, assignment: Assignment) -> None:
+        """The tree of a file, at the path. What is wrong with the file is said about the file."""
+        from skyrl.tree.files import read_file  # few command lines have one
+
+        try:
+            found = read_file(assignment.value[1:], self._reach)
+        except ConfigError as error:
+            self.broken.add(dotted(assignment.path))
+            self.problems += [
+                attrs.evolve(each, place=each.place or assignment.origin.place) for each in error.problems
+            ]
+            return
+        self.assign_all(each.below(assignment.path) for each in found)
+
+    def _forget(self, table: Table, attribute: Any, assignment: Assignment) -> None:
+        """Back to the default instance, whatever earlier layers wrote."""
+        table.changes.pop(attribute.name, None)
+        table.is_forgotten = True
+        self._kept.pop(assignment.path, None)
+        self._history.forget_inside(assignment.path)
+        back = Origin(kind="default", where=assignment.origin.place)
+        self._history.begin(assignment.path, back, getattr(table.base, attribute.name))
+
+    def _set(self, table: Table, attribute: Any, assignment: Assignment) -> None:
+        assignment = self._reach.filled(assignment, attribute.type)
+        if assignment.operation == "append":
+            value: Any = _appended(attribute, table.current(attribute.name), assignment)
+        elif assignment.is_text or is_mapping(attribute.type):
+            value = _read(assignment, attribute.type)
+        else:
+            value = assignment.value
+        if isinstance(value, Mapping) and (value or table.current(attribute.name) is not None):
+            for key, item in value.items():
+                self.assign(assignment.inside(key, item))
+        else:
+            stored = table.changes[attribute.name] = validated(attribute, value, table.base)
+            if is_mapping(attribute.type):
+                self._history.forget_inside(assignment.path)
+            self._history.add(assignment.path, assignment.origin, stored)
+
+    def _set_item(self, table: Table, attribute: Any, assignment: Assignment) -> None:
+        """`list.0 = value`: an item that is there."""
+        items = list(table.current(attribute.name)) if isinstance(table.current(attribute.name), tuple) else []
+        index = freeform.position(assignment.path[-1], items)
+        items[index] = _read(assignment, item_kind(list_arm(attribute.type)))
+        stored = table.changes[attribute.name] = validated(attribute, items, table.base)
+        self._history.add(assignment.path[:-1], assignment.origin, stored)
+
+    def _set_inside(self, table: Table, attribute: Any, depth: int, assignment: Assignment) -> None:
+        """`dict_field.a.b = value`: a key inside a free-form table."""
+        inner = assignment.path[depth + 1 :]
+        if assignment.operation == "forget":
+            freeform.forget(table.mapping(attribute.name), inner, getattr(table.base, attribute.name))
+            self._keep(attribute, depth, assignment)
+            self._history.forget(assignment.path)
+            return
+        value = _read(assignment, value_kind(attribute.type) if len(inner) == 1 else Any)
+        if isinstance(value, Mapping) and value:
+            freeform.make_way(table.mapping(attribute.name), inner)
+            for key, item in value.items():
+                self.assign(assignment.inside(key, item))
+            return
+        holder, key = freeform.enter(table.mapping(attribute.name), inner), inner[-1]
+        written = assignment.path
+        if isinstance(holder, list):
+            holder[freeform.position(key, holder)] = thaw(value)
+            written = written[:-1]
+        elif assignment.operation == "append":
+            freeform.append(holder, key, value)
+        elif not isinstance(value, Mapping) or not isinstance(holder.get(key), dict):
+            holder[key] = thaw(value)
+            self._history.forget_inside(assignment.path)
+        self._history.add(written, assignment.origin, value)
+        self._keep(attribute, depth, assignment)
+
+    def _keep(self, attribute: Any, depth: int, assignment: Assignment) -> None:
+        """In a table of `ClassOf`: to be read once more, by the class that is known at the end."""
+        if class_of(attribute.type):
+            place, inside = assignment.path[: depth + 1], assignment.path[depth + 1 :]
+            self._kept.setdefault(place, []).append(attrs.evolve(assignment, path=inside))
+
+    def _other_name(self, table: Table, depth: int, assignment: Assignment) -> None:
+        """An old name is followed with a warning; any other unknown one is refused."""
+        followed = follow(self._reach.migrations, assignment)
+        if followed is None:
+            self._refuse_unknown(table, depth, assignment.path)
+        else:
+            assignments, warnings = followed
+            self.assign_all(assignments)
+            self.problems += warnings
+
+    def _refuse_unknown(self, table: Table, depth: int, path: Path) -> None:
+        sentence, meant = suggestion(self._root.cls, table.cls, path, depth)
+        self.broken.update(meant)
+        if len(meant) == 1:
+            raise refusal(f"no such field; {sentence}")
+        raise refusal(f"no such field of {table.cls.__name__}", hint=sentence)
+
+    def _build(self, table: Table, path: Path) -> Any:
+        changes = {
+            name: self._build(change, (*path, name)) if isinstance(change, Table) else change
+            for name, change in table.changes.items()
+        }
+        try:
+            built = attrs.evolve(table.base, **changes) if changes else table.base
+            return self._with_named_classes(built, table.base, path) if changes else built
+        except (TypeError, ValueError) as error:  # a class may judge several of its fields together
+            self.broken.add(dotted(path))
+            for problem in _problems(error):
+                whole = ".".join(filter(None, (dotted(path), problem.path)))
+                self.problems.append(attrs.evolve(problem, path=whole, place=place_of(whole, self.origins)))
+            return table.base
+
+    def _with_named_classes(self, built: Any, base: Any, path: Path) -> Any:
+        """`built`, whose tables of `ClassOf` become instances of the classes that are named beside them."""
+        for name, naming in named_tables_of(type(built)).items():
+            if not isinstance(getattr(built, name), Mapping):
+                continue
+            cls = naming.find(getattr(built, naming.field), self._reach.is_open)
+            if cls is not None:
+                made = self._instance(cls, (*path, name), getattr(base, name))
+                built = attrs.evolve(built, **{name: made})
+        return built
+
+    def _instance(self, cls: type[Any], place: Path, default: Any) -> Any:
+        """An instance of `cls` from the table's default and what was written into it."""
+        inner = TreeBuilder(cls(), self._reach)
+        if isinstance(default, Mapping) and default:
+            inner.assign(Assignment(path=(), value=default, origin=DEFAULT))
+        inner.assign_all(self._kept.get(place, ()))
+        made, whole = inner.build(), dotted(place) + "."
+        docs = {}
+        if inner.problems:
+            from skyrl.tree.docs import docs_of  # only to say what is wrong
+
+            docs = docs_of(cls)
+        for problem in inner.problems:
+            hint = problem.hint or " ".join(docs.get(problem.path, "").split())
+            self.problems.append(attrs.evolve(problem, path=whole + problem.path, hint=hint))
+        self.broken.update(whole + each for each in inner.broken)
+        self._history.take_over(inner.origins, place)
+        return made
+
+
+def structure(value: Any, cls: type[T]) -> T:
+    """A complete or partial mapping as an instance of `cls`, patched onto its defaults: what `cattrs.structure` calls.
+
+    Raises `ConfigError` with every problem.
+    """
+    builder = TreeBuilder(cls())
+    builder.assign(Assignment(path=(), value=value, origin=Origin(kind="python")))
+    built = builder.build()
+    if builder.problems:
+        raise ConfigError(builder.problems, title=f"{cls.__name__} cannot be built")
+    return built
+
+
+def _class_of_table(attribute: Any, value: Any) -> type[Any] | None:
+    """The class of the nested table, also where it is still being written; None for a leaf."""
+    return value.declared if isinstance(value, Table) else table_class(attribute, value)
+
+
+def _read(assignment: Assignment, kind: Any) -> Any:
+    return parse(assignment.value, kind) if assignment.is_text else coerce_exact(assignment.value, kind)
+
+
+def _appended(attribute: Any, current: Any, assignment: Assignment) -> tuple[Any, ...]:
+    """The list that is there, and one item more, or the items of another list."""
+    kind = list_arm(attribute.type)
+    if kind is None:
+        raise refusal(f"+= is for lists, and this is {describe(attribute.type)}")
+    before = () if current is None else current if isinstance(current, tuple) else (current,)
+    text = assignment.value
+    return (*before, *parse(text, kind)) if is_bracketed(text) else (*before, parse(text, item_kind(kind)))
+
+
+def _problems(error: Exception) -> tuple[Problem, ...]:
+    """Our own, or what an exception of somebody else's validator says."""
+    if isinstance(error, ConfigError):
+        return error.problems
+    message = str(error.args[0]) if error.args else type(error).__name__
+    return (Problem(path="", message=message, hint=getattr(error, "hint", "")),)
+
+
+def _written_in(value: Any, path: Path, default: Any = None) -> Iterator[tuple[Path, Any]]:
+    """Paths below `path`, with their values, of the leaves that an instance does not have from its class."""
+    if not attrs.has(type(value)):
+        return
+    if type(default) is not type(value):
+        default = type(value)()
+    for name in fields_of(type(value)):
+        ours, theirs = getattr(value, name), getattr(default, name)
+        if attrs.has(type(ours)):
+            yield from _written_in(ours, (*path, name), theirs)
+        elif ours != theirs:
+            yield (*path, name), ours

@@ -1,0 +1,58 @@
+"""What reading may look at besides the values: other files, the environment, classes to import, older names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from attrs import evolve, frozen
+
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree.migrations import Migration
+from skyrl.tree.origins import Assignment, Origin
+from skyrl.tree.secrets import REFERENCE
+from skyrl.tree.types import holds_secret
+
+
+class MissingVariable(ConfigError):
+    """A variable that is not there. It is missed only where no later layer gives the value."""
+
+
+@frozen(kw_only=True)
+class ReadContext:
+    """A user's own files and arguments may reach all of it; a stored tree reaches nothing."""
+
+    environ: Mapping[str, str] | None = None
+    """Variables that `env:NAME` may name. None: none was handed over."""
+
+    presets: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    """Name -> tables, for `extends = "preset:NAME"`."""
+
+    migrations: tuple[Migration, ...] = ()
+    """Older names of paths."""
+
+    is_open: bool = False
+    """References (`env:NAME`, `@file`, `class = "module:Name"` of a module not imported yet) are followed."""
+
+    def filled(self, assignment: Assignment, kind: Any) -> Assignment:
+        """`env:NAME` stands for the text of that variable, read as on a command line. A secret stays a reference.
+
+        Raises `MissingVariable` for a variable that is not there.
+        """
+        value = assignment.value
+        found = REFERENCE.fullmatch(value) if isinstance(value, str) and self.is_open else None
+        if not found or holds_secret(kind):
+            return assignment
+        if self.environ is None:
+            message, hint = f"{value} asks for the environment, which was not given", "load(..., environ=os.environ)"
+            raise MissingVariable([Problem(path="", message=message, hint=f"hand it over: {hint}")])
+        if found[1] not in self.environ:
+            message, hint = f"{value}: this environment variable is not set", f"export {found[1]}=..."
+            raise MissingVariable([Problem(path="", message=message, hint=hint)])
+        origin = Origin(kind="environment", where=found[1], asked_by=assignment.origin)
+        return evolve(assignment, value=self.environ[found[1]], origin=origin, is_text=True)
+
+
+NOTHING = ReadContext()
+"""For trees that were stored: they are data and nothing else."""

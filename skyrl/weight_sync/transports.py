@@ -1,0 +1,160 @@
+"""How weights get from the learner to the engines: through shared memory, a gloo broadcast, files, or from GPU to GPU.
+
+A road gives each engine an `IncomingWeights` and sets the sender going. It is done when every engine has adopted the
+version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
+from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
+from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.incoming_weights import Broadcast, Folder, Native, Shared, WeightInfo
+from skyrl.inference.transfer_group import TransferGroup
+from skyrl.weight_sync.native import NativeSender
+from skyrl.weight_sync.senders import BroadcastSender, FolderSender
+
+R = TypeVar("R")
+
+
+class WeightSource(Protocol):
+    """Whoever holds the newest weights: a learner, on one rank or many."""
+
+    async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False) -> R:
+        """What `consume` makes of name and value of every weight, tied ones once, on the first rank.
+
+        With `everywhere` it runs on every rank, each of which has all weights.
+        """
+
+    async def metadata(self) -> Sequence[tuple[str, tuple[int, ...], str]]:
+        """Name, shape and type (`float32`, ...) of each weight, in the order of `stream`."""
+
+    async def score(self, batch: TrainingBatch) -> Tensor:
+        """(B, L) log-probabilities of the sampled tokens under these weights, in nats."""
+
+
+class WeightTransport(Protocol):
+    """One way for weights to travel."""
+
+    async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
+        """Every engine in service holds the source's weights, as `version`, when this returns.
+
+        Engines are paused. Raises `WeightSyncError`; an engine then holds its old weights or has left service.
+        """
+
+
+class SharedTransport:
+    """Learner and engines are in this process: an engine copies from the learner's own tensors."""
+
+    async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
+        incoming = Shared(await source.stream(tuple))
+        await client.load_weights([incoming] * len(client.in_service), version)
+
+
+class TransferRendezvous:
+    """The driver's `TCPStore`, and who comes to it: ranks of the learner, then the workers of each engine in turn."""
+
+    def __init__(self, host: str, port: int, *, workers: int = 1, timeout: float) -> None:
+        """`workers` of one engine; `timeout` in seconds, for whole messages and meetings."""
+        self._host, self._port, self._workers, self._timeout = host, port, workers, timeout
+        self._names = (f"weights-{secrets.token_hex(4)}-{number}" for number in count())
+
+    def call(self, engines: int, *, senders: int = 1) -> tuple[TransferGroup, list[TransferGroup]]:
+        """A new meeting, as the first rank of the learner has it and as the first worker of each engine has it."""
+        size = senders + engines * self._workers
+        first = TransferGroup(
+            host=self._host, port=self._port, name=next(self._names), rank=0, size=size, timeout=self._timeout
+        )
+        return first, [first.moved(senders + engine * self._workers) for engine in range(engines)]
+
+
+class BroadcastTransport:
+    """The learner's first rank sends to all engines at once over gloo; memory is one bucket on either side."""
+
+    def __init__(self, place: TransferRendezvous, *, dtype: str) -> None:
+        self._place, self._dtype = place, dtype
+
+    async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
+        infos = _infos(await source.metadata(), self._dtype)
+        here, there = self._place.call(len(client.in_service))
+        await _both(
+            client.load_weights([Broadcast(group=group, weights=infos) for group in there], version),
+            source.stream(BroadcastSender(group=here, dtype=self._dtype)),
+            here.abort,
+        )
+
+
+class NativeTransport:
+    """vLLM's own weight transfer: NCCL from the learner's first rank, or CUDA IPC from all that share their GPUs."""
+
+    def __init__(self, place: TransferRendezvous, *, backend: str, senders: int, dtype: str, bucket_bytes: int) -> None:
+        """`backend`: `nccl`, or `ipc`, where `senders` are the learner's ranks and `bucket_bytes` travel at a time."""
+        self._place, self._backend, self._dtype = place, backend, dtype
+        self._senders, self._bucket_bytes = senders, bucket_bytes
+
+    async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
+        infos = _infos(await source.metadata(), self._dtype)
+        here, there = self._place.call(len(client.in_service), senders=self._senders)
+        sender = NativeSender(
+            group=here,
+            backend=self._backend,
+            senders=self._senders,
+            weights=infos,
+            bucket_bytes=self._bucket_bytes,
+        )
+        incoming_sets = [Native(group=group, backend=self._backend, weights=infos) for group in there]
+        await _both(
+            client.load_weights(incoming_sets, version),
+            source.stream(sender, everywhere=self._senders > 1),
+            here.abort,
+        )
+
+
+class FolderTransport:
+    """The learner writes files, the engines read them: for engines that share no network with it but a disk."""
+
+    def __init__(self, path: Path, *, dtype: str) -> None:
+        """`path`: a folder that learner and engines see under this name."""
+        self._path, self._dtype = path, dtype
+
+    async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
+        infos = _infos(await source.metadata(), self._dtype)
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self._path, prefix=f"version-{version}-") as folder:
+                await source.stream(FolderSender(path=folder, dtype=self._dtype))
+                incoming = Folder(path=folder, weights=infos)
+                await client.load_weights([incoming] * len(client.in_service), version)
+        except OSError as error:
+            raise WeightSyncError(f"the weights cannot be written to {self._path}: {error}") from error
+
+
+def _infos(metadata: Sequence[tuple[str, tuple[int, ...], str]], dtype: str) -> tuple[WeightInfo, ...]:
+    return tuple(WeightInfo(name=name, shape=tuple(shape), dtype=dtype) for name, shape, _ in metadata)
+
+
+async def _both(
+    loading: Coroutine[Any, Any, None], sending: Coroutine[Any, Any, None], abort: Callable[[str], None]
+) -> None:
+    """Waits for both ends; when one fails, the other is told. The end of a process is raised before what it causes, and
+    then the engines' error before the sender's, which is only its echo.
+    """
+    ends = [asyncio.ensure_future(loading), asyncio.ensure_future(sending)]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_EXCEPTION)
+    failed = [end for end in ends if end.done() and end.exception()]
+    if failed:
+        await asyncio.to_thread(abort, str(failed[0].exception()))
+    outcomes = await asyncio.gather(*ends, return_exceptions=True)
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if errors:
+        raise min(errors, key=lambda error: (not isinstance(error, ProcessError), not isinstance(error, SkyRLError)))

@@ -1,0 +1,37 @@
+"""A folder that an earlier version wrote is compared by what its configuration means now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skyrl.config import SkyRLTrainConfig, resolve
+from skyrl.errors import ResumeError
+from skyrl.runs.run_lock import refuse_changed
+from skyrl.tree import evolve_at, to_dict
+
+RUN = resolve(evolve_at(SkyRLTrainConfig(), "trainer.policy.model.path", "a/b"))
+
+
+def of_an_earlier_version(*, packing: bool) -> dict[str, Any]:
+    """With an old name for one field, and without one that came later."""
+    stored = to_dict(RUN)
+    del stored["trainer"]["use_sample_packing"]
+    stored["trainer"]["remove_microbatch_padding"] = packing
+    del stored["trainer"]["algorithm"]["reward_shaping"]
+    return stored
+
+
+def test_old_names_and_fields_that_came_later_make_no_difference() -> None:
+    refuse_changed(of_an_earlier_version(packing=True), RUN, "runs/mine", "trainer.run_path")
+
+
+def test_a_value_under_an_old_name_is_compared_under_the_new_one() -> None:
+    with pytest.raises(ResumeError, match=r"trainer.use_sample_packing: false there, true here"):
+        refuse_changed(of_an_earlier_version(packing=False), RUN, "runs/mine", "trainer.run_path")
+
+
+def test_what_no_version_ever_called_so_cannot_be_read() -> None:
+    with pytest.raises(ResumeError, match="that this version cannot read"):
+        refuse_changed(to_dict(RUN) | {"trainr": {}}, RUN, "runs/mine", "trainer.run_path")
