@@ -135,15 +135,6 @@ class Disk:
         return shutil.disk_usage(there).free
 
 
-def open_storage(where: str | Path) -> Storage:
-    """The storage of a folder, or of an address such as `s3://bucket/folder`. Raises `UserError` for an unknown one."""
-    if "://" not in str(where):
-        return Disk(Path(where).expanduser().absolute())
-    from skyrl.checkpoint.bucket import Bucket
-
-    return Bucket(str(where).rstrip("/"))
-
-
 def digest_of(content: Iterable[Bytes]) -> str:
     """xxh3-128 of everything in order, 32 hexadecimal digits. It finds rot and truncation, not forgery."""
     digest = xxhash.xxh3_128()
