@@ -36,9 +36,14 @@ class GSM8kEnv(Env):
 
 
 def score(solution: str, ground_truth: str) -> float:
-    """1.0 if the first `#### number` equals the ground truth as text, once commas and dollar signs are gone, else 0.0.
+    """1.0 if the extracted answer equals the ground truth as text, else 0.0. The rule of SkyRL-Gym's gsm8k."""
+    return float(extracted(solution) == ground_truth)
 
-    The rule of SkyRL-Gym's gsm8k: a full stop after the number belongs to it, so "#### 72." is wrong.
+
+def extracted(solution: str) -> str | None:
+    """The number after the first `####`, without commas; None where there is none.
+
+    A full stop after the number belongs to it, so that "#### 72." is "72.".
     """
     found = _ANSWER.search(solution)
-    return float(found is not None and found[1].replace(",", "").replace("$", "") == ground_truth)
+    return None if found is None else found[1].replace(",", "")

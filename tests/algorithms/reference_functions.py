@@ -19,7 +19,7 @@ from skyrl.algorithms.kl_control import AdaptiveKLController, FixedKLController,
 from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.algorithms.losses import LossInputs, importance_ratio, measured
 from skyrl.algorithms.masked import masked_mean, masked_var, whiten
-from skyrl.algorithms.off_policy import Corrected, correct, sequence_ratios
+from skyrl.algorithms.off_policy import Corrected, correct
 from skyrl.algorithms.reductions import sequence_mean
 from skyrl.algorithms.returns import discounted_returns, generalized_advantages
 from skyrl.algorithms.values import value_is_clipped, value_loss
@@ -41,6 +41,11 @@ def tensor(rows: Any) -> Tensor:
     return torch.tensor([float("nan") if value is None else value for value in rows], dtype=torch.float32)
 
 
+def selected(mask: Any, like: Tensor) -> Tensor:
+    """A case's mask as bool; null selects everything."""
+    return torch.ones_like(like, dtype=torch.bool) if mask is None else tensor(mask).bool()
+
+
 def numbers_of(names: list[Any]) -> Tensor:
     """Names as group numbers, in the order of their first appearance."""
     known = list(dict.fromkeys(names))
@@ -49,13 +54,14 @@ def numbers_of(names: list[Any]) -> Tensor:
 
 def kl(case: Case, _: Any) -> Result:
     inputs = case["inputs"]
-    mask = tensor(inputs["mask"])
     values = kl_estimate(tensor(inputs["log_probs"]), tensor(inputs["ref_log_probs"]), inputs["estimator"])
-    return {"kl": torch.where(mask != 0, values, 0.0) * mask}
+    weights = torch.ones_like(values) if inputs.get("mask") is None else tensor(inputs["mask"])
+    return {"kl": torch.where(weights != 0, values, 0.0) * weights}
 
 
 def batch_of(inputs: Result) -> TrainingBatch:
-    rewards, mask = tensor(inputs["token_level_rewards"]), tensor(inputs["response_mask"]).bool()
+    rewards = tensor(inputs["token_level_rewards"])
+    mask = selected(inputs["response_mask"], rewards)
     return TrainingBatch(
         input_ids=torch.zeros(mask.shape, dtype=torch.long),
         lengths=torch.full((len(mask),), mask.shape[1]),
@@ -129,7 +135,7 @@ def loss(case: Case, meta: dict[str, Any]) -> Result:
     chosen = policy_loss(evolve_at(config, "policy_loss_type", name))
     logprobs = tensor(inputs["log_probs"]).requires_grad_()
     old = tensor(inputs["old_log_probs"])
-    mask = tensor(inputs["loss_mask"]).bool() if inputs.get("loss_mask") else torch.ones_like(old, dtype=torch.bool)
+    mask = selected(inputs.get("loss_mask"), old)
     seen = LossInputs.selected(
         mask,
         logprobs=logprobs,
@@ -138,18 +144,22 @@ def loss(case: Case, meta: dict[str, Any]) -> Result:
         advantages=tensor(inputs["advantages"]),
     )
     losses = chosen(seen)
-    found: Result = {"metrics": spread(measured(chosen, seen), mask)}
+    found: Result = {"metrics": spread(measured(chosen, seen), mask), "tis_ratio": None}
     if "off_policy_correction" in inputs:
         left = corrected(inputs["off_policy_correction"], old, seen.rollout_logprobs, mask)
         losses = torch.where(left.mask, losses * left.weights, 0.0)
         found["new_loss_mask"] = left.mask
-        whole = inputs["off_policy_correction"].get("tis_ratio_type") == "sequence"
-        found["tis_ratio"] = left.weights[:, :1] if whole else inside(left.weights, mask)
-        found["metrics"] |= means(left.numbers)
+        found["tis_ratio"] = weights_of(left, inputs["off_policy_correction"], mask)
+        found["metrics"] |= numbers_found(left, mask)
     total = torch.where(mask, losses, 0.0).sum()
     (gradient,) = torch.autograd.grad(total, logprobs)
-    kept = gradient != 0
-    return found | {"loss": total.detach(), "grad_log_probs": gradient, "keep_mask": kept}
+    clipped = found["metrics"]["clip_ratio"] > 0
+    return found | {
+        "loss": total.detach(),
+        "grad_log_probs": gradient,
+        "keep_mask": gradient != 0,
+        "clip_ratio_gt_zero": clipped,
+    }
 
 
 def spread(found: dict[str, Tensor], mask: Tensor) -> dict[str, float]:
@@ -171,28 +181,43 @@ def corrected(config: dict[str, Any], old: Tensor, rollout: Tensor, mask: Tensor
     return correct(old, rollout, mask, off_policy_correction(OffPolicyCorrectionConfig(**config)))
 
 
+def weights_of(left: Corrected, config: dict[str, Any], mask: Tensor) -> Tensor | inside | None:
+    """The factors of the losses: one for each sequence, one for each real token, or none."""
+    match config.get("tis_ratio_type"):
+        case "sequence":
+            return left.weights[:, :1]
+        case "token":
+            return inside(left.weights, mask)
+        case _:
+            return None
+
+
+def numbers_found(left: Corrected, mask: Tensor) -> dict[str, float]:
+    """What is logged, as the reference computes it: padding counts as a ratio of 0, except in the mean."""
+    padded = torch.zeros(mask.shape).masked_scatter(mask, left.numbers["is_ratio"])
+    extremes = {"is_ratio_max": padded.max(), "is_ratio_min": padded.min(), "is_ratio_std": padded.std()}
+    return means(left.numbers) | {name: value.item() for name, value in extremes.items()}
+
+
 def correction(case: Case, _: Any) -> Result:
     inputs = case["inputs"]
     old, rollout = tensor(inputs["old_log_probs"]), tensor(inputs["rollout_logprobs"])
-    mask = tensor(inputs["loss_mask"]).bool()
+    mask = selected(inputs["loss_mask"], old)
     left = corrected(inputs["config"], old, rollout, mask)
     whole = (left.mask == mask).all(1, keepdim=True)
     found: Result = {
         "token_mask": left.mask | ~mask,  # the reference says 1 of what was left out before
         "outlier_mask": whole,
         "sequence_mask": whole,
-        "tis_ratio": left.weights[:, :1],
+        "tis_ratio": weights_of(left, inputs["config"], mask),
     }
-    if inputs["config"].get("tis_ratio_type") == "sequence":
-        product = sequence_ratios(torch.where(mask, old - rollout, 0.0), mask, "product")
-        found["tis_ratio"] = product.clamp(max=inputs["config"].get("sequence_tis_ratio_clip_high", 5.0))
-    return found | means(left.numbers)
+    return found | numbers_found(left, mask)
 
 
 def reduction(case: Case, _: Any) -> Result:
     inputs = case["inputs"]
     advantages = tensor(inputs["advantages"])
-    mask = tensor(inputs["mask"]).bool()
+    mask = selected(inputs["mask"], advantages)
     groups = torch.zeros(len(mask), dtype=torch.long)
     for number, (start, stop) in enumerate(inputs.get("prompt_boundaries", ())):
         groups[start:stop] = number
@@ -207,8 +232,8 @@ def reduction(case: Case, _: Any) -> Result:
 
 def critic(case: Case, _: Any) -> Result:
     inputs = case["inputs"]
-    values, old, returns, mask = (tensor(inputs[name]) for name in ("values", "old_values", "returns", "mask"))
-    clip, chosen = inputs["value_clip"], mask.bool()
+    values, old, returns = (tensor(inputs[name]) for name in ("values", "old_values", "returns"))
+    clip, chosen = inputs["value_clip"], selected(inputs["mask"], values)
     losses = value_loss(values, old, returns, clip=clip)
     share = None if clip is None else masked_mean(value_is_clipped(values, old, returns, clip=clip).float(), chosen)
     return {"loss": (losses * sequence_mean(chosen)).sum(), "clipfrac": share}
@@ -226,7 +251,8 @@ def controller(make: Callable[[Result], KLController]) -> Callable[[Case, Any], 
 
 def masked(case: Case, _: Any) -> Result:
     inputs = case["inputs"]
-    values, mask = tensor(inputs["x"]), tensor(inputs["mask"]).bool()
+    values = tensor(inputs["x"])
+    mask = selected(inputs["mask"], values)
     match case["function"]:
         case "masked_mean":
             return {"y": masked_mean(values, mask, dim=inputs.get("dim"))}
@@ -242,7 +268,8 @@ def safe_exp(case: Case, _: Any) -> Result:
 
 
 def reduce_loss(case: Case, _: Any) -> Result:
-    losses, mask = tensor(case["inputs"]["loss"]), tensor(case["inputs"]["mask"]).bool()
+    losses = tensor(case["inputs"]["loss"])
+    mask = selected(case["inputs"]["mask"], losses)
     return {"loss": torch.where(mask, losses, 0.0).sum()}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
@@ -11,8 +13,8 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.envs import aime, search, text2sql
-from skyrl.envs.gsm8k import score
+from skyrl.config.environment import Text2SQLEnvConfig
+from skyrl.envs import aime, gsm8k, search, text2sql
 from skyrl.envs.registry import find_env
 from skyrl.planning.staleness import room_for_groups
 from skyrl.rollout.filters import drop_truncated, has_reward_variance
@@ -170,7 +172,8 @@ def said(case: Case) -> str:
 
 
 def of_gsm8k(case: Case, _: Any) -> Result:
-    return {"reward": score(said(case), case["inputs"]["ground_truth"])}
+    action = said(case)
+    return {"reward": gsm8k.score(action, case["inputs"]["ground_truth"]), "extracted": gsm8k.extracted(action)}
 
 
 def of_aime(case: Case, _: Any) -> Result:
@@ -185,8 +188,28 @@ def of_search(case: Case, _: Any) -> Result:
 
 
 def of_text2sql(case: Case, _: Any) -> Result:
-    found = text2sql.solution(case["inputs"]["output"])
-    return {"valid": found is not None, "solution": found}
+    output = case["inputs"]["output"]
+    found = text2sql.solution(output)
+    return {"valid": found is not None, "solution": found, "reward_if_invalid": reward_of_sql_without_form(output)}
+
+
+class _NoSandbox:
+    """Opens every database and runs nothing: an answer without the form is paid before a query runs."""
+
+    tier = "none"
+
+    def may_open(self, _: Path) -> bool:
+        return True
+
+
+def reward_of_sql_without_form(output: str) -> float:
+    """What the environment pays for the output once its solution is not closed."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "shop.sqlite").touch()
+        sandbox: Any = _NoSandbox()
+        extras = {"reward_spec": {"ground_truth": "SELECT 1"}, "db_id": "shop"}
+        env = text2sql.Text2SQLEnv(extras, Text2SQLEnvConfig(db_path=folder), sandbox)
+        return env.step(output.replace("</solution>", "")).reward
 
 
 OF_SAMPLES: dict[str, Callable[[Case, dict[str, Any]], Result]] = {

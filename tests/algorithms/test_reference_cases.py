@@ -31,6 +31,8 @@ def half_a_token_mask(case: Case) -> bool:
     return bounds.count(None) == 1
 
 
+HERE = Path(__file__).parents[1] / "reference"
+
 DIFFERENT: tuple[tuple[str, Callable[[Case], bool], str], ...] = (
     (
         "off_policy_correction+policy_loss:regular",
@@ -50,37 +52,38 @@ DIFFERENT: tuple[tuple[str, Callable[[Case], bool], str], ...] = (
 )
 """Function, which of its cases, and the reason."""
 
-OVER_REAL_TOKENS = {
-    f"is_ratio_{kind}": "taken over real tokens; in the reference padding counts as 0" for kind in ("std", "max", "min")
-}
-"""Metrics of which the reference's value is not one of the tokens."""
-
 
 def load(reference: Path) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((reference / "algorithm_cases.json").read_text(encoding="utf-8"))
     return loaded
 
 
-def test_every_case_has_the_reference_result(reference: Path) -> None:
-    loaded = load(reference)
-    cases = loaded["cases"]
-    assert {case["function"] for case in cases} <= set(OURS)
-    decided: dict[str, str] = {}
-    for case in cases:
-        found = OURS[case["function"]](case, loaded["meta"])
-        try:
-            expect_equal(case, found)
-        except AssertionError:
-            if not (reason := why_different(case)):
-                raise
-            decided[case["id"]] = reason
-    print(f"{len(cases) - len(decided)} of {len(cases)} reference cases hold")
-    for name, reason in decided.items():
-        print(f"different on purpose: {name}: {reason}")
+@pytest.fixture(scope="module")
+def meta(reference: Path) -> dict[str, Any]:
+    """What holds for all cases: the reference's defaults above all."""
+    found: dict[str, Any] = load(reference)["meta"]
+    return found
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test for each case, under the name of the case."""
+    if "case" in metafunc.fixturenames:
+        cases = load(metafunc.config.getoption("--reference"))["cases"]
+        metafunc.parametrize("case", cases, ids=[case["id"] for case in cases])
+
+
+def test_a_case_has_the_reference_result(case: Case, meta: dict[str, Any]) -> None:
+    found = OURS[case["function"]](case, meta)
+    try:
+        expect_equal(case, found)
+    except AssertionError:
+        if not (reason := why_different(case)):
+            raise
+        print(f"different on purpose: {case['id']}: {reason}")
 
 
 def test_what_is_different_on_purpose_is_different() -> None:
-    loaded = load(Path(__file__).parents[1] / "reference")
+    loaded = load(HERE)
     half = next(case for case in loaded["cases"] if case["id"] == "exec_offpolicy_8")
     half["inputs"]["off_policy_correction"]["token_mask_is_threshold_low"] = 0.9  # the smallest ratio is 0.82
     found = OURS[half["function"]](half, loaded["meta"])
@@ -91,26 +94,58 @@ def test_what_is_different_on_purpose_is_different() -> None:
     assert returns.values.tolist() == [[4.0, 0.0, 3.0]]  # 1 + 3; the reference has 1
 
 
+@pytest.mark.parametrize(
+    "name", ["exec_critic_None", "exec_regular_0", "exec_offpolicy_0", "kl_k3_basic", "masked_var"]
+)
+def test_a_case_without_a_mask_counts_every_token(name: str, meta: dict[str, Any]) -> None:
+    case = next(case for case in load(HERE)["cases"] if case["id"] == name)
+    (mask,) = {"mask", "loss_mask"} & case["inputs"].keys()
+    whole = torch.ones_like(tensor(case["inputs"][mask])).tolist()
+    named, unnamed = (
+        OURS[case["function"]](case | {"inputs": case["inputs"] | {mask: value}}, meta) for value in (whole, None)
+    )
+    expect_equal({"expected": as_numbers(named)}, unnamed)
+
+
+def test_the_weights_of_a_correction_are_compared_token_by_token() -> None:
+    case: Case = {
+        "function": "off_policy_correction",
+        "inputs": {
+            "old_log_probs": [[-1.0, -1.0, -1.0]],
+            "rollout_logprobs": [[-1.0, -2.0, -9.0]],
+            "loss_mask": [[1, 1, 0]],
+            "config": {"tis_ratio_type": "token", "token_tis_ratio_clip_high": 2.0},
+        },
+        "expected": {"tis_ratio": [[1.0, 2.0, 2.0]], "tis_token_clip_high_ratio": 0.5},
+    }
+    found = OURS[case["function"]](case, {})
+    expect_equal(case, found)
+    with pytest.raises(AssertionError):
+        expect_equal(case | {"expected": {"tis_ratio": [[1.0, 1.0, 2.0]]}}, found)
+
+
+def as_numbers(found: dict[str, Any]) -> dict[str, Any]:
+    """Results as a case has them."""
+    plain = {name: value.values if isinstance(value, inside) else value for name, value in found.items()}
+    return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in plain.items()}
+
+
 def why_different(case: Case) -> str:
     return next((why for function, holds, why in DIFFERENT if case["function"] == function and holds(case)), "")
 
 
 def expect_equal(case: Case, ours: dict[str, Any]) -> None:
+    """Everything that is expected is found: a result that we have no name for is not left out."""
     bounds = {"rtol": 1e-5, "atol": 1e-6} | case.get("tolerance", {})
     bounds = {"rtol": bounds["rtol"], "atol": bounds.get("abs", bounds["atol"])}
-    compared = [name for name in ours if case["expected"].get(name) is not None]
-    assert compared, case["id"]
-    for name in compared:
-        expected = case["expected"][name]
+    for name, expected in case["expected"].items():
         if isinstance(expected, dict):
-            for key, value in expected.items():
-                if key not in OVER_REAL_TOKENS:
-                    close = pytest.approx(value, rel=bounds["rtol"], abs=bounds["atol"])
-                    assert ours[name][key] == close, (case["id"], key)
-        elif isinstance(expected, bool | str) or isinstance(ours[name], list):
-            assert ours[name] == expected, (case["id"], name)
+            close = pytest.approx(expected, rel=bounds["rtol"], abs=bounds["atol"])
+            assert {key: ours[name][key] for key in expected} == close, name
+        elif expected is None or isinstance(expected, bool | str) or isinstance(ours[name], list):
+            assert ours[name] == expected, name
         else:
-            compare(case["id"], ours[name], expected, bounds)
+            compare(name, ours[name], expected, bounds)
 
 
 def compare(name: str, found: Any, expected: Any, bounds: dict[str, float]) -> None:
