@@ -25,7 +25,7 @@ from skyrl.learners.schedule import (
     recompute_activations,
     updates_per_training_step,
 )
-from skyrl.learners.strategy import ModelSource
+from skyrl.learners.strategy import ModelSource, nan_unless_finite
 from skyrl.models.lora import adapter_alone, dropping, merged, merged_shapes
 
 R = TypeVar("R")
@@ -79,9 +79,9 @@ class LearningWorker(ModelWorker):
     async def update(self, batch: TrainingBatch) -> Metrics:
         """One optimizer step over the mini-batch, in micro-batches whose number changes nothing but memory.
 
-        A step whose gradient is not finite is left out and counted in `skipped_updates`; raises `NonFiniteError` when
-        more than `optimizer_config.max_skipped_updates` are left out in a row: the weights are then as they were. Also
-        where the learning rate is no number, before the step, and where a weight is none, after it.
+        A step whose loss or gradient is not finite is left out and counted in `skipped_updates`. Raises
+        `NonFiniteError` when more than `optimizer_config.max_skipped_updates` are left out in a row: the weights are
+        then as they were. Also where the learning rate is not finite, before the step, or a weight, after it.
         """
         [share] = self._budget.plan([self.objective.weigh(batch)])
         return (await self.update_share(share)).metrics()
@@ -100,7 +100,7 @@ class LearningWorker(ModelWorker):
             micro = micro.to(self.device)
             outputs = self._forward(micro)
             loss, parts, numbers = self.objective(outputs.values, micro, outputs.entropy)
-            self.strategy.backward(loss, last=index == len(cut) - 1)
+            self.strategy.backward(nan_unless_finite(loss), last=index == len(cut) - 1)
             sums = added(sums, parts)
             for name, values in (outputs.numbers | numbers).items():
                 seen[name] = seen.get(name, Moments()) + Moments.from_tensor(values)

@@ -106,3 +106,12 @@ class Strategy(Protocol):
 
     def close(self) -> None:
         """Let go of what outlives the model."""
+
+
+def nan_unless_finite(loss: Tensor) -> Tensor:
+    """The loss, a scalar; where it is not finite, NaN with a gradient of NaN, so that all ranks skip the step.
+
+    A token whose ratio is held at its bound may have an infinite loss and a gradient of 0: the norm alone would let
+    the step pass.
+    """
+    return loss * torch.where(loss.isfinite(), 1.0, torch.nan)

@@ -314,6 +314,28 @@ async def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all(name:
     assert_same_weights(await weights_of(twin), await weights_of(learner))
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["one process", "FSDP2 on 2 ranks", *(pytest.param(way, marks=pytest.mark.long) for way in WAYS if "ZeRO" in way)],
+)
+async def test_an_infinite_loss_with_a_finite_gradient_on_one_rank_is_skipped_on_all(name: str, spread: Spread) -> None:
+    changes, ranks = WAYS.get(name, ({}, 1))
+    learner = spread.policy({**changes, "policy.optimizer_config.max_skipped_updates": 1}, ranks)
+    before = await weights_of(learner)
+    good, last = mini_batch(0), (torch.arange(8) == 7).unsqueeze(1)
+    assert good.advantages is not None and good.old_logprobs is not None
+    bad = evolve(
+        good,
+        advantages=torch.where(last & good.loss_mask, -1e36, good.advantages),
+        old_logprobs=torch.where(last & good.loss_mask, -90.0, good.old_logprobs),  # e^20 and no gradient
+    )
+    found = await learner.update(bad)
+    assert (found["policy_loss"], found["skipped_updates"]) == (float("inf"), 1.0)
+    assert_same_weights(before, await weights_of(learner))
+    with pytest.raises(NonFiniteError, match=r"gradient norm is nan \(2 times in a row; policy_loss inf"):
+        await learner.update(bad)
+
+
 async def test_computing_in_bfloat16_stays_near_float32(spread: Spread, alone: Course) -> None:
     precision = MixedPrecisionConfig(param_dtype="bf16", reduce_dtype="fp32")
     mixed = await course(spread.policy({FSDP + "mixed_precision": precision}, 2))
