@@ -31,7 +31,8 @@ def _steps(context: click.Context, parameter: click.Parameter, value: str) -> ra
     "--step", "steps", callback=_steps, required=True, metavar="STEP", help="A step, or several in a row: 3-7."
 )
 @click.option("--checkpoints", type=_RUN, help="Where the run's checkpoints are [default: where it wrote them].")
-def replay(run: Path, steps: range, checkpoints: Path | None) -> None:
+@click.option("--import-stored", is_flag=True, help="Run code that the stored configuration names: a run of your own.")
+def replay(run: Path, steps: range, checkpoints: Path | None, import_stored: bool) -> None:
     """Run recorded steps of RUN again, from the checkpoint before them; say whether every bit is the same.
 
     RUN is the folder of a run with trainer.recording = jsonl or jsonl.gz. The exit code is 1 if something differs.
@@ -39,7 +40,7 @@ def replay(run: Path, steps: range, checkpoints: Path | None) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from skyrl.tools.replay import Replay
 
-    again = Replay(run, checkpoints=checkpoints)
+    again = Replay(run, checkpoints=checkpoints, import_stored=import_stored)
     start = again.start_for(steps.start)
     click.echo(f"from {f'the checkpoint of step {start}' if start else 'the model that the run began with'}")
     for other in again.other_versions():

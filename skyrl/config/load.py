@@ -23,11 +23,12 @@ from skyrl.config.presets import PRESETS
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.run_kind import RunKind
+from skyrl.config.stored_code import code_that_is_only_stored
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.arguments import read_argument, read_python
 from skyrl.tree.builder import TreeBuilder
 from skyrl.tree.classes import fields_of
-from skyrl.tree.files import read_file
+from skyrl.tree.files import is_stored_form, read_file
 from skyrl.tree.names import nearest
 from skyrl.tree.origins import Assignment, Origins
 from skyrl.tree.read_context import ReadContext
@@ -102,6 +103,8 @@ def compose(
     builder = _builder(files, overrides, root, environ)
     written = builder.build()
     config, origins, broken = resolve_with_origins(written, builder.origins, builder.broken)
+    if refused := list(code_that_is_only_stored(config, origins)):  # before any check could import it
+        raise ConfigError(_by_place([*builder.problems, *refused]))
     further = also(kind_of(config)) if also else ()
     found = [*builder.problems, *check(config, origins, broken), *find_problems(config, further, origins, broken)]
     warnings = tuple(_by_place(problem for problem in found if problem.severity == "warning"))
@@ -182,10 +185,13 @@ class _Layer:
 
 
 def _file_layer(name: str, context: ReadContext, place: str = "") -> _Layer:
-    from skyrl.config.stored import file_of
+    from skyrl.config.stored import file_of, must_be_stored
 
     try:
-        return _Layer(assignments=read_file(file_of(name), context), file=name, place=place)
+        assignments = read_file(file_of(name), context)
+        if must_be_stored(name) and not all(is_stored_form(each.value) for each in assignments):
+            raise ConfigError([Problem(path=file_of(name), message="is not what a run stored")])
+        return _Layer(assignments=assignments, file=name, place=place)
     except ConfigError as error:
         return _Layer(error=error, file=name, place=place)
 

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree import evolve_at, fingerprint, get_at, to_dict
 from skyrl.tree.builder import TreeBuilder
 from skyrl.tree.dump import SCHEMA_VERSION, stored_value
+from skyrl.tree.files import is_stored_form
 from skyrl.tree.origins import Assignment, Origin, Origins
 from skyrl.tree.plain import shown
 from skyrl.tree.read_context import ReadContext
@@ -48,6 +49,11 @@ def file_of(name: str) -> str:
     return str(next((file for file in inside if file.is_file()), name))
 
 
+def must_be_stored(name: str) -> bool:
+    """Does this name of a folder or file stand for something that a run stored, whatever is in it?"""
+    return file_of(name) != name or Path(name).name == FILES[1]
+
+
 def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
     """A stored tree as the layer that a person might have written: without defaults, and without what was derived.
 
@@ -55,13 +61,13 @@ def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
     named in it is not imported.
     """
     value = assignment.value
-    if not (isinstance(value, Mapping) and {"config", "fingerprint"} <= value.keys()):
+    if not is_stored_form(value):
         return assignment
     version = value.get("schema_version", SCHEMA_VERSION)
     if type(version) is not int or version > SCHEMA_VERSION:
         message = f"was stored in form {shown(version)}, and this version reads forms up to {SCHEMA_VERSION}"
         raise ConfigError([Problem(path=assignment.origin.where, message=message, hint="take a later skyrl")])
-    inside = attrs.evolve(assignment, value=value["config"], origin=assignment.origin.at("config"))
+    inside = attrs.evolve(assignment, value=value["config"], origin=_stored(assignment.origin.at("config")))
     run, _ = _read(inside, root)
     listed = value.get("derived")
     leave_out = [str(path) for path in listed] if isinstance(listed, list) else derived(run)
@@ -73,6 +79,10 @@ def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
         if not rule.placeholder and get_at(again, rule.writes) != get_at(run, rule.writes):
             _put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
     return attrs.evolve(inside, value=tables)
+
+
+def _stored(origin: Origin) -> Origin:
+    return attrs.evolve(origin, is_stored=True)
 
 
 def tree_of(stored: Any, root: type[C], where: str) -> C:

@@ -15,6 +15,7 @@ from attrs import field, frozen
 
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.stored_code import named_code
 from skyrl.errors import UserError
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.runs.recorded import made_with, watch
@@ -50,11 +51,11 @@ class _Kept:
 class Replay:
     """One run's recording, and what is needed to run its steps again."""
 
-    def __init__(self, folder: Path, *, checkpoints: Path | None = None) -> None:
+    def __init__(self, folder: Path, *, checkpoints: Path | None = None, import_stored: bool = False) -> None:
         """`folder` is the run's; `checkpoints` where they lie now, if not where the run's configuration says.
 
         Raises `DataError` without a recording, `ResumeError` without a configuration, `UserError` for a run that has
-        nothing to record.
+        nothing to record, and without `import_stored` for one whose configuration names code that a replay would run.
         """
         run = stored_run(folder)
         if not isinstance(run, SkyRLTrainConfig):
@@ -62,6 +63,8 @@ class Replay:
                 f"{folder} is a run of kind = {run.kind}: nothing is sampled in it, and no step is recorded. Start it "
                 "again in another folder, both with deterministic = true; skyrl bisect compares their metrics"
             )
+        if not import_stored:
+            _refuse_code(run, folder)
         for path, value in {
             "trainer.rollouts_from": str(folder),
             "trainer.recording": "off",
@@ -120,6 +123,15 @@ class Replay:
         groups = self.recording.sampled(computed.step).groups
         found = differences_of_computing(before, computed, groups)
         return Replayed(computed=computed, differences=tuple(found))
+
+
+def _refuse_code(run: SkyRLTrainConfig, folder: Path) -> None:
+    """Samples come from the recording: environments, filters and engines are not made, and their code does not run."""
+    for path, value, _ in named_code(run):
+        if path.startswith(("trainer.algorithm.", "trainer.placement.")):
+            raise UserError(
+                f"{folder} names code that a replay would run: {path} = {value!r}. If you trust it, say --import-stored"
+            )
 
 
 class _Again(BasePPOExp):

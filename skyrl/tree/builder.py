@@ -100,7 +100,7 @@ class TreeBuilder(Generic[T]):
         name, last = path[depth], depth + 1 == len(path)
         attribute = fields_of(table.cls).get(name)
         if attribute is None and name == "class" and last and assignment.operation == "set":
-            table.become(assignment.value, may_import=self._reach.is_open)
+            table.become(assignment.value, may_import=self._reach.follows(assignment.origin))
         elif attribute is None:
             self._other_name(table, depth, assignment)
         elif last and assignment.operation == "forget":
@@ -150,7 +150,12 @@ class TreeBuilder(Generic[T]):
     def _is_subtree(self, attribute: Any, assignment: Assignment) -> bool:
         """`table=@file`: text fields take what begins with @ as it is."""
         is_table = config_class(attribute.type) is not None or is_mapping(attribute.type)
-        return assignment.is_text and is_table and assignment.value.startswith("@") and self._reach.is_open
+        return (
+            assignment.is_text
+            and is_table
+            and assignment.value.startswith("@")
+            and self._reach.follows(assignment.origin)
+        )
 
     def _graft(self, assignment: Assignment) -> None:
         """The tree of a file, at the path. What is wrong with the file is said about the file."""
@@ -270,7 +275,8 @@ class TreeBuilder(Generic[T]):
         for name, naming in named_tables_of(type(built)).items():
             if not isinstance(getattr(built, name), Mapping):
                 continue
-            cls = naming.find(getattr(built, naming.field), self._reach.is_open)
+            named_by = self._history.winner((*path, naming.field))
+            cls = naming.find(getattr(built, naming.field), self._reach.follows(named_by))
             if cls is not None:
                 made = self._instance(cls, (*path, name), getattr(base, name))
                 built = attrs.evolve(built, **{name: made})

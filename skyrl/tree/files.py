@@ -32,6 +32,8 @@ def read_file(name: str, context: ReadContext = NOTHING, above: tuple[str, ...] 
     assignment = _read(name)
     if not (isinstance(assignment.value, Mapping) and EXTENDS in assignment.value):
         return [assignment]
+    if is_stored_form(assignment.value):
+        raise _refused(f"a stored configuration has no {EXTENDS}: it was changed", assignment.origin.at(EXTENDS).place)
     own = {key: value for key, value in assignment.value.items() if key != EXTENDS}
     named = assignment.value[EXTENDS]
     chain = (*above, _identity(name))
@@ -48,6 +50,11 @@ def read_file(name: str, context: ReadContext = NOTHING, above: tuple[str, ...] 
         except ConfigError as error:
             raise _placed(error, place) from None
     return [*found, attrs.evolve(assignment, value=own)]
+
+
+def is_stored_form(value: Any) -> bool:
+    """Is it what a run stores of its configuration, with its fingerprint, and not what a person writes?"""
+    return isinstance(value, Mapping) and {"config", "fingerprint"} <= value.keys()
 
 
 def _read(name: str) -> Assignment:

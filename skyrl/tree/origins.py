@@ -60,13 +60,23 @@ class Origin:
     asked_by: Origin | None = None
     """For an environment variable: where the reference `env:NAME` stands."""
 
+    is_stored: bool = False
+    """The file is one that a run stored, not one that a person wrote: nothing that it names is followed."""
+
     value: Any = field(default=None, eq=False, repr=False)
     """What it gave, once that stands in the tree."""
 
     def at(self, name: str) -> Origin:
         """The origin of a key inside the table that this is the origin of."""
         path = (*self.path, name)
-        return Origin(kind=self.kind, where=self.where, path=path, lines=self.lines, asked_by=self.asked_by)
+        return Origin(
+            kind=self.kind,
+            where=self.where,
+            path=path,
+            lines=self.lines,
+            asked_by=self.asked_by,
+            is_stored=self.is_stored,
+        )
 
     def giving(self, value: Any) -> Origin:
         """The same, with the value that stands in the tree now."""
@@ -77,6 +87,7 @@ class Origin:
             path=self.path,
             lines=self.lines,
             asked_by=self.asked_by,
+            is_stored=self.is_stored,
             value=value,
         )
 

@@ -35,13 +35,17 @@ class ReadContext:
     is_open: bool = False
     """References (`env:NAME`, `@file`, `class = "module:Name"` of a module not imported yet) are followed."""
 
+    def follows(self, origin: Origin | None) -> bool:
+        """May what this place names be looked up: a variable, a file, a class to import?"""
+        return self.is_open and not (origin is not None and origin.is_stored)
+
     def filled(self, assignment: Assignment, kind: Any) -> Assignment:
         """`env:NAME` stands for the text of that variable, read as on a command line. A secret stays a reference.
 
         Raises `MissingVariable` for a variable that is not there.
         """
         value = assignment.value
-        found = REFERENCE.fullmatch(value) if isinstance(value, str) and self.is_open else None
+        found = REFERENCE.fullmatch(value) if isinstance(value, str) and self.follows(assignment.origin) else None
         if not found or holds_secret(kind):
             return assignment
         if self.environ is None:

@@ -131,7 +131,8 @@ def test_a_stored_tree_is_read_without_importing_and_is_the_same_run(losses: str
     assert differences(run, again) == {}
     assert fingerprint(run) == fingerprint(again)
     (tmp_path / "config.json").write_text(json.dumps(stored_form(run)), encoding="utf-8")
-    reread = compose([tmp_path], [f"{ALGORITHM}policy_loss.label=other"]).config
+    again_by_hand = f"{ALGORITHM}policy_loss_type={run.trainer.algorithm.policy_loss_type}"
+    reread = compose([tmp_path], [again_by_hand, f"{ALGORITHM}policy_loss.label=other"]).config
     assert cattrs.unstructure(reread.trainer.algorithm.policy_loss) == complete(width=0.5, label="other")
 
 

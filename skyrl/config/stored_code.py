@@ -1,0 +1,59 @@
+"""Code that a stored configuration names: it is refused unless a file or argument of the user's own names it, too.
+
+A checkpoint may come from somewhere else, and following an import path means running what it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from skyrl.config.entry import RunConfig
+from skyrl.config.import_paths import is_import_path
+from skyrl.errors import Problem
+from skyrl.tree import get_at
+from skyrl.tree.origins import Origins, place_of
+
+IMPORTED = (
+    "environment.env_class",
+    "trainer.fully_async.accept",
+    "trainer.algorithm.advantage_estimator",
+    "trainer.algorithm.policy_loss_type",
+)
+"""Fields whose import path is followed when a run starts."""
+
+_ENGINE = "generator.inference_engine.engine_init_kwargs"
+_CLUSTERS = ("trainer.placement.ray_address", "placement.ray_address")
+
+
+def code_that_is_only_stored(run: RunConfig, origins: Origins) -> Iterator[Problem]:
+    """Whatever runs code when the run starts, and stands only in a stored configuration."""
+    for path, value, why in named_code(run):
+        if any(chain[-1].is_stored for known, chain in origins.items() if f"{known}.".startswith(f"{path}.")):
+            yield Problem(
+                path=path,
+                message=f"{value!r} stands only in a stored configuration, and {why}",
+                hint=f"if you trust it, give it again: {path}={value}",
+                place=place_of(path, origins),
+            )
+
+
+def named_code(run: RunConfig) -> Iterator[tuple[str, Any, str]]:
+    """Path, value and danger of each place of the tree that names code."""
+    for path in IMPORTED:
+        value = _value(run, path)
+        if isinstance(value, str) and is_import_path(value):
+            yield path, value, "naming code is running it"
+    for name, value in (_value(run, _ENGINE) or {}).items():
+        yield f"{_ENGINE}.{name}", value, "the engine may run code for it"
+    for path in _CLUSTERS:
+        if value := _value(run, path):
+            yield path, value, "a Ray cluster hands over pickles, which run code"
+
+
+def _value(run: RunConfig, path: str) -> Any:
+    """None for a path that this kind of run does not have."""
+    try:
+        return get_at(run, path)
+    except AttributeError:
+        return None

@@ -1,0 +1,109 @@
+"""A configuration that was stored, perhaps by somebody else, runs no code and reads no variable of its own accord."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.config import ConfigError, SkyRLTrainConfig, compose, load
+from skyrl.config.kinds import KINDS, root_of
+from skyrl.config.stored import stored_form
+from skyrl.config.stored_code import IMPORTED
+from skyrl.tree import evolve_at
+from skyrl.tree.classes import tables_of
+from skyrl.tree.docs import docs_of
+from tests.config.leaves import RUNNABLE
+
+SPEAKING_OF_IMPORTS = ("import path", "Import path", "file.py:")
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Path:
+    """A module that leaves a file beside itself when it is imported."""
+    module = tmp_path / "canary.py"
+    module.write_text(
+        "from pathlib import Path\nPath(__file__).with_name('imported').touch()\ndef thing(*_, **__): return 0.0\n"
+    )
+    return module
+
+
+def checkpoint(folder: Path, changes: dict[str, Any], file: str = "manifest.json") -> Path:
+    """What a checkpoint or run of somebody else's says, with the changes."""
+    run = compose([], RUNNABLE).config
+    for path, value in changes.items():
+        run = evolve_at(run, path, value)
+    place = folder / "global_step_4"
+    place.mkdir(exist_ok=True)
+    (place / file).write_text(json.dumps(stored_form(run)))
+    return place
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "config.json"])
+@pytest.mark.parametrize("path", IMPORTED)
+def test_an_import_path_that_only_a_checkpoint_names_is_refused_and_not_imported(
+    canary: Path, tmp_path: Path, path: str, file: str
+) -> None:
+    stored = checkpoint(tmp_path, {path: f"{canary}:thing"}, file)
+    load([stored])
+    with pytest.raises(ConfigError, match=rf"{path}.*stands only in a stored configuration") as refused:
+        compose([stored])
+    assert f"give it again: {path}={canary}:thing" in str(refused.value)
+    assert not canary.with_name("imported").exists()
+
+
+def test_an_import_path_that_is_given_again_is_followed(canary: Path, tmp_path: Path) -> None:
+    word = f"environment.env_class={canary}:thing"
+    stored = checkpoint(tmp_path, {"environment.env_class": f"{canary}:thing"})
+    assert compose([stored], [word]).config.environment.env_class == f"{canary}:thing"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"generator.inference_engine.engine_init_kwargs": {"trust_remote_code": True}},
+        {"trainer.placement.executor": "ray", "trainer.placement.ray_address": "10.0.0.1:6379"},
+    ],
+)
+def test_engine_arguments_and_clusters_that_only_a_checkpoint_names_are_refused(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="stands only in a stored configuration"):
+        compose([checkpoint(tmp_path, changes)])
+
+
+def test_a_variable_that_only_a_checkpoint_names_is_not_read(tmp_path: Path) -> None:
+    stored = checkpoint(tmp_path, {"trainer.run_name": "env:PATH"})
+    assert load([stored], environ={"PATH": "secret"}).config.trainer.run_name == "env:PATH"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"environment": {"env_class": "canary.py:thing"}},
+        {"extends": "../user.json", **stored_form(SkyRLTrainConfig())},
+    ],
+)
+def test_a_checkpoint_cannot_pass_for_a_file_that_a_person_wrote(tmp_path: Path, content: dict[str, Any]) -> None:
+    (tmp_path / "user.json").write_text(json.dumps({"environment": {"env_class": "canary.py:thing"}}))
+    place = tmp_path / "global_step_4"
+    place.mkdir()
+    (place / "manifest.json").write_text(json.dumps(content))
+    for name in (place, place / "manifest.json"):
+        with pytest.raises(ConfigError, match="is not what a run stored|it was changed"):
+            load([name])
+
+
+def test_every_field_whose_docstring_speaks_of_an_import_path_is_among_those_that_are_refused() -> None:
+    def documented(cls: type[Any], prefix: str) -> set[str]:
+        found = {
+            prefix + name for name, text in docs_of(cls).items() if any(word in text for word in SPEAKING_OF_IMPORTS)
+        }
+        for name, table in tables_of(cls).items():
+            found |= documented(table, f"{prefix}{name}.")
+        return found
+
+    named = set().union(*(documented(root_of(kind), "") for kind in KINDS))
+    assert named - {"environment.skyrl_gym.isolate_user_env"} == set(IMPORTED)  # which says how env_class runs
