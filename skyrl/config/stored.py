@@ -7,8 +7,13 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 from collections.abc import Iterable
 from pathlib import Path
+=======
+import os
+from collections.abc import Iterable, Mapping
+>>>>>>> c6cf7e9 (tree: files and names that no person writes are refused in time)
 from typing import Any, TypeVar
 
 import attrs
@@ -45,8 +50,8 @@ def stored_form(run: RunConfig) -> dict[str, Any]:
 
 def file_of(name: str) -> str:
     """The configuration of a run's folder, if `name` is one; `name` otherwise."""
-    inside = (Path(name).expanduser() / file for file in FILES)
-    return str(next((file for file in inside if file.is_file()), name))
+    inside = (os.path.join(os.path.expanduser(name), file) for file in FILES)
+    return next((file for file in inside if os.path.isfile(file)), name)  # unlike Path.is_file, False for any OSError
 
 
 def must_be_stored(name: str) -> bool:

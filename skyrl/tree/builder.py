@@ -20,7 +20,7 @@ from skyrl.tree.history import History
 from skyrl.tree.literals import NULL_WORDS, is_bracketed
 from skyrl.tree.migrations import follow
 from skyrl.tree.names import suggestion
-from skyrl.tree.origins import DEFAULT, Assignment, Origin, Origins, Path, dotted, place_of
+from skyrl.tree.origins import DEFAULT, Assignment, Origin, Origins, Path, check_length, cut_short, dotted, place_of
 from skyrl.tree.plain import shown
 from skyrl.tree.read_context import NOTHING, MissingVariable, ReadContext
 from skyrl.tree.table import Table
@@ -39,6 +39,9 @@ from skyrl.tree.types import (
 
 T = TypeVar("T")
 
+MOST_SUGGESTIONS = 100
+"""Unknown names of one tree for which a near one is looked for."""
+
 
 class TreeBuilder(Generic[T]):
     """A tree while it is being written. `build()` gives the frozen result; `problems` and `origins` what happened.
@@ -54,6 +57,7 @@ class TreeBuilder(Generic[T]):
         """What was written into tables of `ClassOf`, whose class is known at the end only."""
         self._history = History()
         self._unfilled: list[tuple[Assignment, MissingVariable, Origin | None]] = []
+        self._unknown = 0
         self.problems: list[Problem] = []
         self.broken: set[str] = set()
 
@@ -70,6 +74,7 @@ class TreeBuilder(Generic[T]):
     def assign(self, assignment: Assignment) -> None:
         """Put one value in its place, or note why it cannot stand there."""
         try:
+            check_length(assignment.path)
             self._assign(self._root, 0, assignment)
         except MissingVariable as error:
             self._unfilled.append((assignment, error, self._history.winner(assignment.path)))
@@ -86,7 +91,7 @@ class TreeBuilder(Generic[T]):
         return cast(T, self._build(self._root, ()))
 
     def _refuse(self, assignment: Assignment, error: ValueError) -> None:
-        path = dotted(assignment.path)
+        path = cut_short(dotted(assignment.path))
         self.broken.add(path)
         for problem in _problems(error):
             self.problems.append(attrs.evolve(problem, path=path, place=assignment.origin.place))
@@ -188,7 +193,8 @@ class TreeBuilder(Generic[T]):
             value = _read(assignment, attribute.type)
         else:
             value = assignment.value
-        if isinstance(value, Mapping) and (value or table.current(attribute.name) is not None):
+        merges = is_mapping(attribute.type) and table.current(attribute.name) is not None
+        if isinstance(value, Mapping) and (value or merges):
             for key, item in value.items():
                 self.assign(assignment.inside(key, item))
         else:
@@ -249,6 +255,9 @@ class TreeBuilder(Generic[T]):
             self.problems += warnings
 
     def _refuse_unknown(self, table: Table, depth: int, path: Path) -> None:
+        self._unknown += 1
+        if self._unknown > MOST_SUGGESTIONS:  # a file of another program's, whose every name would be searched for
+            raise refusal(f"no such field of {table.cls.__name__}")
         sentence, meant = suggestion(self._root.cls, table.cls, path, depth)
         self.broken.update(meant)
         if len(meant) == 1:

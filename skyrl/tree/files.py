@@ -22,11 +22,16 @@ PRESET = "preset:"
 SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 
 
-def read_file(name: str, context: ReadContext = NOTHING, above: tuple[str, ...] = ()) -> list[Assignment]:
+MOST_LEVELS = 100
+"""Files that may extend each other in one chain."""
+
+
+def read_file(name: str, context: ReadContext = NOTHING) -> list[Assignment]:
     """Assignments to the root: first those of what the file extends, then its own. A preset may be named, too.
 
-    `above` are the files that led here. Raises `ConfigError`.
+    A file that is extended by several others counts once, at its first place. Raises `ConfigError`.
     """
+<<<<<<< HEAD
     if name.startswith(PRESET):
         return [_preset(name, context)]
     assignment = _read(name)
@@ -42,14 +47,58 @@ def read_file(name: str, context: ReadContext = NOTHING, above: tuple[str, ...] 
     for base in [named] if isinstance(named, str) else named if isinstance(named, list | tuple) else [None]:
         if not isinstance(base, str):
             raise _refused(f"{shown(named)} is neither a file nor a list of files", place)
+=======
+    return _Reading(context).read(name)
+
+
+class _Reading:
+    """One file and all that it extends."""
+
+    def __init__(self, context: ReadContext) -> None:
+        self._reach = context
+        self._done: set[str] = set()
+
+    def read(self, name: str, above: tuple[str, ...] = ()) -> list[Assignment]:
+        """The file's assignments, after those of what it extends; `above` are the files that led here."""
+        if name.startswith(PRESET):
+            return [_preset(name, self._reach)]
+        assignment = _read(name)
+        if not (isinstance(assignment.value, Mapping) and EXTENDS in assignment.value):
+            return [assignment]
+        own = {key: value for key, value in assignment.value.items() if key != EXTENDS}
+        place = assignment.origin.at(EXTENDS).place
+        found = [
+            each
+            for base in _bases(assignment.value[EXTENDS], place)
+            for each in self._base(name, base, place, (*above, _identity(name)))
+        ]
+        return [*found, attrs.evolve(assignment, value=own)]
+
+    def _base(self, name: str, base: str, place: str, chain: tuple[str, ...]) -> list[Assignment]:
+        """Assignments of one file that `name` extends; none where they stand further up already."""
+>>>>>>> c6cf7e9 (tree: files and names that no person writes are refused in time)
         target = base if base.startswith(PRESET) else _beside(name, base)
-        if _identity(target) in chain:
+        identity = target if base.startswith(PRESET) else _identity(target)
+        if identity in chain:
             raise _refused(f"{base} extends this file in its turn", place)
+        if len(chain) > MOST_LEVELS:
+            raise _refused(f"more than {MOST_LEVELS} files extend each other in a chain", place)
+        if identity in self._done:
+            return []
         try:
-            found += read_file(target, context, chain)
+            found = self.read(target, chain)
         except ConfigError as error:
             raise _placed(error, place) from None
-    return [*found, attrs.evolve(assignment, value=own)]
+        self._done.add(identity)
+        return found
+
+
+def _bases(named: Any, place: str) -> list[str]:
+    """What `extends` names, in order. Raises `ConfigError`."""
+    bases = [named] if isinstance(named, str) else named if isinstance(named, list | tuple) else [None]
+    if not all(isinstance(base, str) for base in bases):
+        raise _refused(f"{shown(named)} is neither a file nor a list of files", place)
+    return list(bases)
 
 
 def is_stored_form(value: Any) -> bool:

@@ -21,7 +21,7 @@ def enter(holder: dict[str, Any], names: Path) -> Any:
         if isinstance(inner, list):
             raise refusal(f"item {name} is no table that could be written into")
         child = inner.get(name)
-        if isinstance(child, dict) or (isinstance(child, list) and following.isdigit()):
+        if isinstance(child, dict) or (isinstance(child, list) and _is_index(following)):
             inner = child
         else:
             inner[name] = inner = {}
@@ -56,10 +56,15 @@ def append(holder: dict[str, Any], name: str, value: Any) -> None:
 
 def position(name: str, items: Any) -> int:
     """The index of an item that is there. Raises `ConfigError`."""
-    if name.isascii() and name.isdigit() and int(name) < len(items):
+    if _is_index(name) and int(name) < len(items):
         return int(name)
     there = f"0 to {len(items) - 1}" if items else "none"
     raise refusal(f"there is no item {name}; there are: {there}", hint="add one with +=")
+
+
+def _is_index(name: str) -> bool:
+    """Decimal digits of ASCII, and few enough that `int` takes them."""
+    return name.isascii() and name.isdigit() and len(name) < 20
 
 
 def refusal(message: str, hint: str = "") -> ConfigError:

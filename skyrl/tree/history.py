@@ -16,6 +16,8 @@ class History:
 
     def __init__(self) -> None:
         self._chains: dict[str, list[Origin]] = {}
+        self._around: set[Path] = set()
+        """Tables in which something was written, perhaps forgotten since."""
 
     @property
     def origins(self) -> Origins:
@@ -29,10 +31,16 @@ class History:
     def add(self, path: Path, origin: Origin, value: Any) -> None:
         """`origin` gave this value, and wins."""
         self._chains.setdefault(dotted(path), []).append(origin.giving(value))
+        self._note(path)
 
     def begin(self, path: Path, origin: Origin, value: Any) -> None:
         """As if nothing had been written there before."""
         self._chains[dotted(path)] = [origin.giving(value)]
+        self._note(path)
+
+    def _note(self, path: Path) -> None:
+        while (path := path[:-1]) and path not in self._around:
+            self._around.add(path)
 
     def forget(self, path: Path) -> None:
         """Nothing was written at the path or inside it."""
@@ -41,12 +49,15 @@ class History:
 
     def forget_inside(self, path: Path) -> None:
         """What was written inside a table that is now replaced is gone."""
+        if path not in self._around:
+            return
         inside = dotted(path) + "."
         for known in [known for known in self._chains if known.startswith(inside)]:
             del self._chains[known]
 
     def take_over(self, origins: Origins, place: Path) -> None:
         """Those of a tree that was written on its own, and now stands at `place`."""
+        self._note((*place, ""))
         self._chains.update({f"{dotted(place)}.{path}": list(chain) for path, chain in origins.items()})
 
     def contradictions(self) -> Iterator[Problem]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 from skyrl.errors import ConfigError
 from skyrl.tree.origins import Assignment, KeyLines, Origin, Path
+from skyrl.tree.plain import shown
 from skyrl.tree.text_files import malformed, read_text
 
 
@@ -38,9 +40,8 @@ def _lines_of(name: str, text: str) -> dict[Path, int]:
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in one table")
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {shown(twice)} stands twice in one table")
     return table
 
 

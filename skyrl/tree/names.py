@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+from typing import Any, cast
 
 from skyrl.tree.classes import fields_of, leaf_paths, table_paths
 from skyrl.tree.origins import Path
 
 _MOST = 3
 """Suggestions that one message makes."""
+
+_LONGEST = 100
+"""Characters of the longest name that a near one is looked for."""
 
 
 def suggestion(root: type[Any], owner: type[Any], path: Path, depth: int) -> tuple[str, list[str]]:
@@ -18,8 +22,10 @@ def suggestion(root: type[Any], owner: type[Any], path: Path, depth: int) -> tup
     A sibling one slip away is meant more likely than the same name elsewhere, and that more than a name somewhat alike.
     """
     name, siblings = path[depth], tuple(fields_of(owner))
-    everywhere = dict.fromkeys([*table_paths(root), *(leaf for leaf, _ in leaf_paths(root))])
-    last_names = {each: each.rpartition(".")[2] for each in everywhere}
+    if max(map(len, path)) > _LONGEST:
+        return "", []
+    last_names = _last_names(cast(Any, root))
+    everywhere = last_names.keys()
     tail = "." + ".".join(path[depth:])
 
     def near(candidates: Iterable[str]) -> list[str]:
@@ -37,8 +43,17 @@ def suggestion(root: type[Any], owner: type[Any], path: Path, depth: int) -> tup
     return "", []
 
 
+@cache
+def _last_names(root: Any) -> dict[str, str]:
+    """Every path of the tree, tables and leaves, with the last of its names."""
+    everywhere = dict.fromkeys([*table_paths(root), *(leaf for leaf, _ in leaf_paths(root))])
+    return {each: each.rpartition(".")[2] for each in everywhere}
+
+
 def nearest(name: str, candidates: Sequence[str]) -> str | None:
     """The candidate that `name` is most likely a slip of, if any is close."""
+    if len(name) > _LONGEST:
+        return None
     return next(iter(slips(name, candidates) or alike(name, candidates)), None)
 
 
@@ -71,7 +86,7 @@ def _folded(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
-def _in_place_of(path: Path, depth: int, names: Iterable[str], everywhere: Iterable[str]) -> list[str]:
+def _in_place_of(path: Path, depth: int, names: Iterable[str], everywhere: Collection[str]) -> list[str]:
     """The paths with each of `names` at `depth`: those that exist as a whole, else those that exist as far as there."""
     cut = [(*path[:depth], name) for name in names][:_MOST]
     whole = [".".join((*each, *path[depth + 1 :])) for each in cut]

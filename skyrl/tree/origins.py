@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from attrs import evolve, field, frozen
 
+from skyrl.errors import ConfigError, Problem
+
 Path = tuple[str, ...]
 
 
@@ -23,6 +25,29 @@ def dotted(path: Path) -> str:
 
 _BARE = re.compile(r'[^."=\s]*[^."=\s+]')
 _SPECIAL = re.compile(r'["\\]')
+
+
+MOST_NAMES = 80
+"""Names that a path may have: those of the tree's tables, and as many levels as a free-form value may have."""
+
+MOST_LETTERS = 1000
+"""Characters that one name of a path may have."""
+
+
+def check_length(path: Path) -> None:
+    """Raises `ConfigError` for a path that no person has written: it takes time that grows with its square."""
+    if len(path) > MOST_NAMES:
+        message = f"this path has {len(path)} names, and a path has at most {MOST_NAMES}"
+    elif path and len(path[-1]) > MOST_LETTERS:  # the names before it were checked with the tables that they name
+        message = f"this name has {len(path[-1])} characters, and a name has at most {MOST_LETTERS}"
+    else:
+        return
+    raise ConfigError([Problem(path="", message=message)])
+
+
+def cut_short(path: str) -> str:
+    """A path as a message shows it."""
+    return path if len(path) <= 400 else f"{path[:300]} ... {path[-50:]}"
 
 
 class KeyLines:

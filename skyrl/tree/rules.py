@@ -172,11 +172,18 @@ def paths_read(function: Callable[[Any], Any], config: Any) -> set[str]:
 
 def touches(paths: Iterable[str], broken: Collection[str]) -> bool:
     """Does any of the paths lie at, in, or around a broken one? The empty path is the root: everything is in it."""
-    return any(
-        bad in ("", path) or path.startswith(bad + ".") or bad.startswith(path + ".")
-        for path in paths
-        for bad in broken
-    )
+    if not broken:
+        return False
+    around = {above for bad in broken for above in _and_around(bad)}
+    return any(path in around or any(above in broken for above in _and_around(path)) for path in paths)
+
+
+def _and_around(path: str) -> Iterator[str]:
+    """The path, every table around it, and the root."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""
 
 
 class _Watched:

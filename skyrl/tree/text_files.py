@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path as FilePath
 
 from skyrl.errors import ConfigError, Problem
@@ -9,11 +11,24 @@ from skyrl.errors import ConfigError, Problem
 UNREADABLE = "The configuration cannot be read"
 """The title of errors about files as a whole."""
 
+MOST_BYTES = 16 * 2**20
+"""Largest file that is read as a configuration. The largest manifest of a checkpoint is far below it."""
+
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
 
 def read_text(name: str) -> str:
-    """The text, with line feeds alone. Raises `ConfigError` for a file that is missing, unreadable, or not UTF-8."""
+    """Text of a regular file of at most `MOST_BYTES`, with line feeds alone.
+
+    Raises `ConfigError` for a file that is missing, unreadable, too large, no regular file, or not UTF-8.
+    """
     try:
-        text = FilePath(name).expanduser().read_bytes().decode("utf-8-sig")  # Windows editors write a mark first
+        text = _bytes_of(name).decode("utf-8-sig")  # Windows editors write a mark first
     except FileNotFoundError:
         raise cannot_read(name, "there is no such file") from None
     except IsADirectoryError:
@@ -22,9 +37,24 @@ def read_text(name: str) -> str:
         raise cannot_read(name, f"not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise cannot_read(name, error.strerror or str(error)) from None
+    except ConfigError:
+        raise
     except (ValueError, RuntimeError) as error:  # a zero byte in the name; no home folder for ~
         raise cannot_read(name, str(error)) from None
     return text.replace("\r\n", "\n")
+
+
+def _bytes_of(name: str) -> bytes:
+    """Bytes of the file. What is no regular file is not even opened: a pipe may never end, or never begin."""
+    path = FilePath(name).expanduser()
+    mode = os.stat(path).st_mode
+    if kind := next((words for is_kind, words in _KINDS if is_kind(mode)), ""):
+        raise cannot_read(name, f"this is {kind}, not a regular file: write its content to a file first")
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise cannot_read(name, f"a configuration has at most {MOST_BYTES // 2**20} MiB, and this file has more")
+    return content
 
 
 def cannot_read(name: str, why: str) -> ConfigError:

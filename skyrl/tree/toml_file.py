@@ -9,6 +9,11 @@ from skyrl.errors import ConfigError
 from skyrl.tree.origins import Assignment, KeyLines, Origin, Path
 from skyrl.tree.text_files import malformed, read_text
 
+MOST_PARTS = 1000
+"""Parts of a dotted key that are parsed: the time that `tomllib` takes for one grows with their square, at least."""
+
+_LONG_KEY = rf"""(?m)^[ \t\[]*+(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MOST_PARTS}}}"""
+
 
 def read_toml(name: str) -> Assignment:
     """The whole file as one assignment to the root, with an origin that knows its lines.
@@ -16,6 +21,9 @@ def read_toml(name: str) -> Assignment:
     Raises `ConfigError` for a file that is missing, unreadable, or not TOML (with line and column).
     """
     text = read_text(name)
+    if text.count(".") >= MOST_PARTS and (found := re.search(_LONG_KEY, text)):
+        line = text.count("\n", 0, found.start()) + 1
+        raise malformed(name, "TOML", f"a key of more than {MOST_PARTS} parts", line)
     try:
         value = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits

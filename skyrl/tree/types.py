@@ -305,6 +305,8 @@ def _mapping_arm(kind: Any) -> Any:
 
 def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
     try:
+        if not text.isascii():  # Python also takes the digits of other scripts
+            raise ValueError(text)
         value = kind(text)
     except ValueError:
         raise TypeMismatch(f"{shown(text)} is not {describe(kind)}") from None

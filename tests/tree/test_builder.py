@@ -320,5 +320,5 @@ def test_a_source_that_changes_after_loading_changes_nothing() -> None:
 
 def test_an_enormous_path_is_refused_and_nothing_breaks() -> None:
     deep = arguments("options." + ".".join("a" * 1_000) + "=1")
-    assert only_problem(deep).path == "options"
+    assert only_problem(deep).path.startswith("options.a.a.a")
     assert get_at(deep.build(), "options") is None

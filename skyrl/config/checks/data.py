@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from skyrl.config.effects import evaluates
@@ -57,7 +58,7 @@ def no_source_is_named_twice(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A second copy of a source repeats its prompts in every epoch."""
     for name in ("train_data", "val_data"):
         sources = getattr(run.data, name)
-        twice = [source for source in dict.fromkeys(sources) if sources.count(source) > 1]
+        twice = [source for source, count in Counter(sources).items() if count > 1]
         if twice:
             message = f"{', '.join(twice)} stands here more than once, so its prompts are repeated"
             yield Problem(path=f"data.{name}", message=message, severity="warning")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def evaluation_sets_have_different_names(run: SupervisedConfig) -> Iterator[Prob
         yield Problem(path="eval_dataset_names", message=message, hint="give each set one, or leave them out")
         return
     names = evaluation_names(run)
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         path = "eval_datasets" if given is None else "eval_dataset_names"
         hint = "name them in eval_dataset_names"

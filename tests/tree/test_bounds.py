@@ -1,0 +1,132 @@
+"""Files and words that no person writes end in a sentence, in time: pipes, devices, diamonds, endless keys."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree import files
+from skyrl.tree.builder import MOST_SUGGESTIONS, TreeBuilder
+from skyrl.tree.files import MOST_LEVELS, read_file
+from skyrl.tree.origins import Assignment, Origin
+from skyrl.tree.text_files import MOST_BYTES, read_text
+from skyrl.tree.toml_file import MOST_PARTS, read_toml
+from tests.tree.trees import Run
+
+
+def refusal(name: Path | str) -> Problem:
+    with pytest.raises(ConfigError) as caught:
+        read_file(str(name))
+    [problem] = caught.value.problems
+    return problem
+
+
+def built_from(value: Any) -> TreeBuilder[Run]:
+    builder = TreeBuilder(Run())
+    builder.assign(Assignment(path=(), value=value, origin=Origin(kind="python")))
+    builder.build()
+    return builder
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.toml")
+    assert "a pipe, not a regular file" in refusal(tmp_path / "run.toml").message
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom", "/dev/null"])
+def test_a_device_is_refused(device: str) -> None:
+    assert "a device, not a regular file" in refusal(device).message
+
+
+def test_a_file_beyond_the_bound_is_refused_and_one_at_it_is_read(tmp_path: Path) -> None:
+    large = tmp_path / "large.toml"
+    large.write_bytes(b"#" * (MOST_BYTES + 1))
+    assert refusal(large).message == "cannot be read: a configuration has at most 16 MiB, and this file has more"
+    large.write_bytes(b"#" * MOST_BYTES)
+    assert len(read_text(str(large))) == MOST_BYTES
+
+
+def test_a_name_of_300_characters_is_told(tmp_path: Path) -> None:
+    assert refusal(tmp_path / ("x" * 300)).message == "cannot be read: File name too long"
+
+
+def test_a_file_in_a_folder_that_may_not_be_read_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Any) -> os.stat_result:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "stat", denied)  # root may read everything, and tests may run as root
+    assert refusal("/closed/run.toml").message == "cannot be read: Permission denied"
+
+
+def test_each_file_of_a_diamond_is_read_once_and_counts_at_its_first_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def counted(name: str) -> Assignment:
+        read.append(name)
+        return read_toml(name)
+
+    (tmp_path / "base0.toml").write_text("seed = 1\nname = 'base'")
+    for level in range(1, 15):
+        for side in ("left", "right"):
+            text = f'extends = "base{level - 1}.toml"\n' + ("seed = 2\n" if (side, level) == ("left", 1) else "")
+            (tmp_path / f"{side}{level}.toml").write_text(text)
+        (tmp_path / f"base{level}.toml").write_text(f'extends = ["left{level}.toml", "right{level}.toml"]')
+    monkeypatch.setattr(files, "_read", counted)
+    builder = TreeBuilder(Run())
+    builder.assign_all(read_file(str(tmp_path / "base14.toml")))
+    assert len(read) == 15 + 14 * 2
+    assert builder.build().seed == 2  # what left1 changes of base0 is not changed back for right1
+
+
+def test_a_chain_of_files_has_a_bound(tmp_path: Path) -> None:
+    for number in range(MOST_LEVELS + 2):
+        (tmp_path / f"{number}.toml").write_text(f'extends = "{number + 1}.toml"')
+    problem = refusal(tmp_path / "0.toml")
+    assert (problem.path, problem.message) == ("extends", "more than 100 files extend each other in a chain")
+
+
+def test_near_names_are_looked_for_a_hundred_times() -> None:
+    builder = TreeBuilder(Run())
+    builder.assign_all([Assignment(path=("sead",), value=1, origin=Origin(kind="python"))] * (MOST_SUGGESTIONS + 50))
+    told = ["did you mean seed?" in problem.message for problem in builder.problems]
+    assert told == [True] * MOST_SUGGESTIONS + [False] * 50
+
+
+def test_a_name_of_millions_of_letters_is_cut_short_in_what_is_said() -> None:
+    [problem] = built_from({"x" * 1_000_000: 1}).problems
+    assert problem.message == "this name has 1000000 characters, and a name has at most 1000"
+    assert len(problem.path) < 500
+
+
+def test_a_path_of_thousands_of_names_is_refused(tmp_path: Path) -> None:
+    builder = TreeBuilder(Run())
+    builder.assign(Assignment(path=("policy",) * 20_000, value=1, origin=Origin(kind="python")))
+    assert builder.problems[0].message == "this path has 20000 names, and a path has at most 80"
+    (tmp_path / "run.toml").write_text("seed = 1\n" + "a." * (MOST_PARTS + 1) + "b = 1")
+    problem = refusal(tmp_path / "run.toml")
+    assert problem.message == "not valid TOML: a key of more than 1000 parts"
+    assert problem.place.endswith("run.toml:2")
+
+
+def test_a_text_with_many_dots_is_no_long_key(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(f"name = '{'One. ' * 2000}'")
+    assert len(read_toml(str(tmp_path / "run.toml")).value["name"]) == 10_000
+
+
+def test_a_key_that_stands_twice_among_thousands_is_named(tmp_path: Path) -> None:
+    keys = [f'"k{number}": 1' for number in range(20_000)]
+    (tmp_path / "run.json").write_text("{" + ", ".join([*keys, keys[-1]]) + "}")
+    assert refusal(tmp_path / "run.json").message == "not valid JSON: the key 'k19999' stands twice in one table"
+
+
+@pytest.mark.parametrize("word", ["\u0663", "3\u00a0", "\uff11"])
+def test_digits_of_other_scripts_are_no_numbers(word: str) -> None:
+    builder = TreeBuilder(Run())
+    builder.assign(Assignment(path=("seed",), value=word, origin=Origin(kind="argument", where="1"), is_text=True))
+    assert "is not a whole number" in builder.problems[0].message
