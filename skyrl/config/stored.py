@@ -7,13 +7,8 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-from collections.abc import Iterable
-from pathlib import Path
-=======
 import os
-from collections.abc import Iterable, Mapping
->>>>>>> c6cf7e9 (tree: files and names that no person writes are refused in time)
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import attrs
@@ -56,7 +51,7 @@ def file_of(name: str) -> str:
 
 def must_be_stored(name: str) -> bool:
     """Does this name of a folder or file stand for something that a run stored, whatever is in it?"""
-    return file_of(name) != name or Path(name).name == FILES[1]
+    return file_of(name) != name or os.path.basename(name) == FILES[1]
 
 
 def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:

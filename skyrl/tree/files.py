@@ -21,7 +21,6 @@ EXTENDS = "extends"
 PRESET = "preset:"
 SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 
-
 MOST_LEVELS = 100
 """Files that may extend each other in one chain."""
 
@@ -31,23 +30,6 @@ def read_file(name: str, context: ReadContext = NOTHING) -> list[Assignment]:
 
     A file that is extended by several others counts once, at its first place. Raises `ConfigError`.
     """
-<<<<<<< HEAD
-    if name.startswith(PRESET):
-        return [_preset(name, context)]
-    assignment = _read(name)
-    if not (isinstance(assignment.value, Mapping) and EXTENDS in assignment.value):
-        return [assignment]
-    if is_stored_form(assignment.value):
-        raise _refused(f"a stored configuration has no {EXTENDS}: it was changed", assignment.origin.at(EXTENDS).place)
-    own = {key: value for key, value in assignment.value.items() if key != EXTENDS}
-    named = assignment.value[EXTENDS]
-    chain = (*above, _identity(name))
-    place = assignment.origin.at(EXTENDS).place
-    found: list[Assignment] = []
-    for base in [named] if isinstance(named, str) else named if isinstance(named, list | tuple) else [None]:
-        if not isinstance(base, str):
-            raise _refused(f"{shown(named)} is neither a file nor a list of files", place)
-=======
     return _Reading(context).read(name)
 
 
@@ -55,16 +37,19 @@ class _Reading:
     """One file and all that it extends."""
 
     def __init__(self, context: ReadContext) -> None:
-        self._reach = context
+        self._context = context
         self._done: set[str] = set()
 
     def read(self, name: str, above: tuple[str, ...] = ()) -> list[Assignment]:
         """The file's assignments, after those of what it extends; `above` are the files that led here."""
         if name.startswith(PRESET):
-            return [_preset(name, self._reach)]
+            return [_preset(name, self._context)]
         assignment = _read(name)
         if not (isinstance(assignment.value, Mapping) and EXTENDS in assignment.value):
             return [assignment]
+        if is_stored_form(assignment.value):
+            place = assignment.origin.at(EXTENDS).place
+            raise _refused(f"a stored configuration has no {EXTENDS}: it was changed", place)
         own = {key: value for key, value in assignment.value.items() if key != EXTENDS}
         place = assignment.origin.at(EXTENDS).place
         found = [
@@ -76,7 +61,6 @@ class _Reading:
 
     def _base(self, name: str, base: str, place: str, chain: tuple[str, ...]) -> list[Assignment]:
         """Assignments of one file that `name` extends; none where they stand further up already."""
->>>>>>> c6cf7e9 (tree: files and names that no person writes are refused in time)
         target = base if base.startswith(PRESET) else _beside(name, base)
         identity = target if base.startswith(PRESET) else _identity(target)
         if identity in chain:
