@@ -51,6 +51,12 @@ def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[s
     ]
 
 
+def has_effect(run: RunConfig, path: str) -> bool:
+    """Whether the value at a dotted path, or at one inside it, does anything in this resolved tree."""
+    covering = (effect for effect in kind_of(run).effects if f"{path}.".startswith(f"{effect.path}."))
+    return all(effect.acts(run) for effect in covering)
+
+
 def _changed(run: RunConfig) -> Origins:
     """As if every value that differs from its default, and may not have been derived, had been written in Python."""
     derived = [rule.writes for rule in kind_of(run).rules]

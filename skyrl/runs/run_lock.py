@@ -15,6 +15,7 @@ import cattrs
 from filelock import FileLock, Timeout
 
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.check import has_effect
 from skyrl.config.stored import stored_form, tree_of
 from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_tree
@@ -89,7 +90,8 @@ class RunLock:
 
 def refuse_changed(stored: Any, run: SkyRLTrainConfig, where: str, field: str) -> None:
     """Compare a stored configuration with this run's in what makes it that run, and in everything that determines its
-    numbers unless `trainer.resume_with_changes` is on.
+    numbers unless `trainer.resume_with_changes` is on. A field that acts in neither run, such as a setting of another
+    loss whose default has changed since, is no difference.
 
     Raises `ResumeError` with the differences and the ways out.
     """
@@ -98,8 +100,8 @@ def refuse_changed(stored: Any, run: SkyRLTrainConfig, where: str, field: str) -
         now = _as_stored(run)
     except ConfigError as error:
         raise ResumeError(f"{where} has a configuration that this version cannot read: {error}") from error
-    changed = differences(before, now, roles=("identity",))
-    numerics = differences(before, now, roles=("numerics",))
+    changed = _acting(differences(before, now, roles=("identity",)), before, now)
+    numerics = _acting(differences(before, now, roles=("numerics",)), before, now)
     if not run.trainer.resume_with_changes:
         changed |= numerics
     if changed:
@@ -108,6 +110,10 @@ def refuse_changed(stored: Any, run: SkyRLTrainConfig, where: str, field: str) -
             f"To continue that run, set these back{_or_say_so(changed, numerics)}. To start a new one, choose another "
             f"{field}, for example:\n  {_folders_beside(run)}"
         )
+
+
+def _acting(changed: Mapping[str, tuple[Any, Any]], before: C, now: C) -> dict[str, tuple[Any, Any]]:
+    return {path: values for path, values in changed.items() if has_effect(before, path) or has_effect(now, path)}
 
 
 def changes_to_say(stored: Any, run: SkyRLTrainConfig) -> str:

@@ -35,3 +35,14 @@ def test_a_value_under_an_old_name_is_compared_under_the_new_one() -> None:
 def test_what_no_version_ever_called_so_cannot_be_read() -> None:
     with pytest.raises(ResumeError, match="that this version cannot read"):
         refuse_changed(to_dict(RUN) | {"trainr": {}}, RUN, "runs/mine", "trainer.run_path")
+
+
+@pytest.mark.parametrize(("loss", "counts"), [("regular", False), ("cispo", True)])
+def test_a_default_that_changed_since_counts_only_where_it_acts(loss: str, counts: bool) -> None:
+    run = resolve(evolve_at(SkyRLTrainConfig(), "trainer.algorithm.policy_loss_type", loss))
+    stored = to_dict(evolve_at(run, "trainer.algorithm.cispo.cispo_eps_clip_high", 9.5))
+    if not counts:
+        refuse_changed(stored, run, "the folder", "trainer.run_path")
+        return
+    with pytest.raises(ResumeError, match="cispo_eps_clip_high: 9.5 there"):
+        refuse_changed(stored, run, "the folder", "trainer.run_path")
