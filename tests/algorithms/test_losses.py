@@ -1,11 +1,19 @@
 from __future__ import annotations
 
-import torch
+import math
 
-from skyrl.algorithms.clipped_losses import RegularLoss
+import pytest
+import torch
+from torch import Tensor
+
+from skyrl.algorithms.clipped_losses import GMPOLoss, GSPOLoss, RegularLoss
+from skyrl.algorithms.covariance_losses import ClipCovLoss
 from skyrl.algorithms.kl import kl_estimate
-from skyrl.algorithms.losses import LossInputs, ppo_clip
-from skyrl.algorithms.reductions import sequence_mean, token_mean
+from skyrl.algorithms.kl_control import AdaptiveKLController
+from skyrl.algorithms.logprobs import entropy
+from skyrl.algorithms.losses import LossInputs, PolicyLoss, ppo_clip, vanishes_without_advantage
+from skyrl.algorithms.reductions import prompt_mean, sequence_mean, token_mean
+from skyrl.algorithms.rollout_losses import DPPOLoss
 from skyrl.config import AlgorithmConfig
 from skyrl.training.policy_losses import policy_loss
 
@@ -84,3 +92,148 @@ def test_cispo_by_default_weighs_an_unlikely_token_by_its_ratio_and_holds_a_like
     cispo(inputs).sum().backward()
     assert new.grad is not None
     torch.testing.assert_close(new.grad, torch.tensor([[0.1353353, 5.0]]))
+
+
+def test_k3_is_held_to_ten_and_has_no_gradient_beyond() -> None:
+    new = torch.tensor([[-3.5, -4.0, -9.5, -300.0, -1.0]], requires_grad=True)
+    values = kl_estimate(new, torch.tensor([[-1.0, -1.0, -1.0, -1.0, -12.5]]), "k3")
+    values.sum().backward()
+    # differences 2.5, 3, 8.5, 299 and -11.5: e^2.5 - 3.5, then e^3 - 4 = 16 and more, then 11.5 + e^-11.5 - 1
+    torch.testing.assert_close(values, torch.tensor([[8.6824942, 10.0, 10.0, 10.0, 10.0]]))
+    assert new.grad is not None
+    torch.testing.assert_close(new.grad, torch.tensor([[-11.182494, 0.0, 0.0, 0.0, 0.0]]))  # 1 - e^2.5
+
+
+def test_k3_below_its_bound_on_the_other_side_is_nearly_the_distance() -> None:
+    values = kl_estimate(torch.tensor([[-1.0]]), torch.tensor([[-11.5]]), "k3")
+    assert values.item() == pytest.approx(9.5 + math.exp(-10.5))  # 10.5 + e^-10.5 - 1
+
+
+def dppo_cuts(now: float, then: float, advantage: float, *, low: float, high: float) -> bool:
+    """Whether the divergence of two probabilities of a token is cut."""
+    inputs = LossInputs(
+        logprobs=torch.tensor([[now]]).log(),
+        old_logprobs=torch.zeros(1, 1),
+        rollout_logprobs=torch.tensor([[then]]).log(),
+        advantages=torch.tensor([[advantage]]),
+        mask=torch.ones(1, 1, dtype=torch.bool),
+    )
+    return bool(DPPOLoss(divergence="binary_kl", low=low, high=high).measure(inputs)["clip_ratio"])
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "divergence"),
+    [
+        (0.95, 0.9, 0.0206544),  # 0.9 ln(0.9 / 0.95) + 0.1 ln(0.1 / 0.05)
+        (0.6, 0.5, 0.0204110),  # 0.5 ln(0.5 / 0.6) + 0.5 ln(0.5 / 0.4)
+        (0.2, 0.1, 0.0366907),  # 0.1 ln(0.1 / 0.2) + 0.9 ln(0.9 / 0.8)
+    ],
+)
+def test_dppo_cuts_beyond_the_divergence_of_drawing_the_token_or_not(
+    now: float, then: float, divergence: float
+) -> None:
+    below, above = divergence - 2e-6, divergence + 2e-6
+    assert dppo_cuts(now, then, 1.0, low=0.0, high=below)
+    assert not dppo_cuts(now, then, 1.0, low=0.0, high=above)
+    assert not dppo_cuts(now, then, -1.0, low=0.0, high=0.0)  # a bad token that became likelier is still punished
+
+
+def test_dppo_has_a_bound_of_its_own_for_tokens_that_became_less_likely() -> None:
+    divergence = 0.9 * math.log(0.9 / 0.8) + 0.1 * math.log(0.1 / 0.2)
+    assert dppo_cuts(0.8, 0.9, -1.0, low=divergence - 2e-6, high=9.0)
+    assert not dppo_cuts(0.8, 0.9, -1.0, low=divergence + 2e-6, high=0.0)
+    assert not dppo_cuts(0.8, 0.9, 1.0, low=0.0, high=0.0)
+
+
+def test_dppo_knows_the_divergence_of_tokens_that_were_or_are_certain() -> None:
+    assert dppo_cuts(0.5, 1.0, -1.0, low=0.69, high=9.0)  # ln 2
+    assert not dppo_cuts(0.5, 1.0, -1.0, low=0.70, high=0.0)
+    assert dppo_cuts(1.0, 0.5, 1.0, low=9.0, high=8.1)  # 0.5 ln 0.5 + 0.5 ln(0.5 / 1e-8) = 8.517
+    assert not dppo_cuts(1.0, 0.5, 1.0, low=0.0, high=8.6)
+
+
+@pytest.mark.parametrize(
+    "loss", [GSPOLoss(clip_low=0.2, clip_high=0.2), GMPOLoss(log_low=0.4, log_high=0.4)], ids=["gspo", "gmpo"]
+)
+@pytest.mark.parametrize(("mean", "held"), [(9.0, 9.0), (12.0, 10.0)])
+def test_the_ratio_of_a_bad_answer_is_held_to_e_to_the_ten(loss: PolicyLoss, mean: float, held: float) -> None:
+    old = torch.tensor([[-mean - 2, -mean]])  # log-ratios mean + 1 and mean - 1
+    inputs = LossInputs(
+        logprobs=torch.full((1, 2), -1.0),
+        old_logprobs=old,
+        rollout_logprobs=old,
+        advantages=torch.full((1, 2), -1.0),
+        mask=torch.ones(1, 2, dtype=torch.bool),
+    )
+    torch.testing.assert_close(loss(inputs), torch.full((1, 2), math.exp(held)))
+
+
+def test_only_a_loss_that_says_so_vanishes_without_advantage() -> None:
+    def own(inputs: LossInputs) -> Tensor:
+        return -inputs.logprobs
+
+    assert vanishes_without_advantage(RegularLoss(clip_low=0.2, clip_high=0.2))
+    assert not vanishes_without_advantage(own)
+
+
+@pytest.mark.parametrize(("share", "drawn"), [(0.0, 1), (0.4, 1), (0.5, 2), (0.99, 3), (1.0, 4)])
+def test_clip_cov_draws_its_share_of_the_selected_tokens_and_at_least_one(share: float, drawn: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logprobs = -torch.rand(2, 4, generator=generator)
+    inputs = LossInputs(
+        logprobs=logprobs,
+        old_logprobs=logprobs,
+        rollout_logprobs=logprobs,
+        advantages=torch.tensor([[1.0], [-1.0]]).expand(2, 4),
+        mask=torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0]]).bool(),
+    )
+    loss = ClipCovLoss(clip_low=0.2, clip_high=0.2, share=share, covariance_low=-9.0, covariance_high=9.0)
+    found = loss.measure(inputs)["clip_ratio"]
+    assert found.sum() == drawn
+    assert not (found & ~inputs.mask).any()
+    assert torch.equal(loss(inputs) == 0, found)
+
+
+def test_clip_cov_draws_only_tokens_between_its_bounds() -> None:
+    logprobs = torch.tensor([[-1.0, -2.0, -6.0]])  # mean -3: distances 2, 1, -3
+    inputs = LossInputs(
+        logprobs=logprobs,
+        old_logprobs=logprobs,
+        rollout_logprobs=logprobs,
+        advantages=torch.tensor([[3.0, -1.0, -2.0]]),  # mean 0: covariances 6, -1, 6
+        mask=torch.ones(1, 3, dtype=torch.bool),
+    )
+
+    def drawn(low: float, high: float) -> list[bool]:
+        loss = ClipCovLoss(clip_low=0.2, clip_high=0.2, share=1.0, covariance_low=low, covariance_high=high)
+        found: list[list[bool]] = loss.measure(inputs)["clip_ratio"].tolist()
+        return found[0]
+
+    assert drawn(5.0, 7.0) == [True, False, True]
+    assert drawn(6.0, 7.0) == drawn(5.0, 6.0) == [False, False, False]
+    assert drawn(-2.0, 0.0) == [False, True, False]
+
+
+def test_the_mean_over_prompts_weighs_a_prompt_with_one_token_as_any_other() -> None:
+    mask, groups = torch.tensor([[0, 1], [0, 0], [1, 1], [1, 1]]).bool(), torch.tensor([7, 7, 3, 3])
+    expected = torch.tensor([[0.0, 1 / 2], [0.0, 0.0], [1 / 8, 1 / 8], [1 / 8, 1 / 8]])
+    torch.testing.assert_close(prompt_mean(mask, groups), expected)
+    assert prompt_mean(torch.zeros(2, 2, dtype=torch.bool), torch.tensor([0, 1])).tolist() == [[0.0, 0.0]] * 2
+
+
+def test_entropy_is_that_of_the_tempered_distribution() -> None:
+    logits = torch.tensor([[2 * math.log(3.0), 0.0]])  # at temperature 2: 3/4 and 1/4
+    assert entropy(logits, temperature=2.0).item() == pytest.approx(0.75 * math.log(4 / 3) + 0.25 * math.log(4))
+    assert entropy(logits, temperature=1.0).item() == pytest.approx(0.9 * math.log(10 / 9) + 0.1 * math.log(10))
+
+
+@pytest.mark.parametrize(
+    ("divergence", "samples", "value"),
+    [(0.11, 10, 0.202), (0.09, 10, 0.198), (0.05, 10, 0.196), (9.0, 10, 0.204), (9.0, 20, 0.208), (0.1, 10, 0.2)],
+)
+def test_the_weight_of_the_penalty_moves_by_at_most_a_fifth_in_a_horizon(
+    divergence: float, samples: int, value: float
+) -> None:
+    control = AdaptiveKLController(0.2, target=0.1, horizon=100)
+    control.update(divergence, samples)  # 0.2 (1 + (KL / 0.1 - 1) samples / 100), the bracket within +-0.2
+    assert control.value == pytest.approx(value)

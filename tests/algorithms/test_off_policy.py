@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from skyrl.algorithms.off_policy import Bounds, Corrected, OffPolicyCorrection, correct
+from skyrl.algorithms.off_policy import Bounds, Corrected, OffPolicyCorrection, correct, sequence_ratios
 from skyrl.config import OffPolicyCorrectionConfig
 from skyrl.config.losses import asks_for_correction
 from skyrl.training.objective import off_policy_correction
@@ -84,3 +84,12 @@ def test_a_sequence_without_a_token_is_in_no_number() -> None:
 def test_nothing_wanted_is_nothing_done() -> None:
     assert not asks_for_correction(OffPolicyCorrectionConfig())
     assert not OffPolicyCorrection()
+
+
+@pytest.mark.parametrize(("total", "held"), [(12.0, 12.0), (30.0, 20.0), (-12.0, -12.0), (-30.0, -20.0)])
+def test_the_ratio_of_a_sequence_is_held_within_twenty_nats(total: float, held: float) -> None:
+    log_ratio, mask = torch.tensor([[total / 2, total / 2, 99.0]]), torch.tensor([[True, True, False]])
+    found = sequence_ratios(log_ratio, mask, "product")
+    torch.testing.assert_close(found, torch.tensor([[held]]).exp())
+    mean = sequence_ratios(2 * log_ratio, mask, "geometric")
+    torch.testing.assert_close(mean, torch.tensor([[held]]).exp())

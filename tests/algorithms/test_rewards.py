@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from skyrl.algorithms.normalization import Level, normalize
-from skyrl.algorithms.rewards import overlong_penalty, scaled
+from skyrl.algorithms.returns import generalized_advantages
+from skyrl.algorithms.rewards import less_the_divergence, overlong_penalty, scaled
 
 LENGTHS = torch.tensor([10, 3584, 3840, 4096, 5000])  # of at most 4096, the last 512 of which cost
 
@@ -119,3 +120,36 @@ def test_what_is_left_out_is_in_no_mean_and_becomes_nothing() -> None:
 def test_tokens_of_a_long_answer_weigh_more_in_the_mean() -> None:
     found = normalized((3.0, 0.0, 0.0), (0, 0, 0), "group", None)  # one token of one answer, two of the other
     assert found == [2.0, -1.0, -1.0]
+
+
+def test_a_group_of_two_has_the_deviation_of_two() -> None:
+    biased = normalized((3.0, 1.0), (0, 0), "group", "group")  # +-1 over sqrt((1 + 1) / 2)
+    assert biased == pytest.approx([1.0, -1.0], abs=2e-5)
+    unbiased = normalized((3.0, 1.0), (0, 0), "group", "group", unbiased=True)
+    assert unbiased == pytest.approx([0.70711, -0.70711], abs=2e-5)  # +-1 over sqrt(2 / 1)
+
+
+def test_in_a_group_of_two_the_mean_of_the_others_is_the_other() -> None:
+    assert normalized((3.0, 1.0, 4.0), (0, 0, 1), "group", None, leave_one_out=True) == [2.0, -2.0, 0.0]
+
+
+# The KL penalty in the reward
+
+
+def test_the_divergence_is_taken_off_at_the_selected_tokens_alone() -> None:
+    rewards, divergence = torch.tensor([[0.0, 1.0]]), torch.tensor([[float("nan"), 0.2]])
+    mask = torch.tensor([[False, True]])
+    torch.testing.assert_close(less_the_divergence(rewards, divergence, mask, weight=0.5), torch.tensor([[0.0, 0.9]]))
+
+
+@pytest.mark.parametrize("weight", [0.0, -0.5])
+def test_a_weight_of_zero_or_less_takes_nothing_off(weight: float) -> None:
+    rewards, mask = torch.tensor([[1.0]]), torch.tensor([[True]])
+    assert less_the_divergence(rewards, torch.tensor([[0.2]]), mask, weight=weight).item() == 1.0
+
+
+def test_a_reward_outside_the_mask_counts_for_the_token_before_it() -> None:
+    rewards, mask = torch.tensor([[4.0, 2.0, 0.0, 1.0]]), torch.tensor([[0, 1, 1, 0]]).bool()
+    advantages, returns = generalized_advantages(rewards, torch.zeros(1, 4), mask, gamma=0.5, lambd=1.0)
+    assert returns.tolist() == [[0.0, 2.5, 1.0, 0.0]]  # 2 + 1/2, and the 1 that comes after the last token
+    assert torch.equal(advantages, returns)
