@@ -1,6 +1,6 @@
 """Stops a run on SIGTERM, SIGHUP, Ctrl-C or a deadline, whatever the run is doing.
 
-    with Stopping(grace=30.0) as stopping:      # main thread
+    with ShutdownSignal(grace=30.0) as stopping:      # main thread
         ...                                     # raises `Stopped` here, or
         asyncio.run(...)                        # where the loop says that it may: `with stopping.interruptible(): ...`
 

@@ -96,5 +96,5 @@ def test_the_page_counts_what_becomes_of_the_settings_of_other_houses() -> None:
 
 
 def total(conversions: Iterable[Conversion]) -> Counter[str]:
-    """Fate -> how many settings had it."""
+    """Outcome -> how many settings had it."""
     return Counter(line.outcome for each in conversions for line in each.lines)

@@ -95,7 +95,7 @@ def changed(trainer: TrainerConfig, changes: dict[str, Any]) -> TrainerConfig:
 
 
 @attrs.frozen(eq=False)
-class Course:
+class Trained:
     """What five steps of a learner looked like."""
 
     metrics: list[dict[str, float]]
@@ -117,9 +117,9 @@ def mini_batch(step: int, rows: int = 8) -> TrainingBatch:
     return plain.given(old_logprobs=old, ref_logprobs=ref, rollout_logprobs=old)
 
 
-async def course(learner: LearnerGroup[PolicyWorker]) -> Course:
+async def course(learner: LearnerGroup[PolicyWorker]) -> Trained:
     metrics = [await learner.update(mini_batch(step)) for step in range(STEPS)]
-    return Course(metrics, await weights_of(learner), await learner.score(batch(7)))
+    return Trained(metrics, await weights_of(learner), await learner.score(batch(7)))
 
 
 async def weights_of(learner: LearnerGroup[PolicyWorker]) -> dict[str, Tensor]:
@@ -148,7 +148,7 @@ def copies(weights: Any) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def alone(spread: Spread) -> Course:
+def alone(spread: Spread) -> Trained:
     return asyncio.run(course(spread.policy({}, 1)))
 
 
@@ -164,7 +164,7 @@ def assert_same_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> Non
 
 
 @pytest.mark.parametrize("name", [*WAYS, *VARIANTS])
-async def test_five_steps_are_those_of_one_process(name: str, spread: Spread, alone: Course) -> None:
+async def test_five_steps_are_those_of_one_process(name: str, spread: Spread, alone: Trained) -> None:
     other = await course(spread.policy(*(WAYS | VARIANTS)[name]))
     for one, two in zip(alone.metrics, other.metrics, strict=True):
         assert_same_numbers(one, two)
@@ -172,7 +172,7 @@ async def test_five_steps_are_those_of_one_process(name: str, spread: Spread, al
     torch.testing.assert_close(other.scores, alone.scores, atol=2e-5, rtol=1e-5)
 
 
-def test_the_losses_of_the_five_steps_differ_so_that_their_equality_says_something(alone: Course) -> None:
+def test_the_losses_of_the_five_steps_differ_so_that_their_equality_says_something(alone: Trained) -> None:
     losses = [metrics["final_loss"] for metrics in alone.metrics]
     assert min(abs(one - two) for one in losses for two in losses if one is not two) > 1e-3
 
@@ -225,7 +225,7 @@ async def test_rows_that_do_not_divide_and_ranks_without_a_token_change_nothing(
     ],
 )
 async def test_a_state_goes_on_under_another_strategy_and_on_other_ranks(
-    saved: str, loaded: str | None, spread: Spread, alone: Course, tmp_path: Path
+    saved: str, loaded: str | None, spread: Spread, alone: Trained, tmp_path: Path
 ) -> None:
     first = spread.policy(*WAYS[saved])
     for step in range(3):
@@ -241,7 +241,7 @@ async def test_a_state_goes_on_under_another_strategy_and_on_other_ranks(
 
 @pytest.mark.parametrize("name", ["FSDP2 on 2 ranks", "ZeRO-2 on 2 ranks", "ZeRO-3 on 2 ranks"])
 async def test_a_state_from_before_the_first_step_forgets_later_ones(
-    name: str, spread: Spread, alone: Course, tmp_path: Path
+    name: str, spread: Spread, alone: Trained, tmp_path: Path
 ) -> None:
     learner = spread.policy(*WAYS[name])
     tensors, numbers = await stored(learner, tmp_path)
@@ -336,7 +336,7 @@ async def test_an_infinite_loss_with_a_finite_gradient_on_one_rank_is_skipped_on
         await learner.update(bad)
 
 
-async def test_computing_in_bfloat16_stays_near_float32(spread: Spread, alone: Course) -> None:
+async def test_computing_in_bfloat16_stays_near_float32(spread: Spread, alone: Trained) -> None:
     precision = MixedPrecisionConfig(param_dtype="bf16", reduce_dtype="fp32")
     mixed = await course(spread.policy({FSDP + "mixed_precision": precision}, 2))
     zero = await course(spread.policy({**DEEPSPEED, "compute_dtype": "bfloat16"}, 2))

@@ -67,10 +67,10 @@ def test_a_keeper_outlives_its_owner_and_ends_what_the_owner_started(tmp_path: P
     folder.mkdir()
     owner = (
         "import os, subprocess, sys; from pathlib import Path; from skyrl.processes.orphans import *\n"
-        "keeper = start_reaper(RUN, sys.argv[1], Path(sys.argv[2]))\n"
+        "reaper = start_reaper(RUN, sys.argv[1], Path(sys.argv[2]))\n"
         "stray = subprocess.Popen(['sleep', '600'], env={**os.environ, RUN: sys.argv[1]}, start_new_session=True,\n"
         "                         stdout=subprocess.DEVNULL)\n"
-        "print(keeper.pid, stray.pid, flush=True); sys.stdin.read()"
+        "print(reaper.pid, stray.pid, flush=True); sys.stdin.read()"
     )
     arguments = [sys.executable, "-c", owner, tmp_path.name, str(folder)]
     with subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
