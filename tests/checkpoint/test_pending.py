@@ -39,7 +39,8 @@ async def test_a_second_save_begins_when_the_first_has_ended() -> None:
     pending, first, second = PendingSave(), Slow(), Slow()
     await pending.start(first.run())
     starting = asyncio.ensure_future(pending.start(second.run()))
-    await asyncio.sleep(0.01)
+    for _ in range(10):  # turns of the event loop, in which whoever may go on does
+        await asyncio.sleep(0)
     assert (first.ended, second.begun) == (False, False)
     first.may_end.set()
     await starting

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +20,9 @@ from tests.nano_run import metrics, overrides, train
 LONG = {"trainer__deterministic": True, "trainer__epochs": 5, "trainer__ckpt_interval": 4, "trainer__eval_interval": 10}
 
 
-def start(nano: Path, out: Path) -> subprocess.Popen[str]:
+def start(nano: Path, out: Path, **changes: Any) -> subprocess.Popen[str]:
     """The command, in a process of its own."""
-    values = overrides(nano, out, **LONG)
+    values = overrides(nano, out, **LONG | changes)
     words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
     command = [sys.executable, "-m", "skyrl.cli", "run", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=out)
@@ -55,7 +56,7 @@ def test_a_killed_run_ends_like_one_that_was_not(nano: Path, tmp_path: Path, ste
 
 
 def test_control_c_ends_a_run_at_once_with_one_line_and_130(nano: Path, tmp_path: Path) -> None:
-    process = start(nano, tmp_path)
+    process = start(nano, tmp_path, trainer__epochs=1000)
     wait_for_step(tmp_path, 3)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)

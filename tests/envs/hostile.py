@@ -41,6 +41,14 @@ def answers() -> Iterator[str]:
         yield frame.format(payload)
 
 
+def endless() -> Iterator[str]:
+    """The payloads that repeat something, 16 times as long, up to 3.2 million characters: what looks at every pair of
+    characters takes an hour for one of them, and what looks at each takes milliseconds.
+    """
+    for payload, frame in product((payload for payload in PAYLOADS if len(payload) > 900), FRAMES[::3]):
+        yield frame.format(payload * 16)
+
+
 QUERIES = (
     *("INSERT INTO t VALUES (9)", "UPDATE t SET a = 9", "DELETE FROM t", "DROP TABLE t", "CREATE TABLE u (a)"),
     *("CREATE TEMP TABLE u (a)", "ALTER TABLE t RENAME TO u", "CREATE VIEW v AS SELECT 1", "CREATE INDEX i ON t (a)"),

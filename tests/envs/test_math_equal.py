@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -45,11 +44,9 @@ def test_answers_are_compared_as_mathematics(equal: MathEqual, answer: str, trut
 
 @pytest.mark.parametrize("attack", ["9^{9^{9^{9}}}", "(10^9)!", "123456789^{987654321}"])
 def test_what_would_be_computed_for_ever_is_ended_and_is_no_wrong_answer(equal: MathEqual, attack: str) -> None:
-    begun = time.monotonic()
     with pytest.raises(WorkerEnded, match=r"gave no answer within 0.3 s") as ended:
         equal(attack, "1", seconds=0.3)
     assert ended.value.how == "timeout"
-    assert time.monotonic() - begun < 0.3 + 10  # of a machine that has other things to do
     assert equal("3", "3")
 
 

@@ -45,6 +45,9 @@ class Fault:
     hangs: float = 0.0
     """Seconds that the phase then takes."""
 
+    seen: str = ""
+    """A file that is made once it has happened."""
+
     def in_environment(self) -> dict[str, str]:
         return {"FAULT": json.dumps(asdict(self))}
 
@@ -63,6 +66,8 @@ def enter(phase: str) -> None:
         threading.Timer(fault.delay, _happen, [fault]).start()
     else:
         _happen(fault)
+    if fault.seen:
+        Path(fault.seen).touch()
     if fault.hangs:
         time.sleep(fault.hangs)
 

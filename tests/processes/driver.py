@@ -11,6 +11,8 @@ import os
 import sys
 from pathlib import Path
 
+import psutil
+
 from skyrl.processes.handles import Deadlines
 from skyrl.processes.ray_processes import RayProcesses
 from tests.processes.clusters import family, layout, own_folder
@@ -25,7 +27,8 @@ async def main(logs: Path) -> None:
         grandchild = await group.handles[0].call(Counter.spawn)
         started = sorted({*family(os.getpid()), *pids, grandchild})
         frozen = asyncio.ensure_future(group.handles[0].call(Counter.freeze))
-        await asyncio.sleep(0.5)
+        while psutil.Process(pids[0]).status() != psutil.STATUS_STOPPED:
+            await asyncio.sleep(0.01)
         print(json.dumps({"started": started, "folder": str(own_folder())}), flush=True)
         await frozen
 

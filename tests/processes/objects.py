@@ -74,6 +74,11 @@ class Counter:
     def rest(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def rest_until(self, file: Path) -> None:
+        """Returns when there is such a file."""
+        while not file.exists():
+            time.sleep(0.01)
+
     def spawn(self) -> int:
         """Starts a grandchild that no signal to a process group reaches; its id."""
         return subprocess.Popen(["sleep", "600"], start_new_session=True).pid

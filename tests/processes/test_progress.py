@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -11,28 +12,44 @@ from skyrl.processes.progress import Progress, Watchdog
 from skyrl.processes.shutdown import ShutdownSignal, seconds_until
 
 
-def wait_until(told: list[str], count: int) -> None:
-    deadline = time.monotonic() + 30
-    while len(told) < count:
-        assert time.monotonic() < deadline, told
-        time.sleep(0.01)
+class Watched(Progress):
+    """Says how long there was no progress, and notices each time that the watchdog asks."""
+
+    silent = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Semaphore(0)
+
+    @property
+    def seconds_without(self) -> float:
+        self.asked.release()
+        return self.silent
+
+    def wait_for_looks(self, count: int) -> None:
+        """Returns when the watchdog has looked so many times from now on, one that is under way not counted."""
+        while self.asked.acquire(blocking=False):
+            pass
+        for _ in range(count + 1):
+            assert self.asked.acquire(timeout=60)
 
 
 def test_a_watchdog_names_what_is_waited_for_and_speaks_once_for_each_stall(tmp_path: Path) -> None:
-    progress, told = Progress(), list[str]()
+    progress, told = Watched(), list[str]()
     others = [tmp_path / "engine-0.log"]
-    watchdog = Watchdog(progress, 0.2, stacks=tmp_path / "stacks.txt", dump_others=lambda: others, on_stall=told.append)
+    watchdog = Watchdog(progress, 0.1, stacks=tmp_path / "stacks.txt", dump_others=lambda: others, on_stall=told.append)
     with progress.waiting_for("generate"), progress.waiting_for("engine-0 in InferenceEngine.generate"):
-        wait_until(told, 1)
-        time.sleep(0.5)
-        assert len(told) == 1
-        progress.note()
-        wait_until(told, 2)
+        counts = []
+        for progress.silent in (0.09, 0.11, 0.0, 7.0):
+            progress.wait_for_looks(5)
+            counts.append(len(told))
     watchdog.close()
+    assert counts == [0, 1, 1, 2]
     named = r"waits for: generate \(for \d+ s\); engine-0 in InferenceEngine.generate \(for \d+ s\)"
     assert re.search(named, told[0])
     assert told[0].endswith(f"{tmp_path / 'stacks.txt'}, {others[0]}")
-    assert "wait_until" in (tmp_path / "stacks.txt").read_text(encoding="utf-8")
+    assert told[1].startswith("no progress for 7 s ")
+    assert "wait_for_looks" in (tmp_path / "stacks.txt").read_text(encoding="utf-8")
 
 
 def test_what_ended_is_not_waited_for() -> None:
@@ -44,9 +61,12 @@ def test_what_ended_is_not_waited_for() -> None:
 
 def test_a_deadline_is_a_time_or_a_moment() -> None:
     assert seconds_until(90.0) == 90.0
-    assert -1 < seconds_until("2020-01-01T00:00:00+00:00") + time.time() - 1_577_836_800 < 1
-    shutdown = ShutdownSignal(grace=30.0, stop_before=100.0)
-    assert 69 < shutdown.seconds_left <= 70  # the grace period is kept free
+    before = time.time()
+    now = 1_577_836_800 - seconds_until("2020-01-01T00:00:00+00:00")
+    assert before - 0.001 <= now <= time.time() + 0.001
+    before = time.monotonic()
+    left = ShutdownSignal(grace=30.0, stop_before=100.0).seconds_left
+    assert 70 - (time.monotonic() - before) <= left <= 70  # the grace period is kept free
     assert ShutdownSignal(grace=30.0).seconds_left == float("inf")
 
 

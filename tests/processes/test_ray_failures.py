@@ -85,11 +85,14 @@ async def test_a_strangers_exception_is_one_line_and_its_traceback_is_in_the_log
 
 
 async def test_a_missed_deadline_names_who_is_waited_for_and_logs_what_it_was_doing(
-    stays: Group[Counter], logs: Path
+    stays: Group[Counter], logs: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ProcessError, match=r"stays-0 .* did not return from Counter.rest within 0.5 s"):
-        await stays.handles[0].within(0.5).call(Counter.rest, 2.0)
-    assert soon(lambda: "in rest" in (logs / "stays-0.log").read_text())
+    with pytest.raises(ProcessError, match=r"stays-0 .* did not return from Counter.rest_until within 0.5 s"):
+        await stays.handles[0].within(0.5).call(Counter.rest_until, tmp_path / "over")
+    try:
+        assert soon(lambda: "in rest_until" in (logs / "stays-0.log").read_text())
+    finally:
+        (tmp_path / "over").touch()
 
 
 async def test_a_long_computation_is_no_death(stays: Group[Counter]) -> None:

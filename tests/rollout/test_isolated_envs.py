@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +23,8 @@ from skyrl.rollout.measures import measure
 from skyrl.sandbox.sandbox import why_unavailable
 from skyrl.sandbox.tiers import TIERS, Tier
 from skyrl.trajectory import Prompt
-from tests.processes.left_over import left_over
+from tests.processes.clusters import soon
+from tests.processes.left_over import left_over, process_beside
 from tests.rollout.chats import Says, chat_tokenizer, play
 from tests.rollout.chats import prompt as chat_prompt
 from tests.rollout.test_generator import Scripted
@@ -38,7 +38,9 @@ class Task(Env):
     def step(self, action):
         how = self.extras["how"]
         if how == "skips": raise SkipSample("no answer is known")
-        if how == "hangs": time.sleep(1000)
+        if how == "hangs":
+            open("hanging", "x").close()
+            time.sleep(1000)
         if how == "hangs for good":
             import signal
             for number in range(1, 32):
@@ -153,9 +155,7 @@ async def test_broken_environments_fail_by_themselves_and_leave_nothing_behind(
         )
         for how in (*BROKEN, *GOOD)
     ]
-    begun = time.monotonic()
     groups = await made.generate(prompts, sampling=SamplingParams(), samples_per_prompt=1, weight_version=0)
-    assert time.monotonic() - begun < 60  # of a machine that has other things to do
     failed = {group.prompt.id: group.trajectories[0].failures for group in groups if group.dropped}
     assert {how: failure.kind for how, (failure,) in failed.items()} == BROKEN
     assert {group.prompt.id: group.rewards for group in groups if not group.dropped} == dict.fromkeys(GOOD, (1.0,))
@@ -228,12 +228,11 @@ def test_closing_an_episode_ends_a_call_that_still_runs(task: str) -> None:
     env = find_task(task, task, isolated(HERE[-1]))({"how": "hangs"})
     with ThreadPoolExecutor(1) as beside:
         running = beside.submit(env.step, "an answer")
-        time.sleep(0.3)
-        begun = time.monotonic()
-        env.close()
-        assert time.monotonic() - begun < 10  # and not the 300 s of a step
-        with pytest.raises(WorkerEnded):
+        assert soon(lambda: process_beside("hanging") is not None)
+        env.close()  # and the 300 s of a step are not waited for
+        with pytest.raises(WorkerEnded) as ended:
             running.result()
+        assert ended.value.how != "timeout"
     assert left_over() == []
 
 

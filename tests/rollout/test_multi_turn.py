@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from threading import Event
 from typing import Any
 
@@ -205,14 +206,23 @@ async def test_an_answer_of_the_engine_that_is_not_whole_reaches_no_batch(broken
         await play(generator(Broken(TOKENIZER, ["a"]), TOKENIZER), prompt(TOKENIZER, "tests-counts"))
 
 
+OVER = Event()
+"""Environments that hang come back when it is set."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_hangs_after_a_test() -> Iterator[None]:
+    OVER.clear()
+    yield
+    OVER.set()
+
+
 class Fails(Env):
     """Fails as its answer says."""
 
     def step(self, action: str) -> EnvStep:
         if action == "hang":
-            import time
-
-            time.sleep(4)
+            OVER.wait()
         if action == "raise":
             raise ValueError("no")
         if action == "skip":
@@ -258,7 +268,7 @@ async def test_a_sample_whose_environment_fails_is_drawn_again_and_counted() -> 
 
 async def test_every_kind_of_failure_is_counted_beside_good_samples() -> None:
     bad = ("hang", "raise", "exit", "type", "text", "nan", "too much")
-    group = await group_of(*bad, "good", step_timeout_seconds=2.5)
+    group = await group_of(*bad, "good", step_timeout_seconds=1.0)
     kinds = [failure.kind for row in group.trajectories for failure in row.failures]
     assert kinds == ["timeout", "raised", "raised", "wrong_type", "wrong_type", "not_finite", "too_large"]
     assert group.rewards == (1.0,) * 8
@@ -272,7 +282,7 @@ async def test_a_group_without_one_of_its_samples_is_dropped_whole() -> None:
 
 
 async def test_a_call_that_hangs_fails_at_its_deadline_and_holds_up_nobody() -> None:
-    group = await group_of("hang", "good", step_timeout_seconds=0.2, max_env_workers=1)
+    group = await group_of("hang", "good", step_timeout_seconds=1.0, max_env_workers=1)
     assert group.rewards == (1.0, 1.0)
     assert group.trajectories[0].failures[0].kind == "timeout"
 

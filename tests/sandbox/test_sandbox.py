@@ -3,10 +3,9 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Thread
 from uuid import uuid4
@@ -19,11 +18,14 @@ from skyrl.errors import ProcessError, UserError
 from skyrl.sandbox import sandbox
 from skyrl.sandbox.sandbox import ResourceLimits, Sandbox, why_unavailable
 from skyrl.sandbox.tiers import TIERS, Tier
-from tests.processes.left_over import left_over
+from tests.processes.clusters import soon
+from tests.processes.left_over import left_over, process_beside
 from tests.sandbox.escapes import ESCAPES, NEVER_END, OPEN, ROOTS, TWICE, table
 
 HERE = [tier for tier in TIERS if not why_unavailable(tier)]
 """What this machine has: every test below runs over all of them."""
+
+SECURITY = Path(__file__).parents[2] / "SECURITY.md"
 
 LIMITS = ResourceLimits(seconds=5.0, memory_bytes=1 << 30)
 SHORT = ResourceLimits(seconds=0.4, cpu_seconds=2)
@@ -87,6 +89,19 @@ def test_at_least_one_tier_is_here_and_the_machine_of_the_tests_knows_the_first(
     assert "process" in HERE
 
 
+@contextmanager
+def neighbour(made: Sandbox) -> Iterator[None]:
+    """Another program in the same sandbox, which has written a file into its folder and runs as long as the block."""
+    writes = "with open('unseen', 'w') as file: file.write('x')\nimport os, time\nos.rename('unseen', 'neighbour')\n"
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(made.run, writes + "time.sleep(1000)", limits=ResourceLimits(seconds=200.0))
+        assert soon(lambda: process_beside("neighbour") is not None)
+        yield
+        running = process_beside("neighbour")
+        assert running is not None
+        running.kill()
+
+
 @pytest.mark.parametrize("wanted", ESCAPES)
 def test_each_tier_stops_what_the_table_says_and_nothing_else(
     wanted: str, made: Sandbox, stands_for: dict[str, str]
@@ -94,10 +109,7 @@ def test_each_tier_stops_what_the_table_says_and_nothing_else(
     program, verdicts = ESCAPES[wanted]
     for name, value in stands_for.items():
         program = program.replace(name, value)
-    with ThreadPoolExecutor(1) as beside:
-        if "neighbour" in program:
-            beside.submit(made.run, "open('neighbour', 'w').write('x')\nimport time\ntime.sleep(0.7)")
-            time.sleep(0.3)
+    with neighbour(made) if "neighbour" in program else nullcontext():
         for _ in range(2 if wanted in TWICE else 1):
             ran = made.run(program, limits=LIMITS)
     verdict = verdicts[TIERS.index(made.tier)]
@@ -106,20 +118,18 @@ def test_each_tier_stops_what_the_table_says_and_nothing_else(
 
 
 def test_there_are_as_many_attacks_as_promised() -> None:
-    assert len(ESCAPES) >= 25
-    assert len(NEVER_END) >= 10
+    page = " ".join(SECURITY.read_text(encoding="utf-8").split())
+    assert f"{len(FORGERIES)} programs that forge a reward" in page
+    assert f"{len(ESCAPES)} that try to get out and {len(NEVER_END)} that never end" in page
 
 
 def test_the_table_of_attacks_is_printed_in_the_page_on_security() -> None:
-    page = Path(__file__).parents[2] / "SECURITY.md"
-    assert table() in page.read_text(encoding="utf-8")
+    assert table() in SECURITY.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("kind", NEVER_END)
 def test_what_never_ends_is_ended_and_leaves_nothing_behind(kind: str, made: Sandbox) -> None:
-    begun = time.monotonic()
     ran = made.run(NEVER_END[kind], limits=SHORT)
-    assert time.monotonic() - begun < SHORT.seconds + 10  # of a machine that has other things to do
     assert ran.ended in ("timeout", "output") or ran.code != 0 or "grandchild" in kind
     assert len(ran.stdout) <= SHORT.output_bytes
     assert left_over() == []
