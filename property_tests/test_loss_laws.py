@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 import pytest
 import torch
@@ -9,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from skyrl.algorithms.advantages import group_relative, leave_one_out, relative_to_mean, rescaled_for_silent_groups
 from skyrl.algorithms.clipped_losses import CISPOLoss, DualClipLoss, GMPOLoss, GSPOLoss, RegularLoss, SAPOLoss
-from skyrl.algorithms.estimators import GPG, GRPO, OPO, RLOO, AdvantageEstimator, MaxRL, ReinforcePlusPlusBaseline
+from skyrl.algorithms.estimators import OPO, AdvantageEstimator, Compared, ReinforcePlusPlusBaseline
 from skyrl.algorithms.losses import LossInputs, PolicyLoss
 from skyrl.algorithms.masked import whiten
 from skyrl.algorithms.normalization import normalize
@@ -18,6 +21,7 @@ from skyrl.algorithms.off_policy import OffPolicyCorrection, correct
 from skyrl.algorithms.rollout_losses import DecoupledLoss, DPPOLoss, ImportanceSamplingLoss, RolloutISLoss
 from skyrl.batch import TrainingBatch
 from skyrl.config.algorithm import LossReduction
+from skyrl.config.losses import POLICY_LOSSES
 from skyrl.training.objective import PolicyObjective, Reduction
 
 LOSSES: dict[str, PolicyLoss] = {
@@ -91,6 +95,7 @@ def total_and_gradient(objective: PolicyObjective, batch: TrainingBatch, rows: i
 def objective(loss: str = "regular", reduction: LossReduction = "token_mean") -> PolicyObjective:
     return PolicyObjective(
         policy_loss=LOSSES[loss],
+        vanishes_without_advantage=POLICY_LOSSES[loss].vanishes_without_advantage,
         reduction=Reduction(name=reduction, max_seq_len=10, micro_batch_rows=2),
         correction=OffPolicyCorrection(tis="token", tis_cap=2.0) if loss == "regular" else OffPolicyCorrection(),
     )
@@ -122,22 +127,12 @@ def test_what_stands_outside_the_mask_reaches_nothing(loss: str, batch: Training
 def test_rows_without_advantage_are_left_out_and_nothing_changes(loss: str, batch: TrainingBatch) -> None:
     assert batch.advantages is not None
     half = batch.given(advantages=torch.where(batch.groups.unsqueeze(1) == 0, 0.0, batch.advantages))
-    skipping, whole = objective(loss), attrs.evolve(objective(loss), policy_loss=Unmarked(LOSSES[loss]))
+    skipping, whole = objective(loss), attrs.evolve(objective(loss), vanishes_without_advantage=False)
     torch.testing.assert_close(
         total_and_gradient(skipping, half, 100), total_and_gradient(whole, half, 100), atol=1e-6, rtol=1e-5
     )
     if batch.loss_mask[2:].any() and batch.loss_mask[:2].any():
         assert len(skipping.weigh(half)) < len(batch)
-
-
-@attrs.frozen
-class Unmarked:
-    """The same loss, which does not say that it vanishes without advantage."""
-
-    loss: PolicyLoss
-
-    def __call__(self, inputs: LossInputs) -> Tensor:
-        return self.loss(inputs)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -185,11 +180,11 @@ def test_without_a_gap_no_correction_does_anything(batch: TrainingBatch) -> None
 
 
 ESTIMATORS: tuple[AdvantageEstimator, ...] = (
-    GRPO(normalize_by_std=True),
-    RLOO(),
-    MaxRL(),
+    Compared(partial(group_relative, normalize_by_std=True)),
+    Compared(leave_one_out),
+    Compared(relative_to_mean),
     OPO(),
-    GPG(),
+    Compared(rescaled_for_silent_groups),
     ReinforcePlusPlusBaseline(),
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import attrs
 import torch
@@ -18,7 +18,6 @@ class RegularLoss:
 
     clip_low: float
     clip_high: float
-    vanishes_without_advantage: ClassVar[bool] = True
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return ppo_clip(
@@ -54,7 +53,6 @@ class GSPOLoss:
 
     clip_low: float
     clip_high: float
-    vanishes_without_advantage: ClassVar[bool] = True
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         ratio = self._ratio(inputs)
@@ -82,8 +80,6 @@ class GMPOLoss:
     log_high: float
     """Bounds of |log r| below and above; the paper has 0.4 for both."""
 
-    vanishes_without_advantage: ClassVar[bool] = True
-
     def __call__(self, inputs: LossInputs) -> Tensor:
         log_ratio = torch.where(inputs.mask, inputs.logprobs - inputs.old_logprobs, 0.0)
         held = torch.where(self._is_held(inputs), log_ratio.clamp(-self.log_low, self.log_high), log_ratio)
@@ -109,7 +105,6 @@ class CISPOLoss:
     clip_low: float
     clip_high: float
     anchor: Literal["old", "rollout"] = "old"
-    vanishes_without_advantage: ClassVar[bool] = True
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         weight = self._ratio(inputs).clamp(1 - self.clip_low, 1 + self.clip_high)
@@ -134,7 +129,6 @@ class SAPOLoss:
 
     tau_pos: float
     tau_neg: float
-    vanishes_without_advantage: ClassVar[bool] = True
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)

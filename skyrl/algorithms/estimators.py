@@ -15,14 +15,10 @@ import torch
 from torch import Tensor
 
 from skyrl.algorithms.advantages import (
-    group_relative,
-    leave_one_out,
     length_weighted,
     less_the_greedy_score,
     less_the_group_mean,
     of_the_last_step,
-    relative_to_mean,
-    rescaled_for_silent_groups,
 )
 from skyrl.algorithms.masked import whiten
 from skyrl.algorithms.returns import generalized_advantages, whitened_returns
@@ -36,40 +32,15 @@ class AdvantageEstimator(Protocol):
         """(B, L): advantages of the selected tokens, 0 elsewhere."""
 
 
-@attrs.frozen(kw_only=True)
-class GRPO:
-    """`"grpo"`: see `group_relative`."""
+@attrs.frozen
+class Compared:
+    """Compares the score of each answer with those of others, by a formula of `advantages.py`."""
 
-    normalize_by_std: bool
-
-    def __call__(self, batch: TrainingBatch) -> Tensor:
-        return to_tokens(
-            batch, lambda scores, groups: group_relative(scores, groups, normalize_by_std=self.normalize_by_std)
-        )
-
-
-@attrs.frozen(kw_only=True)
-class RLOO:
-    """`"rloo"`: see `leave_one_out`."""
+    compare: Callable[[Tensor, Tensor], Tensor]
+    """(scores, groups), each (N,), to the advantage of each answer, (N,)."""
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
-        return to_tokens(batch, leave_one_out)
-
-
-@attrs.frozen(kw_only=True)
-class MaxRL:
-    """`"maxrl"`: see `relative_to_mean`."""
-
-    def __call__(self, batch: TrainingBatch) -> Tensor:
-        return to_tokens(batch, relative_to_mean)
-
-
-@attrs.frozen(kw_only=True)
-class GPG:
-    """`"gpg"`: see `rescaled_for_silent_groups`."""
-
-    def __call__(self, batch: TrainingBatch) -> Tensor:
-        return to_tokens(batch, rescaled_for_silent_groups)
+        return to_tokens(batch, self.compare)
 
 
 @attrs.frozen(kw_only=True)

@@ -14,9 +14,13 @@ A loss with settings is a frozen class with `__call__`, whose fields are its set
             return -ratio.clamp(max=1 + self.width) * inputs.advantages
 
 It may also have a method `measure(inputs) -> dict[str, Tensor]`: numbers (B, L) for each token, of which the mean over
-the selected tokens is logged, and an attribute `vanishes_without_advantage = True`, if its loss and gradient are
-exactly 0 at tokens whose advantage is 0: rows that have no other are then left out of the forward pass. A class
-that never looks at `old_logprobs` may say `reads_old_logprobs = False`, which saves a forward pass over each batch.
+the selected tokens is logged. What the configuration should know about it, its class declares as attributes:
+
+    vanishes_without_advantage: ClassVar[bool] = True
+
+says that loss and gradient are exactly 0 at tokens whose advantage is 0, so that rows with no other skip the forward
+pass; `reads_old_logprobs = False` saves a forward pass over each batch. `skyrl.config.losses.LossFacts` has them all,
+and `POLICY_LOSSES` beside it those of the built-in losses.
 """
 
 from __future__ import annotations
@@ -73,11 +77,6 @@ def measured(loss: PolicyLoss, inputs: LossInputs) -> dict[str, Tensor]:
     """What the loss finds worth logging, numbers for each token (B, L) by name; nothing, if it has no `measure`."""
     measure: Any = getattr(loss, "measure", None)
     return {} if measure is None else measure(inputs)
-
-
-def vanishes_without_advantage(loss: PolicyLoss) -> bool:
-    """Are its loss and gradient exactly 0 at tokens with advantage 0? Only a loss that says so is believed."""
-    return bool(getattr(loss, "vanishes_without_advantage", False))
 
 
 def importance_ratio(logprobs: Tensor, other: Tensor) -> Tensor:

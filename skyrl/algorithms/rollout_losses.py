@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import attrs
 import torch
@@ -20,7 +20,6 @@ class RolloutISLoss:
 
     clip_low: float
     clip_high: float
-    vanishes_without_advantage: ClassVar[bool] = True
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         ratio = importance_ratio(inputs.logprobs.detach(), inputs.rollout_logprobs)
@@ -46,7 +45,6 @@ class DPPOLoss:
     divergence: Literal["binary_tv", "binary_kl"]
     low: float
     high: float
-    vanishes_without_advantage: ClassVar[bool] = True
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         ratio = importance_ratio(inputs.logprobs, inputs.rollout_logprobs)
@@ -82,7 +80,6 @@ class DecoupledLoss:
     cap: float | None = None
     cap_mode: Literal["mask", "clamp"] = "mask"
     bound: float | None = None
-    vanishes_without_advantage: ClassVar[bool] = True
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
@@ -112,8 +109,6 @@ class DecoupledLoss:
 @attrs.frozen(kw_only=True)
 class ImportanceSamplingLoss:
     """`"importance_sampling"`: -r A with r = pi / pi_old, unclipped."""
-
-    vanishes_without_advantage: ClassVar[bool] = True
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return -importance_ratio(inputs.logprobs, inputs.old_logprobs) * inputs.advantages

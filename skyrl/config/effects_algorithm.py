@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from skyrl.config.algorithm import AlgorithmConfig
-from skyrl.config.registry import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
+from skyrl.config.estimators import ADVANTAGE_ESTIMATORS
+from skyrl.config.facts import estimator_facts, loss_facts
+from skyrl.config.losses import POLICY_LOSSES
 from skyrl.config.sizes import has_critic, has_reference
 from skyrl.tree.rules import Effect
-
-_CLIPPED = ("regular", "dual_clip", "gspo", "rollout_is", "clip_cov", "decoupled")
-"""Losses that read `eps_clip_low` and `eps_clip_high`."""
 
 
 def _when(path: str, when: str, acts: Callable[[AlgorithmConfig], bool]) -> Effect:
     return Effect(f"trainer.algorithm.{path}", when, lambda run: acts(run.trainer.algorithm))
 
 
-def _clips_twice(algorithm: AlgorithmConfig) -> bool:
-    decoupled = algorithm.policy_loss_type == "decoupled" and algorithm.decoupled.dual_clip
-    return algorithm.policy_loss_type == "dual_clip" or decoupled
+def _loss_tables() -> Iterator[Effect]:
+    for name, facts in POLICY_LOSSES.items():
+        if facts.table:
+            yield _when(facts.table, f"the loss is {name}", partial(_loss_is, name=name))
 
 
-def _loss_table(name: str) -> Effect:
-    return _when(name, f"the loss is {name}", lambda algorithm: algorithm.policy_loss_type == name)
+def _loss_is(algorithm: AlgorithmConfig, name: str) -> bool:
+    return algorithm.policy_loss_type == name
+
+
+def _loss_field(field: str, also: str = "") -> Effect:
+    """A field that some losses read."""
+    names = [name for name, facts in POLICY_LOSSES.items() if field in facts.fields]
+    return _when(field, f"the loss is {_one_of(names)}{also}", lambda algorithm: field in loss_facts(algorithm).fields)
+
+
+def _estimator_field(field: str) -> Effect:
+    """A field that some estimators read, or a critic."""
+    names = [name for name, facts in ADVANTAGE_ESTIMATORS.items() if field in facts.fields]
+    when = f"the estimator is {_one_of(names)}"
+    return _when(field, when, lambda algorithm: field in estimator_facts(algorithm).fields)
+
+
+def _one_of(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
 
 
 ALGORITHM_EFFECTS: tuple[Effect, ...] = (
@@ -33,12 +51,12 @@ ALGORITHM_EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.algorithm.value_clip", "there is a critic", has_critic),
     Effect("trainer.algorithm.value_head_prefix", "there is a critic", has_critic),
     _when("entropy_loss_coef", "use_entropy_loss is on", lambda algorithm: algorithm.use_entropy_loss),
-    _when("grpo_norm_by_std", "the estimator is grpo", lambda algorithm: algorithm.advantage_estimator == "grpo"),
-    _when("lambd", "the estimator is gae", lambda algorithm: algorithm.advantage_estimator == "gae"),
+    _estimator_field("grpo_norm_by_std"),
+    _estimator_field("lambd"),
     Effect(
         "trainer.algorithm.gamma",
         "the estimator is gae or reinforce++, or there is a critic",
-        lambda run: run.trainer.algorithm.advantage_estimator in ("gae", "reinforce++") or has_critic(run),
+        lambda run: "gamma" in estimator_facts(run.trainer.algorithm).fields or has_critic(run),
     ),
     _when(
         "advantage",
@@ -46,14 +64,10 @@ ALGORITHM_EFFECTS: tuple[Effect, ...] = (
         lambda algorithm: algorithm.advantage_estimator not in ADVANTAGE_ESTIMATORS,
     ),
     _when("policy_loss", "the loss is your own", lambda algorithm: algorithm.policy_loss_type not in POLICY_LOSSES),
-    *(
-        _when(
-            name, f"the loss is one of {', '.join(_CLIPPED)}", lambda algorithm: algorithm.policy_loss_type in _CLIPPED
-        )
-        for name in ("eps_clip_low", "eps_clip_high")
-    ),
-    _when("clip_ratio_c", "the loss is dual_clip, or decoupled with decoupled.dual_clip", _clips_twice),
-    *(_loss_table(name) for name in ("sapo", "cispo", "clip_cov", "kl_cov", "dppo", "gmpo", "decoupled")),
+    _loss_field("eps_clip_low"),
+    _loss_field("eps_clip_high"),
+    _loss_field("clip_ratio_c", ", or decoupled with decoupled.dual_clip"),
+    *_loss_tables(),
     _when(
         "max_seq_len",
         "loss_reduction is seq_mean_token_sum_norm",

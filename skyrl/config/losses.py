@@ -1,6 +1,15 @@
-"""Settings of single policy losses and of the corrections around them. Formulas and papers are with the functions."""
+"""Policy losses: settings of those that have some, what is known about each, and the corrections around them.
 
-from typing import Literal
+`POLICY_LOSSES` registers the built-in losses: checks, effects, sizes and learners read it. Formulas and papers are with
+the classes in `skyrl.algorithms`, which `skyrl.training.policy_losses` makes from the settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import attrs
 
 from skyrl.tree import field, frozen
 from skyrl.tree.validators import at_least, fraction, non_negative, positive
@@ -144,6 +153,81 @@ class OffPolicyCorrectionConfig:
 
     token_mask_is_threshold_high: float | None = field(default=None, validator=positive)
     """Leave out a token whose ratio is above this. None: no upper bound."""
+
+
+@attrs.frozen(kw_only=True)
+class LossFacts:
+    """What the configuration knows about a policy loss.
+
+    A loss of a user's own declares what differs from `OWN_LOSS` as attributes of its class, under the same names.
+    """
+
+    table: str = ""
+    """Table of `trainer.algorithm` with its settings; empty for none."""
+
+    fields: tuple[str, ...] = ()
+    """Other fields of `trainer.algorithm` that it reads."""
+
+    reads_old_logprobs: bool = True
+    """It compares with the policy before the batch's first update. If no update needs that, no pass computes it."""
+
+    reads_rollout_logprobs: bool | None = False
+    """It compares with the engine that drew the tokens, and so corrects stale samples itself. None: unknown."""
+
+    of_whole_answers: bool = False
+    """Its paper gives every answer the same share: `loss_reduction = "sequence_mean"`."""
+
+    takes_corrections: bool = True
+    """Corrections of single sequences leave it what it is. False where it chooses tokens of all sequences together."""
+
+    vanishes_without_advantage: bool = False
+    """Loss and gradient are exactly 0 at tokens whose advantage is 0: rows that have no other skip the forward pass."""
+
+    by_settings: Callable[[Any], Mapping[str, Any]] = lambda settings: {}
+    """Which of the above differ under given settings of its table, by name."""
+
+
+_CLIP = ("eps_clip_low", "eps_clip_high")
+
+
+def _cispo_compares(cispo: CISPOConfig) -> Mapping[str, Any]:
+    by_engine = cispo.cispo_anchor == "rollout"
+    return {"reads_old_logprobs": not by_engine, "reads_rollout_logprobs": by_engine}
+
+
+def _decoupled_clips(decoupled: DecoupledConfig) -> Mapping[str, Any]:
+    return {"fields": (*_CLIP, "clip_ratio_c")} if decoupled.dual_clip else {}
+
+
+POLICY_LOSSES: Mapping[str, LossFacts] = {
+    "regular": LossFacts(fields=_CLIP, vanishes_without_advantage=True),
+    "dual_clip": LossFacts(fields=(*_CLIP, "clip_ratio_c"), vanishes_without_advantage=True),
+    "gspo": LossFacts(fields=_CLIP, of_whole_answers=True, vanishes_without_advantage=True),
+    "gmpo": LossFacts(table="gmpo", of_whole_answers=True, vanishes_without_advantage=True),
+    "cispo": LossFacts(table="cispo", vanishes_without_advantage=True, by_settings=_cispo_compares),
+    "sapo": LossFacts(table="sapo", of_whole_answers=True, vanishes_without_advantage=True),
+    "clip_cov": LossFacts(table="clip_cov", fields=_CLIP, takes_corrections=False),
+    "kl_cov": LossFacts(table="kl_cov", takes_corrections=False),
+    "rollout_is": LossFacts(
+        fields=_CLIP, reads_old_logprobs=False, reads_rollout_logprobs=True, vanishes_without_advantage=True
+    ),
+    "dppo": LossFacts(
+        table="dppo", reads_old_logprobs=False, reads_rollout_logprobs=True, vanishes_without_advantage=True
+    ),
+    "decoupled": LossFacts(
+        table="decoupled",
+        fields=_CLIP,
+        reads_rollout_logprobs=True,
+        vanishes_without_advantage=True,
+        by_settings=_decoupled_clips,
+    ),
+    "importance_sampling": LossFacts(vanishes_without_advantage=True),
+    "cross_entropy": LossFacts(reads_old_logprobs=False),
+}
+"""What is known about each built-in loss, by the name that `policy_loss_type` has for it."""
+
+OWN_LOSS = LossFacts(reads_rollout_logprobs=None)
+"""What is taken for granted about a loss of a user's own that declares nothing."""
 
 
 def asks_for_correction(correction: OffPolicyCorrectionConfig) -> bool:

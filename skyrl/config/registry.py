@@ -19,7 +19,9 @@ from typing import Any, TypeVar
 
 import attrs
 
+from skyrl.config.estimators import ADVANTAGE_ESTIMATORS
 from skyrl.config.import_paths import Imported, is_import_path
+from skyrl.config.losses import POLICY_LOSSES
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.tree.builder import structure
 from skyrl.tree.classes import is_config
@@ -83,6 +85,18 @@ class Registry:
             raise ConfigError([Problem(path=self.field, message=f"{name} has no __call__: it is no {self.kind}")])
         return made
 
+    def declaring(self, name: str, settings: Any) -> Any:
+        """What carries the attributes of the user's own thing: an instance with its settings, or the thing itself.
+
+        None for what cannot be imported, which `object` reports.
+        """
+        if not isinstance(settings, Mapping):
+            return settings
+        try:
+            return self._found(name)
+        except ConfigError:
+            return None
+
     def _made(self, name: str, settings: Mapping[str, Any]) -> Any:
         found = self._found(name)
         if is_config(found):
@@ -115,44 +129,17 @@ class Registry:
         return found
 
 
-ADVANTAGE_ESTIMATORS = (
-    "grpo",
-    "rloo",
-    "maxrl",
-    "reinforce++",
-    "reinforce++-baseline",
-    "gae",
-    "remax",
-    "opo",
-    "gpg",
-)
-POLICY_LOSSES = (
-    "regular",
-    "dual_clip",
-    "gspo",
-    "gmpo",
-    "cispo",
-    "sapo",
-    "clip_cov",
-    "kl_cov",
-    "rollout_is",
-    "dppo",
-    "decoupled",
-    "importance_sampling",
-    "cross_entropy",
-)
-
 PolicyLossRegistry = Registry(
     kind="policy loss",
     field="trainer.algorithm.policy_loss_type",
     table="trainer.algorithm.policy_loss",
-    built_in=POLICY_LOSSES,
+    built_in=tuple(POLICY_LOSSES),
 )
 AdvantageEstimatorRegistry = Registry(
     kind="advantage estimator",
     field="trainer.algorithm.advantage_estimator",
     table="trainer.algorithm.advantage",
-    built_in=ADVANTAGE_ESTIMATORS,
+    built_in=tuple(ADVANTAGE_ESTIMATORS),
 )
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 import attrs
 
 from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.facts import loss_facts
 from skyrl.config.losses import asks_for_correction
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.planning.batches import Work, data_parallel, work
@@ -36,17 +37,9 @@ def scores_old_logprobs(algorithm: AlgorithmConfig, updates: int) -> bool:
     """Is the policy asked for log-probabilities of a batch before the first of its `updates`?
 
     A KL term in the reward needs them. Otherwise only what compares with them after the first update does, where the
-    policy is no longer the old one: not a loss that is measured against the engine, or against nothing. A loss of the
-    user's own says so by an attribute `reads_old_logprobs = False`.
+    policy is no longer the old one: not a loss that is measured against the engine, or against nothing.
     """
-    match algorithm.policy_loss_type:
-        case "rollout_is" | "dppo" | "cross_entropy":
-            loss_reads = False
-        case "cispo":
-            loss_reads = algorithm.cispo.cispo_anchor == "old"
-        case _:
-            loss_reads = getattr(algorithm.policy_loss, "reads_old_logprobs", True)
-    reads = loss_reads or asks_for_correction(algorithm.off_policy_correction)
+    reads = loss_facts(algorithm).reads_old_logprobs or asks_for_correction(algorithm.off_policy_correction)
     return algorithm.use_kl_in_reward or (updates > 1 and reads)
 
 

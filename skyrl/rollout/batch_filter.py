@@ -8,6 +8,7 @@ from random import Random
 import attrs
 
 from skyrl.config import AlgorithmConfig, GeneratorConfig
+from skyrl.config.facts import estimator_facts
 from skyrl.errors import RunError
 from skyrl.rollout.filters import has_reward_variance, masked_out, with_replacements
 from skyrl.rollout.generator import SkyRLGymGenerator
@@ -104,7 +105,7 @@ class BatchFilter:
 
     @property
     def _needs_baselines(self) -> bool:
-        return self._algorithm.advantage_estimator == "remax"
+        return estimator_facts(self._algorithm).compares_with_greedy
 
     async def _with_baselines(self, groups: Batch, version: int) -> Batch:
         """With the reward of one greedy answer to each prompt; a group whose answer has none is not trained on."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 import torch
 from torch import Tensor
 
+from skyrl.algorithms.advantages import (
+    group_relative,
+    leave_one_out,
+    relative_to_mean,
+    rescaled_for_silent_groups,
+)
 from skyrl.algorithms.estimators import (
     GAE,
-    GPG,
-    GRPO,
     OPO,
-    RLOO,
     AdvantageEstimator,
-    MaxRL,
+    Compared,
     ReinforcePlusPlus,
     ReinforcePlusPlusBaseline,
     ReMax,
@@ -23,6 +28,7 @@ from skyrl.algorithms.normalization import normalize
 from skyrl.algorithms.returns import generalized_advantages
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, NormConfig
+from skyrl.config.facts import estimator_facts
 from skyrl.config.registry import AdvantageEstimatorRegistry
 
 
@@ -89,9 +95,8 @@ class CriticTargets:
 
 def critic_targets(algorithm: AlgorithmConfig) -> CriticTargets:
     """What the configuration has a critic learn."""
-    return CriticTargets(
-        gamma=algorithm.gamma, lambd=algorithm.lambd if algorithm.advantage_estimator == "gae" else 1.0
-    )
+    reads_lambda = "lambd" in estimator_facts(algorithm).fields
+    return CriticTargets(gamma=algorithm.gamma, lambd=algorithm.lambd if reads_lambda else 1.0)
 
 
 def by_config(norm: NormConfig, values: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
@@ -112,11 +117,11 @@ def _estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
     name = algorithm.advantage_estimator
     match name:
         case "grpo":
-            return GRPO(normalize_by_std=algorithm.grpo_norm_by_std)
+            return Compared(partial(group_relative, normalize_by_std=algorithm.grpo_norm_by_std))
         case "rloo":
-            return RLOO()
+            return Compared(leave_one_out)
         case "maxrl":
-            return MaxRL()
+            return Compared(relative_to_mean)
         case "reinforce++":
             return ReinforcePlusPlus(gamma=algorithm.gamma)
         case "reinforce++-baseline":
@@ -128,6 +133,6 @@ def _estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
         case "opo":
             return OPO()
         case "gpg":
-            return GPG()
+            return Compared(rescaled_for_silent_groups)
     own: AdvantageEstimator = AdvantageEstimatorRegistry.object(name, algorithm.advantage)
     return own

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skyrl.algorithms.kl import KLEstimator, kl_estimate
-from skyrl.algorithms.losses import LossInputs, PolicyLoss, measured, vanishes_without_advantage
+from skyrl.algorithms.losses import LossInputs, PolicyLoss, measured
 from skyrl.algorithms.off_policy import Bounds, OffPolicyCorrection, correct
 from skyrl.algorithms.reductions import (
     mean_of_block_means,
@@ -21,6 +21,7 @@ from skyrl.algorithms.reductions import (
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, OffPolicyCorrectionConfig
 from skyrl.config.algorithm import LossReduction
+from skyrl.config.facts import loss_facts
 from skyrl.training.policy_losses import policy_loss
 from skyrl.tree import required
 
@@ -71,6 +72,9 @@ class PolicyObjective:
     """
 
     policy_loss: PolicyLoss
+    vanishes_without_advantage: bool = False
+    """Are loss and gradient exactly 0 at tokens whose advantage is 0?"""
+
     kl_loss_coef: float = 0.0
     """0 when the KL loss is off: then no reference log-probabilities are looked at."""
 
@@ -97,7 +101,7 @@ class PolicyObjective:
             entropy_weights=token_mean(mask) if self.wants_entropy else None,
         )
         used = mask
-        if not self.kl_loss_coef and not self.wants_entropy and vanishes_without_advantage(self.policy_loss):
+        if not self.kl_loss_coef and not self.wants_entropy and self.vanishes_without_advantage:
             assert batch.advantages is not None
             used = mask & (batch.advantages != 0)
         rows = used.any(1).nonzero().squeeze(1)
@@ -149,6 +153,7 @@ def policy_objective(algorithm: AlgorithmConfig, *, micro_batch_rows: int = 1) -
     `micro_batch_rows` is `trainer.micro_train_batch_size_per_gpu`, which one reduction is defined by.
     """
     return PolicyObjective(
+        vanishes_without_advantage=loss_facts(algorithm).vanishes_without_advantage,
         policy_loss=policy_loss(algorithm),
         kl_loss_coef=algorithm.kl_loss_coef if algorithm.use_kl_loss else 0.0,
         kl_estimator=algorithm.kl_estimator_type,

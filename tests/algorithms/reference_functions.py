@@ -7,13 +7,15 @@ are compared inside the mask only (`inside`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
-from skyrl.algorithms.estimators import GAE, GRPO, RLOO, AdvantageEstimator, MaxRL, ReinforcePlusPlus
+from skyrl.algorithms.advantages import group_relative, leave_one_out, relative_to_mean
+from skyrl.algorithms.estimators import GAE, AdvantageEstimator, Compared, ReinforcePlusPlus
 from skyrl.algorithms.kl import kl_estimate
 from skyrl.algorithms.kl_control import AdaptiveKLController, FixedKLController, KLController
 from skyrl.algorithms.logprobs import entropy, token_logprobs
@@ -284,9 +286,11 @@ def entropy_of_logits(case: Case, _: Any) -> Result:
 
 OURS: dict[str, Callable[[Case, dict[str, Any]], Result]] = {
     "approx_kl": kl,
-    "advantage:grpo": advantage(lambda inputs: GRPO(normalize_by_std=inputs.get("grpo_norm_by_std", True))),
-    "advantage:rloo": advantage(lambda inputs: RLOO()),
-    "advantage:maxrl": advantage(lambda inputs: MaxRL()),
+    "advantage:grpo": advantage(
+        lambda inputs: Compared(partial(group_relative, normalize_by_std=inputs.get("grpo_norm_by_std", True)))
+    ),
+    "advantage:rloo": advantage(lambda inputs: Compared(leave_one_out)),
+    "advantage:maxrl": advantage(lambda inputs: Compared(relative_to_mean)),
     "advantage:reinforce++": reinforce,
     "advantage:gae": gae,
     **{

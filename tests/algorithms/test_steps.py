@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 import pytest
 import torch
 
-from skyrl.algorithms.advantages import of_the_last_step
-from skyrl.algorithms.estimators import (
-    GPG,
-    GRPO,
-    OPO,
-    RLOO,
-    AdvantageEstimator,
-    MaxRL,
-    ReinforcePlusPlusBaseline,
-    ReMax,
+from skyrl.algorithms.advantages import (
+    group_relative,
+    leave_one_out,
+    of_the_last_step,
+    relative_to_mean,
+    rescaled_for_silent_groups,
 )
+from skyrl.algorithms.estimators import OPO, AdvantageEstimator, Compared, ReinforcePlusPlusBaseline, ReMax
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, NormConfig, OverlongConfig, RewardShapingConfig
 from skyrl.training.shaping import reward_shaping
@@ -49,12 +48,15 @@ def turns() -> TrainingBatch:
 @pytest.mark.parametrize(
     ("estimate", "of_trajectories"),
     [
-        (GRPO(normalize_by_std=False), (1.0, -1.0, 2.0)),  # less the mean of 3 and 1; a prompt with one answer keeps 2
-        (RLOO(), (2.0, -2.0, 0.0)),
-        (MaxRL(), (0.5, -0.5, 2.0)),
+        (
+            Compared(partial(group_relative, normalize_by_std=False)),
+            (1.0, -1.0, 2.0),
+        ),  # less the mean of 3 and 1; a prompt with one answer keeps 2
+        (Compared(leave_one_out), (2.0, -2.0, 0.0)),
+        (Compared(relative_to_mean), (0.5, -0.5, 2.0)),
         (OPO(), (1.0, -1.0, 2.0)),  # both answers have two tokens, so that the weighted mean is 2
         (ReMax(), (2.5, 0.5, 2.0)),
-        (GPG(), (1.0, -1.0, 2.0)),
+        (Compared(rescaled_for_silent_groups), (1.0, -1.0, 2.0)),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -74,7 +76,14 @@ def test_a_trajectory_in_one_row_or_in_several_is_worth_the_same() -> None:
         rewards=torch.tensor([[0.0, 0.5, 2.5], [0.0, 0.0, 1.0], [0.0, 1.0, 1.0]]),
         groups=torch.tensor([8, 8, 3]),
     )
-    for estimate in (GRPO(normalize_by_std=True), RLOO(), MaxRL(), OPO(), GPG(), ReinforcePlusPlusBaseline()):
+    for estimate in (
+        Compared(partial(group_relative, normalize_by_std=True)),
+        Compared(leave_one_out),
+        Compared(relative_to_mean),
+        OPO(),
+        Compared(rescaled_for_silent_groups),
+        ReinforcePlusPlusBaseline(),
+    ):
         of_rows = estimate(whole)[torch.tensor(TRAJECTORIES), 1]
         torch.testing.assert_close(estimate(turns())[:, 1], of_rows, atol=1e-6, rtol=1e-5)
 

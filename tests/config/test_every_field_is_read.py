@@ -22,7 +22,7 @@ import torch
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.kinds import RL, kind_of
-from skyrl.config.registry import POLICY_LOSSES
+from skyrl.config.losses import POLICY_LOSSES
 from skyrl.config.unimplemented import UNIMPLEMENTED
 from skyrl.envs.isolated import isolated
 from skyrl.envs.llm_judge import LLMJudgeEnv

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from skyrl.config import AlgorithmConfig, OffPolicyCorrectionConfig
-from skyrl.config.losses import CISPOConfig
-from skyrl.config.registry import POLICY_LOSSES
+from skyrl.config.losses import POLICY_LOSSES, CISPOConfig
 from skyrl.config.sizes import scores_old_logprobs
 from skyrl.training.objective import policy_objective
 from tests.training.batches import batch_of

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from attrs import evolve
 
-from skyrl.algorithms.estimators import GRPO, OPO, RLOO
+from skyrl.algorithms.advantages import group_relative, leave_one_out
+from skyrl.algorithms.estimators import OPO, Compared
 from skyrl.batch import TrainingBatch
 from skyrl.config import RewardShapingConfig
 from skyrl.config.rewards import NormConfig, OverlongConfig
@@ -58,11 +61,11 @@ def test_mini_batches_count_answers_and_cut_none() -> None:
 
 
 def test_every_turn_gets_the_advantage_of_its_whole_answer() -> None:
-    advantages = GRPO(normalize_by_std=False)(batch())
+    advantages = Compared(partial(group_relative, normalize_by_std=False))(batch())
     values = [advantages[row][batch().loss_mask[row]].tolist() for row in range(7)]
     assert values[:3] == [[0.5, 0.5], [0.5, 0.5], [-0.5, -0.5]]
     assert values[3:] == [[-0.75, -0.75]] + [[0.75, 0.75]] * 3
-    assert RLOO()(batch())[0].max() == 1.0
+    assert Compared(leave_one_out)(batch())[0].max() == 1.0
     # lengths 4 and 2 tokens weigh the rewards 1 and 0: the baseline is 4 / 6
     torch.testing.assert_close(OPO()(batch())[0].max(), torch.tensor(1 - 4 / 6))
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from skyrl.config.facts import estimator_facts, loss_facts
 from skyrl.config.import_paths import is_import_path
-from skyrl.config.registry import ADVANTAGE_ESTIMATORS, AdvantageEstimatorRegistry, PolicyLossRegistry, Registry
+from skyrl.config.registry import AdvantageEstimatorRegistry, PolicyLossRegistry, Registry
 from skyrl.config.rewards import RewardShapingConfig
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.names import nearest
 from skyrl.tree.rules import Check
-
-COMPARING = ("grpo", "rloo", "maxrl", "reinforce++-baseline", "opo", "gpg")
-"""Estimators that measure an answer against the others to its prompt."""
-
-OF_WHOLE_ANSWERS = ("gspo", "sapo", "gmpo")
-"""Losses whose papers give every answer the same share."""
 
 _ALGORITHM = "trainer.algorithm."
 _CORRECTION = _ALGORITHM + "off_policy_correction."
@@ -37,14 +32,16 @@ def the_policy_loss_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def gae_has_a_critic(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Generalised advantage estimation needs values."""
-    if run.trainer.algorithm.advantage_estimator == "gae" and not run.trainer.critic.model.path:
-        yield Problem(path="trainer.critic.model.path", message="gae needs a critic", hint="give the critic a model")
+    algorithm = run.trainer.algorithm
+    if estimator_facts(algorithm).reads_values and not run.trainer.critic.model.path:
+        message = f"{algorithm.advantage_estimator} needs a critic"
+        yield Problem(path="trainer.critic.model.path", message=message, hint="give the critic a model")
 
 
 def a_critic_is_asked(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Of the built-in estimators gae alone looks at values."""
+    """A critic's values are of use to an estimator that looks at them, such as gae."""
     name = run.trainer.algorithm.advantage_estimator
-    if run.trainer.critic.model.path and name in ADVANTAGE_ESTIMATORS and name != "gae":
+    if run.trainer.critic.model.path and estimator_facts(run.trainer.algorithm).reads_values is False:
         yield Problem(
             path="trainer.critic.model.path",
             message=f"{name} does not look at a critic's values: the critic would learn for nobody",
@@ -64,7 +61,7 @@ def kl_is_counted_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def a_group_has_something_to_compare(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Group-relative advantages of a single sample are its bare reward, or nothing."""
     name = run.trainer.algorithm.advantage_estimator
-    if name in COMPARING and run.generator.n_samples_per_prompt == 1:
+    if estimator_facts(run.trainer.algorithm).compares_answers and run.generator.n_samples_per_prompt == 1:
         yield Problem(
             path="generator.n_samples_per_prompt",
             message=f"{name} compares the samples of a prompt, and there is only one",
@@ -89,14 +86,12 @@ def corrections_suit_the_loss(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Losses that choose tokens by covariance take no correction, and those weighted against the engine need none."""
     algorithm = run.trainer.algorithm
     loss, wanted = algorithm.policy_loss_type, algorithm.off_policy_correction
-    if loss in ("clip_cov", "kl_cov") and (wanted.tis_ratio_type or wanted.sequence_mask_metric):
+    facts = loss_facts(algorithm)
+    if not facts.takes_corrections and (wanted.tis_ratio_type or wanted.sequence_mask_metric):
         field = "tis_ratio_type" if wanted.tis_ratio_type else "sequence_mask_metric"
         message = f"{loss} chooses tokens of all sequences together, which a correction of some of them distorts"
         yield Problem(path=_CORRECTION + field, message=message, hint="leave the correction out, or take another loss")
-    by_engine = loss in ("rollout_is", "dppo", "decoupled") or (
-        loss == "cispo" and algorithm.cispo.cispo_anchor == "rollout"
-    )
-    if by_engine and wanted.tis_ratio_type:
+    if facts.reads_rollout_logprobs and wanted.tis_ratio_type:
         yield Problem(
             path=_CORRECTION + "tis_ratio_type",
             message=f"{loss} is weighted against the engine's probabilities already, which would count twice",
@@ -122,7 +117,7 @@ def correction_bounds_leave_something(run: SkyRLTrainConfig) -> Iterator[Problem
 def whole_answers_have_equal_shares(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """What is one number for an answer is not to count more for a long one."""
     algorithm = run.trainer.algorithm
-    if algorithm.policy_loss_type in OF_WHOLE_ANSWERS and algorithm.loss_reduction != "sequence_mean":
+    if loss_facts(algorithm).of_whole_answers and algorithm.loss_reduction != "sequence_mean":
         yield Problem(
             path=_ALGORITHM + "loss_reduction",
             message=f"{algorithm.policy_loss_type} is meant for sequence_mean, and this is {algorithm.loss_reduction}",
@@ -132,13 +127,15 @@ def whole_answers_have_equal_shares(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def remax_compares_raw_rewards(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The greedy answer's reward is not shaped."""
-    shaping, plain = run.trainer.algorithm.reward_shaping, RewardShapingConfig()
-    if run.trainer.algorithm.advantage_estimator != "remax":
+    algorithm = run.trainer.algorithm
+    shaping, plain = algorithm.reward_shaping, RewardShapingConfig()
+    if not estimator_facts(algorithm).compares_with_greedy:
         return
     changed = [name for name in ("bias", "scale", "clip", "norm") if getattr(shaping, name) != getattr(plain, name)]
     changed += ["overlong.buffer_len"] * (shaping.overlong.buffer_len is not None)
     for name in changed[:1]:
-        message = "remax compares with the greedy answer's reward as it is, so the others may not be changed"
+        estimator = algorithm.advantage_estimator
+        message = f"{estimator} compares with the greedy answer's reward as it is, so the others may not be changed"
         hint = "leave it out, or take another estimator"
         yield Problem(path=f"{_ALGORITHM}reward_shaping.{name}", message=message, hint=hint)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.facts import loss_facts
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 
 _ASYNC = "trainer.fully_async"
-_ON_POLICY_LOSSES = ("decoupled", "rollout_is", "importance_sampling", "dppo")
-"""Losses that read the engine's log-probabilities themselves."""
 
 
 def is_off_policy(run: SkyRLTrainConfig) -> bool:
@@ -19,14 +18,11 @@ def is_off_policy(run: SkyRLTrainConfig) -> bool:
 
 
 def is_corrected(run: SkyRLTrainConfig) -> bool:
-    """Does the loss know which probabilities the samples were drawn with?"""
+    """Does the loss, or a correction of it, know which probabilities the samples were drawn with?"""
     algorithm = run.trainer.algorithm
     correction = algorithm.off_policy_correction
-    anchored = algorithm.policy_loss_type == "cispo" and algorithm.cispo.cispo_anchor == "rollout"
     return (
-        algorithm.policy_loss_type in _ON_POLICY_LOSSES
-        or ":" in algorithm.policy_loss_type
-        or anchored
+        loss_facts(algorithm).reads_rollout_logprobs is not False
         or correction.tis_ratio_type is not None
         or correction.sequence_mask_metric is not None
     )

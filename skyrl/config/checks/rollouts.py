@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from skyrl.config.facts import estimator_facts
 from skyrl.config.generator import CHAT_TEMPLATES
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import has_critic
@@ -63,7 +64,7 @@ def steps_are_samples_that_can_be_compared(run: SkyRLTrainConfig) -> Iterator[Pr
     algorithm, generator = run.trainer.algorithm, run.generator
     if not generator.step_wise_trajectories:
         return
-    if algorithm.advantage_estimator in ("gae", "reinforce++"):
+    if estimator_facts(algorithm).discounts:
         yield Problem(
             path="trainer.algorithm.advantage_estimator",
             message=f"{algorithm.advantage_estimator} discounts over tokens, and the samples of a step-wise trajectory "
@@ -120,7 +121,7 @@ def several_samples_have_no_time_in_common(run: SkyRLTrainConfig) -> Iterator[Pr
     if not several:
         return
     which = "generator.chat_template" if anew else "generator.step_wise_trajectories"
-    if anew and algorithm.advantage_estimator in ("gae", "reinforce++"):
+    if anew and estimator_facts(algorithm).discounts:
         yield Problem(
             path="trainer.algorithm.advantage_estimator",
             message=f"{algorithm.advantage_estimator} discounts over tokens, and with {which} a trajectory can be "

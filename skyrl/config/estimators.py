@@ -1,0 +1,52 @@
+"""Advantage estimators, and what is known about each. Formulas and papers are in `skyrl.algorithms`.
+
+`ADVANTAGE_ESTIMATORS` registers the built-in ones: checks, effects, sampling and training read it;
+`skyrl.training.advantage` makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class EstimatorFacts:
+    """What the configuration knows about an advantage estimator.
+
+    An estimator of a user's own declares what differs from `OWN_ESTIMATOR` as attributes of its class, under the same
+    names.
+    """
+
+    fields: tuple[str, ...] = ()
+    """Fields of `trainer.algorithm` that it reads."""
+
+    compares_answers: bool = False
+    """It measures an answer against the others to its prompt: with one answer there is nothing to compare."""
+
+    compares_with_greedy: bool = False
+    """It measures an answer against a greedy one, whose reward is in the batch's `baselines`."""
+
+    reads_values: bool | None = False
+    """It looks at a critic's values. None: unknown."""
+
+    discounts: bool = False
+    """Rewards of later tokens count less, so that a trajectory has to be one row."""
+
+
+ADVANTAGE_ESTIMATORS: Mapping[str, EstimatorFacts] = {
+    "grpo": EstimatorFacts(fields=("grpo_norm_by_std",), compares_answers=True),
+    "rloo": EstimatorFacts(compares_answers=True),
+    "maxrl": EstimatorFacts(compares_answers=True),
+    "reinforce++": EstimatorFacts(fields=("gamma",), discounts=True),
+    "reinforce++-baseline": EstimatorFacts(compares_answers=True),
+    "gae": EstimatorFacts(fields=("gamma", "lambd"), reads_values=True, discounts=True),
+    "remax": EstimatorFacts(compares_with_greedy=True),
+    "opo": EstimatorFacts(compares_answers=True),
+    "gpg": EstimatorFacts(compares_answers=True),
+}
+"""What is known about each built-in estimator, by the name that `advantage_estimator` has for it."""
+
+OWN_ESTIMATOR = EstimatorFacts(reads_values=None)
+"""What is taken for granted about an estimator of a user's own that declares nothing."""

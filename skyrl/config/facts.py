@@ -1,0 +1,37 @@
+"""What is known about the loss and the estimator that a configuration chooses, built in or of a user's own."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import attrs
+
+from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.estimators import ADVANTAGE_ESTIMATORS, OWN_ESTIMATOR, EstimatorFacts
+from skyrl.config.losses import OWN_LOSS, POLICY_LOSSES, LossFacts
+from skyrl.config.registry import AdvantageEstimatorRegistry, PolicyLossRegistry
+
+F = TypeVar("F", LossFacts, EstimatorFacts)
+
+
+def loss_facts(algorithm: AlgorithmConfig) -> LossFacts:
+    """Facts about the policy loss with its settings. A loss of a user's own is imported for what it declares."""
+    name = algorithm.policy_loss_type
+    facts = POLICY_LOSSES.get(name)
+    if facts is None:
+        return _declared(OWN_LOSS, PolicyLossRegistry.declaring(name, algorithm.policy_loss))
+    return attrs.evolve(facts, **facts.by_settings(getattr(algorithm, facts.table))) if facts.table else facts
+
+
+def estimator_facts(algorithm: AlgorithmConfig) -> EstimatorFacts:
+    """Facts about the advantage estimator. One of a user's own is imported for what it declares."""
+    name = algorithm.advantage_estimator
+    facts = ADVANTAGE_ESTIMATORS.get(name)
+    return facts or _declared(OWN_ESTIMATOR, AdvantageEstimatorRegistry.declaring(name, algorithm.advantage))
+
+
+def _declared(facts: F, thing: Any) -> F:
+    """The same with what the thing has an attribute for that is True or False."""
+    named = {each.name: getattr(thing, each.name, None) for each in attrs.fields(type(facts))}
+    declared: Any = {name: value for name, value in named.items() if isinstance(value, bool)}
+    return attrs.evolve(facts, **declared)

@@ -1,0 +1,172 @@
+"""What the tables of losses and estimators say is what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+
+from skyrl.algorithms.losses import LossInputs
+from skyrl.config import AlgorithmConfig, CISPOConfig, CriticConfig, DecoupledConfig, ModelConfig, SkyRLTrainConfig
+from skyrl.config.checks.algorithm import a_critic_is_asked, whole_answers_have_equal_shares
+from skyrl.config.checks.asynchronous import older_samples_are_corrected
+from skyrl.config.estimators import ADVANTAGE_ESTIMATORS
+from skyrl.config.facts import estimator_facts, loss_facts
+from skyrl.config.losses import POLICY_LOSSES
+from skyrl.config.registry import AdvantageEstimatorRegistry, PolicyLossRegistry
+from skyrl.training.advantage import advantage_estimator
+from skyrl.training.objective import policy_objective
+from skyrl.training.policy_losses import policy_loss
+from skyrl.tree import evolve_at, frozen
+
+ALGORITHMS = {name: AlgorithmConfig(policy_loss_type=name) for name in POLICY_LOSSES} | {
+    "cispo by the engine": AlgorithmConfig(policy_loss_type="cispo", cispo=CISPOConfig(cispo_anchor="rollout")),
+    "decoupled, clipped twice": AlgorithmConfig(
+        policy_loss_type="decoupled", decoupled=DecoupledConfig(dual_clip=True)
+    ),
+}
+CHANGED = {"eps_clip_low": 0.05, "eps_clip_high": 0.07, "clip_ratio_c": 1.5}
+"""Fields of `trainer.algorithm` that losses share, each with another value than its default."""
+
+EVERY_LOSS = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS.keys())
+
+
+def seen(**changes: Tensor) -> LossInputs:
+    new = torch.tensor([[-0.2, -0.7, -1.9], [-0.5, -0.4, -1.1]])
+    tensors = {
+        "logprobs": new,
+        "old_logprobs": new - 0.1,
+        "rollout_logprobs": new + 0.2,
+        "advantages": torch.tensor([[1.0, 1.0, 1.0], [-2.0, -2.0, -2.0]]),
+    }
+    return LossInputs(mask=torch.ones(2, 3, dtype=torch.bool), **(tensors | changes))
+
+
+def moved(algorithm: AlgorithmConfig, name: str) -> bool:
+    """Does the loss change with these log-probabilities?"""
+    loss, spread = policy_loss(algorithm), torch.tensor([[0.9, -0.3, 2.5], [-1.2, 0.5, 0.1]])
+    torch.manual_seed(0)  # of the tokens that clip_cov draws
+    before = loss(seen())
+    torch.manual_seed(0)
+    return not torch.equal(before, loss(seen(**{name: seen().logprobs - spread})))
+
+
+@EVERY_LOSS
+def test_a_loss_reads_the_logprobs_that_the_table_has_for_it(algorithm: AlgorithmConfig) -> None:
+    facts = loss_facts(algorithm)
+    assert moved(algorithm, "old_logprobs") == facts.reads_old_logprobs
+    assert moved(algorithm, "rollout_logprobs") == facts.reads_rollout_logprobs
+
+
+@EVERY_LOSS
+def test_a_loss_reads_the_fields_that_the_table_has_for_it(algorithm: AlgorithmConfig) -> None:
+    made = policy_loss(algorithm)
+    read = {name for name, value in CHANGED.items() if policy_loss(evolve_at(algorithm, name, value)) != made}
+    assert read == set(loss_facts(algorithm).fields)
+
+
+@EVERY_LOSS
+def test_a_loss_has_the_table_that_the_facts_name(algorithm: AlgorithmConfig) -> None:
+    tables = {facts.table for facts in POLICY_LOSSES.values()} - {""}
+    made = policy_loss(algorithm)
+    changed = {name for name in tables if policy_loss(evolve_at(algorithm, name, other(algorithm, name))) != made}
+    assert changed == {loss_facts(algorithm).table} - {""}
+
+
+def other(algorithm: AlgorithmConfig, table: str) -> Any:
+    """The table with another value in each field of numbers."""
+    settings = getattr(algorithm, table)
+    numbers = {name: value for name, value in attrs.asdict(settings).items() if isinstance(value, float)}
+    capped = {"behav_imp_weight_cap": 7.0} if table == "decoupled" else {}
+    return attrs.evolve(settings, **{name: value / 2 + 0.01 for name, value in numbers.items()}, **capped)
+
+
+@EVERY_LOSS
+def test_a_loss_vanishes_without_advantage_where_the_table_says_so(algorithm: AlgorithmConfig) -> None:
+    leaf = seen().logprobs.requires_grad_()
+    value = policy_loss(algorithm)(seen(logprobs=leaf, advantages=torch.zeros(2, 3))).sum()
+    vanishes = value.item() == 0.0 and not torch.autograd.grad(value, leaf)[0].any()
+    assert vanishes or not loss_facts(algorithm).vanishes_without_advantage
+    assert policy_objective(algorithm).vanishes_without_advantage == loss_facts(algorithm).vanishes_without_advantage
+
+
+@pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
+def test_an_estimator_reads_the_fields_that_the_table_has_for_it(name: str) -> None:
+    algorithm = AlgorithmConfig(advantage_estimator=name)
+    changes = {"grpo_norm_by_std": False, "gamma": 0.5, "lambd": 0.5}
+    made = repr(advantage_estimator(algorithm))
+    read = {
+        field
+        for field, value in changes.items()
+        if repr(advantage_estimator(evolve_at(algorithm, field, value))) != made
+    }
+    assert read == set(estimator_facts(algorithm).fields)
+
+
+def stale(loss: str) -> SkyRLTrainConfig:
+    """An asynchronous run with this loss."""
+    run = evolve_at(SkyRLTrainConfig(), "trainer.fully_async.enabled", True)
+    return evolve_at(run, "trainer.algorithm.policy_loss_type", loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_corrected"),
+    [("regular", False), ("importance_sampling", False), ("decoupled", True), ("rollout_is", True), ("dppo", True)],
+)
+def test_stale_samples_are_corrected_by_losses_that_read_the_engines_logprobs(loss: str, is_corrected: bool) -> None:
+    problems = list(older_samples_are_corrected(stale(loss)))
+    assert [problem.severity for problem in problems] == ([] if is_corrected else ["warning"])
+
+
+@frozen
+class Own:
+    """A loss of a user's own that declares what it is."""
+
+    width: float = 0.1
+    reads_rollout_logprobs: ClassVar[bool] = False
+    of_whole_answers: ClassVar[bool] = True
+    vanishes_without_advantage: ClassVar[bool] = True
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        return -inputs.advantages * inputs.logprobs
+
+
+class OwnEstimator:
+    """An estimator without settings that declares what it is."""
+
+    reads_values = False
+
+    def __call__(self, batch: Any) -> Tensor:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    registries: tuple[Mapping[str, Any], ...] = (PolicyLossRegistry._own, AdvantageEstimatorRegistry._own)
+    before = [dict(each) for each in registries]
+    PolicyLossRegistry.register("own", Own)
+    AdvantageEstimatorRegistry.register("own", OwnEstimator)
+    yield
+    for registry, names in zip(registries, before, strict=True):
+        assert isinstance(registry, dict)
+        registry.clear()
+        registry.update(names)
+
+
+@pytest.mark.usefixtures("registered")
+def test_what_a_loss_of_ones_own_declares_is_checked_like_ours() -> None:
+    run = stale("own")
+    assert [problem.severity for problem in older_samples_are_corrected(run)] == ["warning"]
+    assert [problem.path for problem in whole_answers_have_equal_shares(run)] == ["trainer.algorithm.loss_reduction"]
+    assert policy_objective(run.trainer.algorithm).vanishes_without_advantage
+
+
+@pytest.mark.usefixtures("registered")
+def test_what_an_estimator_of_ones_own_declares_is_checked_like_ours() -> None:
+    run = evolve_at(SkyRLTrainConfig(), "trainer.critic", CriticConfig(model=ModelConfig(path="critic")))
+    run = evolve_at(run, "trainer.algorithm.advantage_estimator", "own")
+    assert [problem.severity for problem in a_critic_is_asked(run)] == ["warning"]
