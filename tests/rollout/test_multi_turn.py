@@ -321,8 +321,8 @@ async def test_where_every_sample_failed_nothing_stands_in() -> None:
 
 
 async def test_too_many_failures_stop_the_run_with_the_first_reasons() -> None:
-    with pytest.raises(RewardError, match=r"2 times among 4 samples(.|\n)*ValueError: no"):
-        await group_of("raise", "raise", "good", "good", max_failed_share=0.25)
+    with pytest.raises(RewardError, match=r"3 times among 4 samples(.|\n)*ValueError: no"):
+        await group_of("raise", "raise", "raise", "good", max_attempts=2, max_failed_share=0.25)
 
 
 async def test_a_batch_can_be_sampled_whole_before_the_first_answer_is_judged() -> None:
