@@ -93,7 +93,7 @@ def main(rounds: int) -> None:
             **{f"build_{name}": [sys.executable, "-c", program] for name, program in programs().items()},
         }
         cold = take_turns(commands, rounds, folder)
-        tree = resolve(load([file]).config)
+        tree = resolve(load([file]))
         warm = {
             "load": warm_ms(lambda: load([file])),
             "resolve": warm_ms(lambda: resolve(SkyRLTrainConfig())),

@@ -32,7 +32,8 @@ from skyrl.config.learners import (
     PolicyConfig,
     RefConfig,
 )
-from skyrl.config.load import Composed, Loaded, compose, load
+from skyrl.config.load import Composed, compose, load
+from skyrl.config.loaded import Loaded
 from skyrl.config.losses import (
     CISPOConfig,
     ClipCovConfig,

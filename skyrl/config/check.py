@@ -59,7 +59,7 @@ def has_effect(run: RunConfig, path: str) -> bool:
 
 def _changed(run: RunConfig) -> Origins:
     """As if every value that differs from its default, and may not have been derived, had been written in Python."""
-    derived = [rule.writes for rule in kind_of(run).rules]
+    derived = [rule.table or rule.writes for rule in kind_of(run).rules]
     changed = differences(type(run)(), run)
     return {path: (Origin(kind="python"),) for path in changed if not touches([path], derived)}
 

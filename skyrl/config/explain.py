@@ -124,29 +124,34 @@ def _value(run: Any, names: Path) -> Any:
     return flatten(value) if attrs.has(type(value)) else stored_value(value)
 
 
-def _default(run: RunConfig, names: Path) -> Any:
-    """The value that is there when nothing is written; in a table of another class, that class's own."""
+def _default(run: RunConfig, names: Path) -> ValueOrigin:
+    """The value that is there when nothing is written; in a table of another class, and in one that is null by default
+    and is there, that of its class.
+    """
     default: Any = type(run)()
     table: Any = run
+    place = "default"
     for depth, name in enumerate(names[:-1]):
         table, default = getattr(table, name, None), getattr(default, name, None)
         if not attrs.has(type(table)):
-            return _value(default, names[depth + 1 :]) if default is not None else None
+            return ValueOrigin(place=place, value=_value(default, names[depth + 1 :]) if default is not None else None)
         if type(default) is not type(table):
-            default = type(table)()
-    return _value(default, names[-1:])
+            default, place = type(table)(), f"default of {type(table).__name__}"
+    return ValueOrigin(place=place, value=_value(default, names[-1:]))
 
 
 def _chain(path: str, names: Path, run: RunConfig, origins: Origins) -> tuple[ValueOrigin, ...]:
     chain = origins.get(path, ())
-    steps = [] if chain and chain[0].kind == "default" else [ValueOrigin(place="default", value=_default(run, names))]
+    default = _default(run, names)
+    steps = [] if chain and chain[0].kind == "default" else [default]
     by_name = {rule.name: rule for rule in kind_of(run).rules}
     for origin in chain:
         rule = by_name.get(origin.where) if origin.kind == "rule" else None
         reads = [(each, stored_value(get_at(run, each)), place_of(each, origins) or "default") for each in origin.reads]
         value = flatten(origin.value) if attrs.has(type(origin.value)) else stored_value(origin.value)
         if origin.kind == "default" and not origin.where:
-            value = _default(run, names)
+            steps.append(default)
+            continue
         sentence = " ".join((rule.compute.__doc__ or "").split()) if rule else ""
         steps.append(ValueOrigin(place=origin.place or "default", value=value, because=sentence, reads=tuple(reads)))
     return tuple(steps)

@@ -98,8 +98,9 @@ class GeneratorConfig:
     """How training samples are drawn."""
 
     eval_sampling_params: SamplingParams | None = None
-    """How evaluation samples are drawn. None: greedily, with the training samples' `max_generate_length`. Once any of
-    its fields is written, the others have the defaults of SamplingParams."""
+    """How evaluation samples are drawn. Unless they are written, `temperature` is 0 (greedy) and `max_generate_length`
+    that of the training samples; the other fields have the defaults of SamplingParams. An instance that is given whole,
+    in Python, stands as it is."""
 
     n_samples_per_prompt: int = field(default=5, validator=positive)
     """Samples per training prompt: the size of a group."""

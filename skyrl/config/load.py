@@ -18,9 +18,10 @@ from typing_extensions import TypeVar
 from skyrl.config.check import check
 from skyrl.config.entry import RunConfig, reads_overrides
 from skyrl.config.kinds import KINDS, kind_of, root_of
+from skyrl.config.loaded import Loaded
 from skyrl.config.migrations import MIGRATIONS
 from skyrl.config.presets import PRESETS
-from skyrl.config.resolve import resolve_with_origins
+from skyrl.config.resolve import resolve, resolve_with_origins
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.run_kind import RunKind
 from skyrl.config.stored_code import code_that_is_only_stored
@@ -39,16 +40,6 @@ C = TypeVar("C", bound=RunConfig, default=SkyRLTrainConfig)
 Files = Sequence[str | PathLike[str]] | str | PathLike[str]
 Overrides = Sequence[str] | Mapping[str, Any]
 """`["trainer.epochs=2"]` as on a command line, or `{"trainer.epochs": 2}` from Python."""
-
-
-@frozen(kw_only=True)
-class Loaded(Generic[C]):
-    """A tree and, beside it, dotted path -> origins of each value, winner last."""
-
-    config: C
-    origins: Origins
-    warnings: tuple[Problem, ...] = ()
-    """Old names that were followed."""
 
 
 @frozen(kw_only=True)
@@ -117,8 +108,7 @@ def compose(
 @reads_overrides
 def _resolved(overrides: Overrides, root: type[C]) -> C:
     """What a tree's own constructors return, such as `SkyRLTrainConfig.from_dict`."""
-    loaded = load([], overrides, root)
-    return resolve_with_origins(loaded.config, loaded.origins)[0]
+    return resolve(load([], overrides, root))
 
 
 def _builder(

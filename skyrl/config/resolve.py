@@ -10,14 +10,22 @@ from typing import TypeVar
 
 from skyrl.config.entry import RunConfig
 from skyrl.config.kinds import kind_of
+from skyrl.config.loaded import Loaded
 from skyrl.tree.origins import Origins
 from skyrl.tree.rules import derive, derived_paths
 
 C = TypeVar("C", bound=RunConfig)
 
 
-def resolve(config: C) -> C:
-    """A new tree in which everything that can be derived is. Resolving it again changes nothing."""
+def resolve(config: C | Loaded[C]) -> C:
+    """A new tree in which everything that can be derived is. No written value changes; resolving again changes nothing.
+
+    Give it what `load` returned: its origins say what was written. Of a bare tree, what differs from the default counts
+    as written, and so does a table that is null by default and is there. A field that was written with its default
+    value cannot be told from one that was left alone there: `weight_sync_backend = "nccl"` is derived anew.
+    """
+    if isinstance(config, Loaded):
+        return resolve_with_origins(config.config, config.origins)[0]
     return resolve_with_origins(config, {})[0]
 
 
@@ -26,6 +34,11 @@ def derived(config: RunConfig) -> tuple[str, ...]:
     return derived_paths(config, kind_of(config).rules)
 
 
-def resolve_with_origins(config: C, origins: Origins, broken: Iterable[str] = ()) -> tuple[C, Origins, frozenset[str]]:
-    """`resolve`, keeping track of which rule derived what; what cannot be derived from broken paths is broken, too."""
-    return derive(config, kind_of(config).rules, origins, broken)
+def resolve_with_origins(
+    config: C, origins: Origins, broken: Iterable[str] = (), *, leaf_by_leaf: bool = False
+) -> tuple[C, Origins, frozenset[str]]:
+    """`resolve`, keeping track of which rule derived what; what cannot be derived from broken paths is broken, too.
+
+    `leaf_by_leaf`: see `derive`.
+    """
+    return derive(config, kind_of(config).rules, origins, broken, leaf_by_leaf=leaf_by_leaf)

@@ -60,10 +60,28 @@ def policy_logits_use_the_rollout_temperature(run: SkyRLTrainConfig) -> float:
     return run.generator.sampling_params.temperature
 
 
-@rule(writes="generator.eval_sampling_params", reads=("generator.sampling_params.max_generate_length",))
-def evaluation_is_greedy(run: SkyRLTrainConfig) -> SamplingParams:
-    """Unless it is told otherwise, evaluation takes the likeliest token, as far as training samples."""
-    return SamplingParams(temperature=0.0, max_generate_length=run.generator.sampling_params.max_generate_length)
+@rule(
+    writes="generator.eval_sampling_params.temperature",
+    reads=(),
+    unset=SamplingParams().temperature,
+    placeholder=False,
+    table="generator.eval_sampling_params",
+)
+def evaluation_is_greedy(run: SkyRLTrainConfig) -> float:
+    """Unless it is told otherwise, evaluation takes the likeliest token."""
+    return 0.0
+
+
+@rule(
+    writes="generator.eval_sampling_params.max_generate_length",
+    reads=("generator.sampling_params.max_generate_length",),
+    unset=SamplingParams().max_generate_length,
+    placeholder=False,
+    table="generator.eval_sampling_params",
+)
+def evaluation_answers_may_be_as_long_as_training_samples(run: SkyRLTrainConfig) -> int:
+    """The policy is evaluated on the answers that it is trained to give."""
+    return run.generator.sampling_params.max_generate_length
 
 
 @rule(
@@ -197,6 +215,7 @@ RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
     the_first_input_is_the_prompt,
     policy_logits_use_the_rollout_temperature,
     evaluation_is_greedy,
+    evaluation_answers_may_be_as_long_as_training_samples,
     a_sequence_is_input_and_answer,
     an_answer_is_overlong_where_the_engine_stops,
     policy_mini_batch_counted_in_samples,

@@ -16,7 +16,7 @@ import attrs
 from skyrl.config.entry import RunConfig
 from skyrl.config.kinds import kind_of
 from skyrl.config.migrations import MIGRATIONS
-from skyrl.config.resolve import derived, resolve, resolve_with_origins
+from skyrl.config.resolve import derived, resolve_with_origins
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import evolve_at, fingerprint, get_at, to_dict
 from skyrl.tree.builder import TreeBuilder
@@ -72,10 +72,9 @@ def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
     listed = value.get("derived")
     leave_out = [str(path) for path in listed] if isinstance(listed, list) else derived(run)
     tables = sparse(run, root(), leave_out)
-    again = resolve(_without(run, leave_out))
-    for rule in kind_of(
-        root
-    ).rules:  # what a rule changes although it was written, and is the default, is written again
+    again, _, _ = resolve_with_origins(_without(run, leave_out), {}, leaf_by_leaf=True)
+    # what a rule changes although it was written, and is the default, is written again
+    for rule in kind_of(root).rules:
         if not rule.placeholder and get_at(again, rule.writes) != get_at(run, rule.writes):
             _put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
     return attrs.evolve(inside, value=tables)

@@ -133,6 +133,8 @@ class TreeBuilder(Generic[T]):
         value = parse(assignment.value, table.cls) if assignment.is_text else assignment.value
         if not isinstance(value, Mapping):
             raise refusal(f"{shown(value)} is not {describe(table.cls)}")
+        if not value and table.was_absent:
+            self._history.add(assignment.path, assignment.origin, {})
         for key in sorted(value, key=lambda key: key != "class"):
             self.assign(assignment.inside(str(key), value[key]))
 

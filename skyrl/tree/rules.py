@@ -36,6 +36,10 @@ class Rule(Generic[T]):
 
     compute: Callable[[T], Any]
 
+    table: str = ""
+    """Optional table that the path is in, where it is in one. The rule applies where that table is absent or was
+    written leaf by leaf; one that was given whole, as an instance, stands as it is."""
+
     @property
     def name(self) -> str:
         """The function's name, which says what follows from what."""
@@ -43,6 +47,8 @@ class Rule(Generic[T]):
 
     def applies(self, config: T, written: Collection[str]) -> bool:
         """Is the path still unset? `written` are the paths that a person wrote."""
+        if self.table and get_at(config, self.table) is None:
+            return True
         return self.leaves_unset(get_at(config, self.writes)) and (self.placeholder or self.writes not in written)
 
     def leaves_unset(self, value: Any) -> bool:
@@ -55,6 +61,7 @@ class Rule(Generic[T]):
             cast("Rule[Any]", self),
             writes=f"{table}.{self.writes}",
             reads=tuple(f"{table}.{path}" for path in self.reads),
+            table=f"{table}.{self.table}" if self.table else "",
             compute=_of_table(table, self.compute),
         )
 
@@ -76,12 +83,14 @@ class Effect:
 
 
 def rule(
-    *, writes: str, reads: Sequence[str], unset: Any = None, placeholder: bool = True
+    *, writes: str, reads: Sequence[str], unset: Any = None, placeholder: bool = True, table: str = ""
 ) -> Callable[[Callable[[T], Any]], Rule[T]]:
     """Make a function from tree to value a rule. Returning the `unset` value leaves the path as it is."""
 
     def decorate(compute: Callable[[T], Any]) -> Rule[T]:
-        return Rule(writes=writes, reads=tuple(reads), unset=unset, placeholder=placeholder, compute=compute)
+        return Rule(
+            writes=writes, reads=tuple(reads), unset=unset, placeholder=placeholder, compute=compute, table=table
+        )
 
     return decorate
 
@@ -95,16 +104,18 @@ def _of_table(table: str, function: Callable[[Any], Any]) -> Callable[[Any], Any
 
 
 def derive(
-    config: T, rules: Iterable[Rule[T]], origins: Origins, broken: Iterable[str] = ()
+    config: T, rules: Sequence[Rule[T]], origins: Origins, broken: Iterable[str] = (), *, leaf_by_leaf: bool = False
 ) -> tuple[T, Origins, frozenset[str]]:
     """Apply the rules in order: a new tree, its origins, and the broken paths.
 
-    What was derived has a `rule` origin; what would have been derived from a broken path is broken, too.
+    What was derived has a `rule` origin; what would have been derived from a broken path is broken, too. With
+    `leaf_by_leaf`, optional tables count as written that way: those of a stored tree, whose origins are not known.
     """
     out_of_use = set(broken)
     grown, written = dict(origins), written_paths(origins)
+    whole = set() if leaf_by_leaf else _given_whole(config, {step.table for step in rules if step.table}, origins)
     for step in rules:
-        if not step.applies(config, written):
+        if step.table in whole or not step.applies(config, written):
             continue
         if touches([*step.reads, step.writes], out_of_use):
             out_of_use.add(step.writes)
@@ -116,6 +127,14 @@ def derive(
         origin = Origin(kind="rule", where=step.name, reads=step.reads, value=value)
         grown[step.writes] = (*grown.get(step.writes, (DEFAULT,)), origin)
     return config, grown, frozenset(out_of_use)
+
+
+def _given_whole(config: Any, tables: Iterable[str], origins: Origins) -> set[str]:
+    """The tables that are there as one instance, from Python or as a class's default, and not from their leaves."""
+    there = [table for table in tables if get_at(config, table) is not None]
+    by_leaf = {table for table in there if any(f"{path}.".startswith(f"{table}.") for path in origins)}
+    as_one = {table for table in by_leaf if table in origins and attrs.has(type(origins[table][-1].value))}
+    return {table for table in there if table not in by_leaf or table in as_one}
 
 
 def _written(config: T, step: Rule[T], value: Any) -> T:
@@ -131,17 +150,26 @@ def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
 
     What a rule reads from no path it has from the machine, which may be another one later: that is kept.
     """
-    present = [step for step in rules if step.reads and get_at(config, step.writes) != step.unset]
+    present = [step for step in rules if (step.reads or step.table) and get_at(config, step.writes) != step.unset]
     candidates = {step.writes: step for step in present}
     while True:
         bare = config
         for path, step in candidates.items():
             bare = evolve_at(bare, path, step.unset)
-        again = derive(bare, rules, {})[0]
+        again = derive(bare, rules, {}, leaf_by_leaf=True)[0]
         by_hand = {path for path in candidates if not _alike(get_at(again, path), get_at(config, path))}
         if not by_hand:
-            return tuple(candidates)
+            whole = tuple(_derived_tables(config, rules, candidates))
+            return (*whole, *(path for path, step in candidates.items() if step.table not in whole))
         candidates = {path: step for path, step in candidates.items() if path not in by_hand}
+
+
+def _derived_tables(config: T, rules: Sequence[Rule[T]], derived: Collection[str]) -> Iterator[str]:
+    """Optional tables that the rules would give again as a whole."""
+    for table in dict.fromkeys(step.table for step in rules if step.table and step.writes in derived):
+        again = derive(evolve_at(config, table, None), rules, {})[0]
+        if _alike(get_at(again, table), get_at(config, table)):
+            yield table
 
 
 def _alike(one: Any, other: Any) -> bool:

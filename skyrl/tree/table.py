@@ -19,6 +19,8 @@ class Table:
         self.changes: dict[str, Any] = {}
         self.is_forgotten = False
         """Has a value inside been forgotten? A table that was written empty stands."""
+        self.was_absent = False
+        """Was there no table before something was written in it?"""
 
     @property
     def cls(self) -> type[Any]:
@@ -33,7 +35,9 @@ class Table:
         """The nested table `name`, made from its current value, or from its class's defaults where that is None."""
         value = self.current(name)
         if not isinstance(value, Table):
-            value = self.changes[name] = Table(declared, declared() if value is None else value)
+            was_absent = value is None
+            value = self.changes[name] = Table(declared, declared() if was_absent else value)
+            value.was_absent = was_absent
         return value
 
     def drop_if_untouched(self, name: str) -> None:

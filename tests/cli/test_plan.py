@@ -31,7 +31,7 @@ def gpus(number: int, *models: str, nodes: int = 1) -> dict[str, Any]:
 def planned(values: dict[str, Any], gpus_per_node: int | None = None) -> Any:
     """The plan of a run on GPUs with these values."""
     cuda = {"trainer.device": "cuda", "trainer.logger": "console"}
-    return plan_of(resolve(load([], cuda | values).config), gpus_per_node)
+    return plan_of(resolve(load([], cuda | values)), gpus_per_node)
 
 
 def where(values: dict[str, Any], gpus_per_node: int | None = None) -> list[str]:

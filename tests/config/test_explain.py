@@ -58,6 +58,16 @@ def test_a_key_of_a_free_form_table_is_explained() -> None:
     assert (found.value, [step.place for step in found.chain]) == (True, ["default", "argument 1"])
 
 
+def test_a_leaf_of_a_table_that_is_null_by_default_says_where_its_value_came_from() -> None:
+    table = "generator.eval_sampling_params"
+    derived = explained(f"{table}.temperature", f"{table}.top_p=0.95")
+    assert [(each.place, each.value) for each in derived.chain] == [
+        ("default of SamplingParams", 1.0), ("derived by evaluation_is_greedy", 0.0),
+    ]  # fmt: skip
+    left_alone = explained(f"{table}.top_k", f"{table}.top_p=0.95")
+    assert [(each.place, each.value) for each in left_alone.chain] == [("default of SamplingParams", -1)]
+
+
 @pytest.mark.parametrize(
     ("path", "said"), [("trainer.epoch", "did you mean trainer.epochs?"), ("trainer.epochs.x", "no such field")]
 )

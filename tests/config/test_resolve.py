@@ -12,6 +12,7 @@ import pytest
 from skyrl.config import AlgorithmConfig, SamplingParams, SkyRLTrainConfig, load, make_config, resolve
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.config.rules import RULES
+from skyrl.config.stored import stored_form
 from skyrl.tree import differences, evolve_at, frozen, get_at, thaw
 from skyrl.tree.classes import table_paths
 from skyrl.tree.rules import Rule, paths_read
@@ -84,7 +85,12 @@ EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
         "generator.eval_sampling_params",
         SamplingParams(temperature=0.0, max_generate_length=99),
     ),
-    ({"generator.eval_sampling_params.top_p": 0.5}, "generator.eval_sampling_params", SamplingParams(top_p=0.5)),
+    ({"generator.sampling_params.temperature": 0.5}, "generator.eval_sampling_params.temperature", 0.0),
+    (
+        {"generator.sampling_params.max_generate_length": 99},
+        "generator.eval_sampling_params.max_generate_length",
+        99,
+    ),
     (
         {"trainer.max_prompt_length": 100, "generator.sampling_params.max_generate_length": 28},
         "trainer.algorithm.max_seq_len",
@@ -241,7 +247,7 @@ def test_resolving_again_changes_nothing(values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_what_a_person_wrote_stays(rule: Rule[Any]) -> None:
-    value = OTHERS.get(rule.writes, SamplingParams(top_p=0.5))
+    value = OTHERS[rule.writes]
     loaded = load([], {rule.writes: value})
     resolved, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
     assert get_at(resolved, rule.writes) == get_at(loaded.config, rule.writes)
@@ -256,6 +262,56 @@ def test_a_written_value_that_equals_the_default_is_not_replaced_by_an_older_spe
     assert get_at(resolve_with_origins(loaded.config, loaded.origins)[0], path) == 2.0
 
 
+@pytest.mark.parametrize(
+    ("values", "path", "value"),
+    [
+        (
+            {"generator.inference_engine.weight_sync_backend": "nccl"},
+            "generator.inference_engine.weight_sync_backend",
+            "nccl",
+        ),
+        ({"trainer.log_path": "/tmp/skyrl-logs"}, "trainer.log_path", "/tmp/skyrl-logs"),
+    ],
+)
+def test_what_load_returned_keeps_a_default_that_was_written_and_a_bare_tree_cannot(path: str, value: str) -> None:
+    loaded = load([], {"trainer.device": "cpu", path: value})
+    assert get_at(resolve(loaded), path) == value
+    assert get_at(resolve(loaded.config), path) != value
+
+
+@pytest.mark.parametrize(
+    ("written_leaves", "expected"),
+    [
+        ({"top_p": 0.95}, SamplingParams(temperature=0.0, max_generate_length=8192, top_p=0.95)),
+        ({"temperature": 1.0}, SamplingParams(temperature=1.0, max_generate_length=8192)),
+        ({"max_generate_length": 1024}, SamplingParams(temperature=0.0, max_generate_length=1024)),
+    ],
+)
+def test_evaluation_sampling_is_derived_leaf_by_leaf(
+    written_leaves: dict[str, Any], expected: SamplingParams, tmp_path: Path
+) -> None:
+    leaves = {f"generator.eval_sampling_params.{name}": value for name, value in written_leaves.items()}
+    run = resolve(load([], {"generator.sampling_params.max_generate_length": 8192} | leaves))
+    assert run.generator.eval_sampling_params == expected
+    (tmp_path / "config.json").write_text(json.dumps(stored_form(run)))
+    shorter = load([tmp_path], ["generator.sampling_params.max_generate_length=99"])
+    again = resolve(shorter).generator.eval_sampling_params
+    length = 1024 if "max_generate_length" in written_leaves else 99
+    assert again == evolve_at(expected, "max_generate_length", length)
+
+
+@pytest.mark.parametrize("given", [SamplingParams(), SamplingParams(top_p=0.5)])
+def test_evaluation_sampling_that_is_given_as_an_instance_stands(given: SamplingParams) -> None:
+    loaded = load([], {"generator.eval_sampling_params": given})
+    assert resolve(loaded).generator.eval_sampling_params == given
+    assert resolve(loaded.config).generator.eval_sampling_params == given
+
+
+def test_an_empty_table_of_evaluation_sampling_is_derived_too() -> None:
+    run = resolve(load([], {"generator.eval_sampling_params": {}}))
+    assert run.generator.eval_sampling_params == SamplingParams(temperature=0.0)
+
+
 def test_the_origin_of_a_derived_value_is_its_rule() -> None:
     loaded = load([], ["trainer.run_name=mine"])
     _, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
@@ -266,7 +322,7 @@ def test_the_origin_of_a_derived_value_is_its_rule() -> None:
 
 def test_only_rules_write() -> None:
     changed = differences(SkyRLTrainConfig(), resolve(SkyRLTrainConfig()))
-    allowed = {rule.writes for rule in RULES}
+    allowed = {rule.writes for rule in RULES} | {rule.table for rule in RULES if rule.table}
     assert {path for path in changed if path not in allowed and path.rpartition(".")[0] not in allowed} == set()
 
 

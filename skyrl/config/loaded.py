@@ -1,0 +1,25 @@
+"""What `load` returns: a tree as it was written, and where each of its values came from."""
+
+from __future__ import annotations
+
+from typing import Generic
+
+from attrs import frozen
+from typing_extensions import TypeVar
+
+from skyrl.config.entry import RunConfig
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.errors import Problem
+from skyrl.tree.origins import Origins
+
+C = TypeVar("C", bound=RunConfig, default=SkyRLTrainConfig)
+
+
+@frozen(kw_only=True)
+class Loaded(Generic[C]):
+    """A tree and, beside it, dotted path -> origins of each value, winner last."""
+
+    config: C
+    origins: Origins
+    warnings: tuple[Problem, ...] = ()
+    """Old names that were followed."""
