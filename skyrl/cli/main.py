@@ -21,6 +21,7 @@ from skyrl import __version__
 from skyrl.cli.arguments import ARGUMENTS, STRICT, compose_arguments
 from skyrl.cli.checkpoints import ckpt
 from skyrl.cli.config import config
+from skyrl.cli.data import data
 from skyrl.cli.export import export
 from skyrl.cli.plan import plan
 from skyrl.cli.replay import bisect, replay
@@ -106,6 +107,7 @@ cli.add_command(serve_retriever)
 cli.add_command(simulate)
 cli.add_command(serve_reward)
 cli.add_command(templates)
+cli.add_command(data)
 cli.add_command(export)
 cli.add_command(replay)
 cli.add_command(bisect)

@@ -45,3 +45,27 @@ def check(model: str, template: str | None) -> None:
             "the model another one. Take another template, or continue conversations by tokens there, too."
         )
         raise click.exceptions.Exit(1)
+
+
+@templates.command()
+@click.argument("model", metavar="MODEL|FILE")
+@click.option("--template", metavar="NAME|FILE", help="In place of the model's own: see generator.chat_template.")
+def show(model: str, template: str | None) -> None:
+    """Print nine forms of chat as a chat template writes them, with what is learned of each between ⟦ and ⟧.
+
+    MODEL is a folder or a hub name. FILE is a template (.jinja) without a model: its special tokens are then those that
+    it spells, and `<|endoftext|>` ends a sequence.
+    """
+    from skyrl.chats.examples import forms_page
+    from skyrl.config import ChatTemplateConfig
+    from skyrl.models.chat_templates import BUILT_IN, with_template
+    from skyrl.models.loading import load_tokenizer
+    from skyrl.models.stand_in import stand_in_tokenizer
+
+    if model.endswith((".jinja", ".jinja2")):
+        own = ChatTemplateConfig(source="file", name_or_path=model)
+        tokenizer = stand_in_tokenizer(own)
+    else:
+        own = ChatTemplateConfig(source="name" if template in BUILT_IN else "file", name_or_path=template)
+        tokenizer = with_template(load_tokenizer(model), own)
+    click.echo(forms_page(tokenizer), nl=False)

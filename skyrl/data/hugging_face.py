@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from skyrl.errors import DataError
 
+SPLIT = "train"
+"""The split of a dataset for which none is named."""
+
+_SOURCE = re.compile(r"(?P<name>[^:]*)(?::(?P<configuration>[^:\[\]]*))??(?::(?P<split>[^:\[\]]+(?:\[[^\[\]]*\])?))?")
+"""A slice of a split, such as train[:100] or train[10%:20%], has a colon of its own."""
+
 
 def read_dataset(source: str) -> Iterator[Mapping[str, Any]]:
     """The rows of `name`, `name:split` or `name:configuration:split`; a name is a folder, or `owner/name` on the hub.
 
-    Raises `DataError` for what is neither, and for what cannot be loaded.
+    A split may be sliced as in Hugging Face's library: `name:train[:100]`, `name:test[10%:]`. Raises `DataError` for
+    what is neither, and for what cannot be loaded.
     """
     name, configuration, split = _parts(source)
     folder = Path(name).expanduser()
     if not folder.is_dir() and ("/" not in name or name.startswith((".", "/", "~"))):
         raise DataError(
-            f"{source} is neither a .parquet, .jsonl or .json file nor a folder nor a hub dataset (owner/name or "
+            f"{source} is neither a .parquet, .jsonl, .json or .csv file nor a folder nor a hub dataset (owner/name or "
             "owner/name:split)"
         )
     try:
@@ -27,22 +35,34 @@ def read_dataset(source: str) -> Iterator[Mapping[str, Any]]:
         raise DataError(f"{source} is a dataset of Hugging Face: reading it needs `pip install skyrl[data]`") from None
     try:
         if (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file():
-            found = datasets.load_from_disk(str(folder))
-            rows = found[split] if isinstance(found, datasets.DatasetDict) else found
+            rows = _slice(datasets.load_from_disk(str(folder)), split)
         else:
-            rows = datasets.load_dataset(str(folder) if folder.is_dir() else name, configuration, split=split)
+            place = str(folder) if folder.is_dir() else name
+            rows = datasets.load_dataset(place, configuration, split=split or SPLIT)
     except Exception as error:  # the library's own, those of its readers, and those of the network
-        said = f"there is no split {split!r}" if isinstance(error, KeyError) else str(error)
-        raise DataError(f"the dataset {source} cannot be loaded: {said}") from error
+        raise DataError(f"the dataset {source} cannot be loaded: {error}") from error
     yield from rows
 
 
-def _parts(source: str) -> tuple[str, str | None, str]:
-    match source.split(":"):
-        case [name]:
-            return name, None, "train"
-        case [name, split]:
-            return name, None, split
-        case [name, configuration, split]:
-            return name, configuration, split
-    raise DataError(f"{source}: a dataset is `name`, `name:split` or `name:configuration:split`")
+def _slice(stored: Any, split: str | None) -> Any:
+    """The split of a stored dataset, which has several or one, perhaps without a name. Raises `ValueError`."""
+    import datasets
+
+    several = isinstance(stored, datasets.DatasetDict)
+    if split is None and not several:
+        return stored
+    wanted = split or SPLIT
+    base = wanted.partition("[")[0]
+    found = stored.get(base) if several else stored
+    names = list(stored) if several else [str(stored.split or SPLIT)]
+    if found is None or base not in names:
+        raise ValueError(f"there is no split {base!r}; it has {', '.join(names)}")
+    (part,) = datasets.ReadInstruction.from_spec(wanted).to_absolute({base: len(found)})
+    return found.select(range(part.from_ or 0, len(found) if part.to is None else part.to))
+
+
+def _parts(source: str) -> tuple[str, str | None, str | None]:
+    match = _SOURCE.fullmatch(source)
+    if match is None or not match["name"]:
+        raise DataError(f"{source}: a dataset is `name`, `name:split` or `name:configuration:split`")
+    return match["name"], match["configuration"] or None, match["split"]

@@ -41,8 +41,9 @@ class PromptDataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of what training depends on: see `content_hash`."""
-        return content_hash(self.prompts)
+        """sha256 of what training depends on: see `content_hash`. Of several sources, their sizes are part of it."""
+        whole = content_hash(self.prompts)
+        return whole if len(self.sizes) == 1 else sha256(f"{whole} {self.sizes}".encode()).hexdigest()
 
 
 def content_hash(prompts: Sequence[Prompt]) -> str:

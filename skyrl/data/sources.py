@@ -1,4 +1,4 @@
-"""Datasets as rows: parquet, JSONL or JSON files, or a dataset of Hugging Face, from a folder or its hub.
+"""Datasets as rows: parquet, JSONL, JSON or CSV files, or a dataset of Hugging Face, from a folder or its hub.
 
 A row has SkyRL's columns: `prompt` (a chat: list of {"role", "content"}), and optionally `env_class`, `reward_spec`,
 `data_source`, `extra_info`. Every other column goes to the environment as it is. `Columns` says where other data has
@@ -7,8 +7,9 @@ prompt and answer. What is no row is a `BadRow`, and whoever reads decides what 
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ from skyrl.data.hugging_face import read_dataset
 from skyrl.errors import DataError
 
 Row = Mapping[str, Any]
+
+ROWS_AT_A_TIME = 1024
+"""Rows of a parquet file that are held at the same time."""
+
+LONGEST_CELL = 1 << 30
+"""Characters of a cell of a CSV file."""
 
 
 @frozen
@@ -37,34 +44,47 @@ class Columns:
 
 
 def read_rows(source: str, columns: Columns | None = None) -> list[Row | BadRow]:
-    """Every row of one source: a `.parquet`, `.jsonl` or `.json` file, a folder, or a hub name.
+    """Every row of one source: a `.parquet`, `.jsonl`, `.json` or `.csv` file, a folder, or a hub name.
 
     Raises `DataError` for a source that is missing, unreadable, empty, or without the columns.
     """
     columns = columns or Columns()
-    rows = any_rows(source, columns)
+    rows = list(iterate_rows(source, columns))
     first = next((row for row in rows if not isinstance(row, BadRow)), None)
     if first is not None:
         _refuse_missing(source, list(first), columns)
     return rows
 
 
-def any_rows(source: str, columns: Columns | None = None) -> list[Row | BadRow]:
-    """The same, whatever the columns are called. Of a parquet file, they are looked at even where it has no rows."""
+def iterate_rows(source: str, columns: Columns | None = None) -> Iterator[Row | BadRow]:
+    """Every row in turn, whatever the columns are called; files other than `.json` are never held whole.
+
+    Of a parquet file, `columns` are looked for even where it has no rows. Raises `DataError` as `read_rows` does.
+    """
     path = Path(source).expanduser()
-    rows: list[Row | BadRow]
+    rows: Iterable[Row | BadRow]
     match path.suffix:
         case ".parquet":
-            rows = list(_read_parquet(_existing(path), columns))
+            rows = _read_parquet(_existing(path), columns)
         case ".jsonl":
-            rows = list(_read_jsonl(_existing(path)))
+            rows = _read_jsonl(_existing(path))
+        case ".csv":
+            rows = _read_csv(_existing(path))
         case ".json":
             rows = _read_json(_existing(path))
         case _:
-            rows = list(read_dataset(source))
-    if not rows:
+            rows = read_dataset(source)
+    empty = True
+    for row in rows:
+        empty = False
+        yield row
+    if empty:
         raise DataError(f"{source} holds no rows")
-    return rows
+
+
+def in_table(source: str) -> bool:
+    """Whether the rows of a source have the columns of a table, in which a null may be an absent value."""
+    return Path(source).suffix not in (".json", ".jsonl")
 
 
 def chat_of(row: Row, number: int, source: str, columns: Columns | None = None) -> tuple[Mapping[str, Any], ...]:
@@ -116,18 +136,36 @@ def _refuse_missing(source: str, there: Sequence[Any], columns: Columns) -> None
             )
 
 
-def _read_parquet(path: Path, columns: Columns | None) -> list[Row]:
+def _read_parquet(path: Path, columns: Columns | None) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        rows: list[Row] = pq.read_table(path).to_pylist()
-        names = pq.read_schema(path).names
+        with pq.ParquetFile(path) as file:
+            if columns is not None:
+                _refuse_missing(str(path), file.schema_arrow.names, columns)
+            for batch in file.iter_batches(batch_size=ROWS_AT_A_TIME):
+                yield from batch.to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as parquet: {error}") from error
-    if columns is not None:
-        _refuse_missing(str(path), names, columns)
-    return rows
+
+
+def _read_csv(path: Path) -> Iterator[Row | BadRow]:
+    """Rows under the names of the first line; an empty cell is no value."""
+    csv.field_size_limit(LONGEST_CELL)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            reader = csv.DictReader(lines, strict=True)
+            for row in reader:
+                yield _csv_row(path, reader.line_num, row)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as CSV: {error}") from error
+
+
+def _csv_row(path: Path, line: int, row: dict[Any, Any]) -> Row | BadRow:
+    if None in row or None in row.values():
+        return BadRow(f"{path}:{line} has more or fewer cells than the first line has names")
+    return {name: value or None for name, value in row.items()}
 
 
 def _read_jsonl(path: Path) -> Iterator[Row | BadRow]:

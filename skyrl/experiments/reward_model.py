@@ -13,6 +13,7 @@ from skyrl.experiments.sft import SCORED_AT_A_TIME, SupervisedExp
 from skyrl.learners.group import LearnerGroup
 from skyrl.learners.supervised import BradleyTerry
 from skyrl.learners.workers import CriticWorker
+from skyrl.models.chat_templates import with_defaults
 from skyrl.models.reward_model import RewardModelExport
 from skyrl.training.supervised_batches import collate_pairs
 from skyrl.training.supervised_evaluation import SupervisedEvaluation, preferences
@@ -47,4 +48,7 @@ class RewardModelExp(SupervisedExp):
 
     def get_export(self, folder: Path) -> Any:
         fast = not self.cfg.disable_fast_tokenizer
-        return RewardModelExport(like=self.model_path, use_fast_tokenizer=fast, folder=folder)
+        template = self.chat_template
+        if self.cfg.chat_template_kwargs:
+            template = with_defaults(self.tokenizer.chat_template, self.cfg.chat_template_kwargs)
+        return RewardModelExport(like=self.model_path, use_fast_tokenizer=fast, folder=folder, chat_template=template)

@@ -23,7 +23,8 @@ from skyrl.learners.group import LearnerGroup
 from skyrl.learners.ranks import Ranks, Rendezvous
 from skyrl.learners.supervised import CrossEntropy
 from skyrl.learners.workers import SFTWorker
-from skyrl.models.loading import load_tokenizer, max_positions
+from skyrl.models.chat_templates import with_template
+from skyrl.models.loading import generation_ends, load_tokenizer, max_positions
 from skyrl.models.storing import AdapterExport, Export
 from skyrl.processes.handles import Processes
 from skyrl.processes.progress import Progress
@@ -72,8 +73,9 @@ class SupervisedExp:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The model's."""
-        return load_tokenizer(self.model_path, use_fast=not self.cfg.disable_fast_tokenizer)
+        """The model's, with the configured chat template."""
+        tokenizer = load_tokenizer(self.model_path, use_fast=not self.cfg.disable_fast_tokenizer)
+        return with_template(tokenizer, self.cfg.chat_template, "chat_template")
 
     @cached_property
     def train_dataset(self) -> Rows[Any]:
@@ -192,7 +194,25 @@ class SupervisedExp:
 
     def get_export(self, folder: Path) -> Any:
         """What stores the gathered weights."""
-        return Export(like=self.model_path, use_fast_tokenizer=not self.cfg.disable_fast_tokenizer, folder=folder)
+        return Export(
+            like=self.model_path,
+            use_fast_tokenizer=not self.cfg.disable_fast_tokenizer,
+            folder=folder,
+            chat_template=self.chat_template,
+            turn_end=self.turn_end,
+        )
+
+    @property
+    def chat_template(self) -> str | None:
+        """The configured template, to be stored with the model."""
+        return self.tokenizer.chat_template if self.cfg.chat_template.name_or_path else None
+
+    @cached_property
+    def turn_end(self) -> int | None:
+        """A token that ends the turns that are learned, and at which the model's generation does not stop yet."""
+        end = self.train_dataset.turn_end
+        known = (*generation_ends(self.model_path), self.tokenizer.eos_token_id)
+        return end[1] if end is not None and end[1] not in known else None
 
     async def close(self, trainer: SupervisedTrainer) -> None:
         """There are no engines."""

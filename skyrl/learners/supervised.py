@@ -32,7 +32,10 @@ class CrossEntropy:
 
 @attrs.frozen(kw_only=True)
 class BradleyTerry:
-    """-mean over pairs of log sigmoid(s_chosen - s_rejected); Bradley and Terry 1952, as in arXiv:2203.02155, eq. 1.
+    """-mean over pairs of log sigmoid(s_chosen - s_rejected - m).
+
+    Bradley and Terry 1952, as in arXiv:2203.02155, eq. 1. m is the margin of the pair, 0 or more (Llama 2,
+    arXiv:2307.09288, eq. 2), which stands as a reward in the chosen row.
 
     Rows 2i and 2i + 1 are the chosen and the rejected chat of a pair, and stay in one micro-batch. One token of each
     row is selected, and the value in its place is the score of all before it.
@@ -52,7 +55,8 @@ class BradleyTerry:
         """
         assert batch.loss_weights is not None
         chosen, rejected = pair_scores(values)
-        loss = -(logsigmoid(chosen - rejected) * batch.loss_weights.sum(1)[0::2]).sum()
+        losses = preference_loss(chosen, rejected, pair_margins(batch))
+        loss = (losses * batch.loss_weights.sum(1)[0::2]).sum()
         margins = (chosen - rejected).detach()
         numbers = {
             "accuracy": (margins > 0).float(),
@@ -71,7 +75,12 @@ def pair_scores(values: Tensor) -> tuple[Tensor, Tensor]:
     return scores[0::2], scores[1::2]
 
 
-def preference_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+def pair_margins(batch: TrainingBatch) -> Tensor:
+    """(B / 2,): by how much the chosen row of each pair should score more."""
+    return batch.rewards.sum(1)[0::2]
+
+
+def preference_loss(chosen: Tensor, rejected: Tensor, margins: Tensor) -> Tensor:
     """The loss of each pair, (N,) in nats."""
-    losses: Tensor = -logsigmoid(chosen - rejected)
+    losses: Tensor = -logsigmoid(chosen - rejected - margins)
     return losses

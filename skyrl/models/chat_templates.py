@@ -6,6 +6,7 @@ A template is a program. It runs in transformers' sandbox, which refuses what re
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,22 +66,43 @@ BUILT_IN: Mapping[str, str] = {
 }
 """Qwen3's format: with the thoughts of every answer, or with those of the last alone, as Qwen3 is used."""
 
-_PATH = "generator.chat_template.name_or_path"
 
-
-def with_template(tokenizer: Any, config: ChatTemplateConfig) -> Any:
+def with_template(tokenizer: Any, config: ChatTemplateConfig, path: str = "generator.chat_template") -> Any:
     """A tokenizer that writes chats with the configured template; the same one where none is configured.
+
+    `path` is the dotted path of the configuration, for messages.
 
     Raises `ConfigError` for a name that is not built in, and for a file that cannot be read, is too large, or is no
     template that the sandbox takes.
     """
-    text = _text(config)
-    if text is None:
-        return tokenizer
-    changed = copy.copy(tokenizer)
-    changed.chat_template = text
-    _refuse_broken(changed, str(config.name_or_path))
+    try:
+        text = _text(config)
+        if text is None:
+            return tokenizer
+        changed = copy.copy(tokenizer)
+        changed.chat_template = text
+        _refuse_broken(changed, str(config.name_or_path))
+    except _Unusable as error:
+        raise ConfigError([Problem(path=f"{path}.name_or_path", message=str(error))]) from error
     return changed
+
+
+def with_defaults(template: str, arguments: Mapping[str, Any]) -> str:
+    """The template, in which variables have these values where the caller gives none."""
+    lines = (
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif %}}"
+        for name, value in arguments.items()
+    )
+    return "".join(lines) + template
+
+
+def _literal(value: Any) -> str:
+    """As Jinja writes it; its literals are those of Python."""
+    return repr(json.loads(json.dumps(value, default=dict)))
+
+
+class _Unusable(Exception):
+    """A template that cannot be used, and why."""
 
 
 def _text(config: ChatTemplateConfig) -> str | None:
@@ -90,7 +112,7 @@ def _text(config: ChatTemplateConfig) -> str | None:
     if config.source == "file":
         return _read(Path(name).expanduser())
     if name not in BUILT_IN:
-        raise _refusal(f"no template {name!r} is built in; there are {', '.join(BUILT_IN)}")
+        raise _Unusable(f"no template {name!r} is built in; there are {', '.join(BUILT_IN)}")
     return BUILT_IN[name]
 
 
@@ -99,13 +121,13 @@ def _read(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
     except OSError as error:
-        raise _refusal(f"the chat template {path} cannot be read: {error.strerror}") from error
+        raise _Unusable(f"the chat template {path} cannot be read: {error.strerror}") from error
     if len(content) > LARGEST_FILE:
-        raise _refusal(f"{path} has more than {LARGEST_FILE} bytes, which no chat template needs")
+        raise _Unusable(f"{path} has more than {LARGEST_FILE} bytes, which no chat template needs")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise _refusal(f"{path} is not UTF-8 text") from error
+        raise _Unusable(f"{path} is not UTF-8 text") from error
 
 
 def _refuse_broken(tokenizer: Any, name: str) -> None:
@@ -114,12 +136,8 @@ def _refuse_broken(tokenizer: Any, name: str) -> None:
     try:
         tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
     except TemplateSyntaxError as error:
-        raise _refusal(f"{name}, line {error.lineno} is not a Jinja template: {error.message}") from error
+        raise _Unusable(f"{name}, line {error.lineno} is not a Jinja template: {error.message}") from error
     except SecurityError as error:
-        raise _refusal(f"{name} does what the sandbox of chat templates forbids: {error}") from error
+        raise _Unusable(f"{name} does what the sandbox of chat templates forbids: {error}") from error
     except Exception:  # noqa: BLE001 - it may want other messages, and is asked again with those of the data
         pass
-
-
-def _refusal(message: str) -> ConfigError:
-    return ConfigError([Problem(path=_PATH, message=message)])

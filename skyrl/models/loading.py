@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar
 
@@ -75,6 +75,21 @@ def max_positions(path: str) -> int | None:
     """How many tokens a sequence may have, from the model's configuration; None if it names no bound."""
     positions: int | None = getattr(load_config(path).get_text_config(), "max_position_embeddings", None)
     return positions
+
+
+def generation_ends(path: str) -> tuple[int, ...]:
+    """Tokens at which the model's generation stops, by its generation settings or else its configuration."""
+    try:
+        ends = end_tokens(GenerationConfig.from_pretrained(model_source(path)))
+    except OSError:  # there is no such file
+        ends = ()
+    return ends or end_tokens(load_config(path).get_text_config())
+
+
+def end_tokens(config: Any) -> tuple[int, ...]:
+    """End-of-sequence tokens of one of transformers' configurations, which has one, several or none."""
+    found = getattr(config, "eos_token_id", None)
+    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
 
 
 def refuse_small_vocabulary(path: str, tokenizer: Any) -> None:

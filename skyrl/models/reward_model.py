@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 from transformers.utils.logging import disable_progress_bar
 
+from skyrl.chats.masks import ChatMasks
 from skyrl.errors import DataError, ModelError
 from skyrl.models.failures import model_error
 from skyrl.models.loading import load_config, load_tokenizer, max_positions, model_source
@@ -31,11 +32,14 @@ class RewardModelExport:
 
     use_fast_tokenizer: bool = True
     folder: Path
+    chat_template: str | None = None
+    """The template that the model was trained with, its variables included. None: that of its tokenizer."""
 
     def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """All of `weights`, gathered in the memory of the host. Raises `RunError` if the disk does not take it."""
         gathered = {name: weight.detach().to("cpu", copy=True) for name, weight in weights}
         tokenizer = load_tokenizer(self.like, use_fast=self.use_fast_tokenizer)
+        tokenizer.chat_template = self.chat_template or tokenizer.chat_template
         config = load_config(self.like)
         config.num_labels = 1
         config.get_text_config().pad_token_id = tokenizer.pad_token_id
@@ -52,7 +56,7 @@ class RewardModel:
         """`path` is a folder or a hub name of a sequence classifier with one label. Raises `ModelError`."""
         disable_progress_bar()
         source = model_source(path)
-        self._tokenizer = load_tokenizer(path)
+        self._masks = ChatMasks(load_tokenizer(path))
         try:
             loaded: Any = AutoModelForSequenceClassification.from_pretrained(
                 source, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, output_loading_info=True
@@ -70,12 +74,11 @@ class RewardModel:
         self._lock = threading.Lock()
 
     def tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """A chat as it is scored. Raises `DataError`."""
-        try:
-            text = self._tokenizer.apply_chat_template([dict(each) for each in messages], tokenize=False)
-        except Exception as error:  # a template is a program of the model's author: it may raise anything
-            raise DataError(f"the chat template of the reward model refuses a chat: {error}") from error
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        """The tokens that a chat is scored by: those that training has of it, up to its last assistant message.
+
+        What the chat template leaves out of an answer is not scored. Raises `DataError`.
+        """
+        ids: list[int] = self._masks(messages, allow_dropped=True)[0].tolist()
         if not ids or (self._most is not None and len(ids) > self._most):
             raise DataError(f"a chat has {len(ids)} tokens, and the reward model takes 1 to {self._most}")
         return ids

@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import RunError
-from skyrl.models.loading import load_tokenizer, model_source
+from skyrl.models.loading import generation_ends, load_tokenizer, model_source
 from skyrl.models.lora import adapter_settings
 from skyrl.models.meta_model import causal_lm_skeleton
 
@@ -32,6 +32,11 @@ class Export:
 
     use_fast_tokenizer: bool = True
     folder: Path
+    chat_template: str | None = None
+    """The template that the model was trained with. None: that of its tokenizer."""
+
+    turn_end: int | None = None
+    """A token that ends the turns that were learned; generation stops at it, too. None: no other than before."""
 
     def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """All of `weights`, gathered in the memory of the host; see `save_pretrained`."""
@@ -39,7 +44,12 @@ class Export:
         model = causal_lm_skeleton(self.like, attention="sdpa")
         with suppress(OSError):  # a model without such a file has the defaults of its architecture
             model.generation_config = GenerationConfig.from_pretrained(model_source(self.like))
-        save_pretrained(gathered, model, load_tokenizer(self.like, use_fast=self.use_fast_tokenizer), self.folder)
+        if self.turn_end is not None:
+            ends = generation_ends(self.like)
+            model.generation_config.eos_token_id = [*ends, *({self.turn_end} - {*ends})]
+        tokenizer = load_tokenizer(self.like, use_fast=self.use_fast_tokenizer)
+        tokenizer.chat_template = self.chat_template or tokenizer.chat_template
+        save_pretrained(gathered, model, tokenizer, self.folder)
 
 
 @frozen(kw_only=True)

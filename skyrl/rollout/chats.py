@@ -17,16 +17,16 @@ from typing import Any, Protocol
 
 from attrs import evolve, frozen
 
+from skyrl.chats.ends import ANSWER, ANSWERED, ASKED, TurnEnds
+from skyrl.chats.text import text_tokens
 from skyrl.config import GeneratorConfig
 from skyrl.errors import DataError
 from skyrl.inference.engine import Completion
 from skyrl.rollout.rendering import Message, Spelled, Template
 from skyrl.rollout.transcript import Transcript
 
-ANSWER = "skyrl-answer-5e0f"
-"""Stands for the sampled turn in the fixed conversation; what a template writes after it closes the turn."""
-
-FIXED: tuple[Message, ...] = ({"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER})
+FIXED: tuple[Message, ...] = (ASKED, ANSWERED)
+"""What a template writes behind the answer of this conversation closes the turn."""
 
 
 @frozen(kw_only=True)
@@ -66,8 +66,8 @@ class MessageChat:
     def go_on(self, transcript: Transcript, turn: Turn) -> Transcript:
         between, completion = self.between(turn.observations, turn.tools), turn.completion
         ended = bool(completion.token_ids) and completion.token_ids[-1] in self._special
-        if ended and between[:1] == completion.token_ids[-1:]:
-            between = between[1:]  # the policy wrote the end itself
+        if ended and completion.token_ids[-1] in between[: self._end_length]:
+            between = between[between.index(completion.token_ids[-1]) + 1 :]  # the policy wrote the end itself
         elif not ended and completion.stop_reason == "stop" and not self._closes_stopped_turns:
             between = between[1:] if between[:1] and between[0] in self._special else between
         transcript.place(between)
@@ -87,6 +87,12 @@ class MessageChat:
                 "tokens: set generator.use_conversation_multi_turn = false, or take another template"
             )
         return ids
+
+    @cached_property
+    def _end_length(self) -> int:
+        """Tokens that the template ends a turn with, at least 1: the header of the next turn may be what ends it."""
+        ends = TurnEnds.of(self._tokenizer, self._template.arguments)
+        return max(1, len(text_tokens(self._tokenizer, ends.end)))
 
     @cached_property
     def _special(self) -> frozenset[int]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from skyrl.data.chat_text import chat_text
-from skyrl.errors import DataError, TextError
+from skyrl.chats.text import chat_text, text_tokens
+from skyrl.errors import DataError
 
 Message = Mapping[str, Any]
 
@@ -108,9 +108,4 @@ class Template:
 
 def _encode(tokenizer: Any, text: str, **options: Any) -> tuple[int, ...]:
     """Raises `TextError`."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        around = text[max(0, error.start - 20) : error.end + 20]
-        raise TextError(f"the text {around!r} holds a lone surrogate, which no tokenizer takes") from error
-    return tuple(tokenizer.encode(text, add_special_tokens=False, **options))
+    return tuple(text_tokens(tokenizer, text, **options))

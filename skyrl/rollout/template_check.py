@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from attrs import evolve, frozen
 
+from skyrl.chats.ends import ANSWER
 from skyrl.config import GeneratorConfig
 from skyrl.errors import DataError
-from skyrl.rollout.chats import ANSWER, FIXED
+from skyrl.rollout.chats import FIXED
 from skyrl.rollout.rendering import Message, Template
 
 _ASKED: Message = {"role": "user", "content": "What is 2+2?"}

@@ -49,12 +49,29 @@ class SupervisedSession(RunSession):
         for name, dataset in {"training": experiment.train_dataset, **experiment.eval_datasets}.items():
             if dataset.too_long:
                 say(f"{dataset.too_long} {name} rows are longer than {experiment.max_length} tokens and left out")
+            if dataset.cut:
+                say(f"{dataset.cut} {name} rows are longer than {experiment.max_length} tokens, and were cut")
             if dataset.bad_rows:
                 say(f"{len(dataset.bad_rows)} {name} rows are bad and left out; the first: {dataset.bad_rows[0]}")
+        self._look_at_ends()
         rest = len(experiment.train_dataset) % experiment.cfg.batch_size
         if rest:
             say(f"{rest} training rows do not fill a batch and are left out of each epoch")
         return None
+
+    def _look_at_ends(self) -> None:
+        """Whether whoever samples from the trained model stops where its turns end."""
+        experiment = self._run_of_rows
+        match experiment.train_dataset.turn_end:
+            case (end, None):
+                say(
+                    f"the chat template ends turns with the text {end!r}, which is no token: stop sampling at this text"
+                )
+            case (end, token) if token == experiment.turn_end:
+                say(
+                    f"the chat template ends turns with {end!r} (token {token}), at which the model's generation does "
+                    "not stop: the exported generation_config.json gets it as one more eos_token_id"
+                )
 
     async def _finish(self) -> None:
         """What a run leaves: the model."""

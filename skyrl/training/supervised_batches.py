@@ -23,7 +23,8 @@ def collate_supervised(rows: Sequence[SupervisedRow]) -> TrainingBatch:
 
 def collate_pairs(rows: Sequence[PreferenceRow], *, share_prompts: bool = True) -> TrainingBatch:
     """Two rows for each pair, chosen and rejected, each with one more token, which is selected: its value is that of
-    the chat before it. With `share_prompts`, what both begin with is marked as their prompt.
+    the chat before it. With `share_prompts`, what both begin with is marked as their prompt. The margin of a pair is
+    the reward of the selected token of its chosen row.
     """
     sequences = [np.append(ids, 0) for row in rows for ids in (row.chosen, row.rejected)]
     lengths = [len(sequence) for sequence in sequences]
@@ -31,7 +32,9 @@ def collate_pairs(rows: Sequence[PreferenceRow], *, share_prompts: bool = True) 
     shared = [common_beginning(row.chosen, row.rejected) if share_prompts else 0 for row in rows for _ in range(2)]
     answers = [length - prompt for length, prompt in zip(lengths, shared, strict=True)]
     groups = [pair for pair in range(len(rows)) for _ in range(2)]
-    return _batch(_padded(sequences), _padded(mask), lengths, groups, answers)
+    batch = _batch(_padded(sequences), _padded(mask), lengths, groups, answers)
+    margins = torch.tensor([margin for row in rows for margin in (row.margin, 0.0)])
+    return batch.given(rewards=batch.loss_mask * margins[:, None]) if margins.any() else batch
 
 
 def common_beginning(one: NDArray[Any], other: NDArray[Any]) -> int:

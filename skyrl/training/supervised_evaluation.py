@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.learners.supervised import pair_scores, preference_loss
+from skyrl.learners.supervised import pair_margins, pair_scores, preference_loss
 
 MOST_PERPLEXITY = math.log(1e30)
 """Nats above which a perplexity is not written as a number that helps anybody."""
@@ -68,7 +68,7 @@ def preferences(values: Tensor, batch: TrainingBatch) -> Sums:
     chosen, rejected = pair_scores(torch.where(batch.loss_mask, values, 0.0))
     pairs = float(len(chosen))
     return {
-        "loss": (preference_loss(chosen, rejected).double().sum().item(), pairs),
+        "loss": (preference_loss(chosen, rejected, pair_margins(batch)).double().sum().item(), pairs),
         "accuracy": ((chosen > rejected).double().sum().item(), pairs),
         "margin": ((chosen - rejected).double().sum().item(), pairs),
     }

@@ -53,3 +53,22 @@ def test_a_folder_without_data_is_refused(tmp_path: Path) -> None:
 def test_a_name_of_too_many_parts_is_refused() -> None:
     with pytest.raises(DataError, match="`name`, `name:split` or `name:configuration:split`"):
         read_rows("owner/name:a:b:c")
+
+
+def test_a_split_of_a_stored_dataset_is_the_one_that_is_named(tmp_path: Path) -> None:
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "one"))
+    with pytest.raises(DataError, match="there is no split 'test'; it has train"):
+        read_rows(f"{tmp_path / 'one'}:test")
+    assert read_rows(f"{tmp_path / 'one'}:train") == ROWS
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_split_may_be_sliced(tmp_path: Path, stored: bool) -> None:
+    folder = tmp_path / "letters"
+    if stored:
+        datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}).save_to_disk(str(folder))
+    else:
+        folder.mkdir()
+        (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    assert read_rows(f"{folder}:train[:1]") == ROWS[:1]
+    assert read_rows(f"{folder}:train[50%:]") == ROWS[1:]

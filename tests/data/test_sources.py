@@ -116,7 +116,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_a_source_that_is_nothing_known_says_what_there_is() -> None:
     with pytest.raises(DataError, match="neither a .parquet"):
-        read_rows("data.csv")
+        read_rows("data.xml")
 
 
 def test_questions_and_answers_become_prompts_with_a_ground_truth(tmp_path: Path) -> None:
@@ -193,3 +193,15 @@ def test_the_fingerprint_is_that_of_the_content(tmp_path: Path) -> None:
     assert one.fingerprint == prompts_of(parquet(tmp_path, [row])).fingerprint
     row["reward_spec"] = {"ground_truth": "6"}
     assert one.fingerprint != prompts_of(jsonl(tmp_path, json.dumps(row))).fingerprint
+
+
+def test_a_prompt_that_moved_between_sources_is_another_data_set(tmp_path: Path) -> None:
+    row = json.dumps({"prompt": CHAT}) + "\n"
+    files = []
+    for name, count in (("a", 1), ("b", 3), ("c", 2), ("d", 2)):
+        (tmp_path / f"{name}.jsonl").write_text(row * count, encoding="utf-8")
+        files.append(str(tmp_path / f"{name}.jsonl"))
+    one, two = (
+        load_prompts(pair, Letters(), env_class="gsm8k", max_prompt_length=9) for pair in (files[:2], files[2:])
+    )
+    assert one.fingerprint != two.fingerprint

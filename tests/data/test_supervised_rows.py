@@ -7,12 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from skyrl.chats.examples import ADD
 from skyrl.config import RewardModelConfig, SFTConfig
 from skyrl.data.supervised_rows import Rows, load_preferences, load_supervised
 from skyrl.errors import DataError
+from tests.chats.corpus import tokenizer_of
 from tests.rollout.chats import chat_tokenizer
+from tests.supervised_run import write
 
 TOKENIZER = chat_tokenizer()
 
@@ -80,7 +85,18 @@ def test_tokenized_rows_are_taken_as_they_are_but_for_the_first_token_which_noth
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ({"text": "hi"}, "it has neither messages"),
+        ({"words": "hi"}, "it has neither messages"),
+        ({"text": "what?", "images": [{"bytes": "x"}]}, "it has images, and this version trains on text alone"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a part of type 'image'"),
+        ({"messages": '[{"role": '}, "messages is not JSON"),
+        ({"conversations": [{"from": "alien", "value": "x"}]}, "a turn in conversations is from 'alien'"),
+        ({"prompt": "a", "completion": [{"role": "assistant", "content": "b"}]}, "not both texts, nor both lists"),
+        ({"prompt": "a", "completion": "\ud800"}, "lone surrogate"),
+        (
+            {"messages": [{"role": "user", "content": "a\udfff"}, {"role": "assistant", "content": "b"}]},
+            "lone surrogate",
+        ),
+        ({"input_ids": [5, 6], "attention_mask": [1, 2]}, "attention_mask has other numbers than 0 and 1"),
         ({"messages": [{"role": "user", "content": "hi"}]}, "no message is an assistant's"),
         ({"messages": "hi"}, "not a list of messages"),
         ({"input_ids": [5, 6], "labels": [6, 7]}, "labels are neither input_ids nor -100"),
@@ -107,7 +123,7 @@ def test_longer_rows_are_left_out_or_cut(tmp_path: Path) -> None:
     rows = [{"input_ids": [5, 6]}, {"input_ids": list(range(1, 9))}]
     assert (load(tmp_path, rows, 4).too_long, len(load(tmp_path, rows, 4))) == (1, 1)
     cut = load(tmp_path, rows, 4, too_long="truncate")
-    assert cut.rows[1].token_ids.tolist() == [1, 2, 3, 4] and cut.too_long == 0
+    assert cut.rows[1].token_ids.tolist() == [1, 2, 3, 4] and (cut.too_long, cut.cut) == (0, 1)
 
 
 def test_pairs_are_answers_to_a_prompt_or_whole_chats(tmp_path: Path) -> None:
@@ -127,3 +143,124 @@ def test_a_pair_without_one_side_is_told_its_columns(tmp_path: Path) -> None:
     file.write_text(json.dumps({"prompt": "q", "chosen": "x"}) + "\n", encoding="utf-8")
     with pytest.raises(DataError, match="row 0: it has no rejected .*; its columns are prompt, chosen"):
         load_preferences((str(file),), TOKENIZER, RewardModelConfig(), 1000)
+
+
+CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": json.dumps(CHAT)},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, CHAT[1]]},
+        {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}]},
+        {"conversations": CHAT},
+        {"prompt": CHAT[:1], "completion": CHAT[1:]},
+        {"instruction": "hi", "input": "", "output": "yo"},
+    ],
+)
+def test_the_same_chat_has_the_same_tokens_in_every_form(tmp_path: Path, row: Mapping[str, Any]) -> None:
+    assert said(load(tmp_path, [row])) == said(load(tmp_path, [{"messages": CHAT}]))
+
+
+def test_a_completion_is_learned_and_the_answers_before_it_are_not(tmp_path: Path) -> None:
+    prompt = [*CHAT, {"role": "user", "content": "more"}]
+    row = {"prompt": prompt, "completion": [{"role": "assistant", "content": "yes"}]}
+    [(_, learned)] = said(load(tmp_path, [row], train_on_what="all_assistant_messages"))
+    assert learned == "yes<|im_end|>"
+
+
+def test_plain_text_is_learned_without_a_template(tmp_path: Path) -> None:
+    rows = load(tmp_path, [{"prompt": "2+2=", "completion": "4"}, {"text": "ab<|im_end|>"}])
+    assert said(rows) == [("2+2=4<|im_end|>", "4<|im_end|>"), ("ab<|im_end|>", "b<|im_end|>")]
+
+
+def test_a_call_of_sharegpt_is_a_call(tmp_path: Path) -> None:
+    turns = [
+        {"from": "human", "value": "?"},
+        {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 2}}'},
+        {"from": "observation", "value": "4"},
+        {"from": "gpt", "value": "four"},
+    ]
+    file = write(tmp_path / "rows.jsonl", [{"conversations": turns}])
+    run = SFTConfig(train_on_what="all_assistant_messages")
+    (row,) = load_supervised((file,), tokenizer_of("chatml"), run, 1000).rows
+    learned = tokenizer_of("chatml").decode(row.token_ids[row.loss_mask])
+    assert learned == '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call><|im_end|>four<|im_end|>'
+
+
+def test_the_nulls_of_a_table_are_nothing_that_a_call_or_a_tool_says(tmp_path: Path) -> None:
+    """A column of a table has one type: the arguments of each call have the names of all calls."""
+    calls = [{"name": "add", "arguments": {"a": 2, "b": 2, "city": None}}, {"name": "see", "arguments": {"city": "X"}}]
+    chats = [[CHAT[0], {"role": "assistant", "content": None, "tool_calls": [{"function": each}]}] for each in calls]
+    tools = [{"function": {"name": name, "enum": [None]}} for name in ("add", "see")]
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist([{"messages": chat, "tools": tools} for chat in chats]), file)
+    one, two = load_supervised((str(file),), tokenizer_of("chatml"), SFTConfig(), 1000).rows
+    assert '"arguments": {"a": 2, "b": 2}}' in tokenizer_of("chatml").decode(one.token_ids)
+    assert '"arguments": {"city": "X"}}' in tokenizer_of("chatml").decode(two.token_ids)
+
+
+def test_the_nulls_of_json_lines_are_what_a_call_says(tmp_path: Path) -> None:
+    call = {"function": {"name": "see", "arguments": {"city": None}}}
+    chat = [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [call]}]
+    file = write(tmp_path / "rows.jsonl", [{"messages": chat}])
+    (row,) = load_supervised((file,), tokenizer_of("chatml"), SFTConfig(), 1000).rows
+    assert '{"name": "see", "arguments": {"city": null}}' in tokenizer_of("chatml").decode(row.token_ids)
+
+
+@pytest.mark.parametrize("name", ["loss_mask", "assistant_masks", "completion_mask"])
+def test_masks_of_tokenized_rows_are_kept_and_padding_is_left_out(tmp_path: Path, name: str) -> None:
+    row = {"input_ids": [5, 6, 7, 0, 0], "attention_mask": [1, 1, 1, 0, 0], name: [0, 0, 1, 1, 1]}
+    (found,) = load(tmp_path, [row]).rows
+    assert found.token_ids.tolist() == [5, 6, 7] and found.loss_mask.tolist() == [False, False, True]
+
+
+def test_a_csv_file_is_rows_of_text(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text('instruction,input,output\nSort.,"b\na",ab\nSay.,,x\n', encoding="utf-8")
+    rows = load_supervised((str(file),), TOKENIZER, SFTConfig(), 1000)
+    assert "Sort.\n\nb\na<|im_end|>" in said(rows)[0][0] and "Say.<|im_end|>" in said(rows)[1][0]
+    file.write_text("instruction,output\na,b\nc\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"rows.csv:3 has more or fewer cells"):
+        load_supervised((str(file),), TOKENIZER, SFTConfig(), 1000)
+
+
+def test_a_row_that_moved_between_sources_is_another_data_set(tmp_path: Path) -> None:
+    files = [
+        write(tmp_path / f"{name}.jsonl", [{"input_ids": [5, 6]}] * count)
+        for name, count in zip("abcd", (1, 3, 2, 2), strict=True)
+    ]
+    one, two = (load_supervised(pair, TOKENIZER, SFTConfig(), 9) for pair in (files[:2], files[2:]))
+    assert (one.sizes, two.sizes) == ((1, 3), (2, 2)) and one.fingerprint != two.fingerprint
+
+
+def test_thoughts_that_are_left_out_are_accepted_where_the_row_says_so(tmp_path: Path) -> None:
+    row = {"messages": [CHAT[0], {**CHAT[1], "reasoning_content": "hm"}]}
+    with pytest.raises(DataError, match="row 0: the chat template leaves out the thoughts"):
+        load(tmp_path, [row])
+    assert said(load(tmp_path, [{**row, "allow_dropped_content": True}]))[0][1] == "yo<|im_end|>"
+
+
+PAIR = {"chosen": [CHAT[0], CHAT[1]], "rejected": [CHAT[0], {"role": "assistant", "content": "no"}]}
+
+
+def texts_of_pairs(folder: Path, row: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+    file = write(folder / "pairs.jsonl", [dict(row)])
+    rows = load_preferences((file,), tokenizer_of("chatml"), RewardModelConfig(), 1000).rows
+    decode = tokenizer_of("chatml").decode
+    return [(decode(each.chosen), decode(each.rejected), each.margin) for each in rows]
+
+
+def test_ultrafeedbacks_pairs_ask_once(tmp_path: Path) -> None:
+    assert texts_of_pairs(tmp_path, {"prompt": "hi", **PAIR}) == texts_of_pairs(tmp_path, PAIR)
+    with pytest.raises(DataError, match="chosen begins with a message of user, and not with the prompt"):
+        texts_of_pairs(tmp_path, {"prompt": "other", **PAIR})
+
+
+def test_pairs_have_their_system_message_tools_and_margin(tmp_path: Path) -> None:
+    row = {"prompt": "q", "chosen": "x", "rejected": "y", "system": "be short", "tools": [ADD], "margin": 0.5}
+    [(chosen, rejected, margin)] = texts_of_pairs(tmp_path, row)
+    assert all("be short" in text and '"name": "add"' in text for text in (chosen, rejected)) and margin == 0.5
+    with pytest.raises(DataError, match="margin is -1, not a number from 0"):
+        texts_of_pairs(tmp_path, {**row, "margin": -1})

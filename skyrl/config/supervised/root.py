@@ -4,18 +4,20 @@
 for models, optimizers and sharding, and have the names of SkyRL's `SFTConfig` where they mean the same.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.deepspeed import DeepSpeedConfig
 from skyrl.config.entry import RunConfig
 from skyrl.config.faults import FaultsConfig
+from skyrl.config.generator import ChatTemplateConfig
 from skyrl.config.intervals import Interval, interval
 from skyrl.config.learners import CriticConfig, FSDPConfig, OptimizerConfig, PolicyConfig
 from skyrl.config.models import ModelConfig
 from skyrl.config.placement import PlacementConfig
 from skyrl.config.trainer import TrainerConfig
-from skyrl.tree import FREE, IDENTITY, field, frozen
+from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
 from skyrl.tree.units import Seconds
 from skyrl.tree.validators import (
     non_negative,
@@ -165,6 +167,18 @@ class SupervisedConfig(RunConfig):
     disable_fast_tokenizer: bool = False
     """Use the tokenizer written in Python."""
 
+    chat_template: ChatTemplateConfig = ChatTemplateConfig()
+    """A chat template in place of the tokenizer's; the trained model is stored with it."""
+
+    chat_template_kwargs: Mapping[str, Any] = FrozenDict()
+    """Variables for the chat template, such as `enable_thinking`."""
+
+    tools_key: str = "tools"
+    """Column of the tools that the template shows, as a list of JSON schemas or its text; rows may do without."""
+
+    system_key: str = "system"
+    """Column of a system message that is put before a chat that has none; rows may do without."""
+
     seed: int = field(default=42, validator=non_negative, metadata=IDENTITY)
     """Every random choice follows from it."""
 
@@ -307,15 +321,8 @@ class SFTConfig(SupervisedConfig):
     """Which messages are learned; what the template writes behind them to end them, too."""
 
     messages_key: str = "messages"
-    """Column of the chat: a list of messages with `role` and `content`. A row without it may have `instruction`,
-    `input` and `output` (Alpaca), or be tokenized already: `input_ids` with `labels`, in which -100 marks what is not
-    learned, or with `loss_mask`."""
-
-    tools_key: str = "tools"
-    """Column of the tools that the template shows, as a list of JSON schemas or its text; rows may do without."""
-
-    system_key: str = "system"
-    """Column of a system message that is put before a chat that has none; rows may do without."""
+    """Column of the chat: a list of messages with `role` and `content`, or its JSON text. Rows without it may have
+    another of the forms in `docs/sft.md`."""
 
 
 @frozen
@@ -333,6 +340,10 @@ class RewardModelConfig(SupervisedConfig):
 
     prompt_key: str = "prompt"
     """Column of the chat, or of the user's text, before both answers. A row without it has whole chats."""
+
+    margin_key: str = "margin"
+    """Column of a number from 0: by how much the better chat should score more (Llama 2, arXiv:2307.09288, eq. 2).
+    Rows may do without."""
 
     @property
     def rows_of_an_item(self) -> int:

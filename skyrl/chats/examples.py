@@ -1,0 +1,81 @@
+"""Chats of nine forms, to see what a chat template makes of each and what is learned of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from skyrl.chats.masks import ChatMasks
+from skyrl.chats.view import marked_text
+from skyrl.errors import DataError
+
+
+def user(text: str) -> dict[str, Any]:
+    """A question."""
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str | None, **others: Any) -> dict[str, Any]:
+    """An answer."""
+    return {"role": "assistant", "content": text, **others}
+
+
+def call(number: int = 1, **arguments: Any) -> dict[str, Any]:
+    """A call of the tool `add`."""
+    return {"id": f"call0000{number}", "type": "function", "function": {"name": "add", "arguments": arguments}}
+
+
+def result(text: str) -> dict[str, Any]:
+    """What the tool gave."""
+    return {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": text}
+
+
+ADD: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}
+
+FORMS: Mapping[str, tuple[Sequence[dict[str, Any]], Sequence[Any]]] = {
+    "plain": ((user("2+2?"), assistant("Four.")), ()),
+    "system": (({"role": "system", "content": "Be short."}, user("2+2?"), assistant("Four.")), ()),
+    "multi-turn": ((user("2+2?"), assistant("Four."), user("Sure?"), assistant("Yes.")), ()),
+    "thoughts": ((user("2+2?"), assistant("<think>\nTwo and two.\n</think>\n\nFour.")), ()),
+    "tool call": ((user("2+2?"), assistant("", tool_calls=[call(a=2, b=2)])), (ADD,)),
+    "tool result": (
+        (user("2+2?"), assistant("", tool_calls=[call(a=2, b=2)]), result("4"), assistant("Four.")),
+        (ADD,),
+    ),
+    "several calls": ((user("2+2, 3+3?"), assistant("", tool_calls=[call(a=2, b=2), call(2, a=3, b=3)])), (ADD,)),
+    "empty content": ((user("2+2?"), assistant("")), ()),
+    "unicode": ((user("é 🙂?"), assistant("ü 東京\n 🙂")), ()),
+}
+"""Chats by what they have, each with its tools."""
+
+SEVERAL_ANSWERS = ("multi-turn", "tool result")
+"""Forms of which all answers are shown as learned, and the last one alone."""
+
+
+def forms_page(tokenizer: Any, arguments: Mapping[str, Any] | None = None) -> str:
+    """All forms, one below the other, each under its name."""
+    shown = shown_forms(tokenizer, arguments)
+    return "\n".join(f"===== {name}\n{text.rstrip()}\n" for name, text in shown)
+
+
+def shown_forms(tokenizer: Any, arguments: Mapping[str, Any] | None = None) -> Iterator[tuple[str, str]]:
+    """The name of each form and its text, with what is learned marked, or why the template cannot be learned with."""
+    every, last = (ChatMasks(tokenizer, all_messages=all_of_it, arguments=arguments) for all_of_it in (True, False))
+    for name, (chat, tools) in FORMS.items():
+        yield name, _shown(tokenizer, every, chat, tools)
+        if name in SEVERAL_ANSWERS:
+            yield f"{name}, last answer alone", _shown(tokenizer, last, chat, tools)
+
+
+def _shown(tokenizer: Any, masks: ChatMasks, chat: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> str:
+    try:
+        return marked_text(tokenizer, *masks(chat, tools))
+    except DataError as error:
+        return f"refused: {error}"

@@ -1,0 +1,143 @@
+"""Tokens of a chat, and which of them are learned, by the model's own chat template.
+
+What is learned of a message is what the model would have sampled in its place: it begins where the header that asks for
+an answer ends, holds everything that the message says (thoughts and tool calls included), and ends with what ends a
+turn by the template. A chat is tokenized in pieces, cut where learning begins and ends, as it is when answers are
+sampled. A template that leaves out some of what a chat says, or that writes an answer otherwise once the conversation
+continues, is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skyrl.chats.contents import dropped, dropped_tools
+from skyrl.chats.ends import TurnEnds
+from skyrl.chats.spans import Layout, Layouts
+from skyrl.chats.spellings import Spelling, spellings
+from skyrl.chats.text import Message, text_tokens
+from skyrl.errors import DataError
+
+Ids = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class ChatMasks:
+    """Turns chats into tokens and masks, with one tokenizer."""
+
+    def __init__(
+        self, tokenizer: Any, *, all_messages: bool = False, arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        """`all_messages`: learn what every assistant message says, otherwise the last one.
+
+        `arguments` are variables of the chat template, such as `enable_thinking`.
+        """
+        self._tokenizer, self._all, self._arguments = tokenizer, all_messages, dict(arguments or {})
+        self._best: dict[tuple[Spelling, ...], Spelling] = {}  # of those that differ, the one that the template takes
+
+    def __call__(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, allow_dropped: bool = False
+    ) -> tuple[Ids, Mask]:
+        """Token ids and, for each, whether it is learned; the chat ends with its last message that is learned.
+
+        A message's own `weight`, 0 or 1, says whether it is learned. `allow_dropped` takes a chat of which the template
+        leaves something out. Raises `DataError` for a chat without anything to learn, and for what the template cannot
+        write so that learning it is right.
+        """
+        learned = self._learned(messages)
+        chat = [{key: value for key, value in each.items() if key != "weight"} for each in messages[: learned[-1] + 1]]
+        refusals: list[DataError] = []
+        accepted: Layout | None = None
+        possible = tuple(spellings(chat))
+        for spelling in dict.fromkeys((self._best.get(possible, possible[0]), *possible)):
+            try:
+                layout = self._layouts(tools, spelling).of(spelling.of(chat), learned)
+            except DataError as error:
+                refusals.append(error)
+                continue
+            missing = list(_missing(chat, tools, layout))
+            if not missing:
+                self._best[possible] = spelling
+                return self._tokens(layout)
+            accepted = accepted or layout
+            refusals.append(_leaves_out(missing))
+        if accepted is not None and allow_dropped:
+            return self._tokens(accepted)
+        raise next((each for each in refusals if "leaves out" in str(each)), refusals[0])
+
+    @property
+    def turn_end(self) -> tuple[str, int | None]:
+        """What ends the turns of the chat template, and the token that it ends with; None where that is plain text."""
+        end = self._ends.end or self._tokenizer.eos_token
+        token = self._ends.added.last(end)
+        return end, text_tokens(self._tokenizer, token)[-1] if token else None
+
+    def _learned(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        said = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+        if not said:
+            raise DataError("no message is an assistant's, so that nothing can be learned")
+        usual = said if self._all else said[-1:]
+        weights = {place: _weight(messages[place], place in usual) for place in said}
+        learned = tuple(place for place in said if weights[place])
+        if not learned:
+            raise DataError("the weight of every assistant message is 0, so that nothing can be learned")
+        return learned
+
+    def _layouts(self, tools: Sequence[Any] | None, spelling: Spelling) -> Layouts:
+        shown = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        as_given = spelling.thoughts == "given"
+        return Layouts(self._tokenizer, self._ends, {**self._arguments, **shown}, continues_thoughts=as_given)
+
+    @cached_property
+    def _ends(self) -> TurnEnds:
+        return TurnEnds.of(self._tokenizer, self._arguments)
+
+    def _tokens(self, layout: Layout) -> tuple[Ids, Mask]:
+        ids: list[int] = []
+        mask: list[bool] = []
+        position = 0
+        for span in layout.spans:
+            for text, is_learned in (
+                (layout.text[position : span.start], False),
+                (layout.text[span.start : span.stop], True),
+            ):
+                piece = text_tokens(self._tokenizer, text)
+                ids += piece
+                mask += [is_learned] * len(piece)
+            position = span.stop
+        if layout.ended:
+            rest = text_tokens(self._tokenizer, layout.text[position:])
+            ids, mask = [*ids, *rest], [*mask, *[False] * len(rest)]
+        else:
+            ids, mask = [*ids, self._tokenizer.eos_token_id], [*mask, True]
+        return np.asarray(ids, dtype=np.int64), np.asarray(mask, dtype=np.bool_)
+
+
+def _weight(message: Message, usual: bool) -> bool:
+    weight = message.get("weight")
+    if weight is None:
+        return usual
+    if weight not in (0, 1):
+        raise DataError(f"the weight of a message is {weight!r}; it is learned with 1 and not with 0")
+    return bool(weight)
+
+
+def _missing(messages: Sequence[Message], tools: Sequence[Any] | None, layout: Layout) -> Iterator[str]:
+    """What the text lacks of a chat. Thoughts of messages that are not learned may be left out, as models do."""
+    learned = {span.place: layout.text[span.start : span.stop] for span in layout.spans}
+    for place, message in enumerate(messages):
+        yield from dropped(message, learned.get(place, layout.text), thoughts=place in learned)
+    yield from dropped_tools(tools or (), layout.text)
+
+
+def _leaves_out(missing: Sequence[str]) -> DataError:
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return DataError(
+        f"the chat template leaves out {', '.join(missing[:3])}{more}: take another template (chat_template), or set "
+        "allow_dropped_content in the row to train on what is left"
+    )

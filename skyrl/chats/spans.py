@@ -1,0 +1,172 @@
+"""Where answers stand in the text that a chat template writes of a conversation.
+
+The last answer stands behind the conversation before it, header included. An earlier one is looked for in a short
+window of the conversation, which begins with the answer before it, and has to stand in the whole text where the window
+has it: so each message of a long conversation is written a bounded number of times. Where a template writes windows
+otherwise, the whole conversation up to the answer is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.chats.contents import split_thoughts
+from skyrl.chats.ends import ANSWER, TurnEnds
+from skyrl.chats.text import Message, chat_text
+from skyrl.errors import DataError
+
+HEADS = ("system", "developer")
+"""Roles of the messages that a window keeps from the beginning of a conversation."""
+
+OPENED = "<think>"
+"""What the header of an answer ends with where it opens a thought."""
+
+
+@frozen
+class Span:
+    """Characters of one answer, with what ends its turn."""
+
+    place: int
+    """Number of the message."""
+
+    start: int
+    stop: int
+    """Exclusive."""
+
+
+@frozen
+class Layout:
+    """A conversation as text, and the answers in it that are learned."""
+
+    text: str
+    spans: tuple[Span, ...]
+    ended: bool
+    """Whether the template ends the last turn; where it does not, an end-of-sequence token has to."""
+
+
+@frozen
+class _Turn:
+    """A text, and where an answer stands in it."""
+
+    text: str
+    start: int
+    stop: int
+    ended: bool
+
+
+@frozen
+class Layouts:
+    """Finds answers with one tokenizer, template arguments and tools."""
+
+    tokenizer: Any
+    ends: TurnEnds
+    arguments: Mapping[str, Any]
+    continues_thoughts: bool = True
+    """Whether thoughts may stand behind a header that opens them, where the template itself leaves them out."""
+
+    def of(self, messages: Sequence[Message], learned: Sequence[int]) -> Layout:
+        """The layout of a conversation whose last message is learned, and perhaps others, in order.
+
+        Raises `DataError` for a template that does not show an answer, or that writes it otherwise afterwards.
+        """
+        final = self._turn(messages)
+        earlier = self._earlier(messages, learned[:-1], final.text) if len(learned) > 1 else ()
+        return Layout(final.text, (*earlier, Span(learned[-1], final.start, final.stop)), final.ended)
+
+    def text(self, messages: Sequence[Message], *, ask: bool = False) -> str:
+        """The conversation as the template writes it."""
+        return chat_text(self.tokenizer, messages, ask=ask, **self.arguments)
+
+    def _earlier(self, messages: Sequence[Message], learned: Sequence[int], whole: str) -> Iterator[Span]:
+        before: tuple[int, int] | None = None  # the answer before, and where it ends in the whole text
+        for place in range(learned[-1] + 1):
+            if messages[place].get("role") != "assistant":
+                continue
+            turn = self._in_window(messages, place, *before, whole) if before else None
+            turn = turn or self._turn(messages[: place + 1])
+            stays = whole.startswith(turn.text[: turn.stop])
+            if place in learned:
+                if not stays:
+                    raise _rewritten(place, turn, whole)
+                yield Span(place, turn.start, self._end_between(place, turn.stop, turn.ended, whole))
+            before = (place, turn.stop) if stays else None
+
+    def _turn(self, messages: Sequence[Message]) -> _Turn:
+        """The conversation, and where its last message stands."""
+        asked = self.text(messages[:-1], ask=True) if len(messages) > 1 else ""
+        whole = self.text(messages)
+        if asked and whole.startswith(asked):
+            start = len(asked)
+        elif self.continues_thoughts and asked.rstrip().endswith(OPENED) and split_thoughts(messages[-1])[0]:
+            whole, start = asked + _behind_an_opened_thought(messages[-1]) + self.ends.tail, len(asked)
+        else:
+            start = self._shown(messages, whole)
+        stop, ended = self.ends.place(whole)
+        if stop < start:
+            raise _hidden(len(messages) - 1)
+        return _Turn(whole, start, stop, ended)
+
+    def _shown(self, messages: Sequence[Message], whole: str) -> int:
+        """Where the content of the last message begins."""
+        marked = [*messages[:-1], {**messages[-1], "content": ANSWER}]
+        before, found, _ = self.text(marked).partition(ANSWER)
+        if not found or not whole.startswith(before):
+            raise _hidden(len(messages) - 1)
+        return len(before)
+
+    def _in_window(self, messages: Sequence[Message], place: int, before: int, at: int, whole: str) -> _Turn | None:
+        """An answer in the whole text, from that of number `before`, which ends at character `at` of it."""
+        heads = [message for message in messages[:2] if message.get("role") in HEADS]
+        users = [message for message in messages[len(heads) : before] if message.get("role") == "user"]
+        opening = [*heads, *users[-1:], messages[before]]
+        if len(opening) > before:
+            return None  # the window is the whole conversation
+        try:
+            anchor = self.text(opening)
+            turn = self._turn([*opening, *messages[before + 1 : place + 1]])
+        except DataError:  # the window is no conversation to this template
+            return None
+        end, _ = self.ends.place(anchor)
+        shown = turn.start >= end and turn.text[:end] == anchor[:end]
+        if not shown or not whole.startswith(turn.text[end : turn.stop], at):
+            return None
+        return _Turn(whole, turn.start - end + at, turn.stop - end + at, turn.ended)
+
+    def _end_between(self, place: int, stop: int, ended: bool, whole: str) -> int:
+        """Where the turn ends: with the header of the next one, if the template writes nothing else."""
+        header = "" if ended else self.ends.added.first(whole[stop : stop + 200])
+        if not ended and not header:
+            raise DataError(
+                f"the chat template writes nothing that ends message {place}, so that it would be learned without an "
+                "end: learn the last message alone (train_on_what), or take another chat_template"
+            )
+        return stop + len(header)
+
+
+def _behind_an_opened_thought(message: Message) -> str:
+    """What is sampled where the header opens the thought: the rest of it, its end, the answer."""
+    thoughts, answer = split_thoughts(message)
+    content = message.get("content") or ""
+    if thoughts in content and "</think>" in content:
+        return content.lstrip().removeprefix(OPENED).lstrip("\n")
+    return f"{thoughts.strip()}\n</think>\n\n{answer}"
+
+
+def _hidden(place: int) -> DataError:
+    return DataError(
+        f"the chat template does not show where message {place} is said: take another template (chat_template), or "
+        "rows that are tokenized already"
+    )
+
+
+def _rewritten(place: int, turn: _Turn, whole: str) -> DataError:
+    alike = next((i for i, (a, b) in enumerate(zip(turn.text, whole, strict=False)) if a != b), len(whole))
+    then, now = (text[max(0, alike - 10) : alike + 30] for text in (turn.text, whole))
+    return DataError(
+        f"the chat template writes message {place} otherwise once the conversation continues: {now!r} where the model "
+        f"would have sampled {then!r}. Learn the last message alone (train_on_what = last_assistant_message), or take "
+        "a template that keeps what was said (chat_template)"
+    )

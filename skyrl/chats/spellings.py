@@ -1,0 +1,96 @@
+"""Ways to spell the same conversation, for templates that read one of them alone.
+
+Templates differ in where they look for thoughts (in `content` between <think> and </think>, or in a field), in whether
+a call's arguments are an object or its text, and in what `content` is where nothing is said beside a call. Each of
+these says the same, so that whichever the template writes in full is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, Literal
+
+from attrs import frozen
+
+from skyrl.chats.contents import THOUGHT_FIELDS, split_thoughts
+from skyrl.chats.text import Message
+
+Thoughts = Literal["given", "reasoning_content", "thinking", "reasoning"]
+Arguments = Literal["object", "text"]
+Empty = Literal["text", "null", "absent"]
+
+
+@frozen
+class Spelling:
+    """One of them."""
+
+    thoughts: Thoughts = "given"
+    """Where thoughts stand: as the row has them, or in the field of this name."""
+
+    arguments: Arguments = "object"
+    """Whether a call's arguments are a mapping or its JSON text."""
+
+    empty: Empty = "text"
+    """`content` of an assistant's message that has none: an empty text, null, or no such key."""
+
+    def of(self, messages: Sequence[Message]) -> list[Message]:
+        """The conversation in this spelling."""
+        return [self._message(message) for message in messages]
+
+    def _message(self, message: Message) -> Message:
+        if message.get("role") != "assistant":
+            return message
+        spelled = dict(message)
+        if self.thoughts != "given":
+            thoughts, rest = split_thoughts(message)
+            if thoughts:
+                spelled = {key: value for key, value in spelled.items() if key not in THOUGHT_FIELDS}
+                spelled |= {"content": rest, self.thoughts: thoughts}
+        if not spelled.get("content"):
+            spelled.pop("content", None)
+            if self.empty != "absent":
+                spelled["content"] = "" if self.empty == "text" else None
+        if spelled.get("tool_calls"):
+            spelled["tool_calls"] = [self._call(call) for call in spelled["tool_calls"]]
+        return spelled
+
+    def _call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        if isinstance(call.get("function"), Mapping):
+            return {**call, "function": self._call(call["function"])}
+        given = call.get("arguments")
+        if self.arguments == "object" and isinstance(given, str):
+            return {**call, "arguments": _parsed(given)}
+        if self.arguments == "text" and isinstance(given, Mapping):
+            return {**call, "arguments": json.dumps(given, ensure_ascii=False)}
+        return call
+
+
+def spellings(messages: Sequence[Message]) -> Iterator[Spelling]:
+    """Those that differ for this conversation, the best first.
+
+    Thoughts that stand in `content` are tried in a field before: a template that reads the field writes thoughts as its
+    model does, and one that does not leaves them out.
+    """
+    said = [message for message in messages if message.get("role") == "assistant"]
+    thoughts: Sequence[Thoughts] = ("given",)
+    if any(split_thoughts(message)[0] for message in said):
+        inline = not any(message.get(name) for message in said for name in THOUGHT_FIELDS)
+        fields: Sequence[Thoughts] = ("reasoning_content", "thinking", "reasoning")
+        thoughts = (*fields, "given") if inline else ("given", *fields)
+    calls = any(message.get("tool_calls") for message in said)
+    arguments: Sequence[Arguments] = ("object", "text") if calls else ("object",)
+    empty: Sequence[Empty] = ("text",)
+    if any(not split_thoughts(message)[1] for message in said):
+        empty = ("text", "null", "absent")
+    yield from (Spelling(*each) for each in product(thoughts, arguments, empty))
+
+
+def _parsed(text: str) -> Any:
+    """The object that the text is as JSON; the text itself where it is none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    return found if isinstance(found, Mapping) else text

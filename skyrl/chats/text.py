@@ -1,0 +1,33 @@
+"""A conversation as a tokenizer's chat template writes it, and its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skyrl.errors import DataError, TextError
+
+Message = Mapping[str, Any]
+
+
+def chat_text(tokenizer: Any, messages: Sequence[Message], *, ask: bool, **arguments: Any) -> str:
+    """The text; `ask` adds the header of an answer. Raises `DataError`, whatever the template raises."""
+    try:
+        text: str = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=ask, tokenize=False, **arguments
+        )
+    except Exception as error:  # a template is a program of the model's author: it may raise anything
+        roles = ", ".join(str(message.get("role")) for message in messages)
+        raise DataError(f"the chat template refuses a conversation of {roles}: {error}") from error
+    return text
+
+
+def text_tokens(tokenizer: Any, text: str, **options: Any) -> list[int]:
+    """Token ids of a text that may spell special tokens. Raises `TextError` for text that is not Unicode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        around = text[max(0, error.start - 20) : error.end + 20]
+        raise TextError(f"the text {around!r} holds a lone surrogate, which no tokenizer takes") from error
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False, **options) if text else []
+    return ids

@@ -1,0 +1,20 @@
+"""A row of training as text, with the tokens that are learned marked."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from skyrl.chats.masks import Ids, Mask
+
+OPEN, CLOSE = "⟦", "⟧"
+"""Around what is learned."""
+
+
+def marked_text(tokenizer: Any, ids: Ids, mask: Mask) -> str:
+    """The text of a row, special tokens included, in which what is learned stands between ⟦ and ⟧."""
+    pieces = []
+    for learned, group in groupby(zip(ids.tolist(), mask.tolist(), strict=True), key=lambda pair: pair[1]):
+        text = tokenizer.decode([token for token, _ in group], clean_up_tokenization_spaces=False)
+        pieces.append(f"{OPEN}{text}{CLOSE}" if learned else text)
+    return "".join(pieces)

@@ -1,0 +1,24 @@
+"""`skyrl data`: a run's own data, looked at before it is trained on."""
+
+from __future__ import annotations
+
+import click
+
+from skyrl.cli.arguments import ARGUMENTS, compose_arguments
+
+
+@click.group()
+def data() -> None:
+    """Look at the data of a run."""
+
+
+@data.command()
+@ARGUMENTS
+@click.option("--row", "place", default=0, show_default=True, type=click.IntRange(0), help="Row, counted from 0.")
+@click.option("--source", default=0, show_default=True, type=click.IntRange(0), help="Training source, counted from 0.")
+def show(arguments: tuple[str, ...], place: int, source: int) -> None:
+    """Print a row as the model gets it, special tokens included, with the learned tokens between ⟦ and ⟧."""
+    run = compose_arguments(arguments).config
+    from skyrl.tools.row_view import row_page
+
+    click.echo(row_page(run, source, place))

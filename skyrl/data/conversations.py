@@ -1,0 +1,113 @@
+"""Conversations as rows carry them: OpenAI's messages, ShareGPT's turns, the JSON text of either, parts of text.
+
+Every form becomes messages with `role` and `content`. Nulls are left out, of a table's rows at any depth: a table has
+one null for what a row does not say and for what it says is null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skyrl.chats.contents import split_thoughts
+from skyrl.chats.text import Message
+from skyrl.data.sources import Row
+from skyrl.errors import DataError
+
+SHAREGPT_ROLES: Mapping[str, str] = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "model", "chatgpt", "bing", "bard", "function_call"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+    "system": "system",
+}
+"""Speakers of ShareGPT's turns, {"from": ..., "value": ...}, as roles."""
+
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+"""Columns of what is not text, and the types of such parts of a message."""
+
+
+def messages_of(given: Any, key: str) -> list[Message]:
+    """The messages of one column. Raises `DataError` for what is no conversation, and for one that is not text."""
+    given = from_json(given, key) if isinstance(given, str) and given.lstrip().startswith("[") else given
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        raise DataError(f"{key} is {short(given)}, not a list of messages such as {{'role': 'user', 'content': ...}}")
+    return [_message(each, key) for each in given]
+
+
+def tools_of(given: Any, key: str) -> Sequence[Any] | None:
+    """The tools of one column, a list or its JSON text; None without any. Raises `DataError`."""
+    given = from_json(given, key) if isinstance(given, str) and given else given
+    if given and not isinstance(given, Sequence):
+        raise DataError(f"{key} is {short(given)}, not a list of tools")
+    return given or None
+
+
+def with_system(messages: list[Message], system: Any) -> list[Message]:
+    """The conversation behind a system message of its own column, unless it has one."""
+    if isinstance(system, str) and system and messages[0].get("role") != "system":
+        return [{"role": "system", "content": system}, *messages]
+    return messages
+
+
+def refuse_media(row: Row) -> None:
+    """Raises `DataError` for a row with images, video or audio: only its text would be trained on."""
+    for name in MEDIA:
+        if row.get(name):
+            raise DataError(f"it has {name}, and this version trains on text alone: leave such rows or the column out")
+
+
+def without_nulls(value: Any) -> Any:
+    """The same without keys whose value is null, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def from_json(text: str, key: str) -> Any:
+    """What the text of a column is as JSON. Raises `DataError`."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{key} is not JSON: {error}") from None
+
+
+def short(value: Any) -> str:
+    """The value for a message of one line."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _message(given: Any, key: str) -> Message:
+    if isinstance(given, Mapping) and "role" not in given and isinstance(given.get("from"), str):
+        given = _of_sharegpt(given, key)
+    if not isinstance(given, Mapping) or not isinstance(given.get("role"), str):
+        raise DataError(f"the message {short(given)} in {key} has no role")
+    message = {name: value for name, value in given.items() if value is not None}
+    if isinstance(message.get("content"), list | tuple):
+        message["content"] = "".join(_text_of(part, key) for part in message["content"])
+    says_otherwise = message.get("tool_calls") or split_thoughts({**message, "content": ""})[0]
+    if not isinstance(message.get("content", "" if says_otherwise else None), str):
+        raise DataError(f"the message {short(given)} in {key} has no text as its content")
+    return message
+
+
+def _text_of(part: Any, key: str) -> str:
+    """The text of one part of a content that is a list."""
+    kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+    text = part.get("text") if isinstance(part, Mapping) else part
+    if kind != "text" or not isinstance(text, str):
+        raise DataError(f"a message in {key} has a part of type {kind!r}, and this version trains on text alone")
+    return text
+
+
+def _of_sharegpt(given: Mapping[str, Any], key: str) -> Message:
+    role = SHAREGPT_ROLES.get(given["from"])
+    if role is None:
+        raise DataError(f"a turn in {key} is from {given['from']!r}; known are {', '.join(SHAREGPT_ROLES)}")
+    rest = {name: value for name, value in given.items() if name not in ("from", "value")}
+    if given["from"] == "function_call":
+        calls = from_json(str(given.get("value")), key)
+        calls = calls if isinstance(calls, list) else [calls]
+        return {"role": role, "content": "", "tool_calls": [{"type": "function", "function": c} for c in calls], **rest}
+    return {"role": role, "content": given.get("value"), **rest}

@@ -1,0 +1,171 @@
+"""From one row to tokens: the forms of rows, told apart by their columns.
+
+{"messages": [{"role": ..., "content": ...}, ...], "tools": [...]}        also as its JSON text
+{"conversations": [{"from": "human", "value": ...}, ...]}                 ShareGPT
+{"instruction": ..., "input": ..., "output": ...}                         Alpaca
+{"prompt": [messages], "completion": [messages]}                          a chat, of which the completion is learned
+{"prompt": "...", "completion": "..."}, {"text": "..."}                   plain text, without a chat template
+{"input_ids": [...], "labels": [...]} or masks                            tokenized already
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from skyrl.chats.masks import ChatMasks, Ids, Mask
+from skyrl.chats.text import Message, text_tokens
+from skyrl.config import RewardModelConfig, SFTConfig
+from skyrl.data.conversations import messages_of, refuse_media, short, tools_of, with_system
+from skyrl.data.sources import Row
+from skyrl.data.tokenized import tokenized_row
+from skyrl.errors import DataError
+
+ALLOW_DROPPED = "allow_dropped_content"
+"""Column of a row that is trained on although the chat template leaves some of it out."""
+
+
+class SupervisedForms:
+    """Tokenizes rows of supervised fine-tuning, whatever their form."""
+
+    def __init__(self, tokenizer: Any, run: SFTConfig) -> None:
+        """`tokenizer` has the run's chat template."""
+        self._tokenizer, self._run, self._has_chats = tokenizer, run, False
+        learns_all = run.train_on_what == "all_assistant_messages"
+        self._masks = ChatMasks(tokenizer, all_messages=learns_all, arguments=run.chat_template_kwargs)
+
+    @property
+    def turn_end(self) -> tuple[str, int | None] | None:
+        """What ends the turns of the chats so far: see `ChatMasks`. None where there was no chat."""
+        return self._masks.turn_end if self._has_chats else None
+
+    def __call__(self, row: Row) -> tuple[Ids, Mask]:
+        """Token ids and mask. Raises `DataError`."""
+        refuse_media(row)
+        run = self._run
+        if row.get(run.messages_key) is not None:
+            return self._chat(messages_of(row[run.messages_key], run.messages_key), row)
+        if row.get("conversations") is not None:
+            return self._chat(messages_of(row["conversations"], "conversations"), row)
+        if row.get("input_ids") is not None:
+            return tokenized_row(row, len(self._tokenizer))
+        if isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str):
+            asked = "\n\n".join(filter(None, (row["instruction"], row.get("input"))))
+            return self._chat(
+                [{"role": "user", "content": asked}, {"role": "assistant", "content": row["output"]}], row
+            )
+        if row.get("prompt") is not None and row.get("completion") is not None:
+            return self._completion(row)
+        if isinstance(row.get("text"), str) and row["text"]:
+            return self._text("", row["text"])
+        raise DataError(
+            f"it has neither {run.messages_key} (messages_key), nor conversations, instruction and output, prompt and "
+            f"completion, text, or input_ids; its columns are {', '.join(map(str, row))}"
+        )
+
+    def _chat(self, messages: list[Message], row: Row) -> tuple[Ids, Mask]:
+        run = self._run
+        chat = with_system(messages, row.get(run.system_key))
+        tools = tools_of(row.get(run.tools_key), run.tools_key)
+        ids, mask = self._masks(chat, tools, allow_dropped=bool(row.get(ALLOW_DROPPED)))
+        self._has_chats = True
+        return ids, mask
+
+    def _completion(self, row: Row) -> tuple[Ids, Mask]:
+        prompt, completion = row["prompt"], row["completion"]
+        if isinstance(prompt, str) and isinstance(completion, str):
+            return self._text(prompt, completion)
+        if isinstance(prompt, str) or isinstance(completion, str):
+            raise DataError("prompt and completion are not both texts, nor both lists of messages")
+        before = [{"weight": 0, **each} for each in messages_of(prompt, "prompt")]
+        return self._chat([*before, *messages_of(completion, "completion")], row)
+
+    def _text(self, before: str, learned: str) -> tuple[Ids, Mask]:
+        """Plain text behind the tokenizer's beginning of a sequence, with an end of it."""
+        eos = self._tokenizer.eos_token_id
+        prompt = [*self._beginning(), *text_tokens(self._tokenizer, before)]
+        said = text_tokens(self._tokenizer, learned)
+        said = said if said[-1:] == [eos] else [*said, eos]
+        ids = np.asarray([*prompt, *said], dtype=np.int64)
+        return ids, np.arange(len(ids)) >= len(prompt)
+
+    def _beginning(self) -> list[int]:
+        """What the tokenizer puts before a text, such as a beginning-of-sequence token."""
+        alone = self._tokenizer.encode("a", add_special_tokens=False)
+        whole = self._tokenizer.encode("a")
+        found = [place for place in range(len(whole)) if whole[place : place + len(alone)] == alone]
+        return list(whole[: found[0]]) if found else []
+
+
+class PreferenceForms:
+    """Tokenizes pairs: whole chats, or two answers to one prompt."""
+
+    def __init__(self, tokenizer: Any, run: RewardModelConfig) -> None:
+        """`tokenizer` has the run's chat template."""
+        self._masks, self._run = ChatMasks(tokenizer, arguments=run.chat_template_kwargs), run
+
+    def __call__(self, row: Row) -> tuple[Ids, Ids, float]:
+        """Tokens of the better and of the worse chat, and the margin between them. Raises `DataError`."""
+        refuse_media(row)
+        run = self._run
+        chosen, rejected = (self._tokens(row, key) for key in (run.chosen_key, run.rejected_key))
+        if np.array_equal(chosen, rejected):
+            raise DataError(f"{run.chosen_key} and {run.rejected_key} are the same")
+        return chosen, rejected, _margin(row.get(run.margin_key), run.margin_key)
+
+    def _tokens(self, row: Row, key: str) -> Ids:
+        run = self._run
+        chat = with_system(preference_chat(row, key, run.prompt_key), row.get(run.system_key))
+        tools = tools_of(row.get(run.tools_key), run.tools_key)
+        return self._masks(chat, tools, allow_dropped=bool(row.get(ALLOW_DROPPED)))[0]
+
+
+def preference_chat(row: Row, key: str, prompt_key: str) -> list[Message]:
+    """The whole chat of one side of a pair. Raises `DataError`."""
+    if row.get(key) is None:
+        raise DataError(
+            f"it has no {key} (see chosen_key and rejected_key); its columns are {', '.join(map(str, row))}"
+        )
+    prompt, said = row.get(prompt_key), row[key]
+    before: list[Message] = []
+    if isinstance(prompt, str) and not prompt.lstrip().startswith("["):
+        before = [{"role": "user", "content": prompt}]
+    elif prompt is not None:
+        before = messages_of(prompt, prompt_key)
+    if isinstance(said, str) and not said.lstrip().startswith("[{"):
+        if not before:
+            raise DataError(f"{key} is a text and there is no {prompt_key}: give a prompt, or whole chats")
+        return [*before, {"role": "assistant", "content": said}]
+    chat = messages_of(said, key)
+    return chat if _is_whole(chat, before, key, prompt_key) else [*before, *chat]
+
+
+def _is_whole(chat: list[Message], before: list[Message], key: str, prompt_key: str) -> bool:
+    """Does the chat hold its prompt, as in UltraFeedback? Raises `DataError` where it begins with another one."""
+    if not before or chat[0].get("role") == "assistant":
+        return not before
+    asked = [each for each in before if each.get("role") != "system"]
+    held = [each for each in chat if each.get("role") != "system"][: len(asked)]
+    if [_said(each) for each in held] != [_said(each) for each in asked]:
+        raise DataError(
+            f"{key} begins with a message of {chat[0].get('role')}, and not with the {prompt_key} of the row "
+            f"({short(asked[0].get('content') if asked else None)}): give answers to the prompt, or whole chats"
+        )
+    return True
+
+
+def _said(message: Message) -> tuple[Any, str]:
+    return message.get("role"), str(message.get("content")).strip()
+
+
+def _margin(given: Any, key: str) -> float:
+    if given is None or given == "":
+        return 0.0
+    try:
+        margin = float(given)
+    except (TypeError, ValueError):
+        margin = float("nan")
+    if not 0 <= margin < float("inf"):
+        raise DataError(f"{key} is {short(given)}, not a number from 0: by how much the better chat should score more")
+    return margin

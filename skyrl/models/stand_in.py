@@ -1,0 +1,29 @@
+"""A tokenizer for a chat template that has no model: bytes, and the special tokens that the template spells."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from skyrl.config import ChatTemplateConfig
+from skyrl.models.chat_templates import with_template
+
+END = "<|endoftext|>"
+
+_SPELLED = re.compile(r"<[|\uff5c][^|\uff5c<>{}]+[|\uff5c]>|<(?:start|end)_of_turn>|\[/?INST\]|</?s>")
+"""How published templates spell their special tokens."""
+
+
+def stand_in_tokenizer(config: ChatTemplateConfig) -> Any:
+    """One token for each byte and for each special token. Raises `ConfigError` for a template that cannot be used."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE(vocab={symbol: number for number, symbol in enumerate(alphabet)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    tokenizer = with_template(PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=END), config)
+    spelled = dict.fromkeys(_SPELLED.findall(tokenizer.chat_template))
+    tokenizer.add_special_tokens({"additional_special_tokens": list(spelled)})
+    return tokenizer

@@ -1,0 +1,66 @@
+"""One row of a run's own data as the model gets it, with what is learned marked."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+from skyrl.chats.view import marked_text
+from skyrl.config import RewardModelConfig, SFTConfig
+from skyrl.config.kinds import kind_named
+from skyrl.data.conversations import without_nulls
+from skyrl.data.row_forms import PreferenceForms, SupervisedForms
+from skyrl.data.sources import BadRow, Row, in_table, iterate_rows
+from skyrl.errors import DataError
+from skyrl.tree import get_at
+
+
+def row_page(run: Any, source: int, place: int) -> str:
+    """The row of number `place` of a run's n-th source, both counted from 0, as text.
+
+    Raises `DataError` for a row that is not there, or that cannot be trained on, with the reason.
+    """
+    kind = kind_named(run.kind)
+    sources = get_at(run, kind.data)
+    if not 0 <= source < len(sources):
+        raise DataError(f"there is no source {source}: the run has {len(sources)}, counted from 0")
+    experiment: Any = kind.experiment_class()(run)
+    if run.kind == "rl":
+        return _prompt(experiment, source, place)
+    row = _row(sources[source], place)
+    try:
+        return _page(run, experiment.tokenizer, row)
+    except DataError as error:
+        raise DataError(f"{sources[source]}, row {place}: {error}") from error
+
+
+def _page(run: Any, tokenizer: Any, row: Row) -> str:
+    if isinstance(run, SFTConfig):
+        ids, mask = SupervisedForms(tokenizer, run)(row)
+        return f"{marked_text(tokenizer, ids, mask)}\n\n{len(ids)} tokens, {int(mask.sum())} of them learned"
+    assert isinstance(run, RewardModelConfig)
+    chosen, rejected, margin = PreferenceForms(tokenizer, run)(row)
+    texts = (tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (chosen, rejected))
+    sizes = f"{len(chosen)} and {len(rejected)} tokens, margin {margin:g}; the score is read at the last token of each"
+    return "\n\n".join(f"===== {name}\n{text}" for name, text in zip(("chosen", "rejected"), texts, strict=True)) + (
+        f"\n\n{sizes}"
+    )
+
+
+def _row(source: str, place: int) -> Row:
+    found = next(islice(iterate_rows(source), place, None), None)
+    if found is None:
+        raise DataError(f"{source} has no row {place}; rows are counted from 0")
+    if isinstance(found, BadRow):
+        raise DataError(found.reason)
+    row: Row = without_nulls(found) if in_table(source) else found
+    return row
+
+
+def _prompt(experiment: Any, source: int, place: int) -> str:
+    """The text of a prompt; nothing of it is learned."""
+    for prompt in experiment.train_dataset.prompts:
+        if prompt.id == f"{source}:{place}":
+            text = experiment.tokenizer.decode(prompt.token_ids, clean_up_tokenization_spaces=False)
+            return f"{text}\n\n{len(prompt.token_ids)} tokens; what is sampled behind them is learned"
+    raise DataError(f"there is no prompt of row {place} of source {source}: it is too long, bad, or not there")

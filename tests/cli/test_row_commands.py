@@ -1,0 +1,47 @@
+"""`skyrl templates show` and `skyrl data show`: what is learned, as a reader can check it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from skyrl.cli.main import cli
+from tests.chats.corpus import SHIPPED
+from tests.nano_run import overrides
+from tests.supervised_run import settings, toml_file, write
+
+
+def test_a_template_is_shown_with_what_is_learned_of_nine_forms(nano: Path) -> None:
+    shown = CliRunner().invoke(cli, ["templates", "show", str(SHIPPED["command-r7b"])])
+    assert shown.exit_code == 0, shown.output
+    assert "⟦<|START_RESPONSE|>Four.<|END_RESPONSE|><|END_OF_TURN_TOKEN|>⟧" in shown.output
+    assert shown.output.count("=====") == 11  # nine forms, two of them twice
+    of_a_model = CliRunner().invoke(cli, ["templates", "show", str(nano / "model")])
+    assert of_a_model.exit_code == 0 and "Four." in of_a_model.output.partition("⟦")[2]
+
+
+def test_a_row_of_ones_own_data_is_shown_as_it_is_learned(nano: Path, tmp_path: Path) -> None:
+    file = toml_file(tmp_path / "run.toml", settings(nano, tmp_path, "sft"))
+    shown = CliRunner().invoke(cli, ["data", "show", file, "--row", "3"])
+    assert shown.exit_code == 0, shown.output
+    learned = shown.output.partition("⟦")[2].partition("⟧")[0]
+    assert learned[:2].isupper() and f"{len(learned[: learned.index('<')]) + 1} of them learned" in shown.output
+    missing = CliRunner().invoke(cli, ["data", "show", file, "--row", "32"])
+    assert missing.exit_code == 1 and "has no row 32" in str(missing.exception or missing.output)
+
+
+def test_a_row_that_cannot_be_learned_says_why(nano: Path, tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.jsonl", [{"text": "?", "images": ["x"]}])
+    file = toml_file(tmp_path / "run.toml", settings(nano, tmp_path, "sft", train_datasets=(rows,)))
+    shown = CliRunner().invoke(cli, ["data", "show", file])
+    assert "row 0: it has images" in str(shown.exception or shown.output)
+
+
+def test_pairs_and_prompts_are_shown_too(nano: Path, tmp_path: Path) -> None:
+    file = toml_file(tmp_path / "run.toml", settings(nano, tmp_path, "reward_model"))
+    shown = CliRunner().invoke(cli, ["data", "show", file, "--row", "1"])
+    assert "===== chosen" in shown.output and "===== rejected" in shown.output and "margin 0" in shown.output
+    words = [f"{name}={value}" for name, value in overrides(nano, tmp_path).items()]
+    prompt = CliRunner().invoke(cli, ["data", "show", *words])
+    assert "what is sampled behind them is learned" in prompt.output, prompt.output
