@@ -32,7 +32,7 @@ class GSM8kEnv(Env):
         boxed = last_boxed(action) if self._equal and not reward else None
         if self._equal and boxed is not None:
             reward = float(self._equal(boxed, self.ground_truth))
-        return EnvStep(reward=reward, done=True)
+        return EnvStep(reward=reward, done=True, answer=extracted(action))
 
 
 def score(solution: str, ground_truth: str) -> float:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from skyrl.envs.env import Env, EnvStep
-from skyrl.envs.gsm8k import score
+from skyrl.envs.gsm8k import extracted, score
 from skyrl.envs.rows import ground_truth, max_turns
 
-_WELL_FORMED = re.compile(r"#### -?[0-9.,]+")
-AGAIN = "That is not the answer. Think again, and end with #### and the number."
-UNREADABLE = "No answer was found. End with #### and the number."
+THINK = "Think step by step, and end with a number that you would give as the answer, in the form #### NUMBER."
+FINISH = "This is the last turn: give the number alone, in the form #### NUMBER."
 
 
 class GSM8kMultiTurnEnv(Env):
     """Each turn: 1 if right, 0.2 / max_turns if readable but wrong, else 0. Over when right, or after `max_turns` (5).
 
-    The rule of SkyRL-Gym's gsm8k_multi_turn.
+    The rule of SkyRL-Gym's gsm8k_multi_turn. Between turns the policy is asked for its thoughts and a tentative number,
+    and before the last turn for the number alone; it is not told what is wrong.
     """
 
     def __init__(self, extras: Mapping[str, Any]) -> None:
@@ -30,11 +29,11 @@ class GSM8kMultiTurnEnv(Env):
     def step(self, action: str) -> EnvStep:
         self._turns += 1
         right = score(action, self._ground_truth) == 1.0
-        readable = _WELL_FORMED.search(action) is not None
+        answer = extracted(action)
         done = right or self._turns >= self._max_turns
-        reward = 1.0 if right else 0.2 / self._max_turns if readable else 0.0
-        told = {"role": "user", "content": AGAIN if readable else UNREADABLE}
-        return EnvStep(reward=reward, done=done, observations=() if done else (told,))
+        reward = 1.0 if right else 0.2 / self._max_turns if answer is not None else 0.0
+        told = {"role": "user", "content": THINK if self._turns + 1 < self._max_turns else FINISH}
+        return EnvStep(reward=reward, done=done, observations=() if done else (told,), answer=answer)
 
     def get_metrics(self) -> dict[str, float]:
         return {"turns": float(self._turns)}

@@ -13,28 +13,45 @@ WRONG = "That is not the product. Try again, and give it in \\boxed{}."
 
 
 class MultiplyEnv(Env):
-    r"""1 for the right number in the last `\boxed{}`, 0.5 if only the last turn of several has it, else 0.
+    r"""1 for the right number in the first `\boxed{}`, at any turn; at the last turn 0.5 for a wrong one; else 0.
 
     The rule of SkyRL's example multiply. Over when right, or after `max_turns` (5).
     """
 
     def __init__(self, extras: Mapping[str, Any]) -> None:
         super().__init__(extras)
-        self._ground_truth: str = ground_truth(extras, "multiply")
+        self._ground_truth = str(ground_truth(extras, "multiply", (str, int, float))).strip()
         self._max_turns = max_turns(extras, default=5)
         self._turns = 0
 
     def step(self, action: str) -> EnvStep:
         self._turns += 1
-        answer = last_boxed(action)
-        right = answer is not None and answer.strip() == self._ground_truth.strip()
-        last = self._turns >= self._max_turns
-        reward = 0.0 if not right else 0.5 if last and self._max_turns > 1 else 1.0
+        answer = first_boxed(action)
+        right = answer == self._ground_truth
+        done = right or self._turns >= self._max_turns
+        reward = 1.0 if right else 0.5 if done and answer is not None else 0.0
         told = {"role": "user", "content": AGAIN if answer is None else WRONG}
-        return EnvStep(reward=reward, done=right or last, observations=() if right or last else (told,))
+        return EnvStep(reward=reward, done=done, observations=() if done else (told,), answer=answer)
 
     def get_metrics(self) -> dict[str, float]:
         return {"turns": float(self._turns)}
+
+
+def first_boxed(text: str) -> str | None:
+    r"""What stands in the first `\boxed{...}` that is not empty; None if there is none.
+
+    Up to the brace that belongs to the opening one, or, where none does, up to the first that closes. Takes time linear
+    in the text.
+    """
+    begin, end = -1, -1
+    while end <= begin:
+        start = text.find("\\boxed{", begin + 1)
+        begin = start + len("\\boxed{")
+        end = text.find("}", begin)
+        if start < 0 or end < 0:
+            return None
+    closed = _closing(text, begin)
+    return text[begin : end if closed is None else closed].strip()
 
 
 def last_boxed(text: str) -> str | None:
@@ -42,9 +59,16 @@ def last_boxed(text: str) -> str | None:
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
-    depth, begin = 1, start + len("\\boxed{")
+    begin = start + len("\\boxed{")
+    end = _closing(text, begin)
+    return None if end is None else text[begin:end]
+
+
+def _closing(text: str, begin: int) -> int | None:
+    """Where the brace stands that closes the one before `begin`."""
+    depth = 1
     for place in range(begin, len(text)):
         depth += {"{": 1, "}": -1}.get(text[place], 0)
         if depth == 0:
-            return text[begin:place]
+            return place
     return None

@@ -32,6 +32,7 @@ from skyrl.envs.reward_functions import RewardFunctionEnv
 from skyrl.envs.reward_model import TOKEN_VARIABLE as REWARD_TOKEN
 from skyrl.envs.reward_model import RewardModelEnv
 from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
+from skyrl.envs.search_code import SearchCodeEnv
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.errors import TaskError
 from skyrl.processes.credentials import api_key
@@ -57,9 +58,13 @@ def _sandbox(tier: Tier | Literal["auto"], readable: Path | None = None) -> Sand
 
 _WITH_SETTINGS: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
     "code": lambda extras, gym: CodeEnv(extras, _sandbox(gym.sandbox_tier)),
+    "lcb": lambda extras, gym: CodeEnv(extras, _sandbox(gym.sandbox_tier)),
     "llm_as_a_judge": lambda extras, gym: LLMJudgeEnv(extras, gym.llm_as_a_judge, api_key("OPENAI_API_KEY")),
     "reward_model": lambda extras, gym: RewardModelEnv(extras, gym.reward_model, api_key(REWARD_TOKEN)),
     "search": lambda extras, gym: SearchEnv(extras, gym.search, api_key(TOKEN_VARIABLE)),
+    "searchcode": lambda extras, gym: SearchCodeEnv(
+        extras, gym.search, _sandbox(gym.sandbox_tier), api_key(TOKEN_VARIABLE)
+    ),
     "text2sql": lambda extras, gym: Text2SQLEnv(
         extras, gym.text2sql, _sandbox(gym.sandbox_tier, Path(gym.text2sql.db_path).expanduser().resolve())
     ),
@@ -76,7 +81,7 @@ _COMPARED: dict[str, Callable[[Mapping[str, Any], Callable[[str, str], bool]], E
 def uses_sandbox(name: str, gym: SkyRLGymConfig) -> bool:
     """Does something of this environment run in a sandbox?"""
     return (
-        name in ("code", "text2sql")
+        name in ("code", "lcb", "searchcode", "text2sql")
         or (name in _COMPARED and gym.math_equivalence)
         or (is_import_path(name) and gym.isolate_user_env)
     )

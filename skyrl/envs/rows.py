@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from skyrl.errors import TaskError
@@ -28,11 +29,26 @@ def max_turns(extras: Mapping[str, Any], default: int) -> int:
     return found
 
 
-def last_between(text: str, opening: str, closing: str) -> str | None:
-    """What stands between the last closing mark and the opening one before it; None if there is no such pair.
+def between(text: str, opening: str, closing: str) -> Iterator[str]:
+    """What stands between each opening mark and the first closing one after it, from left to right.
 
     Takes time linear in the text, whatever is written there.
     """
-    end = text.rfind(closing)
-    start = text.rfind(opening, 0, end) if end >= 0 else -1
-    return text[start + len(opening) : end] if start >= 0 else None
+    place = 0
+    while (start := text.find(opening, place)) >= 0:
+        end = text.find(closing, start + len(opening))
+        if end < 0:
+            return
+        yield text[start + len(opening) : end]
+        place = end + len(closing)
+
+
+def first_between(text: str, opening: str, closing: str) -> str | None:
+    """The first of `between`, or None."""
+    return next(between(text, opening, closing), None)
+
+
+def last_between(text: str, opening: str, closing: str) -> str | None:
+    """The last of `between`, or None."""
+    last = deque(between(text, opening, closing), maxlen=1)
+    return last[0] if last else None

@@ -17,7 +17,7 @@ from typing import Any
 from skyrl.config.environment import SearchEnvConfig
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.http_json import ServiceReply, post
-from skyrl.envs.rows import ground_truth, last_between, max_turns
+from skyrl.envs.rows import first_between, ground_truth, last_between, max_turns
 from skyrl.envs.texts import tokenizable
 
 ATTEMPTS = 10
@@ -46,9 +46,11 @@ class SearchEnv(Env):
     def step(self, action: str) -> EnvStep:
         self._turns += 1
         self._said += action
-        if "</answer>" in action or self._turns >= self._max_turns:
-            return EnvStep(reward=score(self._said, self._targets), done=True)
-        query = last_between(action, "<search>", "</search>")
+        if ("<answer>" in action and "</answer>" in action) or self._turns >= self._max_turns:
+            answer = last_between(self._said, "<answer>", "</answer>")
+            read = None if answer is None else normalized(answer)
+            return EnvStep(reward=score(self._said, self._targets), done=True, answer=read)
+        query = first_between(action, "<search>", "</search>")
         found = self._search(query) if query is not None else "Write a query between <search> and </search>."
         told = f"\n<information>{found}</information>\n"
         return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": told},))

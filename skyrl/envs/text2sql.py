@@ -4,27 +4,30 @@
     <think>...</think><solution>SELECT ...</solution>   -> the reward
 
 The reward rule of SkyRL-Gym's text2sql: -1 for an answer of another form, 1 if the solution gives the same set of rows
-as the gold query, else 0.
+as the gold query, else 0. A gold query that cannot be run is the row's fault, a failure and not a 0.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from skyrl.config.environment import Text2SQLEnvConfig
 from skyrl.envs.env import Env, EnvStep
-from skyrl.envs.rows import ground_truth, last_between, max_turns
+from skyrl.envs.rows import first_between, ground_truth, max_turns
 from skyrl.envs.texts import tokenizable
 from skyrl.errors import TaskError
 from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
 
 TOOL_SECONDS, SOLUTION_SECONDS = 5.0, 30.0
-SHOWN_ROWS, SHOWN_CHARACTERS, MOST_ROWS = 50, 9000, 10_000
+SHOWN_ROWS, SHOWN_CHARACTERS = 50, 9000
+MOST_ROWS = 100_000
+"""Rows of a result that is compared."""
+
 LONGEST_ANSWER = 200_000
 """Characters of a whole conversation; beyond, it has not the form."""
 
@@ -54,19 +57,19 @@ class Text2SQLEnv(Env):
     def step(self, action: str) -> EnvStep:
         self._turns += 1
         self._said += action
-        if "<solution>" in action or self._turns >= self._max_turns:
+        if ("<solution>" in action and "</solution>" in action) or self._turns >= self._max_turns:
             return EnvStep(reward=self._reward(), done=True)
         told = f"\n\n<observation>{self._look(action)}\n{self._turns_left()}</observation>\n\n"
-        self._said += told
+        self._said += "<observation></observation>"  # what a database holds cannot spoil the form
         return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": told},))
 
     def get_metrics(self) -> dict[str, float]:
         return {**self._counts, "turns": float(self._turns)}
 
     def _look(self, action: str) -> str:
-        query = last_between(action, "<sql>", "</sql>")
+        query = first_between(action, "<sql>", "</sql>")
         if query is None:
-            return "Write a query between <sql> and </sql>, or the solution between <solution> and </solution>."
+            return "There was neither a query nor a solution in this turn. Think, then write one of them in its tags."
         self._counts["queries"] += 1
         result = self._ask(query, TOOL_SECONDS, SHOWN_ROWS)
         self._counts["failed_queries"] += "error" in result
@@ -81,8 +84,9 @@ class Text2SQLEnv(Env):
             return -1.0
         ours, gold = self._ask(query, SOLUTION_SECONDS, MOST_ROWS), self._ask(self._gold, SOLUTION_SECONDS, MOST_ROWS)
         if "error" in gold or gold["cut"]:
-            raise TaskError(f"text2sql: the gold query fails on {self._db}: {gold.get('error', 'too many rows')}")
-        return float("error" not in ours and not ours["cut"] and _rows(ours) == _rows(gold))
+            said = gold.get("error", f"it gives more than {MOST_ROWS} rows")
+            raise TaskError(f"text2sql: the gold query fails on {self._db}: {said}")
+        return float("error" not in ours and not ours["cut"] and _as_set(ours["rows"]) == _as_set(gold["rows"]))
 
     def _ask(self, query: str, seconds: float, rows: int) -> dict[str, Any]:
         return ask_database(self._sandbox, self._db, query, seconds, rows)
@@ -139,8 +143,9 @@ def shown(result: Mapping[str, Any]) -> str:
     return f"{text}\n... cut at {SHOWN_ROWS} rows" if result["cut"] else text
 
 
-def _rows(result: Mapping[str, Any]) -> set[str]:
-    return {json.dumps(row) for row in result["rows"]}
+def _as_set(rows: Sequence[Sequence[Any]]) -> set[tuple[Any, ...]]:
+    """Rows compare as values: the number 4 is 4.0 and 0.0 is -0.0, and no number is a text."""
+    return {tuple(value["blob"].encode() if isinstance(value, dict) else value for value in row) for row in rows}
 
 
 @cache

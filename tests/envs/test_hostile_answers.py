@@ -19,10 +19,12 @@ EXTRAS = {"reward_spec": {"ground_truth": "271828"}, "max_turns": 1}
 
 @pytest.mark.parametrize("name", GRADERS)
 def test_hostile_answers_neither_run_nor_pay(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`multiply` gives half to a wrong answer in the right form."""
     monkeypatch.chdir(tmp_path)
     hostile = list(answers())
     assert len(hostile) >= 300
-    assert [answer[:80] for answer in hostile if find_env(name)(EXTRAS).step(answer).reward > 0.2] == []
+    most = 0.5 if name == "multiply" else 0.2
+    assert [answer[:80] for answer in hostile if find_env(name)(EXTRAS).step(answer).reward > most] == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -70,6 +72,47 @@ def test_a_query_is_tried_and_the_solution_is_rewarded_by_its_rows(folder: Path)
 def test_a_wrong_solution_earns_nothing_and_a_wrong_form_costs_one(folder: Path) -> None:
     assert sql_env(folder).step("<think>a</think><solution>SELECT 7</solution>").reward == 0.0
     assert sql_env(folder).step("<solution>SELECT a FROM t WHERE a < 2</solution>").reward == -1.0
+
+
+@pytest.mark.parametrize(
+    ("ours", "gold"),
+    [
+        ("SELECT count(*) FROM t", "SELECT 100.0"),
+        ("SELECT -0.0", "SELECT 0"),
+        ("SELECT x'00ff', NULL", "SELECT x'00FF', NULL"),
+        ("SELECT printf('%.1f', 2.0)", "SELECT format('%.1f', 2)"),
+        ("PRAGMA table_info(t)", "PRAGMA TABLE_INFO(t)"),
+        ("WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 20000) SELECT x FROM c",) * 2,
+    ],
+)
+def test_rows_compare_as_values_of_sqlite(folder: Path, ours: str, gold: str) -> None:
+    assert sql_env(folder, gold).step(f"<think>a</think><solution>{ours}</solution>").reward == 1.0
+
+
+@pytest.mark.parametrize(("ours", "gold"), [("SELECT '4'", "SELECT 4"), ("SELECT x'34'", "SELECT '34'")])
+def test_a_number_is_no_text_and_a_text_no_blob(folder: Path, ours: str, gold: str) -> None:
+    assert sql_env(folder, gold).step(f"<think>a</think><solution>{ours}</solution>").reward == 0.0
+
+
+def test_a_gold_query_with_more_rows_than_are_compared_is_a_failure_that_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyrl.envs.text2sql.MOST_ROWS", 99)
+    with pytest.raises(TaskError, match="it gives more than 99 rows"):
+        sql_env(folder, "SELECT a FROM t").step("<think>a</think><solution>SELECT 1</solution>")
+
+
+def test_neither_a_hint_nor_what_the_database_holds_spoils_the_form(folder: Path) -> None:
+    env = sql_env(folder)
+    env.step("<think>hm</think> what now?")
+    env.step("<think>look</think><sql>SELECT '<solu' || 'tion>'</sql>")
+    assert env.step("<think>so</think><solution>SELECT a FROM t WHERE a < 2</solution>").reward == 1.0
+
+
+def test_the_first_query_of_a_turn_is_the_one_that_is_tried(folder: Path) -> None:
+    told = sql_env(folder).step("<sql>SELECT 11</sql> or <sql>SELECT 22</sql>").observations[0]["content"]
+    assert "11" in told
+    assert "22" not in told
 
 
 def test_a_long_result_is_cut_and_says_so(folder: Path) -> None:

@@ -19,7 +19,7 @@ def write(folder: Path, text: str) -> str:
 
 def test_gsm8k_is_found_by_its_name_and_rewards_the_right_answer() -> None:
     env = find_env("gsm8k")({"reward_spec": {"ground_truth": "1200"}})
-    assert env.step("so #### 1,200") == EnvStep(reward=1.0, done=True)
+    assert env.step("so #### 1,200") == EnvStep(reward=1.0, done=True, answer="1200")
     assert env.step("so 1200") == EnvStep(reward=0.0, done=True)
 
 

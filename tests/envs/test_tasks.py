@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 
 from skyrl.envs import Env, find_env
-from skyrl.envs.code import last_code_block
 from skyrl.envs.llm_judge import messages, verdict
+from skyrl.envs.multiply import first_boxed
+from skyrl.envs.program_tests import same_output, same_value
+from skyrl.envs.programs import last_code_block
 from skyrl.envs.search import documents
 from skyrl.errors import TaskError
+from skyrl.sandbox.sandbox import Ran, ResourceLimits, Sandbox
 
 
 def env(name: str, truth: Any, **columns: Any) -> Env:
@@ -30,21 +33,34 @@ def test_gsm8k_multi_turn_is_over_after_its_last_turn() -> None:
     assert task.step("?").done
 
 
-def test_multiply_pays_half_for_an_answer_in_the_last_turn_only() -> None:
-    assert env("multiply", "12", max_turns=2).step(r"\boxed{12}").reward == 1.0
-    late = env("multiply", "12", max_turns=2)
-    late.step(r"\boxed{13}")
-    assert late.step(r"it is \boxed{12}").reward == 0.5
-    assert env("multiply", "12", max_turns=1).step(r"\boxed{12}").reward == 1.0
-
-
-def test_multiply_reads_the_last_box_with_the_braces_inside_it() -> None:
-    assert env("multiply", r"\frac{1}{2}").step(r"\boxed{1} or \boxed{\frac{1}{2}}").reward == 1.0
-    assert env("multiply", "1").step(r"\boxed{1").reward == 0.0
+def test_multiply_pays_all_for_the_product_at_any_turn_and_half_for_a_wrong_box_at_the_last() -> None:
+    late = env("multiply", 12, max_turns=2)
+    assert (late.step(r"\boxed{13}").reward, late.step(r"it is \boxed{12}").reward) == (0.0, 1.0)
+    wrong = env("multiply", "12", max_turns=2)
+    assert (wrong.step("?").reward, wrong.step(r"\boxed{13}").reward) == (0.0, 0.5)
+    assert env("multiply", "12", max_turns=1).step("12").reward == 0.0
 
 
 @pytest.mark.parametrize(
-    "name", ["aime", "code", "gsm8k_multi_turn", "llm_as_a_judge", "multiply", "search", "text2sql"]
+    ("answer", "read"),
+    [
+        (r"\boxed{1} or \boxed{\frac{1}{2}}", "1"),
+        (r"\boxed{\frac{1}{2}} or \boxed{1}", r"\frac{1}{2}"),
+        (r"\boxed{} then \boxed{ 7 }", "7"),
+        (r"\boxed{1 and \boxed{2}", r"1 and \boxed{2"),
+        (r"} { \boxed{3}", "3"),
+        (r"\boxed{1", None),
+        (r"\boxed{}", None),
+        ("\\boxed{" * 50_000, None),
+    ],
+)
+def test_the_first_box_that_is_not_empty_counts_with_the_braces_inside_it(answer: str, read: str | None) -> None:
+    assert first_boxed(answer) == read
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["aime", "code", "gsm8k_multi_turn", "lcb", "llm_as_a_judge", "multiply", "search", "searchcode", "text2sql"],
 )
 def test_every_environment_says_which_column_it_misses(name: str) -> None:
     with pytest.raises(TaskError, match="reward_spec"):
@@ -68,15 +84,115 @@ def test_code_may_read_and_print_or_be_a_method() -> None:
     assert env("code", ADD[:1]).step(method).reward == 1.0
 
 
-def test_the_last_code_block_counts() -> None:
-    assert last_code_block("```python\n1\n``` and ```python\n2\n```") == "2\n"
-    assert last_code_block("no code") is None
+@pytest.mark.parametrize(
+    ("answer", "program"),
+    [
+        ("```python\n1\n``` and ```python\n2\n```", "2"),
+        ("```python\n1\n```\nRun it with ```python sol.py```, or paste it between ``` and ``` marks.", "1"),
+        ("```python\n1\n```\nA fence (```) ends it.", "1"),
+        ("```c++ \r\n1```", "1"),
+        ("``` ```", None),
+        ("```python\n1", None),
+        ("no code", None),
+    ],
+)
+def test_the_last_code_block_counts_and_fences_in_prose_open_none(answer: str, program: str | None) -> None:
+    assert last_code_block(answer) == program
+
+
+def test_an_answer_without_a_program_passes_no_test() -> None:
     assert env("code", ADD).step("no code").reward == 0.0
 
 
 @pytest.mark.parametrize(
+    ("printed", "wanted", "same"),
+    [
+        ("2.0", "2", True),
+        ("1  2 \n3\n\n", "1 2\n3", True),
+        ("0.33333333", "0.333333333333", True),
+        ("0.3334", "0.333333333333", False),
+        ("1e-7", "0.0000001", True),
+        ("50000000000000001", "50000000000000000", False),
+        ("2.0000001", "2", False),
+        ("9" * 5000 + ".0", "9" * 5000, True),
+        ("YES", "yes", False),
+        ("nan", "NaN", False),
+        ("1\n\n2", "1\n2", False),
+        ("1 2", "1", False),
+    ],
+)
+def test_output_is_compared_token_by_token_and_numbers_as_numbers(printed: str, wanted: str, same: bool) -> None:
+    assert same_output(printed, wanted) is same
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "same"),
+    [
+        ([1, 2.0], [1.0, 2], True),
+        ({"a": [0.1 + 0.2]}, {"a": [0.3]}, True),
+        ({"a": 1}, {"b": 1}, False),
+        ([1], [1, 2], False),
+        ("1", 1, False),
+        (None, None, True),
+        (2.0000001, 2.0, False),
+    ],
+)
+def test_results_are_compared_number_by_number(found: object, wanted: object, same: bool) -> None:
+    assert same_value(found, wanted) is same
+
+
+TYPED = """```python
+from __future__ import annotations
+
+class Solution:
+    def most(self, words: List[str], least: int) -> tuple[int, str]:
+        counts = defaultdict(int)
+        for word in words:
+            counts[word] += gcd(least, least) // least
+        return max(counts.values()), Counter(words).most_common(1)[0][0]
+
+if __name__ == "__main__":
+    print(Solution().most(input().split(), 1))
+```"""
+
+
+@pytest.mark.parametrize("metadata", [{"func_name": "most"}, '{"func_name": "most"}'])
+def test_tests_of_livecodebench_call_the_function_that_their_metadata_name(metadata: object) -> None:
+    first = {"input": '["a", "b", "a"]\n2', "output": '[2, "a"]', "testtype": "functional", "metadata": metadata}
+    tests = [first, {**first, "input": '["b"]\n1', "output": '[1, "b"]', "metadata": {}}]
+    task = env("lcb", json.dumps(tests))
+    assert (task.step(TYPED).reward, task.get_metrics()) == (1.0, {"tests_passed": 1.0})
+
+
+def test_a_program_may_have_a_hundred_tests_and_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[bytes] = []
+
+    def run(_: Sandbox, program: str, stdin: bytes, limits: ResourceLimits) -> Ran:
+        runs.append(stdin)
+        return Ran(ended="exit", code=0, stdout=stdin, stderr=b"")
+
+    monkeypatch.setattr(Sandbox, "run", run)
+    tests = [{"input": str(number), "output": str(number)} for number in range(1000)]
+    assert env("lcb", tests).step("```\nprint(input())\n```").reward == 1.0
+    assert len(runs) == 1000
+
+
+def test_what_a_long_output_takes_may_be_printed() -> None:
+    long = "x" * 1_500_000
+    assert env("code", [{"input": "", "output": long}]).step("```\nprint('x' * 1500000)\n```").reward == 1.0
+
+
+@pytest.mark.parametrize(
     "tests",
-    ["not json", [], "{}", [{"input": 1}], [{"fn_name": "a b", "input": [], "output": 1}]],
+    [
+        "not json",
+        [],
+        "{}",
+        [{"input": 1}],
+        [{"fn_name": "a b", "input": [], "output": 1}],
+        [{"input": "1", "output": "1", "testtype": "functional"}],
+        [{"input": "not json", "output": "1", "testtype": "functional", "metadata": {"func_name": "f"}}],
+    ],
 )
 def test_tests_that_cannot_be_run_are_refused(tests: Any) -> None:
     with pytest.raises(TaskError):

@@ -1,0 +1,144 @@
+r"""Tests of programs, in the forms that datasets have.
+
+{"input": "1 2\n", "output": "3\n"}                                    standard input and output
+{"fn_name": "add", "input": [1, 2], "output": 3}                       a function, with its arguments
+{"input": "1\n2", "output": "3", "testtype": "functional",             LiveCodeBench: each argument as JSON on a line;
+"metadata": {"func_name": "add"}}                                     the first test may name the function for all
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.errors import TaskError
+
+MOST_TESTS = 10_000
+TOLERANCE = 1e-6
+"""Absolute or relative error of a number that is expected with a fraction, as judges of contests allow it.
+Whole numbers have to be exact."""
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+@frozen(kw_only=True)
+class ProgramTest:
+    """One test: what a program is given, and what it has to print or return."""
+
+    given: str
+    """Standard input; for a function each argument as JSON on a line of its own."""
+
+    wanted: Any
+    """Text on standard output, or what a function returns."""
+
+    function: str | None = None
+    """The function to call; None: the program runs as it is."""
+
+    def passes(self, printed: str) -> bool:
+        """Is it right, what was printed?"""
+        if self.function is None:
+            return same_output(printed, self.wanted)
+        try:
+            return same_value(json.loads(printed.rstrip("\n").rpartition("\n")[2]), self.wanted)
+        except (ValueError, RecursionError):
+            return False
+
+
+def tests_of(given: Any, env: str) -> tuple[ProgramTest, ...]:
+    """The tests of a row, a list or its JSON. Raises `TaskError` for what cannot be one."""
+    try:
+        tests = json.loads(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise TaskError(f"{env}: the tests under ground_truth are not JSON: {error}") from error
+    if not isinstance(tests, list) or not 0 < len(tests) <= MOST_TESTS:
+        raise TaskError(f"{env}: ground_truth has to be a list of 1 to {MOST_TESTS} tests")
+    for number, test in enumerate(tests):
+        if not isinstance(test, Mapping) or not {"input", "output"} <= set(test):
+            raise TaskError(f"{env}: test {number} needs 'input' and 'output'")
+    named = _function_of(tests[0])
+    try:
+        return tuple(_test(test, named) for test in tests)
+    except ValueError as error:
+        raise TaskError(f"{env}: {error}") from error
+
+
+def _test(test: Mapping[str, Any], named: str | None) -> ProgramTest:
+    """Raises `ValueError` with what is wrong. `named` is the function of the first test."""
+    given, wanted, name = test["input"], test["output"], test.get("fn_name")
+    if name is not None:
+        if not (isinstance(name, str) and name.isidentifier() and isinstance(given, list)):
+            raise ValueError("a test that calls a function needs its name under fn_name, and a list under input")
+        return ProgramTest(given="\n".join(map(json.dumps, given)), wanted=wanted, function=name)
+    if test.get("testtype") == "functional":
+        function = _function_of(test) or named
+        if function is None or not function.isidentifier():
+            raise ValueError("a test with testtype = functional needs the function's name under metadata.func_name")
+        if not isinstance(given, str) or not isinstance(wanted, str):
+            raise ValueError("a test with testtype = functional has each argument, and the output, as JSON in a text")
+        for line in given.split("\n"):
+            json.loads(line)  # a test that cannot be read is the row's mistake, not the program's
+        return ProgramTest(given=given, wanted=json.loads(wanted), function=function)
+    return ProgramTest(given=_text(given), wanted=_text(wanted))
+
+
+def _function_of(test: Mapping[str, Any]) -> str | None:
+    """`metadata.func_name`; the metadata may be JSON in a text, as LiveCodeBench stores them."""
+    metadata = test.get("metadata")
+    try:
+        metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
+    except ValueError:
+        return None
+    name = metadata.get("func_name") if isinstance(metadata, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def _text(given: Any) -> str:
+    """Standard input or output; a list holds its lines."""
+    return "\n".join(map(str, given)) if isinstance(given, list) else str(given)
+
+
+def same_output(printed: str, wanted: str) -> bool:
+    """As many lines, once blank ones at both ends are gone, and the same tokens in each: as text or as numbers."""
+    ours, theirs = printed.strip().split("\n"), wanted.strip().split("\n")
+    return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
+
+
+def _same_line(ours: str, theirs: str) -> bool:
+    found, wanted = ours.split(), theirs.split()
+    return len(found) == len(wanted) and all(map(_same_token, found, wanted))
+
+
+def _same_token(found: str, wanted: str) -> bool:
+    if found == wanted:
+        return True
+    if not (_NUMBER.fullmatch(found) and _NUMBER.fullmatch(wanted)):
+        return False
+    if "e" in wanted.lower() or wanted.partition(".")[2].strip("0"):
+        return _is_close(float(found), float(wanted))
+    return Decimal(found) == Decimal(wanted)
+
+
+def _is_close(found: float, wanted: float) -> bool:
+    return math.isclose(found, wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+
+
+def same_value(found: Any, wanted: Any) -> bool:
+    """Two values of JSON, number by number."""
+    if isinstance(wanted, list):
+        return isinstance(found, list) and len(found) == len(wanted) and all(map(same_value, found, wanted))
+    if isinstance(wanted, Mapping):
+        return isinstance(found, Mapping) and found.keys() == wanted.keys() and _same_values(found, wanted)
+    if isinstance(wanted, float) and isinstance(found, int | float) and not wanted.is_integer():
+        return _is_close(found, wanted)
+    return bool(found == wanted)
+
+
+def _same_values(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    names: Sequence[str] = list(wanted)
+    return all(same_value(found[name], wanted[name]) for name in names)
