@@ -263,14 +263,10 @@ def test_a_written_value_that_equals_the_default_is_not_replaced_by_an_older_spe
 
 
 @pytest.mark.parametrize(
-    ("values", "path", "value"),
+    ("path", "value"),
     [
-        (
-            {"generator.inference_engine.weight_sync_backend": "nccl"},
-            "generator.inference_engine.weight_sync_backend",
-            "nccl",
-        ),
-        ({"trainer.log_path": "/tmp/skyrl-logs"}, "trainer.log_path", "/tmp/skyrl-logs"),
+        ("generator.inference_engine.weight_sync_backend", "nccl"),
+        ("trainer.log_path", "/tmp/skyrl-logs"),
     ],
 )
 def test_what_load_returned_keeps_a_default_that_was_written_and_a_bare_tree_cannot(path: str, value: str) -> None:
