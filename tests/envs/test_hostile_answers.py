@@ -13,25 +13,25 @@ from skyrl.errors import TaskError
 from skyrl.sandbox.sandbox import Sandbox
 from tests.envs.hostile import QUERIES, answers, endless
 
-GRADERS = ["gsm8k", "gsm8k_multi_turn", "multiply", "aime", "search"]
+GRADERS = {"gsm8k": 0.0, "gsm8k_multi_turn": 0.2, "multiply": 0.5, "aime": 0.0, "search": 0.0}
+"""What each gives at most to a wrong answer in the right form."""
+
 EXTRAS = {"reward_spec": {"ground_truth": "271828"}, "max_turns": 1}
 
 
 @pytest.mark.parametrize("name", GRADERS)
 def test_hostile_answers_neither_run_nor_pay(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`multiply` gives half to a wrong answer in the right form."""
     monkeypatch.chdir(tmp_path)
     hostile = list(answers())
     assert len(hostile) >= 300
-    most = 0.5 if name == "multiply" else 0.2
-    assert [answer[:80] for answer in hostile if find_env(name)(EXTRAS).step(answer).reward > most] == []
+    assert [answer[:80] for answer in hostile if find_env(name)(EXTRAS).step(answer).reward > GRADERS[name]] == []
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", GRADERS)
 def test_the_time_to_grade_grows_with_the_length_of_an_answer_and_no_faster(name: str) -> None:
     """It ends: an hour for each answer would be more than the watch of pytest allows."""
-    assert [answer[:80] for answer in endless() if find_env(name)(EXTRAS).step(answer).reward > 0.2] == []
+    assert [answer[:80] for answer in endless() if find_env(name)(EXTRAS).step(answer).reward > GRADERS[name]] == []
 
 
 def test_the_time_to_find_a_query_grows_with_the_length_of_an_answer_and_no_faster() -> None:
