@@ -24,7 +24,7 @@ _PADDING = 8
 """Prompts are prefilled together when their lengths round up to the same multiple of this."""
 
 _KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer)
-"""What transformers plans for the layers of a model whose only state is keys and values."""
+"""Layer types that transformers plans for models whose only state is keys and values."""
 
 _PREFILL_TOKENS = 4096
 """Largest prefill in one forward pass, in tokens, padding included; a longer prompt goes alone."""
@@ -38,7 +38,7 @@ class Prefix:
     """Keys and values per layer, (kv_heads, P, head_dim) each."""
 
     logits: Tensor
-    """After the last token: (V,)."""
+    """Logits after the last token of the prefix, (V,)."""
 
 
 class CausalLM:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 _CHUNK_BYTES = 2**25
-"""Of a tensor at a time: the mixing needs a few times as much memory."""
+"""Bytes of a tensor that are hashed at a time: mixing needs a few times as much memory."""
 
 _GAMMA, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
 """0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9 and 0x94D049BB133111EB as signed numbers."""

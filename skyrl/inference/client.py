@@ -1,8 +1,8 @@
-"""Several engines behind one door: requests go to the least loaded one, everything else to all of them.
+"""A client of several engines: requests go to the least loaded one, everything else to all of them.
 
-    generate --> wait for room --> engine with the fewest samples in flight --> another one if it fails
+    generate --> wait for capacity --> engine with the fewest samples in flight --> another one if it fails
 
-An engine that dies, or that can no longer prove which weights it holds, leaves service for good; the run goes on with
+An engine that dies, or that can no longer prove which weights it holds, leaves service for good; the run continues with
 those that remain, and ends with the cause when none does.
 """
 
@@ -24,7 +24,7 @@ from skyrl.inference.incoming_weights import IncomingWeights
 T = TypeVar("T")
 
 _LOST = (ProcessError, WeightSyncError)
-"""What an engine raises that will not be of use again."""
+"""Exceptions after which an engine is never used again."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,10 +36,10 @@ class _Served:
     number: int
     engine: InferenceEngine
     samples: int = 0
-    """In flight."""
+    """Samples that the engine is drawing now."""
 
     calls: set[asyncio.Future[tuple[Completion, ...]]] = Factory(set)
-    """That draw them."""
+    """Calls that draw the engine's samples."""
 
 
 class InferenceEngineClient:
@@ -64,7 +64,7 @@ class InferenceEngineClient:
         self._waiting: deque[tuple[int, asyncio.Future[_Served]]] = deque()
         self._open, self._in_flight = True, in_flight
         self.holds_weights = True
-        """Not once an engine has given up its weights while it slept, until weights are loaded."""
+        """False from the moment an engine gives up its weights to sleep until weights are loaded again."""
 
     @property
     def engines(self) -> tuple[InferenceEngine, ...]:
@@ -91,12 +91,11 @@ class InferenceEngineClient:
         return {"inference/engines_in_service": float(serving), "inference/engines_lost": len(self._all) - serving}
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        """All samples of a request come from one engine, the one with the fewest samples in flight.
+        """Draw all samples of a request from one engine, the one with the fewest samples in flight.
 
-        An engine is given `max_num_seqs` samples at a time; what is beyond that waits here, where any engine that gets
-        free can take it. When an engine is lost, its requests are drawn anew elsewhere from the same keys, so that the
-        draws are the same; also those that stand still in it, which nobody would let go on. Raises what was the matter
-        with the last engine when none is left.
+        An engine is given at most `max_num_seqs` samples at a time; the rest wait here, where any engine that becomes
+        free can take them. When an engine is lost, its requests, those paused inside it included, are drawn again
+        elsewhere from the same keys, so that the draws are the same. Raises the last engine's error when none is left.
         """
         while True:
             served = await self._admitted(request)
@@ -122,14 +121,14 @@ class InferenceEngineClient:
         self._admit()
 
     async def load_weights(self, incoming_sets: Sequence[IncomingWeights], version: int) -> None:
-        """Gives each engine in service its arrival, in the order of `in_service`.
+        """Give each engine in service its set of weights, in the order of `in_service`.
 
         Where some engines take the weights, one that does not is lost. Where none does, the first error is raised, that
         of a process that ended before all others, and every engine holds its old weights or refuses work.
         """
         serving = list(self._serving)
         assert len(incoming_sets) == len(serving), (
-            f"{len(incoming_sets)} arrivals for {len(serving)} engines in service"
+            f"{len(incoming_sets)} sets of weights for {len(serving)} engines in service"
         )
         calls = [s.engine.load_weights(incoming, version) for s, incoming in zip(serving, incoming_sets, strict=True)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
@@ -148,11 +147,11 @@ class InferenceEngineClient:
         self.holds_weights = True
 
     async def inspect(self, look: Callable[[Sequence[InferenceEngine]], Awaitable[T]]) -> T:
-        """What `look` returns of the engines in service. They take its requests, and none that comes through here.
+        """Await `look` on the engines in service, which take its requests and no others; returns its result.
 
-        Called while paused, and leaves everything paused, so that what `look` raises comes before the first token, or,
-        where samples are in flight, before any of them is finished and handed over. Where an engine is lost meanwhile,
-        `look` is given the others.
+        Called while paused, and leaves everything paused: what `look` raises comes before the first token, or, where
+        samples are in flight, before any of them is finished and handed over. If an engine is lost meanwhile, `look` is
+        repeated with the others.
         """
         while True:
             await self._everywhere(lambda engine: engine.resume())
@@ -190,7 +189,7 @@ class InferenceEngineClient:
                 raise outcome
 
     async def _call(self, served: _Served, request: GenerationRequest) -> asyncio.Future[tuple[Completion, ...]]:
-        """The call of its engine, once it has ended in any way; given up with whoever waits for it."""
+        """Await an engine's call until it has ended in any way; cancelled together with its caller."""
         call = asyncio.ensure_future(served.engine.generate(request))
         served.calls.add(call)
         try:
@@ -204,7 +203,9 @@ class InferenceEngineClient:
         return call
 
     async def _admitted(self, request: GenerationRequest) -> _Served:
-        """The engine that the request was counted in for, once one has room; first come, first served."""
+        """Wait until an engine has capacity and return the engine that the request was counted in for; first come,
+        first served.
+        """
         waiting: asyncio.Future[_Served] = asyncio.get_running_loop().create_future()
         self._waiting.append((len(request.keys), waiting))
         self._admit()
@@ -217,7 +218,7 @@ class InferenceEngineClient:
             raise
 
     def _admit(self) -> None:
-        """Lets those in for whom there is room, in the order in which they came."""
+        """Admit waiting requests that fit, in the order of their arrival."""
         while self._open and self._waiting:
             samples, waiting = self._waiting[0]
             served = self._with_room(samples)
@@ -229,7 +230,7 @@ class InferenceEngineClient:
                 waiting.set_result(served)
 
     def _with_room(self, samples: int) -> _Served | None:
-        """The engine with the fewest samples in flight, if they leave room; an idle one takes any request."""
+        """The engine with the fewest samples in flight if the request fits it; an idle engine takes any request."""
         served = min(self._serving, key=lambda each: each.samples)
         fits = served.samples + samples <= self.inference_engine_config.max_num_seqs
         return served if fits or served.samples == 0 else None
@@ -245,7 +246,7 @@ class InferenceEngineClient:
                 raise outcome
 
     def _lose(self, served: _Served, cause: RunError) -> None:
-        """Takes the engine out of service and says so once. Raises the cause if it was the last."""
+        """Take the engine out of service and report it once. Raises the cause if it was the last one."""
         if served in self._serving and len(self._serving) > 1:
             self._serving.remove(served)
             for call in served.calls:

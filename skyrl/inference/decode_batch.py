@@ -57,11 +57,11 @@ class DecodeBatch:
         self._keep([])
 
     def weights_are(self, version: int) -> None:
-        """The model has new weights: rows go on with the keys and values that they have."""
+        """Adopt new weights: rows continue with the keys and values that they have."""
         self._weight_version = version
 
     def _admit(self, jobs: Sequence[Job]) -> None:
-        """Computes what samples go on from once for all that share it, and draws their next tokens."""
+        """Prefill a job once for all samples that share its prefix, and draw their next tokens."""
         starts = [(job, ids, indices) for job in jobs for ids, indices in job.starts()]
         samples, joined = sum(len(indices) for _, _, indices in starts), len(self.rows)
         longest, ahead = max(len(ids) for _, ids, _ in starts), max(job.limit for job in jobs)
@@ -77,7 +77,7 @@ class DecodeBatch:
         self._describe_rows()
 
     def _remember_begun(self, joined: int) -> None:
-        """What rows that were interrupted know of the tokens that they had: those came back with the prompt."""
+        """Restore the tokens and log-probabilities of interrupted rows, which came back with the prompt."""
         for place, row in enumerate(self.rows[joined:], start=joined):
             begun = row.job.begun.pop(row.index, None)
             if begun is not None:
@@ -194,7 +194,7 @@ class DecodeBatch:
         self._describe_rows()
 
     def _describe_rows(self) -> None:
-        """Everything that is derived from the list of rows; called whenever it, or a row's column, changed."""
+        """Recompute all that is derived from the list of rows; called whenever it, or a row's column, changed."""
         starts = {row.start for row in self.rows}
         self._tensors = RowTensors.of(self.rows, self._model.device, self._eos_ids)
         self._ragged = len(starts) > 1

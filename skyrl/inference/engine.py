@@ -1,4 +1,4 @@
-"""What an inference engine is: token ids in, sampled token ids with their log-probabilities out.
+"""The protocol of inference engines: token ids in, sampled token ids with their log-probabilities out.
 
 An engine knows tokens, sampling settings and weights. It knows nothing of prompts as text, tasks or rewards.
 """
@@ -68,20 +68,22 @@ class Completion:
 
 
 def temperature_of(sampling: SamplingParams) -> float:
-    """What samples are drawn at; 0 takes the likeliest token."""
+    """The sampling temperature, unitless; 0 takes the likeliest token."""
     return 0.0 if sampling.greedy else sampling.temperature
 
 
 def longest_completion(sampling: SamplingParams, prompt_length: int, max_model_len: int) -> int:
-    """In tokens; 0 where the prompt alone fills the model, or all that is allowed of it."""
+    """The longest possible completion in tokens; 0 where the prompt alone fills the model, or all that is allowed of
+    it.
+    """
     longest = max_model_len if sampling.max_tokens is None else min(max_model_len, sampling.max_tokens)
     return max(0, min(sampling.max_generate_length, longest - prompt_length))
 
 
 InFlight = Literal["finish", "recompute", "keep"]
-"""What becomes of samples that are being drawn when an engine pauses. finish: they are finished first. recompute: they
-stop between two tokens and go on after `resume`, from keys and values computed anew by the weights of then. keep: they
-go on from the keys and values that they have, whatever weights those were computed by."""
+"""What becomes of samples in flight when an engine pauses. finish: they are completed first. recompute: they stop
+between two tokens and continue after `resume`, from keys and values computed anew by the weights of then. keep: they
+continue from the keys and values that they have, whatever weights computed those."""
 
 
 class InferenceEngine(Protocol):
@@ -97,12 +99,12 @@ class InferenceEngine(Protocol):
         """Take work again."""
 
     async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
-        """Replace all weights, drop every cache computed from the old ones (but for what a pause keeps) and adopt
+        """Replace all weights, drop every cache computed from the old ones (except what a pause keeps) and adopt
         `version`.
 
         Called while paused. Names are those of the Hugging Face state dict without tied duplicates. Raises
         `WeightSyncError` when a name is missing, unknown, or has another shape, or when bytes were changed on the way.
-        The engine then keeps the old weights, or, where it had begun to replace them, refuses all work from then on.
+        The engine then keeps the old weights, or, if it had started to replace them, refuses all work from then on.
         """
 
     async def sleep(self) -> bool:

@@ -25,7 +25,7 @@ class Gate:
             self._empty.set()
 
     async def shut(self, *, keep: bool = False) -> None:
-        """Lets nobody in and returns when nobody is inside, or, with `keep`, at once."""
+        """Admit no one from now on; return when no one is inside or, with `keep`, at once."""
         self._opened.clear()
         if not keep:
             await self._empty.wait()

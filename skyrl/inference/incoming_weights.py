@@ -1,11 +1,10 @@
-"""New weights on their way to an engine, as whoever holds the engine's model sees them.
+"""New weights on their way to an engine, as the process that holds the engine's model sees them.
 
-    learner --weight_sync--> IncomingWeights --> engine.load_weights(arrival, version)
+    learner --weight_sync--> IncomingWeights --> engine.load_weights(incoming, version)
 
-There is one kind of `IncomingWeights` for each road. An engine reads `weights` first and refuses what does not fit
-before it
-touches anything; then it opens the arrival, where its model lives, and takes tensor after tensor. Bytes that travelled
-are compared with the digest that was sent along before the engine sees them.
+There is one kind of `IncomingWeights` for each transport. An engine reads `weights` first and refuses a set that does not
+fit before it changes anything; then it opens the set where its model lives, and takes tensor after tensor. Bytes that
+were sent are compared with the digest that was sent along before the engine sees them.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from skyrl.inference.transfer_group import TransferGroup
 
 @frozen(kw_only=True)
 class WeightInfo:
-    """What is known of a weight before it comes."""
+    """Description of a weight, known before the weight is received."""
 
     name: str
-    """In the state dict of the Hugging Face model."""
+    """Name in the state dict of the Hugging Face model."""
 
     shape: tuple[int, ...]
     dtype: str
-    """As torch writes it, without the module: `float32`, `bfloat16`."""
+    """Torch's name of the type, without the module: `float32`, `bfloat16`."""
 
 
 class IncomingWeights(Protocol):
@@ -47,10 +46,10 @@ class IncomingWeights(Protocol):
         """All that will come, in order."""
 
     def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
-        """Name and value of each weight as it comes, on the CPU or where the road delivers it.
+        """Name and value of each weight as it is received, on the CPU or on the device that the transport delivers to.
 
-        A tensor is only good until the next one is asked for. The iterator raises `WeightSyncError` for bytes that are
-        not those sent, for a weight that does not come, and when the sender is gone.
+        A tensor is only valid until the next one is asked for. The iterator raises `WeightSyncError` for bytes that
+        differ from those sent, for a missing weight, and when the sender is gone.
         """
 
 
@@ -94,7 +93,7 @@ class Broadcast:
     """Weights that the learner sends to every engine at once, over gloo."""
 
     group: TransferGroup
-    """Where the group comes together, and the place of this engine's first worker in it."""
+    """The transfer group, with the rank of this engine's first worker in it."""
 
     weights: tuple[WeightInfo, ...]
 
@@ -123,7 +122,7 @@ class Native:
     """Weights that vLLM's own weight-transfer engines take, from GPU to GPU; `vllm_native.py` receives them."""
 
     group: TransferGroup
-    """Where learner and workers agree on what comes next, and the place of this engine's first worker."""
+    """The group in which learner and workers agree on what comes next, with the rank of this engine's first worker."""
 
     backend: str
     """`nccl`, `ipc`, or another name that is registered with vLLM's `WeightTransferEngineFactory`."""
@@ -138,37 +137,37 @@ class Native:
 
 
 RemoteWeights = Folder | Broadcast | Native
-"""Arrivals that travel between processes."""
+"""Sets of weights that travel between processes."""
 
 _KINDS: dict[str, type[RemoteWeights]] = {"folder": Folder, "broadcast": Broadcast, "native": Native}
 
 
 def as_plain(incoming: RemoteWeights) -> dict[str, Any]:
-    """The arrival as JSON-able data, for a wire that must not carry pickles; `from_plain` takes it back."""
+    """The set as JSON-able data, for a wire that must not carry pickles; `from_plain` rebuilds it."""
     (kind,) = [name for name, kind_class in _KINDS.items() if isinstance(incoming, kind_class)]
     return {"kind": kind, **attrs.asdict(incoming)}
 
 
 def from_plain(plain: Mapping[str, Any]) -> RemoteWeights:
-    """The arrival that `as_plain` described."""
+    """The set of weights that `as_plain` described."""
     infos = tuple(WeightInfo(**{**info, "shape": tuple(info["shape"])}) for info in plain["weights"])
     if plain["kind"] == "folder":
         return Folder(path=plain["path"], weights=infos)
-    group = TransferGroup(**plain["meeting"])
+    group = TransferGroup(**plain["group"])
     if plain["kind"] == "native":
         return Native(group=group, backend=plain["backend"], weights=infos)
     return Broadcast(group=group, weights=infos)
 
 
 def for_worker(incoming: IncomingWeights, worker: int) -> IncomingWeights:
-    """The arrival as the n-th worker of an engine opens it: all that meet have a place of their own."""
+    """The set as the n-th worker of an engine opens it: every member of a group has a rank of its own."""
     if isinstance(incoming, Broadcast | Native):
         return attrs.evolve(incoming, group=incoming.group.moved(worker))
     return incoming
 
 
 def weight_info(name: str, tensor: Tensor) -> WeightInfo:
-    """What is known of this weight."""
+    """The description of this weight."""
     return WeightInfo(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 

@@ -1,4 +1,4 @@
-"""What the engine remembers of each row in flight: keys and values per layer, tokens and their log-probabilities.
+"""The state of each row in flight: keys and values per layer, tokens and their log-probabilities.
 
 Every row ends at the same column, however long it is, so that a new token is one slice written for all rows:
 
@@ -44,7 +44,7 @@ class RowLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the storage came with the first prompt."""
+        """Does nothing: the storage came with the first prompt."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Adds those of the new token, (rows, kv_heads, 1, head_dim), and returns those of all live columns."""
@@ -78,10 +78,11 @@ class RowCache(Cache):
         """Same shape: versions of the weights that sampled them."""
 
     def reserve(self, rows: int, *, before: int, ahead: int) -> int:
-        """Makes room for `rows` more rows, for `before` columns left of `end`, and for the next token of every row.
+        """Reserve storage for `rows` more rows, for `before` columns left of `end`, and for the next token of every
+        row.
 
-        `ahead` is how many columns from `end` on can be needed at most: storage never grows beyond them. Returns by
-        how much the live columns moved to the right (to the left where negative).
+        `ahead` is an upper bound of the columns needed from `end` on: storage never grows beyond them. Returns by how
+        much the live columns moved to the right (to the left where negative).
         """
         window, (row_room, _, column_room) = self.window, self.tokens.shape
         needed = window.rows + rows

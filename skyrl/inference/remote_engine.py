@@ -16,7 +16,7 @@ class RemoteEngine:
 
     @property
     def weight_version(self) -> int:
-        """What it last adopted through this object; 0 until then."""
+        """The version last adopted through this object; 0 until then."""
         return self._weight_version
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:

@@ -1,6 +1,6 @@
-"""Who is in a decoding batch: jobs, the rows of their samples, and the rows as tensors.
+"""The decoding batch: jobs, the rows of their samples, and the rows as tensors.
 
-The list of rows on the host is the truth; the tensors are built from it whenever it changes.
+The list of rows on the host is authoritative; the tensors are built from it whenever it changes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Job:
     sampling: SamplingParams
     keys: tuple[SampleKey, ...]
     limit: int
-    """Longest completion in tokens, at least 1: the smaller of what was asked for and what the model has room for."""
+    """Longest completion in tokens, at least 1: the smaller of what was requested and what the model can hold."""
 
     completions: dict[int, Completion] = field(factory=dict)
     """Finished samples by their index in `keys`."""
 
     begun: dict[int, Completion] = field(factory=dict)
-    """What had been drawn of the others when they were interrupted."""
+    """Tokens that the job's interrupted samples had drawn."""
 
     @property
     def done(self) -> bool:
@@ -43,7 +43,7 @@ class Job:
         return [index for index in range(len(self.keys)) if index not in self.completions]
 
     def starts(self) -> list[tuple[tuple[int, ...], list[int]]]:
-        """Tokens that samples go on from, and which samples: the prompt for those that are new."""
+        """Token sequences to continue, each with the samples that continue it: the prompt for those that are new."""
         new = [index for index in self.unfinished if index not in self.begun]
         later = [(self.prompt_ids + part.token_ids, [index]) for index, part in self.begun.items()]
         return ([(self.prompt_ids, new)] if new else []) + later
@@ -55,7 +55,7 @@ class Row:
 
     job: Job
     index: int
-    """Of the sample in its job."""
+    """Index of the sample in its job."""
 
     seed: int
     start: int
@@ -80,7 +80,9 @@ class Row:
 
 @frozen(kw_only=True, eq=False)
 class RowTensors:
-    """What a step has to know of R rows, on the model's device; shapes (R,), int64, unless it says otherwise."""
+    """Per-row state of a decoding step, for R rows on the model's device; shapes (R,) and int64, unless a field says
+    otherwise.
+    """
 
     starts: Tensor
     firsts: Tensor

@@ -1,4 +1,4 @@
-"""From logits to a token and its log-probability, for rows that may each have their own settings.
+"""Turns logits into a token and its log-probability, for rows that may each have their own settings.
 
     logits --penalised--> --tempered--> scores --cut--> --draw--> token;   log-probability = log softmax(scores)[token]
 
@@ -37,7 +37,7 @@ class RowSettings:
     any_greedy: bool
     any_cut: bool
     any_penalised: bool
-    """By either penalty."""
+    """Whether either penalty changes any row."""
 
     @classmethod
     def of(cls, rows: Sequence[SamplingParams], device: torch.device | str) -> RowSettings:

@@ -1,4 +1,4 @@
-"""Which jobs are in the decoding batch, and who waits for them: the asyncio half of the torch engine.
+"""Schedules jobs into the decoding batch: the asyncio half of the torch engine.
 
     complete(jobs) --> waiting --> batch, on a thread of its own --> each job's future
 
@@ -143,7 +143,7 @@ class Scheduler:
         return rows == 0 if self._alone else rows + len(self._waiting[0].unfinished) <= self._max_rows
 
     def _advance(self, batch: DecodeBatch, leaving: set[Job], joining: Sequence[Job]) -> list[Job]:
-        """On the decoding thread."""
+        """Advance the batch by one step; runs on the decoding thread."""
         try:
             return batch.advance(leaving, joining, lambda: self._interrupts(batch))
         except StopIteration as error:  # a future refuses to carry one, and whoever awaits it would wait for ever
@@ -154,7 +154,7 @@ class Scheduler:
         return bool(self._abandoned) or self._frozen or self._fits(0) or self._batch is not batch
 
     def _leaving(self) -> set[Job]:
-        """The jobs that nobody waits for any more; forgets them here."""
+        """Remove and return the jobs whose callers have gone."""
         gone, self._abandoned = self._abandoned, set()
         if gone:
             self._waiting = deque(job for job in self._waiting if job not in gone)
@@ -162,7 +162,7 @@ class Scheduler:
         return gone
 
     def _start_over(self, error: Exception) -> None:
-        """Fails every job in the batch and goes on with an empty one."""
+        """Fail every job in the batch and continue with an empty one."""
         self._fail(self._running, error)
         self._running = []
         self._batch = self._new_batch()

@@ -45,7 +45,7 @@ def text_of(tokenizer: Any, token_ids: Sequence[int], stopped_by: Sequence[str],
 
 
 def _first_end(text: str, stops: Sequence[str], after: int) -> int | None:
-    """Where the first stop string that ends behind `after` characters ends."""
+    """End position of the first stop string that ends beyond `after` characters."""
     found = [(text.find(stop, max(0, after + 1 - len(stop))), len(stop)) for stop in stops]
     return min((start + length for start, length in found if start >= 0), default=None)
 

@@ -70,10 +70,10 @@ class TorchEngine:
         return self._weight_version
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        """One completion per key, in order. Raises `RunError` for a prompt that is empty or longer than the model.
+        """One completion per key, in order.
 
-        When a forward pass fails or its logits are not finite, every request in that batch raises it, and the engine
-        goes on with the next.
+        Raises `RunError` for a prompt that is empty or longer than the model. When a forward pass fails or its logits
+        are not finite, every request in that batch raises it, and the engine continues with the next batch.
         """
         limit = self._longest_completion(request)
         if limit == 0:
@@ -94,10 +94,10 @@ class TorchEngine:
         self._scheduler.resume()
 
     async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
-        """Copies the weights into the model and adopts `version`; see `InferenceEngine.load_weights`.
+        """Copy the weights into the model and adopt `version`; see `InferenceEngine.load_weights`.
 
-        No key or value outlives the batch it was computed in, and while paused there is none, unless it is kept: no
-        cache is left to drop.
+        Keys and values do not outlive the batch they were computed in, and while paused there are none unless they are
+        kept: no cache is left to drop.
         """
         if not self._scheduler.idle:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
@@ -123,7 +123,7 @@ class TorchEngine:
         return DecodeBatch(self._model, self._tokenizer, eos_ids=self._eos_ids, weight_version=self._weight_version)
 
     def _longest_completion(self, request: GenerationRequest) -> int:
-        """In tokens; 0 when the prompt alone fills the model."""
+        """The longest possible completion in tokens; 0 when the prompt alone fills the model."""
         name = f"prompt {request.keys[0].prompt_id!r}" if request.keys else "a prompt"
         length = len(request.prompt_ids)
         if request.sampling.additional_kwargs:

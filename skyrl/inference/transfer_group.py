@@ -1,8 +1,8 @@
-"""A group of processes that meets once, to hand bytes from rank 0 to all others, and parts again.
+"""A group of processes that forms once to broadcast bytes from rank 0 to all others, and then dissolves.
 
-Everyone signs in at a store that the run's driver holds. Only when all are there is the group made, so that nobody
-waits in a collective for a process that will never come; and whoever finds that it cannot take part says why at the
-same store, which ends the waiting of the others at once.
+Every member registers at a store that the run's driver holds. The group is made only when all are there, so that none
+waits in a collective for a process that will never come. A member that cannot take part writes the reason to the same
+store, which ends the others' waiting at once.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from skyrl.errors import WeightSyncError
 _POLL_SECONDS = 0.01
 
 _CONNECT_SECONDS = 30.0
-"""For the members to connect, when all have signed in. One that ended in between is waited for no longer."""
+"""Seconds for the members to connect after all have registered; a member that ended in between is not waited for
+longer."""
 
 _ABORTED = "called off"
 
 _IDLE: defaultdict[tuple[str, int], list[TCPStore]] = defaultdict(list)
-"""Connections to stores, by host and port, that no meeting uses at the moment. They are kept because torch looks names
-up to make one, and where a resolver loses a packet that takes five seconds; one for each meeting that goes on, because
-a member that waits for a key keeps its connection to itself.
-"""
+"""Idle connections to stores, by host and port. They are kept because torch resolves names for each new connection,
+which takes five seconds where a resolver loses a packet. Concurrent groups use one each, because a member that waits
+for a key occupies its connection."""
 
 
 @frozen(kw_only=True)
 class TransferGroup:
-    """Where and how a group comes together; every member has one, with its own rank."""
+    """One member's view of a group: where the members find each other, and this member's rank."""
 
     host: str
     port: int
-    """Of the driver's `TCPStore`."""
+    """Port of the driver's `TCPStore`."""
 
     name: str
     """No two meetings of a run have the same name."""
@@ -99,7 +99,7 @@ class TransferGroup:
         return PrefixStore(self.name, self._connection())
 
     def abort(self, why: str) -> None:
-        """Whoever waits for this meeting stops waiting. Where the store is gone, nobody waits."""
+        """End the waiting of every member; harmless where the store is gone."""
         with contextlib.suppress(RuntimeError):
             self.store().set(_ABORTED, why)
 
@@ -170,7 +170,7 @@ class Channel:
         return content
 
     def close(self) -> None:
-        """Cut the connections: whoever still sends or waits is told."""
+        """Cut the connections; members that still send or wait get an error."""
         self._group = None
 
     def _broadcast(self, tensor: Tensor) -> None:

@@ -1,6 +1,7 @@
-"""From our settings to vLLM's arguments: what reaches it under which name, and what is refused with the reason.
+"""Translates our settings to vLLM's arguments: under which name each is passed on, and which are refused with the
+reason.
 
-Start with `engine_arguments`. Nothing here imports vLLM, so that every field can be looked at without it.
+Start with `engine_arguments`. Nothing here imports vLLM, so that every field can be examined without it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from skyrl.inference.vllm_model import HEAD_SIZES_ON_CPU, ModelFacts
 from skyrl.tree.names import nearest
 
 SMALLEST_CPU_CACHE = 64 * 2**20
-"""Bytes of keys and values that an engine on a CPU keeps at least, unless told otherwise."""
+"""Least bytes of keys and values of an engine on a CPU, unless configured otherwise."""
 
 _SEQUENCES_ON_CPU = 32
-"""Sequences of full length for which there is room by default on a CPU."""
+"""Sequences of full length that fit the default cache of an engine on a CPU."""
 
 _CPU_BLOCK = 128
 """Tokens in one block of vLLM's cache on a CPU."""
@@ -34,7 +35,7 @@ def engine_arguments(
     max_model_len: int,
     known: Collection[str],
 ) -> dict[str, Any]:
-    """What vLLM's `AsyncEngineArgs` or `EngineArgs` is made from.
+    """Arguments of vLLM's `AsyncEngineArgs` or `EngineArgs`.
 
     `device` is `cpu` or `cuda`; `max_model_len` is in tokens, prompt and completion together; `known` are the names of
     the arguments that the installed vLLM has. Raises `ConfigError` with everything that it cannot be given.

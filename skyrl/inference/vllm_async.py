@@ -13,7 +13,7 @@ from skyrl.inference.engine import InFlight
 from skyrl.inference.vllm_backend import first_line, request_maker
 
 _ALIVE_SECONDS = 120.0
-"""Without an answer for so long while samples are drawn, an engine process counts as hung."""
+"""Seconds without an answer, while samples are drawn, after which an engine process counts as hung."""
 
 
 class AsyncBackend:

@@ -23,13 +23,13 @@ class Backend(Protocol):
         """vLLM's finished `CompletionOutput`. Giving up the call gives up the sample."""
 
     async def pause(self, in_flight: InFlight) -> None:
-        """The scheduler rests. Nothing is running, unless it is told what to do with that."""
+        """Stop the scheduler. No request is running, unless `in_flight` says what becomes of those that are."""
 
     async def resume(self) -> None:
-        """The scheduler goes on."""
+        """Restart the scheduler."""
 
     async def call_workers(self, method: str, *args: Any) -> list[Any]:
-        """What each worker's `method` returns."""
+        """The results of calling `method` on every worker."""
 
     async def forget(self, version: int) -> bool:
         """Drops every cache of computed prompts, but for what the last pause keeps, and names the weights; False where
@@ -58,10 +58,10 @@ def request_maker(vllm: Any) -> Callable[[Sequence[int], Mapping[str, Any]], tup
 
 
 def refusals() -> tuple[type[Exception], ...]:
-    """What vLLM raises for a request that it does not take."""
+    """Exceptions that vLLM raises for a request that it refuses."""
     return (ValueError, TypeError, importlib.import_module("vllm.exceptions").VLLMClientError)
 
 
 def first_line(error: BaseException) -> str:
-    """Of its message."""
+    """First line of the exception's message."""
     return next(iter(str(error).splitlines()), "no message")

@@ -40,7 +40,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _MESSAGE_CHARACTERS = 1000
-"""Of what vLLM says when it does not start: it lists every wrong setting, and may print whole configurations."""
+"""Characters kept of vLLM's message when it does not start: it lists every wrong setting, and may print whole
+configurations."""
 
 
 class VLLMEngine:
@@ -209,14 +210,14 @@ class VLLMEngine:
         await asyncio.to_thread(self._backend.close)
 
     async def _on_loop(self, call: Coroutine[Any, Any, T]) -> T:
-        """On the engine's own event loop. Giving up the call gives up what it does there."""
+        """Await a call on the engine's own event loop; cancelling it cancels it there."""
         if not self._thread.is_alive():
             call.close()
             raise RunError("this inference engine was closed")
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))
 
     def _end(self) -> None:
-        """What is left when vLLM is gone: the loop's thread, and the folder of its sockets."""
+        """Release what remains when vLLM is gone: the loop's thread, and the folder of its sockets."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -224,7 +225,7 @@ class VLLMEngine:
             shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _longest_completion(self, request: GenerationRequest) -> int:
-        """In tokens; 0 when the prompt alone fills the model."""
+        """The longest possible completion in tokens; 0 when the prompt alone fills the model."""
         name = f"prompt {request.keys[0].prompt_id!r}" if request.keys else "a prompt"
         length = len(request.prompt_ids)
         check_sampling(request.sampling)
@@ -236,7 +237,7 @@ class VLLMEngine:
 
 
 async def _start(config: InferenceEngineConfig, arguments: dict[str, Any]) -> Backend:
-    """On the loop that the engine will live on."""
+    """Start vLLM; runs on the event loop that the engine lives on."""
     make: Callable[[], Backend] = (
         (lambda: AsyncBackend(arguments, ray_statistics=config.enable_ray_prometheus_stats))
         if config.async_engine

@@ -1,7 +1,7 @@
-"""Where vLLM runs: is it installed, which variables it reads, and that its processes do not outlive ours.
+"""The environment of vLLM: whether it is installed, which variables it reads, and how its processes end with ours.
 
-vLLM reads its variables when it is imported and hands them to its children, so they are set before that, and never
-over what the user set.
+vLLM reads its variables when it is imported and hands them to its children, so they are set before that, and never over
+what the user set.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from skyrl.errors import UserError
 from skyrl.processes.orphans import PRIVATE
 
 _HOST, _FOLDER = "SKYRL_VLLM_HOST", "SKYRL_VLLM_FOLDER"
-"""Variables that tell vLLM's processes who started them, and where its sockets are."""
+"""Variables that name, for vLLM's processes, their owner and the folder of its sockets."""
 
 _SET_HERE: set[str] = set()
 """Names of the variables that this process set and did not find."""
@@ -68,7 +68,7 @@ def set_variables(config: InferenceEngineConfig, device: str) -> Path | None:
 
 
 def variables(config: InferenceEngineConfig, device: str) -> dict[str, str]:
-    """What vLLM should find in its environment."""
+    """Environment variables for vLLM's processes."""
     found = {
         "VLLM_NO_USAGE_STATS": "1",  # a run tells nobody about itself
         "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are of its defaults, a page of them at each start

@@ -1,9 +1,11 @@
-"""Which fields of `InferenceEngineConfig` are which arguments of vLLM, which are none, and what nobody may set."""
+"""Tables of `InferenceEngineConfig`: which fields are arguments of vLLM, which are not, and which arguments cannot be
+set.
+"""
 
 from __future__ import annotations
 
 TABLE = "generator.inference_engine"
-"""Where the fields are."""
+"""Dotted path of the table that the fields belong to."""
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """Our short spellings, in vLLM's."""
@@ -42,10 +44,10 @@ NOT_ARGUMENTS = {
     "remote_urls": "names engines that others started",
     "external_proxy_url": "names engines that others started",
     "external_server_urls": "names engines that others started",
-    "weight_sync_backend": "is the learner's road to the engine",
-    "weight_transfer_threshold_cuda_ipc_GB": "is the learner's road to the engine",
+    "weight_sync_backend": "is the transport of weights to the engine",
+    "weight_transfer_threshold_cuda_ipc_GB": "is the transport of weights to the engine",
     "logprob_parity_bound": "is what the learner holds the engine to",
-    "override_existing_update_group": "is the learner's road to the engine",
+    "override_existing_update_group": "is the transport of weights to the engine",
     "enable_http_endpoint": "is the run's own endpoint",
     "http_endpoint_host": "is the run's own endpoint",
     "http_endpoint_port": "is the run's own endpoint",
@@ -74,7 +76,7 @@ FIXED = {
     "spec_method": "drafted tokens come without the log-probabilities that training needs",
     "spec_model": "drafted tokens come without the log-probabilities that training needs",
     "spec_tokens": "drafted tokens come without the log-probabilities that training needs",
-    "weight_transfer_config": "generator.inference_engine.weight_sync_backend chooses the road",
+    "weight_transfer_config": "generator.inference_engine.weight_sync_backend chooses the transport",
     "enable_sleep_mode": "trainer.placement decides whether engines share their GPUs",
 }
-"""Arguments that nobody may set, and why."""
+"""Arguments that users cannot set, each with the reason."""

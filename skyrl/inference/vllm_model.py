@@ -1,4 +1,4 @@
-"""What has to be known of a model before vLLM loads it: its sizes, what ends a completion, and which weights it has."""
+"""Facts that vLLM needs of a model before loading it: sizes, end-of-sequence tokens, names of weights."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class ModelFacts:
 
 @frozen(kw_only=True)
 class ExpectedWeights:
-    """What a complete set of weights is, under the names of the transformers model."""
+    """A complete set of weights, under the names of the transformers model."""
 
     infos: dict[str, WeightInfo]
-    """By name, tied ones once."""
+    """Description of each weight by name, tied ones once."""
 
     tied: dict[str, str]
     """Second names of tied weights, and the first: `lm_head.weight` of a tied head, usually."""
@@ -92,7 +92,9 @@ def refuse_unfit(expected: ExpectedWeights, incoming: IncomingWeights) -> None:
 
 
 def _eos_ids(path: str, config: Any) -> tuple[int, ...]:
-    """Those of the generation config, as transformers finds it: a file beside the model, or the model's own config."""
+    """End-of-sequence ids of the generation config, as transformers finds it: a file beside the model, or the model's
+    own config.
+    """
     try:
         generation = GenerationConfig.from_pretrained(_source(path))
     except OSError:

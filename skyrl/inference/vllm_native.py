@@ -57,7 +57,7 @@ def receive(worker: Any, place: int, incoming: Native, expand: Callable[[Weights
 
 
 def _equip(worker: Any, backend: str) -> None:
-    """Gives the worker its transfer engine, which vLLM makes at the start only where it is told a backend then."""
+    """Give the worker its transfer engine, which vLLM creates at start-up only if a backend is configured then."""
     if worker.weight_transfer_engine is None:
         config = importlib.import_module("vllm.config").WeightTransferConfig(backend=backend)
         factory = importlib.import_module("vllm.distributed.weight_transfer.factory").WeightTransferEngineFactory
@@ -118,7 +118,9 @@ def plain_handle(arguments: Sequence[Any]) -> list[Any]:
 
 
 def handle(plain: Sequence[Any]) -> tuple[Any, ...]:
-    """What `plain_handle` described. Classes are those of a tensor of bytes, whatever the sender says."""
+    """Rebuild the handle that `plain_handle` described. Classes are those of a tensor of bytes, whatever the sender
+    claims.
+    """
     arguments = [base64.b64decode(value["bytes"]) if isinstance(value, dict) else value for value in plain]
     arguments[_TENSOR], arguments[_STORAGE], arguments[_DTYPE] = torch.Tensor, TypedStorage, torch.uint8
     arguments[_SIZE] = torch.Size(arguments[_SIZE])

@@ -1,8 +1,8 @@
-"""What the learner asks of the vLLM workers that it sends to, one request after the other, through the store that they
-met at.
+"""Requests from the learner to the vLLM workers that it sends weights to, one after the other, through the group's
+store.
 
 vLLM's weight-transfer engines leave it to their user how init, start, update and finish reach the workers. Here they
-are JSON in the driver's store, the handles of CUDA IPC too: nothing that arrives is unpickled.
+are JSON in the driver's store, the handles of CUDA IPC too: nothing that is received is unpickled.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ ADDITIONAL = (
 """Settings of vLLM that change which tokens are drawn, not what an answer looks like."""
 
 OF_OUR_OWN = {"min_tokens": "min_new_tokens", "frequency_penalty": "frequency_penalty"}
-"""Those of them that have a field of ours by now, and which."""
+"""Sampling arguments of vLLM that have a field of their own here, and which."""
 
 SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = 0.01, 2.0
 """vLLM raises a temperature between 0 and the first to it without a word, and refuses one beyond the second."""
@@ -57,9 +57,9 @@ def check_sampling(sampling: SamplingParams) -> None:
 def sampling_arguments(
     sampling: SamplingParams, key: SampleKey, *, limit: int, eos_ids: Collection[int]
 ) -> dict[str, Any]:
-    """What vLLM's `SamplingParams` is made from, for one sample of at most `limit` tokens.
+    """Arguments of vLLM's `SamplingParams` for one sample of at most `limit` tokens.
 
-    Ends of a sequence are given as stop tokens, so that the same ids count as in the torch engine.
+    End-of-sequence ids are passed as stop tokens, so that the same ids count as in the torch engine.
     """
     more = {name: _thawed(value) for name, value in (sampling.additional_kwargs or {}).items()}
     ends = {*more.pop("stop_token_ids", ()), *(sampling.stop_token_ids or ())}
@@ -86,7 +86,7 @@ def sampling_arguments(
 
 
 def completion(output: Any, key: SampleKey, sampling: SamplingParams, tokenizer: Any) -> Completion:
-    """From vLLM's finished `CompletionOutput`. Raises `NonFiniteError` for log-probabilities that are no numbers."""
+    """Convert vLLM's finished `CompletionOutput`. Raises `NonFiniteError` for non-finite log-probabilities."""
     ids = tuple(output.token_ids)
     logprobs = tuple(map(float, output.logprobs.logprobs)) if ids else ()
     if not all(map(math.isfinite, logprobs)):

@@ -13,7 +13,7 @@ from skyrl.inference.vllm_backend import first_line, request_maker
 
 
 class SteppedBackend:
-    """In this process, unless its configuration gives its scheduler one."""
+    """vLLM stepped in this process, unless its configuration gives its scheduler a process of its own."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         vllm = importlib.import_module("vllm")
@@ -92,8 +92,8 @@ class SteppedBackend:
                     asked.set_result(output.outputs[0])
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """An exception inside the engine leaves it in a state that nobody knows: it is dead from then on, and everybody
-        who waits for a sample hears of it.
+        """Run a call on the engine. After an exception its state is unknown: it counts as dead, and every waiting
+        caller gets the error.
         """
         if self._dead:
             raise ProcessError(self._dead)

@@ -24,7 +24,7 @@ end_with_host()
 
 
 class WeightReceiver:
-    """What a worker of ours can do beyond vLLM's. Every method's name begins with `skyrl`, to be none of theirs."""
+    """Methods that our workers add to vLLM's. Each name begins with `skyrl`, to avoid clashes."""
 
     model_runner: Any
     parallel_config: Any
@@ -68,7 +68,7 @@ def under_all_names(
 ) -> Iterator[tuple[str, Tensor]]:
     """Each weight, a tied one under its second names too: vLLM would leave a head that does not come as it is.
 
-    vLLM holds a layer's tensors until all of them are there, longer than an arrival that travels keeps them.
+    vLLM holds a layer's tensors until all of them are there, longer than the incoming set keeps them.
     """
     names: dict[str, list[str]] = {}
     for second, first in tied.items():
