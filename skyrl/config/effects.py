@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from skyrl.config.checks.schedule import schedule_reads
 from skyrl.config.effects_algorithm import ALGORITHM_EFFECTS
-from skyrl.config.engines import VLLM_ONLY
+from skyrl.config.engines import BACKENDS, backend_of, backends_that
 from skyrl.config.every_kind import EVERY_KIND_EFFECTS
 from skyrl.config.fully_async import FullyAsyncConfig
 from skyrl.config.import_paths import is_import_path
@@ -36,8 +36,14 @@ def _on_cuda(run: SkyRLTrainConfig) -> bool:
     return run.trainer.device == "cuda"
 
 
-def _engine_is_vllm(run: SkyRLTrainConfig) -> bool:
-    return run.generator.inference_engine.backend == "vllm"
+def _engine_reads(field: str) -> Effect:
+    """A field that some engines read."""
+    when = f"the engine is {backends_that(lambda backend: field in backend.fields)}"
+    return Effect(
+        f"generator.inference_engine.{field}",
+        when,
+        lambda run: field in backend_of(run.generator.inference_engine).fields,
+    )
 
 
 def evaluates(run: SkyRLTrainConfig) -> bool:
@@ -73,7 +79,7 @@ def _is_asynchronous(run: SkyRLTrainConfig) -> bool:
 
 
 def _keeps_weights(run: SkyRLTrainConfig) -> bool:
-    gives_up = run.trainer.placement.colocate_all and run.generator.inference_engine.backend == "vllm"
+    gives_up = run.trainer.placement.colocate_all and backend_of(run.generator.inference_engine).sleeps
     return run.trainer.fully_async.enabled and not gives_up
 
 
@@ -232,5 +238,5 @@ EFFECTS: tuple[Effect, ...] = (
         "environment.env_class is aime or gsm8k, or each row's own",
         lambda run: run.environment.env_class in ("aime", "gsm8k", None),
     ),
-    *(Effect(f"generator.inference_engine.{name}", "the engine is vllm", _engine_is_vllm) for name in VLLM_ONLY),
+    *(_engine_reads(field) for field in dict.fromkeys(name for each in BACKENDS.values() for name in each.fields)),
 )

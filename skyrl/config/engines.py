@@ -1,7 +1,12 @@
-"""The inference engines: how many, how large, how they get new weights, and how others reach them."""
+"""The inference engines: how many, how large, how they get new weights, and how others reach them.
 
-from collections.abc import Mapping
+`BACKENDS` registers the kinds of engine with what each of them can do.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
+
+import attrs
 
 from skyrl.config.models import Dtype
 from skyrl.tree import FREE, FrozenDict, field, frozen
@@ -123,22 +128,89 @@ class InferenceEngineConfig:
     """More arguments of vLLM, by the names of its AsyncEngineArgs. One that has a field of its own here is refused."""
 
 
-VLLM_ONLY = (
-    "model_dtype",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "expert_parallel_size",
-    "data_parallel_size",
-    "async_engine",
-    "vllm_v1_disable_multiproc",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
-    "max_num_batched_tokens",
-    "enforce_eager",
-    "fully_sharded_loras",
-    "enable_ray_prometheus_stats",
-    "gpu_memory_utilization",
-    "distributed_executor_backend",
-    "override_existing_update_group",
-)
-"""Fields of `InferenceEngineConfig` that only a vLLM engine reads."""
+@attrs.frozen(kw_only=True)
+class EngineBackend:
+    """What the configuration knows about one kind of inference engine."""
+
+    fields: tuple[str, ...] = ()
+    """Fields of `InferenceEngineConfig` that not every engine reads, and this one does."""
+
+    is_started_by_the_run: bool = True
+    """False for servers that run already."""
+
+    is_embedded: bool = False
+    """It computes in the process and on the one GPU that it is made on, so that a run may be a single process."""
+
+    has_the_learners_dtype: bool = False
+    """It computes in `trainer.compute_dtype`, whatever `model_dtype` says."""
+
+    sleeps: bool = False
+    """With `colocate_all` it gives up its weights and cache whenever learners need the GPU."""
+
+    shares_prefixes: bool = False
+    """It reuses keys and values of prompts that begin alike, and those of older weights, too, if they are kept."""
+
+    takes_adapters: bool = True
+    """It samples from a policy that is trained by adapters (LoRA)."""
+
+    transports: tuple[str, ...] = ("gloo", "disk")
+    """Values of `weight_sync_backend` by which weights reach it in another process."""
+
+    repeats_on_a_cpu: bool = False
+    """Its `deterministic` mode runs without CUDA."""
+
+    head_sizes_on_a_cpu: bool = False
+    """On a CPU it serves models of some head sizes only, which is looked at before the run starts."""
+
+    takes_megatron_weights: bool = False
+    """Weights of Megatron learners are translated for it."""
+
+    package: str = ""
+    """What it imports that the `train` extra does not bring; `extra` is the extra that does."""
+
+    extra: str = ""
+
+
+BACKENDS: Mapping[str, EngineBackend] = {
+    "vllm": EngineBackend(
+        fields=(
+            "model_dtype",
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "expert_parallel_size",
+            "data_parallel_size",
+            "async_engine",
+            "vllm_v1_disable_multiproc",
+            "enable_prefix_caching",
+            "enable_chunked_prefill",
+            "max_num_batched_tokens",
+            "enforce_eager",
+            "fully_sharded_loras",
+            "enable_ray_prometheus_stats",
+            "gpu_memory_utilization",
+            "distributed_executor_backend",
+            "override_existing_update_group",
+        ),
+        sleeps=True,
+        shares_prefixes=True,
+        transports=("nccl", "gloo", "disk"),
+        head_sizes_on_a_cpu=True,
+        takes_megatron_weights=True,
+        package="vllm",
+        extra="vllm",
+    ),
+    "torch": EngineBackend(is_embedded=True, has_the_learners_dtype=True, repeats_on_a_cpu=True),
+    "http": EngineBackend(is_started_by_the_run=False),
+    "sglang": EngineBackend(takes_adapters=False, transports=("nccl", "gloo", "disk")),
+}
+"""What is known about each kind of engine, by the name that `backend` has for it."""
+
+
+def backend_of(engine: InferenceEngineConfig) -> EngineBackend:
+    """What is known about the configured kind of engine."""
+    return BACKENDS[engine.backend]
+
+
+def backends_that(suit: Callable[[EngineBackend], bool]) -> str:
+    """Names of the kinds of engine that suit, for a message: `vllm and torch`."""
+    return " and ".join(name for name, backend in BACKENDS.items() if suit(backend))

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from skyrl.config.engines import backend_of
 from skyrl.config.every_kind import EVERY_KIND_RULES
 from skyrl.config.generator import SamplingParams
 from skyrl.config.losses import asks_for_correction
@@ -39,7 +40,7 @@ def one_process_suffices_for_one_embedded_engine(run: SkyRLTrainConfig) -> str:
     """Ray is for what one process cannot hold: several ranks or engines, or an engine with processes of its own."""
     engine = run.generator.inference_engine
     alone = all(grid_of(run, model).ranks == 1 for model in models_of(run))
-    return "in_process" if engine.backend == "torch" and alone and engine.num_engines == 1 else "ray"
+    return "in_process" if backend_of(engine).is_embedded and alone and engine.num_engines == 1 else "ray"
 
 
 @rule(writes="trainer.ref.model.path", reads=("trainer.policy.model.path",))
@@ -181,7 +182,7 @@ def a_deterministic_run_samples_deterministically(run: SkyRLTrainConfig) -> bool
 )
 def nccl_is_for_vllm_on_cuda(run: SkyRLTrainConfig) -> str:
     """Between processes that compute on CPUs, and to engines without vLLM's transfers, weights travel over gloo."""
-    on_gpus = run.trainer.device == "cuda" and run.generator.inference_engine.backend == "vllm"
+    on_gpus = run.trainer.device == "cuda" and "nccl" in backend_of(run.generator.inference_engine).transports
     return "nccl" if on_gpus else "gloo"
 
 
@@ -197,7 +198,7 @@ def precision_bounds_how_far_engine_and_learner_differ(run: SkyRLTrainConfig) ->
     """Two float32 forward passes differ by rounding, of about 1e-5 nats; in bfloat16 it is some hundredths."""
     engine = run.generator.inference_engine
     whole = run.trainer.compute_dtype == "float32" and (
-        engine.backend == "torch" or engine.model_dtype in ("float32", "fp32")
+        backend_of(engine).has_the_learners_dtype or engine.model_dtype in ("float32", "fp32")
     )
     return 1e-3 if whole else 0.1
 

@@ -10,6 +10,7 @@ from typing import Literal
 import attrs
 
 from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.engines import backend_of
 from skyrl.config.facts import loss_facts
 from skyrl.config.losses import asks_for_correction
 from skyrl.config.root import SkyRLTrainConfig
@@ -70,7 +71,7 @@ def starts_engines(run: SkyRLTrainConfig) -> bool:
         return False
     engine = run.generator.inference_engine
     elsewhere = engine.external_proxy_url or engine.external_server_urls or engine.remote_urls
-    return engine.backend != "http" and engine.run_engines_locally and not elsewhere
+    return backend_of(engine).is_started_by_the_run and engine.run_engines_locally and not elsewhere
 
 
 def grid_of(run: SkyRLTrainConfig, model: Model) -> Grid:
@@ -98,11 +99,11 @@ def data_parallel_of(run: SkyRLTrainConfig, model: Model) -> int | None:
 
 
 def engines_of(run: SkyRLTrainConfig) -> Engines | None:
-    """The engines that the run starts. The embedded one computes on one GPU, whatever the sizes for vLLM say."""
+    """The engines that the run starts. An embedded one computes on one GPU, whatever the sizes for others say."""
     if not starts_engines(run):
         return None
     engine = run.generator.inference_engine
-    if engine.backend == "torch":
+    if backend_of(engine).is_embedded:
         return Engines(number=engine.num_engines)
     return Engines(
         number=engine.num_engines,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
+from skyrl.config.engines import backend_of
 from skyrl.config.sizes import engines_of, grid_of, sizes_of
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.inference.engine import InferenceEngine, InFlight
@@ -137,7 +138,7 @@ def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> 
     """How weights travel: not at all within one process, else as `weight_sync_backend` says."""
     engine, dtype = run.generator.inference_engine, engine_dtype(run)
     if run.trainer.placement.executor == "in_process":
-        alone = engine.backend == "vllm" and engine.async_engine  # vLLM computes in a child process
+        alone = "async_engine" in backend_of(engine).fields and engine.async_engine  # it computes in a child process
         return FolderTransport(folder, dtype=dtype) if alone else SharedTransport()
     match engine.weight_sync_backend:
         case "disk":
@@ -189,7 +190,7 @@ def engine_dtype(run: SkyRLTrainConfig) -> str:
     """Type in which the engines hold weights, as torch writes it."""
     engine = run.generator.inference_engine
     short = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-    if engine.backend == "torch":
+    if backend_of(engine).has_the_learners_dtype:
         return required(run.trainer.compute_dtype, "trainer.compute_dtype")
     return short.get(engine.model_dtype, engine.model_dtype)
 

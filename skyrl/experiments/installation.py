@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.engines import backend_of
 from skyrl.config.sizes import on_ray, sizes_of
 from skyrl.errors import Problem
 from skyrl.experiments import on_machine
@@ -73,7 +74,8 @@ def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
     yield "trainer.policy.model.path", "transformers", "train"
     if on_ray(run):
         yield "trainer.placement.executor", "ray", "ray"
-    if run.generator.inference_engine.backend == "vllm":
-        yield "generator.inference_engine.backend", "vllm", "vllm"
+    backend = backend_of(run.generator.inference_engine)
+    if backend.package:
+        yield "generator.inference_engine.backend", backend.package, backend.extra
     if run.trainer.strategy == "deepspeed":
         yield "trainer.strategy", "deepspeed", "deepspeed"

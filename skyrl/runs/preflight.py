@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.engines import backend_of
 from skyrl.config.sizes import has_reference
 from skyrl.data.cursor import batches
 from skyrl.data.prompts import PromptDataset
@@ -70,7 +71,7 @@ def look_at_the_models(
     for path in sorted(paths):
         refuse_small_vocabulary(path, tokenizer)
     generator = run.generator
-    if generator.inference_engine.backend == "vllm":
+    if backend_of(generator.inference_engine).head_sizes_on_a_cpu:
         trusted = bool(generator.inference_engine.engine_init_kwargs.get("trust_remote_code", False))
         refuse_unsuitable(model_facts(policy, trust_remote_code=trusted), run.trainer.device)
     turns = generator.max_input_length if generator.max_turns > 1 else None

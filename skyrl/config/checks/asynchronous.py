@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.engines import backend_of
 from skyrl.config.facts import loss_facts
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
@@ -65,10 +66,10 @@ def kept_keys_and_values_are_not_shared(run: SkyRLTrainConfig) -> Iterator[Probl
     """A prefix cache would give new samples what the old weights computed."""
     settings, engine = run.trainer.fully_async, run.generator.inference_engine
     kept = settings.enabled and settings.interrupt_generation and not settings.clear_kv_cache_on_weight_sync
-    if kept and engine.backend == "vllm" and engine.enable_prefix_caching:
+    if kept and backend_of(engine).shares_prefixes and engine.enable_prefix_caching:
         yield Problem(
             path=f"{_ASYNC}.clear_kv_cache_on_weight_sync",
-            message="vLLM's prefix cache would hand keys and values of old weights to new samples",
+            message=f"the prefix cache of {engine.backend} would hand keys and values of old weights to new samples",
             hint="set generator.inference_engine.enable_prefix_caching = false, or this to true",
         )
 
@@ -77,10 +78,12 @@ def kept_keys_and_values_outlive_the_engines_sleep(run: SkyRLTrainConfig) -> Ite
     """vLLM gives up its cache where learners need the GPU, and the samples in it stand still meanwhile."""
     settings, shares = run.trainer.fully_async, run.trainer.placement.colocate_all
     kept = settings.enabled and settings.interrupt_generation and not settings.clear_kv_cache_on_weight_sync
-    if kept and shares and run.generator.inference_engine.backend == "vllm":
+    engine = run.generator.inference_engine
+    if kept and shares and backend_of(engine).sleeps:
         yield Problem(
             path=f"{_ASYNC}.clear_kv_cache_on_weight_sync",
-            message="trainer.placement.colocate_all has vLLM give up its keys and values whenever learners work",
+            message=f"trainer.placement.colocate_all has {engine.backend} give up its keys and values whenever "
+            "learners work",
             hint="set this to true, or trainer.placement.colocate_all = false",
         )
 

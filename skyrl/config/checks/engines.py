@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.engines import backend_of, backends_that
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import on_ray
 from skyrl.errors import Problem
@@ -27,31 +28,38 @@ def nccl_has_cuda(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def nccl_is_vllms(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The road between GPUs is vLLM's own weight transfer."""
+    """The transport between GPUs is the engine's own."""
     engine = run.generator.inference_engine
-    on_gpus = on_ray(run) and run.trainer.device != "cpu"
-    if on_gpus and engine.backend == "torch" and engine.weight_sync_backend == "nccl":
+    able, wanted = backend_of(engine), engine.weight_sync_backend
+    on_gpus = on_ray(run) and run.trainer.device != "cpu" and able.is_started_by_the_run
+    if on_gpus and wanted == "nccl" and wanted not in able.transports:
+        others = backends_that(lambda backend: "nccl" in backend.transports)
         yield Problem(
             path=f"{_ENGINE}.weight_sync_backend",
-            message="nccl is vLLM's own transfer of weights, and backend is torch",
-            hint="leave it out: it is derived; gloo and disk reach every engine",
+            message=f"nccl is the transfer of weights of {others} engines, and backend is {engine.backend}",
+            hint=f"leave it out: it is derived; {' and '.join(able.transports)} reach it",
         )
 
 
 def vllm_on_a_cpu_computes_eagerly(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """CUDA graphs are CUDA's."""
-    if _is_vllm_on_a_cpu(run) and not run.generator.inference_engine.enforce_eager:
+    on_a_cpu = run.trainer.device == "cpu" and _reads(run, "enforce_eager")
+    if on_a_cpu and not run.generator.inference_engine.enforce_eager:
         message = "a CPU has no CUDA graphs"
         yield Problem(path=f"{_ENGINE}.enforce_eager", message=message, hint="set it to true")
 
 
 def vllm_on_a_cpu_promises_no_repetition(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """vLLM's batch-invariant kernels are written for GPUs."""
-    if _is_vllm_on_a_cpu(run) and run.generator.inference_engine.deterministic:
+    engine = run.generator.inference_engine
+    able = backend_of(engine)
+    needs_cuda = able.is_started_by_the_run and not able.repeats_on_a_cpu
+    if run.trainer.device == "cpu" and needs_cuda and engine.deterministic:
+        others = backends_that(lambda backend: backend.repeats_on_a_cpu)
         yield Problem(
             path=f"{_ENGINE}.deterministic",
-            message="vLLM's batch-invariant kernels need CUDA, and trainer.device is cpu",
-            hint=f"set {_ENGINE}.backend = torch, which repeats on a CPU, or this to false: it follows "
+            message=f"the batch-invariant kernels of {engine.backend} need CUDA, and trainer.device is cpu",
+            hint=f"set {_ENGINE}.backend = {others}, which repeats on a CPU, or this to false: it follows "
             "trainer.deterministic",
         )
 
@@ -60,7 +68,8 @@ def parts_of_an_engine_on_a_cpu_are_child_processes(run: SkyRLTrainConfig) -> It
     """On CPUs, vLLM splits an engine over child processes only."""
     engine = run.generator.inference_engine
     parts = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
-    if _is_vllm_on_a_cpu(run) and parts > 1 and engine.distributed_executor_backend == "ray":
+    splits = _reads(run, "distributed_executor_backend") and run.trainer.device == "cpu"
+    if splits and parts > 1 and engine.distributed_executor_backend == "ray":
         yield Problem(
             path=f"{_ENGINE}.distributed_executor_backend",
             message=f"on a CPU the {parts} parts of an engine are child processes",
@@ -71,7 +80,7 @@ def parts_of_an_engine_on_a_cpu_are_child_processes(run: SkyRLTrainConfig) -> It
 def copies_inside_an_engine_are_asynchronous(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """vLLM's offline engine holds one copy of the weights."""
     engine = run.generator.inference_engine
-    if engine.backend == "vllm" and not engine.async_engine and engine.data_parallel_size > 1:
+    if _reads(run, "async_engine") and not engine.async_engine and engine.data_parallel_size > 1:
         yield Problem(
             path=f"{_ENGINE}.data_parallel_size",
             message=f"{engine.data_parallel_size} copies of the weights, and vLLM's offline engine holds one",
@@ -82,7 +91,7 @@ def copies_inside_an_engine_are_asynchronous(run: SkyRLTrainConfig) -> Iterator[
 def statistics_come_from_the_asynchronous_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """vLLM's offline engine exports none."""
     engine = run.generator.inference_engine
-    if engine.backend == "vllm" and not engine.async_engine and engine.enable_ray_prometheus_stats:
+    if _reads(run, "async_engine") and not engine.async_engine and engine.enable_ray_prometheus_stats:
         yield Problem(
             path=f"{_ENGINE}.enable_ray_prometheus_stats",
             message="vLLM's offline engine exports no statistics",
@@ -93,7 +102,7 @@ def statistics_come_from_the_asynchronous_engine(run: SkyRLTrainConfig) -> Itera
 def every_sequence_of_a_step_has_a_token(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Each sequence that runs takes at least one of the tokens that a step of vLLM computes."""
     engine = run.generator.inference_engine
-    if engine.backend == "vllm" and engine.max_num_batched_tokens < engine.max_num_seqs:
+    if _reads(run, "max_num_batched_tokens") and engine.max_num_batched_tokens < engine.max_num_seqs:
         yield Problem(
             path=f"{_ENGINE}.max_num_batched_tokens",
             message=f"{engine.max_num_batched_tokens} tokens in a step are fewer than {_ENGINE}.max_num_seqs = "
@@ -114,5 +123,5 @@ ENGINE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
 )
 
 
-def _is_vllm_on_a_cpu(run: SkyRLTrainConfig) -> bool:
-    return run.generator.inference_engine.backend == "vllm" and run.trainer.device == "cpu"
+def _reads(run: SkyRLTrainConfig, field: str) -> bool:
+    return field in backend_of(run.generator.inference_engine).fields

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.checks.schedule import schedule_problems
+from skyrl.config.engines import backend_of, backends_that
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import has_critic, models_of, trained_models
 from skyrl.errors import Problem
@@ -22,8 +23,9 @@ def adapters_have_a_road_to_the_engines(run: SkyRLTrainConfig) -> Iterator[Probl
     if engine.weight_sync_backend == "delta":
         message = "delta sends differences of whole weights, and an adapter is trained beside them"
         yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint="set it to nccl or gloo")
-    if engine.backend == "sglang":
-        message = "adapters are served by vllm and torch engines"
+    if not backend_of(engine).takes_adapters:
+        able = backends_that(lambda backend: backend.takes_adapters and backend.is_started_by_the_run)
+        message = f"adapters are served by {able} engines"
         yield Problem(path=f"{_ENGINE}.backend", message=message, hint="set it to vllm")
 
 

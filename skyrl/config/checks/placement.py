@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.engines import backend_of, backends_that
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import (
     engines_of,
@@ -35,8 +36,8 @@ def one_process_has_one_rank(run: SkyRLTrainConfig) -> Iterator[Problem]:
         for name in (f"{model}_num_nodes", f"{model}_num_gpus_per_node"):
             yield from _one(f"trainer.placement.{name}", getattr(placement, name), "ranks do")
     yield from _one(f"{_ENGINE}.num_engines", engine.num_engines, "engines do")
-    if engine.backend == "vllm":
-        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        if name in backend_of(engine).fields:
             yield from _one(f"{_ENGINE}.{name}", getattr(engine, name), "parts of an engine do")
 
 
@@ -105,7 +106,7 @@ def engines_of_others_have_an_address(run: SkyRLTrainConfig) -> Iterator[Problem
 def experts_take_every_gpu_of_an_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Expert parallelism spreads the experts over the data and tensor GPUs of an engine, all of them."""
     engine = run.generator.inference_engine
-    if engine.backend != "vllm" or engine.expert_parallel_size == 1:
+    if "expert_parallel_size" not in backend_of(engine).fields or engine.expert_parallel_size == 1:
         return
     gpus = engine.data_parallel_size * engine.tensor_parallel_size
     if engine.expert_parallel_size != gpus:
@@ -167,16 +168,18 @@ def megatron_has_no_critic(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def megatron_feeds_vllm(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Megatron's weights are translated for vLLM engines only."""
-    backend = run.generator.inference_engine.backend
-    if _is_megatron(run) and backend != "vllm":
-        message = f"strategy = megatron sends weights to vllm engines only, not to {backend}"
+    engine = run.generator.inference_engine
+    if _is_megatron(run) and not backend_of(engine).takes_megatron_weights:
+        able = backends_that(lambda backend: backend.takes_megatron_weights)
+        message = f"strategy = megatron sends weights to {able} engines only, not to {engine.backend}"
         yield Problem(path=f"{_ENGINE}.backend", message=message, hint="set it to vllm, or trainer.strategy = fsdp2")
 
 
 def megatron_sends_weights_between_gpus(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Over nccl, or as files of differences."""
     engine = run.generator.inference_engine
-    if _is_megatron(run) and engine.backend == "vllm" and engine.weight_sync_backend == "gloo":
+    takes_them = backend_of(engine).takes_megatron_weights
+    if _is_megatron(run) and takes_them and engine.weight_sync_backend == "gloo":
         message = "strategy = megatron sends weights over nccl or as delta, not over gloo"
         yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint="set it to nccl")
 

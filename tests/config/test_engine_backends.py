@@ -1,0 +1,47 @@
+"""What the table of engines says, and who reads it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+from skyrl.config import InferenceEngineConfig
+from skyrl.config.engines import BACKENDS, backends_that
+from skyrl.tree.classes import fields_of
+
+ROOT = Path(__file__).parents[2]
+MAKES_ENGINES = {"skyrl/experiments/collaborators.py"}
+"""The one place that selects by name, as others do a loss or an estimator."""
+
+
+def test_every_backend_that_can_be_named_is_in_the_table() -> None:
+    assert set(BACKENDS) == set(get_args(get_type_hints(InferenceEngineConfig)["backend"]))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_fields_of_a_backend_exist(name: str) -> None:
+    assert set(BACKENDS[name].fields) <= set(fields_of(InferenceEngineConfig))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_transports_of_a_backend_exist(name: str) -> None:
+    assert set(BACKENDS[name].transports) <= set(get_args(get_type_hints(InferenceEngineConfig)["weight_sync_backend"]))
+
+
+def test_a_message_names_the_backends_that_suit() -> None:
+    assert backends_that(lambda backend: "nccl" in backend.transports and backend.takes_adapters) == "vllm"
+    assert backends_that(lambda backend: backend.package == "" and backend.is_started_by_the_run) == "torch and sglang"
+
+
+def test_no_module_compares_the_name_of_a_backend() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in sorted((ROOT / "skyrl").rglob("*.py"))
+        if str(file.relative_to(ROOT)) not in MAKES_ENGINES
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Compare) and ast.unparse(node.left).endswith("engine.backend")
+    ]
+    assert found == []
