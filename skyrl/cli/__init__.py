@@ -9,7 +9,7 @@ from typing import NoReturn
 
 
 def start() -> NoReturn:
-    """What is installed as `skyrl`."""
+    """The entry point that is installed as `skyrl`."""
     with lasting_imports():
         from skyrl.cli.main import main
 
@@ -18,7 +18,8 @@ def start() -> NoReturn:
 
 @contextlib.contextmanager
 def lasting_imports() -> Iterator[None]:
-    """Around imports of a command: what they make lasts as long as the process, and is never searched for garbage.
+    """Around imports of a command: objects that they make last as long as the process, and are never searched for
+    garbage.
 
     The searches, that at exit included, took a seventh of the time of `skyrl config check` (benchmarks/config.py).
     """

@@ -42,9 +42,9 @@ def complete_path(context: click.Context, parameter: click.Parameter, incomplete
 def paths_from(
     start: str, ends: str = "=", arguments: Sequence[str] | None = None, *, every_kind: bool = False
 ) -> list[str]:
-    """What may follow `start`: tables with a dot behind them, fields with `ends`.
+    """Completions of `start`: tables with a dot behind them, fields with `ends`.
 
-    Of the kind of run that the words before it make; of every kind where they come later.
+    Fields are those of the kind of run that the arguments before it make; of every kind where they come later.
     """
     from skyrl.config.kinds import KINDS, root_of
     from skyrl.config.load import chosen_root

@@ -175,7 +175,7 @@ def _flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 class _Count(str):
-    """What stands for a table that is too long to be read."""
+    """Placeholder for a table that is too long to be read."""
 
 
 def _with_long_tables_counted(data: Any) -> Any:

@@ -15,7 +15,7 @@ _GOES_ON = {
 
 
 def script(command: click.Command, shell: str) -> str:
-    """What the shell has to evaluate."""
+    """The completion script that the shell evaluates."""
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)

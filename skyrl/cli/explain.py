@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def as_text(explanation: Explanation) -> str:
-    """For a person."""
+    """The explanation as text for a terminal."""
     is_table = explanation.type.startswith("a table (") and isinstance(explanation.value, dict)
     kind = ", ".join(filter(None, (explanation.type, explanation.allowed)))
     lines = [explanation.path if is_table else f"{explanation.path} = {_spelled(explanation.value)}", f"  {kind}"]

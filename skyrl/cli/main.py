@@ -141,7 +141,9 @@ def _stop_before_the_start(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextlib.contextmanager
 def _flushed(streams: Sequence[RedactedStream]) -> Iterator[None]:
-    """What is still in a buffer at the end and cannot be written does not change the exit code of the command."""
+    """Flush the output; data still buffered at the end that cannot be written does not change the exit code of the
+    command.
+    """
     try:
         yield
     finally:
@@ -153,8 +155,8 @@ def _flushed(streams: Sequence[RedactedStream]) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command; a mistake of the user ends in a message and exit code 2, a failed run in 1, Ctrl-C in 130, and
-    a run that was told to stop, by SIGTERM, SIGHUP or its deadline, in 75.
+    """Run the command. A mistake of the user ends in a message and exit code 2, a failed run in 1, Ctrl-C in 130, and a
+    run that was asked to stop, by SIGTERM, SIGHUP or its deadline, in 75.
     """
     out, err = RedactedStream(sys.stdout), RedactedStream(sys.stderr)
     with (

@@ -123,4 +123,4 @@ def _model(run: SkyRLTrainConfig, model: Any) -> dict[str, Any]:
 _BY_TOKENS = dict.fromkeys(
     ("micro_batches", "gradient_accumulation", "scoring_micro_batches", "micro_batch_size", "scoring_micro_batch_size")
 )
-"""Where tokens bound a pass through the model, how many passes there are depends on the answers: null."""
+"""Null for passes that tokens bound: their number depends on the answers."""

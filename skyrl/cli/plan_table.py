@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 Plan = Mapping[str, Any]
-"""What `skyrl plan --json` prints."""
+"""The plan as `skyrl plan --json` prints it."""
 
 
 def table(plan: Plan) -> str:
@@ -19,7 +19,7 @@ def table(plan: Plan) -> str:
 
 
 def _heading(plan: Plan) -> list[str]:
-    """What the whole takes, in words."""
+    """The resources of the whole run, in words."""
     if plan["executor"] == "in_process":
         return ["Everything runs in the process of the command."]
     nodes = f"{_counted(plan['nodes'], 'node')} of {plan['gpus_per_node']}"

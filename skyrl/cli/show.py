@@ -45,7 +45,7 @@ def lines_with_origins(run: RunConfig, origins: Origins) -> str:
 
 
 def derived_lines(run: RunConfig, origins: Origins) -> str:
-    """What was derived: the value, the rule, why, and what it was derived from."""
+    """Lines of derived values: each with the rule, the reason, and the values that it was derived from."""
     from skyrl.config.kinds import kind_of
 
     by_name = {rule.name: rule for rule in kind_of(run).rules}
@@ -65,7 +65,7 @@ def derived_lines(run: RunConfig, origins: Origins) -> str:
 
 
 def _sayable(data: Mapping[str, Any], root: type[Any]) -> dict[str, Any]:
-    """Without the nulls that are defaults and that TOML has no word for."""
+    """The tree without nulls that are defaults, which TOML cannot express."""
     from skyrl.tree.classes import fields_of
     from skyrl.tree.types import config_class, lists_none
 

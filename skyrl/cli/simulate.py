@@ -75,9 +75,8 @@ def simulate(arguments: tuple[str, ...], steps: int, split: bool, as_json: bool,
 
 
 def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, **given: Any) -> World:
-    """What the configuration says, and the durations that are given, or those of the run `like`.
-
-    Raises `UserError` where a duration is missing.
+    """The world to simulate: the configuration, with the durations given or those of the run `like`. Raises `UserError`
+    where a duration is missing.
     """
     from skyrl.config.sizes import engines_of
     from skyrl.errors import UserError
@@ -117,7 +116,7 @@ def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, 
 
 
 def _gpus(config: SkyRLTrainConfig) -> tuple[int, int]:
-    """Of engines and of learners, as the configuration deals them out."""
+    """GPUs of engines and of learners in the configured placement."""
     from skyrl.config.sizes import engines_of, grid_of
     from skyrl.errors import UserError
 

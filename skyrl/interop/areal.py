@@ -75,7 +75,9 @@ def _mini_batches(writing: Writing, key: str, count: Any, values: Mapping[str, A
 
 
 def _dual_clip(value: Any, values: Mapping[str, Any]) -> Becomes:
-    """Where `c_clip` is given, it acts; here it belongs to a loss, or to a switch of the decoupled one."""
+    """Convert `c_clip`, which acts in AReaL where it is given; here it belongs to a loss, or to a switch of the
+    decoupled one.
+    """
     is_decoupled = values.get("actor.use_decoupled_loss") or values.get("ppo.use_decoupled_loss")
     switch = {"decoupled.dual_clip": True} if is_decoupled else {"policy_loss_type": "dual_clip"}
     writes = {"clip_ratio_c": number(value), **switch}

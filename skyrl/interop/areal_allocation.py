@@ -26,7 +26,7 @@ class Part:
 
     @property
     def gpus(self) -> int:
-        """Of all ranks; experts are spread over ranks that are there anyway."""
+        """GPUs of all ranks; experts are spread over ranks that exist anyway."""
         return self.data * self.pipeline * self.tensor * self.context
 
 

@@ -1,6 +1,7 @@
-"""What each of AReaL's settings is in our tree. Keys are patterns: `*` stands for one name or several.
+"""The meaning of each of AReaL's settings in our tree.
 
-An entry is a path of ours, or a function from the value to what it becomes: see `areal_values.py`.
+Keys are patterns: `*` stands for one name or several. An entry is a path of ours, or a function from the value to its
+conversion: see `areal_values.py`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ INTERVALS: dict[str, str] = {
         ("eval", "trainer.eval_interval"),
     )},
 }  # fmt: skip
-"""What each group of `epochs`, `steps` and `secs`, of which any may be due, is here."""
+"""Our equivalents of each group of `epochs`, `steps` and `secs`, of which any may be due."""
 
 KEYS: dict[str, Entry] = {
     "experiment_name": goes_to("trainer.project_name"),

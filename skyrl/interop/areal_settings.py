@@ -1,4 +1,4 @@
-"""One setting of AReaL's at a time: what its table says becomes of it, written and told."""
+"""Converts one of AReaL's settings at a time by its table, and reports what became of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNITS: dict[str, Callable[[Any], Any]] = {
 
 @frozen(kw_only=True)
 class Tables:
-    """What the settings of one kind of run are here."""
+    """Conversion tables of one kind of run."""
 
     keys: Mapping[str, Entry]
     """The first pattern that fits counts, an exact key before any pattern."""

@@ -22,7 +22,7 @@ _MACHINES = ("cluster.n_nodes", "cluster.n_gpus_per_node")
 
 
 def is_supervised(values: Mapping[str, Any]) -> bool:
-    """Is there one model, and nobody who samples?"""
+    """Whether the file configures a single model and no sampling."""
     if any(key.startswith(_OF_RL) for key in values):
         return False
     return values.get(_TYPE) in ("sft", "rw") or any(key.startswith("model.") for key in values)

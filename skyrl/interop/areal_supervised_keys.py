@@ -1,4 +1,4 @@
-"""What each setting of AReaL's SFT and RW experiments is in our supervised trees; see `areal_keys.py`."""
+"""The meaning of each setting of AReaL's SFT and RW experiments in our supervised trees; see `areal_keys.py`."""
 
 from __future__ import annotations
 

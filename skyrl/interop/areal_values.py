@@ -1,4 +1,4 @@
-"""What becomes of one value of AReaL's: paths of ours, or the reason why there are none."""
+"""Conversion of one value of AReaL's: to paths of ours, or to the reason why there are none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Becomes:
 
     writes: dict[str, Any] = field(factory=dict)
     note: str = ""
-    """What is worth knowing of what is written."""
+    """Remark about the written value, for the report."""
 
     needless: str = ""
     not_yet: str = ""
@@ -81,7 +81,7 @@ def kl(value: Any) -> Becomes:
 
 
 def optimizer_keys(theirs: str, ours: str, cpu_offload: str) -> dict[str, Entry]:
-    """Of the table `theirs`, which is ours at `ours`; both end with a dot."""
+    """Keys of the optimizer table `theirs`, which is ours at `ours`; both end with a dot."""
     return {
         f"{theirs}type": only("adam", "adamw", does="AdamW is the optimizer", otherwise="other optimizers"),
         f"{theirs}lr": goes_to(f"{ours}lr", convert=number),
@@ -122,7 +122,7 @@ def top_k(value: Any) -> Becomes:
 
 
 def recovery(path: str) -> Callable[[Any], Becomes]:
-    """Ways to go on after a failure."""
+    """Convert the ways to resume after a failure."""
     return lambda value: _recovery(value, path)
 
 
@@ -146,13 +146,13 @@ def batch_of_one_source(path: str) -> Callable[[Any], Becomes]:
 
 
 def std(value: Any) -> Becomes:
-    """Of a group, GRPO divides by it; that of the batch comes after GRPO's means."""
+    """Convert `std_level`: GRPO divides by the group's standard deviation; the batch's comes after GRPO's means."""
     by_batch = {ALGORITHM + "advantage_norm.std_level": "batch"} if value == "batch" else {}
     return Becomes(writes={ALGORITHM + "grpo_norm_by_std": value == "group", **by_batch})
 
 
 def level(path: str) -> Callable[[Any], Becomes]:
-    """Of a normalization: batch, group, or none at all."""
+    """Convert the level of a normalization: batch, group, or none at all."""
     return lambda value: Becomes(writes={path: None if value == "none" else value})
 
 
@@ -167,7 +167,7 @@ def decoupled(value: Any) -> Becomes:
 
 
 def overlong(value: Any) -> Becomes:
-    """Its penalty grows on beyond the limit."""
+    """Convert the overlong penalty, which keeps growing beyond the limit in AReaL."""
     return Becomes(writes={ALGORITHM + "reward_shaping.overlong.floor": False}) if value else Becomes(needless="off")
 
 

@@ -1,4 +1,4 @@
-"""What became of every line of a foreign file: nothing is lost without a word."""
+"""The conversion report: the outcome of every line of a foreign file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Line:
 
     outcome: Outcome
     source: str
-    """Its key there."""
+    """The setting's key in the foreign file."""
 
     value: Any = None
     targets: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Conversion:
 
     lines: tuple[Line, ...]
     problems: tuple[Problem, ...]
-    """What `check` says about the result; it is for the user to decide."""
+    """Problems that `check` finds in the result; the user decides about them."""
 
     def counts(self) -> dict[str, int]:
         """How many settings had each fate."""
@@ -60,7 +60,7 @@ class Conversion:
         return {outcome: counted[outcome] for outcome in _HEADS if counted[outcome]}
 
     def report(self) -> str:
-        """For a person: what was not simply kept, grouped by fate."""
+        """The report as text: everything that was not simply kept, grouped by outcome."""
         parts = [", ".join(f"{number} {outcome}" for outcome, number in self.counts().items())]
         for outcome, head in _HEADS.items():
             rows = [line for line in self.lines if line.outcome == outcome]

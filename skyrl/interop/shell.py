@@ -1,7 +1,7 @@
-"""The `path=value` arguments in a shell script, read and never run.
+"""Reads the `path=value` arguments in a shell script without running it.
 
-Variables that the script itself sets are put in, and so are the defaults of `${NAME:-default}`. What only a shell could
-tell, such as `$(date)`, stays as it stands; so does a variable that nobody sets.
+Variables that the script itself sets are substituted, and so are the defaults of `${NAME:-default}`. Whatever only a
+shell can evaluate, such as `$(date)`, stays as it stands; so does a variable that is not set.
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ def flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def yaml_value(text: str) -> Any:
-    """What the text of an override means: a number, a list, a table, null, or text. Text that is no YAML stays text."""
+    """The value of an override's text: a number, a list, a table, null, or text. Text that is not valid YAML stays
+    text.
+    """
     from skyrl.tree.yaml_file import parse_yaml
 
     try:

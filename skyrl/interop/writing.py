@@ -1,4 +1,4 @@
-"""Writing our tree from a foreign file, one setting at a time, so that each can be told what became of it."""
+"""Writes our tree from a foreign file, one setting at a time, so that the outcome of each can be reported."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def with_defaults(template: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _literal(value: Any) -> str:
-    """As Jinja writes it; its literals are those of Python."""
+    """The value as a Jinja literal, which is Python's."""
     return repr(json.loads(json.dumps(value, default=dict)))
 
 
@@ -131,7 +131,9 @@ def _read(path: Path) -> str:
 
 
 def _refuse_broken(tokenizer: Any, name: str) -> None:
-    """What can be seen without a conversation of the run's own: it is Jinja, and stays in the sandbox."""
+    """Refuse a template for faults that show without a conversation of the run's own: invalid Jinja, or leaving the
+    sandbox.
+    """
     asked = [{"role": "user", "content": "?"}]
     try:
         tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)

@@ -1,4 +1,4 @@
-"""What went wrong when transformers could not load something, in one sentence and with a remedy."""
+"""Turns the errors of transformers' loading functions into one sentence with a remedy."""
 
 from __future__ import annotations
 

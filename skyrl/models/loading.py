@@ -109,7 +109,7 @@ def load_config(path: str) -> Any:
 
 
 def model_source(path: str) -> str:
-    """What transformers is given. Raises `ModelError` if it is a folder that cannot be a model."""
+    """The name or folder that transformers is given. Raises `ModelError` if it is a folder that cannot be a model."""
     why = check_model_path(path)
     if why:
         raise ModelError(why)

@@ -65,7 +65,7 @@ def _names(value: str | tuple[str, ...] | None) -> str | list[str] | None:
 
 
 def _refuse_unsuitable(model: Any, field: str) -> None:
-    """Only linear layers, whose weight nobody else uses, can be merged with theirs."""
+    """Refuse modules that adapters cannot be merged into: only linear layers whose weight is not shared can."""
     tied = tied_names(model)
     shared = {*tied, *tied.values()}
     for name, module in model.named_modules():
@@ -85,7 +85,7 @@ def _refuse_unsuitable(model: Any, field: str) -> None:
 
 @define
 class _Parts:
-    """What has been seen of one adapted layer."""
+    """The tensors of one adapted layer found so far."""
 
     base: Tensor | None = None
     a: Tensor | None = None
@@ -137,9 +137,10 @@ def adapter_alone(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, 
 
 @contextmanager
 def dropping(model: Any, lora: SkyRLLoraConfig, seed: int) -> Iterator[None]:
-    """In the block, the inputs of adapters are dropped with the configured probability, drawn from `seed`.
+    """A block in which the inputs of adapters are dropped with the configured probability, drawn from `seed`.
 
-    Outside of it, as in scoring, nothing is: the two passes of an update, forward and recomputed, are inside.
+    Outside the block, as in scoring, nothing is dropped: the two passes of an update, forward and recomputed, are
+    inside.
     """
     if not lora.rank or not lora.dropout:
         yield

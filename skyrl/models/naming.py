@@ -1,4 +1,4 @@
-"""Under which names weights travel: those of the stored model, a tensor that is used twice only once."""
+"""Names of weights during transfer: those of the stored model, a tied tensor once only."""
 
 from __future__ import annotations
 

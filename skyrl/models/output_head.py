@@ -1,8 +1,8 @@
-"""What stands between a model's last hidden states and its logits, and how to do something else there.
+"""The output head, between a model's last hidden states and its logits, and a way to compute something else there.
 
-The logits are `head(hidden)` in most models; some scale or cap them afterwards. Where they are, a caller may put a
-function of its own in the place of the product, inside the model's forward pass: there, and only there, a sharded model
-has its output matrix whole.
+The logits are `head(hidden)` in most models; some scale or cap them afterwards. Where they are, a caller may replace
+the product by a function of its own, inside the model's forward pass: there, and only there, a sharded model has its
+output matrix whole.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def has_plain_head(model: Any, device: torch.device) -> bool:
 
 @contextmanager
 def in_place_of_the_head(model: Any, read: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
-    """In the block, `model(...).logits` is `read(hidden, weight)`, of whatever shape.
+    """A block in which `model(...).logits` is `read(hidden, weight)`, of whatever shape that returns.
 
-    `hidden` (B, N, H) are those that logits are asked for, `weight` (V, H) is the output matrix in the type that is
-    computed in.
+    `hidden` (B, N, H) are the hidden states that logits are asked for, `weight` (V, H) is the output matrix in the type
+    of the computation.
     """
     head = _head(model)
     assert head is not None, "has_plain_head was not asked"

@@ -1,4 +1,6 @@
-"""Where a model may live: a local folder or the Hugging Face hub. Imports no torch: a bad path is told at once."""
+"""Locations of models: a local folder or the Hugging Face hub. Imports no torch, so that a bad path is reported at
+once.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def local_folder(path: str) -> Path | None:
 
 
 def check_model_path(path: str) -> str | None:
-    """One sentence on why no model can be loaded from `path`, or None. A hub name passes: only loading can tell."""
+    """A sentence on why no model can be loaded from `path`, or None. A hub name passes: only loading can find out."""
     folder = local_folder(path)
     if folder is None:
         return None

@@ -20,7 +20,7 @@ from skyrl.models.loading import load_config, load_tokenizer, max_positions, mod
 from skyrl.models.storing import save_pretrained
 
 TOKENS_AT_A_TIME = 8192
-"""Of padded chats that are scored together."""
+"""Tokens of padded chats that are scored together."""
 
 
 @frozen(kw_only=True)

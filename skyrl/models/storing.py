@@ -91,7 +91,9 @@ def save_pretrained(weights: Mapping[str, Tensor], model: Any, tokenizer: Any, f
 
 
 def _replace_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """What stood there is lost only once what `fill` wrote into an empty folder is whole. Raises `RunError`."""
+    """Replace a folder's content by what `fill` writes into an empty one; the old content is deleted once the new one
+    is complete. Raises `RunError`.
+    """
     scratch, old = (folder.with_name(f".{folder.name}.{state}") for state in ("new", "old"))
     try:
         for leftover in (scratch, old):
@@ -117,7 +119,7 @@ def _make_storable(generation: Any) -> None:
 
 
 def _to_disk(folder: Path) -> None:
-    """Nothing of it is left in the system's buffers."""
+    """Flush a file from the system's buffers to the disk."""
     for path in (*folder.iterdir(), folder):
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -46,9 +46,9 @@ class ValueModel(nn.Module):
         return TokenClassifierOutput(logits=getattr(self, self._head_name)(kept))
 
     def get_input_embeddings(self) -> Any:
-        """Of the body, as transformers names it."""
+        """Input embeddings of the body, under transformers' name."""
         return getattr(self, self._body_name).get_input_embeddings()
 
     def gradient_checkpointing_enable(self, **settings: Any) -> None:
-        """Of the body, as transformers names it."""
+        """Enable gradient checkpointing of the body, under transformers' name."""
         getattr(self, self._body_name).gradient_checkpointing_enable(**settings)

@@ -15,7 +15,7 @@ from math import gcd, isqrt, lcm
 from attrs import frozen
 
 LARGEST_TO_DIVIDE = 10**12
-"""Nobody has such a batch, and finding its divisors takes seconds."""
+"""Largest batch whose divisors are searched for: real batches are smaller, and the search would take seconds."""
 
 
 @frozen(kw_only=True)
@@ -29,7 +29,7 @@ class Uneven:
 
 @frozen(kw_only=True)
 class Work:
-    """What one rank of a model does with one training batch."""
+    """The share of one rank of a model in one training batch."""
 
     optimizer_steps: int
     """Over all passes; 0 for a model that only scores."""
@@ -100,10 +100,11 @@ def uneven_scoring(prompts: int, samples: int, ranks: int, mini: int = 1) -> Une
 def work(
     *, prompts: int, samples: int, ranks: int, forward: int, mini: int = 0, micro: int = 1, passes: int = 1
 ) -> Work:
-    """What each of `ranks` data-parallel ranks does with a batch of `prompts` that have `samples` each.
+    """The share of each of `ranks` data-parallel ranks in a batch of `prompts` with `samples` each.
 
-    `mini` prompts make an optimizer step (0: the model only scores), `micro` and `forward` rows a pass on one rank with
-    and without gradients; `passes` are made over the batch. All must be found even first.
+    `mini` prompts make an optimizer step (0: the model only scores); `micro` and `forward` are rows per pass on one
+    rank with and without gradients; the batch is passed over `passes` times. All sizes must have been found to divide
+    first.
     """
     rows, of_a_step = prompts * samples // ranks, mini * samples // ranks
     return Work(

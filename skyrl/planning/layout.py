@@ -1,6 +1,6 @@
-"""Which process computes on which GPUs, and which machines have room for them.
+"""Assigns processes to GPUs, and pools of GPUs to machines that have enough of them.
 
-A `Layout` is a list of pools (GPUs reserved together) and of seats (processes, and their GPUs in a pool); `assign`
+A `Layout` is a list of pools (GPUs reserved together) and of placements (processes, and their GPUs in a pool); `assign`
 finds machines for the pools. On machines without GPUs every GPU here is a slot for one process.
 """
 
@@ -72,8 +72,8 @@ class Layout:
         return tuple(divmod(gpu, per_node) for gpu in placed.gpus)
 
     def share(self, pool: str) -> float:
-        """The part of a GPU that a seat of this pool may take, so that all who compute on the GPU have room: 1.0 where
-        one does, else 1/n rounded down to a ten-thousandth, as Ray counts.
+        """The part of a GPU that each process of this pool may take, so that all processes on the GPU fit: 1.0 for a
+        single process, else 1/n rounded down to a ten-thousandth, as Ray counts.
         """
         on_a_gpu: dict[int, int] = {}
         for placed in self.placements:

@@ -1,4 +1,4 @@
-"""From how many and how large to who sits where: `layout(sizes)`.
+"""Lays out a run's processes from their number and sizes: `layout(sizes)`.
 
 Three arrangements: everything on the same GPUs, in turns (`colocate_all`); the trained and scoring models together and
 engines elsewhere (`colocate_policy_ref`); or every model on GPUs of its own.

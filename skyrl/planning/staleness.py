@@ -1,10 +1,10 @@
-"""How many groups a run may have begun, so that none is trained on too late."""
+"""The number of groups that a run may start sampling, so that none is trained on too late."""
 
 from __future__ import annotations
 
 
 def room_for_groups(*, concurrency: int, running: int, accepted: int, version: int, staleness: int, batch: int) -> int:
-    """Groups that may be begun now; 0 or less where none may.
+    """Groups that may be started now; 0 or less where none may.
 
     `min(concurrency - running, (staleness + version + 1) * batch - (accepted + running))`: with `version` the number of
     updates that the engines' weights have behind them, `accepted` every group that was ever kept, trained on or not,

@@ -1,1 +1,1 @@
-"""Where metrics and samples go: console, files and trackers."""
+"""Trackers: metrics and samples to console, files and tracking services."""

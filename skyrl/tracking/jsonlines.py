@@ -59,7 +59,7 @@ class MetricsFile:
         self._lines.append({"step": step, **metrics})
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no file is held open."""
 
 
 def sample_records(step: int, groups: Sequence[TrajectoryGroup], decode: Any) -> Iterator[dict[str, Any]]:

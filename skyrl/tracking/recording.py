@@ -1,4 +1,4 @@
-"""What a run sampled and what became of it, step by step, exactly: enough to run a step again and to compare two runs.
+"""Recordings of a run: its samples and computations, step by step, exact enough to replay a step and to compare two runs.
 
     recording/
         about.json                     form of the files, steps that the run was laid out for, versions of packages
@@ -30,20 +30,20 @@ from skyrl.errors import DataError, RunError
 from skyrl.trajectory import TrajectoryGroup
 
 FOLDER = "recording"
-"""In the folder of a run."""
+"""Name of the folder in the run folder."""
 
 _STEP = re.compile(r"step_(\d+)\..+")
 _LAST = ".json"
-"""Of the file that is written when all else of a step is there."""
+"""Suffix of the file that is written when everything else of a step is there."""
 
 
 @frozen(kw_only=True)
 class Sampled:
-    """What the trainer was given in one step."""
+    """Input of the trainer in one step."""
 
     groups: tuple[TrajectoryGroup, ...]
     metrics: Mapping[str, float] = field(factory=dict)
-    """What was dropped, replaced or left out to make the batch."""
+    """Metrics of what was dropped, replaced or left out to make the batch."""
 
     epoch: int = 0
     """Passes over the data that were complete when the step began."""
@@ -61,7 +61,7 @@ class Update:
 
 @frozen(kw_only=True, eq=False)
 class Computed:
-    """What the trainer made of it."""
+    """Everything the trainer computed in one step."""
 
     step: int
     tensors: Mapping[str, Tensor]
@@ -90,7 +90,7 @@ class Recording:
             raise RunError(f"the recording {self.folder} cannot be written: {error.strerror or error}") from error
 
     def about(self) -> dict[str, Any]:
-        """What `begin` was told. Raises `DataError` where there is no recording, or one of a later form."""
+        """The arguments of `begin`. Raises `DataError` where there is no recording, or one of a later form."""
         path = self.folder / "about.json"
         try:
             about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -158,7 +158,7 @@ class Recording:
             raise DataError(f"{path} does not begin with a line that says what follows") from error
 
     def computed(self, step: int) -> Computed:
-        """What came of it. Raises `DataError`."""
+        """The computed part of a recorded step. Raises `DataError`."""
         self._expect(step)
         path = self._path(step, _LAST)
         try:

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go. A tracker takes the metrics of one step; several make one."""
+"""The tracker protocol: a tracker takes the metrics of each step; several can be combined into one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Tracker(Protocol):
         """The metrics of one step, by name; step 0 is what was measured before training."""
 
     def close(self) -> None:
-        """Everything logged is where it belongs when this returns."""
+        """Flush: everything logged is in its place when this returns."""
 
 
 class LastMetrics:
@@ -26,7 +26,7 @@ class LastMetrics:
         self.metrics = dict(metrics)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no resource is held."""
 
 
 class Trackers:

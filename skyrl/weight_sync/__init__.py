@@ -1,1 +1,1 @@
-"""The road from learner to engines as one operation: pause, send, verify, reset caches, version, resume."""
+"""Weight transfer from learner to engines as one operation: pause, send, verify, reset caches, version, resume."""

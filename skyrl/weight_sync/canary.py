@@ -33,7 +33,7 @@ class Canary:
     dropped."""
 
     temperature: float
-    """At which the learner scores."""
+    """Sampling temperature at which the learner scores."""
 
     bound: float
     """Largest mean absolute difference that is rounding, in nats."""

@@ -35,7 +35,7 @@ class NativeSender:
     """
 
     group: TransferGroup
-    """As the learner's first rank has it; the others come right after."""
+    """The transfer group of the learner's first rank; the other ranks come right after it."""
 
     backend: str
     senders: int
@@ -74,7 +74,7 @@ def _nccl(**fields: Any) -> Any:
 
 
 INIT_INFOS: dict[str, Callable[..., Any]] = {"nccl": _nccl}
-"""What a trainer engine that broadcasts is told, by its name."""
+"""Initialization arguments of vLLM's sending engine by transfer backend."""
 
 
 class _Workers:
@@ -83,7 +83,7 @@ class _Workers:
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
         self.digests: dict[str, str] = {}
-        """Of what was sent."""
+        """Digests of the tensors that were sent."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._requests.ask("init", init_info)
@@ -129,7 +129,7 @@ def _dtype(info: WeightInfo) -> torch.dtype:
 
 
 def _free_address(driver: str) -> tuple[str, int]:
-    """Where this process can be reached by whoever reaches the driver, and a port that is free there."""
+    """An address of this process that every process which reaches the driver can reach, and a free port there."""
     family, _, _, _, there = socket.getaddrinfo(driver, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(there)  # sends nothing: it only chooses the way

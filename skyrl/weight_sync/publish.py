@@ -26,8 +26,8 @@ class WeightSync:
         arrived: Callable[[int], None] = lambda version: None,
         interval: int = 1,
     ) -> None:
-        """`arrived` is told of each version that the engines sample from. They are sent every `interval`th version, the
-        first that there is, and what `catch_up` asks for.
+        """`arrived` is called with each version that the engines sample from. Engines receive every `interval`th
+        version, the first one there is, and versions that `catch_up` asks for.
         """
         self._source, self._client, self._transport, self._canary = source, client, transport, canary
         self._arrived, self._interval = arrived, interval

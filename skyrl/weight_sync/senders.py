@@ -1,4 +1,4 @@
-"""The learner's end of each road: takes the weights one by one and puts them on their way, with digests.
+"""The learner's end of each transport: takes the weights one by one and sends them with their digests.
 
 A sender runs where the weights are gathered, in the process of the learner's first rank, so it can be pickled.
 """

@@ -1,6 +1,6 @@
-"""How weights get from the learner to the engines: through shared memory, a gloo broadcast, files, or from GPU to GPU.
+"""Transports of weights from the learner to the engines: shared memory, a gloo broadcast, files, or GPU to GPU.
 
-A road gives each engine an `IncomingWeights` and sets the sender going. It is done when every engine has adopted the
+A transport gives each engine an `IncomingWeights` and starts the sender. It is done when every engine has adopted the
 version.
 """
 
@@ -28,10 +28,10 @@ R = TypeVar("R")
 
 
 class WeightSource(Protocol):
-    """Whoever holds the newest weights: a learner, on one rank or many."""
+    """The holder of the newest weights: a learner, on one rank or many."""
 
     async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False) -> R:
-        """What `consume` makes of name and value of every weight, tied ones once, on the first rank.
+        """Call `consume` with name and value of every weight, tied ones once, on the first rank, and return its result.
 
         With `everywhere` it runs on every rank, each of which has all weights.
         """
