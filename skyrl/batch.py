@@ -142,7 +142,7 @@ class TrainingBatch:
             yield self.rows(start, stop)
 
     def to(self, device: torch.device | str) -> Self:
-        """The same batch on another device."""
+        """A copy of the batch on another device."""
         return self._map(lambda tensor: tensor.to(device))
 
     def _map(self, change: Any) -> Self:

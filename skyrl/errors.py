@@ -42,13 +42,13 @@ class Problem:
     """Dotted path of the field, as the user would write it."""
 
     message: str
-    """What was found and what is allowed."""
+    """A sentence with the value found and the values allowed."""
 
     hint: str = ""
-    """What to do about it, when that is known."""
+    """The remedy, when it is known."""
 
     place: str = ""
-    """Where the value was written: `file:line`, `argument 2`, or empty for a default."""
+    """The place where the value was written: `file:line`, `argument 2`, or empty for a default."""
 
     severity: Literal["error", "warning"] = "error"
     """A warning does not stop a run, except under `--strict`."""
@@ -99,7 +99,7 @@ class ResumeError(UserError):
 
 
 class RunError(SkyRLError):
-    """A run that had started cannot go on."""
+    """A run that had started cannot continue."""
 
 
 class NonFiniteError(RunError):
@@ -139,14 +139,14 @@ class WorkerEnded(ProcessError):
 
 
 EXIT_REQUEUE = 75
-"""The same command goes on where this one ended: EX_TEMPFAIL of sysexits.h."""
+"""Exit code for "run the same command again to continue": EX_TEMPFAIL of sysexits.h."""
 
 EXIT_INTERRUPTED = 130
-"""After Ctrl-C, by the convention of shells: 128 + SIGINT."""
+"""Exit code after Ctrl-C, by the convention of shells: 128 + SIGINT."""
 
 
 class Stopped(BaseException):
-    """A run that was told to stop, by a signal or its deadline, has stopped. Nobody but the command catches it."""
+    """A run that was asked to stop, by a signal or its deadline, has stopped. Only the command catches it."""
 
     def __init__(self, message: str, exit_code: int = EXIT_REQUEUE) -> None:
         self.exit_code = exit_code
@@ -171,5 +171,5 @@ def render(problems: Iterable[Problem], title: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without the control characters that a name out of a file may hold: they would act on the terminal."""
+    """The text without control characters, which a name out of a file may hold and which would act on the terminal."""
     return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)

@@ -37,7 +37,7 @@ class Prompt:
     """The task that rewards an answer: a registered name, or an import path from the configuration."""
 
     data_source: str = "default"
-    """Which dataset the row came from; evaluation is reported for each."""
+    """Name of the dataset that the row came from; evaluation is reported for each."""
 
     extras: Mapping[str, Any] = field(factory=dict)
     """Every other column, `reward_spec` and `extra_info` among them: what the environment needs."""
@@ -51,7 +51,7 @@ class TurnReward:
     """Index into `Trajectory.response_ids` of the turn's last token; -1 when the turn sampled nothing."""
 
     reward: float
-    """As the environment gave it, before scaling or shaping."""
+    """Reward as the environment gave it, before scaling or shaping."""
 
 
 @frozen(kw_only=True)
@@ -64,7 +64,7 @@ class Failure:
     than any model reads."""
 
     reason: str
-    """A sentence for whoever has to mend the environment."""
+    """A sentence for the author of the environment."""
 
 
 @frozen
@@ -86,7 +86,7 @@ class TokenRow:
     rewards: tuple[TurnReward, ...]
 
     def silent(self) -> TokenRow:
-        """The same, with no token to train on."""
+        """A copy of the row with no token to train on."""
         return evolve(self, loss_mask=(0,) * len(self.loss_mask))
 
 
@@ -99,12 +99,12 @@ class Trajectory:
     """0 to n - 1 within its group."""
 
     earlier: tuple[TokenRow, ...] = ()
-    """Turns before, where the tokens below do not go on from theirs: the template wrote the conversation anew, and
-    otherwise, or each turn is a row of its own."""
+    """Earlier turns whose tokens the ones below do not continue: the template rewrote the conversation, or each turn is
+    a row of its own."""
 
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
-    """Everything after the prompt: sampled tokens, and in multi-turn tasks the observations between them."""
+    """All tokens after the prompt: sampled tokens, and in multi-turn tasks the observations between them."""
 
     loss_mask: tuple[int, ...]
     """1 where the policy sampled the token, 0 where the environment or the template put it."""
@@ -119,17 +119,18 @@ class Trajectory:
     rewards: tuple[TurnReward, ...]
     stop_reason: StopReason
     answer: str | None = None
-    """The answer that the environment read, by which evaluation takes votes (maj@N). None: none, or it tells none."""
+    """The answer that the environment read, by which evaluation takes votes (maj@N). None: the environment reports
+    none."""
 
     metrics: Mapping[str, float] = field(factory=dict)
-    """What the environment measured, for logging only."""
+    """Measurements of the environment, for logging only."""
 
     timings: Mapping[str, float] = field(factory=dict, eq=False)
-    """Seconds: `completion` from beginning to end, of which `llm` waited for the engine and `env` for the
-    environment. Empty where nobody looked at the clock."""
+    """Seconds: `completion` from first request to last token, of which `llm` waited for the engine and `env` for the
+    environment. Empty if nothing was measured."""
 
     failures: tuple[Failure, ...] = ()
-    """What became of the attempts before this one."""
+    """Failures of the attempts before this one."""
 
     failed: bool = False
     """This attempt failed, too, and there was no other: the last of `failures` says why. Its group is dropped."""
@@ -138,7 +139,7 @@ class Trajectory:
     """Why its environment did not judge it: it has no reward, and is not trained on. Empty: it was judged."""
 
     filled: bool = False
-    """It failed for good or was skipped, and this is what another sample of its group did."""
+    """True if the sample failed for good or was skipped, and this is a copy of another sample of its group."""
 
     @property
     def steps(self) -> tuple[TokenRow, ...]:
@@ -170,7 +171,7 @@ class Trajectory:
         return any(self.loss_mask) or any(any(step.loss_mask) for step in self.earlier)
 
     def silent(self) -> Trajectory:
-        """The same, with no token to train on."""
+        """A copy of the trajectory with no token to train on."""
         earlier = tuple(step.silent() for step in self.earlier)
         return evolve(self, earlier=earlier, loss_mask=(0,) * len(self.loss_mask))
 

@@ -1,6 +1,6 @@
-"""Statistics of answers to the same prompt. Groups are told by their numbers, never by where rows stand.
+"""Statistics of answers to the same prompt. Groups are identified by number, not by the position of rows.
 
-Everything is summed in double precision: rewards of a group are often equal, and rounding must not tell them apart.
+Everything is summed in double precision: rewards of a group are often equal, and rounding must not separate them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @attrs.frozen(eq=False)
 class Groups:
-    """Which of B answers belong together."""
+    """The assignment of B answers to groups."""
 
     member_of: Tensor
     """(B,) int64: each answer's group, counted from 0 without gaps."""

@@ -1,4 +1,4 @@
-"""How the weight of a KL penalty changes while a run goes on."""
+"""Controllers of the weight of a KL penalty over a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FixedKLController:
         self.value = value
 
     def update(self, divergence: float, samples: int) -> None:
-        """Nothing follows from it."""
+        """Does nothing: the weight is constant."""
 
 
 class AdaptiveKLController:

@@ -20,7 +20,7 @@ PLAIN_UP_TO = 2**26
 """Logits, so 268 MB in float32: about 440 tokens at a vocabulary of 150,000."""
 
 LOGITS_AT_A_TIME = 2**25
-"""What a chunk of tokens may have, in forward and in backward."""
+"""Largest number of logits of a chunk of tokens, in forward and in backward."""
 
 
 def linear_logprobs(

@@ -34,21 +34,21 @@ from torch import Tensor
 from skyrl.algorithms.shapes import expect_same_shape
 
 LARGEST_LOG_RATIO = 20.0
-"""In nats; one token must not overflow the batch."""
+"""Bound on log ratios, in nats; one token must not overflow the batch."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class LossInputs:
-    """What a policy loss may look at; every tensor is (B, L), log-probabilities in nats."""
+    """Inputs of a policy loss; every tensor is (B, L), log-probabilities in nats."""
 
     logprobs: Tensor
-    """Under the policy that is being updated: the one tensor with a gradient."""
+    """Log-probabilities under the policy that is being updated: the one tensor with a gradient."""
 
     old_logprobs: Tensor
-    """Under the policy before this batch's first update."""
+    """Log-probabilities under the policy before this batch's first update."""
 
     rollout_logprobs: Tensor
-    """As the engine sampled."""
+    """Log-probabilities as the engine sampled the tokens."""
 
     advantages: Tensor
     mask: Tensor
@@ -60,8 +60,8 @@ class LossInputs:
 
     @classmethod
     def selected(cls, mask: Tensor, **tensors: Tensor) -> Self:
-        """The same with 0 in place of whatever stands outside the mask, NaN included: nothing of it reaches a loss, or
-        through a gradient the tokens that count.
+        """A copy with 0 in place of everything outside the mask, NaN included: none of it reaches a loss, or through a
+        gradient the tokens that count.
         """
         return cls(mask=mask, **{name: torch.where(mask, value, 0.0) for name, value in tensors.items()})
 
@@ -74,7 +74,7 @@ class PolicyLoss(Protocol):
 
 
 def measured(loss: PolicyLoss, inputs: LossInputs) -> dict[str, Tensor]:
-    """What the loss finds worth logging, numbers for each token (B, L) by name; nothing, if it has no `measure`."""
+    """Numbers for each token that the loss wants logged, (B, L) by name; empty if it has no `measure`."""
     measure: Any = getattr(loss, "measure", None)
     return {} if measure is None else measure(inputs)
 

@@ -21,7 +21,7 @@ from skyrl.algorithms.shapes import expect_same_shape
 
 @attrs.frozen(kw_only=True)
 class Bounds:
-    """From `low` to `high`, both included; None: no bound on that side."""
+    """The interval from `low` to `high`, both included; None: no bound on that side."""
 
     low: float | None = None
     high: float | None = None
@@ -40,9 +40,11 @@ class Bounds:
 
 @attrs.frozen(kw_only=True)
 class OffPolicyCorrection:
-    """Which corrections are made. Their sources: truncated importance sampling, fengyao.notion.site/off-policy-rl;
-    masks of tokens, IcePop, arXiv:2510.18855, section 2.3; masks of sequences by the product or the geometric mean of
-    ratios, Liu et al., richardli.xyz/rl-collapse.
+    """The choice of corrections for samples of another policy.
+
+    Sources: truncated importance sampling, fengyao.notion.site/off-policy-rl; masks of tokens, IcePop,
+    arXiv:2510.18855, section 2.3; masks of sequences by the product or the geometric mean of ratios, Liu et al.,
+    richardli.xyz/rl-collapse.
     """
 
     outlier_token: Bounds = Bounds()
@@ -66,7 +68,7 @@ class OffPolicyCorrection:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Corrected:
-    """What is left of a batch, and what was found."""
+    """Result of a correction: the remaining weights and masks, and its metrics."""
 
     mask: Tensor
     """(B, L) bool: tokens that still count."""
@@ -75,7 +77,7 @@ class Corrected:
     """(B, L): factors of the tokens' losses, 1 without truncated importance sampling."""
 
     numbers: dict[str, Tensor]
-    """By name, one number for each real token or each sequence that has one; their means are what is logged."""
+    """Metrics by name, one number for each real token or each sequence that has one; their means are logged."""
 
 
 def correct(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, wanted: OffPolicyCorrection) -> Corrected:

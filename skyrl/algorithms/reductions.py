@@ -1,8 +1,10 @@
-"""From per-token losses to one number: the share of each token in the mini-batch.
+"""Reductions of per-token losses to one number, as the weight of each token in the mini-batch.
 
 A reduction is a tensor of weights, computed once over the whole mini-batch and before anything is rejected; the loss is
 the sum of weight x loss. Splitting the mini-batch, padding it or packing it therefore changes neither the loss nor its
-gradient. Everywhere `mask` is (B, L) bool and the weights are (B, L) float32.
+gradient.
+
+Everywhere `mask` is (B, L) bool and the weights are (B, L) float32.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happens to the reward of an answer before anything is compared: scale, bounds, and the price of length."""
+"""Adjustments of an answer's reward before anything is compared: scale, bounds, and the penalty of length."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def scaled(rewards: Tensor, *, bias: float, scale: float, clip: float | None) ->
 
 
 def overlong_penalty(lengths: Tensor, *, longest: int, buffer: int, factor: float, floor: bool) -> Tensor:
-    """What is added to the reward of a long answer: 0 up to `longest - buffer` tokens, then down in a straight line to
-    -factor at `longest`; with `floor` no lower, else on along the line.
+    """The addition to the reward of a long answer: 0 up to `longest - buffer` tokens, then down in a straight line to
+    -factor at `longest`; with `floor` no lower, without it further down along the line.
 
     The soft overlong punishment of DAPO, arXiv:2503.14476, eq. 13, has the floor; AReaL's has none. Shapes: `lengths`
     (B,) tokens of each answer, the result (B,) float32, never positive.

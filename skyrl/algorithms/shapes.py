@@ -1,4 +1,4 @@
-"""What a function says of tensors that do not belong together, or hold what no number can be made of."""
+"""Errors about tensors whose shapes do not belong together, or that hold non-finite values."""
 
 from __future__ import annotations
 

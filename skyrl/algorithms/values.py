@@ -1,4 +1,4 @@
-"""What a critic's values cost: how far they are from the returns."""
+"""Losses of a critic: the distance of its values from the returns."""
 
 from __future__ import annotations
 

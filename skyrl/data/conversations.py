@@ -58,14 +58,14 @@ def refuse_media(row: Row) -> None:
 
 
 def without_nulls(value: Any) -> Any:
-    """The same without keys whose value is null, at any depth."""
+    """A copy without keys whose value is null, at any depth."""
     if isinstance(value, Mapping):
         return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [without_nulls(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def from_json(text: str, key: str) -> Any:
-    """What the text of a column is as JSON. Raises `DataError`."""
+    """The text of a column, parsed as JSON. Raises `DataError`."""
     try:
         return json.loads(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Where a run is in its prompts, and which batch comes next."""
+"""A run's position in its prompts, and the batches that follow."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from skyrl.errors import ResumeError
 from skyrl.trajectory import Prompt
 
 Tail = Literal["drop", "carry"]
-"""What becomes of the prompts of an epoch that do not fill a batch."""
+"""Policy for the prompts of an epoch that do not fill a batch."""
 
 _PARTS = 32
-"""Parts of the data that are told apart where it has changed."""
+"""Number of parts into which the data is hashed, so that a change can be located."""
 
 
 T = TypeVar("T", default=Prompt)
@@ -54,11 +54,11 @@ class PromptCursor(Generic[T]):
 
     @property
     def epoch(self) -> int:
-        """Of the next prompt, from 0."""
+        """Epoch of the next prompt, counted from 0."""
         return self.epoch_after(self.batches_taken)
 
     def epoch_after(self, batches_taken: int) -> int:
-        """Of the next prompt once so many batches were taken."""
+        """Epoch of the next prompt after so many batches, counted from 0."""
         return self._position(batches_taken) // len(self._order)
 
     @property
@@ -73,7 +73,7 @@ class PromptCursor(Generic[T]):
         return tuple(self._prompts[self._index(place)] for place in range(start, start + self._batch_size))
 
     def _position(self, batches_taken: int) -> int:
-        """Of the next prompt, if all epochs stood one after the other."""
+        """Index of the next prompt in the concatenation of all epochs."""
         if self._tail == "carry":
             return batches_taken * self._batch_size
         epoch, batch = divmod(batches_taken, len(self._order) // self._batch_size)
@@ -85,11 +85,11 @@ class PromptCursor(Generic[T]):
         return int(order[place])
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores."""
+        """The position, as a checkpoint stores it."""
         return {"batches_taken": self.batches_taken, "prompts": self.fingerprint, "parts": self._parts}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on after the batches that `state` says were taken. Raises `ResumeError` if they were of other prompts."""
+        """Continue after the batches that `state` counts. Raises `ResumeError` if they were of other prompts."""
         if state["prompts"] != self.fingerprint:
             raise ResumeError(
                 "the training data is not what it was when the checkpoint was saved: other rows, other columns in "
@@ -123,7 +123,7 @@ class PromptCursor(Generic[T]):
 
     @property
     def fingerprint(self) -> str:
-        """Of all prompts."""
+        """Digest of all prompts."""
         if self._fingerprint is None:
             self._fingerprint = content_hash(cast(Sequence[Prompt], self._prompts))
         return self._fingerprint

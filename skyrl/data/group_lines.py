@@ -21,7 +21,7 @@ from skyrl.errors import RunError
 from skyrl.trajectory import Prompt, TrajectoryGroup
 
 SCHEMA = 1
-"""Of the lines. It rises when a reader of an older form would misread them."""
+"""Version of the line format. It rises when a reader of an older form would misread the lines."""
 
 _WORDS: tuple[tuple[type, str, Callable[[Any], Any], Callable[[Any], Any]], ...] = (
     # a type, its word, and the way there and back; the first type that fits is taken
@@ -35,7 +35,7 @@ _WORDS: tuple[tuple[type, str, Callable[[Any], Any], Callable[[Any], Any]], ...]
 
 
 def as_object(group: TrajectoryGroup) -> dict[str, Any]:
-    """What `json.dumps` takes. Raises `RunError` for a column of the dataset that cannot be written."""
+    """The group as an object for `json.dumps`. Raises `RunError` for a column of the dataset that cannot be written."""
     plain: dict[str, Any] = _CONVERTER.unstructure(group)
     return plain
 

@@ -1,4 +1,4 @@
-"""In which order an epoch has its prompts. An order is a function of (seed, epoch): nothing has to be stored of it."""
+"""The order of prompts in an epoch, as a function of (seed, epoch): nothing of it has to be stored."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class InOrder:
         return self._count
 
     def epoch(self, number: int) -> Indices:
-        """The same in every epoch."""
+        """Indices in the order of the file, the same in every epoch."""
         return np.arange(self._count)
 
 
@@ -76,7 +76,7 @@ class Mixed:
         return sum(self._sizes)
 
     def epoch(self, number: int) -> Indices:
-        """So many of each source, in random places."""
+        """Indices of one epoch: the configured number from each source, in random places."""
         labels = np.repeat(np.arange(len(self._sizes)), self.shares)
         labels = np.random.default_rng([self._seed, number]).permutation(labels)
         order = np.empty(len(labels), dtype=np.int64)
@@ -85,7 +85,7 @@ class Mixed:
         return order
 
     def _drawn(self, source: int, start: int, count: int) -> Indices:
-        """What the source gives after `start` draws: `count` indices."""
+        """The `count` indices that the source gives after `start` draws."""
         size, first = self._sizes[source], sum(self._sizes[:source])
         begin, end = start // size, (start + count - 1) // size
         passes = [

@@ -1,4 +1,4 @@
-"""From rows to prompts: chat template, length filter, and the task that will judge the answer."""
+"""Makes prompts from rows: chat template, length filter, and the task that judges the answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PromptDataset:
     """Rows that were longer than allowed."""
 
     bad_rows: tuple[str, ...] = ()
-    """Where rows were skipped that are no prompt, and why."""
+    """Rows that were skipped because they are no prompt, each with the reason."""
 
     sizes: tuple[int, ...] = field()
     """Prompts of each source."""
@@ -176,5 +176,5 @@ def _and_more(reasons: Sequence[str]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Of a column that JSON does not know: bytes, dates, a frozen mapping."""
+    """A JSON-able form of values that JSON does not know: bytes, dates, a frozen mapping."""
     return dict(value) if isinstance(value, Mapping) else repr(value)

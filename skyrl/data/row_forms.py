@@ -37,7 +37,7 @@ class SupervisedForms:
 
     @property
     def turn_end(self) -> tuple[str, int | None] | None:
-        """What ends the turns of the chats so far: see `ChatMasks`. None where there was no chat."""
+        """The text that ends the turns of the chats so far: see `ChatMasks`. None where there was no chat."""
         return self._masks.turn_end if self._has_chats else None
 
     def __call__(self, row: Row) -> tuple[Ids, Mask]:
@@ -91,7 +91,7 @@ class SupervisedForms:
         return ids, np.arange(len(ids)) >= len(prompt)
 
     def _beginning(self) -> list[int]:
-        """What the tokenizer puts before a text, such as a beginning-of-sequence token."""
+        """Tokens that the tokenizer puts before a text, such as a beginning-of-sequence token."""
         alone = self._tokenizer.encode("a", add_special_tokens=False)
         whole = self._tokenizer.encode("a")
         found = [place for place in range(len(whole)) if whole[place : place + len(alone)] == alone]

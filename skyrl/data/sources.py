@@ -37,7 +37,7 @@ class BadRow:
 
 @frozen(kw_only=True)
 class Columns:
-    """Where a row has what. See `DataConfig`."""
+    """Names of the columns to read. See `DataConfig`."""
 
     prompt: str = "prompt"
     answer: str | None = None

@@ -28,11 +28,11 @@ class SupervisedRow:
 
     @property
     def length(self) -> int:
-        """In tokens."""
+        """Length of the row in tokens."""
         return len(self.token_ids)
 
     def digest_into(self, digest: Any) -> None:
-        """Everything that is learned from."""
+        """Add everything that is learned from to the digest."""
         digest.update(len(self.token_ids).to_bytes(8, "little"))
         digest.update(self.token_ids.tobytes() + self.loss_mask.tobytes())
 
@@ -45,15 +45,15 @@ class PreferenceRow:
     chosen: Ids
     rejected: Ids
     margin: float = 0.0
-    """By how much the better one should score more; Llama 2, arXiv:2307.09288, eq. 2."""
+    """Margin by which the better answer should score more; Llama 2, arXiv:2307.09288, eq. 2."""
 
     @property
     def length(self) -> int:
-        """Of the longer one, in tokens."""
+        """Length of the longer answer, in tokens."""
         return max(len(self.chosen), len(self.rejected))
 
     def digest_into(self, digest: Any) -> None:
-        """Everything that is learned from."""
+        """Add everything that is learned from to the digest."""
         for ids in (self.chosen, self.rejected):
             digest.update(len(ids).to_bytes(8, "little"))
             digest.update(ids.tobytes())
@@ -78,10 +78,10 @@ class Rows(Generic[R]):
     """Rows of which only the beginning is left."""
 
     bad_rows: tuple[str, ...] = ()
-    """Where rows were skipped, and why."""
+    """Rows that were skipped, each with the reason."""
 
     turn_end: tuple[str, int | None] | None = None
-    """What ends the turns of chats, and the token that it ends with if that is one of its own; None without chats."""
+    """The text that ends the turns of chats, and its token if it is a single one; None without chats."""
 
     def __len__(self) -> int:
         return len(self.rows)

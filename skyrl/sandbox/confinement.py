@@ -90,9 +90,8 @@ def mount_own(folder: str, owner: int, room: int) -> None:
 
 
 def make_reachable(paths: list[str]) -> None:
-    """For other users too, in new mounts of this process: what only root may enter is hidden but for these paths.
-
-    Raises OSError where the kernel does not allow it.
+    """Make paths readable for other users, in new mounts of this process: what only root may enter is hidden except for
+    them. Raises OSError where the kernel does not allow it.
     """
     hidden = [path for path in paths if os.path.exists(path) and not is_reachable(path)]
     if not hidden:

@@ -20,7 +20,7 @@ from skyrl.sandbox import fork_server
 from skyrl.sandbox.tiers import Tier, command, has_namespaces, needed_by_python
 
 START_SECONDS = 60.0
-"""For a server to read its modules; a machine may be busy."""
+"""Seconds for a server to import its modules, on a busy machine too."""
 
 _ROOT = Path(__file__).parents[2]
 _BEGIN = "import sys; sys.path.insert(0, sys.argv[1]); from skyrl.sandbox import fork_server; fork_server.main()"
@@ -44,7 +44,7 @@ class ForkClient:
 
     @property
     def folder(self) -> str:
-        """Where processes in namespaces have their own folder; each of them sees another one here."""
+        """Path at which each process in namespaces sees a folder of its own."""
         self._expect()
         return self._folder
 

@@ -39,7 +39,7 @@ _USED_OFTEN = (
     *("itertools", "math", "operator", "queue", "random", "re", "sqlite3", "statistics", "string", "typing"),
     *("urllib.parse", "encodings.idna", "unicodedata"),
 )
-"""What programs import, read once for all of them."""
+"""Modules that programs often import, read once for all of them."""
 
 
 def main() -> None:

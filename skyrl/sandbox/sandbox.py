@@ -48,14 +48,14 @@ class ResourceLimits:
     """Size of each file that it writes."""
 
     folder_bytes: int = 64 << 20
-    """Of all its files together, where its folder is in memory (every tier but `process`)."""
+    """Bytes of all the program's files together, where its folder is in memory (every tier but `process`)."""
 
     processes: int = 64
-    """Of the user, on the whole machine; a run of root's has a user for each program."""
+    """Processes of the user, on the whole machine; in a run of root's each program has a user of its own."""
 
     open_files: int = 64
     output_bytes: int = 1 << 20
-    """What it may print. The rest is not read."""
+    """Bytes of output that are read; the rest is discarded."""
 
 
 @frozen(kw_only=True)

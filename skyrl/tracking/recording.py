@@ -1,4 +1,4 @@
-"""Recordings of a run: its samples and computations, step by step, exact enough to replay a step and to compare two runs.
+"""Recordings of a run: samples and computations of each step, exact enough to replay a step and to compare runs.
 
     recording/
         about.json                     form of the files, steps that the run was laid out for, versions of packages
