@@ -3,8 +3,8 @@
     learner --weight_sync--> IncomingWeights --> engine.load_weights(incoming, version)
 
 There is one kind of `IncomingWeights` for each transport. An engine reads `weights` first and refuses a set that
-does not fit before it changes anything; then it opens the set where its model lives, and takes tensor after tensor. Bytes are
-compared with the digest that was sent along before the engine sees them.
+does not fit before it changes anything; then it opens the set where its model lives, and takes tensor after tensor.
+Bytes are compared with the digest that was sent along before the engine sees them.
 """
 
 from __future__ import annotations
