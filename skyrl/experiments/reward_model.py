@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 from skyrl.batch import TrainingBatch
@@ -13,8 +12,6 @@ from skyrl.experiments.sft import SCORED_AT_A_TIME, SupervisedExp
 from skyrl.learners.group import LearnerGroup
 from skyrl.learners.supervised import BradleyTerry
 from skyrl.learners.workers import CriticWorker
-from skyrl.models.chat_templates import with_defaults
-from skyrl.models.reward_model import RewardModelExport
 from skyrl.training.supervised_batches import collate_pairs
 from skyrl.training.supervised_evaluation import SupervisedEvaluation, preferences
 
@@ -45,10 +42,3 @@ class RewardModelExp(SupervisedExp):
         sets = {name: dataset.rows for name, dataset in self.eval_datasets.items()}
         size = max(self.cfg.batch_size, SCORED_AT_A_TIME)
         return SupervisedEvaluation(sets, self.collate, preferences, batch_size=size)
-
-    def get_export(self, folder: Path) -> Any:
-        fast = not self.cfg.disable_fast_tokenizer
-        template = self.chat_template
-        if self.cfg.chat_template_kwargs:
-            template = with_defaults(self.tokenizer.chat_template, self.cfg.chat_template_kwargs)
-        return RewardModelExport(like=self.model_path, use_fast_tokenizer=fast, folder=folder, chat_template=template)

@@ -18,14 +18,14 @@ from skyrl.data.order import InOrder, Mixed, Order
 from skyrl.data.supervised_rows import Rows, load_supervised
 from skyrl.errors import DataError
 from skyrl.experiments.collaborators import start_processes
+from skyrl.experiments.supervised_export import chat_tokenizer, export_of, new_turn_end
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.group import LearnerGroup
 from skyrl.learners.ranks import Ranks, Rendezvous
 from skyrl.learners.supervised import CrossEntropy
 from skyrl.learners.workers import SFTWorker
-from skyrl.models.chat_templates import with_template
-from skyrl.models.loading import generation_ends, load_tokenizer, max_positions
-from skyrl.models.storing import AdapterExport, Export
+from skyrl.models.loading import max_positions
+from skyrl.models.storing import AdapterExport
 from skyrl.processes.handles import Processes
 from skyrl.processes.progress import Progress
 from skyrl.processes.shutdown import ShutdownSignal
@@ -74,8 +74,7 @@ class SupervisedExp:
     @cached_property
     def tokenizer(self) -> Any:
         """The model's, with the configured chat template."""
-        tokenizer = load_tokenizer(self.model_path, use_fast=not self.cfg.disable_fast_tokenizer)
-        return with_template(tokenizer, self.cfg.chat_template, "chat_template")
+        return chat_tokenizer(self.cfg)
 
     @cached_property
     def train_dataset(self) -> Rows[Any]:
@@ -194,25 +193,12 @@ class SupervisedExp:
 
     def get_export(self, folder: Path) -> Any:
         """What stores the gathered weights."""
-        return Export(
-            like=self.model_path,
-            use_fast_tokenizer=not self.cfg.disable_fast_tokenizer,
-            folder=folder,
-            chat_template=self.chat_template,
-            turn_end=self.turn_end,
-        )
-
-    @property
-    def chat_template(self) -> str | None:
-        """The configured template, to be stored with the model."""
-        return self.tokenizer.chat_template if self.cfg.chat_template.name_or_path else None
+        return export_of(self.cfg, folder)
 
     @cached_property
     def turn_end(self) -> int | None:
         """A token that ends the turns that are learned, and at which the model's generation does not stop yet."""
-        end = self.train_dataset.turn_end
-        known = (*generation_ends(self.model_path), self.tokenizer.eos_token_id)
-        return end[1] if end is not None and end[1] not in known else None
+        return new_turn_end(self.cfg, self.tokenizer)
 
     async def close(self, trainer: SupervisedTrainer) -> None:
         """There are no engines."""

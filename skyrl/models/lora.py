@@ -13,7 +13,7 @@ Whoever is not a learner gets `X.weight` = W + alpha / rank B A, under the name 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,10 +22,14 @@ from attrs import define
 from torch import Tensor, nn
 
 from skyrl.config import SkyRLLoraConfig
+from skyrl.config.supervised.root import SCORE
 from skyrl.errors import ModelError, UserError
 from skyrl.models.naming import tied_names
 
 _PARTS = re.compile(r"(.+)\.(base_layer|lora_A\.default|lora_B\.default)\.weight")
+HEAD = f"{SCORE}.weight"
+"""Name of the weight of a reward model's head, which is learned beside the adapters."""
+
 _INITS: Mapping[str, bool | str] = {"kaiming": True, "gaussian": "gaussian", "orthogonal": "orthogonal"}
 """Our names of what PEFT calls `init_lora_weights`: those that leave the model's own weights as they are."""
 
@@ -127,12 +131,14 @@ def _joined(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor
 
 
 def adapter_alone(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """A and B of every adapted layer, under the names that PEFT stores them by."""
+    """A and B of every adapted layer and the head of a reward model, under the names that PEFT stores them by."""
     for name, tensor in weights:
         match = _PARTS.fullmatch(name)
         if match is not None and match[2] != "base_layer":
             part = match[2].removesuffix(".default")
             yield f"base_model.model.{match[1]}.{part}.weight", tensor
+        elif name == HEAD:
+            yield f"base_model.model.{HEAD}", tensor
 
 
 @contextmanager
@@ -160,18 +166,22 @@ def dropping(model: Any, lora: SkyRLLoraConfig, seed: int) -> Iterator[None]:
                 module.eval()
 
 
-def adapter_settings(lora: SkyRLLoraConfig, like: str, names: Iterator[str]) -> Any:
+def adapter_settings(lora: SkyRLLoraConfig, like: str, names: Collection[str]) -> Any:
     """PEFT's configuration of a stored adapter; `names` are those of its tensors, `like` is the model it belongs to.
 
-    The modules are spelled out: another model, or another PEFT, might read `all-linear` otherwise.
+    The modules are spelled out: another model, or another PEFT, might read `all-linear` otherwise. With the head of a
+    reward model it is an adapter of a sequence classifier.
     """
-    modules = sorted({re.sub(r"^base_model\.model\.|\.lora_[AB]\.weight$", "", name) for name in names})
+    adapted = [name for name in names if ".lora_" in name]
+    modules = sorted({re.sub(r"^base_model\.model\.|\.lora_[AB]\.weight$", "", name) for name in adapted})
     kinds = sorted({module.rpartition(".")[2] for module in modules})
     settings = _settings(lora, initialize=True)
     settings.target_modules = kinds if lora.target_modules == "all-linear" and not lora.exclude_modules else modules
     settings.exclude_modules = None
     settings.base_model_name_or_path = like
     settings.inference_mode = True
+    if len(adapted) < len(names):
+        settings.task_type, settings.modules_to_save = "SEQ_CLS", [SCORE]
     return settings
 
 

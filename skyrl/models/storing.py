@@ -65,7 +65,7 @@ class AdapterExport:
     def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """`weights` are those of the adapter alone, as PEFT names them. Raises `RunError` if the disk is full."""
         gathered = {name: weight.detach().to("cpu", copy=True).contiguous() for name, weight in weights}
-        settings = adapter_settings(self.lora, self.like, iter(gathered))
+        settings = adapter_settings(self.lora, self.like, gathered)
 
         def fill(scratch: Path) -> None:
             settings.save_pretrained(str(scratch))

@@ -8,11 +8,11 @@ from pathlib import Path
 from torch import Tensor
 
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore
-from skyrl.config import RewardModelConfig
+from skyrl.config import SupervisedConfig
 from skyrl.config.kinds import kind_of
 from skyrl.errors import ResumeError, UserError
+from skyrl.experiments.supervised_export import export_of
 from skyrl.models.lora import adapter_alone, merged
-from skyrl.models.reward_model import RewardModelExport
 from skyrl.models.storing import AdapterExport, Export
 from skyrl.runs.stored_runs import Run, checkpoints_of, place_of, run_of
 from skyrl.tree import required
@@ -62,8 +62,9 @@ def _exporter(config: Run, folder: Path, *, adapter: bool = False) -> Callable[[
     like = required(model.path, "the path of the model")
     if adapter:
         return AdapterExport(like=like, lora=model.lora, folder=folder)
-    kind = RewardModelExport if isinstance(config, RewardModelConfig) else Export
-    return kind(like=like, use_fast_tokenizer=not config.trainer.disable_fast_tokenizer, folder=folder)
+    if isinstance(config, SupervisedConfig):
+        return export_of(config, folder)
+    return Export(like=like, use_fast_tokenizer=not config.trainer.disable_fast_tokenizer, folder=folder)
 
 
 def _saved(store: CheckpointStore, step: int | None) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.config import SupervisedConfig
 from skyrl.data.cursor import PromptCursor
-from skyrl.errors import Stopped
+from skyrl.errors import ResumeError, Stopped
 from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.tracking.timing import Clock
 from skyrl.tracking.tracker import Tracker
@@ -56,6 +56,7 @@ class SupervisedTrainer:
         self.version = 0
         """Optimizer steps that the weights have behind them."""
         self._eval_before = run.eval_before_train
+        self._optimizer, self._may_change = run.optimizer_config, run.resume_with_changes
         self._save, self._export = save, export
         self._saved, self._longest_step = 0, 0.0
         self._triggers = {
@@ -141,16 +142,33 @@ class SupervisedTrainer:
         with self.clock.measure("eval"):
             return await self.evaluation.run(self.learner)
 
+    def _refuse_another_length(self, before: int) -> None:
+        """A schedule that ends with the run has had other rates than one that ends elsewhere."""
+        optimizer = self._optimizer
+        ends = optimizer.scheduler not in ("constant", "constant_with_warmup") or optimizer.warmup_steps_proportion
+        if before != self.total_steps and ends and not self._may_change:
+            raise ResumeError(
+                f"the run had {before} steps when the checkpoint was saved, and has {self.total_steps}: the learning "
+                f"rate ({optimizer.scheduler}) of the steps taken was another one. Keep num_steps, num_epochs and "
+                "max_training_samples, or set resume_with_changes = true to continue with the rates of the new length"
+            )
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores of the loop."""
         return {
             "version": self.version,
+            "total_steps": self.total_steps,
             "rows": self.cursor.state(),
             "triggers": {what: trigger.state() for what, trigger in self._triggers.items()},
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on after the step that `state` was taken at."""
+        """Continue after the step that `state` was taken at.
+
+        Raises `ResumeError` where the run has another length, and with it another learning rate at the steps that were
+        taken, unless changes are allowed.
+        """
+        self._refuse_another_length(int(state.get("total_steps", self.total_steps)))
         self.version = self._saved = int(state["version"])
         self.cursor.load_state(state["rows"])
         for what, trigger in self._triggers.items():

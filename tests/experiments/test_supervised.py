@@ -78,6 +78,15 @@ def test_a_run_that_goes_on_is_one_that_was_never_interrupted(nano: Path, tmp_pa
     assert farthest(weights(tmp_path / "whole"), weights(tmp_path / "parts")) == 0.0
 
 
+def test_a_schedule_that_ends_with_the_run_is_not_stretched_on_resume(nano: Path, tmp_path: Path) -> None:
+    cosine = {"optimizer_config__scheduler": "cosine", "ckpt_interval": 2}
+    train(nano, tmp_path, num_steps=2, **cosine)
+    with pytest.raises(ResumeError, match="had 2 steps when .* and has 4: .*resume_with_changes"):
+        train(nano, tmp_path, num_steps=4, **cosine)
+    found = train(nano, tmp_path, num_steps=4, resume_with_changes=True, **cosine)
+    assert [record["step"] for record in found] == list(range(5))
+
+
 class FailsOnce(SFTExp):
     """The sixth batch of the first try is lost."""
 

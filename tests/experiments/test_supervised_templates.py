@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, GenerationConfig
+import torch
+from peft import PeftModel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
 
 from skyrl.models.reward_model import RewardModel
+from skyrl.tools.exporting import export
 from tests.supervised_run import train
 
 TEMPLATE = (
@@ -81,3 +85,29 @@ def test_a_margin_is_what_the_better_chat_should_score_more(nano: Path, tmp_path
             use_sequence_packing=packing,
         )
         assert found[1]["train/loss"] == pytest.approx(2.1269280, abs=0.2)
+
+
+def test_the_adapter_of_a_reward_model_holds_its_head_and_scores_alike_under_peft(nano: Path, tmp_path: Path) -> None:
+    lora: dict[str, Any] = {"model__lora__rank": 4, "model__lora__alpha": 8, "num_epochs": 1}
+    train(nano, tmp_path, "reward_model", ckpt_interval=4, **lora)
+    chat = [{"role": "user", "content": "b"}, {"role": "assistant", "content": "xyz"}]
+    merged = RewardModel(str(tmp_path / "run" / "model"))
+    ids = torch.tensor([merged.tokens(chat)])
+    export(tmp_path / "run", to=tmp_path / "again", adapter=True)
+    for folder in (tmp_path / "run" / "adapter", tmp_path / "again"):
+        body = AutoModelForSequenceClassification.from_pretrained(nano / "model", num_labels=1)
+        body.config.pad_token_id = 0
+        adapted = PeftModel.from_pretrained(body, folder).eval()
+        assert adapted.peft_config["default"].task_type == "SEQ_CLS"
+        score = adapted(input_ids=ids).logits.item()
+        assert score == pytest.approx(merged.scores([chat])[0], abs=1e-5)
+
+
+def test_a_model_exported_from_a_checkpoint_has_the_template_too(nano: Path, tmp_path: Path) -> None:
+    end, token = end_of(nano, other=True)
+    file = template_file(tmp_path, end)
+    settings: dict[str, Any] = {"chat_template__source": "file", "chat_template__name_or_path": file, "num_steps": 1}
+    train(nano, tmp_path, ckpt_interval=1, **settings)
+    export(tmp_path / "run", to=tmp_path / "again")
+    assert AutoTokenizer.from_pretrained(tmp_path / "again").chat_template == Path(file).read_text(encoding="utf-8")
+    assert token in GenerationConfig.from_pretrained(tmp_path / "again").eos_token_id

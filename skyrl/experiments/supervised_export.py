@@ -1,0 +1,44 @@
+"""What stores the model of a supervised run: with the chat template that it was trained with, and where turns end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from skyrl.chats.masks import ChatMasks
+from skyrl.config import RewardModelConfig, SupervisedConfig
+from skyrl.errors import DataError
+from skyrl.models.chat_templates import with_defaults, with_template
+from skyrl.models.loading import generation_ends, load_tokenizer
+from skyrl.models.reward_model import RewardModelExport
+from skyrl.models.storing import Export
+from skyrl.tree import required
+
+
+def export_of(run: SupervisedConfig, folder: Path) -> Export | RewardModelExport:
+    """What is given the gathered weights, and stores them in the folder."""
+    like, fast = required(run.model.path, "model.path"), not run.disable_fast_tokenizer
+    tokenizer = chat_tokenizer(run)
+    template = tokenizer.chat_template if run.chat_template.name_or_path else None
+    if isinstance(run, RewardModelConfig):  # which scores chats with the variables of its training, whoever asks
+        if run.chat_template_kwargs:
+            template = with_defaults(tokenizer.chat_template, run.chat_template_kwargs)
+        return RewardModelExport(like=like, use_fast_tokenizer=fast, folder=folder, chat_template=template)
+    end = new_turn_end(run, tokenizer)
+    return Export(like=like, use_fast_tokenizer=fast, folder=folder, chat_template=template, turn_end=end)
+
+
+def chat_tokenizer(run: SupervisedConfig) -> Any:
+    """The tokenizer of the model, with the configured chat template."""
+    tokenizer = load_tokenizer(required(run.model.path, "model.path"), use_fast=not run.disable_fast_tokenizer)
+    return with_template(tokenizer, run.chat_template, "chat_template")
+
+
+def new_turn_end(run: SupervisedConfig, tokenizer: Any) -> int | None:
+    """The token that ends turns by the chat template, where the model's generation does not stop at it yet."""
+    try:
+        _, token = ChatMasks(tokenizer, arguments=run.chat_template_kwargs).turn_end
+    except DataError:  # a template that writes no answers: the run has tokenized rows or text
+        return None
+    known = (*generation_ends(required(run.model.path, "model.path")), tokenizer.eos_token_id)
+    return None if token in known else token
