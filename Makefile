@@ -23,7 +23,7 @@ CODE := conftest.py skyrl tests $(wildcard property_tests examples benchmarks)
 # Threads that wait for each other give up their core, which somebody else may need.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-long lint fmt constraints clean demo-clean
+.PHONY: demo test test-long lint fmt schemas constraints clean demo-clean
 .DELETE_ON_ERROR:
 
 demo: .venv/train.stamp
@@ -45,6 +45,11 @@ lint: .venv/dev.stamp
 fmt: .venv/dev.stamp
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# After a field or the documentation of a field has changed.
+schemas: .venv/dev.stamp
+	$(BIN)/skyrl config schema > schemas/skyrl.schema.json
+	for kind in sft reward_model; do $(BIN)/skyrl config schema kind=$$kind > schemas/skyrl.$$kind.schema.json || exit 1; done
 
 # Resolves everything anew in an environment of its own; run `make test` afterwards. Local build tags (+cpu) are cut off.
 constraints: .venv/made.stamp

@@ -31,7 +31,15 @@ STORED = {
 @pytest.mark.parametrize("name", STORED)
 def test_the_stored_schemas_are_those_of_the_classes(name: str) -> None:
     stored = json.loads((ROOT / "schemas" / name).read_text(encoding="utf-8"))
-    assert stored == json_schema(STORED[name]), f"skyrl config schema kind={STORED[name]().kind} > schemas/{name}"
+    assert stored == json_schema(STORED[name]), "make schemas writes them anew"
+
+
+def test_the_target_that_writes_schemas_writes_each_of_them() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    recipe = makefile.partition("\nschemas:")[2].partition("\n\n")[0]
+    kinds = re.search(r"for kind in ([a-z_ ]+);", recipe)
+    assert kinds is not None and "skyrl.$$kind.schema.json" in recipe
+    assert {"skyrl.schema.json", *(f"skyrl.{kind}.schema.json" for kind in kinds[1].split())} == set(STORED)
 
 
 @pytest.mark.parametrize("block", [0, 1])
