@@ -12,6 +12,7 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.config.entry import RunConfig
+from skyrl.config.trackers import TRACKERS
 from skyrl.errors import Problem
 from skyrl.tree import FrozenDict, get_at
 from skyrl.tree.plain import shown
@@ -26,14 +27,16 @@ class Unimplemented:
     """The capability that is missing."""
 
     runs: tuple[Any, ...] | None = None
-    """Values that run; None where any does, because what it belongs to is refused by another entry or cannot arise."""
+    """Values that run, alone or several in a list; None where any does, because another entry refuses what it belongs
+    to, or because it cannot arise."""
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """What the value asks for has a component that does it."""
         if self.runs is None:
             return
         value = get_at(run, self.path)
-        if not any(value == runs and type(value) is type(runs) for runs in self.runs):
+        chosen = value if isinstance(value, tuple) and value else (value,)
+        if not all(any(each == runs and type(each) is type(runs) for runs in self.runs) for each in chosen):
             yield Problem(
                 path=self.path,
                 message=f"{shown(value)} does not run in this version, which has not implemented it yet: {self.what}",
@@ -63,7 +66,6 @@ UNIMPLEMENTED: tuple[Unimplemented, ...] = (
     Unimplemented("trainer.rope_scaling", "rotary embeddings other than the model's own", (None,)),
     Unimplemented("trainer.rope_theta", "rotary embeddings other than the model's own", (None,)),
     # the loop
-    Unimplemented("trainer.logger", "trackers other than the console", ("console", ("console",))),
     Unimplemented("trainer.dump_data_batch", "dumping training batches", (False,)),
     # rollouts
     Unimplemented("generator.rope_scaling", "rotary embeddings other than the model's own", (None,)),
@@ -85,6 +87,7 @@ UNIMPLEMENTED: tuple[Unimplemented, ...] = (
 )
 
 UNIMPLEMENTED_VALUES: tuple[Unimplemented, ...] = (
+    Unimplemented("trainer.logger", "trackers other than the console", tuple(TRACKERS)),
     Unimplemented("trainer.strategy", "Megatron learners", ("fsdp", "fsdp2", "deepspeed")),
     Unimplemented(_ENGINE + "backend", "engines of others", ("torch", "vllm")),
     Unimplemented(_ENGINE + "weight_sync_backend", "sending the differences alone", ("nccl", "gloo", "disk")),

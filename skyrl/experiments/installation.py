@@ -8,6 +8,7 @@ from pathlib import Path
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.engines import backend_of
 from skyrl.config.sizes import on_ray, sizes_of
+from skyrl.config.trackers import TRACKERS
 from skyrl.errors import Problem
 from skyrl.experiments import on_machine
 from skyrl.planning.sizes import layout
@@ -77,5 +78,9 @@ def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
     backend = backend_of(run.generator.inference_engine)
     if backend.package:
         yield "generator.inference_engine.backend", backend.package, backend.extra
+    logger = run.trainer.logger
+    for name in (logger,) if isinstance(logger, str) else logger:
+        if name in TRACKERS and TRACKERS[name].package:
+            yield "trainer.logger", TRACKERS[name].package, TRACKERS[name].extra
     if run.trainer.strategy == "deepspeed":
         yield "trainer.strategy", "deepspeed", "deepspeed"

@@ -52,7 +52,7 @@ from skyrl.runs.checkpoint_manager import CheckpointManager, checkpoint_store
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, RecordedRun
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.session import RunSession
-from skyrl.tracking.console import Console
+from skyrl.tracking.factory import trackers_of
 from skyrl.tracking.jsonlines import MetricsFile, sample_records
 from skyrl.tracking.timing import Clock, timed
 from skyrl.tracking.tracker import LastMetrics, Tracker, Trackers
@@ -344,8 +344,9 @@ class BasePPOExp:
         )
 
     def get_tracker(self, first_step: int) -> Tracker:
-        """Where metrics go: the run folder and the console."""
-        return Trackers([MetricsFile(self.folder.metrics), Console(self.total_steps, first_step)])
+        """Where metrics go: the run folder, and the trackers that the configuration names."""
+        named = trackers_of(self.cfg.trainer, total_steps=self.total_steps, first_step=first_step)
+        return Trackers([MetricsFile(self.folder.metrics), *named])
 
     def get_trainer(self, rollouts: Rollouts, sync: WeightSync | NoEngines) -> PPOTrainer:
         """The algorithm with its collaborators, each in its turn, and timed."""

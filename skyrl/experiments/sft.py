@@ -32,7 +32,7 @@ from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.runs.checkpoint_manager import CheckpointManager, checkpoint_store
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.supervised_session import SupervisedSession
-from skyrl.tracking.console import Console
+from skyrl.tracking.factory import trackers_of
 from skyrl.tracking.jsonlines import MetricsFile
 from skyrl.tracking.timing import Clock, timed
 from skyrl.tracking.tracker import LastMetrics, Tracker, Trackers
@@ -154,8 +154,9 @@ class SupervisedExp:
         return InOrder(len(rows)) if cfg.sampler == "sequential" else None
 
     def get_tracker(self, first_step: int) -> Tracker:
-        """Where metrics go: the run folder and the console."""
-        return Trackers([MetricsFile(self.folder.metrics), Console(self.total_steps, first_step)])
+        """Where metrics go: the run folder, and the trackers that the configuration names."""
+        named = trackers_of(self.cfg.trainer, total_steps=self.total_steps, first_step=first_step)
+        return Trackers([MetricsFile(self.folder.metrics), *named])
 
     def get_loop(self, tracker: Tracker) -> SupervisedTrainer:
         """The loop."""

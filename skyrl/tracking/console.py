@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from typing import TextIO
+from typing import Self, TextIO
+
+from skyrl.tracking.tracker import TrackedRun
 
 
 class Console:
@@ -18,6 +20,11 @@ class Console:
         self._stream = stream or sys.stderr
         self._started = time.monotonic()
         self._live = _LiveLine(total_steps, first_step) if self._stream.isatty() else None
+
+    @classmethod
+    def of_run(cls, run: TrackedRun) -> Self:
+        """The tracker of a run, on standard error."""
+        return cls(run.total_steps, run.first_step)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         text = self._describe(step, metrics)

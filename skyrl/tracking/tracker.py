@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
+
+import attrs
 
 
 class Tracker(Protocol):
@@ -14,6 +17,24 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Flush: everything logged is in its place when this returns."""
+
+
+@attrs.frozen(kw_only=True)
+class TrackedRun:
+    """What a tracker may know about the run whose metrics it gets."""
+
+    project: str
+    """Name under which runs are grouped."""
+
+    name: str
+    folder: Path
+    """The run's own folder."""
+
+    total_steps: int
+    """Steps of the whole run."""
+
+    first_step: int
+    """Step that the session starts from: above 0 in a resumed run."""
 
 
 class LastMetrics:

@@ -49,7 +49,7 @@ from skyrl.tree.classes import is_config, leaf_paths
 from tests.learners.rows import batch
 from tests.nano_run import config
 
-TABLE = 82
+TABLE = 81
 """Leaves in the table. This number may only fall."""
 
 WHOLE = {"param_dtype": "float32", "reduce_dtype": "float32", "buffer_dtype": "float32"}
