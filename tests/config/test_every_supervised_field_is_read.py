@@ -39,7 +39,7 @@ HANDED_ON = {
         for name in (
             "strategy", "device", "seed", "deterministic", "compute_dtype", "attention", "recompute_activations",
             "disable_fast_tokenizer", "resume_with_changes", "recover_mode", "max_ckpts_to_keep",
-            "log_path",
+            "log_path", "logger",
         )
     },
     **{f"placement.{name}": name for name in ("executor", "ray_address")},
@@ -64,7 +64,6 @@ READ_ELSEWHERE = {
     "faults.max_skipped_steps",  # by reinforcement learning, as their effects say
     "faults.max_roll_backs",
     *(f"fsdp_config.{name}" for name in _FSDP_READERS),  # on several ranks
-    "logger",  # there is one
     "eval_dataset_names",  # by `evaluation_names`, which gives the names to components
 }
 
