@@ -22,6 +22,16 @@ def read_dataset(source: str) -> Iterator[Mapping[str, Any]]:
     A split may be sliced as in Hugging Face's library: `name:train[:100]`, `name:test[10%:]`. Raises `DataError` for
     what is neither, and for what cannot be loaded.
     """
+    yield from _dataset(source)
+
+
+def dataset_fingerprint(source: str) -> str:
+    """The library's fingerprint of these rows, which changes with them. Raises `DataError` as `read_dataset` does."""
+    return str(_dataset(source)._fingerprint)
+
+
+def _dataset(source: str) -> Any:
+    """The library's dataset, whose rows stay on the disk."""
     name, configuration, split = _parts(source)
     folder = Path(name).expanduser()
     if not folder.is_dir() and ("/" not in name or name.startswith((".", "/", "~"))):
@@ -41,7 +51,7 @@ def read_dataset(source: str) -> Iterator[Mapping[str, Any]]:
             rows = datasets.load_dataset(place, configuration, split=split or SPLIT)
     except Exception as error:  # the library's own, those of its readers, and those of the network
         raise DataError(f"the dataset {source} cannot be loaded: {error}") from error
-    yield from rows
+    return rows
 
 
 def _slice(stored: Any, split: str | None) -> Any:

@@ -2,74 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic
 
-import numpy as np
-from attrs import evolve, frozen
+from attrs import asdict, define, evolve, field, frozen
 
-from skyrl.chats.masks import Ids, Mask
 from skyrl.config import RewardModelConfig, SFTConfig, SupervisedConfig
 from skyrl.data.conversations import without_nulls
 from skyrl.data.row_forms import PreferenceForms, SupervisedForms
+from skyrl.data.row_store import RowFolder, StoredRows, add_to_digest, row_key, store_rows
 from skyrl.data.sources import BadRow, Row, in_table, iterate_rows
+from skyrl.data.tokenized_rows import PreferenceRow, R, SupervisedRow
 from skyrl.errors import DataError
+from skyrl.tree import to_dict
 
 
-@frozen(kw_only=True, eq=False)
-class SupervisedRow:
-    """One sequence, and which of its tokens are learned."""
+@define
+class Tally:
+    """What became of the rows of the sources."""
 
-    id: str
-    token_ids: Ids
-    loss_mask: Mask
-
-    @property
-    def length(self) -> int:
-        """Length of the row in tokens."""
-        return len(self.token_ids)
-
-    def digest_into(self, digest: Any) -> None:
-        """Add everything that is learned from to the digest."""
-        digest.update(len(self.token_ids).to_bytes(8, "little"))
-        digest.update(self.token_ids.tobytes() + self.loss_mask.tobytes())
-
-
-@frozen(kw_only=True, eq=False)
-class PreferenceRow:
-    """Two sequences, the first of which is better."""
-
-    id: str
-    chosen: Ids
-    rejected: Ids
-    margin: float = 0.0
-    """Margin by which the better answer should score more; Llama 2, arXiv:2307.09288, eq. 2."""
-
-    @property
-    def length(self) -> int:
-        """Length of the longer answer, in tokens."""
-        return max(len(self.chosen), len(self.rejected))
-
-    def digest_into(self, digest: Any) -> None:
-        """Add everything that is learned from to the digest."""
-        for ids in (self.chosen, self.rejected):
-            digest.update(len(ids).to_bytes(8, "little"))
-            digest.update(ids.tobytes())
-        digest.update(np.float64(self.margin).tobytes())
-
-
-R = TypeVar("R", SupervisedRow, PreferenceRow)
-
-
-@frozen(kw_only=True)
-class Rows(Generic[R]):
-    """Rows in the order of their sources, and what became of the others."""
-
-    rows: tuple[R, ...]
-    sizes: tuple[int, ...]
-    """Rows of each source."""
+    sizes: list[int] = field(factory=list)
+    """Rows of each source that are trained on."""
 
     too_long: int = 0
     """Rows that were left out because they are longer than allowed."""
@@ -77,22 +33,40 @@ class Rows(Generic[R]):
     cut: int = 0
     """Rows of which only the beginning is left."""
 
-    bad_rows: tuple[str, ...] = ()
+    bad_rows: list[str] = field(factory=list)
     """Rows that were skipped, each with the reason."""
 
     turn_end: tuple[str, int | None] | None = None
     """The text that ends the turns of chats, and its token if it is a single one; None without chats."""
 
+
+@frozen(kw_only=True)
+class Rows(Generic[R]):
+    """Rows in the order of their sources, and what became of the others."""
+
+    rows: Sequence[R]
+    tally: Tally
+    digest: str | None = None
+    """sha256 of all rows in order, where it is known."""
+
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each source."""
+        return tuple(self.tally.sizes)
 
     @cached_property
     def fingerprint(self) -> str:
         """sha256 of all rows in order, and of how many each source has."""
-        digest = sha256(repr(self.sizes).encode())
-        for row in self.rows:
-            row.digest_into(digest)
-        return digest.hexdigest()
+        rows = self.digest
+        if rows is None:
+            digest = sha256()
+            for row in self.rows:
+                add_to_digest(digest, row.to_bytes())
+            rows = digest.hexdigest()
+        return sha256(f"{rows} {list(self.sizes)}".encode()).hexdigest()
 
 
 def load_supervised(sources: Sequence[str], tokenizer: Any, run: SFTConfig, max_length: int) -> Rows[SupervisedRow]:
@@ -111,7 +85,8 @@ def load_supervised(sources: Sequence[str], tokenizer: Any, run: SFTConfig, max_
         short = evolve(row, token_ids=row.token_ids[:max_length], loss_mask=row.loss_mask[:max_length])
         return short if short.loss_mask.any() else None
 
-    return evolve(_load(sources, run, max_length, read, cut), turn_end=tokens_of.turn_end)
+    reader = _Reader(run, tuple(sources), max_length, read, cut, lambda: tokens_of.turn_end)
+    return _load(reader, tokenizer, SupervisedRow)
 
 
 def load_preferences(
@@ -127,45 +102,87 @@ def load_preferences(
         chosen, rejected, margin = tokens_of(row)
         return PreferenceRow(id=row_id, chosen=chosen, rejected=rejected, margin=margin)
 
-    return _load(sources, run, max_length, read, lambda row: None)
+    return _load(_Reader(run, tuple(sources), max_length, read, lambda row: None), tokenizer, PreferenceRow)
 
 
-def _load(
-    sources: Sequence[str],
-    run: SupervisedConfig,
-    max_length: int,
-    read: Callable[[Row, str], R],
-    cut: Callable[[R], R | None],
-) -> Rows[R]:
-    rows: list[R] = []
-    bad: list[str] = []
-    sizes = []
-    too_long = cut_rows = 0
-    for number, source in enumerate(sources):
-        before = len(rows)
-        for place, found in enumerate(iterate_rows(source)):
-            try:
-                row = _row(found, f"{number}:{place}", read, table=in_table(source))
-            except DataError as error:
-                bad.append(str(error) if isinstance(found, BadRow) else f"{source}, row {place}: {error}")
-                if run.bad_rows == "stop":
-                    hint = " (bad_rows = skip leaves such rows out, and counts them)"
-                    raise DataError(bad[-1] + hint) from error
-                continue
-            short = row if row.length <= max_length else cut(row) if run.too_long == "truncate" else None
-            too_long += short is None
-            cut_rows += short is not None and short is not row
-            rows += [] if short is None else [short]
-        sizes.append(len(rows) - before)
-    if not rows:
-        raise DataError(
-            f"no row of {', '.join(sources)} can be trained on: {too_long} are longer than max_length = {max_length} "
-            f"tokens, and {len(bad)} are bad" + (f"; the first: {bad[0]}" if bad else "")
-        )
-    return Rows(rows=tuple(rows), sizes=tuple(sizes), too_long=too_long, cut=cut_rows, bad_rows=tuple(bad))
+def _load(reader: _Reader[R], tokenizer: Any, kind: type[R]) -> Rows[R]:
+    """The rows in memory, or in a folder: the one where an earlier run has put the same, if there is one."""
+    run = reader.run
+    if run.tokenized_path is None:
+        return Rows(rows=tuple(reader.rows()), tally=reader.tally)
+    settings = {name: value for name, value in to_dict(run).items() if name in READ_BY}
+    key = row_key(reader.sources, tokenizer, {**settings, "longest": reader.max_length})
+    folder = RowFolder(run.tokenized_path, key)
+    about = folder.about()
+    if about is None:
+
+        def fill(scratch: Path) -> dict[str, Any]:
+            digest = store_rows(scratch, reader.rows())
+            return {"digest": digest, "tally": asdict(reader.tally)}
+
+        about = folder.fill(fill)
+    tally = Tally(**about["tally"])
+    end = tally.turn_end
+    tally.turn_end = None if end is None else (end[0], end[1])
+    return Rows(rows=StoredRows(folder.path, kind), tally=tally, digest=about["digest"])
 
 
-def _row(found: Row | BadRow, row_id: str, read: Callable[[Row, str], R], *, table: bool) -> R:
-    if isinstance(found, BadRow):
-        raise DataError(found.reason)
-    return read(without_nulls(found) if table else found, row_id)
+READ_BY = (
+    *("kind", "chat_template_kwargs", "tools_key", "system_key", "train_on_what", "messages_key"),
+    *("chosen_key", "rejected_key", "prompt_key", "margin_key", "bad_rows", "too_long"),
+)
+"""Fields of a run that rows are read by, besides the sources and the tokenizer."""
+
+
+@frozen
+class _Reader(Generic[R]):
+    """Reads the rows of all sources in turn, once, and counts what is left out."""
+
+    run: SupervisedConfig
+    sources: tuple[str, ...]
+    max_length: int
+    read: Callable[[Row, str], R]
+    cut: Callable[[R], R | None]
+    turn_end: Callable[[], tuple[str, int | None] | None] = lambda: None
+    tally: Tally = field(factory=Tally)
+
+    def rows(self) -> Iterator[R]:
+        """The rows that are trained on. Raises `DataError` at the end where there is none."""
+        tally = self.tally
+        for number, source in enumerate(self.sources):
+            tally.sizes.append(0)
+            for place, found in enumerate(iterate_rows(source)):
+                row = self._row(found, source, number, place)
+                short = self._short(row) if row is not None else None
+                if short is not None:
+                    tally.sizes[-1] += 1
+                    yield short
+        tally.turn_end = self.turn_end()
+        if not sum(tally.sizes):
+            raise DataError(
+                f"no row of {', '.join(self.sources)} can be trained on: {tally.too_long} are longer than "
+                f"max_length = {self.max_length} tokens, and {len(tally.bad_rows)} are bad"
+                + (f"; the first: {tally.bad_rows[0]}" if tally.bad_rows else "")
+            )
+
+    def _row(self, found: Row | BadRow, source: str, number: int, place: int) -> R | None:
+        """The row as tokens; None for a bad one that may be skipped."""
+        try:
+            if isinstance(found, BadRow):
+                raise DataError(found.reason)
+            return self.read(without_nulls(found) if in_table(source) else found, f"{number}:{place}")
+        except DataError as error:
+            reason = str(error) if isinstance(found, BadRow) else f"{source}, row {place}: {error}"
+            if self.run.bad_rows == "stop":
+                raise DataError(f"{reason} (bad_rows = skip leaves such rows out, and counts them)") from error
+            self.tally.bad_rows.append(reason)
+            return None
+
+    def _short(self, row: R) -> R | None:
+        """The row, or its beginning, or None, as `too_long` has it."""
+        if row.length <= self.max_length:
+            return row
+        short = self.cut(row) if self.run.too_long == "truncate" else None
+        self.tally.too_long += short is None
+        self.tally.cut += short is not None
+        return short

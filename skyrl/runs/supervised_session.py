@@ -47,12 +47,13 @@ class SupervisedSession(RunSession):
         experiment = self._run_of_rows
         refuse_small_vocabulary(experiment.model_path, experiment.tokenizer)
         for name, dataset in {"training": experiment.train_dataset, **experiment.eval_datasets}.items():
-            if dataset.too_long:
-                say(f"{dataset.too_long} {name} rows are longer than {experiment.max_length} tokens and left out")
-            if dataset.cut:
-                say(f"{dataset.cut} {name} rows are longer than {experiment.max_length} tokens, and were cut")
-            if dataset.bad_rows:
-                say(f"{len(dataset.bad_rows)} {name} rows are bad and left out; the first: {dataset.bad_rows[0]}")
+            tally = dataset.tally
+            if tally.too_long:
+                say(f"{tally.too_long} {name} rows are longer than {experiment.max_length} tokens and left out")
+            if tally.cut:
+                say(f"{tally.cut} {name} rows are longer than {experiment.max_length} tokens, and were cut")
+            if tally.bad_rows:
+                say(f"{len(tally.bad_rows)} {name} rows are bad and left out; the first: {tally.bad_rows[0]}")
         self._look_at_ends()
         rest = len(experiment.train_dataset) % experiment.cfg.batch_size
         if rest:
@@ -62,7 +63,7 @@ class SupervisedSession(RunSession):
     def _look_at_ends(self) -> None:
         """Whether whoever samples from the trained model stops where its turns end."""
         experiment = self._run_of_rows
-        match experiment.train_dataset.turn_end:
+        match experiment.train_dataset.tally.turn_end:
             case (end, None):
                 say(
                     f"the chat template ends turns with the text {end!r}, which is no token: stop sampling at this text"

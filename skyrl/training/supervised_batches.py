@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.data.supervised_rows import PreferenceRow, SupervisedRow
+from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 
 
 def collate_supervised(rows: Sequence[SupervisedRow]) -> TrainingBatch:

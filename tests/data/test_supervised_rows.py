@@ -116,14 +116,14 @@ def test_a_bad_row_stops_with_its_place_or_is_counted(tmp_path: Path, row: Mappi
     with pytest.raises(DataError, match="row 1: .*"):
         load(tmp_path, [good, row])
     rows = load(tmp_path, [good, row], bad_rows="skip")
-    assert len(rows) == 1 and why in rows.bad_rows[0]
+    assert len(rows) == 1 and why in rows.tally.bad_rows[0]
 
 
 def test_longer_rows_are_left_out_or_cut(tmp_path: Path) -> None:
     rows = [{"input_ids": [5, 6]}, {"input_ids": list(range(1, 9))}]
-    assert (load(tmp_path, rows, 4).too_long, len(load(tmp_path, rows, 4))) == (1, 1)
+    assert (load(tmp_path, rows, 4).tally.too_long, len(load(tmp_path, rows, 4))) == (1, 1)
     cut = load(tmp_path, rows, 4, too_long="truncate")
-    assert cut.rows[1].token_ids.tolist() == [1, 2, 3, 4] and (cut.too_long, cut.cut) == (0, 1)
+    assert cut.rows[1].token_ids.tolist() == [1, 2, 3, 4] and (cut.tally.too_long, cut.tally.cut) == (0, 1)
 
 
 def test_pairs_are_answers_to_a_prompt_or_whole_chats(tmp_path: Path) -> None:

@@ -78,8 +78,16 @@ def test_a_run_that_goes_on_is_one_that_was_never_interrupted(nano: Path, tmp_pa
     assert farthest(weights(tmp_path / "whole"), weights(tmp_path / "parts")) == 0.0
 
 
+def test_a_run_on_stored_rows_is_one_on_rows_in_memory_and_resumes_at_its_row(nano: Path, tmp_path: Path) -> None:
+    whole = train(nano, tmp_path / "memory", deterministic=True)
+    stored = str(tmp_path / "store")
+    train(nano, tmp_path / "parts", deterministic=True, num_steps=3, ckpt_interval=3, tokenized_path=stored)
+    found = train(nano, tmp_path / "parts", deterministic=True, ckpt_interval=3, tokenized_path=stored)
+    assert [record.get("train/loss") for record in found] == [record.get("train/loss") for record in whole]
+
+
 def test_a_schedule_that_ends_with_the_run_is_not_stretched_on_resume(nano: Path, tmp_path: Path) -> None:
-    cosine = {"optimizer_config__scheduler": "cosine", "ckpt_interval": 2}
+    cosine: dict[str, Any] = {"optimizer_config__scheduler": "cosine", "ckpt_interval": 2}
     train(nano, tmp_path, num_steps=2, **cosine)
     with pytest.raises(ResumeError, match="had 2 steps when .* and has 4: .*resume_with_changes"):
         train(nano, tmp_path, num_steps=4, **cosine)

@@ -115,6 +115,11 @@ class SupervisedConfig(RunConfig):
     """What becomes of a longer row. skip: left out and counted; truncate: what is beyond `max_length` is cut off, which
     a reward model does not allow: its score is read at the end."""
 
+    tokenized_path: str | None = field(default=None, metadata=FREE)
+    """Folder that tokenized rows are written to, and read from while training: data may be larger than memory, and a
+    later run on the same files with the same tokenizer, template and columns does not tokenize it again. None: they are
+    held in memory."""
+
     sampler: Literal["random", "sequential"] = "random"
     """Order of the rows: shuffled with `seed` in every epoch, or as they stand in the sources."""
 

@@ -1,0 +1,153 @@
+"""Tokenized rows on disk: data larger than memory, and data that the next run does not tokenize again.
+
+    FOLDER/<key>/rows.bin      rows one after the other, as `to_bytes` writes them
+    FOLDER/<key>/index.bin     for each row: where it ends in rows.bin, its source, its place in it (three int64)
+    FOLDER/<key>/about.json    how many rows each source has, what was left out, and the fingerprint
+
+The key is a hash of the sources (name, size and time of change of files, fingerprint of datasets), the tokenizer, the
+chat template and the settings that rows are read by. A folder is written under another name and renamed once it is
+whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Generic, overload
+
+import numpy as np
+
+from skyrl.data.hugging_face import dataset_fingerprint
+from skyrl.data.tokenized_rows import PreferenceRow, R, SupervisedRow
+from skyrl.errors import DataError
+
+FORMAT = 1
+"""Part of every key: another one where the files, or what is learned of a row, change."""
+
+_ENTRY = np.dtype("<i8")
+_COLUMNS = 3
+
+
+class StoredRows(Sequence[R], Generic[R]):
+    """Rows of a folder, each read when it is asked for. The index alone is in memory: 24 bytes a row."""
+
+    def __init__(self, folder: Path, kind: type[R]) -> None:
+        """Raises `DataError` for a folder whose files do not fit each other."""
+        self._kind: type[R] = kind
+        self._index = np.fromfile(folder / "index.bin", _ENTRY).reshape(-1, _COLUMNS)
+        self._file = os.open(folder / "rows.bin", os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+        if len(self._index) and self._index[-1, 0] != os.fstat(self._file).st_size:
+            raise DataError(f"{folder} is damaged: delete it, and rows are tokenized again")
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @overload
+    def __getitem__(self, place: int) -> R: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[R, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> R | tuple[R, ...]:
+        if isinstance(place, slice):
+            return tuple(self[each] for each in range(len(self))[place])
+        place = range(len(self))[place]
+        start = int(self._index[place - 1, 0]) if place else 0
+        stop, source, number = (int(each) for each in self._index[place])
+        found: R = self._kind.of_bytes(f"{source}:{number}", os.pread(self._file, stop - start, start))
+        return found
+
+
+def store_rows(folder: Path, rows: Iterable[SupervisedRow | PreferenceRow]) -> str:
+    """Write rows as they come, into an empty folder. Returns the sha256 of all of them.
+
+    Raises `DataError` if the disk does not take them.
+    """
+    digest, end = sha256(), 0
+    try:
+        with (folder / "rows.bin").open("wb") as file, (folder / "index.bin").open("wb") as index:
+            for row in rows:
+                data = row.to_bytes()
+                add_to_digest(digest, data)
+                end += len(data)
+                file.write(data)
+                index.write(np.array([end, *map(int, row.id.split(":"))], _ENTRY).tobytes())
+    except OSError as error:
+        raise DataError(f"tokenized rows cannot be written to {folder}: {error.strerror}") from error
+    return digest.hexdigest()
+
+
+def add_to_digest(digest: Any, data: bytes) -> None:
+    """Add a row's bytes, told apart from those of the next one."""
+    digest.update(len(data).to_bytes(8, "little") + data)
+
+
+class RowFolder:
+    """The place of one data set below the configured folder."""
+
+    def __init__(self, below: str, key: str) -> None:
+        self._below = Path(below).expanduser()
+        self.path = self._below / key
+
+    def about(self) -> dict[str, Any] | None:
+        """What is known of rows that are there already; None where there are none."""
+        try:
+            found: dict[str, Any] = json.loads((self.path / "about.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.path} cannot be read ({error}): delete it, and rows are tokenized again") from error
+        return found
+
+    def fill(self, fill: Any) -> dict[str, Any]:
+        """Call `fill(folder)` on an empty folder, keep what it returns beside the rows, and put both in place."""
+        try:
+            self._below.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=self._below))
+        except OSError as error:
+            raise DataError(f"tokenized_path = {self._below} cannot be written: {error.strerror}") from error
+        try:
+            about: dict[str, Any] = fill(scratch)
+            (scratch / "about.json").write_text(json.dumps(about), encoding="utf-8")
+            if not self.path.exists():  # otherwise another run has just written the same
+                scratch.rename(self.path)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return about
+
+
+def row_key(sources: Sequence[str], tokenizer: Any, settings: Mapping[str, Any]) -> str:
+    """A name for what these sources become with this tokenizer and these settings."""
+    described = {
+        "format": FORMAT,
+        "sources": [[source, list(_identity(source))] for source in sources],
+        "tokenizer": _tokenizer_digest(tokenizer),
+        "template": tokenizer.chat_template,
+        "settings": settings,
+    }
+    return sha256(json.dumps(described, sort_keys=True, default=dict).encode()).hexdigest()[:32]
+
+
+def _identity(source: str) -> Iterator[Any]:
+    """Name, size in bytes and time of change of each file of a source; the fingerprint of another dataset."""
+    named = Path(source).expanduser()
+    path = named if named.exists() else Path(source.partition(":")[0]).expanduser()
+    if not path.exists():
+        yield dataset_fingerprint(source)
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            status = file.stat()
+            yield [str(file.absolute()), status.st_size, status.st_mtime_ns]
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    text = inner.to_str() if inner is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
+    return sha256(f"{text} {tokenizer.eos_token_id}".encode()).hexdigest()
