@@ -58,10 +58,10 @@ class TurnReward:
 class Failure:
     """Why an attempt at a sample came to nothing: the environment's fault, which is neither a reward nor a 0."""
 
-    kind: Literal["raised", "timeout", "wrong_type", "not_finite", "too_large"]
+    kind: Literal["raised", "timeout", "wrong_type", "not_finite", "too_large", "close"]
     """raised: an exception, or the end of the process; timeout: a deadline passed; wrong_type: no `EnvStep`, or not a
     number, a message, or text that a tokenizer takes; not_finite: NaN or infinity; too_large: an observation longer
-    than any model reads."""
+    than any model reads; close: it could not be closed after it had judged the sample, which keeps its reward."""
 
     reason: str
     """A sentence for the author of the environment."""
@@ -130,7 +130,7 @@ class Trajectory:
     environment. Empty if nothing was measured."""
 
     failures: tuple[Failure, ...] = ()
-    """Failures of the attempts before this one."""
+    """Failures of the attempts before this one, and of closing the environment of this one."""
 
     failed: bool = False
     """This attempt failed, too, and there was no other: the last of `failures` says why. Its group is dropped."""

@@ -20,8 +20,9 @@ from skyrl.tree.classes import fields_of
 from skyrl.tree.rules import Effect
 
 
-def _env_is(name: str) -> Callable[[SkyRLTrainConfig], bool]:
-    return lambda run: run.environment.env_class == name
+def _env_is(*names: str) -> Callable[[SkyRLTrainConfig], bool]:
+    """One of these, or what each row names."""
+    return lambda run: run.environment.env_class in (*names, None)
 
 
 def _env_is_users(run: SkyRLTrainConfig) -> bool:
@@ -223,7 +224,9 @@ EFFECTS: tuple[Effect, ...] = (
     ),
     Effect("environment.skyrl_gym.text2sql", "environment.env_class is text2sql", _env_is("text2sql")),
     Effect("environment.skyrl_gym.reward_model", "environment.env_class is reward_model", _env_is("reward_model")),
-    Effect("environment.skyrl_gym.search", "environment.env_class is search", _env_is("search")),
+    Effect(
+        "environment.skyrl_gym.search", "environment.env_class is search or searchcode", _env_is("search", "searchcode")
+    ),
     Effect(
         "environment.skyrl_gym.llm_as_a_judge", "environment.env_class is llm_as_a_judge", _env_is("llm_as_a_judge")
     ),

@@ -10,6 +10,13 @@ FailureKind = Literal["raised", "timeout", "wrong_type", "not_finite", "too_larg
 """How an environment fails."""
 
 
+ENVIRONMENTS = (
+    *("aime", "code", "gsm8k", "gsm8k_multi_turn", "lcb", "llm_as_a_judge", "multiply", "reward_model", "search"),
+    *("searchcode", "text2sql"),
+)
+"""Names of the built-in environments."""
+
+
 @frozen
 class Text2SQLEnvConfig:
     """Questions answered by SQL queries (`env_class = "text2sql"`)."""
@@ -31,7 +38,7 @@ class GSM8kLLMJudgeEnvConfig:
 
 @frozen
 class SearchEnvConfig:
-    """Questions answered with a search tool (`env_class = "search"`)."""
+    """Questions answered with a search tool (`env_class = "search"` or `"searchcode"`)."""
 
     log_requests: bool = field(default=False, metadata=FREE)
     """Log every query and its answer."""
@@ -115,7 +122,7 @@ class SkyRLGymConfig:
     """For `llm_as_a_judge`."""
 
     search: SearchEnvConfig = SearchEnvConfig()
-    """For `search`."""
+    """For `search` and `searchcode`."""
 
     reward_model: RewardModelEnvConfig = RewardModelEnvConfig()
     """For `reward_model`."""

@@ -48,7 +48,7 @@ class Env:
 
     def __init__(self, extras: Mapping[str, Any]) -> None:
         """`extras` are the columns of the prompt's row, `data_source`, `reward_spec` and `extra_info` among them; in
-        multi-turn runs, `max_turns` is there too, the row's own or `generator.max_turns`.
+        multi-turn runs, `max_turns` is there too: `generator.max_turns`, or the row's own if it is smaller.
         """
         self.extras = extras
 

@@ -29,6 +29,13 @@ def max_turns(extras: Mapping[str, Any], default: int) -> int:
     return found
 
 
+def fewest_turns(extras: Mapping[str, Any], most: int) -> Any:
+    """The row's own `max_turns`, or `most` where it has none or more: a reward of a later turn would never come."""
+    info = extras.get("extra_info")
+    own = extras.get("max_turns") or (info.get("max_turns") if isinstance(info, Mapping) else None) or most
+    return min(own, most) if isinstance(own, int) else own
+
+
 def between(text: str, opening: str, closing: str) -> Iterator[str]:
     """What stands between each opening mark and the first closing one after it, from left to right.
 

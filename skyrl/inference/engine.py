@@ -61,7 +61,8 @@ class Completion:
 
     logprobs: tuple[float, ...]
     """Natural-log probability of each token under the distribution it was drawn from, before top-p, top-k and min-p cut
-    it: the tempered softmax that the learner scores with."""
+    it. It is the tempered softmax that the learner scores with, unless penalties or `min_new_tokens` change the logits;
+    then it is the softmax of the changed ones, without the tokens that cannot be drawn."""
 
     weight_versions: tuple[int, ...]
     stop_reason: StopReason

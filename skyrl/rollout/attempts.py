@@ -52,7 +52,7 @@ class Attempts:
             outcome = await attempt
             match outcome:
                 case Trajectory():
-                    return evolve(outcome, failures=tuple(failures))
+                    return evolve(outcome, failures=(*failures, *outcome.failures))
                 case Skipped():
                     return episode.skipped(outcome, tuple(failures))
             failures.append(outcome)
@@ -97,9 +97,11 @@ class Attempts:
                 trajectory = await self._in_time(episode, episode.play(completion), until)
         finally:
             wrong = await self.closed(episode, until)
-        if wrong is not None:
-            raise EpisodeError(wrong)
-        return trajectory
+        if wrong is None:
+            return trajectory
+        failure = Failure(kind="close", reason=wrong.reason)
+        self._tally.count(failure)
+        return evolve(trajectory, failures=(failure,))  # it was judged, and keeps its reward
 
     async def _in_time(self, episode: Episode, work: Coroutine[Any, Any, T], until: float | None) -> T:
         try:

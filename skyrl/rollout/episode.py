@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, TypeVar
 
 import attrs
@@ -19,6 +20,7 @@ from attrs import evolve, frozen
 from skyrl.config import GeneratorConfig, SamplingParams
 from skyrl.envs import Env, EnvStep
 from skyrl.envs.registry import MakeEnv
+from skyrl.envs.rows import fewest_turns
 from skyrl.errors import TextError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
@@ -71,7 +73,7 @@ class Episode:
         """Make the environment; what the first turn is sampled from. Raises `EpisodeError`."""
         prompt = self._prompt
         self._env, messages, tools = await self._in_env(
-            self._who("starting on"), _started, self._make, self._extras(), prompt.messages
+            self._who("starting on"), _started, self._make, self._extras(), deepcopy(prompt.messages)
         )
         self._begun_with, self._tools = messages, tools
         config = self._context.config
@@ -202,9 +204,10 @@ class Episode:
         return GenerationRequest(prompt_ids=self._transcript.input_ids, sampling=self._context.sampling, keys=(key,))
 
     def _extras(self) -> dict[str, Any]:
-        turns = self._context.config.max_turns
-        own = {"data_source": self._prompt.data_source} | ({"max_turns": turns} if turns > 1 else {})
-        return {**own, **self._prompt.extras}
+        """The row's columns, for this environment alone: what it changes in them, no other sample sees."""
+        extras = {"data_source": self._prompt.data_source, **deepcopy(dict(self._prompt.extras))}
+        most = self._context.config.max_turns
+        return extras | ({"max_turns": fewest_turns(extras, most)} if most > 1 else {})
 
     @contextmanager
     def _readable(self, doing: str) -> Iterator[None]:

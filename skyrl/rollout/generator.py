@@ -112,7 +112,7 @@ class SkyRLGymGenerator:
             client=self._client,
             tokenizer=self._tokenizer,
             chat=lambda: self._chat,
-            call=EnvCalls(self._gym.max_env_workers, self._gym.step_timeout_seconds),
+            call=self._env_calls,
         )
         key = SampleKey(run_seed=self._seed, weight_version=0, prompt_id="", sample_index=0, purpose=purpose)
         return SamplingSession(
@@ -128,6 +128,11 @@ class SkyRLGymGenerator:
     def tally(self, samples: int) -> FailureTally:
         """Counts the failures of as many samples, by the limits of `environment.skyrl_gym`."""
         return FailureTally(samples, self._gym.max_failed_share, attempts=self._gym.max_attempts)
+
+    @cached_property
+    def _env_calls(self) -> EnvCalls:
+        """Of training, evaluation and baselines together: `max_env_workers` is a limit of the run."""
+        return EnvCalls(self._gym.max_env_workers, self._gym.step_timeout_seconds)
 
     @cached_property
     def _chat(self) -> Chat:

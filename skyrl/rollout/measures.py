@@ -83,11 +83,15 @@ def count_failures(groups: Sequence[TrajectoryGroup]) -> Metrics:
     counts: Metrics = {f"rollout/failures_{kind}": kinds.count(kind) for kind in dict.fromkeys(kinds)}
     return counts | {
         "rollout/failures": len(kinds),
-        "rollout/replaced_samples": sum(bool(row.failures) and not (row.missing or row.filled) for row in rows),
+        "rollout/replaced_samples": sum(_drawn_again(row) and not (row.missing or row.filled) for row in rows),
         "rollout/skipped_samples": sum(bool(row.skipped) for row in rows),
         "rollout/filled_samples": sum(row.filled for row in rows),
         "rollout/dropped_groups": sum(group.dropped for group in groups),
     }
+
+
+def _drawn_again(row: Trajectory) -> bool:
+    return any(failure.kind != "close" for failure in row.failures)
 
 
 def _spread(name: str, counts: Sequence[int]) -> Metrics:

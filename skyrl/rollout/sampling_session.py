@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from itertools import chain
 
 from attrs import evolve
 
@@ -16,9 +17,12 @@ from skyrl.rollout.attempts import Attempts, FirstOutcome, all_of, outcome_of
 from skyrl.rollout.episode import Episode, EpisodeContext
 from skyrl.rollout.failures import FailureTally
 from skyrl.rollout.filters import backfilled, masked_out
-from skyrl.trajectory import Prompt, TrajectoryGroup
+from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup
 
 _MANY = 2**62
+
+TOGETHER_SECONDS = 1.0
+"""For the environments of a group to begin, until those that have are sampled without the others."""
 
 
 class SamplingSession:
@@ -65,20 +69,44 @@ class SamplingSession:
                 self.tally.ends(self._samples)
 
     async def _group(self, prompt: Prompt, make: MakeEnv, keys: Sequence[SampleKey]) -> TrajectoryGroup:
-        """Their first turn is one request, so that the prompt is prefilled once."""
+        """Samples of a prompt, each with an environment of its own."""
         episodes = [Episode(self._context, prompt, make, key) for key in keys]
         try:
-            begun = await all_of([outcome_of(episode.begin()) for episode in episodes])
-            first = await self._first_turns(episodes, begun)
-            if self._all_sampled:
-                await self._all_sampled.wait()
-            starts = zip(episodes, begun, first, strict=True)
-            trajectories = await all_of([self._attempts.sample(*start) for start in starts])
+            trajectories = await self._play(episodes)
         finally:
             await all_of([self._attempts.closed(episode) for episode in episodes])
         group = TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectories))
         group = backfilled(group) if self._gym.failed_samples == "fill" else group
         return masked_out(group) if group.dropped else group  # it keeps the batch as large as it has to be
+
+    async def _play(self, episodes: Sequence[Episode]) -> list[Trajectory]:
+        """The first turn of those that begin in time is one request, so that the prompt is prefilled once. An
+        environment that takes longer to begin holds up no other.
+        """
+        begins = [asyncio.ensure_future(outcome_of(episode.begin())) for episode in episodes]
+        try:
+            _, late = await asyncio.wait(begins, timeout=None if self._all_sampled else TOGETHER_SECONDS)
+            places = range(len(episodes))
+            waves = [[place for place in places if begins[place] not in late]]
+            waves += [[place] for place in places if begins[place] in late]
+            played = await all_of([self._wave(episodes, begins, wave) for wave in waves])
+        finally:
+            for begin in begins:
+                begin.cancel()
+            await asyncio.gather(*begins, return_exceptions=True)
+        rows = dict(zip(chain(*waves), chain(*played), strict=True))
+        return [rows[place] for place in places]
+
+    async def _wave(
+        self, episodes: Sequence[Episode], begins: Sequence[asyncio.Future[FirstOutcome]], places: Sequence[int]
+    ) -> list[Trajectory]:
+        """Those at `places`, sampled together once they have begun."""
+        own = [episodes[place] for place in places]
+        begun = await asyncio.gather(*(begins[place] for place in places))
+        first = await self._first_turns(own, begun)
+        if self._all_sampled:
+            await self._all_sampled.wait()
+        return await all_of([self._attempts.sample(*start) for start in zip(own, begun, first, strict=True)])
 
     async def _first_turns(self, episodes: Sequence[Episode], begun: Sequence[FirstOutcome]) -> list[Completion | None]:
         """The first completion of each episode that began; those that begin with the same tokens ask together."""

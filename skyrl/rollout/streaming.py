@@ -21,6 +21,9 @@ from skyrl.trajectory import Prompt, TokenRow, Trajectory, TrajectoryGroup
 Accept = Callable[[TrajectoryGroup], bool]
 """Whether a group may be trained on; one that may not is replaced by another prompt's."""
 
+MOST_REFUSED_IN_A_ROW = 1000
+"""Groups, or those of 30 batches where these are more, after which a function that accepts none has failed."""
+
 _ACCEPT = "the function of trainer.fully_async.accept"
 
 
@@ -57,7 +60,7 @@ class StreamingRollouts:
             samples=limits.batch * config.n_samples_per_prompt,
         )
         self._metrics: dict[str, float] = {}
-        self._refused = 0
+        self._refused = self._refused_in_a_row = 0
         self._cursor = cursor
 
     async def next_batch(self, version: int) -> Batch:
@@ -107,7 +110,7 @@ class StreamingRollouts:
         return accepted
 
     def _asked_user(self, group: TrajectoryGroup) -> bool:
-        """Raises `RunError` for a function that fails or gives no answer, which would refuse everything in silence."""
+        """Raises `RunError` for a function that fails or gives no answer, and for one that refuses everything."""
         if self._user_accepts is None:
             return True
         try:
@@ -118,6 +121,12 @@ class StreamingRollouts:
             raise RunError(
                 f"{_ACCEPT} returned {answer!r:.100} for the group of prompt {group.prompt.id}; it has to return True "
                 "or False"
+            )
+        self._refused_in_a_row = 0 if answer else self._refused_in_a_row + 1
+        if self._refused_in_a_row >= max(MOST_REFUSED_IN_A_ROW, 30 * self._limits.batch):
+            raise RunError(
+                f"{_ACCEPT} refused {self._refused_in_a_row} groups in a row, the last of which is that of prompt "
+                f"{group.prompt.id} with rewards {list(group.rewards)!r:.100}: with such groups no batch is ever full"
             )
         return bool(answer)
 

@@ -313,8 +313,11 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"generator.sampling_params.temperature": 0}, "generator.sampling_params.temperature")
     ],
     "the_learner_can_score_what_was_sampled": [
-        ({"generator.sampling_params.repetition_penalty": 1.1}, "generator.sampling_params.repetition_penalty")
+        ({"generator.sampling_params.repetition_penalty": 1.1}, "generator.sampling_params.repetition_penalty"),
+        ({"generator.sampling_params.frequency_penalty": 0.5}, "generator.sampling_params.frequency_penalty"),
+        ({"generator.sampling_params.min_new_tokens": 1}, "generator.sampling_params.min_new_tokens"),
     ],
+    "the_environment_is_known": [({"environment.env_class": "rlm"}, "environment.env_class")],
     "a_group_has_something_to_compare": [({"generator.n_samples_per_prompt": 1}, "generator.n_samples_per_prompt")],
     "a_single_turn_is_given_the_prompt": [
         ({"generator.max_input_length": 511}, "generator.max_input_length"),
@@ -397,6 +400,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 
 
 SILENT: dict[str, dict[str, Any]] = {
+    "the_environment_is_known": {"environment.env_class": "mine.py:Mine"},
     # check: what is written that comes near to it
     "evaluation_has_data": {"data.val_data": [], "trainer.eval_interval": 0, "trainer.eval_before_train": False},
     "recorded_samples_evaluate_nothing": {

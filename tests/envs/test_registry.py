@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.envs import Env, EnvStep, find_env, register
+from skyrl.config.environment import ENVIRONMENTS
+from skyrl.envs import Env, EnvStep, find_env, register, registered_names
 from skyrl.envs.registry import find_task
 from skyrl.errors import TaskError
 
@@ -92,3 +93,8 @@ def test_a_registered_name_cannot_be_taken_twice() -> None:
 
     with pytest.raises(TaskError, match="registered already"):
         register("gsm8k", Other)
+
+
+def test_the_configuration_knows_the_name_of_every_built_in_environment() -> None:
+    ours = [name for name in registered_names() if find_env(name).__module__.startswith("skyrl.envs")]
+    assert ours == sorted(ENVIRONMENTS)

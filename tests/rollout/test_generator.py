@@ -146,7 +146,6 @@ STEP = "    def step(self, action): return EnvStep(reward=1, done=True)\n"
         ("def Task(completion, **others): return {}['x']", "raised KeyError: 'x'"),
         ("import sys\ndef Task(completion, **others): sys.exit(0)", "raised SystemExit: 0"),
         (CLASS + "    def __init__(self, extras): 1 / 0\n" + STEP, "raised ZeroDivisionError"),
-        (CLASS + "    def close(self): 1 / 0\n" + STEP, "raised ZeroDivisionError"),
         (CLASS + "    def step(self, action): return 1.0\n", "returned 1.0 from step()"),
         (CLASS + "    def step(self, action): return EnvStep(reward=1, done=False)\n", "wants another turn"),
         (CLASS + "    def get_metrics(self): return {'depth': 'low'}\n" + STEP, "measured depth = 'low'"),

@@ -415,7 +415,7 @@ async def test_an_environment_that_does_not_close_is_left_behind_when_its_time_i
     (group,) = await play(generator(Says(TOKENIZER, ["a"]), TOKENIZER, gym), prompt(TOKENIZER, "tests-open"))
     hangs.set()
     (failure,) = group.trajectories[0].failures
-    assert (failure.kind, group.dropped) == ("timeout", True)
+    assert (failure.kind, group.dropped, group.rewards) == ("close", False, (1.0,))
 
 
 async def test_an_engine_that_is_late_is_no_fault_of_the_environment() -> None:

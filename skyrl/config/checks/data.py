@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from skyrl.config.effects import evaluates
+from skyrl.config.environment import ENVIRONMENTS
+from skyrl.config.import_paths import is_import_path
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import samples
 from skyrl.errors import Problem
+from skyrl.tree.names import nearest
 from skyrl.tree.rules import Check
 
 
@@ -39,6 +42,20 @@ def recorded_samples_evaluate_nothing(run: SkyRLTrainConfig) -> Iterator[Problem
             path="trainer.rollouts_from",
             message="a run that is fed from a recording has no engine, and evaluation is on",
             hint="set trainer.eval_before_train = false and trainer.eval_interval = -1",
+        )
+
+
+def the_environment_is_known(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A plain name is that of a built-in environment, or of one that the user's own program registers."""
+    name = run.environment.env_class
+    if name is not None and not is_import_path(name) and name not in ENVIRONMENTS:
+        near = nearest(name, ENVIRONMENTS)
+        hint = f"did you mean {near}? " if near else ""
+        yield Problem(
+            path="environment.env_class",
+            message=f"no environment {name!r} is built in, and a run refuses it unless a program registers it",
+            hint=f"{hint}There are {', '.join(ENVIRONMENTS)}; your own: file.py:name or module:name",
+            severity="warning",
         )
 
 
@@ -80,6 +97,7 @@ DATA_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     there_is_data_to_train_on,
     evaluation_has_data,
     recorded_samples_evaluate_nothing,
+    the_environment_is_known,
     a_reward_model_is_somewhere,
     no_source_is_named_twice,
     every_training_source_has_a_weight,

@@ -50,14 +50,17 @@ def training_samples_are_random(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def the_learner_can_score_what_was_sampled(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A repetition penalty changes the distribution by the history of the answer, which the learner does not undo."""
-    if run.generator.sampling_params.repetition_penalty != 1.0:
-        yield Problem(
-            path="generator.sampling_params.repetition_penalty",
-            message="the learner scores without it, so training is off policy by as much as it changes",
-            hint="leave it at 1.0 in training; generator.eval_sampling_params may have one",
-            severity="warning",
-        )
+    """Penalties and a least length change the distribution by the history of the answer, which the learner does not
+    undo; the engine's log-probabilities are those of the changed one.
+    """
+    for name, off in (("repetition_penalty", 1.0), ("frequency_penalty", 0.0), ("min_new_tokens", 0)):
+        if getattr(run.generator.sampling_params, name) != off:
+            yield Problem(
+                path=f"generator.sampling_params.{name}",
+                message="the learner scores without it, so training is off policy by as much as it changes",
+                hint=f"leave it at {off} in training; generator.eval_sampling_params may have one",
+                severity="warning",
+            )
 
 
 def a_single_turn_is_given_the_prompt(run: SkyRLTrainConfig) -> Iterator[Problem]:
