@@ -7,14 +7,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.registry import find_env
 from skyrl.errors import SkipSample
-from skyrl.sandbox.fork_server import READ_PATHS
 from skyrl.sandbox.worker import answer_lines
 
 MOST = 4_000_000
@@ -46,9 +44,9 @@ class _Episode:
 
     def _call(self, call: str, given: Any) -> Any:
         if call == "find":
-            return bool(find_env(_reachable(given)))
+            return bool(find_env(given))
         if call == "make":
-            self._env = find_env(_reachable(given["name"]))(given["extras"])
+            self._env = find_env(given["name"])(given["extras"])
             return None
         assert self._env is not None, "make is the first call"
         match call:
@@ -62,15 +60,6 @@ class _Episode:
                 return {str(name): _plain(value) for name, value in self._env.get_metrics().items()}
             case _:
                 return self._env.close()
-
-
-def _reachable(name: str) -> str:
-    """The same import path, by a way that the user of this process may go."""
-    ways: dict[str, str] = json.loads(os.environ.get(READ_PATHS, "{}"))
-    for folder in sorted(ways, key=len, reverse=True):
-        if name.startswith(f"{folder}/"):
-            return ways[folder] + name[len(folder) :]
-    return name
 
 
 def _length(given: Any) -> int:

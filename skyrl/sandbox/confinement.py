@@ -10,6 +10,8 @@ import signal
 import sys
 from contextlib import suppress
 
+from skyrl.sandbox import system_calls
+
 NO_NEW_PRIVILEGES, PARENT_DEATH_SIGNAL, CHILD_SUBREAPER, DUMPABLE = 38, 1, 36, 4
 NEW_MOUNTS, NEW_IPC, NEW_USER, NEW_PROCESSES, NEW_NETWORK = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _BIND, _RECURSIVE, _PRIVATE, _NO_SUID, _NO_DEVICES, _NO_EXEC = 0x1000, 0x4000, 0x40000, 2, 4, 8
@@ -80,13 +82,17 @@ def enter_namespaces(user: int | None) -> bool:
 
 
 def mount_own(folder: str, owner: int, room: int) -> None:
-    """As process 1: a /proc of its own, an empty `folder` with `room` bytes, and nothing else that can be written."""
+    """As process 1: a /proc of its own, an empty `folder` and an empty /dev/shm (semaphores of multiprocessing) with
+    `room` bytes each, and nothing else that can be written.
+    """
     _mount("", "/", "", _PRIVATE | _RECURSIVE)
     _mount("proc", "/proc", "proc", _NO_SUID | _NO_DEVICES | _NO_EXEC)
     attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
     _check(_libc.syscall(_MOUNT_SETATTR, _HERE, b"/", _WHOLE_TREE, attributes, 32), "mount_setattr")
     options = f"size={room},nr_inodes=20000,mode=700,uid={owner},gid={owner}"
-    _mount("tmpfs", folder, "tmpfs", _NO_SUID | _NO_DEVICES, options)
+    for place in (folder, "/dev/shm"):
+        if os.path.isdir(place):
+            _mount("tmpfs", place, "tmpfs", _NO_SUID | _NO_DEVICES, options)
 
 
 def make_reachable(paths: list[str]) -> None:
@@ -96,7 +102,8 @@ def make_reachable(paths: list[str]) -> None:
     hidden = [path for path in paths if os.path.exists(path) and not is_reachable(path)]
     if not hidden:
         return
-    _check(_libc.unshare(NEW_MOUNTS), "unshare")
+    why = f"programs cannot see {hidden[0]}, in a folder that only root may enter, without new mounts"
+    _check(_libc.unshare(NEW_MOUNTS), why)
     _mount("", "/", "", _PRIVATE | _RECURSIVE)
     kept = {path: os.open(path, os.O_PATH) for path in hidden}
     folders = {path for path in hidden if os.path.isdir(path)}
@@ -113,13 +120,18 @@ def make_reachable(paths: list[str]) -> None:
         os.close(number)
 
 
-def limit(limits: dict[str, float]) -> None:
-    """Of this process and of all that descend from it."""
+def limit(limits: dict[str, float], *, own_user: bool) -> None:
+    """Of this process and of all that descend from it.
+
+    The kernel counts the processes and threads of a user, on the whole machine. Where the program has no user of its
+    own, everything that runs is added to its share: what the run itself does must not fail a program.
+    """
+    others = 0 if own_user else _processes_and_threads() + 3 * int(limits["processes"])
     for name, value in (
         (resource.RLIMIT_AS, limits["memory_bytes"]),
         (resource.RLIMIT_CPU, limits["cpu_seconds"]),
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
-        (resource.RLIMIT_NPROC, limits["processes"]),
+        (resource.RLIMIT_NPROC, others + limits["processes"]),
         (resource.RLIMIT_NOFILE, limits["open_files"]),
         (resource.RLIMIT_CORE, 0),
     ):
@@ -128,20 +140,53 @@ def limit(limits: dict[str, float]) -> None:
         resource.setrlimit(name, (most, most))
 
 
+def _processes_and_threads() -> int:
+    """On the whole machine, whoever's."""
+    try:
+        with open("/proc/loadavg", encoding="ascii") as file:
+            return int(file.read().split()[3].partition("/")[2])
+    except (OSError, ValueError, IndexError):
+        return 1 << 15
+
+
 def give_up_rights(user: int | None) -> None:
     """The last that a process does before it becomes a program: it can never get anything back."""
     if user is not None and os.geteuid() == 0:
         become(user)
     control(NO_NEW_PRIVILEGES, 1)
+    system_calls.refuse()
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     _check(_libc.capset(header, none), "capset")
     control(DUMPABLE, 1)
 
 
+def descendants(process: int) -> list[int]:
+    """Its children, then their own, and so on."""
+    found = children(process)
+    for pid in found:
+        found += children(pid)
+    return found
+
+
 def children(parent: int) -> list[int]:
-    """Processes whose parent it is."""
-    with suppress(OSError), open(f"/proc/{parent}/task/{parent}/children", encoding="ascii") as file:
-        return [int(word) for word in file.read().split()]
+    """Processes that any of its threads started."""
+    if not os.path.exists("/proc/thread-self/children"):  # a kernel that was built without these files
+        return _children_by_looking_at_all(parent)
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{parent}/task"):
+            found += _started_by(f"/proc/{parent}/task/{thread}/children")
+    return found
+
+
+def _started_by(file: str) -> list[int]:
+    """None of a thread that is gone meanwhile."""
+    with suppress(OSError), open(file, encoding="ascii") as children:
+        return [int(word) for word in children.read().split()]
+    return []
+
+
+def _children_by_looking_at_all(parent: int) -> list[int]:
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():

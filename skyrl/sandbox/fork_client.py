@@ -24,7 +24,10 @@ START_SECONDS = 60.0
 
 _ROOT = Path(__file__).parents[2]
 _BEGIN = "import sys; sys.path.insert(0, sys.argv[1]); from skyrl.sandbox import fork_server; fork_server.main()"
-_OURS = ("__init__.py", "processes/__init__.py", "sandbox/fork_server.py", "sandbox/confinement.py")
+_OURS = (
+    "__init__.py",
+    *(f"sandbox/{name}.py" for name in ("__init__", "fork_server", "confinement", "endings", "memory", "system_calls")),
+)
 
 
 class ForkClient:

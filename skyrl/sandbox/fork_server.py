@@ -11,9 +11,10 @@ ended. Who closes the other end of that socket wants an end at once. Of the stan
 
 import gc
 import importlib
+import importlib.machinery
+import importlib.util
 import json
 import os
-import runpy
 import select
 import shutil
 import signal
@@ -24,16 +25,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from skyrl.sandbox import confinement
+from skyrl.sandbox import confinement, endings, memory
 
 TIMED_OUT = 124
 READY = b"ready"
-READ_PATHS = "SKYRL_READ_PATHS"
-"""Variable with the ways to what a program may read, as JSON, where the usual names do not lead there."""
-
 LONGEST_REQUEST = 1 << 16
-_LONGEST_WAIT = 1e9
-"""Milliseconds that `poll` can count."""
+_GLANCE = 0.02
+"""Seconds between two looks at the memory of a program's processes."""
 _USED_OFTEN = (
     *("bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq"),
     *("itertools", "math", "operator", "queue", "random", "re", "sqlite3", "statistics", "string", "typing"),
@@ -77,37 +75,9 @@ def _prepare(settings: dict[str, Any]) -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "skyrl"]:
             del sys.modules[name]
     if confinement.other_user() is not None:
-        if settings["namespaces"]:
-            confinement.make_reachable([*sys.path, sys.base_prefix, sys.prefix, *settings["readable"]])
-        _open_to_all(settings["readable"])
+        confinement.make_reachable([*sys.path, sys.base_prefix, sys.prefix, *settings["readable"]])
     gc.freeze()  # what every process shares stays shared
     confinement.control(confinement.DUMPABLE, 0)  # nobody of the same user looks into it or changes it
-
-
-def _open_to_all(readable: list[str]) -> None:
-    """Modules and what is to be read, by ways that need no right to the folders above them; `READ_PATHS` tells them."""
-    wanted = [path for path in (*sys.path, *readable) if os.path.isdir(path)]
-    ways = {path: _path_to(path) for path in wanted if not confinement.is_reachable(path)}
-    os.environ[READ_PATHS] = json.dumps(ways)
-    if not ways:
-        return
-    sys.path[:] = [ways.get(path, path) for path in sys.path]
-    sys.path_importer_cache.clear()
-    for package in list(sys.modules.values()):
-        folders = getattr(package, "__path__", None)
-        if isinstance(folders, list):
-            folders[:] = [_by_another_way(folder, ways) for folder in folders]
-
-
-def _path_to(folder: str) -> str:
-    return f"/proc/self/fd/{os.open(folder, os.O_PATH)}"
-
-
-def _by_another_way(folder: str, ways: dict[str, str]) -> str:
-    for path in sorted(ways, key=len, reverse=True):
-        if folder.startswith(f"{path}/"):
-            return ways[path] + folder[len(path) :]
-    return folder
 
 
 def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[int]) -> None:
@@ -130,7 +100,7 @@ def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[in
             (_init if settings["namespaces"] else _program)(settings, request, files, control, user)
         for number in files:
             os.close(number)
-        code = _wait(child, control, deadline)
+        code = _wait(child, control, deadline, request["limits"]["memory_bytes"])
         _sweep(None if settings["namespaces"] else user)
         control.sendall(f"code: {code}".encode())
     except OSError as error:
@@ -179,10 +149,8 @@ def _program(
             os.close(file)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.update(HOME=folder, TMPDIR=folder)
-        sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-        sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-        confinement.limit(request["limits"])
+        _open_standard_streams()
+        confinement.limit(request["limits"], own_user=settings["namespaces"] or user is not None)
         confinement.give_up_rights(user)
         confinement.die_with_parent()
     except (OSError, ValueError) as error:
@@ -190,44 +158,60 @@ def _program(
             control.sendall(f"broken: {error}".encode())
         os._exit(1)
     control.close()
-    try:
-        if request["module"]:
-            os.close(source)
-            importlib.import_module(request["module"]).main()
-        else:
-            _write_program(source)
-            sys.argv = ["program.py"]
-            runpy.run_path("program.py", run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    except BaseException as error:  # noqa: BLE001  # its own business: the exit code says that it failed
-        os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace")[:2000])
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        code = 1
-    finally:
-        os._exit(code & 255)
+    if request["module"]:
+        os.close(source)
+        code = endings.code_of(importlib.import_module(request["module"]).main)
+    else:
+        code = endings.code_of(lambda: _run_program(source))
+    endings.end(code)
 
 
-def _write_program(source: int) -> None:
+def _open_standard_streams() -> None:
+    """Also those that a program goes back to after it has redirected its output."""
+    given = {
+        "stdin": open(0, encoding="utf-8", errors="surrogateescape", closefd=False),  # noqa: SIM115
+        "stdout": open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False),  # noqa: SIM115
+        "stderr": open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False),  # noqa: SIM115
+    }
+    for name, stream in given.items():
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _run_program(source: int) -> None:
+    """As `python program.py` does: it is the module `__main__`, and imports what lies beside it."""
     with open(source, "rb") as given, open("program.py", "wb") as file:
         shutil.copyfileobj(given, file)
+    sys.argv = ["program.py"]
+    sys.path.insert(0, os.getcwd())
+    sys.dont_write_bytecode = True
+    loader = importlib.machinery.SourceFileLoader("__main__", "program.py")
+    spec = importlib.util.spec_from_loader("__main__", loader)
+    assert spec is not None, "there is a loader"
+    program = importlib.util.module_from_spec(spec)
+    program.__spec__ = None
+    sys.modules["__main__"] = program
+    loader.exec_module(program)
 
 
-def _wait(child: int, control: socket.socket, deadline: float) -> int:
-    """The child's exit code, 128 + the number of the signal that ended it, or `TIMED_OUT`; then it is no more."""
+def _wait(child: int, control: socket.socket, deadline: float, memory_bytes: int) -> int:
+    """The child's exit code, 128 + the number of the signal that ended it, or `TIMED_OUT`; then it is no more.
+
+    Whoever uses more than `memory_bytes` in all its processes is killed, as the kernel kills.
+    """
     number = os.pidfd_open(child)
     waiting = select.poll()
     waiting.register(number, select.POLLIN)
-    waiting.register(control, select.POLLIN)
-    ready = [place for place, _ in waiting.poll(min(max(0.0, (deadline - time.monotonic()) * 1000), _LONGEST_WAIT))]
-    in_time = number in ready
-    if not in_time:
+    waiting.register(control.fileno(), select.POLLIN)
+    ended, killed, asked = False, False, False
+    while not (ended or killed or asked) and (left := deadline - time.monotonic()) > 0:
+        ready = [place for place, _ in waiting.poll(min(left, _GLANCE) * 1000)]
+        ended, asked = number in ready, control.fileno() in ready
+        killed = not ended and memory.is_over(memory_bytes)
+    if not ended:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    return _code(status) if in_time else TIMED_OUT
+    return _code(status) if ended or killed else TIMED_OUT
 
 
 def _code(status: int) -> int:
@@ -241,10 +225,10 @@ def _sweep(user: int | None) -> None:
         _as_that_user(user, lambda: os.kill(-1, signal.SIGKILL))
     while True:
         stopped: set[int] = set()
-        while user is None and (new := set(_descendants()) - stopped):
+        while user is None and (new := set(confinement.descendants(os.getpid())) - stopped):
             _signal(new, signal.SIGSTOP)
             stopped |= new
-        _signal(_descendants(), signal.SIGKILL)
+        _signal(confinement.descendants(os.getpid()), signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -263,14 +247,6 @@ def _as_that_user(user: int, work: Callable[[], None]) -> None:
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-
-
-def _descendants() -> list[int]:
-    """Of this process, children before their own."""
-    found = confinement.children(os.getpid())
-    for pid in found:
-        found += confinement.children(pid)
-    return found
 
 
 def _signal(pids: Iterable[int], number: int) -> None:

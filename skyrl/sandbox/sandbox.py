@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,9 +23,10 @@ from attrs import asdict, field, frozen
 
 from skyrl.errors import ProcessError, UserError
 from skyrl.sandbox.confinement import is_reachable, other_user
+from skyrl.sandbox.folders import folder_of, remove_folder
 from skyrl.sandbox.fork_client import ForkClient
 from skyrl.sandbox.fork_server import TIMED_OUT
-from skyrl.sandbox.tiers import TIERS, Tier, has_namespaces, missing
+from skyrl.sandbox.tiers import TIERS, Tier, missing
 
 GRACE = 0.5
 """Seconds that the supervisor gets, after the deadline, to end what it started."""
@@ -42,16 +41,18 @@ class ResourceLimits:
 
     cpu_seconds: int = field(default=10)
     memory_bytes: int = 1 << 30
-    """Address space of each process."""
+    """Address space of each process, and resident memory of all its processes together."""
 
     file_bytes: int = 32 << 20
     """Size of each file that it writes."""
 
     folder_bytes: int = 64 << 20
-    """Bytes of all the program's files together, where its folder is in memory (every tier but `process`)."""
+    """Size of all its files together, where its folder is in memory (every tier but `process`); the same again in
+    /dev/shm there."""
 
     processes: int = 64
-    """Processes of the user, on the whole machine; in a run of root's each program has a user of its own."""
+    """Processes and threads of the program. In the tier `process`, for a run that is not root's, the kernel can count
+    those of the user alone: four times as many, beside all that run on the machine."""
 
     open_files: int = 64
     output_bytes: int = 1 << 20
@@ -112,9 +113,7 @@ class Sandbox:
         """Can programs open this file by its name?"""
         if self.tier != "bwrap" and (other_user() is None or is_reachable(str(file))):
             return True
-        return self.tier != "process" and any(
-            self._may_read(file, path) for path in self._readable if file.is_relative_to(path)
-        )
+        return any(self._may_read(file, path) for path in self._readable if file.is_relative_to(path))
 
     def _may_read(self, file: Path, root: Path) -> bool:
         """By the rights of what lies between."""
@@ -151,17 +150,6 @@ def why_unavailable(tier: Tier) -> str:
     finally:
         client.close()
     return "" if ran.stdout == b"here\n" else f"a program that prints a word in it ended with {ran.code}"
-
-
-def folder_of(client: ForkClient, tier: Tier) -> str:
-    """A process's own folder: in namespaces a name for a place in memory, otherwise a new one for `remove_folder`."""
-    return client.folder if has_namespaces(tier) else tempfile.mkdtemp(prefix="skyrl-sandbox-")
-
-
-def remove_folder(folder: str, tier: Tier) -> None:
-    """What `folder_of` gave, if it is on disk."""
-    if not has_namespaces(tier):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(client: ForkClient, tier: Tier, program: str, stdin: bytes, limits: ResourceLimits) -> Ran:

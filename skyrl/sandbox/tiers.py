@@ -1,8 +1,8 @@
 """How well programs that nobody trusts are kept apart, and which of these ways a machine has.
 
     process      cleared environment, a new folder, limits of memory, CPU, file size, processes and output; everything
-                 that descends from the program is killed with it. Network, other processes of the same user, and files
-                 stay in reach.
+                 that descends from the program is killed with it; no sockets of the network. Other processes of the
+                 same user, and files, stay in reach.
     namespace    besides, namespaces of its own for network, processes, IPC and mounts: no network, not even loopback;
                  no other process can be seen; nothing survives; nothing can be written but its own folder, which is in
                  memory. Readable files stay in reach.

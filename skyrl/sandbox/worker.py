@@ -20,7 +20,8 @@ from typing import Any
 from attrs import asdict
 
 from skyrl.errors import WorkerEnded
-from skyrl.sandbox.sandbox import GRACE, ResourceLimits, Sandbox, folder_of, receive, remove_folder
+from skyrl.sandbox.folders import folder_of, remove_folder
+from skyrl.sandbox.sandbox import GRACE, ResourceLimits, Sandbox, receive
 
 _FOREVER = 10**6
 _PART = 1 << 20

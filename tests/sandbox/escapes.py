@@ -2,8 +2,9 @@
 
 Each prints `escaped` if it got what it wanted. In the programs, SECRET stands for a file that only the run's user may
 read, PORT for a server on loopback, SOCKET for one on a file that everybody may use, CANARY for a file that must not
-appear where everybody may write, MINE for one where only the run's user may, HOME for the run's home folder, RUN for
-the number of the run's process.
+appear where everybody may write, CLOSED for a folder that only the run's user may enter, in which
+`open` may be read and `beside` may not, MINE for one where only the run's user may, HOME for the run's home folder, RUN
+for the number of the run's process.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ STOPPED: Verdict = "stopped"
 ROOTS: Verdict = "only a run of root's"
 OPEN: Verdict = "**not stopped**"
 ALL, BUT_PROCESS, BUT_BWRAP = (STOPPED, STOPPED, STOPPED), (OPEN, STOPPED, STOPPED), (OPEN, OPEN, STOPPED)
-ROOTS_FIRST, ROOTS_TWO, NONE = (ROOTS, STOPPED, STOPPED), (ROOTS, ROOTS, STOPPED), (OPEN, OPEN, OPEN)
+ROOTS_FIRST, ROOTS_TWO = (ROOTS, STOPPED, STOPPED), (ROOTS, ROOTS, STOPPED)
 
 ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
     # what it wants: the program, and what `process`, `namespace` and `bwrap` do about it
@@ -45,18 +46,19 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
     ),
     "a server on loopback": (
         "import socket\nsocket.create_connection(('127.0.0.1', PORT), 1)\nprint('escaped')",
-        BUT_PROCESS,
+        ALL,
     ),
     "a server on loopback, by HTTP": (
         "import urllib.request as u\nu.urlopen('http://localhost:PORT/', timeout=1)\nprint('escaped')",
-        BUT_PROCESS,
+        ALL,
     ),
     "a datagram to loopback": (
         "import socket\n"
         "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect(('127.0.0.1', PORT)); s.send(b'x')\n"
         "print('escaped')",
-        BUT_PROCESS,
+        ALL,
     ),
+    "the machine below a virtual one (vsock)": ("import socket\nsocket.socket(40)\nprint('escaped')", ALL),
     "an abstract socket": (
         "import socket\ns = socket.socket(socket.AF_UNIX); s.connect('\\0skyrl-canary-PORT')\nprint('escaped')",
         BUT_PROCESS,
@@ -67,6 +69,15 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
     ),
     "a file that only the run's user may read": ("print('escaped' if open('SECRET').read() else '')", ROOTS_TWO),
     "a file that everybody may read": ("print('escaped' if open('/etc/passwd').read() else '')", BUT_BWRAP),
+    "a file beside what it may read, in a folder that only the run's user may enter": (
+        "import os\n"
+        "for place in ['CLOSED/open', *(f'/proc/self/fd/{fd}' for fd in range(256))]:\n"
+        "  for up in range(1, 12):\n"
+        "    try: found = open(place + '/..' * up + '/beside').read()\n"
+        "    except OSError: continue\n"
+        "    print('escaped' if found else '')",
+        ROOTS_TWO,
+    ),
     "to write where only the run's user may": ("open('MINE', 'w').write('x')\nprint('escaped')", ROOTS_FIRST),
     "to write where everybody may": ("open('CANARY', 'w').write('x')\nprint('escaped')", BUT_PROCESS),
     "a look at other processes": (
@@ -107,7 +118,7 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
         "left = libc.shmget(PORT, 64, 0)\n"
         "if left >= 0: libc.shmctl(left, 0, None); print('escaped')\n"
         "else: libc.shmget(PORT, 64, 0o1666)",
-        BUT_PROCESS,
+        ALL,
     ),
     "a message to the next answer, in /dev/shm": (
         "import os\n"
@@ -130,6 +141,7 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
         ALL,
     ),
     "more memory than its limit": ("x = bytearray(3 << 30)\nprint('escaped')", ALL),
+    "memory in files without a name": ("import os\nos.memfd_create('x')\nprint('escaped')", ALL),
     "a file larger than its limit": (
         "import signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "f = open('big', 'wb')\nfor _ in range(64): f.write(b'x' * (1 << 20))\nf.flush()\nprint('escaped')",
@@ -141,7 +153,7 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
     ),
     "more processes than its limit": (
         "import os, time\nfor _ in range(80):\n  if os.fork() == 0: time.sleep(9)\nprint('escaped')",
-        ALL,
+        ROOTS_FIRST,
     ),
     "many open files": ("fs = [open('/dev/null') for _ in range(500)]\nprint('escaped')", ALL),
     "a core dump": (
@@ -152,7 +164,7 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
     "the packages of the run's Python": ("import torch\nprint('escaped')", ALL),
     "namespaces of its own, and with them more of the kernel": (
         "import ctypes\nprint('escaped' if ctypes.CDLL(None).unshare(0x10000000) == 0 else 'no')",
-        NONE,
+        ALL,
     ),
 }
 TWICE = ("a message to the next answer, in shared memory", "a message to the next answer, in /dev/shm")
@@ -184,9 +196,30 @@ NEVER_END: Mapping[str, str] = {
 """They run until somebody ends them, and all that they started."""
 
 
+HOARDS: Mapping[str, str] = {
+    "in its children together": (
+        "import os, signal\n"
+        "for _ in range(11):\n"
+        "  if os.fork() == 0: break\n"
+        "x = b'x' * (60 << 20)\n"
+        "while True: signal.pause()"
+    ),
+    "in memory that its children share": (
+        "import mmap, os, signal\n"
+        "for _ in range(11):\n"
+        "  if os.fork() == 0: break\n"
+        "x = mmap.mmap(-1, 60 << 20)\n"
+        "x.write(b'x' * (60 << 20))\n"
+        "while True: signal.pause()"
+    ),
+}
+"""They hold 720 MB, none of their processes more than 150, and wait until somebody ends them."""
+
+
 def table() -> str:
     """As SECURITY.md has it."""
     lines = ["| what a program wants | `process` | `namespace` | `bwrap` |", "|---|---|---|---|"]
     lines += [f"| {wanted} | {' | '.join(verdicts)} |" for wanted, (_, verdicts) in ESCAPES.items()]
+    lines += [f"| more memory than its limit, {where} | {' | '.join(['ended'] * 3)} |" for where in HOARDS]
     lines += [f"| never to end: {kind} | {' | '.join(['ended'] * 3)} |" for kind in NEVER_END]
     return "\n".join(lines)

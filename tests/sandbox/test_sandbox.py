@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from uuid import uuid4
 
 import psutil
@@ -20,7 +20,8 @@ from skyrl.sandbox.sandbox import ResourceLimits, Sandbox, why_unavailable
 from skyrl.sandbox.tiers import TIERS, Tier
 from tests.processes.clusters import soon
 from tests.processes.left_over import left_over, process_beside
-from tests.sandbox.escapes import ESCAPES, NEVER_END, OPEN, ROOTS, TWICE, table
+from tests.sandbox.escapes import ESCAPES, HOARDS, NEVER_END, OPEN, ROOTS, TWICE, table
+from tests.sandbox.right_programs import A_HANDFUL, RIGHT
 
 HERE = [tier for tier in TIERS if not why_unavailable(tier)]
 """What this machine has: every test below runs over all of them."""
@@ -31,16 +32,26 @@ LIMITS = ResourceLimits(seconds=5.0, memory_bytes=1 << 30)
 SHORT = ResourceLimits(seconds=0.4, cpu_seconds=2)
 
 
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that only the user of the run may enter."""
+    folder = tmp_path_factory.mktemp("closed")
+    (folder / "open").mkdir(mode=0o755)
+    (folder / "beside").write_text("secret")
+    folder.chmod(0o700)
+    return folder
+
+
 @pytest.fixture(params=HERE, scope="module")
-def made(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    """A sandbox of each tier."""
-    found = Sandbox(request.param)
+def made(request: pytest.FixtureRequest, closed: Path) -> Iterator[Sandbox]:
+    """A sandbox of each tier, whose programs may read a folder inside a closed one."""
+    found = Sandbox(request.param, readable=[closed / "open"])
     yield found
     found.close()
 
 
 @pytest.fixture
-def stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+def stands_for(tmp_path: Path, closed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """What a program may want, by the word that stands for it. A server on loopback has a datagram socket of the same
     number, an abstract one of that name, and one on a file.
     """
@@ -63,6 +74,7 @@ def stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict
         file.listen()
         Thread(target=_answer, args=(server,), daemon=True).start()
         yield {
+            "CLOSED": str(closed),
             "SECRET": str(secret),
             "SOCKET": f"{everybodys}.socket",
             "CANARY": str(everybodys),
@@ -120,11 +132,51 @@ def test_each_tier_stops_what_the_table_says_and_nothing_else(
 def test_there_are_as_many_attacks_as_promised() -> None:
     page = " ".join(SECURITY.read_text(encoding="utf-8").split())
     assert f"{len(FORGERIES)} programs that forge a reward" in page
-    assert f"{len(ESCAPES)} that try to get out and {len(NEVER_END)} that never end" in page
+    assert f"{len(ESCAPES)} that try to get out, {len(HOARDS)} that hoard memory and {len(NEVER_END)} that never end" in page
 
 
 def test_the_table_of_attacks_is_printed_in_the_page_on_security() -> None:
     assert table() in SECURITY.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("where", HOARDS)
+def test_more_memory_than_its_limit_in_all_processes_ends_a_program(where: str, made: Sandbox) -> None:
+    ran = made.run(HOARDS[where], limits=ResourceLimits(seconds=120.0, memory_bytes=400 << 20))
+    assert (ran.ended, ran.code) == ("exit", 137), ran
+    assert left_over() == []
+
+
+def test_a_folder_that_is_nested_deep_and_closed_is_removed(made: Sandbox) -> None:
+    program = (
+        "import os\nprint(os.getcwd(), flush=True)\nfor _ in range(1100):\n  os.mkdir('deep')\n  os.chdir('deep')\n"
+        "open('file', 'w').close()\nos.chmod('.', 0)\nprint('done')"
+    )
+    folder, done = made.run(program).stdout.decode().split()
+    assert done == "done"
+    assert not Path(folder).exists() or list(Path(folder).iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in A_HANDFUL else pytest.mark.long) for name in RIGHT]
+)
+def test_a_right_program_prints_what_it_has_to(name: str, made: Sandbox) -> None:
+    right = RIGHT[name]
+    ran = made.run(right.program, right.stdin.encode(), ResourceLimits(seconds=60.0))
+    assert (ran.ended, ran.code, ran.stdout.decode()) == ("exit", 0, right.printed), ran
+
+
+def test_a_program_may_start_threads_however_many_the_run_itself_has(made: Sandbox) -> None:
+    enough = Event()
+    with ThreadPoolExecutor(100) as pool:
+        for _ in range(100):
+            pool.submit(enough.wait)
+        ran = made.run(RIGHT["sixteen threads"].program)
+        enough.set()
+    assert ran.stdout == b"True\n", ran
+
+
+def test_there_are_a_hundred_right_programs() -> None:
+    assert len(RIGHT) >= 100
 
 
 @pytest.mark.parametrize("kind", NEVER_END)

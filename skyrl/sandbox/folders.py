@@ -1,0 +1,73 @@
+"""The folder in which a program runs: a place in memory in namespaces, otherwise a new folder on disk."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+
+from skyrl.sandbox.fork_client import ForkClient
+from skyrl.sandbox.tiers import Tier, has_namespaces
+
+
+def folder_of(client: ForkClient, tier: Tier) -> str:
+    """A process's own folder: in namespaces a name for a place in memory, otherwise a new one for `remove_folder`."""
+    return client.folder if has_namespaces(tier) else tempfile.mkdtemp(prefix="skyrl-sandbox-")
+
+
+def remove_folder(folder: str, tier: Tier) -> None:
+    """Remove what `folder_of` gave, if it is on disk."""
+    if not has_namespaces(tier):
+        remove_tree(folder)
+
+
+def remove_tree(folder: str) -> None:
+    """Remove a folder, however deep a program nested it and whatever rights it left; links are not followed.
+
+    Neither the stack, nor the number of open files, nor the length of a path grows with the depth. What the file system
+    refuses is left.
+    """
+    with suppress(OSError):
+        _empty(folder)
+        os.rmdir(folder)
+
+
+def _empty(folder: str) -> None:
+    """Go down to where no folder is inside, and back up, with one folder open at a time."""
+    at = _opened(folder)
+    try:
+        names: list[str] = []
+        inside = [_without_files(at)]
+        while names or inside[-1]:
+            if inside[-1]:
+                names.append(inside[-1].pop())
+                at = _moved(at, names[-1])
+                inside.append(_without_files(at))
+            else:
+                at = _moved(at, "..")
+                os.rmdir(names.pop(), dir_fd=at)
+                inside.pop()
+    finally:
+        os.close(at)
+
+
+def _without_files(folder: int) -> list[str]:
+    """Remove what is no folder; the names of the folders."""
+    with os.scandir(folder) as found:
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    for name, is_folder in entries:
+        if is_folder:
+            os.chmod(name, 0o700, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
+    return [name for name, is_folder in entries if is_folder]
+
+
+def _moved(at: int, name: str) -> int:
+    there = _opened(name, at)
+    os.close(at)
+    return there
+
+
+def _opened(name: str, folder: int | None = None) -> int:
+    return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)

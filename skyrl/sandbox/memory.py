@@ -1,0 +1,41 @@
+"""Memory of a program in all its processes together, for a supervisor to watch. Of the standard library alone."""
+
+import os
+from contextlib import suppress
+
+from skyrl.sandbox import confinement
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def is_over(limit: int) -> bool:
+    """Do the processes that descend from this one use more than `limit` bytes?
+
+    Resident pages are counted first. They count what processes share once for each, so where they are too many each
+    page is divided by the number of its users; a process that hides its pages stays counted in full.
+    """
+    processes = _below()
+    if sum(map(_resident, processes)) <= limit:
+        return False
+    return sum(map(_share, processes)) > limit
+
+
+def _below() -> list[int]:
+    """In namespaces, /proc is that of the program alone, and this process is not in it."""
+    if os.path.exists("/proc/self/stat"):
+        return confinement.descendants(os.getpid())
+    with suppress(OSError):
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return []
+
+
+def _resident(pid: int) -> int:
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm", "rb") as file:
+        return int(file.read().split()[1]) * _PAGE
+    return 0
+
+
+def _share(pid: int) -> int:
+    with suppress(OSError, ValueError), open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as lines:
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss:", "SwapPss:")))
+    return _resident(pid)
