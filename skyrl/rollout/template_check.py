@@ -7,7 +7,7 @@ whoever renders the whole history, than it was trained on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -39,24 +39,36 @@ CALLS: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 """A call as Hugging Face's templates are given one; what the policy samples for it is what the template writes."""
 
 
-@frozen
+@frozen(kw_only=True)
 class Dialogue:
-    """Two turns, and what is observed between them."""
+    """Turns of the policy, and what is observed after each of them but the last."""
 
-    first: str | Message
+    opening: Sequence[Message] = (_ASKED,)
+    turns: Sequence[str | Message]
     """What is sampled, or a message whose text is the template's own."""
 
-    observation: Message
-    second: str
+    observations: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
 
 
+_SYSTEM: Message = {"role": "system", "content": "Be short."}
+_THOUGHT = "<think>\nTwo and two.\n</think>\n\nFour."
+_RESULT: Message = {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": "4"}
+_QUESTIONS: Sequence[Message] = tuple({"role": "user", "content": f"And {n}+{n}?"} for n in range(3, 7))
+
 DIALOGUES: Mapping[str, Dialogue] = {
-    "two turns": Dialogue("Four.", _SURE, "Yes."),
-    "thoughts in the first turn": Dialogue("<think>\nTwo and two.\n</think>\n\nFour.", _SURE, "Yes."),
-    "a tool's answer": Dialogue("I shall look.", {"role": "tool", "content": "4"}, "Four."),
-    "a call of a tool": Dialogue(
-        CALLS, {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": "4"}, "Four.", (TOOL,)
+    "two turns": Dialogue(turns=("Four.", "Yes."), observations=(_SURE,)),
+    "thoughts in the first turn": Dialogue(turns=(_THOUGHT, "Yes."), observations=(_SURE,)),
+    "a tool's answer": Dialogue(turns=("I shall look.", "Four."), observations=({"role": "tool", "content": "4"},)),
+    "a call of a tool": Dialogue(turns=(CALLS, "Four."), observations=(_RESULT,), tools=(TOOL,)),
+    "a system message": Dialogue(opening=(_SYSTEM, _ASKED), turns=("Four.", "Yes."), observations=(_SURE,)),
+    "white space around an answer": Dialogue(turns=("\n Four. \n", "Yes."), observations=(_SURE,)),
+    "five turns": Dialogue(turns=("Four.", "Six.", "Eight.", "Ten.", "Twelve."), observations=_QUESTIONS),
+    "five turns with everything": Dialogue(
+        opening=(_SYSTEM, _ASKED),
+        turns=(CALLS, _THOUGHT, CALLS, "Six.\n", "Yes."),
+        observations=(_RESULT, _QUESTIONS[0], _RESULT, _SURE),
+        tools=(TOOL,),
     ),
 }
 
@@ -82,21 +94,34 @@ def check_template(tokenizer: Any, config: GeneratorConfig | None = None) -> tup
 
 
 def _verdict(template: Template, name: str) -> Verdict:
-    said = DIALOGUES[name]
-    template = evolve(template, tools=said.tools)
-    first = said.first if isinstance(said.first, Mapping) else {"role": "assistant", "content": said.first}
     try:
-        template.start([_ASKED])  # which shows the tools
-        start = template.text([_ASKED])
-        sampled = said.first if isinstance(said.first, str) else _called(template, start)
-        between = template.text([*FIXED, said.observation]).partition(ANSWER)[2]
-        ours = start + sampled + between + said.second
-        last = {"role": "assistant", "content": said.second}
-        whole = template.text([_ASKED, first, said.observation, last], ask=False)
+        for ours, whole in _written(evolve(template, tools=DIALOGUES[name].tools), DIALOGUES[name]):
+            if not whole.startswith(ours):
+                return _difference(name, ours, whole)
     except DataError as error:
         return Verdict(dialogue=name, outcome="refused", as_a_whole=str(error))
-    if whole.startswith(ours):
-        return Verdict(dialogue=name, outcome="stable")
+    return Verdict(dialogue=name, outcome="stable")
+
+
+def _written(template: Template, said: Dialogue) -> Iterator[tuple[str, str]]:
+    """After each turn but the first: the conversation as it is trained on, and as the template writes it as a whole.
+
+    Raises `DataError` for a dialogue that the template refuses.
+    """
+    template.start(said.opening)  # which shows the tools
+    messages = list(said.opening)
+    ours = template.text(messages)
+    for place, turn in enumerate(said.turns):
+        ours += turn if isinstance(turn, str) else _called(template, template.text([_ASKED]))
+        messages.append({"role": "assistant", "content": turn} if isinstance(turn, str) else turn)
+        if place:
+            yield ours, template.text(messages, ask=False)
+        for observation in said.observations[place : place + 1]:
+            ours += template.text([*FIXED, observation]).partition(ANSWER)[2]
+            messages.append(observation)
+
+
+def _difference(name: str, ours: str, whole: str) -> Verdict:
     alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, whole, strict=False)))
     place = max(0, alike - 30)
     return Verdict(

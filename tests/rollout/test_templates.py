@@ -9,6 +9,7 @@ import pytest
 from skyrl.envs import Env, EnvStep, register
 from skyrl.envs.tools import Tool, ToolEnv
 from skyrl.rollout.template_check import TOOL, check_template
+from tests.chats.corpus import tokenizer_of as shipped
 from tests.rollout.chats import Says, chat_tokenizer, generator, play, prompt
 from tests.rollout.families import FAMILIES
 
@@ -129,6 +130,48 @@ def test_the_checker_shows_the_first_difference() -> None:
 
 
 def test_thoughts_that_a_template_leaves_out_are_found() -> None:
-    assert [verdict.outcome for verdict in check_template(tokenizer_of("chatml"))] == ["stable"] * 4
+    assert {verdict.outcome for verdict in check_template(tokenizer_of("chatml"))} == {"stable"}
     assert check_template(tokenizer_of("gemma"))[2].outcome == "refused"
     assert "Two and two" not in check_template(tokenizer_of("deepseek r1"))[1].as_a_whole
+
+
+def outcomes(tokenizer: Any) -> dict[str, str]:
+    return {verdict.dialogue: verdict.outcome for verdict in check_template(tokenizer)}
+
+
+@pytest.mark.parametrize(
+    ("name", "differs"),
+    [
+        ("mistral-small", {"a system message"}),
+        ("llama-3.1", {"white space around an answer", "five turns with everything"}),
+        ("gemma-3", {"white space around an answer"}),
+        ("lfm2.5", {"thoughts in the first turn", "five turns with everything"}),
+        ("command-r7b", {"two turns", "five turns", "a system message", "white space around an answer"}),
+    ],
+)
+def test_the_checker_finds_moved_system_messages_and_trimmed_answers(name: str, differs: set[str]) -> None:
+    found = outcomes(shipped(name))
+    assert {dialogue for dialogue in differs if found[dialogue] != "differs"} == set(), found
+
+
+def test_the_checker_finds_what_is_rewritten_from_the_third_turn() -> None:
+    """A template that keeps the last two answers alone."""
+    forgets = (
+        "{% set answers = messages | selectattr('role', 'equalto', 'assistant') | list %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ '' if m in answers[:-2] else m.content }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    found = outcomes(chat_tokenizer(forgets))
+    assert (found["two turns"], found["five turns"]) == ("stable", "differs")
+
+
+def test_the_checker_finds_a_system_message_that_moves_into_the_last_question() -> None:
+    moves = (
+        "{% set system = messages[0].content if messages[0].role == 'system' else '' %}"
+        "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
+        "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n"
+        "{{ system + ' ' if system and m is sameas asked[-1] else '' }}{{ m.content }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    found = outcomes(chat_tokenizer(moves))
+    assert (found["two turns"], found["five turns"], found["a system message"]) == ("stable", "stable", "differs")
