@@ -10,6 +10,7 @@ start. Only the standard library: the keeper starts in milliseconds. Linux: else
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -29,6 +30,7 @@ PRIVATE = "SKYRL_PRIVATE"
 """The folder of a private cluster, for processes in it: what they put there does not outlive the cluster."""
 
 _PREFIX = "skyrl-ray-"
+_LOCK = "lock"
 _PATIENCE = 10.0
 _GLANCE = 0.2
 
@@ -37,6 +39,21 @@ def folder_of_this_process(root: Path) -> Path:
     """The private folder that the running process owns below `root`: its name holds the process id and start time."""
     pid = os.getpid()
     return root / f"{_PREFIX}{pid}-{_started(pid)}"
+
+
+def make_private_folder(root: Path) -> tuple[Path, int]:
+    """Makes that folder. It stays locked, and so is not swept, until the descriptor is closed or its owner ends.
+
+    The folder gets its name once it is locked. A lock counts in every container that shares the folder `root`, where
+    process ids mean something else in each.
+    """
+    folder = folder_of_this_process(root)
+    unnamed = root / f".{folder.name}"
+    unnamed.mkdir(mode=0o700)
+    lock = os.open(unnamed / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    unnamed.rename(folder)
+    return folder, lock
 
 
 def start_reaper(variable: str, value: str, folder: Path | None = None) -> subprocess.Popen[bytes]:
@@ -86,13 +103,17 @@ def tagged(variable: str, value: str, folder: Path | None = None) -> list[int]:
 
 
 def sweep(root: Path) -> list[Path]:
-    """Ends what owners that are gone left below `root`: processes, sockets, folders. Returns the folders."""
+    """Ends what owners that are gone left below `root`: processes, sockets, folders. Returns the folders.
+
+    An owner is gone if nobody holds the lock in its folder.
+    """
     swept = []
     for folder in root.glob(f"{_PREFIX}*-*"):
-        pid, _, started = folder.name.removeprefix(_PREFIX).partition("-")
         with contextlib.suppress(OSError):
-            mine = folder.lstat().st_uid == os.getuid() and not folder.is_symlink()
-            if mine and pid.isdecimal() and _started(int(pid)) != started:
+            if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
+                continue
+            with open(folder / _LOCK, "rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises BlockingIOError where it is held
                 kill_tagged(RUN, folder.name, folder)
                 shutil.rmtree(folder, ignore_errors=True)
                 swept.append(folder)

@@ -28,7 +28,7 @@ import ray._private.worker as ray_worker
 from ray import _raylet
 
 from skyrl.errors import ProcessError
-from skyrl.processes.orphans import RUN, folder_of_this_process, kill_tagged, start_reaper, sweep
+from skyrl.processes.orphans import RUN, kill_tagged, make_private_folder, start_reaper, sweep
 
 Device = Literal["cuda", "cpu"]
 
@@ -46,10 +46,14 @@ _QUIET = {
 
 
 class Cluster:
-    """A connection to a cluster. `folder` is the private one of a cluster that ends with this object."""
+    """A connection to a cluster. `folder` is the private one of a cluster that ends with this object, and `lock` the
+    open descriptor that keeps others from sweeping it.
+    """
 
-    def __init__(self, folder: Path | None, reaper: subprocess.Popen[bytes] | None) -> None:
-        self.folder, self._reaper = folder, reaper
+    def __init__(
+        self, folder: Path | None = None, reaper: subprocess.Popen[bytes] | None = None, lock: int | None = None
+    ) -> None:
+        self.folder, self._reaper, self._lock = folder, reaper, lock
 
     @property
     def host(self) -> str:
@@ -66,6 +70,9 @@ class Cluster:
                 kill_tagged(RUN, self.folder.name, self.folder)
                 shutil.rmtree(self.folder, ignore_errors=True)
                 _read_token_again()
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
             if self._reaper is not None:
                 self._reaper.kill()
                 self._reaper.wait()
@@ -81,9 +88,8 @@ def start(slots: int, device: Device, object_store_bytes: int) -> Cluster:
     _refuse_a_second()
     root = _root()
     sweep(root)
-    folder = folder_of_this_process(root)
-    folder.mkdir(mode=0o700)
-    cluster = Cluster(folder, start_reaper(RUN, folder.name, folder))
+    folder, lock = make_private_folder(root)
+    cluster = Cluster(folder, start_reaper(RUN, folder.name, folder), lock)
     try:
         _init_private(
             folder, {"resources": {"slot": slots}, "num_gpus": 0} if device == "cpu" else {}, object_store_bytes
@@ -117,7 +123,7 @@ def attach(address: str, seconds: float) -> Cluster:
             "and read its data (start it with RAY_AUTH_MODE=token)",
             file=sys.stderr,
         )
-    return Cluster(None, None)
+    return Cluster()
 
 
 def _refuse_a_second() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.processes.orphans import HOST, RUN, folder_of_this_process, kill_tagged, start_reaper, sweep, tagged
+from skyrl.processes.orphans import HOST, RUN, kill_tagged, make_private_folder, start_reaper, sweep, tagged
 from tests.processes.clusters import lives, soon
 
 ROOT = Path(__file__).parents[2]
@@ -52,14 +52,25 @@ def test_who_writes_to_the_folder_belongs_to_it_and_who_reads_does_not(tmp_path:
 
 
 def test_a_sweep_takes_what_has_no_owner_and_nothing_else(tmp_path: Path) -> None:
-    mine = folder_of_this_process(tmp_path)
+    mine, lock = make_private_folder(tmp_path)
     reused = tmp_path / f"skyrl-ray-{os.getpid()}-1"  # of a process that had this number before
     gone = tmp_path / "skyrl-ray-99999999-5"
     other = tmp_path / "somebody-99999999-5"
-    for folder in (mine, reused, gone, other):
+    for folder in (reused, gone, other):
         (folder / "sockets").mkdir(parents=True)
+        (folder / "lock").touch()
     assert sorted(sweep(tmp_path)) == sorted([reused, gone])
     assert sorted(tmp_path.iterdir()) == sorted([mine, other])
+    os.close(lock)
+
+
+def test_a_sweep_leaves_a_run_of_another_container_that_shares_the_folder(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "skyrl-ray-99999999-5"  # its process has another number here, or none
+    mine, lock = make_private_folder(tmp_path)
+    mine.rename(elsewhere)
+    assert sweep(tmp_path) == []
+    os.close(lock)
+    assert sweep(tmp_path) == [elsewhere]
 
 
 def test_a_keeper_outlives_its_owner_and_ends_what_the_owner_started(tmp_path: Path) -> None:

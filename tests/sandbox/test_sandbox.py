@@ -132,7 +132,8 @@ def test_each_tier_stops_what_the_table_says_and_nothing_else(
 def test_there_are_as_many_attacks_as_promised() -> None:
     page = " ".join(SECURITY.read_text(encoding="utf-8").split())
     assert f"{len(FORGERIES)} programs that forge a reward" in page
-    assert f"{len(ESCAPES)} that try to get out, {len(HOARDS)} that hoard memory and {len(NEVER_END)} that never end" in page
+    counted = f"{len(ESCAPES)} that try to get out, {len(HOARDS)} that hoard memory and {len(NEVER_END)} that never end"
+    assert counted in page
 
 
 def test_the_table_of_attacks_is_printed_in_the_page_on_security() -> None:
