@@ -1,0 +1,326 @@
+"""`docs/extending.md` names the files that have to be touched: here things are added to a copy, in exactly these."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+import pytest
+from attrs import frozen
+
+import skyrl.config.checks
+from skyrl.config import every_kind, rules
+from skyrl.config.kinds import KINDS, RL, kind_named
+from skyrl.config.supervised import rules as supervised_rules
+from skyrl.tree.rules import Rule
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+@frozen
+class Edit:
+    """Code that is put before the first place where `before` stands in a file; at the end of it for an empty one."""
+
+    file: str
+    before: str
+    code: str
+
+
+@frozen
+class Recipe:
+    """What is added, and a program that fails unless it works."""
+
+    most: int
+    """Files of skyrl that may be touched."""
+
+    edits: tuple[Edit, ...]
+    proof: str
+
+
+LOSS = Recipe(
+    5,
+    (
+        Edit(
+            "skyrl/algorithms/clipped_losses.py",
+            "",
+            '''
+
+@attrs.frozen(kw_only=True)
+class FadedLoss:
+    """`"faded"`: -A w tanh((r - 1) / w)."""
+
+    width: float
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
+        return -inputs.advantages * self.width * torch.tanh((ratio - 1) / self.width)
+''',
+        ),
+        Edit(
+            "skyrl/config/losses.py",
+            "@frozen\nclass OffPolicyCorrectionConfig",
+            '''@frozen
+class FadedConfig:
+    """How far the ratio may move; read by `policy_loss_type = "faded"`."""
+
+    width: float = field(default=0.2, validator=positive)
+    """Distance from 1 at which a token's influence fades."""
+
+
+''',
+        ),
+        Edit(
+            "skyrl/config/losses.py",
+            '    "importance_sampling": LossFacts(',
+            '    "faded": LossFacts(table="faded"),\n',
+        ),
+        Edit("skyrl/config/algorithm.py", "    GMPOConfig,", "    FadedConfig,\n"),
+        Edit(
+            "skyrl/config/algorithm.py",
+            "    decoupled: DecoupledConfig",
+            '    faded: FadedConfig = FadedConfig()\n    """For faded."""\n\n',
+        ),
+        Edit("skyrl/config/__init__.py", "    GMPOConfig,", "    FadedConfig,\n"),
+        Edit("skyrl/config/__init__.py", '    "FullyAsyncConfig",', '    "FadedConfig",\n'),
+        Edit(
+            "skyrl/training/policy_losses.py",
+            "from skyrl.algorithms.covariance",
+            "from skyrl.algorithms.clipped_losses import FadedLoss\n",
+        ),
+        Edit(
+            "skyrl/training/policy_losses.py",
+            '        case "sapo":',
+            '        case "faded":\n            return FadedLoss(width=algorithm.faded.width)\n',
+        ),
+    ),
+    """
+from skyrl.algorithms.clipped_losses import FadedLoss
+from skyrl.config import FadedConfig, check, load
+from skyrl.training.policy_losses import policy_loss
+
+chosen = load([], {"trainer.algorithm.policy_loss_type": "faded", "trainer.algorithm.faded.width": 0.5})
+assert chosen.config.trainer.algorithm.faded == FadedConfig(width=0.5)
+assert policy_loss(chosen.config.trainer.algorithm) == FadedLoss(width=0.5)
+idle = load([], {"trainer.algorithm.faded.width": 0.5})
+messages = [each.message for each in check(idle.config, idle.origins) if each.path == "trainer.algorithm.faded"]
+assert messages == ["has no effect in this run: it acts only when the loss is faded"], messages
+""",
+)
+
+ESTIMATOR = Recipe(
+    3,
+    (
+        Edit(
+            "skyrl/algorithms/advantages.py",
+            "def leave_one_out(",
+            '''def bare(scores: Tensor, groups: Tensor) -> Tensor:
+    """The score itself."""
+    return _compared(scores, groups) and scores
+
+
+''',
+        ),
+        Edit("skyrl/config/estimators.py", '    "rloo": EstimatorFacts(', '    "bare": EstimatorFacts(),\n'),
+        Edit(
+            "skyrl/training/advantage.py",
+            "from skyrl.algorithms.estimators",
+            "from skyrl.algorithms.advantages import bare\n",
+        ),
+        Edit(
+            "skyrl/training/advantage.py",
+            '        case "rloo":',
+            '        case "bare":\n            return Compared(bare)\n',
+        ),
+    ),
+    """
+from skyrl.algorithms.advantages import bare
+from skyrl.algorithms.estimators import Compared
+from skyrl.config import check, load
+from skyrl.training.advantage import Masked, advantage_estimator
+
+run = load([], {"trainer.algorithm.advantage_estimator": "bare", "trainer.algorithm.grpo_norm_by_std": False})
+assert advantage_estimator(run.config.trainer.algorithm) == Masked(estimate=Compared(bare))
+assert not [each for each in check(run.config, run.origins) if each.path == "trainer.algorithm.advantage_estimator"]
+""",
+)
+
+TRACKER = Recipe(
+    3,
+    (
+        Edit(
+            "skyrl/tracking/offline.py",
+            "",
+            '''"""Metrics of a run in a list."""
+
+
+class Offline:
+    def __init__(self, name):
+        self.name, self.logged = name, []
+
+    @classmethod
+    def of_run(cls, run):
+        return cls(run.name)
+
+    def log(self, step, metrics):
+        self.logged.append((step, dict(metrics)))
+
+    def close(self):
+        pass
+''',
+        ),
+        Edit(
+            "skyrl/config/trackers.py",
+            '    "console": TrackerFacts(',
+            '    "tensorboard": TrackerFacts(made_by="skyrl.tracking.offline:Offline", package="boards"),\n',
+        ),
+        Edit("skyrl/config/supervised/root.py", '"console"] = field(default="console"', '"tensorboard", '),
+    ),
+    """
+from skyrl.config import SFTConfig, check, load, resolve
+from skyrl.experiments.installation import _packages
+from skyrl.tracking.factory import trackers_of
+
+for root, path in ((None, "trainer.logger"), (SFTConfig, "logger")):
+    run = resolve(load([], {path: "tensorboard"}, root).config)
+    assert not [each for each in check(run) if each.path == path]
+    [tracker] = trackers_of(run.trainer, total_steps=3, first_step=0)
+    assert tracker.name == run.trainer.run_name
+assert ("trainer.logger", "boards", "") in _packages(load([], {"trainer.logger": "tensorboard"}).config)
+""",
+)
+
+CHECK = Recipe(
+    1,
+    (
+        Edit(
+            "skyrl/config/checks/sampling.py",
+            "SAMPLING_CHECKS: tuple",
+            '''def samples_are_not_hot(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Beyond temperature 3 every token is as likely as another."""
+    if run.generator.sampling_params.temperature > 3:
+        yield Problem(path="generator.sampling_params.temperature", message="is hot", hint="lower it")
+
+
+''',
+        ),
+        Edit("skyrl/config/checks/sampling.py", "    training_samples_are_random,\n", "    samples_are_not_hot,\n"),
+    ),
+    """
+from skyrl.config import check, load, resolve
+from skyrl.config.explain import explain
+
+loaded = load([], {"generator.sampling_params.temperature": 4})
+assert "is hot" in [each.message for each in check(loaded.config)]
+found = explain("generator.sampling_params.temperature", resolve(loaded.config), loaded.origins).checks
+assert "samples_are_not_hot" in [name for name, _ in found]
+""",
+)
+
+RULE = Recipe(
+    1,
+    (
+        Edit(
+            "skyrl/config/rules.py",
+            "def _older_default_of_logs",
+            '''@rule(writes="generator.max_trajectories_in_flight", reads=("generator.n_samples_per_prompt",))
+def a_group_is_in_flight(run: SkyRLTrainConfig) -> int:
+    """All samples of a prompt are drawn together."""
+    return run.generator.n_samples_per_prompt
+
+
+''',
+        ),
+        Edit("skyrl/config/rules.py", "    evaluation_is_greedy,\n", "    a_group_is_in_flight,\n"),
+    ),
+    """
+from skyrl.config import load
+from skyrl.config.resolve import resolve_with_origins
+
+loaded = load([], {"generator.n_samples_per_prompt": 7})
+run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+assert run.generator.max_trajectories_in_flight == 7
+assert origins["generator.max_trajectories_in_flight"][-1].where == "a_group_is_in_flight"
+""",
+)
+
+RECIPES = {
+    "A policy loss": LOSS,
+    "An advantage estimator": ESTIMATOR,
+    "A tracker": TRACKER,
+    "A check": CHECK,
+    "A rule": RULE,
+}
+
+
+def files_of(section: str) -> list[str]:
+    """The first column of the table of a section."""
+    text = PAGE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+
+
+def apply(edit: Edit, folder: Path) -> None:
+    file = folder / edit.file
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    assert edit.before in text, f"{edit.file} has no {edit.before!r} any more"
+    at = text.index(edit.before) if edit.before else len(text)
+    file.write_text(text[:at] + edit.code + text[at:], encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_the_page_lists_is_all_that_it_takes(name: str, tmp_path: Path) -> None:
+    recipe = RECIPES[name]
+    shutil.copytree(ROOT / "skyrl", tmp_path / "skyrl", ignore=shutil.ignore_patterns("__pycache__"))
+    for edit in recipe.edits:
+        apply(edit, tmp_path)
+    run = subprocess.run(
+        [sys.executable, "-c", recipe.proof],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    touched = {edit.file for edit in recipe.edits}
+    assert touched == set(files_of(name)) and len(touched) <= recipe.most
+
+
+def test_every_file_that_the_page_names_exists() -> None:
+    added = {edit.file for edit in TRACKER.edits}
+    named = set(re.findall(r"`((?:skyrl|tests|property_tests|docs)/[\w/.]+)`", PAGE))
+    assert len(named) > 40
+    assert [file for file in sorted(named - added) if not (ROOT / file).exists()] == []
+
+
+def checks_in(module: str) -> Iterator[str]:
+    """Functions of a module from a run to its problems."""
+    for name, value in vars(import_module(module)).items():
+        if not inspect.isfunction(value) or value.__module__ != module or name.startswith("_"):
+            continue
+        signature = inspect.signature(value)
+        if list(signature.parameters) == ["run"] and signature.return_annotation == "Iterator[Problem]":
+            yield name
+
+
+def test_every_check_that_is_written_is_listed() -> None:
+    modules = [each.name for each in iter_modules(skyrl.config.checks.__path__, "skyrl.config.checks.")]
+    written = {name for module in (*modules, "skyrl.config.supervised.checks") for name in checks_in(module)}
+    listed = {check.__name__ for kind in map(kind_named, KINDS) for check in kind.checks}
+    assert len(written) > 60 and written - listed == set()
+
+
+def test_every_rule_that_is_written_is_listed() -> None:
+    values = [value for module in (rules, every_kind, supervised_rules) for value in vars(module).values()]
+    written = {value.name for value in values if isinstance(value, Rule)}
+    listed = {rule.name for kind in map(kind_named, KINDS) for rule in kind.rules}
+    assert len(written) > 20 and written - listed == set()
+    assert {rule.name for rule in RL.rules} >= {rule.name for rule in every_kind.EVERY_KIND_RULES}
