@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from skyrl.errors import ModelError, WeightSyncError
 from skyrl.inference.incoming_weights import IncomingWeights, WeightInfo, weight_info
 from skyrl.models.failures import model_error
+from skyrl.models.foreign_code import refuse_foreign_code
 from skyrl.models.naming import named_weights, tied_names
 from skyrl.models.paths import local_folder
 
@@ -105,6 +106,8 @@ def _eos_ids(path: str, config: Any) -> tuple[int, ...]:
 
 
 def _config(path: str, trust_remote_code: bool) -> Any:
+    if not trust_remote_code:
+        refuse_foreign_code(_source(path))
     try:
         return AutoConfig.from_pretrained(_source(path), trust_remote_code=trust_remote_code)
     except ModelError:

@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from skyrl.errors import ModelError
 from skyrl.models.failures import model_error
+from skyrl.models.foreign_code import refuse_foreign_code
 from skyrl.models.paths import check_model_path, local_folder
 
 _PROBE = "Sort: hgdbha, 12 + 34 = 46!\n\tÜber naïve 東京 #### 7.5  end"
@@ -25,7 +26,7 @@ def load_causal_lm(
     `attention` is a name of transformers: `sdpa`, `flash_attention_2`, `eager`. Raises `ModelError`, also for weights
     that are not all there: transformers would draw the rest at random.
     """
-    source = model_source(path)
+    source = model_source(path, trust_remote_code=trust_remote_code)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("trainer.device is cuda, but this torch sees no CUDA device: set trainer.device = cpu")
     disable_progress_bar()
@@ -108,12 +109,17 @@ def load_config(path: str) -> Any:
         raise model_error("configuration of", path, error) from error
 
 
-def model_source(path: str) -> str:
-    """The name or folder that transformers is given. Raises `ModelError` if it is a folder that cannot be a model."""
+def model_source(path: str, *, trust_remote_code: bool = False) -> str:
+    """The name or folder that transformers is given. Raises `ModelError` if it is a folder that cannot be a model, or a
+    model whose configuration asks for code from elsewhere and may not.
+    """
     why = check_model_path(path)
     if why:
         raise ModelError(why)
-    return str(local_folder(path) or path)
+    source = str(local_folder(path) or path)
+    if not trust_remote_code:
+        refuse_foreign_code(source)
+    return source
 
 
 def _require_what_chats_need(tokenizer: Any, path: str) -> None:

@@ -1,0 +1,84 @@
+"""Code that a model's configuration asks for, refused before transformers reads it.
+
+transformers fetches native kernels from the hub for an attention implementation named `owner/repository`, whatever
+implementation its caller asks for; settings that it marks as internal, and code named in nested tables, went past
+`trust_remote_code` in several of its versions (CVE-2026-4372, CVE-2026-5241).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils.hub import cached_file
+
+from skyrl.errors import ModelError
+
+_FILES = ("config.json", "generation_config.json")
+
+
+def refuse_foreign_code(source: str) -> None:
+    """Looks through the configuration files of a folder or hub name. Raises `ModelError` with the file and the key."""
+    folder = Path(source)
+    if folder.is_dir():
+        for name in _FILES:
+            _refuse(folder / name)
+    else:
+        _refuse_on_the_hub(source)
+
+
+@cache
+def _refuse_on_the_hub(source: str) -> None:
+    for name in _FILES:
+        try:
+            file = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+        except Exception:  # noqa: BLE001 - whatever is wrong with it is told by the function that loads it next
+            return
+        if file is not None:
+            _refuse(Path(file))
+
+
+def _refuse(file: Path) -> None:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # the function that loads it next says so
+        return
+    for key, why in _asking(content, ""):
+        raise ModelError(
+            f"{file} asks for code from elsewhere: {key} {why}. If you trust the model, delete the key in a copy of it"
+        )
+
+
+def _asking(content: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    """Dotted key of each setting that would run code, and what is wrong with it."""
+    if isinstance(content, list):
+        for number, item in enumerate(content):
+            yield from _asking(item, f"{prefix}{number}.")
+    if not isinstance(content, dict):
+        return
+    for key, value in content.items():
+        if key.endswith("_internal"):
+            yield prefix + key, "is a setting of transformers' own"
+        elif key.endswith("_implementation") and any("/" in text for text in _texts(value)):
+            yield prefix + key, f"= {value!r} names a repository of kernels"
+        elif key == "auto_map" and (prefix or not _is_known(content) or any("--" in text for text in _texts(value))):
+            yield prefix + key, "names classes that are not those of transformers"
+        else:
+            yield from _asking(value, f"{prefix}{key}.")
+
+
+def _is_known(config: dict[str, Any]) -> bool:
+    """Does transformers have a class of its own for the model? Then it takes that, and leaves `auto_map` alone."""
+    return config.get("model_type") in CONFIG_MAPPING
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
