@@ -3,6 +3,7 @@
     SkyRLError                  anything below; the command prints its message, never a traceback
     +-- UserError               the user's input: exit code 2, nothing was started
     |   +-- ConfigError         the configuration: every problem at once, each with its place
+    |   |   +-- UnknownFieldError   a field that a class does not have, given in Python: a TypeError, too
     |   +-- DataError           a dataset: the file, the row number, what was expected
     |   |   +-- TextError       ... or a text that no tokenizer takes: half of a UTF-16 pair (a lone surrogate)
     |   +-- ModelError          a model or tokenizer that cannot be loaded
@@ -76,6 +77,10 @@ class ConfigError(UserError, ValueError):
 
     def __str__(self) -> str:
         return render(self.problems, self.title)
+
+
+class UnknownFieldError(ConfigError, TypeError):
+    """A configuration class was built with a field that it does not have: `OptimizerConfig(learnin_rate=1)`."""
 
 
 class DataError(UserError):

@@ -11,7 +11,7 @@ from skyrl.config.check import check
 from skyrl.config.data import DataConfig
 from skyrl.config.deepspeed import DeepSpeedConfig, OffloadConfig, ZeroOptimizationConfig
 from skyrl.config.engines import InferenceEngineConfig
-from skyrl.config.entry import BaseConfig, get_config_as_dict, get_config_as_yaml_str
+from skyrl.config.entry import BaseConfig, build_nested_dataclass, get_config_as_dict, get_config_as_yaml_str
 from skyrl.config.environment import (
     EnvironmentConfig,
     GSM8kLLMJudgeEnvConfig,
@@ -123,6 +123,7 @@ __all__ = [
     "Text2SQLEnvConfig",
     "TrainerConfig",
     "ZeroOptimizationConfig",
+    "build_nested_dataclass",
     "check",
     "compose",
     "get_config_as_dict",

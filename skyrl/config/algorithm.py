@@ -1,8 +1,9 @@
 """What is optimized: how rewards become advantages, and advantages a loss."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
+from skyrl.config.entry import BaseConfig
 from skyrl.config.losses import (
     CISPOConfig,
     ClipCovConfig,
@@ -15,6 +16,7 @@ from skyrl.config.losses import (
 )
 from skyrl.config.registry import AdvantageEstimatorRegistry, PolicyLossRegistry
 from skyrl.config.rewards import NormConfig, RewardShapingConfig
+from skyrl.errors import Problem
 from skyrl.tree import IDENTITY, FrozenDict, field, frozen
 from skyrl.tree.types import ClassOf
 from skyrl.tree.validators import at_least, fraction, non_negative, positive, positive_or_off
@@ -29,7 +31,7 @@ _EstimatorSettings = Annotated[
 
 
 @frozen
-class KLCtrlConfig:
+class KLCtrlConfig(BaseConfig):
     """How the weight of the KL penalty changes, from `kl_loss_coef` on; read with `use_kl_in_reward` only."""
 
     type: Literal["fixed", "adaptive"] = "fixed"
@@ -44,7 +46,7 @@ class KLCtrlConfig:
 
 
 @frozen
-class DynamicSamplingConfig:
+class DynamicSamplingConfig(BaseConfig):
     """What happens to groups whose samples all got the same reward: they teach nothing."""
 
     type: Literal["filter", "replace"] | None = None
@@ -59,7 +61,7 @@ class DynamicSamplingConfig:
 
 
 @frozen
-class AlgorithmConfig:
+class AlgorithmConfig(BaseConfig):
     """The objective."""
 
     advantage_estimator: str = field(default="grpo", metadata=IDENTITY)
@@ -185,3 +187,9 @@ class AlgorithmConfig:
 
     decoupled: DecoupledConfig = DecoupledConfig()
     """For decoupled."""
+
+    def own_problems(self) -> Iterator[Problem]:
+        """A KL penalty goes into the reward or into the loss."""
+        if self.use_kl_in_reward and self.use_kl_loss:
+            message = "use_kl_in_reward and use_kl_loss are both on, which counts the penalty twice"
+            yield Problem(path="use_kl_in_reward", message=message, hint="turn one of them off")

@@ -1,13 +1,16 @@
 """Which prompts the run trains on and is evaluated on."""
 
+from collections.abc import Iterator
 from typing import Literal
 
+from skyrl.config.entry import BaseConfig
+from skyrl.errors import Problem
 from skyrl.tree import IDENTITY, field, frozen
 from skyrl.tree.validators import all_positive, no_empty_text, not_empty
 
 
 @frozen
-class DataConfig:
+class DataConfig(BaseConfig):
     """Sources of prompts.
 
     A source is a parquet, json or jsonl file (`~` is the home folder), a folder that Hugging Face `datasets` reads, or
@@ -39,3 +42,13 @@ class DataConfig:
     epoch_tail: Literal["drop", "carry"] = "drop"
     """What becomes of the prompts that do not fill the last batch of an epoch. drop: they are left out of that epoch,
     other ones in each, and counted; carry: the batch is filled from the next epoch."""
+
+    def own_problems(self) -> Iterator[Problem]:
+        """Every training source has a weight, or none has."""
+        weights, sources = self.train_weights, self.train_data
+        if weights is not None and len(weights) != len(sources):
+            yield Problem(
+                path="train_weights",
+                message=f"{len(weights)} weights for {len(sources)} sources in train_data",
+                hint="give one for each, in the same order, or leave them out",
+            )

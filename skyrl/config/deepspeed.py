@@ -6,6 +6,7 @@ Batch sizes, precision, clipping and the optimizer are not here: each has one pl
 
 from typing import Literal
 
+from skyrl.config.entry import BaseConfig
 from skyrl.config.models import Dtype
 from skyrl.tree import FREE, field, frozen
 from skyrl.tree.validators import left_alone, positive, rule_of_one_field
@@ -17,7 +18,7 @@ _positive_size = rule_of_one_field(lambda value: value == "auto" or value > 0, '
 
 
 @frozen
-class OffloadConfig:
+class OffloadConfig(BaseConfig):
     """Where sharded state rests while it is not in use."""
 
     device: Literal["none", "cpu", "nvme"] = "none"
@@ -31,7 +32,7 @@ class OffloadConfig:
 
 
 @frozen
-class ZeroOptimizationConfig:
+class ZeroOptimizationConfig(BaseConfig):
     """The Zero Redundancy Optimizer (arXiv:1910.02054)."""
 
     stage: Literal[0, 1, 2, 3] = 3
@@ -88,7 +89,7 @@ class ZeroOptimizationConfig:
 
 
 @frozen
-class DeepSpeedConfig:
+class DeepSpeedConfig(BaseConfig):
     """One model's DeepSpeed engine."""
 
     zero_optimization: ZeroOptimizationConfig = ZeroOptimizationConfig()

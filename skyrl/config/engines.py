@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import attrs
 
+from skyrl.config.entry import BaseConfig
 from skyrl.config.models import Dtype
 from skyrl.tree import FREE, FrozenDict, field, frozen
 from skyrl.tree.units import Gigabytes
@@ -15,7 +16,7 @@ from skyrl.tree.validators import port, positive, positive_fraction
 
 
 @frozen
-class InferenceEngineConfig:
+class InferenceEngineConfig(BaseConfig):
     """What serves the policy. One engine takes data x pipeline x tensor GPUs."""
 
     backend: Literal["vllm", "torch", "http", "sglang"] = "vllm"

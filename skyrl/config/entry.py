@@ -2,22 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar, dataclass_transform
 
-from skyrl.tree import to_dict
+import attrs
+
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree import field, frozen, to_dict
 from skyrl.tree.builder import structure
+from skyrl.tree.classes import is_config
+
+T = TypeVar("T")
 
 
-class BaseConfig:
-    """What any table of a configuration may be derived from: with `@frozen`, a class of one's own is one of ours."""
+if TYPE_CHECKING:
+
+    @attrs.frozen
+    class _AttrsClass:
+        """For type checkers alone: `attrs.evolve(config, ...)` takes any class of ours, and checks what it is given."""
+
+else:
+    _AttrsClass = object
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+class BaseConfig(_AttrsClass):
+    """What every table of a configuration is derived from.
+
+    A subclass of a table is a table, too, whether `@frozen` stands above it or not.
+    """
 
     __slots__ = ()
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if any(is_config(base) for base in cls.__bases__):
+            frozen(cls)
+
     @classmethod
     def from_dict_config(cls, values: Mapping[str, Any]) -> Self:
-        """Nested values of the fields' own types, on top of the class's defaults. Raises `ConfigError`."""
-        return structure(values, cls)
+        """Nested values of the fields' own types, on top of the class's defaults; an OmegaConf `DictConfig`, too, whose
+        interpolations are resolved. Raises `ConfigError`.
+        """
+        return structure(plain_tables(values), cls)
+
+    def own_problems(self) -> Iterator[Problem]:
+        """What does not go together among the fields of this table alone, with paths that begin at it.
+
+        Its constructor refuses errors among them; in a file they are found by `check`, with everything else.
+        """
+        yield from ()
+
+    def problems_at(self, path: str) -> Iterator[Problem]:
+        """The same in a tree in which the table stands at `path`."""
+        for problem in self.own_problems():
+            yield attrs.evolve(problem, path=f"{path}.{problem.path}")
+
+
+def plain_tables(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An OmegaConf `DictConfig` as plain data, its interpolations resolved; anything else as it is.
+
+    Raises `ConfigError` for an interpolation that leads nowhere and for a mandatory value (`???`) that is missing.
+    """
+    omegaconf: Any = sys.modules.get("omegaconf")  # whoever has a DictConfig has imported it
+    if omegaconf is None or not isinstance(values, omegaconf.DictConfig):
+        return values
+    try:
+        plain: dict[str, Any] = omegaconf.OmegaConf.to_container(values, resolve=True, throw_on_missing=True)
+    except omegaconf.errors.OmegaConfBaseException as error:
+        message = str(error).partition("\n")[0]
+        raise ConfigError([Problem(path=str(error.full_key or ""), message=message)], title=_UNUSABLE) from None
+    return plain
+
+
+_UNUSABLE = "This OmegaConf configuration cannot be used"
+
+
+def build_nested_dataclass(cls: type[T], values: Mapping[str, Any]) -> T:
+    """`values` as an instance of a configuration class, on top of its defaults; SkyRL's name for `cattrs.structure`.
+
+    Raises `ConfigError`.
+    """
+    return structure(plain_tables(values), cls)
 
 
 class RunConfig(BaseConfig):
@@ -33,7 +100,7 @@ class RunConfig(BaseConfig):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Nested tables, dotted paths, or both. Raises `ConfigError`."""
-        return cls._loaded(values)
+        return cls._loaded(plain_tables(values))
 
     @classmethod
     def _loaded(cls, overrides: Any) -> Self:

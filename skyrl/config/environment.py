@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from skyrl.config.entry import BaseConfig
 from skyrl.tree import FREE, IDENTITY, field, frozen
 from skyrl.tree.units import WholeSeconds
 from skyrl.tree.validators import fraction, positive
@@ -18,7 +19,7 @@ ENVIRONMENTS = (
 
 
 @frozen
-class Text2SQLEnvConfig:
+class Text2SQLEnvConfig(BaseConfig):
     """Questions answered by SQL queries (`env_class = "text2sql"`)."""
 
     db_path: str = field(default="/home/ray/default/sql_data", metadata=IDENTITY)
@@ -26,7 +27,7 @@ class Text2SQLEnvConfig:
 
 
 @frozen
-class GSM8kLLMJudgeEnvConfig:
+class GSM8kLLMJudgeEnvConfig(BaseConfig):
     """Answers graded by a language model (`env_class = "llm_as_a_judge"`)."""
 
     model: str = "gpt-4o-mini"
@@ -37,7 +38,7 @@ class GSM8kLLMJudgeEnvConfig:
 
 
 @frozen
-class SearchEnvConfig:
+class SearchEnvConfig(BaseConfig):
     """Questions answered with a search tool (`env_class = "search"` or `"searchcode"`)."""
 
     log_requests: bool = field(default=False, metadata=FREE)
@@ -54,7 +55,7 @@ class SearchEnvConfig:
 
 
 @frozen
-class RewardModelEnvConfig:
+class RewardModelEnvConfig(BaseConfig):
     """Answers scored by a reward model (`env_class = "reward_model"`); one of `path` and `url` says where it is."""
 
     path: str | None = field(default=None, metadata=IDENTITY)
@@ -69,7 +70,7 @@ class RewardModelEnvConfig:
 
 
 @frozen
-class SkyRLGymConfig:
+class SkyRLGymConfig(BaseConfig):
     """Settings of the built-in environments; each reads its own table."""
 
     max_env_workers: int = field(default=32, validator=positive, metadata=FREE)
@@ -129,7 +130,7 @@ class SkyRLGymConfig:
 
 
 @frozen
-class EnvironmentConfig:
+class EnvironmentConfig(BaseConfig):
     """Which environment a prompt is played in."""
 
     env_class: str | None = field(default="gsm8k", metadata=IDENTITY)

@@ -10,7 +10,7 @@ from skyrl.config.generator import GeneratorConfig
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.trainer import TrainerConfig
 from skyrl.tree import frozen
-from skyrl.tree.classes import class_name, fields_of, known_class
+from skyrl.tree.classes import assembled, class_name, fields_of, known_class
 
 C = TypeVar("C")
 Tables = tuple[tuple[str, type[Any]], ...]
@@ -86,4 +86,4 @@ def _taken_apart(config: Any) -> tuple[Any, ...]:
 
 
 def _put_together(recipe: Recipe, values: dict[str, Any]) -> Any:
-    return _follow(recipe)(**values)
+    return assembled(_follow(recipe)(), values)

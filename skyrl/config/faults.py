@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
+from skyrl.config.entry import BaseConfig
 from skyrl.tree import FREE, field, frozen
 from skyrl.tree.units import Seconds
 from skyrl.tree.validators import non_negative, positive, rule_of_one_field
@@ -21,7 +22,7 @@ def _is_time(value: float | str) -> bool:
 
 
 @frozen
-class FaultsConfig:
+class FaultsConfig(BaseConfig):
     """Signals, deadlines, stalls, and numbers that are none; see docs/faults.md."""
 
     stop_before: Seconds | str | None = field(

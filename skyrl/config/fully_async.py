@@ -1,11 +1,12 @@
 """Asynchronous training: samples are drawn while the policy learns, within a bound on how old they may get."""
 
+from skyrl.config.entry import BaseConfig
 from skyrl.tree import FREE, field, frozen
 from skyrl.tree.validators import non_negative, positive
 
 
 @frozen
-class FullyAsyncConfig:
+class FullyAsyncConfig(BaseConfig):
     """Sampling the next batches while this one is trained on (AReaL, arXiv:2505.24298)."""
 
     enabled: bool = False

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from skyrl.config.engines import InferenceEngineConfig
+from skyrl.config.entry import BaseConfig
 from skyrl.tree import FREE, FrozenDict, field, frozen
 from skyrl.tree.validators import (
     between,
@@ -17,7 +18,7 @@ from skyrl.tree.validators import (
 
 
 @frozen
-class SamplingParams:
+class SamplingParams(BaseConfig):
     """How one completion is drawn from the policy."""
 
     max_generate_length: int = field(default=1024, validator=positive)
@@ -75,7 +76,7 @@ CHAT_TEMPLATES = ("qwen3_with_thinking", "qwen3_without_thinking")
 
 
 @frozen
-class ChatTemplateConfig:
+class ChatTemplateConfig(BaseConfig):
     """A chat template in place of the tokenizer's. With one, and `use_conversation_multi_turn`, it writes the whole
     conversation anew for each turn, as whoever uses the model later will; see `docs/environments.md`.
     """
@@ -88,7 +89,7 @@ class ChatTemplateConfig:
 
 
 @frozen
-class GeneratorConfig:
+class GeneratorConfig(BaseConfig):
     """The generating half of a run."""
 
     inference_engine: InferenceEngineConfig = InferenceEngineConfig()

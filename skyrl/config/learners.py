@@ -3,12 +3,14 @@
 The sharding settings of every strategy stand side by side; `trainer.strategy` says which of them is read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from skyrl.config.deepspeed import DeepSpeedConfig, OffloadConfig, ZeroOptimizationConfig
+from skyrl.config.entry import BaseConfig
 from skyrl.config.megatron import MegatronConfig
 from skyrl.config.models import Dtype, ModelConfig
+from skyrl.errors import Problem
 from skyrl.tree import FREE, FrozenDict, field, frozen
 from skyrl.tree.validators import (
     fraction,
@@ -38,7 +40,7 @@ Scheduler = Literal[
 
 
 @frozen
-class OptimizerConfig:
+class OptimizerConfig(BaseConfig):
     """AdamW (arXiv:1711.05101), its learning-rate schedule, and gradient clipping, on every strategy."""
 
     lr: float = field(default=1e-6, validator=non_negative)
@@ -91,9 +93,18 @@ class OptimizerConfig:
     """What the schedule counts: optimizer steps (mini-batches), or training steps, in all of whose mini-batches the
     rate is the same. `num_warmup_steps` and `num_decay_steps` are in it."""
 
+    def own_problems(self) -> Iterator[Problem]:
+        """Warm-up has one length."""
+        if self.warmup_steps_proportion is not None and self.num_warmup_steps:
+            yield Problem(
+                path="warmup_steps_proportion",
+                message=f"{self.warmup_steps_proportion}, and num_warmup_steps = {self.num_warmup_steps}: one of both",
+                hint="leave one of them out",
+            )
+
 
 @frozen
-class MixedPrecisionConfig:
+class MixedPrecisionConfig(BaseConfig):
     """Types in which FSDP computes; master weights stay float32."""
 
     param_dtype: Dtype = "bf16"
@@ -107,7 +118,7 @@ class MixedPrecisionConfig:
 
 
 @frozen
-class FSDPConfig:
+class FSDPConfig(BaseConfig):
     """Sharding with PyTorch's fully sharded data parallelism; read when `trainer.strategy` is `fsdp` or `fsdp2`."""
 
     cpu_offload: bool = False
@@ -134,7 +145,7 @@ class FSDPConfig:
 
 
 @frozen
-class PolicyConfig:
+class PolicyConfig(BaseConfig):
     """The model that is trained and that the inference engines serve."""
 
     model: ModelConfig = ModelConfig(path="Qwen/Qwen2.5-1.5B-Instruct")
@@ -166,7 +177,7 @@ class PolicyConfig:
 
 
 @frozen
-class CriticConfig:
+class CriticConfig(BaseConfig):
     """The model that predicts returns, for `advantage_estimator = "gae"`; there is one if its `model.path` is given."""
 
     model: ModelConfig = ModelConfig()
@@ -189,7 +200,7 @@ class CriticConfig:
 
 
 @frozen
-class RefConfig:
+class RefConfig(BaseConfig):
     """The frozen model that the policy is held near to; loaded only if `use_kl_loss` or `use_kl_in_reward` is on."""
 
     model: ModelConfig = ModelConfig()

@@ -6,17 +6,19 @@ the classes in `skyrl.algorithms`, which `skyrl.training.policy_losses` makes fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import attrs
 
+from skyrl.config.entry import BaseConfig
+from skyrl.errors import Problem
 from skyrl.tree import field, frozen
 from skyrl.tree.validators import at_least, fraction, non_negative, positive
 
 
 @frozen
-class SAPOConfig:
+class SAPOConfig(BaseConfig):
     """Soft gates in place of clipping; read by `policy_loss_type = "sapo"`."""
 
     tau_pos: float = field(default=1.0, validator=positive)
@@ -27,7 +29,7 @@ class SAPOConfig:
 
 
 @frozen
-class ClipCovConfig:
+class ClipCovConfig(BaseConfig):
     """Takes some tokens whose log-probability and advantage covary out of the loss; `policy_loss_type = "clip_cov"`."""
 
     clip_ratio: float = field(default=0.0002, validator=fraction)
@@ -41,7 +43,7 @@ class ClipCovConfig:
 
 
 @frozen
-class KLCovConfig:
+class KLCovConfig(BaseConfig):
     """A penalty on the tokens that covary the most, to keep entropy up; read by `policy_loss_type = "kl_cov"`."""
 
     kl_cov_frac: float = field(default=0.2, validator=fraction)
@@ -52,7 +54,7 @@ class KLCovConfig:
 
 
 @frozen
-class CISPOConfig:
+class CISPOConfig(BaseConfig):
     """Clips the importance weight, not the token's update; read by `policy_loss_type = "cispo"`.
 
     The weight is held in [1 - cispo_eps_clip_low, 1 + cispo_eps_clip_high]: [0, 5] by default, the bounds of ScaleRL,
@@ -70,7 +72,7 @@ class CISPOConfig:
 
 
 @frozen
-class DPPOConfig:
+class DPPOConfig(BaseConfig):
     """Cuts the tokens that would carry the policy too far from the engine's; read by `policy_loss_type = "dppo"`."""
 
     dppo_type: Literal["binary_tv", "binary_kl"] = "binary_tv"
@@ -85,7 +87,7 @@ class DPPOConfig:
 
 
 @frozen
-class GMPOConfig:
+class GMPOConfig(BaseConfig):
     """The geometric mean of an answer's ratios; read by `policy_loss_type = "gmpo"` (arXiv:2507.20673)."""
 
     log_clip_low: float = field(default=0.4, validator=positive)
@@ -96,7 +98,7 @@ class GMPOConfig:
 
 
 @frozen
-class DecoupledConfig:
+class DecoupledConfig(BaseConfig):
     """PPO around the old policy, weighted by how it differs from the engine's; `policy_loss_type = "decoupled"`."""
 
     behav_imp_weight_cap: float | None = field(default=None, validator=at_least(1))
@@ -110,7 +112,7 @@ class DecoupledConfig:
 
 
 @frozen
-class OffPolicyCorrectionConfig:
+class OffPolicyCorrectionConfig(BaseConfig):
     """Corrections for the gap between the engine that drew the tokens and the learner that scores them.
 
     They use the ratio rho = exp(log pi_old - log pi_rollout) of each token, so they need the engine's log-probabilities
@@ -153,6 +155,19 @@ class OffPolicyCorrectionConfig:
 
     token_mask_is_threshold_high: float | None = field(default=None, validator=positive)
     """Leave out a token whose ratio is above this. None: no upper bound."""
+
+    def own_problems(self) -> Iterator[Problem]:
+        """A lower bound lies below the upper one."""
+        for low_name, high_name in (
+            ("geo_mask_low", "geo_mask_high"),
+            ("product_mask_low", "product_mask_high"),
+            ("outlier_token_is_threshold_low", "outlier_token_is_threshold_high"),
+            ("token_mask_is_threshold_low", "token_mask_is_threshold_high"),
+        ):
+            low, high = getattr(self, low_name), getattr(self, high_name)
+            if low is not None and high is not None and low >= high:
+                message = f"{low} is not below {high_name} = {high}, so that nothing would be left"
+                yield Problem(path=low_name, message=message, hint="1 means no difference")
 
 
 @attrs.frozen(kw_only=True)

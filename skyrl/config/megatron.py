@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from skyrl.config.entry import BaseConfig
 from skyrl.tree import FREE, FrozenDict, field, frozen
 from skyrl.tree.validators import positive, rule_of_one_field
 
@@ -37,7 +38,7 @@ def filled_up(defaults: Mapping[str, Any]) -> Callable[[Any], Any]:
 
 
 @frozen
-class MegatronDDPConfig:
+class MegatronDDPConfig(BaseConfig):
     """Megatron's distributed data parallelism."""
 
     grad_reduce_in_fp32: bool = True
@@ -54,7 +55,7 @@ class MegatronDDPConfig:
 
 
 @frozen
-class MegatronLoraConfig:
+class MegatronLoraConfig(BaseConfig):
     """The form of adapters under Megatron; their size is in `model.lora`."""
 
     lora_type: Literal["lora", "canonical_lora"] = "lora"
@@ -62,7 +63,7 @@ class MegatronLoraConfig:
 
 
 @frozen
-class MegatronTorchProfilerConfig:
+class MegatronTorchProfilerConfig(BaseConfig):
     """Traces by torch.profiler of a training phase."""
 
     enable: bool = field(default=False, metadata=FREE)
@@ -80,7 +81,7 @@ class MegatronTorchProfilerConfig:
 
 
 @frozen
-class MegatronConfig:
+class MegatronConfig(BaseConfig):
     """Degrees of parallelism and options of Megatron-core. Ranks = data x tensor x pipeline x context."""
 
     tensor_model_parallel_size: int = field(default=1, validator=positive)

@@ -3,6 +3,7 @@
 import re
 from typing import Literal
 
+from skyrl.config.entry import BaseConfig
 from skyrl.tree import FREE, IDENTITY, field, frozen
 from skyrl.tree.validators import fraction_below_one, non_negative, positive, rule_of_one_field
 
@@ -17,7 +18,7 @@ _adapter_init = rule_of_one_field(
 
 
 @frozen
-class SkyRLLoraConfig:
+class SkyRLLoraConfig(BaseConfig):
     """Low-rank adaptation (LoRA, arXiv:2106.09685): W is kept, W + (alpha / rank) B A is used, A and B are trained."""
 
     rank: int = field(default=0, validator=non_negative, metadata=IDENTITY)
@@ -45,7 +46,7 @@ class SkyRLLoraConfig:
 
 
 @frozen
-class ModelConfig:
+class ModelConfig(BaseConfig):
     """One set of weights."""
 
     path: str | None = field(default=None, metadata=IDENTITY)

@@ -2,13 +2,14 @@
 
 from typing import Literal
 
+from skyrl.config.entry import BaseConfig
 from skyrl.tree import FREE, field, frozen
 from skyrl.tree.units import Seconds
 from skyrl.tree.validators import positive
 
 
 @frozen
-class PlacementConfig:
+class PlacementConfig(BaseConfig):
     """Nodes and GPUs of each model. On a machine without GPUs the counts are processes. They may change on resume."""
 
     colocate_all: bool = True

@@ -2,12 +2,13 @@
 
 from typing import Literal
 
+from skyrl.config.entry import BaseConfig
 from skyrl.tree import field, frozen
 from skyrl.tree.validators import non_negative, positive
 
 
 @frozen
-class NormConfig:
+class NormConfig(BaseConfig):
     """Shift and scale numbers by their own mean and deviation. As it stands it does nothing."""
 
     mean_level: Literal["batch", "group"] | None = None
@@ -27,7 +28,7 @@ class NormConfig:
 
 
 @frozen
-class OverlongConfig:
+class OverlongConfig(BaseConfig):
     """A price for long answers (DAPO, arXiv:2503.14476, eq. 13), in tokens of the answer."""
 
     buffer_len: int | None = field(default=None, validator=positive)
@@ -44,7 +45,7 @@ class OverlongConfig:
 
 
 @frozen
-class RewardShapingConfig:
+class RewardShapingConfig(BaseConfig):
     """From what the environment gave to what is compared: overlong penalty, then (r + bias) scale, then clip, then
     norm.
 

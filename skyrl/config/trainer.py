@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.entry import BaseConfig
 from skyrl.config.faults import FaultsConfig
 from skyrl.config.fully_async import FullyAsyncConfig
 from skyrl.config.intervals import Interval, interval
@@ -17,7 +18,7 @@ Tracker = Literal["console", "wandb", "tensorboard", "mlflow", "swanlab"]
 
 
 @frozen
-class TrainerConfig:
+class TrainerConfig(BaseConfig):
     """The training half of a run. A learner can be built from this alone, with no generation settings."""
 
     placement: PlacementConfig = PlacementConfig()

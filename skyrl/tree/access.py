@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 import attrs
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.classes import fields_of, is_config, validated
+from skyrl.tree.classes import assembled, fields_of, is_config, validated
 from skyrl.tree.plain import TypeMismatch
 from skyrl.tree.types import config_class
 
@@ -51,10 +51,7 @@ def _replaced(config: T, name: str, value: Any) -> T:
     except TypeMismatch as misfit:
         problem = Problem(path=name, message=str(misfit), hint=misfit.hint)
         raise ConfigError([problem], title=f"{cls.__name__} cannot be built") from None
-    twin: T = object.__new__(cls)
-    vars(twin).update(vars(config))
-    vars(twin)[name] = stored
-    return twin
+    return assembled(config, {name: stored})
 
 
 def required(value: T | None, path: str) -> T:

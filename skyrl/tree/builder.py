@@ -13,7 +13,7 @@ import attrs
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import freeform
-from skyrl.tree.classes import fields_of, named_tables_of, table_class, validated
+from skyrl.tree.classes import assembled, fields_of, is_config, named_tables_of, table_class, validated
 from skyrl.tree.freeform import refusal
 from skyrl.tree.frozen import thaw
 from skyrl.tree.history import History
@@ -272,7 +272,7 @@ class TreeBuilder(Generic[T]):
             for name, change in table.changes.items()
         }
         try:
-            built = attrs.evolve(table.base, **changes) if changes else table.base
+            built = _with(table.base, changes) if changes else table.base
             return self._with_named_classes(built, table.base, path) if changes else built
         except (TypeError, ValueError) as error:  # a class may judge several of its fields together
             self.broken.add(dotted(path))
@@ -290,7 +290,7 @@ class TreeBuilder(Generic[T]):
             cls = naming.find(getattr(built, naming.field), self._reach.follows(named_by))
             if cls is not None:
                 made = self._instance(cls, (*path, name), getattr(base, name))
-                built = attrs.evolve(built, **{name: made})
+                built = _with(built, {name: made})
         return built
 
     def _instance(self, cls: type[Any], place: Path, default: Any) -> Any:
@@ -311,6 +311,24 @@ class TreeBuilder(Generic[T]):
         self.broken.update(whole + each for each in inner.broken)
         self._history.take_over(inner.origins, place)
         return made
+
+
+def _with(config: Any, changes: Mapping[str, Any]) -> Any:
+    """With these values, which were judged when they were assigned. Free-form tables, written into since, and classes
+    that judge their fields together are judged now. Raises ValueError.
+    """
+    cls = type(config)
+    if hasattr(cls, "__attrs_post_init__") or not is_config(cls):
+        return attrs.evolve(config, **changes)
+    fields, judged_now, problems = fields_of(cls), {}, []
+    for name in [name for name, value in changes.items() if type(value) is dict]:
+        try:
+            judged_now[name] = validated(fields[name], changes[name], config)
+        except ValueError as error:
+            problems += [attrs.evolve(each, path=each.path or name) for each in _problems(error)]
+    if problems:
+        raise ConfigError(problems)
+    return assembled(config, {**changes, **judged_now})
 
 
 def structure(value: Any, cls: type[T]) -> T:

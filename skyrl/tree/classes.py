@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, cast, dataclass_transform
 import attrs
 from attrs import field
 
-from skyrl.errors import ConfigError, Problem
+from skyrl.errors import ConfigError, Problem, UnknownFieldError
 from skyrl.tree.plain import TypeMismatch
 from skyrl.tree.types import ClassOf, class_of, coerce_exact, config_class
 
@@ -39,6 +39,8 @@ def frozen(cls: type[C]) -> type[C]:
 
     Every field has a default, since files are patches of the default instance. Raises TypeError for one that has none.
     """
+    if "__configuration__" in vars(cls):  # its base has made it one already
+        return cls
     ours: Any = {"init": False, "eq": False, "repr": False, "slots": False}
     made: type[C] = attrs.frozen(kw_only=True, field_transformer=_checked_fields, **ours)(cls)
     for name, method in _SHARED_METHODS.items():
@@ -154,7 +156,10 @@ def _checked_fields(cls: type[Any], attributes: list[attrs.Attribute[Any]]) -> l
     """The fields as attrs is to see them: their own converters are in the metadata, where `fit_field` finds them."""
     for attribute in attributes:
         if attribute.default is attrs.NOTHING:
-            raise TypeError(f"{cls.__name__}.{attribute.name} needs a default")
+            hint = f"write {attribute.name}: {_type_name(attribute)} = <default>, such as an instance of its class"
+            raise TypeError(f"{cls.__name__}.{attribute.name} needs a default: {hint}")
+        if left_out := _not_supported(attribute):
+            raise TypeError(f"{cls.__name__}.{attribute.name}: field({left_out}=...) has no effect here; leave it out")
         if isinstance(attribute.default, _FACTORY) and attribute.default.takes_self:
             raise TypeError(f"{cls.__name__}.{attribute.name}: a default cannot look at other fields; that is derived")
         if cast(Any, attribute).inherited and attribute.name in vars(cls):
@@ -165,6 +170,23 @@ def _checked_fields(cls: type[Any], attributes: list[attrs.Attribute[Any]]) -> l
     ]
 
 
+def _type_name(attribute: attrs.Attribute[Any]) -> str:
+    return attribute.type if isinstance(attribute.type, str) else getattr(attribute.type, "__name__", "<type>")
+
+
+def _not_supported(attribute: Any) -> str:
+    """The argument of `attrs.field` that asks for what the methods below do not do; empty for none."""
+    asked = {
+        "alias": attribute.alias not in (None, attribute.name, attribute.name.lstrip("_")),
+        "eq": attribute.eq_key is not None,
+        "order": attribute.order_key is not None or attribute.order != attribute.eq,
+        "hash": attribute.hash not in (None, attribute.eq),
+        "on_setattr": attribute.on_setattr is not None,
+        "repr": not isinstance(attribute.repr, bool),
+    }
+    return next((name for name, is_asked in asked.items() if is_asked), "")
+
+
 def _init(self: Any, /, **given: Any) -> None:
     """Every field's default, or what is given for it, once it fits the field's type and its validator has taken it."""
     cls = type(self)
@@ -172,7 +194,8 @@ def _init(self: Any, /, **given: Any) -> None:
     changed, problems = [], []
     for name, value in given.items():
         if name not in fields or not fields[name].init:
-            raise TypeError(f"{cls.__name__}.__init__() got an unexpected keyword argument {name!r}")
+            problems.append(_unknown(name, fields))
+            continue
         if value is values[name]:
             continue
         try:
@@ -182,10 +205,30 @@ def _init(self: Any, /, **given: Any) -> None:
             problems.append(Problem(path=name, message=str(misfit), hint=misfit.hint))
     vars(self).update(values)
     problems += _refused(self, changed)
+    if not problems and given and (local := getattr(cls, "own_problems", None)):
+        problems += [problem for problem in local(self) if problem.severity == "error"]
     if problems:
-        raise ConfigError(problems, title=f"{cls.__name__} cannot be built")
+        is_unknown = any(name not in fields for name in given)
+        kind = UnknownFieldError if is_unknown else ConfigError
+        raise kind(problems, title=f"{cls.__name__} cannot be built")
     if hasattr(cls, "__attrs_post_init__"):
         self.__attrs_post_init__()
+
+
+def _unknown(name: str, fields: Mapping[str, Any]) -> Problem:
+    from skyrl.tree.names import nearest  # only to say what is wrong
+
+    meant = nearest(name, tuple(fields))
+    hint = f"did you mean {meant}?" if meant else f"there are: {', '.join(fields)}"
+    return Problem(path=name, message="no such field", hint=hint)
+
+
+def assembled(config: C, changes: Mapping[str, Any]) -> C:
+    """A copy of `config` with values that were judged already, so that nothing is judged again."""
+    twin: C = object.__new__(type(config))
+    vars(twin).update(vars(config))
+    vars(twin).update(changes)
+    return twin
 
 
 def _refused(config: Any, names: Iterable[str]) -> list[Problem]:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from skyrl.errors import ConfigError, Problem, UserError
-from skyrl.tree.classes import class_name, fields_of, known_class
+from skyrl.tree.classes import assembled, class_name, fields_of, known_class
 
 
 def import_object(name: str, error: type[UserError] = UserError) -> Any:
@@ -112,4 +112,4 @@ def _put_together(name: str, values: dict[str, Any]) -> Any:
     cls = import_class(name)
     if cls is None:
         raise ConfigError([Problem(path=name, message="is not a configuration class any more")])
-    return cls(**values)
+    return assembled(cls(), values)

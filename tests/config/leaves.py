@@ -9,7 +9,7 @@ import attrs
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.errors import ConfigError
-from skyrl.tree import get_at
+from skyrl.tree import evolve_at, get_at
 from skyrl.tree.classes import fields_of, leaf_paths
 from skyrl.tree.types import bare, config_class, is_list, is_mapping, is_union
 
@@ -38,7 +38,7 @@ def another(path: str) -> Any:
     default = get_at(SkyRLTrainConfig(), path)
     for value in _candidates(LEAVES[path].type, default):
         try:
-            built = getattr(owner(**{name: value}), name)
+            built = getattr(evolve_at(owner(), name, value), name)
         except ConfigError:
             continue
         if (type(built), built) != (type(default), default):

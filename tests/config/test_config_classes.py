@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import attrs
 import cattrs
 import pytest
+from omegaconf import DictConfig, OmegaConf
 
 from skyrl.config import (
     AlgorithmConfig,
@@ -18,16 +20,20 @@ from skyrl.config import (
     FSDPConfig,
     GeneratorConfig,
     MegatronConfig,
+    OffPolicyCorrectionConfig,
     OptimizerConfig,
     PolicyConfig,
     SamplingParams,
     SkyRLLoraConfig,
     SkyRLTrainConfig,
     TrainerConfig,
+    build_nested_dataclass,
+    compose,
+    load,
     make_config,
 )
 from skyrl.errors import ConfigError
-from skyrl.tree import field, fingerprint, frozen, get_at
+from skyrl.tree import evolve_at, field, fingerprint, frozen, get_at
 from skyrl.tree.classes import class_name, fields_of, leaf_paths, role_of, table_paths
 from skyrl.tree.docs import docs_of
 from skyrl.tree.types import config_class
@@ -57,7 +63,7 @@ class TwoStage(TrainerConfig):
 
 
 class Undecorated(AlgorithmConfig):
-    forgotten: int = 1
+    remembered: int = 1
 
 
 # Docs and types
@@ -242,9 +248,87 @@ def test_the_same_classes_give_the_same_root() -> None:
     assert make_config() is SkyRLTrainConfig
 
 
-def test_a_subclass_without_the_decorator_is_refused_since_its_fields_would_be_ignored() -> None:
-    with pytest.raises(TypeError, match="Undecorated lacks the decorator @frozen"):
-        make_config(algorithm_cls=Undecorated)
+def test_a_subclass_without_the_decorator_is_a_configuration_class_too() -> None:
+    run = load([], {"trainer.algorithm.remembered": 2}, make_config(algorithm_cls=Undecorated)).config
+    assert run.trainer.algorithm == Undecorated(remembered=2)
+    with pytest.raises(ConfigError, match="'two' is not a whole number"):
+        Undecorated(remembered="two")  # type: ignore[arg-type]  # the mistake
+
+
+def test_a_root_as_the_design_writes_it_takes_overrides() -> None:
+    class MySkyRLConfig(SkyRLTrainConfig):
+        newfield1: str = "newvalue1"
+
+    assert MySkyRLConfig.from_cli_overrides(["newfield1=other"]).newfield1 == "other"
+    with pytest.raises(TypeError, match=r"WithoutDefault\.trainer needs a default: write trainer: TrainerConfig = "):
+
+        class WithoutDefault(SkyRLTrainConfig):
+            trainer: TrainerConfig
+
+
+@pytest.mark.parametrize(
+    ("build", "path"),
+    [
+        (lambda: AlgorithmConfig(use_kl_loss=True, use_kl_in_reward=True), "use_kl_in_reward"),
+        (lambda: OptimizerConfig(warmup_steps_proportion=0.1, num_warmup_steps=5), "warmup_steps_proportion"),
+        (lambda: DataConfig(train_data=("a", "b"), train_weights=(1.0,)), "train_weights"),
+        (lambda: OffPolicyCorrectionConfig(geo_mask_low=1.0, geo_mask_high=0.5), "geo_mask_low"),
+        (lambda: attrs.evolve(AlgorithmConfig(), use_kl_in_reward=True), "use_kl_in_reward"),
+    ],
+)
+def test_a_component_that_is_built_alone_is_checked(build: Callable[[], Any], path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build()
+    assert [problem.path for problem in caught.value.problems] == [path]
+
+
+def test_what_does_not_go_together_in_a_file_is_one_problem_among_the_others_at_its_place() -> None:
+    loaded = load([], {"trainer.algorithm.use_kl_in_reward": True})
+    assert loaded.config.trainer.algorithm.use_kl_loss
+    with pytest.raises(ConfigError) as caught:
+        compose([], {"trainer.algorithm.use_kl_in_reward": True, "trainer.epochs": "two"})
+    paths = [problem.path for problem in caught.value.problems]
+    assert {"trainer.algorithm.use_kl_in_reward", "trainer.epochs"} <= set(paths)
+    assert paths.count("trainer.algorithm.use_kl_in_reward") == 1
+
+
+def test_a_misspelled_argument_names_the_near_field() -> None:
+    wrong: Any = OptimizerConfig
+    with pytest.raises(TypeError) as caught:
+        wrong(weight_decy=1, lr="fast")
+    assert isinstance(caught.value, ConfigError)
+    assert "did you mean weight_decay?" in str(caught.value)
+    assert "'fast' is not a number" in str(caught.value)
+
+
+def test_type_checkers_know_what_evolving_takes() -> None:
+    """mypy reads this file, and needs every ignore in it."""
+    trainer: TrainerConfig = attrs.evolve(SkyRLTrainConfig().trainer, epochs=2)
+    run: SkyRLTrainConfig = evolve_at(SkyRLTrainConfig(), "trainer.epochs", 2)
+    assert trainer.epochs == run.trainer.epochs == 2
+    with pytest.raises(ConfigError):
+        attrs.evolve(trainer, epochs="two")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        attrs.evolve(trainer, epoch=2)  # type: ignore[call-arg]
+
+
+# OmegaConf
+
+
+def test_a_dict_config_is_read_with_its_interpolations() -> None:
+    values = OmegaConf.create({"lr": 1e-5, "weight_decay": "${lr}", "adam_betas": [0.9, 0.95]})
+    expected = OptimizerConfig(lr=1e-5, weight_decay=1e-5, adam_betas=(0.9, 0.95))
+    assert OptimizerConfig.from_dict_config(values) == expected
+    assert build_nested_dataclass(OptimizerConfig, values) == expected
+    nested = OmegaConf.create({"trainer": {"epochs": 3, "run_name": "of-${trainer.epochs}"}})
+    assert SkyRLTrainConfig.from_dict(nested).trainer.run_path == "runs/of-3"
+
+
+@pytest.mark.parametrize("text", ["lr: ???", "lr: ${gone}", "lr: ${oc.env:NO_SUCH_VARIABLE_HERE}"])
+def test_a_dict_config_that_cannot_be_resolved_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        OptimizerConfig.from_dict_config(cast("DictConfig", OmegaConf.create(text)))
+    assert [problem.path for problem in caught.value.problems] == ["lr"]
 
 
 def test_a_class_of_another_table_is_refused() -> None:

@@ -245,6 +245,11 @@ def test_an_instance_of_an_undecorated_subclass_is_refused_since_its_fields_woul
     assert "lacks the decorator @frozen" in only_problem(values(policy__optimizer=Lost())).message
 
 
+@pytest.mark.parametrize("name", ["seed", "on", "stop"])
+def test_an_empty_table_is_no_scalar_and_no_list(name: str) -> None:
+    assert only_problem(values(**{name: {}})).message.startswith("{} is not ")
+
+
 # What a class of somebody else's refuses
 
 

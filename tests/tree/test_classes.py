@@ -8,7 +8,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import pytest
@@ -98,7 +98,7 @@ def test_a_default_is_frozen_and_has_to_fit_like_any_other_value() -> None:
 
 def test_an_unknown_name_is_a_type_error_as_for_any_function() -> None:
     make: Callable[..., Any] = Optimizer
-    with pytest.raises(TypeError, match="unexpected keyword argument 'rate'"):
+    with pytest.raises(TypeError, match="rate  no such field"):
         make(rate=1.0)
 
 
@@ -267,3 +267,23 @@ def test_a_converter_of_the_fields_own_runs_before_the_type_is_looked_at() -> No
     assert Minutes(stop="1h", table=[("a", [1])]) == Minutes(stop=60.0, table={"a": [1]})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="'2h' is not a number"):
         Minutes(stop="2h")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("argument", "given"),
+    [
+        ("alias", {"alias": "other"}),
+        ("eq", {"eq": str.lower}),
+        ("order", {"order": str.lower}),
+        ("hash", {"hash": False}),
+        ("on_setattr", {"on_setattr": attrs.setters.convert}),
+        ("repr", {"repr": str.upper}),
+    ],
+)
+def test_what_a_field_asks_of_attrs_in_vain_is_refused_by_name(argument: str, given: dict[str, Any]) -> None:
+    wanted: Any = cast(Any, field)(default="a", **given)
+    with pytest.raises(TypeError, match=rf"Asking\.name: field\({argument}=\.\.\.\) has no effect here"):
+
+        @frozen
+        class Asking:
+            name: str = wanted

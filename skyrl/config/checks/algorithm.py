@@ -52,10 +52,7 @@ def a_critic_is_asked(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def kl_is_counted_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A KL penalty goes into the reward or into the loss."""
-    algorithm = run.trainer.algorithm
-    if algorithm.use_kl_in_reward and algorithm.use_kl_loss:
-        message = "use_kl_in_reward and use_kl_loss are both on, which counts the penalty twice"
-        yield Problem(path=_ALGORITHM + "use_kl_in_reward", message=message, hint="turn one of them off")
+    yield from run.trainer.algorithm.problems_at("trainer.algorithm")
 
 
 def a_group_has_something_to_compare(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -101,17 +98,7 @@ def corrections_suit_the_loss(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def correction_bounds_leave_something(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A lower bound lies below the upper one."""
-    correction = run.trainer.algorithm.off_policy_correction
-    for low_name, high_name in (
-        ("geo_mask_low", "geo_mask_high"),
-        ("product_mask_low", "product_mask_high"),
-        ("outlier_token_is_threshold_low", "outlier_token_is_threshold_high"),
-        ("token_mask_is_threshold_low", "token_mask_is_threshold_high"),
-    ):
-        low, high = getattr(correction, low_name), getattr(correction, high_name)
-        if low is not None and high is not None and low >= high:
-            message = f"{low} is not below {high_name} = {high}, so that nothing would be left"
-            yield Problem(path=_CORRECTION + low_name, message=message, hint="1 means no difference")
+    yield from run.trainer.algorithm.off_policy_correction.problems_at("trainer.algorithm.off_policy_correction")
 
 
 def whole_answers_have_equal_shares(run: SkyRLTrainConfig) -> Iterator[Problem]:

@@ -83,13 +83,7 @@ def no_source_is_named_twice(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def every_training_source_has_a_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Or none has."""
-    weights, sources = run.data.train_weights, run.data.train_data
-    if weights is not None and len(weights) != len(sources):
-        yield Problem(
-            path="data.train_weights",
-            message=f"{len(weights)} weights for {len(sources)} sources in data.train_data",
-            hint="give one for each, in the same order, or leave them out",
-        )
+    yield from run.data.problems_at("data")
 
 
 DATA_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (

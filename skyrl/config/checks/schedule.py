@@ -27,12 +27,7 @@ def schedule_problems(config: OptimizerConfig, path: str) -> Iterator[Problem]:
             message=f"{config.scheduler!r} needs settings that are not implemented yet in this version",
             hint="constant_with_warmup, linear, cosine, warmup_stable_decay and inverse_sqrt have all theirs",
         )
-    if config.warmup_steps_proportion is not None and config.num_warmup_steps:
-        yield Problem(
-            path=f"{path}.warmup_steps_proportion",
-            message=f"{config.warmup_steps_proportion}, and num_warmup_steps = {config.num_warmup_steps}: one of both",
-            hint="leave one of them out",
-        )
+    yield from config.problems_at(path)
 
 
 def schedule_reads(path: str, optimizer: Callable[[Any], OptimizerConfig]) -> tuple[Effect, ...]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.deepspeed import DeepSpeedConfig
-from skyrl.config.entry import RunConfig
+from skyrl.config.entry import BaseConfig, RunConfig
 from skyrl.config.faults import FaultsConfig
 from skyrl.config.generator import ChatTemplateConfig
 from skyrl.config.intervals import Interval, interval
@@ -37,7 +37,7 @@ _weights = rule_of_one_field(lambda value: all(weight > 0 for weight in value), 
 
 
 @frozen
-class SFTPlacementConfig:
+class SFTPlacementConfig(BaseConfig):
     """The processes of the model that learns. On a machine without GPUs the counts are processes."""
 
     num_nodes: int = field(default=1, validator=positive)
