@@ -65,6 +65,13 @@ def test_rows_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None
     assert (len(dataset), dataset.too_long) == (1, 1)
 
 
+def test_a_row_of_exactly_the_longest_length_is_kept(tmp_path: Path) -> None:
+    source = jsonl(tmp_path, json.dumps({"prompt": CHAT}))  # five letters, five tokens
+    assert len(prompts_of(source, max_prompt_length=5)) == 1
+    with pytest.raises(DataError, match="longer than"):
+        prompts_of(source, max_prompt_length=4)
+
+
 def test_a_dataset_of_which_every_row_is_too_long_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="all 1 rows .*max_prompt_length = 3"):
         prompts_of(jsonl(tmp_path, json.dumps({"prompt": CHAT})), max_prompt_length=3)

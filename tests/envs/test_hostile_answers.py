@@ -115,6 +115,13 @@ def test_the_first_query_of_a_turn_is_the_one_that_is_tried(folder: Path) -> Non
     assert "22" not in told
 
 
+def test_a_solution_whose_rows_were_cut_earns_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of it are the rows of the right answer."""
+    monkeypatch.setattr("skyrl.envs.text2sql.MOST_ROWS", 2)
+    for query, reward in (("SELECT a FROM t LIMIT 2", 1.0), ("SELECT a FROM t", 0.0)):
+        assert sql_env(folder).step(f"<think>a</think><solution>{query}</solution>").reward == reward
+
+
 def test_a_long_result_is_cut_and_says_so(folder: Path) -> None:
     told = sql_env(folder).step("<sql>SELECT a FROM t</sql>").observations[0]["content"]
     assert "cut at 50 rows" in told

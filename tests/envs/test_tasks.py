@@ -28,6 +28,11 @@ def test_gsm8k_multi_turn_pays_a_little_for_form_and_all_for_the_answer() -> Non
     assert task.get_metrics() == {"turns": 3.0}
 
 
+def test_gsm8k_reads_the_first_of_several_answers() -> None:
+    assert env("gsm8k", "42").step("#### 42 or rather #### 43").reward == 1.0
+    assert env("gsm8k", "43").step("#### 42 or rather #### 43").reward == 0.0
+
+
 def test_gsm8k_multi_turn_is_over_after_its_last_turn() -> None:
     task = env("gsm8k_multi_turn", "42", extra_info={"max_turns": 1})
     assert task.step("?").done

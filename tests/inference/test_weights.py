@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skyrl.errors import WeightSyncError
-from skyrl.inference.incoming_weights import Shared
+from skyrl.inference.incoming_weights import Shared, digest, verified, weight_info
 from skyrl.inference.torch_engine import TorchEngine
 from tests.inference.nano import nano_model, nano_tokenizer, request
 
@@ -77,6 +77,14 @@ async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_kept(case: s
     assert engine.weight_version == 0
     expected = await TorchEngine(nano_model(kind), nano_tokenizer(), max_num_seqs=8).generate(ASKED)
     assert await engine.generate(ASKED) == expected
+
+
+@pytest.mark.parametrize(("kept", "said"), [(3, "^d did not arrive$"), (1, "^b and 2 more did not arrive$")])
+def test_weights_that_were_announced_and_never_came_are_named(kept: int, said: str) -> None:
+    weights = [(name, torch.ones(2)) for name in "abcd"]
+    came = [(name, tensor, digest(tensor)) for name, tensor in weights[:kept]]
+    with pytest.raises(WeightSyncError, match=said):
+        list(verified(iter(came), [weight_info(*each) for each in weights]))
 
 
 async def test_a_name_sent_twice_is_refused() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from threading import Event
+from threading import Condition, Event
 from typing import Any
 
 import pytest
@@ -285,6 +285,30 @@ async def test_a_call_that_hangs_fails_at_its_deadline_and_holds_up_nobody() -> 
     group = await group_of("hang", "good", step_timeout_seconds=1.0, max_env_workers=1)
     assert group.rewards == (1.0, 1.0)
     assert group.trajectories[0].failures[0].kind == "timeout"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_as_many_environments_run_at_a_time_as_there_are_workers_and_no_more(workers: int) -> None:
+    """Each waits until `workers` of them run; one more than that would be seen."""
+    changed, counts = Condition(), {"running": 0, "most": 0}
+
+    class Together(Env):
+        def step(self, action: str) -> EnvStep:
+            with changed:
+                counts["running"] += 1
+                counts["most"] = max(counts["most"], counts["running"])
+                changed.notify_all()
+                assert changed.wait_for(lambda: counts["most"] >= workers, timeout=60)
+            with changed:
+                counts["running"] -= 1
+            return EnvStep(reward=1.0, done=True)
+
+    register(f"tests-together-{workers}", Together)
+    engine = Says(TOKENIZER, *[["a"]] * 6)
+    made = generator(engine, TOKENIZER, SkyRLGymConfig(max_env_workers=workers))
+    (group,) = await play(made, prompt(TOKENIZER, f"tests-together-{workers}"), samples=6)
+    assert group.rewards == (1.0,) * 6
+    assert counts == {"running": 0, "most": workers}
 
 
 async def test_a_trajectory_has_a_deadline_too() -> None:

@@ -53,6 +53,29 @@ async def test_a_prompt_that_fails_for_good_has_no_score_and_is_counted() -> Non
     assert found["eval/all/avg_score"] == 0.5
 
 
+async def test_an_evaluation_draws_as_many_samples_as_its_own_settings_say() -> None:
+    """And with its own temperature and length, not those of training."""
+    FAILED.clear()
+    engine = Says(TOKENIZER, ["1"], ["0"], ["0"])
+    config = GeneratorConfig(
+        sampling_params=SamplingParams(temperature=1.0, max_generate_length=9),
+        n_samples_per_prompt=8,
+        eval_n_samples_per_prompt=3,
+        eval_sampling_params=SamplingParams(temperature=0.25, max_generate_length=7),
+    )
+    asked = prompt(TOKENIZER, "tests-fails-first", name="a", fails=0)
+    evaluation = Evaluation(
+        [asked, asked], generator(engine, TOKENIZER), config, batch_size=2, dump_folder=None, decode=TOKENIZER.decode
+    )
+    found = await evaluation.run(4)
+    assert found["eval/all/avg_score"] == pytest.approx(1 / 3)
+    assert found["eval/all/pass_at_3"] == 1.0
+    drawn = [(request.sampling.temperature, request.sampling.max_generate_length) for request in engine.requests]
+    assert set(drawn) == {(0.25, 7)}
+    assert sum(len(request.keys) for request in engine.requests) == 6
+    assert {key.purpose for request in engine.requests for key in request.keys} == {"eval"}
+
+
 async def test_an_evaluation_in_which_everything_fails_stops_with_the_reason() -> None:
     with pytest.raises(RewardError, match="environments failed 4 times among 4 samples.*\n.*the grader was away"):
         await evaluate(a=9, b=9)

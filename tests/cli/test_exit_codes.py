@@ -1,0 +1,74 @@
+"""How the command ends, for whatever ends what it runs: the exit codes that scripts and queues rely on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import pytest
+
+from skyrl.cli import main as command
+from skyrl.errors import (
+    ConfigError,
+    DataError,
+    NonFiniteError,
+    Problem,
+    ProcessError,
+    ResumeError,
+    RunError,
+    Stopped,
+    UserError,
+)
+
+ENDINGS: list[tuple[BaseException, int, str]] = [
+    (UserError("no such file"), 2, "no such file"),
+    (ConfigError([Problem(path="trainer.seed", message="is odd")]), 2, "trainer.seed"),
+    (DataError("rows.jsonl is empty"), 2, "rows.jsonl is empty"),
+    (ResumeError("another configuration"), 2, "another configuration"),
+    (RunError("it failed"), 1, "it failed"),
+    (ProcessError("engine-0 died"), 1, "engine-0 died"),
+    (NonFiniteError("the loss is nan"), 1, "the loss is nan"),
+    (ZeroDivisionError("of a mistake"), 1, "ZeroDivisionError: of a mistake"),
+    (MemoryError(), 1, "MemoryError"),
+    (Stopped("Stopped by SIGTERM."), 75, "Stopped by SIGTERM."),
+    (Stopped("Stopped.", 130), 130, "Stopped."),
+    (KeyboardInterrupt(), 130, "Stopped. "),
+    (click.Abort(), 130, "Stopped. "),
+    (click.UsageError("no such option"), 2, "no such option"),
+]
+
+
+@pytest.mark.parametrize(("ending", "code", "said"), ENDINGS, ids=lambda value: type(value).__name__)
+def test_every_way_to_end_has_its_exit_code_and_says_why(
+    ending: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def raises(**_: Any) -> None:
+        raise ending
+
+    monkeypatch.setattr(command.cli, "main", raises)
+    with pytest.raises(SystemExit) as ended:
+        command.main([])
+    assert ended.value.code == code
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1), (3, 3)])
+def test_a_command_may_say_how_it_ended(returned: int | None, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command.cli, "main", lambda **_: returned)
+    with pytest.raises(SystemExit) as ended:
+        command.main([])
+    assert ended.value.code == code
+
+
+def test_a_mistake_of_ours_is_shown_without_secrets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def raises(**_: Any) -> None:
+        raise ValueError("http://user:password-of-mine@host/")
+
+    monkeypatch.setattr(command.cli, "main", raises)
+    with pytest.raises(SystemExit):
+        command.main([])
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert "password-of-mine" not in said

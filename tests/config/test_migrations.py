@@ -1,0 +1,137 @@
+"""Every old name and what becomes of it: written out once more, so that no entry can lead elsewhere unnoticed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skyrl.config import ConfigError, load
+from skyrl.config.migrations import MIGRATIONS
+from skyrl.config.newer_upstream_fields import NEWER_UPSTREAM_FIELDS
+from skyrl.tree import get_at
+from tests.config.leaves import OTHERS
+
+MOVED = dict(
+    line.split()
+    for line in """
+    generator.model_dtype                               generator.inference_engine.model_dtype
+    generator.run_engines_locally                       generator.inference_engine.run_engines_locally
+    generator.backend                                   generator.inference_engine.backend
+    generator.weight_sync_backend                       generator.inference_engine.weight_sync_backend
+    generator.weight_transfer_threshold_cuda_ipc_GB     generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB
+    generator.async_engine                              generator.inference_engine.async_engine
+    generator.vllm_v1_disable_multiproc                 generator.inference_engine.vllm_v1_disable_multiproc
+    generator.enable_prefix_caching                     generator.inference_engine.enable_prefix_caching
+    generator.enable_chunked_prefill                    generator.inference_engine.enable_chunked_prefill
+    generator.max_num_batched_tokens                    generator.inference_engine.max_num_batched_tokens
+    generator.enforce_eager                             generator.inference_engine.enforce_eager
+    generator.fully_sharded_loras                       generator.inference_engine.fully_sharded_loras
+    generator.enable_ray_prometheus_stats               generator.inference_engine.enable_ray_prometheus_stats
+    generator.gpu_memory_utilization                    generator.inference_engine.gpu_memory_utilization
+    generator.max_num_seqs                              generator.inference_engine.max_num_seqs
+    generator.enable_http_endpoint                      generator.inference_engine.enable_http_endpoint
+    generator.http_endpoint_host                        generator.inference_engine.http_endpoint_host
+    generator.http_endpoint_port                        generator.inference_engine.http_endpoint_port
+    generator.served_model_name                         generator.inference_engine.served_model_name
+    generator.engine_init_kwargs                        generator.inference_engine.engine_init_kwargs
+    generator.override_existing_update_group            generator.inference_engine.override_existing_update_group
+    generator.external_proxy_url                        generator.inference_engine.external_proxy_url
+    generator.external_server_urls                      generator.inference_engine.external_server_urls
+    generator.distributed_executor_backend              generator.inference_engine.distributed_executor_backend
+    generator.num_inference_engines                     generator.inference_engine.num_engines
+    generator.remote_inference_engine_urls              generator.inference_engine.remote_urls
+    generator.inference_engine_tensor_parallel_size     generator.inference_engine.tensor_parallel_size
+    generator.inference_engine_pipeline_parallel_size   generator.inference_engine.pipeline_parallel_size
+    generator.inference_engine_expert_parallel_size     generator.inference_engine.expert_parallel_size
+    generator.inference_engine_data_parallel_size       generator.inference_engine.data_parallel_size
+    generator.inference_engine.num_inference_engines    generator.inference_engine.num_engines
+    generator.inference_engine.remote_inference_engine_urls  generator.inference_engine.remote_urls
+    generator.inference_engine.inference_engine_tensor_parallel_size    generator.inference_engine.tensor_parallel_size
+    generator.inference_engine.inference_engine_pipeline_parallel_size generator.inference_engine.pipeline_parallel_size
+    generator.inference_engine.inference_engine_expert_parallel_size    generator.inference_engine.expert_parallel_size
+    generator.inference_engine.inference_engine_data_parallel_size      generator.inference_engine.data_parallel_size
+    generator.inference_engine.n_samples_per_prompt     generator.n_samples_per_prompt
+    generator.inference_engine.batched                  generator.batched
+    generator.inference_engine.max_input_length         generator.max_input_length
+    trainer.policy.model.model_path                     trainer.policy.model.path
+    trainer.policy.model.lora_config.rank               trainer.policy.model.lora.rank
+    trainer.policy.model.model_config_kwargs            trainer.policy.model_config_kwargs
+    trainer.policy.ulysses_sequence_parallel_size       trainer.policy.sequence_parallel_size
+    trainer.ref.model.model_path                        trainer.ref.model.path
+    trainer.ref.model.lora_config.rank                  trainer.ref.model.lora.rank
+    trainer.ref.model.model_config_kwargs               trainer.ref.model_config_kwargs
+    trainer.ref.ulysses_sequence_parallel_size          trainer.ref.sequence_parallel_size
+    trainer.critic.model.model_path                     trainer.critic.model.path
+    trainer.critic.model.lora_config.rank               trainer.critic.model.lora.rank
+    trainer.critic.model.model_config_kwargs            trainer.critic.model_config_kwargs
+    trainer.critic.ulysses_sequence_parallel_size       trainer.critic.sequence_parallel_size
+    trainer.algorithm.policy_mini_batch_size            trainer.policy_mini_batch_size
+    trainer.algorithm.critic_mini_batch_size            trainer.critic_mini_batch_size
+    trainer.use_torch_compile                           trainer.policy.use_torch_compile
+    trainer.record_memory                               trainer.policy.record_memory
+    trainer.num_warmup_steps                            trainer.policy.optimizer_config.num_warmup_steps
+    trainer.algorithm.ppo_loss_type                     trainer.algorithm.policy_loss_type
+    trainer.algorithm.use_kl_estimator_k3               trainer.algorithm.kl_estimator_type
+    trainer.remove_microbatch_padding                   trainer.use_sample_packing
+    """.strip().splitlines()
+)
+"""Old path -> the path that its value has here."""
+
+GONE: dict[str, tuple[Any, str]] = {
+    "generator.model_name": ("m", "generator.inference_engine.served_model_name"),
+    "trainer.algorithm.use_abs_kl": (True, "trainer.algorithm.kl_estimator_type = abs"),
+    "trainer.algorithm.normalize_reward": (True, "trainer.algorithm.advantage_batch_normalize"),
+    "trainer.placement.colocate_critic_reward": (True, "environment.env_class"),
+    "trainer.placement.reward_num_nodes": (1, "environment.env_class"),
+    "trainer.placement.reward_num_gpus_per_node": (1, "environment.env_class"),
+    "trainer.reward": ("m", "environment.env_class"),
+    "deepspeed_config": ("d", "trainer.policy.deepspeed_config"),
+    "hydra": ("h", "trainer.run_path"),
+    "defaults": ("d", "extends"),
+}
+"""Old path -> a value that is refused, and what the refusal names instead."""
+
+HARMLESS = ("trainer.algorithm.use_abs_kl", "trainer.algorithm.normalize_reward",
+            "trainer.placement.colocate_critic_reward")  # fmt: skip
+"""Those of which false asks for what happens anyway."""
+
+
+def test_every_migration_is_in_one_of_the_tables() -> None:
+    ours = {migration.old for migration in MIGRATIONS if migration not in NEWER_UPSTREAM_FIELDS}
+    tables = {old.removesuffix(".rank") if "lora_config" in old else old for old in MOVED}
+    assert ours == tables | set(GONE)
+
+
+def test_a_value_under_an_old_name_arrives_under_the_new_one_and_nowhere_else() -> None:
+    wrong = {}
+    for old, new in MOVED.items():
+        value = False if old.endswith("use_kl_estimator_k3") else OTHERS[new]
+        here = "k1" if old.endswith("use_kl_estimator_k3") else value
+        loaded, expected = load([], {old: value}), load([], {new: here})
+        warned = [problem.message for problem in loaded.warnings]
+        if loaded.config != expected.config or not any(f"is called {new} here" in message for message in warned):
+            wrong[old] = (get_at(loaded.config, new), warned)
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(("written", "estimator"), [("true", "k3"), ("false", "k1"), ("abs", "abs")])
+def test_the_switch_of_the_third_kl_estimator_becomes_the_name_of_one(written: str, estimator: str) -> None:
+    loaded = load([], [f"trainer.algorithm.use_kl_estimator_k3={written}"])
+    assert loaded.config.trainer.algorithm.kl_estimator_type == estimator
+
+
+def test_a_name_that_is_gone_is_refused_with_what_takes_its_place() -> None:
+    for old, (value, instead) in GONE.items():
+        with pytest.raises(ConfigError) as refused:
+            load([], {old: value})
+        [problem] = refused.value.problems
+        assert "no such field" in problem.message, old
+        assert instead in problem.hint, old
+
+
+@pytest.mark.parametrize("old", HARMLESS)
+def test_a_name_that_is_gone_and_asks_for_nothing_is_left_out_with_a_warning(old: str) -> None:
+    loaded = load([], {old: False})
+    assert loaded.config == load([]).config
+    assert "asks for nothing" in loaded.warnings[0].message
