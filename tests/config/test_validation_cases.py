@@ -39,6 +39,13 @@ REFUSED_HERE = {
 """What we say about a run that SkyRL takes -> why."""
 
 
+REFUSED_ELSEWHERE = {
+    "plus_prefix": "+trainer.foo",  # as it was written
+    "bs_not_div": "trainer.policy_mini_batch_size",  # which does not divide what was written
+}
+"""Case -> the path of our refusal, where that is not one that the case writes."""
+
+
 @pytest.fixture(scope="module")
 def cases(reference: Path) -> list[Case]:
     """Those of reinforcement learning; serving and fine-tuning have trees of their own."""
@@ -56,17 +63,35 @@ def refusals(case: Case) -> list[Problem]:
     return [problem for check in OURS for problem in check(run) if problem.severity == "error"]
 
 
-def test_what_skyrl_refuses_is_refused_with_a_path_and_a_remedy(cases: list[Case]) -> None:
+def test_what_skyrl_refuses_is_refused_where_it_was_written(cases: list[Case]) -> None:
     wrong = [case for case in cases if case["outcome"] == "error"]
     assert len(wrong) >= 30
-    taken = []
+    elsewhere = {}
     for case in wrong:
         found = refusals(case)
-        assert all(problem.path and (problem.hint or problem.message) for problem in found)
         explained = any(re.search(pattern, override) for pattern in TAKEN_HERE for override in case["overrides"])
-        if not found and not explained:
-            taken.append(case["id"])
-    assert taken == []
+        places = written(case) | {REFUSED_ELSEWHERE.get(case["id"], "")}
+        if not explained and not any(_is_at(problem.path, place) for problem in found for place in places):
+            elsewhere[case["id"]] = [problem.path for problem in found]
+    assert elsewhere == {}
+
+
+def test_every_refusal_says_what_else_to_do(cases: list[Case]) -> None:
+    """With a hint, or where the message itself lists what may stand there."""
+    found = [problem for case in cases for problem in refusals(case)]
+    listed = re.compile(r"is not (one of: |positive$|between .* and |a whole number$|a number$)|^no such field of ")
+    assert [str(problem) for problem in found if not problem.hint and not listed.search(problem.message)] == []
+
+
+def written(case: Case) -> set[str]:
+    """The paths of a case's own overrides; every case has a logger, too."""
+    paths = {re.split(r"\+?=", override, maxsplit=1)[0].lstrip("+~") for override in case["overrides"]}
+    return paths - {"trainer.logger"}
+
+
+def _is_at(path: str, place: str) -> bool:
+    """Is it the place, in it, or around it?"""
+    return f"{path}.".startswith(f"{place}.") or f"{place}.".startswith(f"{path}.")
 
 
 def test_what_skyrl_takes_is_taken_or_must_not_be(cases: list[Case]) -> None:

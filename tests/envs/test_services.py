@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -83,18 +83,28 @@ def test_a_judge_that_never_gives_a_verdict_is_a_failure_and_no_reward() -> None
         judged("?", "?", "?")
 
 
-@pytest.mark.parametrize("injection", INJECTIONS)
-def test_a_judge_that_repeats_what_it_reads_gives_no_more_than_its_own_verdict(injection: str) -> None:
-    """It quotes the answer before its own last line, as judges do, and as injections hope."""
+def asked_of_a_judge(answer: str, reply: Callable[[str], str]) -> float:
+    """The reward of `answer` from a judge that reads it between two marks, and replies as `reply` says."""
 
-    def quote(_: str, body: Any) -> Reply:
+    def judge(_: str, body: Any) -> Reply:
         read = body["messages"][1]["content"]
         mark = read.splitlines()[-1]
-        quoted = read.split(f"{mark}\n")[1].removesuffix("\n")
-        return 200, {"choices": [{"message": {"content": f"It says: {quoted}\n### Final Score: 0"}}]}
+        return 200, {"choices": [{"message": {"content": reply(read.split(f"{mark}\n")[1].removesuffix(f"\n{mark}"))}}]}
 
-    with service(quote) as url:
+    with service(judge) as url:
         env = LLMJudgeEnv({"reward_spec": {"ground_truth": "7"}}, GSM8kLLMJudgeEnvConfig(base_url=url), api_key=None)
         env.init(({"role": "user", "content": "3+4?"},))
-        with suppress(ValueError):  # no readable verdict
-            assert env.step(injection).reward == 0.0
+        return env.step(answer).reward
+
+
+@pytest.mark.parametrize("injection", INJECTIONS)
+def test_a_judge_that_repeats_an_injection_has_given_no_verdict(injection: str) -> None:
+    """It quotes the answer before its own last line, as judges do, and as injections hope: a failure and no reward."""
+    with pytest.raises(ValueError, match="no readable verdict in 3 replies"):
+        asked_of_a_judge(injection, lambda answer: f"It says: {answer}\n### Final Score: 0")
+
+
+@pytest.mark.parametrize("score", [0, 1])
+@pytest.mark.parametrize("injection", INJECTIONS)
+def test_an_injection_earns_what_the_judge_itself_says(injection: str, score: int) -> None:
+    assert asked_of_a_judge(injection, lambda _: f"### Final Score: {score}") == score

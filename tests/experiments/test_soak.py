@@ -55,10 +55,10 @@ def slope(steps: np.ndarray, values: np.ndarray) -> float:
     return float(np.polyfit(steps, values, 1)[0])
 
 
-def test_memory_descriptors_and_threads_stay_flat(
-    nano: Path, tmp_path: Path, pytestconfig: pytest.Config, record_property: Any
+@pytest.mark.parametrize("total", [60, pytest.param(5_000, marks=pytest.mark.long)])
+def test_descriptors_and_threads_stay_flat_and_memory_over_thousands_of_steps(
+    nano: Path, tmp_path: Path, total: int, record_property: Any
 ) -> None:
-    total = 5_000 if pytestconfig.getoption("--long") else 60
     changes = {
         "trainer__epochs": 10_000,
         "trainer__max_training_steps": total,

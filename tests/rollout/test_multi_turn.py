@@ -1,7 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from threading import Condition, Event
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from threading import Event
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from skyrl.envs import Env, EnvStep, register
 from skyrl.envs.reward_functions import RewardFunctionEnv
 from skyrl.errors import RewardError, RunError, SkipSample
 from skyrl.inference.engine import Completion
+from skyrl.rollout import env_calls
 from skyrl.rollout.measures import measure
 from skyrl.trajectory import Trajectory
 from tests.rollout.chats import Counts, Says, chat_tokenizer, generator, play, prompt
@@ -288,27 +291,24 @@ async def test_a_call_that_hangs_fails_at_its_deadline_and_holds_up_nobody() -> 
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-async def test_as_many_environments_run_at_a_time_as_there_are_workers_and_no_more(workers: int) -> None:
-    """Each waits until `workers` of them run; one more than that would be seen."""
-    changed, counts = Condition(), {"running": 0, "most": 0}
-
-    class Together(Env):
-        def step(self, action: str) -> EnvStep:
-            with changed:
-                counts["running"] += 1
-                counts["most"] = max(counts["most"], counts["running"])
-                changed.notify_all()
-                assert changed.wait_for(lambda: counts["most"] >= workers, timeout=60)
-            with changed:
-                counts["running"] -= 1
-            return EnvStep(reward=1.0, done=True)
-
-    register(f"tests-together-{workers}", Together)
-    engine = Says(TOKENIZER, *[["a"]] * 6)
-    made = generator(engine, TOKENIZER, SkyRLGymConfig(max_env_workers=workers))
-    (group,) = await play(made, prompt(TOKENIZER, f"tests-together-{workers}"), samples=6)
-    assert group.rewards == (1.0,) * 6
-    assert counts == {"running": 0, "most": workers}
+async def test_as_many_environments_run_at_a_time_as_there_are_workers(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that were started run here, one by one, each when nothing else can begin."""
+    started: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+    monkeypatch.setattr(env_calls, "start_new_thread", lambda function, args: started.append((function, args)))
+    made = generator(Says(TOKENIZER, *[["good"]] * 6), TOKENIZER, SkyRLGymConfig(max_env_workers=workers))
+    playing = asyncio.create_task(play(made, prompt(TOKENIZER, "tests-fails"), samples=6))
+    most = 0
+    while not playing.done():
+        for _ in range(50):  # turns of the event loop
+            await asyncio.sleep(0)
+        most = max(most, len(started))
+        if started:
+            function, args = started.popleft()
+            function(*args)
+    assert playing.result()[0].rewards == (1.0,) * 6
+    assert most == workers
 
 
 async def test_a_trajectory_has_a_deadline_too() -> None:

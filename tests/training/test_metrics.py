@@ -62,6 +62,7 @@ GROUPS = [
     ),
     group(answer("", failed=True, failures=(LATE,)), answer("1", 1.0)),
 ]
+ALIKE = [group(answer("1", 0.0), answer("1", 0.0)), group(answer("1", 2.0), answer("1", 2.0)), GROUPS[0]]
 
 REWARDS = {
     "reward/avg_raw_reward": -0.25,  # of 1, -2, 0 and 0
@@ -127,6 +128,13 @@ def test_what_was_sampled_is_measured_as_by_hand() -> None:
 
 def test_a_step_is_described_as_by_hand() -> None:
     assert describe(GROUPS) == pytest.approx({**REWARDS, **LENGTHS, **TURNS, **TIMES, **OTHERS})
+
+
+def test_groups_whose_answers_are_worth_the_same_are_counted() -> None:
+    found = describe(ALIKE)
+    assert found["reward/zero_variance_groups"] == pytest.approx(2 / 3)
+    assert found["reward/avg_pass_at_2"] == pytest.approx(2 / 3)
+    assert found["reward/mean_positive_reward"] == pytest.approx(5 / 6)  # of 0, 0, 2, 2, 1 and 0
 
 
 def test_where_every_group_was_dropped_only_failures_are_counted() -> None:
