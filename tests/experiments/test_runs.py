@@ -47,6 +47,10 @@ def test_a_run_leaves_its_configuration_metrics_samples_curve_and_model(nano: Pa
     assert [row["step"] for row in metrics(tmp_path) if "eval/all/avg_score" in row] == [0, 3, 6]
     samples = [json.loads(line) for line in (folder / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(samples) == 6 * 4 * 3
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()][1:]
+    for step in steps:
+        per_second = step["generate/num_tokens"] / step["timing/step"]
+        assert step["trainer/tokens_per_second"] == pytest.approx(per_second)
     assert (folder / "reward_curve.png").read_bytes().startswith(b"\x89PNG")
     assert list(summary(experiment.cfg, experiment.folder))[-1].startswith("accuracy before 0.")
 
