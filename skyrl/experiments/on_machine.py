@@ -9,7 +9,7 @@ from pathlib import Path
 from skyrl.errors import Problem
 from skyrl.models.paths import check_model_path
 
-_FILES = (".parquet", ".jsonl", ".json")
+_FILES = (".parquet", ".jsonl", ".csv", ".json")
 
 
 def packages(wanted: Iterable[tuple[str, str, str]]) -> Iterator[Problem]:

@@ -64,6 +64,7 @@ READ_ELSEWHERE = {
     "faults.max_skipped_steps",  # by reinforcement learning, as their effects say
     "faults.max_roll_backs",
     *(f"fsdp_config.{name}" for name in _FSDP_READERS),  # on several ranks
+    "chat_template.source",  # where there is a name or a path
     "eval_dataset_names",  # by `evaluation_names`, which gives the names to components
 }
 

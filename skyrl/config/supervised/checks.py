@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.config.checks.schedule import schedule_problems
+from skyrl.config.generator import CHAT_TEMPLATES
 from skyrl.config.intervals import read_interval
 from skyrl.config.supervised.root import RewardModelConfig, SupervisedConfig
 from skyrl.errors import Problem
@@ -102,6 +103,17 @@ def pairs_are_never_cut(run: SupervisedConfig) -> Iterator[Problem]:
         yield Problem(path="too_long", message=message, hint="set it to skip, which counts the pairs that are left out")
 
 
+def a_template_that_is_named_is_built_in(run: SupervisedConfig) -> Iterator[Problem]:
+    """Other templates come from files."""
+    template = run.chat_template
+    if template.source == "name" and template.name_or_path not in (None, *CHAT_TEMPLATES):
+        yield Problem(
+            path="chat_template.name_or_path",
+            message=f"no template {template.name_or_path!r} is built in; there are {', '.join(CHAT_TEMPLATES)}",
+            hint="for a file, set chat_template.source = file",
+        )
+
+
 def recovery_and_resuming_agree(run: SupervisedConfig) -> Iterator[Problem]:
     """One field says where a run begins, and it may not be contradicted by the other."""
     mode, resume = run.recover_mode, run.resume_from
@@ -123,6 +135,7 @@ SUPERVISED_CHECKS: tuple[Check[Any], ...] = (
     the_schedule_has_what_it_needs,
     there_is_a_step_to_go_back_to,
     pairs_are_never_cut,
+    a_template_that_is_named_is_built_in,
     recovery_and_resuming_agree,
 )
 

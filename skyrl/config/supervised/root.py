@@ -124,7 +124,8 @@ class SupervisedConfig(RunConfig):
     """Order of the rows: shuffled with `seed` in every epoch, or as they stand in the sources."""
 
     num_epochs: int = field(default=1, validator=non_negative, metadata=FREE)
-    """Passes over the training rows. 0: evaluate and stop. It may be raised on resume."""
+    """Passes over the training rows. 0: evaluate and stop. It may be raised on resume, with `resume_with_changes` where
+    the learning rate ends with the run."""
 
     num_steps: int | None = field(default=None, validator=positive, metadata=FREE)
     """Stop after so many optimizer steps. None: `num_epochs` decides."""
