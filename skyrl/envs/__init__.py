@@ -1,7 +1,8 @@
 """Tasks: what an environment is (`env.py`), how it is found by name (`registry.py`), and those that come with skyrl."""
 
 from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.group_rewards import group_reward
 from skyrl.envs.registry import find_env, register, registered_names
 from skyrl.errors import SkipSample
 
-__all__ = ["Env", "EnvStep", "SkipSample", "find_env", "register", "registered_names"]
+__all__ = ["Env", "EnvStep", "SkipSample", "find_env", "group_reward", "register", "registered_names"]

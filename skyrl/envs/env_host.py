@@ -10,9 +10,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep
-from skyrl.envs.registry import find_env
-from skyrl.errors import SkipSample
+from skyrl.envs.group_rewards import GroupReward
+from skyrl.envs.registry import MakeEnv, find_env
+from skyrl.errors import SkipSample, TaskError
 from skyrl.sandbox.worker import answer_lines
 
 MOST = 4_000_000
@@ -44,22 +46,33 @@ class _Episode:
 
     def _call(self, call: str, given: Any) -> Any:
         if call == "find":
-            return bool(find_env(given))
+            return _refuse_groups(find_env(given))
         if call == "make":
             self._env = find_env(given["name"])(given["extras"])
             return None
         assert self._env is not None, "make is the first call"
         match call:
             case "init":
-                return _started(self._env.init(tuple(given)))
+                return _started(settled(self._env.init(tuple(given))))
             case "tool_schemas":
                 return [dict(schema) for schema in self._env.tool_schemas()]
             case "step":
-                return _stepped(self._env.step(given))
+                return _stepped(settled(self._env.step(given)))
             case "get_metrics":
-                return {str(name): _plain(value) for name, value in self._env.get_metrics().items()}
+                return {str(name): _plain(value) for name, value in settled(self._env.get_metrics()).items()}
             case _:
-                return self._env.close()
+                closing: Any = self._env.close  # which may be a coroutine
+                return settled(closing())
+
+
+def _refuse_groups(found: MakeEnv) -> bool:
+    """Raises `TaskError` for a function that has to see all samples of a prompt: they are in separate processes."""
+    if isinstance(found, GroupReward):
+        raise TaskError(
+            "a reward function of groups sees all samples of a prompt, and cannot be isolated: set "
+            "environment.skyrl_gym.isolate_user_env = false"
+        )
+    return True
 
 
 def _length(given: Any) -> int:

@@ -2,7 +2,7 @@
 
     gsm8k                       a registered environment
     my_pkg.tasks:MyEnv          a subclass of `Env`, or a plain reward function, from an importable module
-    rewards.py:my_reward        the same from a file
+    rewards.py:my_reward        the same from a file; classes of SkyRL-Gym's `BaseTextEnv` work as they are written
 
 A reward function is called as `function(completion, ground_truth=..., **extras)` and returns a number; functions that
 were written for TRL or verl are called as they expect (`reward_functions.py`). A function of one parameter, `extras`,
@@ -22,6 +22,7 @@ from skyrl.config.import_paths import is_import_path
 from skyrl.envs.aime import AIMEEnv
 from skyrl.envs.code import CodeEnv
 from skyrl.envs.env import Env
+from skyrl.envs.group_rewards import GroupReward, is_group_reward
 from skyrl.envs.gsm8k import GSM8kEnv
 from skyrl.envs.gsm8k_multi_turn import GSM8kMultiTurnEnv
 from skyrl.envs.isolated import isolated
@@ -33,6 +34,7 @@ from skyrl.envs.reward_model import TOKEN_VARIABLE as REWARD_TOKEN
 from skyrl.envs.reward_model import RewardModelEnv
 from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
 from skyrl.envs.search_code import SearchCodeEnv
+from skyrl.envs.skyrl_gym_text import SkyRLGymTextEnv, is_of_skyrl_gym
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.errors import TaskError
 from skyrl.processes.credentials import api_key
@@ -134,8 +136,13 @@ def _imported(name: str) -> MakeEnv:
         if _makes_environments(target):
             made: MakeEnv = target
             return made
-        return lambda extras: RewardFunctionEnv(extras, target)
-    raise TaskError(f"{name} is neither a subclass of skyrl.envs.Env nor a reward function")
+        return GroupReward(target) if is_group_reward(target) else lambda extras: RewardFunctionEnv(extras, target)
+    if is_of_skyrl_gym(target):
+        return lambda extras: SkyRLGymTextEnv(extras, target)
+    raise TaskError(
+        f"{name} is neither a subclass of skyrl.envs.Env, nor an environment of SkyRL-Gym (init, step, close, and a "
+        "constructor that takes extras), nor a reward function"
+    )
 
 
 def _makes_environments(target: Callable[..., Any]) -> bool:

@@ -1,10 +1,11 @@
 """Reward functions as one environment, in the signatures that their users already have.
 
     skyrl   function(completion, ground_truth=..., **columns) -> number
-    TRL     function(completions=[...], **columns) -> list of numbers          (its first parameter is `completions`)
+    TRL     function(completions=[...], **columns) -> list of numbers, None where it has no reward for a sample
     verl    function(data_source=..., solution_str=..., ground_truth=..., extra_info=...) -> number or dict with `score`
 
-Which one it is, its parameters say.
+Which one it is follows from its parameters: TRL's has `completions`, verl's `solution_str`. Each may be `async def`.
+A function of TRL's form is called with one sample at a time; `group_rewards.py` has all samples of a prompt.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep
+from skyrl.errors import SkipSample
 
 Signature = Literal["skyrl", "trl", "verl"]
 
@@ -41,7 +44,7 @@ class RewardFunctionEnv(Env):
             case _:
                 given = ("ground_truth", "data_source")
                 columns = {key: value for key, value in self.extras.items() if key not in given}
-                reward = self._function(action, ground_truth=self._ground_truth, **columns)
+                reward = settled(self._function(action, ground_truth=self._ground_truth, **columns))
         return EnvStep(reward=reward, done=True, answer=self._answer)
 
     def get_metrics(self) -> dict[str, float]:
@@ -57,19 +60,23 @@ class RewardFunctionEnv(Env):
         columns = {"ground_truth": self._ground_truth, **self.extras}
         batch = {name: [value] for name, value in columns.items()}
         chat = [{"role": "assistant", "content": action}]
-        given = self._function(prompts=[list(self._prompt)], completions=[chat], **batch)
+        given = settled(self._function(prompts=[list(self._prompt)], completions=[chat], **batch))
         if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 1:
             raise TypeError(
                 f"a TRL reward function gives a list with one number for each completion, not {given!r:.100}"
             )
+        if given[0] is None:
+            raise SkipSample("the reward function gives None: it has no reward for this sample")
         return given[0]
 
     def _as_verl(self, action: str) -> Any:
-        given = self._function(
-            data_source=self.extras.get("data_source"),
-            solution_str=action,
-            ground_truth=self._ground_truth,
-            extra_info=self.extras.get("extra_info"),
+        given = settled(
+            self._function(
+                data_source=self.extras.get("data_source"),
+                solution_str=action,
+                ground_truth=self._ground_truth,
+                extra_info=self.extras.get("extra_info"),
+            )
         )
         if not isinstance(given, Mapping):
             return given

@@ -26,6 +26,7 @@ from attrs import field, frozen
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 
+from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.envs.http_json import ServiceError
 from skyrl.envs.texts import tokenizable
@@ -164,7 +165,7 @@ def _run(tool: Tool, arguments: Mapping[str, Any]) -> tuple[Any, BaseException |
 
     def call() -> None:
         try:
-            outcome.put((tool.run(**arguments), None))
+            outcome.put((settled(tool.run(**arguments)), None))
         except BaseException as error:  # noqa: BLE001  # whatever a user's tool raises is told or raised above
             outcome.put((None, error))
 

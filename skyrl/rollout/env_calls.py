@@ -7,9 +7,11 @@ import math
 import time
 from _thread import start_new_thread  # `Thread.start` would hold up the event loop until the thread runs
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
+from skyrl.envs.coroutines import noted, settled
 from skyrl.errors import RewardError, SkipSample, WorkerEnded
 from skyrl.processes.redaction import redacted
 from skyrl.trajectory import Failure, Skipped
@@ -35,8 +37,8 @@ class EpisodeError(RewardError):
 class EnvCalls:
     """Runs calls of environments in threads, so many at a time.
 
-    A thread cannot be killed. A call that misses its deadline is left behind in its thread, which holds up
-    neither the next call nor the end of the program; what must be ended for certain belongs into a worker process.
+    A coroutine that misses its deadline is cancelled. A thread cannot be killed: it is left behind, and delays neither
+    the next call nor the end of the program. What must be ended for certain belongs into a worker process.
     """
 
     def __init__(self, at_a_time: int, deadline: float | None) -> None:
@@ -52,10 +54,13 @@ class EnvCalls:
         async with self._slots:
             outcome: asyncio.Future[tuple[T | None, BaseException | None, float]]
             outcome = asyncio.get_running_loop().create_future()
-            start_new_thread(_report, (outcome, function, args))
+            coroutines: list[Future[Any]] = []
+            start_new_thread(_report, (outcome, coroutines, function, args))
             try:
                 value, error, seconds = await asyncio.wait_for(outcome, self._deadline)
             except TimeoutError:
+                for coroutine in coroutines:
+                    coroutine.cancel()
                 said = f"{who} gave no answer within {self._deadline:g} s (environment.skyrl_gym.step_timeout_seconds)"
                 raise EpisodeError(Failure(kind="timeout", reason=said)) from None
         if isinstance(error, EpisodeError):
@@ -84,10 +89,13 @@ def number(value: Any, what: str) -> float:
     return real
 
 
-def _report(outcome: asyncio.Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _report(
+    outcome: asyncio.Future[Any], coroutines: list[Future[Any]], function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     value, raised, start = None, None, time.perf_counter()
     try:
-        value = function(*args)
+        with noted(coroutines):
+            value = settled(function(*args))
     except BaseException as error:  # noqa: BLE001  # whatever a user's environment raises goes to whoever asked
         raised = error
     with suppress(RuntimeError):  # the loop is closed: nobody waits any more

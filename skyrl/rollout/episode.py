@@ -19,6 +19,7 @@ from attrs import evolve, frozen
 
 from skyrl.config import GeneratorConfig, SamplingParams
 from skyrl.envs import Env, EnvStep
+from skyrl.envs.coroutines import settled
 from skyrl.envs.registry import MakeEnv
 from skyrl.envs.rows import fewest_turns
 from skyrl.errors import TextError
@@ -236,7 +237,7 @@ class Episode:
 
 def _started(make: MakeEnv, extras: dict[str, Any], messages: Any) -> tuple[Env, Any, Any]:
     env = make(extras)
-    started = env.init(messages)
+    started = settled(env.init(messages))
     if not (isinstance(started, tuple) and len(started) == 2):
         raise TypeError(f"init() returned {started!r:.200} instead of (messages, information)")
     return env, tuple(started[0]), env.tool_schemas()
@@ -244,9 +245,9 @@ def _started(make: MakeEnv, extras: dict[str, Any], messages: Any) -> tuple[Env,
 
 def _stepped(env: Env, answer: str, last: bool) -> tuple[Any, Any]:
     """One step, and what was measured once there is no other."""
-    step = env.step(answer)
+    step = settled(env.step(answer))
     ends = last or not isinstance(step, EnvStep) or step.done
-    return step, env.get_metrics() if ends else {}
+    return step, settled(env.get_metrics()) if ends else {}
 
 
 def _refuse_unreadable(observations: Any, who: str) -> None:

@@ -10,6 +10,7 @@ from itertools import chain
 from attrs import evolve
 
 from skyrl.config import SkyRLGymConfig
+from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.registry import MakeEnv, find_task
 from skyrl.errors import RunError
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
@@ -17,6 +18,7 @@ from skyrl.rollout.attempts import Attempts, FirstOutcome, all_of, outcome_of
 from skyrl.rollout.episode import Episode, EpisodeContext
 from skyrl.rollout.failures import FailureTally
 from skyrl.rollout.filters import backfilled, masked_out
+from skyrl.rollout.group_judge import GroupJudge
 from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup
 
 _MANY = 2**62
@@ -44,6 +46,7 @@ class SamplingSession:
         self._context, self._gym, self._key = context, gym, key
         self._samples, self._user_env_class = samples_per_prompt, user_env_class
         self._attempts = Attempts(gym, tally, self._first_turns)
+        self._judge = GroupJudge(context, gym, tally)
         self._all_sampled = asyncio.Barrier(together) if together else None
         self._slots = asyncio.Semaphore(
             max(1, (context.config.max_trajectories_in_flight or _MANY) // samples_per_prompt)
@@ -75,6 +78,8 @@ class SamplingSession:
             trajectories = await self._play(episodes)
         finally:
             await all_of([self._attempts.closed(episode) for episode in episodes])
+        if isinstance(make, GroupReward):
+            trajectories = await self._judge.together(prompt, make, trajectories)
         group = TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectories))
         group = backfilled(group) if self._gym.failed_samples == "fill" else group
         return masked_out(group) if group.dropped else group  # it keeps the batch as large as it has to be

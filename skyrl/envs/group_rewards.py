@@ -1,0 +1,73 @@
+"""Rewards that compare the answers to one prompt with each other.
+
+    from skyrl.envs import group_reward
+
+    @group_reward
+    def shortest_first(completions, **columns):       # environment.env_class = "this_file.py:shortest_first"
+        lengths = [len(completion[0]["content"]) for completion in completions]
+        return [float(length == min(lengths)) for length in lengths]
+
+The function has the signature of a TRL reward function, and is called once for each group, when all its samples are
+there. `completions` and `prompts` are lists of chats and every column is a list, all as long as the group. It returns a
+number for each sample, or None for one that has no reward. Tasks have one turn, and cannot be isolated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from attrs import frozen
+
+from skyrl.envs.coroutines import settled
+from skyrl.envs.env import Env, EnvStep
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "_skyrl_group_reward"
+
+
+def group_reward(function: F) -> F:
+    """Mark a reward function: it is given all samples of a prompt at once."""
+    setattr(function, _MARK, True)
+    return function
+
+
+def is_group_reward(target: Any) -> bool:
+    """Has it the mark?"""
+    return getattr(target, _MARK, False) is True
+
+
+class AwaitsGroup(Env):
+    """Ends after one turn; what it is worth is known once the others of its group are there."""
+
+    def step(self, action: str) -> EnvStep:
+        return EnvStep(reward=0.0, done=True)
+
+
+@frozen
+class GroupReward:
+    """Makes the environments of a group, and judges them together."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, extras: Mapping[str, Any]) -> Env:
+        return AwaitsGroup(extras)
+
+    def rewards(
+        self, prompt: Sequence[Mapping[str, str]], answers: Sequence[str], extras: Mapping[str, Any]
+    ) -> Sequence[Any]:
+        """What the function gives, one for each answer. Raises `TypeError` where it is no such list."""
+        spec = extras.get("reward_spec")
+        truth = spec.get("ground_truth") if isinstance(spec, Mapping) else None
+        columns = {name: [value] * len(answers) for name, value in {"ground_truth": truth, **extras}.items()}
+        chats = [[{"role": "assistant", "content": answer}] for answer in answers]
+        prompts = [[dict(message) for message in prompt] for _ in answers]
+        given = settled(self.function(**{"prompts": prompts, "completions": chats, **columns}))
+        given = given.tolist() if hasattr(given, "tolist") else given
+        if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != len(answers):
+            raise TypeError(
+                f"a reward function of groups gives a list of {len(answers)} numbers for {len(answers)} answers, not "
+                f"{given!r:.100}"
+            )
+        return given

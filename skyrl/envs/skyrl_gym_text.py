@@ -1,0 +1,78 @@
+"""Environments that were written for SkyRL-Gym, as they are: subclasses of its `BaseTextEnv`.
+
+    environment.env_class = "my_task.py:MyEnv"      # class MyEnv(BaseTextEnv), with __init__(self, env_config, extras)
+
+`step` gives a `BaseTextEnvStepOutput`. Only the methods of that interface are used: nothing of it is imported here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from skyrl.envs.coroutines import settled
+from skyrl.envs.env import Env, EnvStep
+from skyrl.errors import TaskError
+
+_log = logging.getLogger(__name__)
+
+
+class SkyRLGymTextEnv(Env):
+    """Calls an environment of SkyRL-Gym. Of its metrics, those that are numbers are kept."""
+
+    def __init__(self, extras: Mapping[str, Any], kind: type) -> None:
+        """`kind` is its class; `env_config` is empty, as SkyRL gives it to environments that are not built in."""
+        super().__init__(extras)
+        warn_of_own_aggregation(kind)
+        takes_config = "env_config" in inspect.signature(kind).parameters
+        self._env: Any = kind(**({"env_config": {}} if takes_config else {}), extras=dict(extras))
+
+    def init(self, prompt: Any) -> Any:
+        messages, information = settled(self._env.init([dict(message) for message in prompt]))
+        return tuple(messages), dict(information)
+
+    def step(self, action: str) -> EnvStep:
+        """Raises `TaskError` where the environment would replace what the policy wrote."""
+        given = settled(self._env.step(action))
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                f"step() of {type(self._env).__name__} returned {given!r:.200}, not a BaseTextEnvStepOutput"
+            )
+        replaced = given.get("postprocessed_action")
+        if replaced is not None and replaced != action:
+            raise TaskError(
+                f"{type(self._env).__name__} replaces what the policy wrote (postprocessed_action), and what was not "
+                "sampled is not trained on: end turns with generator.sampling_params.stop instead"
+            )
+        return EnvStep(
+            reward=given["reward"],
+            done=bool(given["done"]),
+            observations=tuple(given["observations"]),
+            metadata=given.get("metadata") or {},
+        )
+
+    def get_metrics(self) -> dict[str, float]:
+        measured = settled(self._env.get_metrics()) if hasattr(self._env, "get_metrics") else {}
+        return {name: float(value) for name, value in measured.items() if isinstance(value, bool | int | float)}
+
+    def close(self) -> None:
+        settled(self._env.close())
+
+
+def is_of_skyrl_gym(target: Any) -> bool:
+    """Is it a class with the methods of SkyRL-Gym's environments, whose constructor takes `extras`?"""
+    methods = ("init", "step", "close")
+    if not isinstance(target, type) or not all(callable(getattr(target, name, None)) for name in methods):
+        return False
+    return "extras" in inspect.signature(target).parameters
+
+
+@cache
+def warn_of_own_aggregation(kind: type) -> None:
+    """Means over samples are taken of what each measured: an aggregation of the class's own is never called."""
+    aggregate = getattr(kind, "aggregate_metrics", None)
+    if aggregate is not None and not aggregate.__qualname__.startswith("BaseTextEnv."):
+        _log.warning("%s.aggregate_metrics is not called: the numbers of get_metrics are averaged", kind.__name__)

@@ -1,0 +1,74 @@
+"""Rewards that are given to all samples of a prompt at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from attrs import evolve
+
+from skyrl.config import SkyRLGymConfig
+from skyrl.envs.group_rewards import GroupReward
+from skyrl.rollout.env_calls import EpisodeError, number
+from skyrl.rollout.episode import EpisodeContext
+from skyrl.rollout.failures import FailureTally
+from skyrl.trajectory import Failure, Prompt, Skipped, Trajectory
+
+
+class GroupJudge:
+    """Calls a reward function with the answers of a group, again while it fails, up to `max_attempts` times."""
+
+    def __init__(self, context: EpisodeContext, gym: SkyRLGymConfig, tally: FailureTally) -> None:
+        self._context, self._tally = context, tally
+        self._attempts, self._retried = gym.max_attempts, frozenset(gym.retried_failures)
+
+    async def together(self, prompt: Prompt, reward: GroupReward, rows: Sequence[Trajectory]) -> list[Trajectory]:
+        """The samples with their rewards. Those that failed before, or never had a turn, are not compared."""
+        judged = [row for row in rows if _waits(row)]
+        outcome = await self._outcome(prompt, reward, judged) if judged else ()
+        if isinstance(outcome, Mapping):
+            return [_without(row, **outcome) if _waits(row) else row for row in rows]
+        rewards = iter(outcome)
+        return [self._rewarded(row, next(rewards)) if _waits(row) else row for row in rows]
+
+    async def _outcome(
+        self, prompt: Prompt, reward: GroupReward, rows: Sequence[Trajectory]
+    ) -> tuple[float | None, ...] | Mapping[str, Any]:
+        """A reward or None for each row; or the fields of a trajectory that say why there is none."""
+        failures: list[Failure] = []
+        while True:
+            try:
+                return await self._rewards(prompt, reward, rows)
+            except EpisodeError as error:
+                if isinstance(error.outcome, Skipped):
+                    return {"skipped": error.outcome.reason}
+                failures.append(error.outcome)
+            self._tally.count(failures[-1])
+            if len(failures) >= self._attempts or failures[-1].kind not in self._retried:
+                return {"failed": True, "failures": tuple(failures)}
+
+    async def _rewards(
+        self, prompt: Prompt, reward: GroupReward, rows: Sequence[Trajectory]
+    ) -> tuple[float | None, ...]:
+        who = f"{prompt.env_class}, judging the group of prompt {prompt.id},"
+        answers = [self._context.tokenizer.decode(row.response_ids, skip_special_tokens=True) for row in rows]
+        extras: dict[str, Any] = {"data_source": prompt.data_source, **deepcopy(dict(prompt.extras))}
+        given, _ = await self._context.call(who, reward.rewards, prompt.messages, answers, extras)
+        return tuple(None if each is None else number(each, f"{who} gave the reward") for each in given)
+
+    def _rewarded(self, row: Trajectory, reward: float | None) -> Trajectory:
+        if reward is None:
+            return _without(row, skipped="the reward function gives None: it has no reward for this sample")
+        if row.stop_reason != "stop" and self._context.config.zero_reward_on_non_stop:
+            reward = 0.0
+        return evolve(row, rewards=(evolve(row.rewards[-1], reward=reward),))
+
+
+def _waits(row: Trajectory) -> bool:
+    return bool(row.rewards) and not row.missing
+
+
+def _without(row: Trajectory, *, failures: Sequence[Failure] = (), **why: Any) -> Trajectory:
+    """The sample with no reward."""
+    return evolve(row, rewards=(), failures=(*row.failures, *failures), **why)
