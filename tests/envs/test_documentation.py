@@ -10,6 +10,7 @@ import pytest
 
 from skyrl.config import compose
 from skyrl.envs import EnvStep, find_env, registered_names
+from skyrl.envs.group_rewards import GroupReward
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
 ROW = {"reward_spec": {"ground_truth": "7"}}
@@ -47,6 +48,12 @@ def test_the_tools_of_the_page_are_called() -> None:
     step = env.step('<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>')
     assert step.observations[0]["content"] == "7"
     assert env.step("7").reward == 1.0
+
+
+def test_the_reward_function_of_groups_of_the_page_compares() -> None:
+    made = find_env("brevity.py:shortest")
+    assert isinstance(made, GroupReward)
+    assert made.rewards([], ["long", "a"], ROW) == [0.0, 1.0]
 
 
 def test_every_built_in_environment_is_in_the_table() -> None:
