@@ -19,6 +19,7 @@ from skyrl.config.entry import RunConfig
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.rules import RULES
 from skyrl.config.run_kind import RunKind
+from skyrl.config.sizes import sizes_of
 from skyrl.config.unimplemented import UNIMPLEMENTED, UNIMPLEMENTED_VALUES
 from skyrl.tree.classes import fields_of
 
@@ -41,6 +42,7 @@ RL = RunKind(
     effects=EFFECTS,
     unimplemented=UNIMPLEMENTED,
     unimplemented_values=UNIMPLEMENTED_VALUES,
+    sizes=sizes_of,
     trainer="trainer",
     model="trainer.policy.model",
     data="data.train_data",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -9,6 +10,7 @@ from attrs import frozen
 
 from skyrl.config.entry import RunConfig
 from skyrl.config.unimplemented import Unimplemented
+from skyrl.planning.topology import Sizes
 from skyrl.tree.classes import leaf_paths
 from skyrl.tree.rules import Check, Effect, Rule
 
@@ -37,6 +39,9 @@ class RunKind:
 
     unimplemented_values: tuple[Unimplemented, ...] = ()
     """Paths that components read, with values that none of this version reads."""
+
+    sizes: Callable[[Any], Sizes]
+    """How many ranks and engines a resolved tree asks for."""
 
     trainer: str
     """Path of the table with `device`, `run_path` and their like; empty for the root itself."""

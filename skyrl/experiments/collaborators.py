@@ -10,7 +10,8 @@ from typing import Literal
 
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.engines import backend_of
-from skyrl.config.sizes import engines_of, grid_of, sizes_of
+from skyrl.config.kinds import kind_of
+from skyrl.config.sizes import engines_of, grid_of
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.inference.engine import InferenceEngine, InFlight
 from skyrl.inference.torch_engine import load_torch_engine
@@ -18,7 +19,6 @@ from skyrl.inference.vllm_engine import VLLMEngine
 from skyrl.learners.ranks import Rendezvous
 from skyrl.models.loading import max_positions
 from skyrl.planning.sizes import layout
-from skyrl.planning.topology import Grid, Sizes
 from skyrl.processes.handles import Deadlines, Processes
 from skyrl.processes.in_process import InProcess
 from skyrl.rollout.stream import StreamLimits
@@ -53,7 +53,7 @@ def start_processes(run: SkyRLTrainConfig | SupervisedConfig) -> Processes:
         raise UserError(f"trainer.placement.executor = ray needs {error.name}: pip install 'skyrl[ray]'") from error
 
     return RayProcesses(
-        layout(_sizes(run)),
+        layout(kind_of(run).sizes(run)),
         deadlines=Deadlines(
             start=placement.start_timeout_seconds,
             call=placement.call_timeout_seconds,
@@ -63,21 +63,6 @@ def start_processes(run: SkyRLTrainConfig | SupervisedConfig) -> Processes:
         logs=Path(run.trainer.log_path).expanduser().absolute(),
         environment=PASSIVE_THREADS if placement.ray_address else {**PASSIVE_THREADS, **LOOPBACK},
         device=required_device(run),
-    )
-
-
-def _sizes(run: SkyRLTrainConfig | SupervisedConfig) -> Sizes:
-    if isinstance(run, SkyRLTrainConfig):
-        return sizes_of(run)
-    grid = Grid(nodes=run.placement.num_nodes, gpus_per_node=run.placement.num_gpus_per_node)
-    return Sizes(
-        policy=grid,
-        critic=None,
-        ref=None,
-        engines=None,
-        colocate_all=False,
-        colocate_policy_ref=False,
-        gpus_per_node=grid.gpus_per_node,
     )
 
 

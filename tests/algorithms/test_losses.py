@@ -4,14 +4,13 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from skyrl.algorithms.clipped_losses import GMPOLoss, GSPOLoss, RegularLoss
 from skyrl.algorithms.covariance_losses import ClipCovLoss
 from skyrl.algorithms.kl import kl_estimate
 from skyrl.algorithms.kl_control import AdaptiveKLController
 from skyrl.algorithms.logprobs import entropy
-from skyrl.algorithms.losses import LossInputs, PolicyLoss, ppo_clip, vanishes_without_advantage
+from skyrl.algorithms.losses import LossInputs, PolicyLoss, ppo_clip
 from skyrl.algorithms.reductions import prompt_mean, sequence_mean, token_mean
 from skyrl.algorithms.rollout_losses import DPPOLoss
 from skyrl.config import AlgorithmConfig
@@ -166,14 +165,6 @@ def test_the_ratio_of_a_bad_answer_is_held_to_e_to_the_ten(loss: PolicyLoss, mea
         mask=torch.ones(1, 2, dtype=torch.bool),
     )
     torch.testing.assert_close(loss(inputs), torch.full((1, 2), math.exp(held)))
-
-
-def test_only_a_loss_that_says_so_vanishes_without_advantage() -> None:
-    def own(inputs: LossInputs) -> Tensor:
-        return -inputs.logprobs
-
-    assert vanishes_without_advantage(RegularLoss(clip_low=0.2, clip_high=0.2))
-    assert not vanishes_without_advantage(own)
 
 
 @pytest.mark.parametrize(("share", "drawn"), [(0.0, 1), (0.4, 1), (0.5, 2), (0.99, 3), (1.0, 4)])

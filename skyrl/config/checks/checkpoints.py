@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks.every_kind import recovery_begins_where_resuming_does
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
@@ -21,14 +22,13 @@ def a_resumed_run_has_a_path(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def recovery_and_resuming_agree(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """One field says where a run begins, and it may not be contradicted by the other."""
-    recover, resume = run.trainer.recover_mode, run.trainer.resume_mode
-    agree = {None: (resume,), "disabled": ("latest", "none", None), "fault": ("latest", "none", None)}
-    if resume not in agree.get(recover, ("latest",)):
-        yield Problem(
-            path="trainer.recover_mode",
-            message=f"{recover} says where the run begins, and trainer.resume_mode = {resume or 'none'} says otherwise",
-            hint="leave one of them out",
-        )
+    resume = run.trainer.resume_mode
+    yield from recovery_begins_where_resuming_does(
+        run.trainer.recover_mode,
+        resume,
+        path="trainer.recover_mode",
+        written=f"trainer.resume_mode = {resume or 'none'}",
+    )
 
 
 def the_best_checkpoints_have_a_measure(run: SkyRLTrainConfig) -> Iterator[Problem]:

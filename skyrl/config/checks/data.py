@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from skyrl.config.checks.every_kind import a_model_is_named
 from skyrl.config.effects import evaluates
 from skyrl.config.environment import ENVIRONMENTS
 from skyrl.config.import_paths import is_import_path
@@ -17,9 +18,7 @@ from skyrl.tree.rules import Check
 
 def the_policy_has_a_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """There is something to train."""
-    if not run.trainer.policy.model.path:
-        hint = "give a local folder or a hub name, such as Qwen/Qwen2.5-1.5B-Instruct"
-        yield Problem(path="trainer.policy.model.path", message="no model to train", hint=hint)
+    yield from a_model_is_named(run.trainer.policy.model, "trainer.policy.model")
 
 
 def there_is_data_to_train_on(run: SkyRLTrainConfig) -> Iterator[Problem]:

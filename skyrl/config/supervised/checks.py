@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from skyrl.config.checks.every_kind import (
+    a_model_is_named,
+    recovery_begins_where_resuming_does,
+)
 from skyrl.config.checks.schedule import schedule_problems
 from skyrl.config.generator import CHAT_TEMPLATES
 from skyrl.config.intervals import read_interval
@@ -17,9 +21,7 @@ from skyrl.tree.rules import Check
 
 def there_is_a_model_to_train(run: SupervisedConfig) -> Iterator[Problem]:
     """Something has to learn."""
-    if not run.model.path:
-        hint = "give a local folder or a hub name, such as Qwen/Qwen2.5-1.5B-Instruct"
-        yield Problem(path="model.path", message="no model to train", hint=hint)
+    yield from a_model_is_named(run.model, "model")
 
 
 def there_are_rows_to_learn_from(run: SupervisedConfig) -> Iterator[Problem]:
@@ -116,11 +118,9 @@ def a_template_that_is_named_is_built_in(run: SupervisedConfig) -> Iterator[Prob
 
 def recovery_and_resuming_agree(run: SupervisedConfig) -> Iterator[Problem]:
     """One field says where a run begins, and it may not be contradicted by the other."""
-    mode, resume = run.recover_mode, run.resume_from
-    may_begin_anew = mode in ("disabled", "fault") and resume == ""
-    if mode is not None and resume != "latest" and not may_begin_anew:
-        message = f"{mode} says where the run begins, and resume_from = {resume or 'empty'} says otherwise"
-        yield Problem(path="recover_mode", message=message, hint="leave one of them out")
+    resume = {"latest": "latest", "": "none"}.get(run.resume_from, "from_path")
+    written = f"resume_from = {run.resume_from or 'empty'}"
+    yield from recovery_begins_where_resuming_does(run.recover_mode, resume, path="recover_mode", written=written)
 
 
 SUPERVISED_CHECKS: tuple[Check[Any], ...] = (

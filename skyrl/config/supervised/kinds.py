@@ -7,9 +7,25 @@ from functools import partial
 from skyrl.config.run_kind import RunKind
 from skyrl.config.supervised.checks import SUPERVISED_CHECKS
 from skyrl.config.supervised.effects import SUPERVISED_EFFECTS
-from skyrl.config.supervised.root import RewardModelConfig, SFTConfig
+from skyrl.config.supervised.root import RewardModelConfig, SFTConfig, SupervisedConfig
 from skyrl.config.supervised.rules import SUPERVISED_RULES
 from skyrl.config.unimplemented import Unimplemented
+from skyrl.planning.topology import Grid, Sizes
+
+
+def _sizes(run: SupervisedConfig) -> Sizes:
+    """One model, and no engines."""
+    grid = Grid(nodes=run.placement.num_nodes, gpus_per_node=run.placement.num_gpus_per_node)
+    return Sizes(
+        policy=grid,
+        critic=None,
+        ref=None,
+        engines=None,
+        colocate_all=False,
+        colocate_policy_ref=False,
+        gpus_per_node=grid.gpus_per_node,
+    )
+
 
 _supervised = partial(
     RunKind,
@@ -20,6 +36,7 @@ _supervised = partial(
         Unimplemented("model.lora.lora_sync_path", "sending adapters on their own"),
         Unimplemented("project_name", "trackers other than the console"),
     ),
+    sizes=_sizes,
     trainer="",
     model="model",
     data="train_datasets",
