@@ -170,3 +170,10 @@ def test_what_an_estimator_of_ones_own_declares_is_checked_like_ours() -> None:
     run = evolve_at(SkyRLTrainConfig(), "trainer.critic", CriticConfig(model=ModelConfig(path="critic")))
     run = evolve_at(run, "trainer.algorithm.advantage_estimator", "own")
     assert [problem.severity for problem in a_critic_is_asked(run)] == ["warning"]
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_loss_of_ones_own_that_declares_nothing_is_taken_for_nothing() -> None:
+    PolicyLossRegistry.register("plain", lambda inputs: -inputs.logprobs)
+    facts = loss_facts(AlgorithmConfig(policy_loss_type="plain"))
+    assert facts.reads_old_logprobs and facts.reads_rollout_logprobs is None and not facts.vanishes_without_advantage
