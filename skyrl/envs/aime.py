@@ -45,11 +45,12 @@ class AIMEEnv(Env):
         self._right = False
 
     def step(self, action: str) -> EnvStep:
-        self._right = prediction(action) == normalized(self._ground_truth)
+        read = prediction(action)
+        self._right = read == normalized(self._ground_truth)
         boxed = last_boxed(action) if self._equal and not self._right else None
         if self._equal and boxed is not None:
             self._right = self._equal(boxed, self._ground_truth)
-        return EnvStep(reward=1.0 if self._right else -1.0, done=True)
+        return EnvStep(reward=1.0 if self._right else -1.0, done=True, answer=None if read == INVALID else read)
 
     def get_metrics(self) -> dict[str, float]:
         return {"acc": float(self._right)}

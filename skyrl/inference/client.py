@@ -18,6 +18,7 @@ from attrs import Factory, define
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, RunError, WeightSyncError
+from skyrl.inference.conversations import Conversations
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
 from skyrl.inference.incoming_weights import IncomingWeights
 
@@ -61,7 +62,8 @@ class InferenceEngineClient:
         self.lora_cfg, self.inference_engine_config = lora_cfg, inference_engine_config
         self._serving = [_Served(number, engine) for number, engine in enumerate(engines)]
         self._all = tuple(engines)
-        self._waiting: deque[tuple[int, asyncio.Future[_Served]]] = deque()
+        self._waiting: deque[tuple[GenerationRequest, asyncio.Future[_Served]]] = deque()
+        self._conversations: Conversations[_Served] = Conversations()
         self._open, self._in_flight = True, in_flight
         self.holds_weights = True
         """False from the moment an engine gives up its weights to sleep until weights are loaded again."""
@@ -91,7 +93,8 @@ class InferenceEngineClient:
         return {"inference/engines_in_service": float(serving), "inference/engines_lost": len(self._all) - serving}
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        """Draw all samples of a request from one engine, the one with the fewest samples in flight.
+        """Draw all samples of a request from one engine, the one with the fewest samples in flight. A later turn of a
+        conversation goes to the engine that drew the turn before, whose cache has its prefix, if it has capacity.
 
         An engine is given at most `max_num_seqs` samples at a time; the rest wait here, where any engine that becomes
         free can take them. When an engine is lost, its requests, those paused inside it included, are drawn again
@@ -102,6 +105,7 @@ class InferenceEngineClient:
             try:
                 call = await self._call(served, request)
                 if not call.cancelled() or served in self._serving:  # else the engine was lost
+                    self._conversations.drawn(request, served)
                     return call.result()
             except _LOST as error:
                 self._lose(served, error)
@@ -207,7 +211,7 @@ class InferenceEngineClient:
         first served.
         """
         waiting: asyncio.Future[_Served] = asyncio.get_running_loop().create_future()
-        self._waiting.append((len(request.keys), waiting))
+        self._waiting.append((request, waiting))
         self._admit()
         try:
             return await waiting
@@ -220,20 +224,27 @@ class InferenceEngineClient:
     def _admit(self) -> None:
         """Admit waiting requests that fit, in the order of their arrival."""
         while self._open and self._waiting:
-            samples, waiting = self._waiting[0]
-            served = self._with_room(samples)
+            request, waiting = self._waiting[0]
+            served = self._with_room(request)
             if served is None and not waiting.done():
                 return
             self._waiting.popleft()
             if served is not None and not waiting.done():
-                served.samples += samples
+                served.samples += len(request.keys)
                 waiting.set_result(served)
 
-    def _with_room(self, samples: int) -> _Served | None:
-        """The engine with the fewest samples in flight if the request fits it; an idle engine takes any request."""
-        served = min(self._serving, key=lambda each: each.samples)
-        fits = served.samples + samples <= self.inference_engine_config.max_num_seqs
-        return served if fits or served.samples == 0 else None
+    def _with_room(self, request: GenerationRequest) -> _Served | None:
+        """The engine of the conversation, else the one with the fewest samples in flight, if the request fits it; an
+        idle engine takes any request.
+        """
+        before = self._conversations.engine_of(request)
+        least = min(self._serving, key=lambda each: each.samples)
+        if before in self._serving and self._fits(before, request):
+            return before
+        return least if self._fits(least, request) or least.samples == 0 else None
+
+    def _fits(self, served: _Served, request: GenerationRequest) -> bool:
+        return served.samples + len(request.keys) <= self.inference_engine_config.max_num_seqs
 
     async def _everywhere(self, call: Callable[[InferenceEngine], Awaitable[None]]) -> None:
         """Waits for every engine in service. A dead one is lost; any other error is raised, the first there was."""

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, RunError, WeightSyncError
 from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.conversations import Conversations
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, SampleKey
 from skyrl.inference.incoming_weights import IncomingWeights, Shared
 from tests.inference.nano import keys, request
@@ -108,6 +110,64 @@ async def test_no_engine_is_given_more_samples_than_it_runs_at_once() -> None:
     assert (a.asked, b.asked) == (["1", "4"], ["2", "3", "huge"])  # larger than an engine: to one that is idle
     a.go.set()
     assert len(await tasks[4]) == 9
+
+
+def turn(name: str, number: int) -> GenerationRequest:
+    """One turn of a conversation."""
+    asked = request((1,), name=name)
+    return evolve(asked, keys=tuple(evolve(key, turn=number) for key in asked.keys))
+
+
+async def test_the_turns_of_a_conversation_go_to_the_engine_that_has_their_prefix() -> None:
+    """By samples in flight, the second turns would go the other way: `a` has more of them than `b`."""
+    a, b = SlowEngine("a"), SlowEngine("b")
+    a.go.set()
+    b.go.set()
+    door = client(a, b)
+    await door.generate(turn("first", 0))
+    a.go.clear()
+    waiting = await asked_of(door, ("busy", 2))
+    await door.generate(turn("second", 0))
+    late = asyncio.create_task(door.generate(turn("first", 1)))
+    a.go.set()
+    await door.generate(turn("second", 1))
+    await asyncio.gather(late, *waiting)
+    assert (a.asked, b.asked) == (["first", "busy", "first"], ["second", "second"])
+
+
+async def test_a_conversation_moves_where_its_engine_is_full_and_stays_there() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    a.go.set()
+    b.go.set()
+    door = client(a, b, max_num_seqs=2)
+    await door.generate(turn("talk", 0))
+    a.go.clear()
+    waiting = await asked_of(door, ("busy", 2))
+    await door.generate(turn("talk", 1))
+    a.go.set()
+    await asyncio.gather(*waiting)
+    await door.generate(turn("talk", 2))
+    assert (a.asked, b.asked) == (["talk", "busy"], ["talk", "talk"])
+
+
+async def test_a_conversation_whose_engine_was_lost_goes_on_elsewhere() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    a.go.set()
+    b.go.set()
+    door = client(a, b)
+    await door.generate(turn("talk", 0))
+    a.fault = ProcessError("it died")
+    await door.generate(turn("talk", 1))
+    await door.generate(turn("talk", 2))
+    assert (a.asked, b.asked) == (["talk", "talk"], ["talk", "talk"])
+
+
+def test_the_oldest_conversations_are_forgotten() -> None:
+    known: Conversations[str] = Conversations(most=2)
+    for name in ("old", "kept", "new"):
+        known.drawn(turn(name, 0), name)
+    assert [known.engine_of(turn(name, 1)) for name in ("old", "kept", "new")] == [None, "kept", "new"]
+    assert known.engine_of(turn("new", 0)) is None
 
 
 async def test_a_request_that_is_given_up_while_it_waits_takes_no_room() -> None:

@@ -88,6 +88,13 @@ def test_a_group_comes_back_equal_in_everything() -> None:
     assert type(again.prompt.extras["$odd"]["deep"]) is list
 
 
+def test_a_group_of_before_answers_were_kept_is_read() -> None:
+    lines = json.loads(json.dumps(as_object(GROUP)))
+    for trajectory in lines["trajectories"]:
+        del trajectory["answer"]
+    assert group_of(lines) == GROUP
+
+
 @pytest.mark.parametrize("compress", [False, True])
 def test_a_step_comes_back_as_it_was(compress: bool, tmp_path: Path) -> None:
     made = recording(tmp_path, compress=compress)
