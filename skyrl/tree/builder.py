@@ -19,10 +19,10 @@ from skyrl.tree.frozen import thaw
 from skyrl.tree.history import History
 from skyrl.tree.literals import NULL_WORDS, is_bracketed
 from skyrl.tree.migrations import follow
-from skyrl.tree.names import suggestion
 from skyrl.tree.origins import DEFAULT, Assignment, Origin, Origins, Path, check_length, cut_short, dotted, place_of
 from skyrl.tree.plain import shown
 from skyrl.tree.read_context import NOTHING, MissingVariable, ReadContext
+from skyrl.tree.suggestions import suggestion
 from skyrl.tree.table import Table
 from skyrl.tree.types import (
     class_of,

@@ -20,6 +20,7 @@ import attrs
 from attrs import field
 
 from skyrl.errors import ConfigError, Problem, UnknownFieldError
+from skyrl.tree.names import nearest
 from skyrl.tree.plain import TypeMismatch
 from skyrl.tree.types import ClassOf, class_of, coerce_exact, config_class
 
@@ -216,8 +217,6 @@ def _init(self: Any, /, **given: Any) -> None:
 
 
 def _unknown(name: str, fields: Mapping[str, Any]) -> Problem:
-    from skyrl.tree.names import nearest  # only to say what is wrong
-
     meant = nearest(name, tuple(fields))
     hint = f"did you mean {meant}?" if meant else f"there are: {', '.join(fields)}"
     return Problem(path=name, message="no such field", hint=hint)

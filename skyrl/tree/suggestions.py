@@ -1,0 +1,63 @@
+"""Which paths of a tree were meant by one that does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+from typing import Any, cast
+
+from skyrl.tree.classes import fields_of, leaf_paths, table_paths
+from skyrl.tree.names import LONGEST, alike, shared, slips
+from skyrl.tree.origins import Path
+
+_MOST = 3
+"""Suggestions that one message makes."""
+
+
+def suggestion(root: type[Any], owner: type[Any], path: Path, depth: int) -> tuple[str, list[str]]:
+    """A sentence for the unknown name `path[depth]` in the table `owner`, and the paths of `root` that it names.
+
+    A sibling one slip away is meant more likely than the same name elsewhere, and that more than a name somewhat alike.
+    """
+    name, siblings = path[depth], tuple(fields_of(owner))
+    if max(map(len, path)) > LONGEST:
+        return "", []
+    last_names = _last_names(cast(Any, root))
+    everywhere = last_names.keys()
+    tail = "." + ".".join(path[depth:])
+
+    def near(candidates: Iterable[str]) -> list[str]:
+        return sorted(candidates, key=lambda each: -_names_shared(path, each))[:_MOST]
+
+    if beside := _in_place_of(path, depth, slips(name, siblings), everywhere):
+        return f"did you mean {_or(beside)}?", beside
+    if homes := near(each for each in everywhere if f".{each}".endswith(tail)):
+        return f"this name belongs at {_or(homes)}", homes
+    if beside := _in_place_of(path, depth, alike(name, siblings), everywhere):
+        return f"did you mean {_or(beside)}?", beside
+    names = slips(path[-1], last_names.values()) or alike(path[-1], last_names.values())
+    if homes := near(each for each in everywhere if last_names[each] in names and {*path[:-1]} < {*each.split(".")}):
+        return f"did you mean {_or(homes)}?", homes
+    return "", []
+
+
+@cache
+def _last_names(root: Any) -> dict[str, str]:
+    """Every path of the tree, tables and leaves, with the last of its names."""
+    everywhere = dict.fromkeys([*table_paths(root), *(leaf for leaf, _ in leaf_paths(root))])
+    return {each: each.rpartition(".")[2] for each in everywhere}
+
+
+def _in_place_of(path: Path, depth: int, names: Iterable[str], everywhere: Collection[str]) -> list[str]:
+    """The paths with each of `names` at `depth`: those that exist as a whole, else those that exist as far as there."""
+    cut = [(*path[:depth], name) for name in names][:_MOST]
+    whole = [".".join((*each, *path[depth + 1 :])) for each in cut]
+    return [each for each in whole if each in everywhere] or [".".join(each) for each in cut]
+
+
+def _names_shared(path: Path, other: str) -> int:
+    return shared(path, other.split("."))
+
+
+def _or(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
