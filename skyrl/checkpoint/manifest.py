@@ -19,7 +19,9 @@ from typing import Any, Literal
 from attrs import field, frozen
 
 from skyrl import __version__
+from skyrl.checkpoint.names import step_of
 from skyrl.checkpoint.storage import Storage, digest_of
+from skyrl.checkpoint.validation import LARGEST_MANIFEST, check_body, is_count
 from skyrl.errors import ResumeError
 from skyrl.tree.dump import SCHEMA_VERSION
 
@@ -90,6 +92,8 @@ def read_manifest(storage: Storage, folder: str) -> Manifest:
     name = f"{folder}/{FILE}"
     where = f"{storage.where}/{name}"
     try:
+        if storage.size(name) > LARGEST_MANIFEST:
+            raise ResumeError(f"{where} is damaged: no manifest is larger than {LARGEST_MANIFEST} bytes")
         content = bytes(storage.read(name))
     except FileNotFoundError:
         raise ResumeError(f"{where} is missing: without it nothing says whether the checkpoint is whole") from None
@@ -103,8 +107,25 @@ def read_manifest(storage: Storage, folder: str) -> Manifest:
         intact = False
     if not intact:
         raise ResumeError(f"{where} is damaged: it is not what was written")
-    if body["format"] > FORMAT:
-        raise ResumeError(f"{where} has the format {body['format']}, and this version reads up to {FORMAT}")
+    return _manifest(body, folder, where)
+
+
+def _manifest(body: dict[str, Any], folder: str, where: str) -> Manifest:
+    """Raises `ResumeError` for what was not written by a run: the digest is anybody's to compute."""
+    try:
+        if not is_count(body["format"]):
+            raise ValueError("its format is not a whole number from 0")
+        if body["format"] > FORMAT:
+            raise ResumeError(f"{where} has the format {body['format']}, and this version reads up to {FORMAT}")
+        check_body(body)
+    except (ValueError, KeyError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ResumeError(f"{where} is not what a run writes: {why}") from None
+    step = step_of(folder)
+    if step is not None and step != body["step"]:
+        raise ResumeError(
+            f"{where} is of step {body['step']}: the folder was renamed or exchanged; give it its name back"
+        )
     files = [StoredFile(name=name, size=of["size"], digest=of["xxh3_128"]) for name, of in body["files"].items()]
     names = ("step", "world_size", "versions", "metrics", "schema_version", "fingerprint", "derived", "config")
     return Manifest(files=files, **{name: body[name] for name in names})

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.storage import Bytes, Storage, digest_of
+from skyrl.checkpoint.validation import LARGEST_HEADER, are_counts, is_count
 from skyrl.errors import ResumeError
 
 NAMES = {
@@ -177,28 +178,50 @@ class StoredTensors(Mapping[str, Tensor]):
         places: dict[str, list[_Place]] = {}
         for file in self.files:
             for name, shape, place in self._places_in(file):
-                shapes[name] = shape
-                places.setdefault(name, []).append(place)
+                there = places.setdefault(name, [])
+                if shapes.setdefault(name, shape) != shape or any(each.dtype != place.dtype for each in there):
+                    raise ResumeError(
+                        f"{self._where(file)} is damaged: {name} has another shape or type in another file"
+                    )
+                there.append(place)
+        for name, shape in shapes.items():
+            total = math.prod(shape)
+            missing = total - sum(place.count for place in places[name])
+            if missing > 0:  # before memory is taken for it
+                raise ResumeError(f"{self._where()}: of {name}, {missing} of {total} numbers are in none of its files")
         return shapes, places
 
+    def _where(self, file: str = "") -> str:
+        return f"{self.storage.where}/{self.folder}/{file}".rstrip("/")
+
     def _places_in(self, file: str) -> Iterator[tuple[str, tuple[int, ...], _Place]]:
-        path = f"{self.folder}/{file}"
         try:
-            length = int.from_bytes(self.storage.read(path, 0, 8), "little")
-            header = json.loads(self.storage.read(path, 8, length))
+            length, header = self._header(file)
+            room = self.storage.size(f"{self.folder}/{file}") - 8 - length
             index = json.loads(header["__metadata__"][_INDEX])
             for name, (shape, start) in index.items():
-                entry = header[name]
-                yield (
-                    name,
-                    tuple(shape),
-                    _Place(
-                        file=file,
-                        offset=8 + length + entry["data_offsets"][0],
-                        dtype=_TYPES[entry["dtype"]],
-                        start=start,
-                        count=math.prod(entry["shape"]),
-                    ),
-                )
-        except (KeyError, TypeError, ValueError, OSError, MemoryError, OverflowError) as error:
-            raise ResumeError(f"{self.storage.where}/{path} cannot be read: {error}") from error
+                place = _place(file, 8 + length, header[name], start, room)
+                if not are_counts(shape) or place.start + place.count > math.prod(shape):
+                    raise ValueError(f"{name} is no part of a tensor of the shape {shape}")
+                yield name, tuple(shape), place
+        except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as error:
+            raise ResumeError(f"{self._where(file)} cannot be read: {error}") from error
+
+    def _header(self, file: str) -> tuple[int, dict[str, Any]]:
+        """Its length in bytes, and what it says. A header does not reach beyond its file."""
+        path = f"{self.folder}/{file}"
+        length = int.from_bytes(self.storage.read(path, 0, 8), "little")
+        if length > min(self.storage.size(path) - 8, LARGEST_HEADER):
+            raise ValueError(f"its header claims {length} bytes")
+        return length, json.loads(self.storage.read(path, 8, length))
+
+
+def _place(file: str, data: int, entry: Mapping[str, Any], start: Any, room: int) -> _Place:
+    """Where a shard lies, by the header's entry; `data` is where the numbers of the file begin, `room` their bytes."""
+    shape, offsets, dtype = entry["shape"], entry["data_offsets"], _TYPES[entry["dtype"]]
+    if not (are_counts(shape) and are_counts(offsets) and len(offsets) == 2 and is_count(start)):
+        raise ValueError(f"its shape {shape}, offsets {offsets} or start {start} are not whole numbers from 0")
+    first, last = offsets
+    if last > room or last - first != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{last - first} bytes at {first} do not hold the shape {shape}")
+    return _Place(file=file, offset=data + first, dtype=dtype, start=start, count=math.prod(shape))

@@ -118,7 +118,7 @@ class Disk:
 
     def remove(self, name: str) -> None:
         path = self.path / name
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,13 +23,13 @@ from attrs import field, frozen
 from torch import Tensor
 
 from skyrl.checkpoint.manifest import FILE, Level, Manifest, StoredFile, damages, read_manifest
+from skyrl.checkpoint.names import STEP_FOLDER, name_of
 from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
 from skyrl.checkpoint.storage import Disk, Storage, digest_of
 from skyrl.errors import ResumeError, RunError
 
 STATE = "state.json"
-_NAME = re.compile(r"global_step_(\d+)")
 _UNFINISHED, _REMOVED = ".unfinished_", ".removed_"
 
 _log = logging.getLogger(__name__)
@@ -139,7 +138,7 @@ class CheckpointStore:
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, ascending; damaged ones are among them. Raises `ResumeError`."""
         try:
-            found = (_NAME.fullmatch(name) for name in self.storage.names())
+            found = (STEP_FOLDER.fullmatch(name) for name in self.storage.names())
             steps = sorted(int(name[1]) for name in found if name)
             if self.storage.moves:
                 return steps
@@ -181,7 +180,7 @@ class CheckpointStore:
     def _clean_up(self, folder: str) -> None:
         """What killed processes left, and what could not be deleted before."""
         for name in self.storage.names():
-            whole = self.storage.moves or not _NAME.fullmatch(name) or FILE in self.storage.names(name)
+            whole = self.storage.moves or not STEP_FOLDER.fullmatch(name) or FILE in self.storage.names(name)
             if name.startswith((_UNFINISHED, _REMOVED)) or not whole:
                 self._remove(name)
         if not self.storage.moves:
@@ -267,20 +266,22 @@ def load_checkpoint(folder: Path | str, verify: Level = "digest") -> Checkpoint:
             models.setdefault(model, []).append(file.name)
     return Checkpoint(
         models={model: StoredTensors(storage, name, tuple(files)) for model, files in models.items()},
-        state=json.loads(storage.read(f"{name}/{STATE}")),
+        state=_state(storage, name, manifest),
         **{each: getattr(manifest, each) for each in _DESCRIBED},
     )
 
 
-def name_of(step: int) -> str:
-    """Of a checkpoint's folder."""
-    return f"global_step_{step}"
-
-
-def step_of(folder: str) -> int | None:
-    """The step whose checkpoint a folder of this name holds; None for any other name."""
-    name = _NAME.fullmatch(folder.rstrip("/").rpartition("/")[2])
-    return int(name[1]) if name else None
+def _state(storage: Storage, folder: str, manifest: Manifest) -> dict[str, Any]:
+    where = f"{storage.where}/{folder}/{STATE}"
+    if all(file.name != STATE for file in manifest.files):
+        raise ResumeError(f"{where} is not in the manifest")
+    try:
+        state = json.loads(storage.read(f"{folder}/{STATE}"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ResumeError(f"{where} cannot be read: {type(error).__name__}") from error
+    if not isinstance(state, dict):
+        raise ResumeError(f"{where} is not what a run writes: it is not a table")
+    return state
 
 
 def file_of_rank(model: str, rank: int = 0, size: int = 1) -> str:

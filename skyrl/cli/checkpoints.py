@@ -126,7 +126,8 @@ def _tensors_that_differ(first: Checkpoint, second: Checkpoint, model: str) -> I
 
 def _found(folder: str) -> tuple[CheckpointStore, list[int]]:
     """The store that a person means, and the steps. Raises `ResumeError`."""
-    from skyrl.checkpoint.store import CheckpointStore, name_of, step_of
+    from skyrl.checkpoint.names import name_of, step_of
+    from skyrl.checkpoint.store import CheckpointStore
     from skyrl.runs.stored_runs import checkpoints_of
 
     step = step_of(folder)
@@ -149,7 +150,7 @@ def _found(folder: str) -> tuple[CheckpointStore, list[int]]:
 
 def _of_one(folder: str) -> str:
     """The absolute name of one checkpoint. Raises `ResumeError` if it is not the name of one."""
-    from skyrl.checkpoint.store import step_of
+    from skyrl.checkpoint.names import step_of
 
     if step_of(folder) is None:
         raise ResumeError(f"{folder} is not one checkpoint: name a folder .../global_step_N")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from skyrl.checkpoint.store import step_of
+from skyrl.checkpoint.names import step_of
 from skyrl.config import RewardModelConfig, SFTConfig, SkyRLTrainConfig
 from skyrl.config.kinds import KINDS, root_of
 from skyrl.config.stored import tree_of

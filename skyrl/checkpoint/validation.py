@@ -1,0 +1,67 @@
+"""What the manifest of a checkpoint may say. A digest finds accidents; this finds what somebody made up.
+
+Each function raises ValueError that says what is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+LARGEST_MANIFEST = 64 << 20
+LARGEST_HEADER = 100_000_000
+"""Bytes of the header of a safetensors file; the library itself reads no larger one."""
+
+_DIGEST = 32
+
+
+def check_body(body: Mapping[str, Any]) -> None:
+    """The members of a manifest, each of its type. Raises ValueError, and KeyError for one that is missing."""
+    _expect(is_count(body["step"]), "its step is not a whole number from 0")
+    _expect(is_count(body["schema_version"]), "its schema_version is not a whole number from 0")
+    _expect(isinstance(body["fingerprint"], str), "its fingerprint is not a text")
+    _expect(isinstance(body["config"], dict), "its config is not a table")
+    derived = body["derived"]
+    _expect(isinstance(derived, list) and all(isinstance(each, str) for each in derived), "derived is no list of paths")
+    _expect(_maps(body["world_size"], lambda ranks: is_count(ranks) and ranks > 0), "world_size has no counts of ranks")
+    _expect(_maps(body["versions"], lambda version: isinstance(version, str)), "its versions are not texts")
+    _expect(_maps(body["metrics"], _is_finite), "its metrics are not finite numbers")
+    _expect(isinstance(body["files"], dict), "its files are not a table")
+    for name, of in body["files"].items():
+        check_file(name, of)
+
+
+def check_file(name: str, of: Any) -> None:
+    """A file's name inside the checkpoint, its size and its digest."""
+    parts = name.split("/")
+    safe = all(part not in ("", ".", "..") for part in parts) and not set(name) & {"\\", "\0"}
+    _expect(safe and name != "manifest.json", f"{name!r} is not the name of a file in the checkpoint")
+    described = isinstance(of, dict) and is_count(of.get("size"))
+    _expect(described, f"the size of {name} is not a whole number from 0")
+    digest = of.get("xxh3_128")
+    is_hexadecimal = isinstance(digest, str) and len(digest) == _DIGEST and not set(digest) - set("0123456789abcdef")
+    _expect(is_hexadecimal, f"the digest of {name} is not one of xxh3-128")
+
+
+def is_count(value: Any) -> bool:
+    """Is it a whole number from 0?"""
+    return type(value) is int and value >= 0
+
+
+def are_counts(values: Any) -> bool:
+    """Is it a list of whole numbers from 0?"""
+    return isinstance(values, list) and all(map(is_count, values))
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _maps(value: Any, to: Any) -> bool:
+    return isinstance(value, dict) and all(map(to, value.values()))
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)
