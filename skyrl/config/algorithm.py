@@ -57,7 +57,7 @@ class DynamicSamplingConfig(BaseConfig):
     """Batches that may be drawn for one step before the run stops with an error. -1 or 0: no limit."""
 
     min_replace_ratio: float = field(default=0.3, validator=fraction)
-    """Under `replace`: part of the groups that must be good; below it the whole batch is drawn again."""
+    """Least share of good groups under `replace`; below it the whole batch is drawn again."""
 
 
 @frozen
@@ -94,7 +94,7 @@ class AlgorithmConfig(BaseConfig):
     mean something only at the temperature that the tokens were drawn at. 0 cannot be trained on."""
 
     grpo_norm_by_std: bool = True
-    """Under grpo: divide by the group's standard deviation. False is Dr. GRPO (arXiv:2503.20783)."""
+    """Divide by the group's standard deviation, with grpo. False is Dr. GRPO (arXiv:2503.20783)."""
 
     advantage_batch_normalize: bool = False
     """Shift and scale the advantages of a batch to mean 0 and standard deviation 1 over its tokens."""
@@ -104,7 +104,7 @@ class AlgorithmConfig(BaseConfig):
     `advantage_batch_normalize`."""
 
     reward_shaping: RewardShapingConfig = RewardShapingConfig()
-    """What is done to rewards before they are compared."""
+    """Adjustments of rewards before they are compared."""
 
     gamma: float = field(default=1.0, validator=fraction)
     """Discount per token; read by gae and reinforce++, and for what a critic learns."""
@@ -147,7 +147,7 @@ class AlgorithmConfig(BaseConfig):
     """The ratio pi / pi_old is clipped above at 1 plus this; larger than `eps_clip_low` is DAPO's clip-higher."""
 
     clip_ratio_c: float = field(default=3.0, validator=at_least(1))
-    """Under dual_clip: with a negative advantage A the loss is at most -A times this (arXiv:1912.09729)."""
+    """Bound of the loss at a negative advantage A, with dual_clip: at most -A times this (arXiv:1912.09729)."""
 
     zero_variance_filter: bool = False
     """Leave groups whose rewards are all equal out of the loss: none of their tokens counts."""
@@ -168,25 +168,25 @@ class AlgorithmConfig(BaseConfig):
     """Old spelling of `off_policy_correction.token_tis_ratio_clip_high`; read with `use_tis`. -1: unset."""
 
     sapo: SAPOConfig = SAPOConfig()
-    """For sapo."""
+    """Settings of the loss sapo."""
 
     clip_cov: ClipCovConfig = ClipCovConfig()
-    """For clip_cov."""
+    """Settings of the loss clip_cov."""
 
     kl_cov: KLCovConfig = KLCovConfig()
-    """For kl_cov."""
+    """Settings of the loss kl_cov."""
 
     cispo: CISPOConfig = CISPOConfig()
-    """For cispo."""
+    """Settings of the loss cispo."""
 
     dppo: DPPOConfig = DPPOConfig()
-    """For dppo."""
+    """Settings of the loss dppo."""
 
     gmpo: GMPOConfig = GMPOConfig()
-    """For gmpo."""
+    """Settings of the loss gmpo."""
 
     decoupled: DecoupledConfig = DecoupledConfig()
-    """For decoupled."""
+    """Settings of the loss decoupled."""
 
     def own_problems(self) -> Iterator[Problem]:
         """A KL penalty goes into the reward or into the loss."""

@@ -37,11 +37,12 @@ class DataConfig(BaseConfig):
     `####`. None: rows bring their `reward_spec`, or their task needs none."""
 
     bad_rows: Literal["stop", "skip"] = "stop"
-    """What becomes of a row that is no prompt: stop, with its number and the reason; skip: left out, and counted."""
+    """Policy for rows that are no prompt. stop: end the run with the row's number and the reason; skip: leave the row
+    out and count it."""
 
     epoch_tail: Literal["drop", "carry"] = "drop"
-    """What becomes of the prompts that do not fill the last batch of an epoch. drop: they are left out of that epoch,
-    other ones in each, and counted; carry: the batch is filled from the next epoch."""
+    """Policy for the prompts that do not fill the last batch of an epoch. drop: they are left out of that epoch,
+    different ones in each, and counted; carry: the batch is filled from the next epoch."""
 
     def own_problems(self) -> Iterator[Problem]:
         """Every training source has a weight, or none has."""

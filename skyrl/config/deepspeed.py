@@ -36,13 +36,13 @@ class ZeroOptimizationConfig(BaseConfig):
     """The Zero Redundancy Optimizer (arXiv:1910.02054)."""
 
     stage: Literal[0, 1, 2, 3] = 3
-    """What is sharded over ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too."""
+    """State that is sharded over ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too."""
 
     offload_param: OffloadConfig = OffloadConfig()
-    """Of the weights; stage 3 only."""
+    """Offloading of the weights; stage 3 only."""
 
     offload_optimizer: OffloadConfig = OffloadConfig()
-    """Of the optimizer state, whose step then runs on the CPU; stages 1 to 3."""
+    """Offloading of the optimizer state, whose step then runs on the CPU; stages 1 to 3."""
 
     zero_hpz_partition_size: int = field(default=1, validator=positive)
     """Ranks that keep a second sharded copy of the weights among them, so that backward gathers inside that group:
@@ -55,13 +55,13 @@ class ZeroOptimizationConfig(BaseConfig):
     """Sum gradients as 4-bit integers between nodes. Stage 3 only."""
 
     overlap_comm: bool = True
-    """Sum gradients while backward goes on."""
+    """Sum gradients during the backward pass."""
 
     contiguous_gradients: bool = True
     """Copy gradients into one buffer as they appear, against fragmentation."""
 
     round_robin_gradients: bool = False
-    """With an offloaded optimizer, spread the copying of gradients over ranks. Stages 1 and 2 only."""
+    """Spread the copying of gradients over ranks, with an offloaded optimizer. Stages 1 and 2 only."""
 
     reduce_bucket_size: int | Auto = field(default="auto", validator=_positive_size)
     """Elements summed over ranks at a time."""

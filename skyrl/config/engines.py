@@ -77,8 +77,8 @@ class InferenceEngineConfig(BaseConfig):
     """Sequences that an engine runs at once, at most; what is beyond that waits for any engine that gets free."""
 
     gpu_memory_utilization: float = field(default=0.8, validator=positive_fraction, metadata=FREE)
-    """Part of a GPU's memory that an engine takes for weights and cache. On a CPU, `kv_cache_memory_bytes` of
-    `engine_init_kwargs` is what counts: by default, room for 32 sequences of full length. vllm."""
+    """Share of a GPU's memory that an engine takes for weights and cache. On a CPU, `kv_cache_memory_bytes` of
+    `engine_init_kwargs` counts instead: by default, enough for 32 sequences of full length. vllm."""
 
     weight_sync_backend: Literal["nccl", "gloo", "disk", "delta"] = field(default="nccl", metadata=FREE)
     """How new weights travel to engines in other processes: broadcast over nccl (through CUDA IPC where GPUs are
@@ -140,34 +140,36 @@ class EngineBackend:
     """False for servers that run already."""
 
     is_embedded: bool = False
-    """It computes in the process and on the one GPU that it is made on, so that a run may be a single process."""
+    """Whether the engine computes in the process and on the GPU that create it, so that a run may be a single process.
+    """
 
     has_the_learners_dtype: bool = False
-    """It computes in `trainer.compute_dtype`, whatever `model_dtype` says."""
+    """Whether the engine computes in `trainer.compute_dtype`, whatever `model_dtype` says."""
 
     sleeps: bool = False
-    """With `colocate_all` it gives up its weights and cache whenever learners need the GPU."""
+    """Whether the engine gives up its weights and cache, with `colocate_all`, whenever learners need the GPU."""
 
     shares_prefixes: bool = False
-    """It reuses keys and values of prompts that begin alike, and those of older weights, too, if they are kept."""
+    """Whether the engine reuses keys and values of prompts with a common prefix; those of older weights, too, if they
+    are kept."""
 
     takes_adapters: bool = True
-    """It samples from a policy that is trained by adapters (LoRA)."""
+    """Whether the engine samples from a policy that is trained by adapters (LoRA)."""
 
     transports: tuple[str, ...] = ("gloo", "disk")
     """Values of `weight_sync_backend` by which weights reach it in another process."""
 
     repeats_on_a_cpu: bool = False
-    """Its `deterministic` mode runs without CUDA."""
+    """Whether the engine's `deterministic` mode runs without CUDA."""
 
     head_sizes_on_a_cpu: bool = False
-    """On a CPU it serves models of some head sizes only, which is looked at before the run starts."""
+    """Head sizes of the models that the engine serves on a CPU, which is checked before the run starts."""
 
     takes_megatron_weights: bool = False
     """Weights of Megatron learners are translated for it."""
 
     package: str = ""
-    """What it imports that the `train` extra does not bring; `extra` is the extra that does."""
+    """Package that the engine imports and the `train` extra does not bring; `extra` is the extra that does."""
 
     extra: str = ""
 
@@ -204,7 +206,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
     "http": EngineBackend(is_started_by_the_run=False),
     "sglang": EngineBackend(takes_adapters=False, transports=("nccl", "gloo", "disk")),
 }
-"""What is known about each kind of engine, by the name that `backend` has for it."""
+"""Facts about each kind of engine, keyed by the value of `backend`."""
 
 
 def backend_of(engine: InferenceEngineConfig) -> EngineBackend:

@@ -110,7 +110,7 @@ class RunConfig(BaseConfig):
 
 
 _READ: list[Callable[[Any, Any], Any]] = []
-"""What reads overrides into the resolved tree of a class: `load.py` builds on this module, and puts it here."""
+"""Reader of overrides into the resolved tree of a class: `load.py` builds on this module, and sets it here."""
 
 
 def reads_overrides(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -45,7 +45,7 @@ class SearchEnvConfig(BaseConfig):
     """Log every query and its answer."""
 
     search_url: str = field(default="http://127.0.0.1:8000/retrieve", metadata=FREE)
-    """Address of the retrieval service. It may change when a run goes on; the documents behind it should not."""
+    """Address of the retrieval service. It may change when a run is resumed; the documents behind it should not."""
 
     topk: int = field(default=3, validator=positive)
     """Documents per query."""
@@ -91,8 +91,8 @@ class SkyRLGymConfig(BaseConfig):
     type, a number that is not finite, an observation that is too large. After others it has failed for good."""
 
     failed_samples: Literal["drop_group", "fill"] = "drop_group"
-    """What becomes of a sample that failed for good or was skipped. drop_group: its whole group stays in the batch, and
-    no token of it is trained on; fill: another sample of its group stands in, and counts twice, unless none has a
+    """Policy for a sample that failed for good or was skipped. drop_group: its whole group stays in the batch, and no
+    token of it is trained on; fill: another sample of its group replaces it, and counts twice, unless none has a
     reward."""
 
     max_failed_share: float = field(default=0.2, validator=fraction)
@@ -117,16 +117,16 @@ class SkyRLGymConfig(BaseConfig):
     skyrl[math]; it runs in a sandbox."""
 
     text2sql: Text2SQLEnvConfig = Text2SQLEnvConfig()
-    """For `text2sql`."""
+    """Settings of the environment `text2sql`."""
 
     llm_as_a_judge: GSM8kLLMJudgeEnvConfig = GSM8kLLMJudgeEnvConfig()
-    """For `llm_as_a_judge`."""
+    """Settings of the environment `llm_as_a_judge`."""
 
     search: SearchEnvConfig = SearchEnvConfig()
-    """For `search` and `searchcode`."""
+    """Settings of the environments `search` and `searchcode`."""
 
     reward_model: RewardModelEnvConfig = RewardModelEnvConfig()
-    """For `reward_model`."""
+    """Settings of the environment `reward_model`."""
 
 
 @frozen

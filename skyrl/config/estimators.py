@@ -23,13 +23,13 @@ class EstimatorFacts:
     """Fields of `trainer.algorithm` that it reads."""
 
     compares_answers: bool = False
-    """It measures an answer against the others to its prompt: with one answer there is nothing to compare."""
+    """Whether an answer is measured against the others to its prompt: with one answer there is nothing to compare."""
 
     compares_with_greedy: bool = False
-    """It measures an answer against a greedy one, whose reward is in the batch's `baselines`."""
+    """Whether an answer is measured against a greedy one, whose reward is in the batch's `baselines`."""
 
     reads_values: bool | None = False
-    """It looks at a critic's values. None: unknown."""
+    """Whether the estimator reads a critic's values. None: unknown."""
 
     discounts: bool = False
     """Rewards of later tokens count less, so that a trajectory has to be one row."""
@@ -46,7 +46,7 @@ ADVANTAGE_ESTIMATORS: Mapping[str, EstimatorFacts] = {
     "opo": EstimatorFacts(compares_answers=True),
     "gpg": EstimatorFacts(compares_answers=True),
 }
-"""What is known about each built-in estimator, by the name that `advantage_estimator` has for it."""
+"""Facts about each built-in estimator, keyed by the value of `advantage_estimator`."""
 
 OWN_ESTIMATOR = EstimatorFacts(reads_values=None)
-"""What is taken for granted about an estimator of a user's own that declares nothing."""
+"""Facts assumed of a user's estimator that declares none."""

@@ -72,7 +72,7 @@ EVERY_KIND_RULES: tuple[Rule[Any], ...] = (
     a_run_has_a_folder_of_its_name,
     logs_lie_in_the_runs_folder,
 )
-"""In order: a rule comes after those that write what it reads."""
+"""Derivation rules in order: a rule comes after those that write what it reads."""
 
 
 def _on_cuda(trainer: Trainer) -> bool:

@@ -34,10 +34,10 @@ class ValueOrigin:
 
     value: Any
     because: str = ""
-    """For a rule: what follows from what, in a sentence."""
+    """Reason of a rule's derivation, in a sentence."""
 
     reads: tuple[tuple[str, Any, str], ...] = ()
-    """For a rule: each path that it read, its value, and where that came from."""
+    """Paths that a rule read, each with its value and where that came from."""
 
 
 @frozen(kw_only=True)
@@ -48,7 +48,7 @@ class Explanation:
     value: Any
     type: str
     allowed: str
-    """What the type does not say: a range, in words; empty for none."""
+    """Constraint beyond the type, in words, such as a range; empty for none."""
 
     doc: str
     chain: tuple[ValueOrigin, ...]
@@ -56,7 +56,7 @@ class Explanation:
     """Paths that are derived from it, each with the name of the rule."""
 
     acts_when: str
-    """When the field has an effect; empty for always."""
+    """Condition under which the field has an effect; empty for always."""
 
     acts: bool
     checks: tuple[tuple[str, str], ...]

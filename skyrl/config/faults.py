@@ -30,25 +30,25 @@ class FaultsConfig(BaseConfig):
         validator=rule_of_one_field(_is_time, 'a time ("3h"), or a moment ("2026-11-22T06:00+01:00")'),
         metadata=FREE,
     )
-    """Save and end with exit code 75 before this: so long after the start of the command, or at a moment in ISO 8601
-    (without a zone, in that of the machine). No step begins that would not be over in time, as far as earlier ones
-    tell. None: the run ends when it is finished."""
+    """Save and end with exit code 75 before this: a duration from the start of the command, or a point in time in ISO
+    8601 (without a zone, in that of the machine). A step that, judged by earlier ones, would not be over in time is not
+    started. None: the run ends when it is finished."""
 
     grace_period_seconds: Seconds = field(default=30.0, validator=positive, metadata=FREE)
-    """How long a run that was told to stop (SIGTERM, Ctrl-C, `stop_before`) may take to save what it has; after that it
-    ends with what was saved before. Less than what the queue grants."""
+    """Seconds that a run asked to stop (SIGTERM, Ctrl-C, `stop_before`) may take to save its state; after that it ends
+    with what was saved before. Less than what the queue grants."""
 
     stall_timeout_seconds: Seconds | None = field(default=1800.0, validator=positive, metadata=FREE)
-    """Without any progress for so long (no phase, call or sample comes to its end), the stacks of all processes are
-    written, with who waits for whom. None: nobody watches."""
+    """Seconds without progress (no phase, call or sample ends) after which the stacks of all processes are written,
+    with what each waits for. None: no watchdog."""
 
     on_stall: Literal["warn", "stop"] = field(default="warn", metadata=FREE)
-    """What happens then, besides: a warning, or the end of the run."""
+    """Action after a stall, besides writing the stacks: a warning, or the end of the run."""
 
     on_non_finite: Literal["skip", "abort", "roll_back"] = field(default="skip", metadata=FREE)
-    """Where a reward, log-probability, advantage, loss, gradient, learning rate or weight is NaN or infinite. skip:
-    leave the step out, or of it the update, as long as no weight is touched; abort: end the run; roll_back: go back to
-    the last checkpoint, and on with the prompts after this batch."""
+    """Policy for a reward, log-probability, advantage, loss, gradient, learning rate or weight that is NaN or infinite.
+    skip: leave out the step, or only the update, as long as no weight was changed; abort: end the run; roll_back:
+    return to the last checkpoint and continue with the prompts after this batch."""
 
     max_skipped_steps: int = field(default=3, validator=non_negative, metadata=FREE)
     """Steps in a row that may be left out (`on_non_finite = "skip"`) before the run ends. Updates that are left out for

@@ -13,27 +13,27 @@ class FullyAsyncConfig(BaseConfig):
     """Sample and train at the same time. False: in turns."""
 
     max_staleness_steps: int = field(default=4, validator=non_negative)
-    """A group that was begun by weights of version i trains weights of version i + this at the latest. 0: on policy; 1:
-    one step off; without it engines would wait for the longest answer of every batch."""
+    """Bound on staleness: a group started by weights of version i trains weights of version i + this at the latest. 0:
+    on policy; 1: one step off; without a bound, engines would wait for the longest answer of every batch."""
 
     num_parallel_generation_workers: int = field(default=768, validator=positive)
     """Groups sampled at the same time, at most."""
 
     queue_size: int | None = field(default=None, validator=positive)
-    """Groups begun and not yet trained on, at most; at least `trainer.train_batch_size`. None: as many as
-    `max_staleness_steps` lets be begun."""
+    """Largest number of groups started and not yet trained on; at least `trainer.train_batch_size`. None: as many as
+    `max_staleness_steps` allows."""
 
     interrupt_generation: bool = True
-    """New weights do not wait for samples that are being drawn: those stop between two tokens and go on under the new
-    weights. False: they are finished first. Every token knows the weights that drew it."""
+    """Let new weights interrupt samples that are being drawn: they stop between two tokens and continue under the new
+    weights. False: they are completed first. Every token records the version of the weights that drew it."""
 
     clear_kv_cache_on_weight_sync: bool = True
-    """An interrupted sample goes on from keys and values computed anew by the new weights. False: from those it has,
-    which is faster and a policy that never was; with vllm only without `enable_prefix_caching`."""
+    """Let an interrupted sample continue from keys and values computed anew by the new weights. False: from those it
+    has, which is faster, but samples from a mixture of policies; with vllm only without `enable_prefix_caching`."""
 
     mask_older_tokens: bool = False
-    """Of a sample that several versions of the weights drew, train on the newest version's tokens alone. False: on all,
-    which a correction sees as what they are."""
+    """Train only on the newest version's tokens of a sample that several versions of the weights drew. False: on all,
+    which a correction can account for."""
 
     steps_per_sync: int = field(default=1, validator=positive)
     """Training steps between new weights for the engines; at most `max_staleness_steps + 1`."""
@@ -43,5 +43,5 @@ class FullyAsyncConfig(BaseConfig):
     `groups.py:accept`); another prompt's group takes the place of one that may not. None: all may."""
 
     stall_timeout_seconds: float = field(default=3600.0, validator=positive, metadata=FREE)
-    """Without a single group that ends and may be trained on for so long, while the trainer waits for a batch, the run
-    ends and says which groups and calls it waited for."""
+    """Seconds without a usable group, while the trainer waits for a batch, after which the run ends and names the
+    groups and calls it waited for."""

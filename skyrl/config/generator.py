@@ -30,8 +30,8 @@ class SamplingParams(BaseConfig):
     """
 
     max_tokens: int | None = field(default=None, validator=positive)
-    """Tokens of prompt and completion together, at most; a turn that starts from as many or more ends the trajectory.
-    None: what the model has room for."""
+    """Largest number of tokens of prompt and completion together; a turn that starts from as many or more ends the
+    trajectory. None: the limit of the model."""
 
     temperature: float = field(default=1.0, validator=non_negative)
     """Softmax temperature, unitless. 0 is greedy, which evaluation may use and training may not."""
@@ -82,7 +82,7 @@ class ChatTemplateConfig(BaseConfig):
     """
 
     source: Literal["name", "file"] = "name"
-    """What `name_or_path` is: a file, or the name of a template (qwen3_with_thinking, qwen3_without_thinking)."""
+    """Kind of `name_or_path`: a file, or the name of a template (qwen3_with_thinking, qwen3_without_thinking)."""
 
     name_or_path: str | None = None
     """The name, or the path of a Jinja file of at most 1 MiB, which runs in a sandbox. None: the tokenizer's own."""
@@ -93,7 +93,7 @@ class GeneratorConfig(BaseConfig):
     """The generating half of a run."""
 
     inference_engine: InferenceEngineConfig = InferenceEngineConfig()
-    """What serves the policy."""
+    """Engines that serve the policy."""
 
     sampling_params: SamplingParams = SamplingParams()
     """How training samples are drawn."""
@@ -137,7 +137,7 @@ class GeneratorConfig(BaseConfig):
     its own; all turns get the trajectory's advantage. Batch sizes count trajectories."""
 
     merge_stepwise_output: bool = False
-    """Join turns under `step_wise_trajectories`: one whose prompt begins with all tokens of the turn before goes on in
+    """Join turns under `step_wise_trajectories`: a turn whose prompt begins with all tokens of the turn before stays in
     the same sample. Less to compute, and the same loss per token."""
 
     chat_template: ChatTemplateConfig = ChatTemplateConfig()
@@ -153,7 +153,7 @@ class GeneratorConfig(BaseConfig):
     """Leave trajectories that were cut off at the length limit out of the loss (DAPO, arXiv:2503.14476)."""
 
     rope_scaling: Mapping[str, Any] | None = None
-    """As `trainer.rope_scaling`, for the engines. None: what the trainer's says."""
+    """Counterpart of `trainer.rope_scaling` for the engines. None: the trainer's value."""
 
     rope_theta: float | None = field(default=None, validator=positive)
-    """As `trainer.rope_theta`, for the engines. None: what the trainer's says."""
+    """Counterpart of `trainer.rope_theta` for the engines. None: the trainer's value."""

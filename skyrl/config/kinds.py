@@ -52,7 +52,7 @@ RL = RunKind(
 )
 
 KINDS = ("rl", "sft", "reward_model")
-"""What a file's `kind` may name."""
+"""Values that a file's `kind` may take."""
 
 
 def kind_named(name: str) -> RunKind:

@@ -73,25 +73,25 @@ class OptimizerConfig(BaseConfig):
     """Steps, counted as `schedule_unit` says, over which the rate rises from `warmup_start_ratio` x `lr` to `lr`."""
 
     warmup_steps_proportion: float | None = field(default=None, validator=fraction_below_one)
-    """The same as a part of all steps, rounded down. None: `num_warmup_steps` says how many."""
+    """Length of warm-up as a share of all steps, rounded down. None: `num_warmup_steps` gives it."""
 
     warmup_start_ratio: float | None = field(default=None, validator=fraction)
-    """Where warm-up begins, as a part of `lr`. None: at `min_lr_ratio` with cosine and cosine_warmup_with_min_lr, at 0
-    otherwise."""
+    """Learning rate at the start of warm-up, as a share of `lr`. None: `min_lr_ratio` with cosine and
+    cosine_warmup_with_min_lr, 0 otherwise."""
 
     scheduler: Scheduler = "constant_with_warmup"
     """Shape of the learning rate after warm-up. Those that decay are laid out over the whole run: its length counts.
     The names are those of transformers; cosine_with_min_lr and cosine_warmup_with_min_lr are cosine."""
 
     min_lr_ratio: float = field(default=0.0, validator=fraction)
-    """Where linear, cosine and warmup_stable_decay end, as a part of `lr`."""
+    """Learning rate at the end of linear, cosine and warmup_stable_decay, as a share of `lr`."""
 
     num_decay_steps: int | None = field(default=None, validator=positive)
-    """Of warmup_stable_decay: the last steps, over which the rate falls linearly. None: all after warm-up."""
+    """Last steps of warmup_stable_decay, over which the rate falls linearly. None: all after warm-up."""
 
     schedule_unit: Literal["optimizer_step", "training_step"] = "optimizer_step"
-    """What the schedule counts: optimizer steps (mini-batches), or training steps, in all of whose mini-batches the
-    rate is the same. `num_warmup_steps` and `num_decay_steps` are in it."""
+    """Unit of the schedule: optimizer steps (mini-batches), or training steps, in all of whose mini-batches the rate is
+    the same. `num_warmup_steps` and `num_decay_steps` are counted in it."""
 
     def own_problems(self) -> Iterator[Problem]:
         """Warm-up has one length."""
@@ -108,13 +108,13 @@ class MixedPrecisionConfig(BaseConfig):
     """Types in which FSDP computes; master weights stay float32."""
 
     param_dtype: Dtype = "bf16"
-    """Of the gathered weights, and so of forward and backward."""
+    """Type of the gathered weights, and so of forward and backward."""
 
     reduce_dtype: Dtype = "fp32"
-    """In which gradients are summed over ranks."""
+    """Type in which gradients are summed over ranks."""
 
     buffer_dtype: Dtype = "fp32"
-    """Of buffers, such as rotary frequencies."""
+    """Type of buffers, such as rotary frequencies."""
 
 
 @frozen
@@ -204,7 +204,7 @@ class RefConfig(BaseConfig):
     """The frozen model that the policy is held near to; loaded only if `use_kl_loss` or `use_kl_in_reward` is on."""
 
     model: ModelConfig = ModelConfig()
-    """Its weights; without a path, those that the policy starts from."""
+    """Model of the reference; without a path, the weights that the policy starts from."""
 
     sequence_parallel_size: int = field(default=1, validator=positive)
     """Ranks that share one sequence. 1: none."""

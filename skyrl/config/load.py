@@ -47,7 +47,7 @@ class Composed(Generic[C]):
     """A run that can start."""
 
     written: C
-    """As its author wrote it, defaults filled in."""
+    """The tree as its author wrote it, with defaults filled in."""
 
     config: C
     """Resolved."""

@@ -68,7 +68,8 @@ class CISPOConfig(BaseConfig):
     """Distance of the upper bound from 1."""
 
     cispo_anchor: Literal["old", "rollout"] = "old"
-    """What the weight compares the policy with: itself before this batch, or the engine that drew the tokens."""
+    """Policy that the weight compares the current one with: itself before this batch, or the engine that drew the
+    tokens."""
 
 
 @frozen
@@ -105,7 +106,7 @@ class DecoupledConfig(BaseConfig):
     """Largest weight pi_old / pi_rollout of a token. None: no cap."""
 
     cap_mode: Literal["mask", "clamp"] = "mask"
-    """What becomes of a token above the cap: it is left out, though still counted, or its weight is held to the cap."""
+    """Policy for a token above the cap: it is left out, though still counted, or its weight is held to the cap."""
 
     dual_clip: bool = False
     """Hold the loss of tokens with a negative advantage, as dual_clip does, by `clip_ratio_c`."""
@@ -133,16 +134,17 @@ class OffPolicyCorrectionConfig(BaseConfig):
     """Leave out whole sequences by the geometric mean, or by the product, of their ratios. None: off."""
 
     geo_mask_high: float = field(default=1.01, validator=positive)
-    """Under `geometric`: sequences above this are left out. Mixture-of-experts models may need a wider range."""
+    """Upper bound under `geometric`: sequences above it are left out. Mixture-of-experts models may need a wider range.
+    """
 
     geo_mask_low: float = field(default=0.99, validator=non_negative)
-    """Under `geometric`: sequences below this are left out."""
+    """Lower bound under `geometric`: sequences below it are left out."""
 
     product_mask_high: float = field(default=2.0, validator=positive)
-    """Under `product`: sequences above this are left out."""
+    """Upper bound under `product`: sequences above it are left out."""
 
     product_mask_low: float = field(default=0.5, validator=non_negative)
-    """Under `product`: sequences below this are left out."""
+    """Lower bound under `product`: sequences below it are left out."""
 
     outlier_token_is_threshold_low: float | None = field(default=None, validator=non_negative)
     """Leave out a sequence if any token's ratio is below this, such as 1e-4. None: off."""
@@ -184,13 +186,15 @@ class LossFacts:
     """Other fields of `trainer.algorithm` that it reads."""
 
     reads_old_logprobs: bool = True
-    """It compares with the policy before the batch's first update. If no update needs that, no pass computes it."""
+    """Whether the loss compares with the policy before the batch's first update. If no update needs that, no pass
+    computes it."""
 
     reads_rollout_logprobs: bool | None = False
-    """It compares with the engine that drew the tokens, and so corrects stale samples itself. None: unknown."""
+    """Whether the loss compares with the engine that drew the tokens, and so corrects stale samples itself. None:
+    unknown."""
 
     of_whole_answers: bool = False
-    """Its paper gives every answer the same share: `loss_reduction = "sequence_mean"`."""
+    """Whether its paper gives every answer the same share: `loss_reduction = "sequence_mean"`."""
 
     takes_corrections: bool = True
     """Corrections of single sequences leave it what it is. False where it chooses tokens of all sequences together."""
@@ -199,7 +203,7 @@ class LossFacts:
     """Loss and gradient are exactly 0 at tokens whose advantage is 0: rows that have no other skip the forward pass."""
 
     by_settings: Callable[[Any], Mapping[str, Any]] = lambda settings: {}
-    """Which of the above differ under given settings of its table, by name."""
+    """Facts that differ under given settings of the loss's table, by name."""
 
 
 _CLIP = ("eps_clip_low", "eps_clip_high")
@@ -239,10 +243,10 @@ POLICY_LOSSES: Mapping[str, LossFacts] = {
     "importance_sampling": LossFacts(vanishes_without_advantage=True),
     "cross_entropy": LossFacts(reads_old_logprobs=False),
 }
-"""What is known about each built-in loss, by the name that `policy_loss_type` has for it."""
+"""Facts about each built-in loss, keyed by the value of `policy_loss_type`."""
 
 OWN_LOSS = LossFacts(reads_rollout_logprobs=None)
-"""What is taken for granted about a loss of a user's own that declares nothing."""
+"""Facts assumed of a user's loss that declares none."""
 
 
 def asks_for_correction(correction: OffPolicyCorrectionConfig) -> bool:

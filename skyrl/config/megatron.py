@@ -15,7 +15,7 @@ OPTIMIZER_DEFAULTS = FrozenDict(
         "optimizer_offload_fraction": 0.0,
     }
 )
-"""What `optimizer_config_kwargs` holds where its author says nothing: optimizer state stays on the GPU."""
+"""Default content of `optimizer_config_kwargs`: optimizer state stays on the GPU."""
 
 TRANSFORMER_DEFAULTS = FrozenDict(
     {
@@ -25,7 +25,7 @@ TRANSFORMER_DEFAULTS = FrozenDict(
         "recompute_num_layers": 1,
     }
 )
-"""What `transformer_config_kwargs` holds where its author says nothing: every layer is recomputed in backward."""
+"""Default content of `transformer_config_kwargs`: every layer is recomputed in backward."""
 
 
 def filled_up(defaults: Mapping[str, Any]) -> Callable[[Any], Any]:
@@ -45,10 +45,10 @@ class MegatronDDPConfig(BaseConfig):
     """Sum gradients over ranks in float32 whatever the model computes in."""
 
     overlap_grad_reduce: bool = False
-    """Sum gradients while backward goes on."""
+    """Sum gradients during the backward pass."""
 
     overlap_param_gather: bool = False
-    """Gather updated weights while forward goes on; needs `overlap_grad_reduce`."""
+    """Gather updated weights during the forward pass; needs `overlap_grad_reduce`."""
 
     average_in_collective: bool = True
     """Average in the collective itself; false divides before and sums."""

@@ -31,8 +31,8 @@ class SkyRLLoraConfig(BaseConfig):
     """Probability that an input of the adapter is dropped while training. 0: none."""
 
     lora_sync_path: str = field(default="/tmp/skyrl_lora_sync", metadata=FREE)
-    """Folder through which the adapter would go to the inference engines on its own. They get the weights that it is
-    merged into, by the same road as any others."""
+    """Folder for sending the adapter to the inference engines on its own. They get the weights that it is merged into,
+    by the same transport as any others."""
 
     target_modules: str | tuple[str, ...] = field(default="all-linear", metadata=IDENTITY)
     """Modules that get an adapter: `all-linear` for every linear layer but the head, a regular expression, or names."""

@@ -17,8 +17,8 @@ class PlacementConfig(BaseConfig):
     False: engines have GPUs of their own."""
 
     colocate_policy_ref: bool = True
-    """Without `colocate_all`: policy and reference (and critic) share GPUs, so their counts must agree. False: each has
-    its own."""
+    """Let policy and reference (and critic) share GPUs without `colocate_all`, so that their counts must agree. False:
+    each has its own."""
 
     policy_num_nodes: int = field(default=1, validator=positive, metadata=FREE)
     """Nodes of the policy."""

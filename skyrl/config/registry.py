@@ -37,7 +37,7 @@ class Registry:
     """Names of one kind of thing: ours, and those that a program registers."""
 
     kind: str
-    """As messages call it."""
+    """Name of the kind in messages."""
 
     field: str
     """Dotted path of the field that holds the name; `table` is where settings are."""

@@ -32,7 +32,7 @@ class OverlongConfig(BaseConfig):
     """A price for long answers (DAPO, arXiv:2503.14476, eq. 13), in tokens of the answer."""
 
     buffer_len: int | None = field(default=None, validator=positive)
-    """The penalty grows over this many tokens before the limit. None: there is none."""
+    """Tokens before the limit over which the penalty grows. None: no penalty."""
 
     penalty_factor: float = field(default=1.0, validator=non_negative)
     """Penalty at the limit."""

@@ -15,7 +15,7 @@ class SkyRLTrainConfig(RunConfig):
     """One reinforcement-learning run."""
 
     data: DataConfig = DataConfig()
-    """Which prompts."""
+    """Prompts for training and evaluation."""
 
     trainer: TrainerConfig = TrainerConfig()
     """How the policy learns."""
@@ -24,7 +24,8 @@ class SkyRLTrainConfig(RunConfig):
     """How samples are drawn."""
 
     environment: EnvironmentConfig = EnvironmentConfig()
-    """What answers the policy and scores it."""
+    """Tasks that answer the policy and score it."""
 
     kind: Literal["rl"] = field(default="rl", metadata=IDENTITY)
-    """Which root a file is read into: this one, or `sft` or `reward_model` (docs/sft.md)."""
+    """Kind of run, which decides the tree that a file is read into: this one, or `sft` or `reward_model` (docs/sft.md).
+    """

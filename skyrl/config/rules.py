@@ -230,4 +230,4 @@ RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
     nccl_is_for_vllm_on_cuda,
     precision_bounds_how_far_engine_and_learner_differ,
 )
-"""In order: a rule comes after those that write what it reads."""
+"""Derivation rules in order: a rule comes after those that write what it reads."""

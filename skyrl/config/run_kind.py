@@ -26,10 +26,10 @@ class RunKind:
     """Class of the tree."""
 
     rules: tuple[Rule[Any], ...]
-    """What follows from the rest, in order: a rule comes after those that write what it reads."""
+    """Derivation rules in order: a rule comes after those that write what it reads."""
 
     checks: tuple[Check[Any], ...]
-    """What must hold of a resolved tree."""
+    """Checks of the resolved tree."""
 
     effects: tuple[Effect, ...]
     """Fields that act under a condition only."""

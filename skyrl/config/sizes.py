@@ -21,7 +21,7 @@ Model = Literal["policy", "critic", "ref"]
 """A model with ranks of its own."""
 
 GPUS_OF_A_MACHINE = 8
-"""What a machine of a GPU cluster usually has; more where a model asks for more on one node."""
+"""GPUs that a machine of a GPU cluster usually has; more where a model asks for more on one node."""
 
 
 def has_critic(run: SkyRLTrainConfig) -> bool:

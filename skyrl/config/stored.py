@@ -30,7 +30,8 @@ from skyrl.tree.sparse import sparse
 C = TypeVar("C", bound=RunConfig)
 
 FILES = ("config.json", "manifest.json")
-"""In the folder of a run, and of a checkpoint, whose manifest holds the same and more."""
+"""Names of files with a stored tree: in the folder of a run, and of a checkpoint, whose manifest holds the same and
+more."""
 
 
 def stored_form(run: RunConfig) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class TrackerFacts:
     that names it."""
 
     package: str = ""
-    """What it imports that the `train` extra does not bring; `extra` is the extra that does."""
+    """Package that the tracker imports and the `train` extra does not bring; `extra` is the extra that does."""
 
     extra: str = ""
 

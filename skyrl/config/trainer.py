@@ -14,7 +14,7 @@ from skyrl.tree import FREE, IDENTITY, field, frozen
 from skyrl.tree.validators import non_negative, positive, positive_or_minus_one, positive_or_off
 
 Tracker = Literal["console", "wandb", "tensorboard", "mlflow", "swanlab"]
-"""Where metrics go."""
+"""Names of trackers."""
 
 
 @frozen
@@ -22,7 +22,7 @@ class TrainerConfig(BaseConfig):
     """The training half of a run. A learner can be built from this alone, with no generation settings."""
 
     placement: PlacementConfig = PlacementConfig()
-    """Which GPUs each model gets."""
+    """GPUs that each model gets."""
 
     strategy: Literal["fsdp", "fsdp2", "deepspeed", "megatron"] = "fsdp2"
     """How models are spread over ranks. `fsdp` and `fsdp2` are one: PyTorch's second fully sharded data parallelism."""
@@ -31,7 +31,7 @@ class TrainerConfig(BaseConfig):
     """How ranks share a sequence where a model's `sequence_parallel_size` is above 1."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What learners and the embedded engine compute on. auto: cuda where there is a GPU, cpu otherwise."""
+    """Device of learners and the embedded engine. auto: cuda where there is a GPU, cpu otherwise."""
 
     policy: PolicyConfig = PolicyConfig()
     """The model that is trained."""
@@ -43,7 +43,7 @@ class TrainerConfig(BaseConfig):
     """The model that predicts returns."""
 
     algorithm: AlgorithmConfig = AlgorithmConfig()
-    """What is optimized."""
+    """Objective, estimator and corrections."""
 
     fully_async: FullyAsyncConfig = FullyAsyncConfig()
     """Generation and training at the same time."""
@@ -77,13 +77,15 @@ class TrainerConfig(BaseConfig):
     """Prompts per optimizer step of the policy, over all ranks; it divides `train_batch_size`."""
 
     policy_mini_batch_size_in_samples: int | None = field(default=None, validator=positive)
-    """The same in samples, which is what a learner counts. None: times `generator.n_samples_per_prompt`."""
+    """Policy mini-batch in samples, the unit of learners. None: `policy_mini_batch_size` times
+    `generator.n_samples_per_prompt`."""
 
     critic_mini_batch_size: int = field(default=256, validator=positive)
     """Prompts per optimizer step of the critic, over all ranks; it divides `train_batch_size`."""
 
     critic_mini_batch_size_in_samples: int | None = field(default=None, validator=positive)
-    """The same in samples, which is what a learner counts. None: times `generator.n_samples_per_prompt`."""
+    """Critic mini-batch in samples, the unit of learners. None: `critic_mini_batch_size` times
+    `generator.n_samples_per_prompt`."""
 
     update_epochs_per_batch: int = field(default=1, validator=positive)
     """Passes over each training batch (PPO's epochs). 1: every sample is used once."""
@@ -104,7 +106,7 @@ class TrainerConfig(BaseConfig):
     """Lay the samples of a micro-batch end to end without padding; the result is the same up to rounding."""
 
     share_group_prompts: bool = True
-    """In a packed micro-batch, compute the prompt of neighbouring samples of one group once for all of them, where
+    """Compute the prompt of neighbouring samples of one group once for all of them in a packed micro-batch, where
     `attention` is sdpa and the model's layers see whole sequences; the result is the same up to rounding."""
 
     update_ref_every_epoch: bool = False
@@ -159,23 +161,24 @@ class TrainerConfig(BaseConfig):
     """Prompts evaluated at a time; the last batch may be smaller."""
 
     resume_mode: Literal["none", "latest", "from_path"] | None = field(default="latest", metadata=FREE)
-    """latest: go on from the newest whole checkpoint of this run, if there is one; from_path: from `resume_path`; none
-    or null: start anew. A checkpoint of another run is refused."""
+    """Checkpoint to resume from. latest: the newest whole checkpoint of this run, if there is one; from_path:
+    `resume_path`; none or null: start anew. A checkpoint of another run is refused."""
 
     resume_path: str | None = field(default=None, metadata=FREE)
     """Checkpoint folder (`.../global_step_N`) for `from_path`."""
 
     resume_with_changes: bool = field(default=False, metadata=FREE)
-    """Go on although fields that the numbers depend on were changed since; they are listed. What makes the run the run
-    it is, its seed, models and data, may not change. false: nothing but what changes no number may."""
+    """Resume although fields that the numbers depend on were changed since; they are listed. The run's identity (seed,
+    models and data) may not change. False: only fields that change no number may differ."""
 
     recover_mode: Literal["disabled", "auto", "fault", "resume"] | None = field(default=None, metadata=FREE)
-    """AReaL's words for how a run begins, and whether it is begun again when it fails. disabled: anew, and not; auto:
-    from the newest good checkpoint if there is one, and again after a failure; fault: anew, and after a failure from
-    the newest good checkpoint; resume: from a checkpoint that has to be there, and not. None: `resume_mode` says."""
+    """Start and restart of a run, in AReaL's words. disabled: starts anew, is not restarted; auto: starts from the
+    newest good checkpoint if there is one, and is restarted after a failure; fault: starts anew, and is restarted from
+    the newest good checkpoint; resume: starts from a checkpoint that must exist, is not restarted. None: `resume_mode`
+    decides."""
 
     recover_retries: int = field(default=3, validator=non_negative, metadata=FREE)
-    """How many times a failed run is begun again, under the modes that do so."""
+    """Number of restarts of a failed run, under the modes that restart it."""
 
     ckpt_path: str = field(default="~/ckpts/", metadata=FREE)
     """Folder of the checkpoints, which hold all that is needed to go on, or its address in an object store
@@ -186,12 +189,12 @@ class TrainerConfig(BaseConfig):
     too, and the last before a run is stopped. -1 or 0: none."""
 
     async_ckpt_save: bool = field(default=True, metadata=FREE)
-    """Copy the state and go on while it is written; the next checkpoint, and the end, wait for it. Takes host memory
-    for one copy. false: the run waits."""
+    """Copy the state and continue while it is written; the next checkpoint, and the end, wait for it. Takes host memory
+    for one copy. False: the run waits."""
 
     ckpt_verify: Literal["digest", "size"] = field(default="digest", metadata=FREE)
-    """What is compared with a checkpoint's manifest before it is resumed from, and before older ones are deleted.
-    digest: every byte; size: that every file is there in its length."""
+    """Extent of the comparison with a checkpoint's manifest before it is resumed from, and before older ones are
+    deleted. digest: every byte; size: that every file exists with its length."""
 
     max_ckpts_to_keep: int = field(default=-1, validator=positive_or_minus_one("all"), metadata=FREE)
     """Checkpoints kept, the newest; older ones are deleted once a newer one is verified, unless one of the next two
@@ -231,7 +234,7 @@ class TrainerConfig(BaseConfig):
     """Name of this run for trackers, and of its folder."""
 
     logger: Tracker | tuple[Tracker, ...] = field(default="wandb", metadata=FREE)
-    """Where metrics go besides the run's folder: one tracker, or a list of them."""
+    """Trackers of metrics besides the run's folder: one name, or a list."""
 
     recording: Literal["off", "jsonl", "jsonl.gz"] = field(default="off", metadata=FREE)
     """Keep every batch and what came of it below `run_path`, exactly: for `skyrl replay`, `skyrl bisect` and

@@ -13,10 +13,10 @@ WITHOUT_FIELDS = ("reduce_lr_on_plateau", "greedy")
 """Schedules with parameters that no field has."""
 
 DECAYING = ("linear", "cosine", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay")
-"""Those that end at `min_lr_ratio`."""
+"""Schedules that end at `min_lr_ratio`."""
 
 OURS = (*DECAYING, "constant", "constant_with_warmup")
-"""Those that `skyrl.learners.schedule` computes itself; the others are transformers' own."""
+"""Schedules that `skyrl.learners.schedule` computes itself; the others are transformers' own."""
 
 
 def schedule_problems(config: OptimizerConfig, path: str) -> Iterator[Problem]:

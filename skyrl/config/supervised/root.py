@@ -27,7 +27,7 @@ from skyrl.tree.validators import (
 )
 
 TrainOnWhat = Literal["last_assistant_message", "all_assistant_messages"]
-"""Which messages of a chat are learned."""
+"""Choice of the messages of a chat that are learned."""
 
 SCORE = "score"
 """Name of a reward model's head, which is the one that transformers gives it."""
@@ -75,7 +75,7 @@ class SupervisedConfig(RunConfig):
     """How the weights are updated. One batch is one optimizer step."""
 
     placement: SFTPlacementConfig = SFTPlacementConfig()
-    """Which GPUs the model gets."""
+    """GPUs that the model gets."""
 
     strategy: Literal["fsdp", "fsdp2", "deepspeed"] = "fsdp2"
     """How the model is spread over ranks. `fsdp` and `fsdp2` are one."""
@@ -105,15 +105,15 @@ class SupervisedConfig(RunConfig):
     """A name for each of `eval_datasets` in metrics. None: that of the file, or of the dataset."""
 
     bad_rows: Literal["stop", "skip"] = "stop"
-    """What becomes of a row that cannot be learned from: stop, with its number and the reason; skip: left out and
-    counted."""
+    """Policy for rows that cannot be learned from. stop: end the run with the row's number and the reason; skip: leave
+    the row out and count it."""
 
     max_length: int | None = field(default=None, validator=positive)
     """Longest row, in tokens. None: the positions of the model."""
 
     too_long: Literal["skip", "truncate"] = "skip"
-    """What becomes of a longer row. skip: left out and counted; truncate: what is beyond `max_length` is cut off, which
-    a reward model does not allow: its score is read at the end."""
+    """Policy for rows longer than `max_length`. skip: left out and counted; truncate: cut off at `max_length` and
+    counted, which a reward model does not allow: its score is read at the end."""
 
     tokenized_path: str | None = field(default=None, metadata=FREE)
     """Folder that tokenized rows are written to, and read from while training: data may be larger than memory, and a
@@ -148,7 +148,7 @@ class SupervisedConfig(RunConfig):
     up to rounding."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What is computed on. auto: cuda where there is a GPU, cpu otherwise."""
+    """Device for computation. auto: cuda where there is a GPU, cpu otherwise."""
 
     bf16: bool = True
     """Compute in bfloat16 where the device is cuda; see `compute_dtype`."""
@@ -208,19 +208,20 @@ class SupervisedConfig(RunConfig):
     """Checkpoints kept; older ones are deleted once a newer one is complete. -1: all."""
 
     resume_from: str = field(default="latest", metadata=FREE)
-    """latest: go on from the newest checkpoint of this run, if there is one; empty: start anew; otherwise the folder of
-    a checkpoint (`.../global_step_N`)."""
+    """Checkpoint to resume from. latest: the newest checkpoint of this run, if there is one; empty: start anew;
+    otherwise the folder of a checkpoint (`.../global_step_N`)."""
 
     resume_with_changes: bool = field(default=False, metadata=FREE)
-    """Go on from a checkpoint although fields that change numbers differ; what differs is printed."""
+    """Resume from a checkpoint although fields that change numbers differ; the differences are printed."""
 
     recover_mode: Literal["disabled", "auto", "fault", "resume"] | None = field(default=None, metadata=FREE)
-    """AReaL's words for how a run begins, and whether it is begun again when it fails. disabled: anew, and not; auto:
-    from the newest good checkpoint if there is one, and again after a failure; fault: anew, and after a failure from
-    the newest good checkpoint; resume: from a checkpoint that has to be there, and not. None: `resume_from` says."""
+    """Start and restart of a run, in AReaL's words. disabled: starts anew, is not restarted; auto: starts from the
+    newest good checkpoint if there is one, and is restarted after a failure; fault: starts anew, and is restarted from
+    the newest good checkpoint; resume: starts from a checkpoint that must exist, is not restarted. None: `resume_from`
+    decides."""
 
     recover_retries: int = field(default=3, validator=non_negative, metadata=FREE)
-    """How many times a failed run is begun again, under the modes that do so."""
+    """Number of restarts of a failed run, under the modes that restart it."""
 
     hf_save_interval: Interval = field(default=0, validator=interval, metadata=FREE)
     """Optimizer steps between exports of the model in Hugging Face format, or epochs, or time, or a list. -1 or 0:
@@ -242,7 +243,7 @@ class SupervisedConfig(RunConfig):
     """Name of this run for trackers, and of its folder."""
 
     logger: Literal["console"] = field(default="console", metadata=FREE)
-    """Where metrics go besides the run's folder."""
+    """Trackers of metrics besides the run's folder: one name, or a list."""
 
     @property
     def rows_of_an_item(self) -> int:
@@ -321,10 +322,10 @@ class SFTConfig(SupervisedConfig):
     """Supervised fine-tuning (`kind = "sft"`): the likelihood of what assistants said."""
 
     kind: Literal["sft"] = field(default="sft", metadata=IDENTITY)
-    """Which root a file is read into."""
+    """Kind of run, which decides the tree that a file is read into."""
 
     train_on_what: TrainOnWhat = "last_assistant_message"
-    """Which messages are learned; what the template writes behind them to end them, too."""
+    """Messages that are learned, with the text by which the template ends them."""
 
     messages_key: str = "messages"
     """Column of the chat: a list of messages with `role` and `content`, or its JSON text. Rows without it may have
@@ -336,7 +337,7 @@ class RewardModelConfig(SupervisedConfig):
     """A reward model from preferences (`kind = "reward_model"`): Bradley-Terry, one number at the end of a chat."""
 
     kind: Literal["reward_model"] = field(default="reward_model", metadata=IDENTITY)
-    """Which root a file is read into."""
+    """Kind of run, which decides the tree that a file is read into."""
 
     chosen_key: str = "chosen"
     """Column of the better chat, or of the better answer where there is a `prompt_key`."""

@@ -34,4 +34,4 @@ SUPERVISED_RULES: tuple[Rule[Any], ...] = (
     checkpoints_lie_in_the_runs_folder,
     exports_lie_in_the_runs_folder,
 )
-"""In order: a rule comes after those that write what it reads."""
+"""Derivation rules in order: a rule comes after those that write what it reads."""
