@@ -20,7 +20,7 @@ from skyrl.chats.contents import dropped, dropped_tools
 from skyrl.chats.ends import TurnEnds
 from skyrl.chats.spans import Layout, Layouts
 from skyrl.chats.spellings import Spelling, spellings
-from skyrl.chats.text import Message, text_tokens
+from skyrl.chats.text import CONTEXT, Message, continued_tokens, text_tokens
 from skyrl.errors import DataError
 
 Ids = NDArray[np.int64]
@@ -100,20 +100,12 @@ class ChatMasks:
     def _tokens(self, layout: Layout) -> tuple[Ids, Mask]:
         ids: list[int] = []
         mask: list[bool] = []
-        position = 0
-        for span in layout.spans:
-            for text, is_learned in (
-                (layout.text[position : span.start], False),
-                (layout.text[span.start : span.stop], True),
-            ):
-                piece = text_tokens(self._tokenizer, text)
-                ids += piece
-                mask += [is_learned] * len(piece)
-            position = span.stop
-        if layout.ended:
-            rest = text_tokens(self._tokenizer, layout.text[position:])
-            ids, mask = [*ids, *rest], [*mask, *[False] * len(rest)]
-        else:
+        for start, stop, is_learned in layout.pieces():
+            before = layout.text[max(0, start - CONTEXT) : start]
+            piece = continued_tokens(self._tokenizer, before, layout.text[start:stop])
+            ids += piece
+            mask += [is_learned] * len(piece)
+        if not layout.ended:
             ids, mask = [*ids, self._tokenizer.eos_token_id], [*mask, True]
         return np.asarray(ids, dtype=np.int64), np.asarray(mask, dtype=np.bool_)
 

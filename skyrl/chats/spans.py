@@ -44,7 +44,17 @@ class Layout:
     text: str
     spans: tuple[Span, ...]
     ended: bool
-    """Whether the template ends the last turn; where it does not, an end-of-sequence token has to."""
+    """Whether the template ends the last turn; where it does not, an end-of-sequence token has to, and ends the text."""
+
+    def pieces(self) -> Iterator[tuple[int, int, bool]]:
+        """Characters from and to (exclusive) of each stretch of the text, and whether it is learned."""
+        position = 0
+        for span in self.spans:
+            yield position, span.start, False
+            yield span.start, span.stop, True
+            position = span.stop
+        if self.ended:
+            yield position, len(self.text), False
 
 
 @frozen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from skyrl.errors import DataError, TextError
@@ -31,3 +32,29 @@ def text_tokens(tokenizer: Any, text: str, **options: Any) -> list[int]:
         raise TextError(f"the text {around!r} holds a lone surrogate, which no tokenizer takes") from error
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False, **options) if text else []
     return ids
+
+
+CONTEXT = 32
+"""Characters before a text that decide how its first word is read."""
+
+
+def continued_tokens(tokenizer: Any, before: str, text: str, **options: Any) -> list[int]:
+    """Token ids of a text that stands behind another one. Raises `TextError` as `text_tokens` does.
+
+    Tokenizers with SentencePiece's pipeline put a space before every text that they are given, which is not there in
+    the middle of a conversation. Behind its context a text is read without it, unless a token joins the two.
+    """
+    alone = text_tokens(tokenizer, text, **options)
+    if not before or not text or not puts_a_space_first(tokenizer):
+        return alone
+    context = text_tokens(tokenizer, before[-CONTEXT:], **options)
+    both = text_tokens(tokenizer, before[-CONTEXT:] + text, **options)
+    return both[len(context) :] if both[: len(context)] == context else alone
+
+
+@lru_cache(maxsize=16)
+def puts_a_space_first(tokenizer: Any) -> bool:
+    """Whether the tokenizer reads a text alone otherwise than behind another one, as SentencePiece's pipeline does."""
+    behind = text_tokens(tokenizer, "\na")
+    alone = text_tokens(tokenizer, "a")
+    return behind[len(behind) - len(alone) :] != alone

@@ -110,7 +110,7 @@ class SingleAnswer:
         if sampled and sampled[-1] in self._tokenizer.all_special_ids:
             transcript.withdraw(1)
         text = "".join(str(message["content"]) for message in turn.observations)
-        transcript.place(self._spelled.plain(text))
+        transcript.place(self._spelled.plain(text, before=turn.completion.text))
         return transcript
 
     def end(self, transcript: Transcript, completion: Completion) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from skyrl.chats.text import chat_text, text_tokens
+from skyrl.chats.text import CONTEXT, chat_text, continued_tokens, text_tokens
 from skyrl.errors import DataError
 
 Message = Mapping[str, Any]
@@ -45,18 +45,19 @@ class Spelled:
             for name, value in message.items()
         }
 
-    def ids(self, text: str) -> tuple[int, ...]:
-        """Tokens of a text with marks, each of which becomes the letters that it stands for."""
-        parts = _MARKED.split(text)
-        return tuple(
-            token
-            for place, part in enumerate(parts)
-            for token in (self.plain(self.texts[int(part)]) if place % 2 else _encode(self.tokenizer, part))
-        )
+    def ids(self, text: str, before: str = "") -> tuple[int, ...]:
+        """Tokens of a text with marks, each of which becomes the letters that it stands for, behind another text."""
+        ids: list[int] = []
+        for place, part in enumerate(_MARKED.split(text)):
+            shown = self.texts[int(part)] if place % 2 else part
+            options = {"split_special_tokens": True} if place % 2 else {}
+            ids += continued_tokens(self.tokenizer, before, shown, **options)
+            before = (before + shown)[-CONTEXT:]
+        return tuple(ids)
 
-    def plain(self, text: str) -> tuple[int, ...]:
-        """Tokens of a text in which nothing is a special token."""
-        return _encode(self.tokenizer, text, split_special_tokens=True)
+    def plain(self, text: str, before: str = "") -> tuple[int, ...]:
+        """Tokens of a text behind another one, in which nothing is a special token."""
+        return tuple(continued_tokens(self.tokenizer, before, text, split_special_tokens=True))
 
     def _mark(self, found: re.Match[str]) -> str:
         return _MARK.format(self.texts.index(found[0]))
@@ -103,7 +104,7 @@ class Template:
         said; None where the template leaves that text out. Raises `DataError`.
         """
         _, found, rest = self.text([*conversation, *map(self.spelled.marked, said)]).partition(stem)
-        return self.spelled.ids(rest) if found else None
+        return self.spelled.ids(rest, before=stem) if found else None
 
 
 def _encode(tokenizer: Any, text: str, **options: Any) -> tuple[int, ...]:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from skyrl.chats.ends import ANSWER
 from skyrl.chats.examples import ADD, assistant, call, result, user
 from skyrl.chats.masks import ChatMasks
 from skyrl.errors import DataError
+from skyrl.rollout.chats import FIXED
+from skyrl.rollout.rendering import Template
 from tests.chats.corpus import tokenizer_of
 from tests.rollout.chats import CHATML, chat_tokenizer
+from tests.rollout.families import FAMILIES
 
 TOOLS = (ADD,)
 THOUGHTS = "<think>\nTwo and two.\n</think>\n\nFour."
@@ -191,3 +197,34 @@ def test_twice_as_many_turns_are_twice_the_work(name: str, loop: bool) -> None:
         assert tokenizer_of(name).decode(ids[mask]).count("add" if loop else "Four.") == turns
         work.append(counts.written + counts.read)
     assert work[1] / work[0] <= 2.2
+
+
+def with_sentencepiece(template: str, *, legacy: bool) -> Any:
+    """A tokenizer of letters that puts a space before every text, as those of Llama 2 and of Mistral do."""
+    letters = [chr(code) for code in range(33, 127)] + ["\N{LOWER ONE EIGHTH BLOCK}", "\n"]
+    vocabulary = {letter: number for number, letter in enumerate(letters)}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    if legacy:
+        space = normalizers.Replace(" ", "\N{LOWER ONE EIGHTH BLOCK}")
+        inner.normalizer = normalizers.Sequence([normalizers.Prepend("\N{LOWER ONE EIGHTH BLOCK}"), space])
+    else:
+        inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    inner.add_special_tokens(["<s>", "</s>"])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", chat_template=template)
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+@pytest.mark.parametrize("name", ["zephyr", "mistral", "llama 2", "alpaca"])
+async def test_no_space_is_put_before_a_text_in_the_middle_of_a_conversation(name: str, legacy: bool) -> None:
+    """Letters of the whole text, and of a rollout that sampled the answers: none has a space of the tokenizer's own."""
+    tokenizer = with_sentencepiece(FAMILIES[name].template, legacy=legacy)
+    chat = [user("a?"), assistant("one"), user("b?"), assistant("two")]
+    ids, mask = ChatMasks(tokenizer, all_messages=True)(chat)
+    whole = tokenizer.encode(tokenizer.apply_chat_template(chat, tokenize=False), add_special_tokens=False)
+    assert ids.tolist() == whole
+    first, second = (int(edge) for edge in np.flatnonzero(np.diff(mask.astype(int)) == 1) + 1)
+    ends = [int(edge) + 1 for edge in np.flatnonzero(np.diff([*mask.astype(int), 0]) == -1)]
+    template = Template(tokenizer=tokenizer, arguments={})
+    between = template.after(FIXED, ANSWER, [user("b?")])
+    assert between is not None and list(between[-(second - ends[0]) :]) == ids[ends[0] : second].tolist()
+    assert template.start(chat[:1]) == tuple(ids[:first].tolist())
