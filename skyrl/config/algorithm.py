@@ -1,4 +1,4 @@
-"""What is optimized: how rewards become advantages, and advantages a loss."""
+"""The objective: how rewards become advantages, and advantages a loss."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
@@ -47,7 +47,7 @@ class KLCtrlConfig(BaseConfig):
 
 @frozen
 class DynamicSamplingConfig(BaseConfig):
-    """What happens to groups whose samples all got the same reward: they teach nothing."""
+    """Policy for groups whose samples all got the same reward, which carry no learning signal."""
 
     type: Literal["filter", "replace"] | None = None
     """filter: such groups are dropped and more are drawn until the batch is full (DAPO, arXiv:2503.14476); replace:

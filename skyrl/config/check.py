@@ -23,9 +23,9 @@ from skyrl.tree.secrets import HIDDEN
 
 
 def check(config: RunConfig, origins: Origins | None = None, broken: Collection[str] = ()) -> list[Problem]:
-    """Every problem of a resolved tree, errors and warnings, each with its place.
+    """All problems of a resolved tree, errors and warnings, each with its place.
 
-    `origins` tell what was written; without them, written means different from the default.
+    `origins` say what was written; without them, written means different from the default.
     """
     found = find_problems(config, kind_of(config).all_checks, origins or {}, broken)
     return [*found, *_what_was_hidden(config, origins or {}, broken), *without_effect(config, origins, broken)]
@@ -58,14 +58,16 @@ def has_effect(run: RunConfig, path: str) -> bool:
 
 
 def _changed(run: RunConfig) -> Origins:
-    """As if every value that differs from its default, and may not have been derived, had been written in Python."""
+    """Origins as if every value that differs from its default, and cannot have been derived, had been written in
+    Python.
+    """
     derived = [rule.table or rule.writes for rule in kind_of(run).rules]
     changed = differences(type(run)(), run)
     return {path: (Origin(kind="python"),) for path in changed if not touches([path], derived)}
 
 
 def _what_was_hidden(run: RunConfig, origins: Origins, broken: Collection[str]) -> Iterator[Problem]:
-    """Where a stored run is read, of whatever kind, its secrets are missing: they were not stored."""
+    """Problems for secrets of a stored run, which were masked when it was stored and have to be given again."""
     for path in map(dotted, _hidden(run)):
         if not touches([path], broken):
             hint = "take it from a variable: env:NAME"
@@ -74,7 +76,7 @@ def _what_was_hidden(run: RunConfig, origins: Origins, broken: Collection[str]) 
 
 
 def _hidden(value: Any) -> list[Path]:
-    """Where it stands in the texts of a tree, those in lists and tables of free form among them."""
+    """Paths of masked secrets in the texts of a tree, including those in lists and free-form tables."""
     if isinstance(value, str):
         return [()] if HIDDEN in value else []
     inside: Iterable[tuple[Any, Any]] = ()

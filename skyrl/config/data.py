@@ -1,4 +1,4 @@
-"""Which prompts the run trains on and is evaluated on."""
+"""Data: the prompts that the run trains on and is evaluated on."""
 
 from collections.abc import Iterator
 from typing import Literal

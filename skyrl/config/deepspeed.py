@@ -19,7 +19,7 @@ _positive_size = rule_of_one_field(lambda value: value == "auto" or value > 0, '
 
 @frozen
 class OffloadConfig(BaseConfig):
-    """Where sharded state rests while it is not in use."""
+    """Location of sharded state while it is not in use."""
 
     device: Literal["none", "cpu", "nvme"] = "none"
     """none: it stays on the GPU."""

@@ -1,4 +1,4 @@
-"""When the fields of `trainer.algorithm` have an effect."""
+"""Conditions under which the fields of `trainer.algorithm` have an effect."""
 
 from __future__ import annotations
 

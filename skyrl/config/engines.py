@@ -17,7 +17,7 @@ from skyrl.tree.validators import port, positive, positive_fraction
 
 @frozen
 class InferenceEngineConfig(BaseConfig):
-    """What serves the policy. One engine takes data x pipeline x tensor GPUs."""
+    """Inference engines, which serve the policy. One engine takes data x pipeline x tensor GPUs."""
 
     backend: Literal["vllm", "torch", "http", "sglang"] = "vllm"
     """vllm: vLLM engines that the run starts; torch: the embedded engine, beside the learner, without a server; http:
@@ -131,7 +131,7 @@ class InferenceEngineConfig(BaseConfig):
 
 @attrs.frozen(kw_only=True)
 class EngineBackend:
-    """What the configuration knows about one kind of inference engine."""
+    """Facts about one kind of inference engine."""
 
     fields: tuple[str, ...] = ()
     """Fields of `InferenceEngineConfig` that not every engine reads, and this one does."""
@@ -210,7 +210,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
 
 
 def backend_of(engine: InferenceEngineConfig) -> EngineBackend:
-    """What is known about the configured kind of engine."""
+    """Facts about the configured kind of engine."""
     return BACKENDS[engine.backend]
 
 

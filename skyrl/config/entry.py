@@ -28,10 +28,7 @@ else:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 class BaseConfig(_AttrsClass):
-    """What every table of a configuration is derived from.
-
-    A subclass of a table is a table, too, whether `@frozen` stands above it or not.
-    """
+    """Base class of every table of a configuration. Its subclasses are tables, too, with or without `@frozen`."""
 
     __slots__ = ()
 
@@ -55,7 +52,7 @@ class BaseConfig(_AttrsClass):
         yield from ()
 
     def problems_at(self, path: str) -> Iterator[Problem]:
-        """The same in a tree in which the table stands at `path`."""
+        """Problems of this table in a tree in which it stands at `path`."""
         for problem in self.own_problems():
             yield attrs.evolve(problem, path=f"{path}.{problem.path}")
 
@@ -125,7 +122,7 @@ def get_config_as_dict(config: Any) -> dict[str, Any]:
 
 
 def get_config_as_yaml_str(config: Any) -> str:
-    """The same as YAML, which `load` reads back. Needs PyYAML."""
+    """The tree as YAML, which `load` reads back. Needs PyYAML."""
     from skyrl.tree.yaml_file import yaml_text
 
     return yaml_text(to_dict(config))

@@ -1,4 +1,4 @@
-"""What answers the policy and scores it."""
+"""Environments: they answer the policy and score it."""
 
 from typing import Literal
 
@@ -131,7 +131,7 @@ class SkyRLGymConfig(BaseConfig):
 
 @frozen
 class EnvironmentConfig(BaseConfig):
-    """Which environment a prompt is played in."""
+    """Choice of the environment that a prompt is played in."""
 
     env_class: str | None = field(default="gsm8k", metadata=IDENTITY)
     """Name of a registered environment, or an import path (`my_package.envs:MyEnv`), for prompts whose row names none

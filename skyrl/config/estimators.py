@@ -13,10 +13,9 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class EstimatorFacts:
-    """What the configuration knows about an advantage estimator.
+    """Facts about an advantage estimator.
 
-    An estimator of a user's own declares what differs from `OWN_ESTIMATOR` as attributes of its class, under the same
-    names.
+    A user's estimator declares what differs from `OWN_ESTIMATOR` as attributes of its class, under the same names.
     """
 
     fields: tuple[str, ...] = ()

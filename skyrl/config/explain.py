@@ -1,6 +1,6 @@
-"""What is known about one path of a loaded tree: its meaning, where its value came from, what depends on it.
+"""Explanation of one path of a loaded tree: its meaning, the origin of its value, and the values that depend on it.
 
-Data; `skyrl config explain` prints it.
+Data only; `skyrl config explain` prints it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ValueOrigin:
 
 @frozen(kw_only=True)
 class Explanation:
-    """Of one path."""
+    """Explanation of one path."""
 
     path: str
     value: Any
@@ -67,7 +67,7 @@ class Explanation:
 
 
 def explain(path: str, run: RunConfig, origins: Origins) -> Explanation:
-    """What is known about `path` in the resolved tree `run`, whose origins include those of the rules.
+    """The explanation of `path` in the resolved tree `run`, whose origins include those of the rules.
 
     Raises `ConfigError` for a path that does not exist.
     """

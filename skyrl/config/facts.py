@@ -1,4 +1,4 @@
-"""What is known about the loss and the estimator that a configuration chooses, built in or of a user's own."""
+"""Facts about the loss and the estimator that a configuration chooses, built in or a user's own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def estimator_facts(algorithm: AlgorithmConfig) -> EstimatorFacts:
 
 
 def _declared(facts: F, thing: Any) -> F:
-    """The same with what the thing has an attribute for that is True or False."""
+    """The facts, with those replaced that the object declares as attributes that are True or False."""
     named = {each.name: getattr(thing, each.name, None) for each in attrs.fields(type(facts))}
     declared: Any = {name: value for name, value in named.items() if isinstance(value, bool)}
     return attrs.evolve(facts, **declared)

@@ -1,4 +1,4 @@
-"""What a run does when it is interrupted, makes no progress, or computes what is no number."""
+"""How a run handles interruption, stalls and non-finite values."""
 
 from __future__ import annotations
 

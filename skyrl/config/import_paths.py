@@ -19,7 +19,7 @@ def is_import_path(name: str) -> bool:
 
 
 def absolute(name: str) -> str:
-    """The same import path, good from any folder."""
+    """The import path in a form that is valid from any folder."""
     where, _, attribute = name.rpartition(":")
     return f"{Path(where).expanduser().absolute()}:{attribute}" if where.endswith(".py") else name
 

@@ -36,7 +36,7 @@ class Every:
 
 
 def read_interval(value: Interval) -> Every:
-    """What the field says. Raises ValueError for a text that is no interval, and where one kind of time comes twice."""
+    """The interval described by the field. Raises ValueError for text that is no interval, and for a repeated unit."""
     found: dict[str, float] = {}
     for part in value if isinstance(value, tuple) else (value,):
         kind, number = _part(part)

@@ -73,7 +73,7 @@ def kind_of(run: Any) -> RunKind:
 
 
 def header_of(root: type[RunConfig]) -> dict[str, str]:
-    """What a file of this kind of run begins with: nothing for reinforcement learning, which needs no `kind`."""
+    """First lines of a file of this kind of run: empty for reinforcement learning, which needs no `kind`."""
     kind = kind_of(root)
     return {} if kind is RL else {"kind": kind.name}
 

@@ -107,7 +107,7 @@ def compose(
 
 @reads_overrides
 def _resolved(overrides: Overrides, root: type[C]) -> C:
-    """What a tree's own constructors return, such as `SkyRLTrainConfig.from_dict`."""
+    """The result of a tree's own constructors, such as `SkyRLTrainConfig.from_dict`."""
     return resolve(load([], overrides, root))
 
 
@@ -146,7 +146,7 @@ def _layers(files: Files, overrides: Overrides, context: ReadContext) -> list[_L
 
 
 def _in_terms_of_kinds(problem: Problem, root: type[Any]) -> Problem:
-    """The same, where it comes from taking one kind of run for another."""
+    """The problem, reworded if one kind of run was taken for another."""
     if problem.path == "kind" and (found := _refused_kind(problem)) not in KINDS:
         return evolve(problem, message=f"{found!r} is not one of: {', '.join(KINDS)}", hint="")
     name = problem.path.partition(".")[0]

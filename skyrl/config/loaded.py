@@ -1,4 +1,4 @@
-"""What `load` returns: a tree as it was written, and where each of its values came from."""
+"""Result of `load`: a tree as it was written, and the origin of each of its values."""
 
 from __future__ import annotations
 

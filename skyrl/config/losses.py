@@ -174,9 +174,9 @@ class OffPolicyCorrectionConfig(BaseConfig):
 
 @attrs.frozen(kw_only=True)
 class LossFacts:
-    """What the configuration knows about a policy loss.
+    """Facts about a policy loss.
 
-    A loss of a user's own declares what differs from `OWN_LOSS` as attributes of its class, under the same names.
+    A user's loss declares what differs from `OWN_LOSS` as attributes of its class, under the same names.
     """
 
     table: str = ""

@@ -1,4 +1,4 @@
-"""Which GPUs each model gets, and who starts the processes."""
+"""Placement: the GPUs that each model gets, and the executor that starts the processes."""
 
 from typing import Literal
 

@@ -45,7 +45,7 @@ def _table(table: Any, defaults: Any, path: str, root: type[Any]) -> list[str]:
 
 
 def _sentences(path: str, doc: str, root: type[Any]) -> list[str]:
-    """What the field means, when it acts, what derives it, and whether this version reads it."""
+    """Meaning of the field, when it acts, what derives it, and whether this version reads it."""
     kind, found = kind_of(root), [" ".join(doc.split())]
     found += [f"Has an effect when {each.when}." for each in kind.effects if _covers(each.path, path)]
     found += [f"Derived by `{each.name}` where it is not written." for each in kind.rules if each.writes == path]

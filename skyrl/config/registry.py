@@ -154,5 +154,5 @@ def register_advantage_estimator(name: str) -> Callable[[T], T]:
 
 
 def _place(thing: Any) -> tuple[str, str]:
-    """The same for a thing whose module was executed again."""
+    """Location of a thing, which stays the same if its module is executed again."""
     return thing.__module__, thing.__qualname__

@@ -1,4 +1,4 @@
-"""What is done to rewards and to advantages before they are used. Formulas and papers are with the functions."""
+"""Adjustments of rewards and advantages before they are used. Formulas and papers are with the functions."""
 
 from typing import Literal
 
@@ -46,8 +46,7 @@ class OverlongConfig(BaseConfig):
 
 @frozen
 class RewardShapingConfig(BaseConfig):
-    """From what the environment gave to what is compared: overlong penalty, then (r + bias) scale, then clip, then
-    norm.
+    """Shaping of the environment's reward: overlong penalty, then (r + bias) scale, then clip, then norm.
 
     Filters look at rewards before any of this.
     """

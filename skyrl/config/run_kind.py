@@ -1,4 +1,4 @@
-"""What a kind of run is: its tree, what is known about the tree, and the experiment that runs it."""
+"""Kinds of run: the tree, its rules, checks and effects, and the experiment that runs it."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def models_of(run: SkyRLTrainConfig) -> tuple[Model, ...]:
 
 
 def trained_models(run: SkyRLTrainConfig) -> tuple[Model, ...]:
-    """Those that learn, and so have mini-batches: the policy, and the critic if there is one."""
+    """Models that learn, and so have mini-batches: the policy, and the critic if there is one."""
     return ("policy", "critic") if has_critic(run) else ("policy",)
 
 
@@ -115,9 +115,9 @@ def engines_of(run: SkyRLTrainConfig) -> Engines | None:
 
 
 def work_of(run: SkyRLTrainConfig, model: Model) -> Work:
-    """What each data-parallel rank of the model does with a batch. The tree must have passed `check`.
+    """The share of each data-parallel rank of the model in a batch. The tree must have passed `check`.
 
-    The policy does not score a batch whose old log-probabilities nobody looks at: `scores_old_logprobs`.
+    The policy does not score a batch whose old log-probabilities are not used: `scores_old_logprobs`.
     """
     trainer, learns = run.trainer, model in trained_models(run)
     whole = work(
@@ -135,7 +135,7 @@ def work_of(run: SkyRLTrainConfig, model: Model) -> Work:
 
 
 def sizes_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Sizes:
-    """What `skyrl.planning.sizes.layout` takes, of a resolved tree that has passed `check`.
+    """Sizes for `skyrl.planning.sizes.layout`, of a resolved tree that has passed `check`.
 
     `gpus_per_node` are the GPUs of one machine. None: 8, or more where a model asks for more on one node.
     """

@@ -35,7 +35,7 @@ more."""
 
 
 def stored_form(run: RunConfig) -> dict[str, Any]:
-    """What goes into `config.json` and manifests, of a resolved tree. No secret is in it: the tree holds references."""
+    """Content of `config.json` and manifests, of a resolved tree. It holds no secret: the tree holds references."""
     return {
         "schema_version": SCHEMA_VERSION,
         "fingerprint": fingerprint(run),

@@ -27,7 +27,7 @@ _CLUSTERS = ("trainer.placement.ray_address", "placement.ray_address")
 
 
 def code_that_is_only_stored(run: RunConfig, origins: Origins) -> Iterator[Problem]:
-    """Whatever runs code when the run starts, and stands only in a stored configuration."""
+    """Import paths and other code that would run when the run starts, and that only a stored configuration names."""
     for path, value, why in named_code(run):
         if any(chain[-1].is_stored for known, chain in origins.items() if f"{known}.".startswith(f"{path}.")):
             yield Problem(

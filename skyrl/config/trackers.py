@@ -9,7 +9,7 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class TrackerFacts:
-    """What the configuration knows about a tracker."""
+    """Facts about a tracker."""
 
     made_by: str
     """Import path of its class, which has a constructor `of_run(run: TrackedRun)`. Nothing is imported before a run

@@ -31,7 +31,7 @@ class Unimplemented:
     to, or because it cannot arise."""
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """What the value asks for has a component that does it."""
+        """Problems for values that ask for something no component does."""
         if self.runs is None:
             return
         value = get_at(run, self.path)

@@ -20,7 +20,7 @@ OURS = (*DECAYING, "constant", "constant_with_warmup")
 
 
 def schedule_problems(config: OptimizerConfig, path: str) -> Iterator[Problem]:
-    """What of a schedule does not go together; `path` is that of the optimizer."""
+    """Contradictory settings of a learning-rate schedule; `path` is that of the optimizer."""
     if config.scheduler in WITHOUT_FIELDS:
         yield Problem(
             path=f"{path}.scheduler",
@@ -31,7 +31,7 @@ def schedule_problems(config: OptimizerConfig, path: str) -> Iterator[Problem]:
 
 
 def schedule_reads(path: str, optimizer: Callable[[Any], OptimizerConfig]) -> tuple[Effect, ...]:
-    """When the fields of a schedule act."""
+    """Conditions under which the fields of a schedule act."""
 
     def follows(*names: str) -> Callable[[Any], bool]:
         return lambda run: optimizer(run).scheduler in names

@@ -141,7 +141,7 @@ SUPERVISED_CHECKS: tuple[Check[Any], ...] = (
 
 
 def evaluation_names(run: SupervisedConfig) -> tuple[str, ...]:
-    """What each evaluation set is called in metrics."""
+    """Name of each evaluation set in metrics."""
     if run.eval_dataset_names is not None:
         return run.eval_dataset_names
     return tuple(Path(source).stem if Path(source).suffix else source for source in run.eval_datasets)

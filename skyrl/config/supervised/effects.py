@@ -1,4 +1,4 @@
-"""When the fields of a supervised run have an effect."""
+"""Conditions under which the fields of a supervised run have an effect."""
 
 from __future__ import annotations
 

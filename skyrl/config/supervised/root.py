@@ -66,7 +66,7 @@ class SFTPlacementConfig(BaseConfig):
 
 @frozen
 class SupervisedConfig(RunConfig):
-    """What supervised fine-tuning and reward models have in common: model, data, batches, and what is kept."""
+    """Common settings of supervised fine-tuning and reward models: model, data, batches, and what is kept."""
 
     model: ModelConfig = ModelConfig()
     """Weights to start from."""
@@ -252,7 +252,7 @@ class SupervisedConfig(RunConfig):
 
     @property
     def trainer(self) -> TrainerConfig:
-        """The same in the terms of the RL tree, which learners, checkpoints and sessions are built from."""
+        """The tree as a `TrainerConfig`, which learners, checkpoints and sessions are built from."""
         rows, limit = self.rows_of_an_item, self.max_tokens_per_microbatch
         named = self.resume_from not in ("", "latest")
         placement = self.placement
