@@ -49,11 +49,11 @@ def standardize(values: Tensor, mask: Tensor) -> Tensor:
 def _centered(chosen: Tensor) -> Tensor:
     """(N,) -> (N,) float64: numbers minus their mean.
 
-    One of them is subtracted first, so that the mean of equal numbers is exact. Otherwise its rounding would be divided
-    by a deviation that consists of nothing else.
+    The sum of equal float32 numbers is exact in float64, and so is their mean. In float32 the rounding of the mean
+    would be divided by a deviation that consists of nothing else.
     """
-    shifted = chosen.double() - chosen[:1].double()
-    return shifted - shifted.sum() / max(len(shifted), 1)
+    exact = chosen.double()
+    return exact - exact.sum() / max(len(exact), 1)
 
 
 def _unbiased(centered: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from skyrl.config.facts import loss_facts
 from skyrl.config.losses import asks_for_correction
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.planning.batches import Work, data_parallel, work
+from skyrl.planning.replicas import Replicas, replicas
 from skyrl.planning.topology import Engines, Grid, Sizes
 
 Model = Literal["policy", "critic", "ref"]
@@ -91,6 +92,15 @@ def model_parallel(run: SkyRLTrainConfig, model: Model) -> int:
         tensor, pipeline = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
         return int(tensor * pipeline * megatron.context_parallel_size)
     return int(getattr(run.trainer, model).sequence_parallel_size)
+
+
+def replicas_of(run: SkyRLTrainConfig, model: Model) -> Replicas:
+    """Which ranks of the model compute on the same rows. The tree must have passed `check`."""
+    together = model_parallel(run, model)
+    stages = 1
+    if run.trainer.strategy == "megatron" and model != "critic":
+        stages = getattr(run.trainer, model).megatron_config.pipeline_model_parallel_size
+    return replicas(grid_of(run, model).ranks, inner=together // stages, stages=stages)
 
 
 def data_parallel_of(run: SkyRLTrainConfig, model: Model) -> int | None:

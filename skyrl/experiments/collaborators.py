@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.engines import backend_of
@@ -16,6 +15,7 @@ from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.inference.engine import InferenceEngine, InFlight
 from skyrl.inference.torch_engine import load_torch_engine
 from skyrl.inference.vllm_engine import VLLMEngine
+from skyrl.learners.model_worker import required_device
 from skyrl.learners.ranks import Rendezvous
 from skyrl.models.loading import max_positions
 from skyrl.planning.sizes import layout
@@ -62,7 +62,7 @@ def start_processes(run: SkyRLTrainConfig | SupervisedConfig) -> Processes:
         address=placement.ray_address,
         logs=Path(run.trainer.log_path).expanduser().absolute(),
         environment=PASSIVE_THREADS if placement.ray_address else {**PASSIVE_THREADS, **LOOPBACK},
-        device=required_device(run),
+        device=required_device(run.trainer),
     )
 
 
@@ -77,7 +77,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
                 path,
                 dtype=required(trainer.compute_dtype, "trainer.compute_dtype"),
                 attention=required(trainer.attention, "trainer.attention"),
-                device=required_device(run),
+                device=required_device(run.trainer),
                 use_fast_tokenizer=not trainer.disable_fast_tokenizer,
                 max_num_seqs=engine.max_num_seqs,
                 deterministic=required(engine.deterministic, "generator.inference_engine.deterministic"),
@@ -87,7 +87,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
                 VLLMEngine,
                 engine,
                 model_path=path,
-                device=required_device(run),
+                device=required_device(run.trainer),
                 seed=trainer.seed,
                 max_model_len=_longest_sequence(run),
             )
@@ -178,8 +178,3 @@ def engine_dtype(run: SkyRLTrainConfig) -> str:
     if backend_of(engine).has_the_learners_dtype:
         return required(run.trainer.compute_dtype, "trainer.compute_dtype")
     return short.get(engine.model_dtype, engine.model_dtype)
-
-
-def required_device(run: SkyRLTrainConfig | SupervisedConfig) -> Literal["cpu", "cuda"]:
-    """`trainer.device` once `resolve()` has replaced `auto`. Raises `ConfigError` if it has not."""
-    return required(None if run.trainer.device == "auto" else run.trainer.device, "trainer.device")

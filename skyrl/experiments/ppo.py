@@ -18,7 +18,7 @@ from skyrl.checkpoint.shards import StoredTensors
 from skyrl.checkpoint.storage import Disk
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.effects import evaluates
-from skyrl.config.sizes import Model, grid_of, has_critic, has_reference
+from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, replicas_of
 from skyrl.data.cursor import PromptCursor, batches
 from skyrl.data.order import Mixed
 from skyrl.data.prompts import PromptDataset, load_prompts
@@ -243,14 +243,16 @@ class BasePPOExp:
             partial(PolicyWorker, trainer, objective, self.total_steps * updates, ranks=ranks)
             for ranks in self._ranks("policy")
         ]
-        return LearnerGroup(self.processes.start("policy", makers), objective, token_budget(trainer))
+        ranks, replicas = self.processes.start("policy", makers), replicas_of(self.cfg, "policy")
+        return LearnerGroup(ranks, objective, token_budget(trainer), replicas=replicas)
 
     def get_reference(self) -> ScorerGroup[RefWorker] | None:
         """The model that the KL term measures the distance from, if there is a KL term."""
         if not has_reference(self.cfg):
             return None
         makers = [partial(RefWorker, self.cfg.trainer, ranks=ranks) for ranks in self._ranks("ref")]
-        return ScorerGroup(self.processes.start("ref", makers), token_budget(self.cfg.trainer))
+        ranks, replicas = self.processes.start("ref", makers), replicas_of(self.cfg, "ref")
+        return ScorerGroup(ranks, token_budget(self.cfg.trainer), replicas=replicas)
 
     def get_critic(self) -> LearnerGroup[CriticWorker] | None:
         """The model that predicts returns, on all its ranks, if there is one."""
@@ -263,7 +265,8 @@ class BasePPOExp:
             partial(CriticWorker, trainer, objective, self.total_steps * updates, ranks=ranks)
             for ranks in self._ranks("critic")
         ]
-        return LearnerGroup(self.processes.start("critic", makers), objective, token_budget(trainer))
+        ranks, replicas = self.processes.start("critic", makers), replicas_of(self.cfg, "critic")
+        return LearnerGroup(ranks, objective, token_budget(trainer), replicas=replicas)
 
     def get_time_sharing(self) -> TimeSharing:
         """Who makes room for whom, where models or engines share devices."""
@@ -442,7 +445,7 @@ class BasePPOExp:
     def _ranks(self, role: Model) -> tuple[Ranks, ...]:
         """The ranks of a role; one alone meets nobody."""
         size = grid_of(self.cfg, role).ranks
-        return (Ranks(name=role),) if size == 1 else self.rendezvous.ranks(role, size)
+        return (Ranks(name=role),) if size == 1 else self.rendezvous.ranks(role, size, replicas_of(self.cfg, role))
 
     def _record_samples(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         for record in sample_records(step, groups, self._decode):

@@ -20,6 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import FSDPConfig, MixedPrecisionConfig
 from skyrl.errors import ModelError
+from skyrl.learners.data_parallel import DataParallel
 from skyrl.learners.moving import HOST
 from skyrl.learners.schedule import adamw
 from skyrl.learners.sharing import check_complete, piece_of, read_into, slots_of, whole, write_into
@@ -37,7 +38,7 @@ DTYPES = {
 """Both spellings of the configuration -> type."""
 
 
-class Fsdp2:
+class Fsdp2(DataParallel):
     """A model that is sharded over its ranks, or whole on the only one. See `Strategy` for what each method does."""
 
     def __init__(self, source: ModelSource, config: FSDPConfig, context: StrategyContext) -> None:

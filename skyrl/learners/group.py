@@ -1,12 +1,13 @@
 """All ranks of a role as one learner: what the loop calls, wherever the ranks live.
 
-Rows are dealt in order and in equal numbers. What has to be computed over the whole mini-batch, the weights of its
-tokens, is computed here, before; what each rank reports is merged here, after. So the number of ranks changes nothing.
+Rows are dealt in order and in equal numbers to the replicas of the model; the ranks of one replica get the same rows,
+and one of them reports. What has to be computed over the whole mini-batch, the weights of its tokens, is computed here,
+before; what is reported is merged here, after. So the number of ranks changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -21,31 +22,43 @@ from skyrl.learners.budget import TokenBudget
 from skyrl.learners.learning_worker import LearningWorker, Objective
 from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.rank_metrics import Metrics, merged
+from skyrl.planning.replicas import Replicas
 from skyrl.processes.handles import Group
 
 W = TypeVar("W", bound=ModelWorker)
 L = TypeVar("L", bound=LearningWorker)
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class ScorerGroup(Generic[W]):
     """The ranks of a model that scores."""
 
-    def __init__(self, ranks: Group[W], budget: TokenBudget | None = None) -> None:
-        """`budget` bounds micro-batches by tokens; it is the one that the workers have, and planned here for all."""
+    def __init__(self, ranks: Group[W], budget: TokenBudget | None = None, *, replicas: Replicas | None = None) -> None:
+        """`budget` bounds micro-batches by tokens; it is the one that the workers have, and planned here for all.
+
+        `replicas` says which ranks compute on the same rows; by default each has rows of its own. The `Ranks` of the
+        workers have to come from the same.
+        """
         self.ranks = ranks
         self._budget = budget or TokenBudget()
+        self._replicas = replicas or Replicas(tuple(range(len(ranks))))
 
     async def score(self, batch: TrainingBatch) -> Tensor:
-        """(B, L), row by row what one worker would say."""
-        shares = self._budget.plan(deal(batch, len(self.ranks)))
-        results: list[Tensor] = await self.ranks.deal(ModelWorker.score, shares)
-        scored = torch.zeros(sum(len(share) for share in shares), batch.input_ids.shape[1])
+        """(B, L) float32: row by row what one worker would say."""
+        results = await self._deal(ModelWorker.score_share, batch)
+        scored = torch.zeros(sum(len(rows) for rows in results), batch.input_ids.shape[1])
         start = 0
         for rows in results:
             scored[start : start + len(rows), : rows.shape[1]] = rows
             start += len(rows)
         return scored[: len(batch)]
+
+    async def _deal(self, method: Callable[[Any, TrainingBatch], Awaitable[T | None]], batch: TrainingBatch) -> list[T]:
+        """What each replica reports of its share of the batch, in order of replicas."""
+        shares = self._budget.plan(deal(batch, self._replicas.count))
+        found = await self.ranks.deal(method, [shares[replica] for replica in self._replicas.of_rank])
+        return [found[rank] for rank in self._replicas.reporting]
 
     async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
         """Every rank leaves its device. Bytes moved by all."""
@@ -56,7 +69,7 @@ class ScorerGroup(Generic[W]):
         return sum(await self.ranks.call(ModelWorker.onload, model=model, optimizer=optimizer))
 
     async def refuse_non_finite_state(self) -> None:
-        """Raises `NonFiniteError` if what `state` would give must not be saved."""
+        """Raises `NonFiniteError` if a weight or a part of the optimizer's state is not finite on any rank."""
         await self.ranks.call(ModelWorker.refuse_non_finite_state)
 
     async def stage(self) -> tuple[dict[str, Any], int]:
@@ -80,15 +93,21 @@ class ScorerGroup(Generic[W]):
 class LearnerGroup(ScorerGroup[L]):
     """The ranks of a model that learns."""
 
-    def __init__(self, ranks: Group[L], objective: Objective, budget: TokenBudget | None = None) -> None:
+    def __init__(
+        self,
+        ranks: Group[L],
+        objective: Objective,
+        budget: TokenBudget | None = None,
+        *,
+        replicas: Replicas | None = None,
+    ) -> None:
         """`objective` is the one that the workers have: here it weighs whole mini-batches."""
-        super().__init__(ranks, budget)
+        super().__init__(ranks, budget, replicas=replicas)
         self.objective = objective
 
     async def update(self, batch: TrainingBatch) -> Metrics:
         """One optimizer step over the mini-batch; the metrics are those of all its tokens."""
-        shares = self._budget.plan(deal(self.objective.weigh(batch), len(self.ranks)))
-        return merged(await self.ranks.deal(LearningWorker.update_share, shares)).metrics()
+        return merged(await self._deal(LearningWorker.update_share, self.objective.weigh(batch))).metrics()
 
     async def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
         """Name, shape and type of every weight, in the order in which they are streamed."""
@@ -108,14 +127,14 @@ class LearnerGroup(ScorerGroup[L]):
         return result
 
 
-def deal(batch: TrainingBatch, ranks: int) -> list[TrainingBatch]:
-    """As many consecutive rows for each rank. Where they do not divide, the last row is repeated, with no token of it
+def deal(batch: TrainingBatch, replicas: int) -> list[TrainingBatch]:
+    """As many consecutive rows for each replica. Where they do not divide, the last row is repeated with no token
     selected: it changes no sum and no mean.
     """
-    missing = -len(batch) % ranks
+    missing = -len(batch) % replicas
     if missing:
         batch = _with_idle_rows(batch, missing)
-    return list(batch.split(len(batch) // ranks))
+    return list(batch.split(len(batch) // replicas))
 
 
 def _with_idle_rows(batch: TrainingBatch, count: int) -> TrainingBatch:

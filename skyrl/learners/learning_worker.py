@@ -11,10 +11,10 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import TensorSource
-from skyrl.config import DeepSpeedConfig, FSDPConfig, OptimizerConfig, SkyRLLoraConfig, TrainerConfig
+from skyrl.config import CriticConfig, PolicyConfig, TrainerConfig
 from skyrl.errors import NonFiniteError
 from skyrl.learners.budget import micro_batches
-from skyrl.learners.forward import ForwardFn
+from skyrl.learners.forward import ForwardFn, Outputs
 from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.rank_metrics import Metrics, Moments, RankMetrics, added
@@ -25,7 +25,7 @@ from skyrl.learners.schedule import (
     recompute_activations,
     updates_per_training_step,
 )
-from skyrl.learners.strategy import ModelSource, nan_unless_finite
+from skyrl.learners.strategy import ModelSource
 from skyrl.models.lora import adapter_alone, dropping, merged, merged_shapes
 
 R = TypeVar("R")
@@ -51,21 +51,20 @@ class LearningWorker(ModelWorker):
     def __init__(
         self,
         trainer: TrainerConfig,
+        section: PolicyConfig | CriticConfig,
         source: ModelSource,
         read: ForwardFn,
-        sharding: tuple[FSDPConfig, DeepSpeedConfig],
         ranks: Ranks,
         *,
         role: str,
         objective: Objective,
-        lora: SkyRLLoraConfig,
-        optimizer: OptimizerConfig,
         num_training_steps: int | None,
         mover: DeviceMover | None,
     ) -> None:
-        super().__init__(trainer, source, read, sharding, ranks, role=role, optimizer=optimizer, mover=mover)
+        optimizer = section.optimizer_config
+        super().__init__(trainer, section, source, read, ranks, role=role, optimizer=optimizer, mover=mover)
         self.objective = objective
-        self._lora, self._seed = lora, trainer.seed
+        self._lora, self._seed = section.model.lora, trainer.seed
         self._train_rows = trainer.micro_train_batch_size_per_gpu
         self._max_skipped = 0 if trainer.faults.on_non_finite == "abort" else optimizer.max_skipped_updates
         self._skipped = 0  # in a row
@@ -84,26 +83,37 @@ class LearningWorker(ModelWorker):
         then as they were. Also where the learning rate is not finite, before the step, or a weight, after it.
         """
         [share] = self._budget.plan([self.objective.weigh(batch)])
-        return (await self.update_share(share)).metrics()
+        found = await self.update_share(share)
+        assert found is not None, "one of several ranks that compute on the same rows"
+        return found.metrics()
 
-    async def update_share(self, batch: TrainingBatch) -> RankMetrics:
-        """The same, together with the other ranks: `batch` is this rank's rows of a mini-batch that was weighed."""
+    async def update_share(self, batch: TrainingBatch) -> RankMetrics | None:
+        """The same, together with the other ranks: `batch` is the share of this rank's replica of a mini-batch that was
+        weighed. None on the ranks of a replica that do not report.
+        """
         with dropping(self.model, self._lora, hash((self._seed, self.schedule.last_epoch, self.ranks.rank))):
-            return self._step(batch)
+            sums, seen = self._accumulate(batch)
+        shared = self._step(len(batch), sums)
+        return RankMetrics(sums=sums, moments=seen, shared=shared) if self.ranks.reports else None
 
-    def _step(self, batch: TrainingBatch) -> RankMetrics:
+    def _accumulate(self, batch: TrainingBatch) -> tuple[Metrics, dict[str, Moments]]:
+        """Gradients for the next step; the parts of the loss and what was measured on the way."""
         sums: Metrics = {}
         seen: dict[str, Moments] = {}
-        cut = [micro for _, micro in micro_batches(batch, self._train_rows)]
-        self.strategy.zero_grad()
-        for index, micro in enumerate(cut):
-            micro = micro.to(self.device)
-            outputs = self._forward(micro)
+
+        def loss_of(outputs: Outputs, micro: TrainingBatch) -> Tensor:
             loss, parts, numbers = self.objective(outputs.values, micro, outputs.entropy)
-            self.strategy.backward(nan_unless_finite(loss), last=index == len(cut) - 1)
-            sums = added(sums, parts)
+            sums.update(added(sums, parts))
             for name, values in (outputs.numbers | numbers).items():
                 seen[name] = seen.get(name, Moments()) + Moments.from_tensor(values)
+            return loss
+
+        cut = [micro for _, micro in micro_batches(batch, self._train_rows)]
+        self.strategy.accumulate(cut, self._forward, loss_of)
+        return sums, seen
+
+    def _step(self, rows: int, sums: Metrics) -> Metrics:
+        """Let the optimizer step, unless a number is not finite. What every rank knows of the step."""
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
         if not math.isfinite(learning_rate):
             raise NonFiniteError(
@@ -117,13 +127,12 @@ class LearningWorker(ModelWorker):
         if not self._skipped:
             self._refuse_non_finite(f"after an update with gradient norm {norm:.4g}")
             self.schedule.step()
-        _log.info("update of %d rows: gradient norm %.4g%s", len(batch), norm, ", left out" if self._skipped else "")
-        shared = {
+        _log.info("update of %d rows: gradient norm %.4g%s", rows, norm, ", left out" if self._skipped else "")
+        return {
             f"{self._role}_lr": learning_rate,
             "grad_norm": norm,
             "skipped_updates": float(self._skipped > 0),
         }
-        return RankMetrics(sums=sums, moments=seen, shared=shared)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Name and value of every weight, tied ones once, under the names of the stored model; an adapter is merged

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,15 +16,14 @@ from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.shards import TensorShard, TensorSource, write_shards
 from skyrl.checkpoint.storage import Storage
 from skyrl.checkpoint.store import could_not_write, file_of_rank
-from skyrl.config import DeepSpeedConfig, FSDPConfig, OptimizerConfig, TrainerConfig
+from skyrl.config import OptimizerConfig, TrainerConfig
 from skyrl.errors import NonFiniteError, RunError
 from skyrl.learners.budget import TokenBudget, micro_batches
 from skyrl.learners.forward import ForwardFn, Outputs, probe_forward
-from skyrl.learners.fsdp2 import Fsdp2
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import Ranks
-from skyrl.learners.strategy import ModelSource, Strategy, StrategyContext
-from skyrl.learners.zero import Zero
+from skyrl.learners.strategies import ModelSection, strategy_named
+from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.tree import required
 
 
@@ -33,17 +33,17 @@ class ModelWorker:
     def __init__(
         self,
         trainer: TrainerConfig,
+        section: ModelSection,
         source: ModelSource,
         read: ForwardFn,
-        sharding: tuple[FSDPConfig, DeepSpeedConfig],
         ranks: Ranks,
         *,
         role: str,
         optimizer: OptimizerConfig | None = None,
         mover: DeviceMover | None = None,
     ) -> None:
-        """`read` says what is scored; `sharding` is the model's own part of the configuration, for either strategy;
-        `role` what the model is called in a checkpoint.
+        """`section` is the model's own part of the configuration; `read` says what is scored; `role` is the model's
+        name in a checkpoint.
 
         Raises `ModelError` if the model cannot be loaded or is not causal, `ConfigError` if something that `resolve()`
         derives is unset, `ProcessError` if the ranks do not meet.
@@ -64,21 +64,20 @@ class ModelWorker:
             mover=mover or DeviceMover(),
         )
         with ExitStack() as failed:
-            self._joined = ranks.size > 1 or trainer.strategy == "deepspeed"
+            strategy = strategy_named(trainer.strategy)
+            self._joined = ranks.size > 1 or strategy.joins_alone
             if self._joined:
                 ranks.join(self.device)
                 failed.callback(ranks.leave)
-            fsdp, zero = sharding
-            self.strategy: Strategy = (
-                Zero(source, zero, context) if trainer.strategy == "deepspeed" else Fsdp2(source, fsdp, context)
-            )
-            with self.strategy.scoring():  # not in the type it computes in, where that is a choice
-                self._options = probe_forward(
-                    self.strategy.model,
+            self.strategy = strategy.start(source, section, context)
+            self._options = self.strategy.probe(
+                partial(
+                    probe_forward,
                     pack=trainer.use_sample_packing,
                     share_prompts=trainer.share_group_prompts,
                     device=self.device,
                 )
+            )
             failed.pop_all()
 
     @property
@@ -87,14 +86,23 @@ class ModelWorker:
         return self.strategy.meta_model
 
     async def score(self, batch: TrainingBatch) -> Tensor:
-        """What the model says of the sampled tokens, (B, L) float32 without gradient; 0 elsewhere."""
-        if batch.micro_batches is None:
-            [batch] = self._budget.plan([batch])
+        """(B, L) float32, without gradient: what the model says of each selected token, 0 elsewhere."""
+        [share] = self._budget.plan([batch])
+        scored = await self.score_share(share)
+        assert scored is not None, "one of several ranks that compute on the same rows"
+        return scored
+
+    async def score_share(self, batch: TrainingBatch) -> Tensor | None:
+        """The same, together with the other ranks: `batch` is the share of this rank's replica. None on the ranks of a
+        replica that do not report.
+        """
+        cut = list(micro_batches(batch, self._forward_rows))
+        found = self.strategy.forward([micro for _, micro in cut], self._score)
+        if not self.ranks.reports:
+            return None
         scored = torch.zeros(batch.input_ids.shape)
-        with self.strategy.scoring():
-            for index, micro in micro_batches(batch, self._forward_rows):
-                values = self._forward(micro.to(self.device)).values
-                scored[index, : values.shape[1]] = values.cpu()
+        for (index, _), values in zip(cut, found, strict=True):
+            scored[index, : values.shape[1]] = values
         return scored
 
     async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
@@ -159,9 +167,11 @@ class ModelWorker:
                 f"Lower trainer.{self._role}.optimizer_config.lr"
             )
 
-    def _forward(self, batch: TrainingBatch) -> Outputs:
-        with self.strategy.computing():
-            return self._read(self.strategy.model, batch, self._options)
+    def _forward(self, model: Any, batch: TrainingBatch) -> Outputs:
+        return self._read(model, batch, self._options)
+
+    def _score(self, model: Any, batch: TrainingBatch) -> Tensor:
+        return self._forward(model, batch).values.cpu()
 
 
 def token_budget(trainer: TrainerConfig) -> TokenBudget:
@@ -172,6 +182,6 @@ def token_budget(trainer: TrainerConfig) -> TokenBudget:
     )
 
 
-def required_device(trainer: TrainerConfig) -> str:
+def required_device(trainer: TrainerConfig) -> Literal["cpu", "cuda"]:
     """`trainer.device` once `resolve()` has replaced `auto`. Raises `ConfigError` if it has not."""
     return required(None if trainer.device == "auto" else trainer.device, "trainer.device")

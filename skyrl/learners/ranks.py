@@ -17,6 +17,7 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from skyrl.errors import ProcessError
+from skyrl.planning.replicas import Replicas
 
 REPLICATE, SHARD = "replicate", "shard"
 """Names of the dimensions of a device mesh."""
@@ -31,6 +32,9 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
+
+    reports: bool = True
+    """Returns the results of its replica. False where another rank that computes on the same rows does."""
 
     store: tuple[str, int] | None = None
     """Host and port of the driver's store. None where there is one rank only."""
@@ -118,10 +122,22 @@ class Rendezvous:
             master_listen_fd=listener.detach(),
         )
 
-    def ranks(self, name: str, size: int) -> tuple[Ranks, ...]:
-        """The ranks of one role. Names are used once: a second group under the same name would meet the first."""
+    def ranks(self, name: str, size: int, replicas: Replicas | None = None) -> tuple[Ranks, ...]:
+        """The ranks of one role. Names are used once: a second group under the same name would meet the first.
+
+        `replicas` says which of the ranks compute on the same rows; by default each has rows of its own.
+        """
+        reporting = range(size) if replicas is None else replicas.reporting
         return tuple(
-            Ranks(rank=rank, size=size, store=self.address, name=name, timeout=self._timeout) for rank in range(size)
+            Ranks(
+                rank=rank,
+                size=size,
+                reports=rank in reporting,
+                store=self.address,
+                name=name,
+                timeout=self._timeout,
+            )
+            for rank in range(size)
         )
 
     def close(self) -> None:

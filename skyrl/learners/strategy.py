@@ -1,4 +1,4 @@
-"""What a way of spreading a model over ranks has to offer; `fsdp2.py` and `zero.py` are the two there are.
+"""What a way of spreading a model over ranks has to offer; `strategies.py` lists those there are.
 
 Everything here is collective: all ranks call the same methods in the same order. State has one form under every
 strategy and any number of ranks: tensors by name, of which each rank stores what it holds and reads what it needs.
@@ -6,18 +6,20 @@ strategy and any number of ranks: tensors by name, of which each rank stores wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import OptimizerConfig
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import Ranks
+
+T = TypeVar("T")
 
 
 @frozen(kw_only=True)
@@ -50,10 +52,6 @@ class Strategy(Protocol):
     """One model on the ranks of its role."""
 
     @property
-    def model(self) -> Any:
-        """What is called for a forward pass."""
-
-    @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """Whose learning rate a schedule sets."""
 
@@ -61,17 +59,29 @@ class Strategy(Protocol):
     def meta_model(self) -> Any:
         """The plain transformers model whose names and configuration an export has. Its values mean nothing."""
 
-    def computing(self) -> AbstractContextManager[Any]:
-        """Around a forward pass: the type it computes in."""
+    def probe(self, look: Callable[[Any], T]) -> T:
+        """`look(model)`, without gradient, in the type of the weights where computing in another one is a choice."""
 
-    def scoring(self) -> AbstractContextManager[Any]:
-        """Around passes without gradient; afterwards no gathered weights are left."""
+    def forward(self, micro_batches: Sequence[TrainingBatch], read: Callable[[Any, TrainingBatch], T]) -> list[T]:
+        """`read(model, micro_batch)` of each micro-batch, without gradient, in order; the micro-batches that `read`
+        gets are on the device. Afterwards no gathered weights are left.
 
-    def zero_grad(self) -> None:
-        """As if there had been no backward pass since the last step."""
+        `model` is what a forward pass calls. The order of passes is the strategy's own, as a pipeline wants it. A rank
+        without outputs, such as one in the middle of a pipeline, returns an empty list.
+        """
 
-    def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of the sum of all ranks' `loss`; `last` marks the last micro-batch before `step`."""
+    def accumulate(
+        self,
+        micro_batches: Sequence[TrainingBatch],
+        read: Callable[[Any, TrainingBatch], T],
+        loss_of: Callable[[T, TrainingBatch], Tensor],
+    ) -> None:
+        """Accumulate for `step` the gradient of the sum of `loss_of(read(model, micro_batch), micro_batch)`, a scalar,
+        over the micro-batches of all ranks that have rows of their own. What was accumulated before is dropped.
+
+        `loss_of` is called once for each micro-batch on every rank that reports. Where a loss is not finite on any
+        rank, the gradient is not finite on all (`nan_unless_finite`).
+        """
 
     def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
         """This rank's part of every weight, and of the optimizer's state if that is asked for; not collective."""

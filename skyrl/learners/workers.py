@@ -39,9 +39,9 @@ class RefWorker(ModelWorker):
         source = _causal_lm(trainer, ref.model, "trainer.ref.model", adapted=False)
         super().__init__(
             trainer,
+            ref,
             source,
             _log_probabilities(trainer),
-            (ref.fsdp_config, ref.deepspeed_config),
             ranks,
             role="ref",
             mover=mover,
@@ -67,14 +67,12 @@ class PolicyWorker(LearningWorker):
         policy = trainer.policy
         super().__init__(
             trainer,
+            policy,
             _causal_lm(trainer, policy.model, "trainer.policy.model"),
             self._reading(trainer),
-            (policy.fsdp_config, policy.deepspeed_config),
             ranks,
             role="policy",
             objective=objective,
-            lora=policy.model.lora,
-            optimizer=policy.optimizer_config,
             num_training_steps=num_training_steps,
             mover=mover,
         )
@@ -110,14 +108,12 @@ class CriticWorker(LearningWorker):
         head = partial(ValueModel, prefix=trainer.algorithm.value_head_prefix, seed=trainer.seed)
         super().__init__(
             trainer,
+            critic,
             ModelSource(load=lambda device: head(body.load(device)), meta_model=lambda: head(body.meta_model())),
             read_values,
-            (critic.fsdp_config, critic.deepspeed_config),
             ranks,
             role="critic",
             objective=objective,
-            lora=critic.model.lora,
-            optimizer=critic.optimizer_config,
             num_training_steps=num_training_steps,
             mover=mover,
         )

@@ -20,13 +20,14 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import DeepSpeedConfig
 from skyrl.errors import UserError
+from skyrl.learners.data_parallel import DataParallel
 from skyrl.learners.schedule import adamw
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.learners.zero_config import engine_config
 from skyrl.learners.zero_state import ZeroState
 
 
-class Zero:
+class Zero(DataParallel):
     """A model under a DeepSpeed engine. See `Strategy` for what each method does."""
 
     def __init__(self, source: ModelSource, config: DeepSpeedConfig, context: StrategyContext) -> None:
@@ -39,6 +40,7 @@ class Zero:
         self._autocast_dtype = torch.float32 if self._stage else context.compute_dtype
         model = source.load(context.device)
         model.eval()
+        self.model: Any = model
         self._module: Any = model
         self._engine: Any = None
         self.optimizer = adamw(model, context.optimizer) if context.optimizer else None
@@ -57,6 +59,7 @@ class Zero:
                 warnings.simplefilter("ignore")  # of DeepSpeed about torch
                 self._engine, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=settings)
             self._engine.eval()
+            self.model = self._engine
         self._held = ZeroState(
             deepspeed,
             self._engine,
@@ -66,10 +69,6 @@ class Zero:
             ranks=context.ranks,
             device=context.device,
         )
-
-    @property
-    def model(self) -> Any:
-        return self._engine or self._module
 
     @property
     def meta_model(self) -> Any:

@@ -2,7 +2,7 @@
 role.
 
     policies = processes.start("policy", [partial(PolicyWorker, trainer, objective, ranks=ranks) for ranks in ...])
-    await policies.call(PolicyWorker.weights_metadata)
+    await policies.call(PolicyWorker.metadata)
 
 A method is called by handing over the method itself, so that its arguments and result are checked like those of any
 call. It has to be importable, since only its name travels.

@@ -2,7 +2,7 @@
 
 with RayProcesses(layout, deadlines=Deadlines(), address=None, logs=run / "logs", device="cpu") as processes:
     policies = processes.start("policy", [partial(PolicyWorker, trainer, ranks=ranks) for ranks in ...])
-    await policies.call(PolicyWorker.weights_metadata)
+    await policies.call(PolicyWorker.metadata)
 """
 
 from __future__ import annotations

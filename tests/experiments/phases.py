@@ -23,6 +23,7 @@ from skyrl.checkpoint.storage import Bytes, Disk
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.reward_model import RewardModelExp
 from skyrl.experiments.sft import SFTExp
+from skyrl.learners.data_parallel import DataParallel
 from skyrl.learners.group import LearnerGroup
 from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.workers import CriticWorker, PolicyWorker, SFTWorker
@@ -117,6 +118,7 @@ class Phased(LearningWorker):
         enter("start")
         tell_of_writing()
         super().__init__(*args, **kwargs)
+        assert isinstance(self.strategy, DataParallel)
         backward, step = self.strategy.backward, self.strategy.step
 
         def phased_backward(loss: Tensor, *, last: bool) -> None:
@@ -129,9 +131,9 @@ class Phased(LearningWorker):
 
         self.strategy.backward, self.strategy.step = phased_backward, phased_step  # type: ignore[method-assign]
 
-    def _forward(self, batch: Any) -> Any:
+    def _forward(self, model: Any, batch: Any) -> Any:
         enter("forward")
-        return super()._forward(batch)
+        return super()._forward(model, batch)
 
 
 class PhasedPolicyWorker(Phased, PolicyWorker):

@@ -1,11 +1,26 @@
-"""How the rows of a batch are dealt to ranks."""
+"""How the rows of a batch are dealt to ranks, and how what they report is put together."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
+from torch import Tensor
 
 from skyrl.algorithms.reductions import token_mean
-from skyrl.learners.group import deal
+from skyrl.batch import TrainingBatch
+from skyrl.config import TrainerConfig
+from skyrl.learners.budget import TokenBudget
+from skyrl.learners.group import LearnerGroup, ScorerGroup, deal
+from skyrl.learners.rank_metrics import Moments, RankMetrics
+from skyrl.learners.ranks import Ranks, Rendezvous
+from skyrl.learners.supervised import CrossEntropy
+from skyrl.learners.workers import PolicyWorker
+from skyrl.planning.replicas import Replicas
+from skyrl.processes.handles import Group
+from skyrl.processes.in_process import LocalHandle
+from skyrl.training.objective import policy_objective
 from tests.learners.rows import LENGTHS, batch
 
 
@@ -22,3 +37,77 @@ def test_where_rows_do_not_divide_the_last_is_repeated_without_weight() -> None:
     assert weights[1] is not None and not weights[1][2].any() and not shares[1].loss_mask[2].any()
     torch.testing.assert_close(sum(each.sum() for each in weights if each is not None), torch.tensor(1.0))
     assert rows.loss_mask[4].any(), "the batch itself is as it was"
+
+
+class FakeRank:
+    """Scores a row by its length, and learns the number of its rows."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.shares: list[TrainingBatch] = []
+
+    async def score_share(self, share: TrainingBatch) -> Tensor | None:
+        self.shares.append(share)
+        return share.lengths.float().unsqueeze(1).expand(share.input_ids.shape) if self.ranks.reports else None
+
+    async def update_share(self, share: TrainingBatch) -> RankMetrics | None:
+        self.shares.append(share)
+        if not self.ranks.reports:
+            return None
+        seen = {"tokens": Moments.from_tensor(share.lengths.float())}
+        return RankMetrics(sums={"rows": float(len(share))}, moments=seen, shared={"grad_norm": 1.0})
+
+
+PLACEMENTS = {
+    "two tensor ranks of each replica": (Replicas((0, 0, 1, 1)), [[5, 12], [5, 12], [8, 12], [8, 12]]),
+    "two stages of each replica": (Replicas((0, 1, 0, 1)), [[5, 12], [8, 12], [5, 12], [8, 12]]),
+    "replicas in another order": (Replicas((1, 1, 0, 0)), [[8, 12], [8, 12], [5, 12], [5, 12]]),
+}
+"""2 x 2 ranks, and the lengths of the rows that each gets."""
+
+
+def fakes(replicas: Replicas) -> list[FakeRank]:
+    with Rendezvous() as rendezvous:
+        return [FakeRank(ranks) for ranks in rendezvous.ranks("policy", len(replicas.of_rank), replicas)]
+
+
+def group_of(ranks: list[FakeRank]) -> Group[Any]:
+    return Group([LocalHandle(f"rank-{number}", rank) for number, rank in enumerate(ranks)])
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+async def test_the_ranks_of_a_replica_get_the_same_rows_and_one_of_them_reports(name: str) -> None:
+    replicas, shares = PLACEMENTS[name]
+    ranks = fakes(replicas)
+    scores = await ScorerGroup(group_of(ranks), replicas=replicas).score(batch(4))
+    assert scores[:, 0].tolist() == [5.0, 12.0, 8.0, 12.0]
+    assert [rank.shares[0].lengths.tolist() for rank in ranks] == shares
+    assert sum(rank.ranks.reports for rank in ranks) == 2
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+async def test_what_a_replica_reports_counts_once(name: str) -> None:
+    replicas, _ = PLACEMENTS[name]
+    learner = LearnerGroup(group_of(fakes(replicas)), CrossEntropy(), replicas=replicas)
+    assert await learner.update(batch(4)) == {"rows": 4.0, "grad_norm": 1.0, "tokens": 9.25}
+
+
+async def test_a_budget_of_tokens_is_planned_once_for_a_replica() -> None:
+    replicas, _ = PLACEMENTS["two stages of each replica"]
+    ranks = fakes(replicas)
+    budget = TokenBudget(tokens=13, keep_groups=False)
+    await ScorerGroup(group_of(ranks), budget, replicas=replicas).score(batch(4))
+    plans = [rank.shares[0].micro_batches for rank in ranks]
+    assert [plan is not None and plan.max() for plan in plans] == [1] * 4  # 5 + 12 and 8 + 12 are too many
+    assert plans[0] is plans[2] and plans[1] is plans[3]
+
+
+async def test_a_rank_that_does_not_report_computes_and_returns_nothing(small: TrainerConfig) -> None:
+    objective = policy_objective(small.algorithm)
+    silent = PolicyWorker(small, objective, ranks=Ranks(reports=False))
+    twin = PolicyWorker(small, objective)
+    rows = objective.weigh(batch(2).given(ref_logprobs=torch.zeros(2, 12)))
+    assert await silent.score_share(rows) is None
+    assert await silent.update_share(rows) is None
+    await twin.update_share(rows)
+    torch.testing.assert_close(dict(silent.weights()), dict(twin.weights()))

@@ -1,0 +1,68 @@
+"""Every rank runs the whole model over rows of its own: what one process, FSDP2 and ZeRO have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
+from skyrl.learners.strategy import nan_unless_finite
+
+T = TypeVar("T")
+
+
+class DataParallel(ABC):
+    """Runs micro-batches one after the other. A subclass says how weights are gathered and gradients are reduced."""
+
+    model: Any
+    """The module that is called for a forward pass."""
+
+    _device: torch.device
+
+    @abstractmethod
+    def computing(self) -> AbstractContextManager[Any]:
+        """Context of a forward pass: the type it computes in."""
+
+    @abstractmethod
+    def scoring(self) -> AbstractContextManager[Any]:
+        """Context of passes without gradient; afterwards no gathered weights are left."""
+
+    @abstractmethod
+    def zero_grad(self) -> None:
+        """Drop what was accumulated since the last step."""
+
+    @abstractmethod
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of the sum of all ranks' `loss`, a scalar; `last` marks the last micro-batch of a step."""
+
+    def probe(self, look: Callable[[Any], T]) -> T:
+        """See `Strategy.probe`."""
+        with self.scoring():
+            return look(self.model)
+
+    def forward(self, micro_batches: Sequence[TrainingBatch], read: Callable[[Any, TrainingBatch], T]) -> list[T]:
+        """See `Strategy.forward`."""
+        with self.scoring():
+            return [self._read(micro.to(self._device), read) for micro in micro_batches]
+
+    def accumulate(
+        self,
+        micro_batches: Sequence[TrainingBatch],
+        read: Callable[[Any, TrainingBatch], T],
+        loss_of: Callable[[T, TrainingBatch], Tensor],
+    ) -> None:
+        """See `Strategy.accumulate`."""
+        self.zero_grad()
+        for number, micro in enumerate(micro_batches, start=1):
+            moved = micro.to(self._device)
+            loss = loss_of(self._read(moved, read), moved)
+            self.backward(nan_unless_finite(loss), last=number == len(micro_batches))
+
+    def _read(self, micro: TrainingBatch, read: Callable[[Any, TrainingBatch], T]) -> T:
+        with self.computing():
+            return read(self.model, micro)
