@@ -21,7 +21,8 @@ def group_relative(scores: Tensor, groups: Tensor, *, normalize_by_std: bool) ->
 
     GRPO, DeepSeekMath, arXiv:2402.03300, section 4.1.2; without the division it is Dr. GRPO, arXiv:2503.20783. The
     standard deviation is the unbiased one. A group of one has nothing to be compared with: its mean counts as 0 and
-    its deviation as 1, so that the advantage is its score. A group whose scores are all equal gets zeros.
+    its deviation as 1, so that the advantage is its score. A group whose scores are all equal gets zeros. Shapes:
+    `scores` and `groups` (B,), the result (B,).
     """
     known = _compared(scores, groups)
     centered = torch.where(known.alone(), scores.double(), known.centered(scores))
@@ -35,7 +36,8 @@ def group_relative(scores: Tensor, groups: Tensor, *, normalize_by_std: bool) ->
 def leave_one_out(scores: Tensor, groups: Tensor) -> Tensor:
     """s_i minus the mean of the other answers of its group, which is (s_i - mean_G) n / (n - 1).
 
-    RLOO, arXiv:2402.14740. A group of one gets 0: there is no other answer.
+    RLOO, arXiv:2402.14740. A group of one gets 0: there is no other answer. Shapes: `scores` and `groups` (B,), the
+    result (B,).
     """
     known = _compared(scores, groups)
     factor = known.count / (known.count - 1).clamp(min=1)
@@ -47,7 +49,8 @@ def relative_to_mean(scores: Tensor, groups: Tensor) -> Tensor:
 
     MaxRL, arXiv:2602.02710: with rewards of 0 and 1 this follows the log-likelihood of success, log p, its series in
     powers of 1 - p being cut off where the samples of a group end. A group of one gets its score. Meant for rewards
-    that are not negative: the mean of a group that is near -1e-6 makes advantages as large as they like.
+    that are not negative: where the mean of a group is near -1e-6, advantages have no bound. Shapes: `scores` and
+    `groups` (B,), the result (B,).
     """
     known = _compared(scores, groups)
     relative = known.centered(scores) / (known.spread(known.mean(scores)) + 1e-6)
@@ -57,7 +60,8 @@ def relative_to_mean(scores: Tensor, groups: Tensor) -> Tensor:
 def less_the_group_mean(scores: Tensor, groups: Tensor) -> Tensor:
     """s_i - mean_G: what REINFORCE++-baseline whitens over the tokens of the batch, arXiv:2501.03262.
 
-    A group of one keeps its score, since its own reward says nothing about what was to be expected.
+    A group of one keeps its score, since its own reward says nothing about what was to be expected. Shapes: `scores`
+    and `groups` (B,), the result (B,).
     """
     return group_relative(scores, groups, normalize_by_std=False)
 
@@ -88,7 +92,8 @@ def rescaled_for_silent_groups(scores: Tensor, groups: Tensor) -> Tensor:
     """alpha (s_i - mean_G) with alpha = B / (B - M), M answers being in groups whose scores are all equal.
 
     GPG, arXiv:2504.02546, with the normaliser 1: alpha makes up for the answers that have no gradient. Where all
-    groups are silent everything is 0. A group of one keeps its score, and is not silent.
+    groups are silent everything is 0. A group of one keeps its score, and is not silent. Shapes: `scores` and `groups`
+    (B,), the result (B,).
     """
     known = _compared(scores, groups)
     speaking = ((known.range(scores) > 0) | known.alone()).sum()

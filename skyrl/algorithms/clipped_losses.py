@@ -20,11 +20,13 @@ class RegularLoss:
     clip_high: float
 
     def __call__(self, inputs: LossInputs) -> Tensor:
+        """(B, L): the loss of each token, unreduced."""
         return ppo_clip(
             inputs.logprobs, inputs.old_logprobs, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high
         )
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        """Numbers (B, L) for each token, by the names that their means are logged under."""
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
         clipped = is_clipped(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
         return {"clip_ratio": clipped}
@@ -38,6 +40,7 @@ class DualClipLoss(RegularLoss):
     """c, at least 1: how many times the advantage the loss of a bad token may be."""
 
     def __call__(self, inputs: LossInputs) -> Tensor:
+        """(B, L): the loss of each token, unreduced."""
         loss = super().__call__(inputs)
         bounded = torch.minimum(loss, -self.bound * inputs.advantages)
         return torch.where(inputs.advantages < 0, bounded, loss)
@@ -55,10 +58,12 @@ class GSPOLoss:
     clip_high: float
 
     def __call__(self, inputs: LossInputs) -> Tensor:
+        """(B, L): the loss of each token, unreduced."""
         ratio = self._ratio(inputs)
         return clipped_surrogate(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        """Numbers (B, L) for each token, by the names that their means are logged under."""
         clipped = is_clipped(self._ratio(inputs), inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
         return {"clip_ratio": clipped}
 
@@ -81,12 +86,14 @@ class GMPOLoss:
     """Bounds of |log r| below and above; the paper has 0.4 for both."""
 
     def __call__(self, inputs: LossInputs) -> Tensor:
+        """(B, L): the loss of each token, unreduced."""
         log_ratio = torch.where(inputs.mask, inputs.logprobs - inputs.old_logprobs, 0.0)
         held = torch.where(self._is_held(inputs), log_ratio.clamp(-self.log_low, self.log_high), log_ratio)
         answer = torch.exp(masked_mean(held, inputs.mask, dim=1).clamp(max=10.0)).unsqueeze(1)
         return -answer * inputs.advantages
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        """Numbers (B, L) for each token, by the names that their means are logged under."""
         return {"clip_ratio": self._is_held(inputs)}
 
     def _is_held(self, inputs: LossInputs) -> Tensor:
@@ -107,10 +114,12 @@ class CISPOLoss:
     anchor: Literal["old", "rollout"] = "old"
 
     def __call__(self, inputs: LossInputs) -> Tensor:
+        """(B, L): the loss of each token, unreduced."""
         weight = self._ratio(inputs).clamp(1 - self.clip_low, 1 + self.clip_high)
         return -inputs.advantages * weight * inputs.logprobs
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        """Numbers (B, L) for each token, by the names that their means are logged under."""
         ratio = self._ratio(inputs)
         held = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
         return {"clip_ratio": ratio != held, "cispo/ratio": ratio, "cispo/ratio_clamped_mean": held}
@@ -131,6 +140,7 @@ class SAPOLoss:
     tau_neg: float
 
     def __call__(self, inputs: LossInputs) -> Tensor:
+        """(B, L): the loss of each token, unreduced."""
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
         tau = torch.full_like(ratio, self.tau_neg).masked_fill(inputs.advantages > 0, self.tau_pos)
         return -(4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0)) * inputs.advantages

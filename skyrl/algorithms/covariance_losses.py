@@ -30,11 +30,13 @@ class ClipCovLoss:
     covariance_high: float
 
     def __call__(self, inputs: LossInputs) -> Tensor:
+        """(B, L): the loss of each token, unreduced."""
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
         loss = clipped_surrogate(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
         return torch.where(self._drawn(inputs), 0.0, loss)
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        """Numbers (B, L) for each token, by the names that their means are logged under."""
         return {"clip_ratio": self._drawn(inputs)}
 
     def _drawn(self, inputs: LossInputs) -> Tensor:
@@ -58,6 +60,7 @@ class KLCovLoss:
     coefficient: float
 
     def __call__(self, inputs: LossInputs) -> Tensor:
+        """(B, L): the loss of each token, unreduced."""
         loss = -importance_ratio(inputs.logprobs, inputs.old_logprobs) * inputs.advantages
         count = max(int(self.share * int(inputs.mask.sum())), 1)
         highest = torch.where(inputs.mask, covariances(inputs), -torch.inf)

@@ -40,6 +40,7 @@ class Compared:
     """(scores, groups), each (N,), to the advantage of each answer, (N,)."""
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
+        """(B, L): advantages of the selected tokens, 0 elsewhere."""
         return to_tokens(batch, self.compare)
 
 
@@ -48,6 +49,7 @@ class OPO:
     """`"opo"`: see `length_weighted`."""
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
+        """(B, L): advantages of the selected tokens, 0 elsewhere."""
         tokens = batch.over_trajectories(batch.loss_mask.sum(1))  # a trajectory is as long as all its turns
         compared = tokens if batch.last_step is None else tokens[batch.last_step]
         return to_tokens(batch, lambda scores, groups: length_weighted(scores, groups, compared))
@@ -58,6 +60,7 @@ class ReMax:
     """`"remax"`: see `less_the_greedy_score`. The batch holds the `baselines`."""
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
+        """(B, L): advantages of the selected tokens, 0 elsewhere."""
         assert batch.baselines is not None, "remax needs the greedy answers' rewards"
         baselines = batch.baselines if batch.last_step is None else batch.baselines[batch.last_step]
         return to_tokens(batch, lambda scores, groups: less_the_greedy_score(scores, baselines))
@@ -70,6 +73,7 @@ class ReinforcePlusPlus:
     gamma: float
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
+        """(B, L): advantages of the selected tokens, 0 elsewhere."""
         return whitened_returns(batch.rewards, batch.loss_mask, gamma=self.gamma)
 
 
@@ -78,6 +82,7 @@ class ReinforcePlusPlusBaseline:
     """`"reinforce++-baseline"`: `less_the_group_mean`, then whitened over the tokens of the batch."""
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
+        """(B, L): advantages of the selected tokens, 0 elsewhere."""
         return whiten(to_tokens(batch, less_the_group_mean), batch.loss_mask)
 
 
@@ -89,6 +94,7 @@ class GAE:
     lambd: float
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
+        """(B, L): advantages of the selected tokens, 0 elsewhere."""
         assert batch.values is not None, "gae needs a critic's values"
         advantages, _ = generalized_advantages(
             batch.rewards, batch.values, batch.loss_mask, gamma=self.gamma, lambd=self.lambd

@@ -61,7 +61,7 @@ class LossInputs:
     @classmethod
     def selected(cls, mask: Tensor, **tensors: Tensor) -> Self:
         """A copy with 0 in place of everything outside the mask, NaN included: none of it reaches a loss, or through a
-        gradient the tokens that count.
+        gradient the tokens that count. Shapes: `mask` (B, L) bool and every tensor (B, L).
         """
         return cls(mask=mask, **{name: torch.where(mask, value, 0.0) for name, value in tensors.items()})
 
@@ -80,7 +80,10 @@ def measured(loss: PolicyLoss, inputs: LossInputs) -> dict[str, Tensor]:
 
 
 def importance_ratio(logprobs: Tensor, other: Tensor) -> Tensor:
-    """exp(logprobs - other), with the difference held to +-20 nats so that one token cannot overflow the batch."""
+    """exp(logprobs - other), with the difference held to +-20 nats so that one token cannot overflow the batch.
+
+    Shapes: both inputs and the result the same, such as (B, L); log-probabilities in nats.
+    """
     return torch.exp((logprobs - other).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
 
 

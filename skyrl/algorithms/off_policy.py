@@ -27,11 +27,11 @@ class Bounds:
     high: float | None = None
 
     def over(self, values: Tensor) -> Tensor:
-        """Bool: above the upper bound."""
+        """Bool, of the shape of `values`: above the upper bound."""
         return torch.zeros_like(values, dtype=torch.bool) if self.high is None else values > self.high
 
     def under(self, values: Tensor) -> Tensor:
-        """Bool: below the lower bound."""
+        """Bool, of the shape of `values`: below the lower bound."""
         return torch.zeros_like(values, dtype=torch.bool) if self.low is None else values < self.low
 
     def __bool__(self) -> bool:

@@ -18,7 +18,7 @@ from skyrl.algorithms.groups import Groups
 def token_mean(mask: Tensor) -> Tensor:
     """Every token of the mini-batch counts the same: DAPO's token-level loss, arXiv:2503.14476, section 3.3.
 
-    The weights sum to 1, or to 0 if the mask is empty.
+    The weights sum to 1, or to 0 if the mask is empty. Shapes: `mask` (B, L) bool, the weights (B, L).
     """
     return mask.float() / mask.sum().clamp(min=1)
 
@@ -26,7 +26,8 @@ def token_mean(mask: Tensor) -> Tensor:
 def sequence_mean(mask: Tensor) -> Tensor:
     """The mean over answers of the mean over their tokens: every answer counts the same, GRPO's original loss.
 
-    arXiv:2402.03300, eq. 3. An answer without tokens keeps its share, at loss 0.
+    arXiv:2402.03300, eq. 3. An answer without tokens keeps its share, at loss 0. Shapes: `mask` (B, L) bool, the
+    weights (B, L).
     """
     return mask.float() / mask.sum(dim=1, keepdim=True).clamp(min=1) / mask.shape[0]
 
@@ -35,6 +36,7 @@ def sequence_sum_by_length(mask: Tensor, *, length: int) -> Tensor:
     """The mean over answers of the sum over their tokens, divided by one length for all.
 
     Dr. GRPO, arXiv:2503.20783, section 3.2: no answer is paid for being short or long. `length` is in tokens.
+    Shapes: `mask` (B, L) bool, the weights (B, L).
     """
     return mask.float() / (mask.shape[0] * length)
 
@@ -50,7 +52,8 @@ def mean_of_block_means(mask: Tensor, *, rows: int) -> Tensor:
     """The mean over blocks of `rows` consecutive answers of the mean over the tokens of the block.
 
     What dividing by the tokens of each micro-batch amounts to: the weight of a token depends on its neighbours. The
-    blocks are those of the configuration, however the rows are then dealt out and packed.
+    blocks are those of the configuration, however the rows are then dealt out and packed. Shapes: `mask` (B, L) bool,
+    the weights (B, L).
     """
     blocks = torch.arange(mask.shape[0], device=mask.device) // rows
     return prompt_mean(mask, blocks)

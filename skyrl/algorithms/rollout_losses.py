@@ -22,10 +22,12 @@ class RolloutISLoss:
     clip_high: float
 
     def __call__(self, inputs: LossInputs) -> Tensor:
+        """(B, L): the loss of each token, unreduced."""
         ratio = importance_ratio(inputs.logprobs.detach(), inputs.rollout_logprobs)
         return -inputs.advantages * torch.where(self._within(ratio), ratio, 0.0) * inputs.logprobs
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        """Numbers (B, L) for each token, by the names that their means are logged under."""
         ratio = importance_ratio(inputs.logprobs.detach(), inputs.rollout_logprobs)
         return {"clip_ratio": ~self._within(ratio)}
 
@@ -47,10 +49,12 @@ class DPPOLoss:
     high: float
 
     def __call__(self, inputs: LossInputs) -> Tensor:
+        """(B, L): the loss of each token, unreduced."""
         ratio = importance_ratio(inputs.logprobs, inputs.rollout_logprobs)
         return -torch.where(self._cut(inputs), 0.0, ratio) * inputs.advantages
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        """Numbers (B, L) for each token, by the names that their means are logged under."""
         return {"clip_ratio": self._cut(inputs)}
 
     def _cut(self, inputs: LossInputs) -> Tensor:
@@ -82,6 +86,7 @@ class DecoupledLoss:
     bound: float | None = None
 
     def __call__(self, inputs: LossInputs) -> Tensor:
+        """(B, L): the loss of each token, unreduced."""
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
         loss = clipped_surrogate(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
         if self.bound is not None:
@@ -89,6 +94,7 @@ class DecoupledLoss:
         return self._weight(inputs) * loss
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        """Numbers (B, L) for each token, by the names that their means are logged under."""
         ratio, weight = importance_ratio(inputs.logprobs, inputs.old_logprobs), self._behaviour(inputs)
         clipped = is_clipped(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
         capped = weight > self.cap if self.cap is not None else torch.zeros_like(clipped)
@@ -111,9 +117,11 @@ class ImportanceSamplingLoss:
     """`"importance_sampling"`: -r A with r = pi / pi_old, unclipped."""
 
     def __call__(self, inputs: LossInputs) -> Tensor:
+        """(B, L): the loss of each token, unreduced."""
         return -importance_ratio(inputs.logprobs, inputs.old_logprobs) * inputs.advantages
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
+        """Numbers (B, L) for each token, by the names that their means are logged under."""
         return {"importance_ratio": importance_ratio(inputs.logprobs, inputs.old_logprobs)}
 
 
@@ -122,4 +130,5 @@ class CrossEntropyLoss:
     """`"cross_entropy"`: -log pi, whatever the reward was: imitation of what was sampled."""
 
     def __call__(self, inputs: LossInputs) -> Tensor:
+        """(B, L): the loss of each token, unreduced."""
         return -inputs.logprobs

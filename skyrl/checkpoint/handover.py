@@ -24,7 +24,10 @@ class WeightFiles:
     folder: str
 
     def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> tuple[str, ...]:
-        """Names of the files. Raises `OSError` if they cannot be written."""
+        """Write the weights, whole tensors of any shape by name, one at a time. Returns the names of the files.
+
+        Raises `OSError` if they cannot be written.
+        """
         files: list[str] = []
         held: list[TensorShard] = []
         for name, weight in weights:

@@ -54,7 +54,7 @@ class TensorShard:
 
     @classmethod
     def whole(cls, name: str, tensor: Tensor) -> TensorShard:
-        """All of a tensor."""
+        """A whole tensor, of any shape, as the one shard that it has."""
         return cls(name=name, shape=tuple(tensor.shape), numbers=tensor)
 
     def copied(self) -> TensorShard:
@@ -71,7 +71,7 @@ class TensorSource(Protocol):
         """Of every tensor there is."""
 
     def read(self, name: str, start: int = 0, count: int | None = None) -> Tensor:
-        """Numbers `start` to `start + count`, or all from there, flat, on the host."""
+        """(count,): numbers `start` to `start + count` of the flattened tensor, or all from there, on the host."""
 
 
 def write_shards(shards: Sequence[TensorShard], storage: Storage, folder: str, name: str) -> StoredFile:
@@ -133,7 +133,10 @@ class StoredTensors(Mapping[str, Tensor]):
         return self._index[0]
 
     def read(self, name: str, start: int = 0, count: int | None = None) -> Tensor:
-        """See `TensorSource`. Raises `ResumeError` where a part of the tensor is in no file."""
+        """(count,): numbers `start` to `start + count` of the flattened tensor, or all from there, on the host.
+
+        Raises `ResumeError` where a part of the tensor is in no file.
+        """
         shapes, places = self._index
         count = math.prod(shapes[name]) - start if count is None else count
         result = torch.empty(count, dtype=places[name][0].dtype)

@@ -39,7 +39,7 @@ class TokenBudget:
 
 
 def micro_batches(batch: TrainingBatch, rows: int) -> Iterator[tuple[Tensor, TrainingBatch]]:
-    """Where the rows of each micro-batch stand in the batch, and the rows: as planned, or `rows` at a time."""
+    """Indices (R,) int64 of the rows of each micro-batch, and the rows themselves: as planned, or `rows` at a time."""
     if batch.micro_batches is None:
         indices = torch.arange(len(batch), device=batch.lengths.device).split(rows)
     else:

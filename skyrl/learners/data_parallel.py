@@ -41,12 +41,12 @@ class DataParallel(ABC):
         """Add the gradient of the sum of all ranks' `loss`, a scalar; `last` marks the last micro-batch of a step."""
 
     def probe(self, look: Callable[[Any], T]) -> T:
-        """See `Strategy.probe`."""
+        """`look(model)`, without gradient and without autocast."""
         with self.scoring():
             return look(self.model)
 
     def forward(self, micro_batches: Sequence[TrainingBatch], read: Callable[[Any, TrainingBatch], T]) -> list[T]:
-        """See `Strategy.forward`."""
+        """`read(model, micro_batch)` of each micro-batch, one after the other. See `Strategy.forward`."""
         with self.scoring():
             return [self._read(micro.to(self._device), read) for micro in micro_batches]
 
@@ -56,7 +56,9 @@ class DataParallel(ABC):
         read: Callable[[Any, TrainingBatch], T],
         loss_of: Callable[[T, TrainingBatch], Tensor],
     ) -> None:
-        """See `Strategy.accumulate`."""
+        """Accumulate the gradient of the sum of `loss_of(read(model, micro_batch), micro_batch)`, a scalar, one
+        micro-batch after the other. See `Strategy.accumulate`.
+        """
         self.zero_grad()
         for number, micro in enumerate(micro_batches, start=1):
             moved = micro.to(self._device)

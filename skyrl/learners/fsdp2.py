@@ -76,7 +76,10 @@ class Fsdp2(DataParallel):
         self._rest()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """FSDP2 averages gradients over ranks; the factor makes the average a sum."""
+        """Add the gradient of the sum of all ranks' `loss`, a scalar.
+
+        FSDP2 averages gradients over ranks; the factor makes the average a sum.
+        """
         (loss * self._ranks.size).backward()
 
     def step(self) -> float:
@@ -93,6 +96,7 @@ class Fsdp2(DataParallel):
         return norm.item()
 
     def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
+        """This rank's part of every weight, of whatever shape, and of the optimizer's state if `optimizer`."""
         for name, tensor in self._named_state():
             if optimizer or name.startswith("model."):
                 yield name, tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -102,9 +106,11 @@ class Fsdp2(DataParallel):
             self.optimizer.zero_grad(set_to_none=True)
 
     def named_shapes(self) -> dict[str, Tensor]:
+        """Every weight by name, tied ones once: tensors whose shape and type are those of the whole weight."""
         return dict(self._resting_weights())
 
     def gather(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by name, in its whole shape, in float32, one at a time."""
         for name, weight in self._resting_weights():
             yield name, _full(weight)
 

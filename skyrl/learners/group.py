@@ -118,7 +118,8 @@ class LearnerGroup(ScorerGroup[L]):
     ) -> R:
         """What `consume`, which can be pickled, makes of the whole weights, one at a time, in the process of rank 0.
 
-        With `everywhere` it is given all of them on every rank; with `adapter`, those of the adapter alone.
+        With `everywhere` it is given all of them on every rank; with `adapter`, those of the adapter alone. Each weight
+        has its whole shape.
         """
         results: list[Any] = await self.ranks.call(
             LearningWorker.stream, consume, everywhere=everywhere, adapter=adapter

@@ -34,15 +34,19 @@ _log = logging.getLogger(__name__)
 
 
 class Objective(Protocol):
-    """What an update minimises: weights for the whole mini-batch, then the loss of each micro-batch, with its parts,
-    which add up, and numbers, whose mean over all micro-batches is logged.
-    """
+    """What an update minimises."""
 
-    def weigh(self, batch: TrainingBatch) -> TrainingBatch: ...
+    def weigh(self, batch: TrainingBatch) -> TrainingBatch:
+        """The whole mini-batch with the share of each of its tokens in the loss."""
 
     def __call__(
         self, outputs: Tensor, batch: TrainingBatch, entropy: Tensor | None, /
-    ) -> tuple[Tensor, Metrics, dict[str, Tensor]]: ...
+    ) -> tuple[Tensor, Metrics, dict[str, Tensor]]:
+        """Loss of one micro-batch, a scalar with gradient; its parts, which add up over micro-batches; and by name
+        numbers (N,) of tokens, sequences or pairs, whose mean over all micro-batches is logged.
+
+        `outputs` and `entropy` are (B, L): what the model says of each selected token.
+        """
 
 
 class LearningWorker(ModelWorker):
@@ -138,7 +142,8 @@ class LearningWorker(ModelWorker):
         """Name and value of every weight, tied ones once, under the names of the stored model; an adapter is merged
         into the weights that it is for.
 
-        With several ranks all of them must go through it together, and a value holds until the next is asked for.
+        Each weight has its whole shape. With several ranks all of them must go through it together, and a value holds
+        until the next is asked for.
         """
         return merged(self.strategy.gather(), self._lora)
 
@@ -155,8 +160,8 @@ class LearningWorker(ModelWorker):
     ) -> R | None:
         """Hand the whole weights, one at a time, to `consume` on rank 0, or on all; what it returns, None elsewhere.
 
-        With `adapter` it gets the tensors of the adapter alone, as PEFT names them. All ranks take part in gathering
-        each weight, to the last one, also where `consume` fails or stops early.
+        Each weight has its whole shape. With `adapter` it gets the tensors of the adapter alone, as PEFT names them.
+        All ranks take part in gathering each weight, to the last one, also where `consume` fails or stops early.
         """
         weights = adapter_alone(self.strategy.gather()) if adapter else self.weights()
         try:

@@ -93,8 +93,8 @@ class ModelWorker:
         return scored
 
     async def score_share(self, batch: TrainingBatch) -> Tensor | None:
-        """The same, together with the other ranks: `batch` is the share of this rank's replica. None on the ranks of a
-        replica that do not report.
+        """(B, L) float32: the same, together with the other ranks; `batch` is the share of this rank's replica. None on
+        the ranks of a replica that do not report.
         """
         cut = list(micro_batches(batch, self._forward_rows))
         found = self.strategy.forward([micro for _, micro in cut], self._score)

@@ -28,7 +28,7 @@ class Moments:
 
     @classmethod
     def from_tensor(cls, values: Tensor) -> Moments:
-        """Of the elements of a tensor."""
+        """Moments of the elements of a tensor of any shape."""
         if not values.numel():
             return cls()
         exact = values.detach().double()

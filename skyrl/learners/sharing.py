@@ -30,7 +30,7 @@ def whole(tensor: Tensor | None, like: Tensor, device: torch.device, ranks: Rank
 
 
 def write_into(target: Tensor, value: Tensor) -> None:
-    """Copy a whole tensor into a plain one, or into this rank's shard of a distributed one."""
+    """Copy a whole tensor into a plain one of its shape, or into this rank's shard of a distributed one."""
     if not isinstance(target, DTensor):
         target.copy_(value)
         return
@@ -39,7 +39,7 @@ def write_into(target: Tensor, value: Tensor) -> None:
 
 
 def piece_of(name: str, tensor: Tensor, ranks: Ranks) -> TensorShard | None:
-    """What this rank is to store of a tensor: its own shard, or all of one that every rank has, on the first."""
+    """What this rank stores of a tensor of any shape: its own shard, or, on rank 0, all of one that every rank has."""
     if not isinstance(tensor, DTensor):
         return TensorShard.whole(name, tensor) if ranks.rank == 0 else None
     start, is_first_copy = _shard_of(tensor)
@@ -50,7 +50,7 @@ def piece_of(name: str, tensor: Tensor, ranks: Ranks) -> TensorShard | None:
 
 
 def read_into(target: Tensor, source: TensorSource, name: str) -> None:
-    """Fill a plain tensor, or this rank's shard of a distributed one."""
+    """Fill a plain tensor of any shape, or this rank's shard of a distributed one."""
     if isinstance(target, DTensor):
         local = target.to_local()
         local.copy_(source.read(name, _shard_of(target)[0], local.numel()).view(local.shape))

@@ -84,7 +84,9 @@ class Strategy(Protocol):
         """
 
     def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
-        """This rank's part of every weight, and of the optimizer's state if that is asked for; not collective."""
+        """This rank's part of every weight, of whatever shape, and of the optimizer's state if `optimizer`; not
+        collective.
+        """
 
     def step(self) -> float:
         """Clip, let the optimizer step, and return the L2 norm of the whole gradient before clipping.
@@ -96,7 +98,9 @@ class Strategy(Protocol):
         """Every weight by name, tied ones once: tensors whose shape and type are those of the whole weight."""
 
     def gather(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight by name, whole, in float32, one at a time; the model's own tensors where nothing is sharded."""
+        """Every weight by name, in its whole shape, in float32, one at a time; the model's own tensors where nothing is
+        sharded.
+        """
 
     def tensor_shards(self) -> Iterator[TensorShard]:
         """`model.<name>` and `optimizer.<name>.<slot>`: what this rank is to store. Those of all ranks are the whole

@@ -89,7 +89,10 @@ class Zero(DataParallel):
         self._engine.optimizer.zero_grad(set_to_none=True)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """DeepSpeed averages gradients over ranks; the factor makes the average a sum."""
+        """Add the gradient of the sum of all ranks' `loss`, a scalar.
+
+        DeepSpeed averages gradients over ranks; the factor makes the average a sum.
+        """
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss * self._ranks.size, scale_wrt_gas=False)
 
@@ -108,6 +111,7 @@ class Zero(DataParallel):
         return float("nan") if self._engine.optimizer.overflow else float(self._engine.get_global_grad_norm())
 
     def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
+        """This rank's part of every weight, of whatever shape, and of the optimizer's state if `optimizer`."""
         for name, parameter in self._module.named_parameters():
             yield f"model.{name}", getattr(parameter, "ds_tensor", parameter.detach())  # the former in stage 3
         if optimizer and self.optimizer is not None:
@@ -116,9 +120,11 @@ class Zero(DataParallel):
                 yield from ((f"optimizer.{number}.{slot}", value) for slot, value in tensors)
 
     def named_shapes(self) -> dict[str, Tensor]:
+        """Every weight by name, tied ones once: tensors whose shape and type are those of the whole weight."""
         return self._held.named_shapes()
 
     def gather(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by name, in its whole shape, in float32, one at a time."""
         return self._held.gather()
 
     def tensor_shards(self) -> Iterator[TensorShard]:

@@ -37,7 +37,7 @@ class ZeroState:
         return {name: torch.empty(_shape(weight), device="meta") for name, weight in self.weights()}
 
     def gather(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight by name, whole and in float32, one at a time."""
+        """Every weight by name, in its whole shape and in float32, one at a time."""
         for name, weight in self.weights():
             yield name, self._master(weight)
 
@@ -72,7 +72,7 @@ class ZeroState:
                 self._load(name, weight, source)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names as `named_weights` gives them, with the parameters themselves."""
+        """Names as `named_weights` gives them, with the parameters themselves, in the shape of this rank's part."""
         parameters = dict(self._module.named_parameters())
         for name, tensor in named_weights(self._module):
             yield name, parameters.get(name, tensor)

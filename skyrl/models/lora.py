@@ -99,7 +99,8 @@ class _Parts:
 def merged(weights: Iterator[tuple[str, Tensor]], lora: SkyRLLoraConfig) -> Iterator[tuple[str, Tensor]]:
     """Names and values of the model without adapters that computes the same, in float32 where there was an adapter.
 
-    `weights` may come in any order; without adapters they pass as they are.
+    `weights` may come in any order; without adapters they pass as they are. The matrix of a layer is (out, in), its
+    adapter A (rank, in) and B (out, rank).
     """
     for name, parts in _joined(weights):
         if isinstance(parts, Tensor):
@@ -131,7 +132,9 @@ def _joined(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor
 
 
 def adapter_alone(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """A and B of every adapted layer and the head of a reward model, under the names that PEFT stores them by."""
+    """A (rank, in) and B (out, rank) of every adapted layer and the head of a reward model, under the names that PEFT
+    stores them by.
+    """
     for name, tensor in weights:
         match = _PARTS.fullmatch(name)
         if match is not None and match[2] != "base_layer":

@@ -11,7 +11,7 @@ from torch import Tensor
 def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Name and value of every entry of the state dict, in its order; a tied one once, under the first of its names.
 
-    The tensors are the model's own, without their gradient history: writing into one changes the model.
+    The tensors, of any shape, are the model's own, without their gradient history: writing into one changes the model.
     """
     tied = tied_names(model)
     for name, tensor in model.state_dict().items():

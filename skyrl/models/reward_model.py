@@ -36,7 +36,10 @@ class RewardModelExport:
     """The template that the model was trained with, its variables included. None: that of its tokenizer."""
 
     def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """All of `weights`, gathered in the memory of the host. Raises `RunError` if the disk does not take it."""
+        """Store `weights`, whole tensors by name in their own shapes, gathered in the memory of the host.
+
+        Raises `RunError` if the disk does not take it.
+        """
         gathered = {name: weight.detach().to("cpu", copy=True) for name, weight in weights}
         tokenizer = load_tokenizer(self.like, use_fast=self.use_fast_tokenizer)
         tokenizer.chat_template = self.chat_template or tokenizer.chat_template

@@ -39,7 +39,9 @@ class Export:
     """A token that ends the turns that were learned; generation stops at it, too. None: no other than before."""
 
     def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """All of `weights`, gathered in the memory of the host; see `save_pretrained`."""
+        """Store `weights`, whole tensors by name in their own shapes, gathered in the memory of the host. See
+        `save_pretrained`.
+        """
         gathered = {name: weight.detach().to("cpu", copy=True) for name, weight in weights}
         model = causal_lm_skeleton(self.like, attention="sdpa")
         with suppress(OSError):  # a model without such a file has the defaults of its architecture
@@ -63,7 +65,10 @@ class AdapterExport:
     folder: Path
 
     def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """`weights` are those of the adapter alone, as PEFT names them. Raises `RunError` if the disk is full."""
+        """Store `weights`: A (rank, in) and B (out, rank) of the adapted layers alone, as PEFT names them.
+
+        Raises `RunError` if the disk is full.
+        """
         gathered = {name: weight.detach().to("cpu", copy=True).contiguous() for name, weight in weights}
         settings = adapter_settings(self.lora, self.like, gathered)
 
@@ -77,7 +82,8 @@ class AdapterExport:
 def save_pretrained(weights: Mapping[str, Tensor], model: Any, tokenizer: Any, folder: Path) -> None:
     """Store a model as transformers does, from `weights` under their state-dict names, all of it or nothing.
 
-    `model` gives the architecture and the generation defaults. A model that stood in `folder` before is replaced, and
+    Each weight has the shape that the architecture gives it. `model` has the architecture and the generation defaults.
+    A model that stood in `folder` before is replaced, and
     lost only once the new one is whole. Raises `RunError` if the disk does not take it.
     """
     disable_progress_bar()

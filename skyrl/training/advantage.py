@@ -51,6 +51,7 @@ class Masked:
     estimate: AdvantageEstimator
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
+        """(B, L): advantages of the selected tokens, 0 elsewhere."""
         return torch.where(batch.loss_mask, self.estimate(batch), 0.0)
 
 
@@ -61,6 +62,7 @@ class Standardized:
     estimate: AdvantageEstimator
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
+        """(B, L): advantages of the selected tokens, 0 elsewhere."""
         return standardize(self.estimate(batch), batch.loss_mask)
 
 
@@ -72,6 +74,7 @@ class Normalized:
     norm: NormConfig
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
+        """(B, L): advantages of the selected tokens, 0 elsewhere."""
         advantages = self.estimate(batch)
         groups = batch.groups.unsqueeze(1).expand_as(advantages)
         flat = by_config(self.norm, advantages.flatten(), groups.flatten(), batch.loss_mask.flatten())

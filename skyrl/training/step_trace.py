@@ -119,7 +119,7 @@ class StepTrace:
 
 
 def weight_digests(weights: Iterator[tuple[str, Tensor]]) -> dict[str, str]:
-    """xxh3-128 of every weight. It runs where the weights are gathered."""
+    """xxh3-128 of every weight, a whole tensor of any shape, by name. It runs where the weights are gathered."""
     return {name: digest(tensor) for name, tensor in weights}
 
 

@@ -59,12 +59,12 @@ class SupervisedEvaluation:
 
 
 def likelihood(logprobs: Tensor, batch: TrainingBatch) -> Sums:
-    """Of the learned tokens of a batch: nats, and tokens."""
+    """Nats and number of the learned tokens of a batch. `logprobs` (B, L)."""
     return {"loss": (-logprobs[batch.loss_mask].double().sum().item(), float(batch.loss_mask.sum()))}
 
 
 def preferences(values: Tensor, batch: TrainingBatch) -> Sums:
-    """Of the pairs of a batch: the loss, and how many are in the right order."""
+    """The loss of the pairs of a batch, and how many of them are in the right order. `values` (B, L)."""
     chosen, rejected = pair_scores(torch.where(batch.loss_mask, values, 0.0))
     pairs = float(len(chosen))
     return {
