@@ -46,7 +46,7 @@ class ScorerGroup(Generic[W]):
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         """(B, L) float32: row by row what one worker would say."""
-        results = await self._deal(ModelWorker.score_share, batch)
+        results = await self._deal(ModelWorker.score, batch)
         scored = torch.zeros(sum(len(rows) for rows in results), batch.input_ids.shape[1])
         start = 0
         for rows in results:
@@ -54,7 +54,7 @@ class ScorerGroup(Generic[W]):
             start += len(rows)
         return scored[: len(batch)]
 
-    async def _deal(self, method: Callable[[Any, TrainingBatch], Awaitable[T | None]], batch: TrainingBatch) -> list[T]:
+    async def _deal(self, method: Callable[[Any, TrainingBatch], Awaitable[T]], batch: TrainingBatch) -> list[T]:
         """What each replica reports of its share of the batch, in order of replicas."""
         shares = self._budget.plan(deal(batch, self._replicas.count))
         found = await self.ranks.deal(method, [shares[replica] for replica in self._replicas.of_rank])

@@ -87,18 +87,16 @@ class LearningWorker(ModelWorker):
         then as they were. Also where the learning rate is not finite, before the step, or a weight, after it.
         """
         [share] = self._budget.plan([self.objective.weigh(batch)])
-        found = await self.update_share(share)
-        assert found is not None, "one of several ranks that compute on the same rows"
-        return found.metrics()
+        return (await self.update_share(share)).metrics()
 
-    async def update_share(self, batch: TrainingBatch) -> RankMetrics | None:
+    async def update_share(self, batch: TrainingBatch) -> RankMetrics:
         """The same, together with the other ranks: `batch` is the share of this rank's replica of a mini-batch that was
-        weighed. None on the ranks of a replica that do not report.
+        weighed.
         """
         with dropping(self.model, self._lora, hash((self._seed, self.schedule.last_epoch, self.ranks.rank))):
             sums, seen = self._accumulate(batch)
         shared = self._step(len(batch), sums)
-        return RankMetrics(sums=sums, moments=seen, shared=shared) if self.ranks.reports else None
+        return RankMetrics(sums=sums, moments=seen, shared=shared)
 
     def _accumulate(self, batch: TrainingBatch) -> tuple[Metrics, dict[str, Moments]]:
         """Gradients for the next step; the parts of the loss and what was measured on the way."""

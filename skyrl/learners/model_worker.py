@@ -86,21 +86,16 @@ class ModelWorker:
         return self.strategy.meta_model
 
     async def score(self, batch: TrainingBatch) -> Tensor:
-        """(B, L) float32, without gradient: what the model says of each selected token, 0 elsewhere."""
-        [share] = self._budget.plan([batch])
-        scored = await self.score_share(share)
-        assert scored is not None, "one of several ranks that compute on the same rows"
-        return scored
-
-    async def score_share(self, batch: TrainingBatch) -> Tensor | None:
-        """(B, L) float32: the same, together with the other ranks; `batch` is the share of this rank's replica. None on
-        the ranks of a replica that do not report.
+        """(B, L) float32, without gradient: what the model says of each selected token, 0 elsewhere; (0, L) on a rank
+        that does not report. `batch` is the share of this rank's replica.
         """
+        if batch.micro_batches is None:
+            [batch] = self._budget.plan([batch])
         cut = list(micro_batches(batch, self._forward_rows))
         found = self.strategy.forward([micro for _, micro in cut], self._score)
-        if not self.ranks.reports:
-            return None
         scored = torch.zeros(batch.input_ids.shape)
+        if not self.ranks.reports:
+            return scored[:0]
         for (index, _), values in zip(cut, found, strict=True):
             scored[index, : values.shape[1]] = values
         return scored

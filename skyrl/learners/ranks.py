@@ -34,7 +34,7 @@ class Ranks:
     size: int = 1
 
     reports: bool = True
-    """Returns the results of its replica. False where another rank that computes on the same rows does."""
+    """Returns the scores of its replica. False where another rank that computes on the same rows does."""
 
     store: tuple[str, int] | None = None
     """Host and port of the driver's store. None where there is one rank only."""

@@ -46,14 +46,13 @@ class FakeRank:
         self.ranks = ranks
         self.shares: list[TrainingBatch] = []
 
-    async def score_share(self, share: TrainingBatch) -> Tensor | None:
+    async def score(self, share: TrainingBatch) -> Tensor:
         self.shares.append(share)
-        return share.lengths.float().unsqueeze(1).expand(share.input_ids.shape) if self.ranks.reports else None
+        scored = share.lengths.float().unsqueeze(1).expand(share.input_ids.shape)
+        return scored if self.ranks.reports else scored[:0]
 
-    async def update_share(self, share: TrainingBatch) -> RankMetrics | None:
+    async def update_share(self, share: TrainingBatch) -> RankMetrics:
         self.shares.append(share)
-        if not self.ranks.reports:
-            return None
         seen = {"tokens": Moments.from_tensor(share.lengths.float())}
         return RankMetrics(sums={"rows": float(len(share))}, moments=seen, shared={"grad_norm": 1.0})
 
@@ -102,12 +101,12 @@ async def test_a_budget_of_tokens_is_planned_once_for_a_replica() -> None:
     assert plans[0] is plans[2] and plans[1] is plans[3]
 
 
-async def test_a_rank_that_does_not_report_computes_and_returns_nothing(small: TrainerConfig) -> None:
+async def test_a_rank_that_does_not_report_learns_and_returns_no_rows(small: TrainerConfig) -> None:
     objective = policy_objective(small.algorithm)
     silent = PolicyWorker(small, objective, ranks=Ranks(reports=False))
     twin = PolicyWorker(small, objective)
     rows = objective.weigh(batch(2).given(ref_logprobs=torch.zeros(2, 12)))
-    assert await silent.score_share(rows) is None
-    assert await silent.update_share(rows) is None
+    assert (await silent.score(rows)).shape == (0, 12)
+    await silent.update_share(rows)
     await twin.update_share(rows)
     torch.testing.assert_close(dict(silent.weights()), dict(twin.weights()))

@@ -332,7 +332,7 @@ async def test_an_infinite_loss_with_a_finite_gradient_on_one_rank_is_skipped_on
     found = await learner.update(bad)
     assert (found["policy_loss"], found["skipped_updates"]) == (float("inf"), 1.0)
     assert_same_weights(before, await weights_of(learner))
-    with pytest.raises(NonFiniteError, match=r"gradient norm is nan \(2 times in a row; policy_loss inf"):
+    with pytest.raises(NonFiniteError, match=r"gradient norm is nan \(2 times in a row"):
         await learner.update(bad)
 
 
