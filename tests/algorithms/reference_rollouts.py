@@ -203,13 +203,13 @@ class _NoSandbox:
 
 
 def reward_of_sql_without_form(output: str) -> float:
-    """What the environment pays for the output once its solution is not closed."""
+    """What the environment pays in the last turn for the output without its thoughts."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "shop.sqlite").touch()
         sandbox: Any = _NoSandbox()
-        extras = {"reward_spec": {"ground_truth": "SELECT 1"}, "db_id": "shop"}
+        extras = {"reward_spec": {"ground_truth": "SELECT 1"}, "db_id": "shop", "max_turns": 1}
         env = text2sql.Text2SQLEnv(extras, Text2SQLEnvConfig(db_path=folder), sandbox)
-        return env.step(output.replace("</solution>", "")).reward
+        return env.step(output.replace("<think>", "")).reward
 
 
 OF_SAMPLES: dict[str, Callable[[Case, dict[str, Any]], Result]] = {

@@ -14,7 +14,9 @@ from skyrl.algorithms.losses import LossInputs, PolicyLoss, ppo_clip
 from skyrl.algorithms.reductions import prompt_mean, sequence_mean, token_mean
 from skyrl.algorithms.rollout_losses import DPPOLoss
 from skyrl.config import AlgorithmConfig
+from skyrl.training.objective import PolicyObjective, policy_objective
 from skyrl.training.policy_losses import policy_loss
+from tests.algorithms.reference_functions import batch_of
 
 
 def test_ppo_clip_stops_rewarding_tokens_that_already_moved_far() -> None:
@@ -165,6 +167,17 @@ def test_the_ratio_of_a_bad_answer_is_held_to_e_to_the_ten(loss: PolicyLoss, mea
         mask=torch.ones(1, 2, dtype=torch.bool),
     )
     torch.testing.assert_close(loss(inputs), torch.full((1, 2), math.exp(held)))
+
+
+def test_rows_without_advantage_are_left_out_only_where_the_loss_is_known_to_vanish_there() -> None:
+    def own(inputs: LossInputs) -> Tensor:
+        return -inputs.logprobs
+
+    rows = batch_of({"token_level_rewards": [[0.0], [0.0]], "response_mask": [[1], [1]]})
+    rows = rows.given(advantages=torch.tensor([[1.0], [0.0]]))
+    assert len(PolicyObjective(policy_loss=own).weigh(rows)) == 2
+    assert len(PolicyObjective(policy_loss=own, vanishes_without_advantage=True).weigh(rows)) == 1
+    assert len(policy_objective(AlgorithmConfig(use_kl_loss=False)).weigh(rows)) == 1
 
 
 @pytest.mark.parametrize(("share", "drawn"), [(0.0, 1), (0.4, 1), (0.5, 2), (0.99, 3), (1.0, 4)])

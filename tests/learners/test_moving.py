@@ -85,7 +85,7 @@ async def test_on_a_cpu_nothing_moves_and_learning_goes_on(small: TrainerConfig)
 
 @pytest.mark.gpu
 async def test_on_a_gpu_the_memory_is_given_back_and_learning_goes_on(small: TrainerConfig) -> None:
-    trainer = attrs.evolve(small, device="cuda")  # type: ignore[misc]
+    trainer = attrs.evolve(small, device="cuda")
     stays, goes = worker(trainer), worker(trainer)
     rows = batch().given(ref_logprobs=torch.zeros(6, 12))
     for policy in (stays, goes):
