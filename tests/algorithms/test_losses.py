@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from skyrl.algorithms.clipped_losses import GMPOLoss, GSPOLoss, RegularLoss
 from skyrl.algorithms.covariance_losses import ClipCovLoss
