@@ -38,6 +38,8 @@ class ChatMasks:
         `arguments` are variables of the chat template, such as `enable_thinking`.
         """
         self._tokenizer, self._all, self._arguments = tokenizer, all_messages, dict(arguments or {})
+        self.behind_other_headers = 0
+        """Chats so far whose answer does not stand behind the header that sampling asks with."""
         self._best: dict[tuple[Spelling, ...], Spelling] = {}  # of those that differ, the one that the template takes
 
     def __call__(
@@ -63,6 +65,7 @@ class ChatMasks:
             missing = list(_missing(chat, tools, layout))
             if not missing:
                 self._best[possible] = spelling
+                self.behind_other_headers += not layout.behind_header
                 return self._tokens(layout)
             accepted = accepted or layout
             refusals.append(_leaves_out(missing))

@@ -44,7 +44,10 @@ class Layout:
     text: str
     spans: tuple[Span, ...]
     ended: bool
-    """Whether the template ends the last turn; where it does not, an end-of-sequence token has to, and ends the text."""
+    """Whether the template ends the last turn; where it does not, an end-of-sequence token has to."""
+
+    behind_header: bool
+    """Whether the last answer stands behind what sampling asks with. The headers of some templates open a thought."""
 
     def pieces(self) -> Iterator[tuple[int, int, bool]]:
         """Characters from and to (exclusive) of each stretch of the text, and whether it is learned."""
@@ -65,6 +68,7 @@ class _Turn:
     start: int
     stop: int
     ended: bool
+    behind_header: bool = True
 
 
 @frozen
@@ -84,7 +88,8 @@ class Layouts:
         """
         final = self._turn(messages)
         earlier = self._earlier(messages, learned[:-1], final.text) if len(learned) > 1 else ()
-        return Layout(final.text, (*earlier, Span(learned[-1], final.start, final.stop)), final.ended)
+        spans = (*earlier, Span(learned[-1], final.start, final.stop))
+        return Layout(final.text, spans, final.ended, final.behind_header)
 
     def text(self, messages: Sequence[Message], *, ask: bool = False) -> str:
         """The conversation as the template writes it."""
@@ -110,14 +115,14 @@ class Layouts:
         whole = self.text(messages)
         if asked and whole.startswith(asked):
             start = len(asked)
-        elif self.continues_thoughts and asked.rstrip().endswith(OPENED) and split_thoughts(messages[-1])[0]:
+        elif self.continues_thoughts and asked.rstrip().endswith(OPENED) and _has_thoughts(messages[-1]):
             whole, start = asked + _behind_an_opened_thought(messages[-1]) + self.ends.tail, len(asked)
         else:
             start = self._shown(messages, whole)
         stop, ended = self.ends.place(whole)
         if stop < start:
             raise _hidden(len(messages) - 1)
-        return _Turn(whole, start, stop, ended)
+        return _Turn(whole, start, stop, ended, whole.startswith(asked))
 
     def _shown(self, messages: Sequence[Message], whole: str) -> int:
         """Where the content of the last message begins."""
@@ -154,6 +159,11 @@ class Layouts:
                 "end: learn the last message alone (train_on_what), or take another chat_template"
             )
         return stop + len(header)
+
+
+def _has_thoughts(message: Message) -> bool:
+    """Whether it has thoughts, or says in its content that it has none."""
+    return bool(split_thoughts(message)[0]) or "</think>" in (message.get("content") or "")
 
 
 def _behind_an_opened_thought(message: Message) -> str:

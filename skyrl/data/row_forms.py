@@ -40,6 +40,11 @@ class SupervisedForms:
         """The text that ends the turns of the chats so far: see `ChatMasks`. None where there was no chat."""
         return self._masks.turn_end if self._has_chats else None
 
+    @property
+    def behind_other_headers(self) -> int:
+        """Chats so far whose answer does not stand behind the header that sampling asks with."""
+        return self._masks.behind_other_headers
+
     def __call__(self, row: Row) -> tuple[Ids, Mask]:
         """Token ids and mask. Raises `DataError`."""
         refuse_media(row)

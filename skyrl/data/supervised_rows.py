@@ -39,6 +39,9 @@ class Tally:
     turn_end: tuple[str, int | None] | None = None
     """The text that ends the turns of chats, and its token if it is a single one; None without chats."""
 
+    behind_other_headers: int = 0
+    """Chats whose answer does not stand behind the header that sampling asks with."""
+
 
 @frozen(kw_only=True)
 class Rows(Generic[R]):
@@ -85,7 +88,10 @@ def load_supervised(sources: Sequence[str], tokenizer: Any, run: SFTConfig, max_
         short = evolve(row, token_ids=row.token_ids[:max_length], loss_mask=row.loss_mask[:max_length])
         return short if short.loss_mask.any() else None
 
-    reader = _Reader(run, tuple(sources), max_length, read, cut, lambda: tokens_of.turn_end)
+    def conclude(tally: Tally) -> None:
+        tally.turn_end, tally.behind_other_headers = tokens_of.turn_end, tokens_of.behind_other_headers
+
+    reader = _Reader(run, tuple(sources), max_length, read, cut, conclude)
     return _load(reader, tokenizer, SupervisedRow)
 
 
@@ -143,7 +149,7 @@ class _Reader(Generic[R]):
     max_length: int
     read: Callable[[Row, str], R]
     cut: Callable[[R], R | None]
-    turn_end: Callable[[], tuple[str, int | None] | None] = lambda: None
+    conclude: Callable[[Tally], None] = lambda tally: None
     tally: Tally = field(factory=Tally)
 
     def rows(self) -> Iterator[R]:
@@ -157,7 +163,7 @@ class _Reader(Generic[R]):
                 if short is not None:
                     tally.sizes[-1] += 1
                     yield short
-        tally.turn_end = self.turn_end()
+        self.conclude(tally)
         if not sum(tally.sizes):
             raise DataError(
                 f"no row of {', '.join(self.sources)} can be trained on: {tally.too_long} are longer than "

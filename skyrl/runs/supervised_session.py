@@ -52,6 +52,12 @@ class SupervisedSession(RunSession):
                 say(f"{tally.too_long} {name} rows are longer than {experiment.max_length} tokens and left out")
             if tally.cut:
                 say(f"{tally.cut} {name} rows are longer than {experiment.max_length} tokens, and were cut")
+            if tally.behind_other_headers:
+                say(
+                    f"{tally.behind_other_headers} {name} rows have no thoughts where the chat template's header of an "
+                    "answer opens one: they are learned behind another header than sampling asks with (see "
+                    "chat_template_kwargs, such as enable_thinking = false)"
+                )
             if tally.bad_rows:
                 say(f"{len(tally.bad_rows)} {name} rows are bad and left out; the first: {tally.bad_rows[0]}")
         self._look_at_ends()

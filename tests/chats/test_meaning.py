@@ -138,6 +138,26 @@ def test_template_arguments_are_those_of_sampling() -> None:
     assert tokenizer_of("qwen3.5").decode(ids[mask]) == "Four.<|im_end|>"
 
 
+def test_an_answer_without_the_thought_that_the_header_opens_is_counted() -> None:
+    chat = (user("2+2?"), assistant("Four."))
+    found = {}
+    for name, given in (
+        ("nemotron-3", {}),
+        ("nemotron-3", {"enable_thinking": False}),
+        ("qwen3.5", {}),
+        ("chatml", {}),
+    ):
+        masks = ChatMasks(tokenizer_of(name), arguments=given)
+        masks(chat)
+        found[name, *given] = masks.behind_other_headers
+    assert found == {("nemotron-3",): 1, ("nemotron-3", "enable_thinking"): 0, ("qwen3.5",): 0, ("chatml",): 0}
+
+
+def test_an_empty_thought_is_ended_behind_a_header_that_opens_it() -> None:
+    text = learned(tokenizer_of("deepseek-r1"), user("2+2?"), assistant("<think>\n\n</think>\n\nFour."))
+    assert text == "</think>\n\nFour.<|end_of_sentence|>"
+
+
 def test_a_weight_says_which_messages_are_learned() -> None:
     chat = (user("a?"), assistant("one", weight=1), user("b?"), assistant("two", weight=0))
     assert learned(tokenizer_of("chatml"), *chat) == "one<|im_end|>"
