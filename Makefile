@@ -7,8 +7,7 @@ WORKERS ?= 2
 ARGS ?=
 # make demo SEED=2: another seed, in a folder of its own, since a folder belongs to one run
 SEED ?=
-SEEDED := $(if $(SEED),trainer.seed=$(SEED) $(foreach name,run_path= ckpt_path=/checkpoints export_path=/exports,\
-  trainer.$(subst =,=runs/quickstart-seed$(SEED),$(name))))
+SEEDED := $(if $(SEED),trainer.seed=$(SEED) trainer.run_path=runs/quickstart-seed$(SEED))
 # More arguments for pytest: make test PYTEST_ARGS="--reference=DIR"
 PYTEST_ARGS ?=
 # The build of torch that `make constraints` starts from.

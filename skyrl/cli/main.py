@@ -61,6 +61,8 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
     kind = kind_of(composed.config)
+    if any(origin.kind == "rule" for origin in composed.origins.get(kind.path("logger"), ())):
+        click.echo("Metrics go to the console: the default of trainer.logger, wandb, cannot be had.", err=True)
     experiment, trained = run_with_recovery(kind.experiment_class(), composed.config)
     if not trained:
         click.echo(

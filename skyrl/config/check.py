@@ -15,7 +15,7 @@ import attrs
 from skyrl.config.entry import RunConfig
 from skyrl.config.kinds import kind_of
 from skyrl.errors import Problem
-from skyrl.tree import differences
+from skyrl.tree import differences, get_at
 from skyrl.tree.classes import is_config
 from skyrl.tree.origins import Origin, Origins, Path, dotted, place_of, written_paths
 from skyrl.tree.rules import find_problems, paths_read, touches
@@ -28,7 +28,8 @@ def check(config: RunConfig, origins: Origins | None = None, broken: Collection[
     `origins` say what was written; without them, written means different from the default.
     """
     found = find_problems(config, kind_of(config).all_checks, origins or {}, broken)
-    return [*found, *_what_was_hidden(config, origins or {}, broken), *without_effect(config, origins, broken)]
+    more = (_what_was_hidden(config, origins or {}, broken), _folders_of_another_run(config, origins or {}, broken))
+    return [*found, *(problem for problems in more for problem in problems), *without_effect(config, origins, broken)]
 
 
 def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[str] = ()) -> list[Problem]:
@@ -64,6 +65,35 @@ def _changed(run: RunConfig) -> Origins:
     derived = [rule.table or rule.writes for rule in kind_of(run).rules]
     changed = differences(type(run)(), run)
     return {path: (Origin(kind="python"),) for path in changed if not touches([path], derived)}
+
+
+def _folders_of_another_run(run: RunConfig, origins: Origins, broken: Collection[str]) -> Iterator[Problem]:
+    """A `run_path` that is overridden alone must not leave checkpoints and exports in the folder that it was before."""
+    kind = kind_of(run)
+    chosen = kind.path("run_path")
+    chain = origins.get(chosen, ())
+    if not chain or chain[-1].kind in ("default", "rule"):
+        return
+    before = [(each.source, str(each.value)) for each in chain[:-1] if each.kind not in ("default", "rule")]
+    for path in (kind.path("ckpt_path"), kind.path("export_path"), kind.path("log_path")):
+        written = origins.get(path, (chain[-1],))[-1]
+        if touches([path, chosen], broken) or written.kind in ("default", "rule") or written.source == chain[-1].source:
+            continue
+        folders = [folder for source, folder in before if source == written.source]
+        if not any(source == written.source for source, _ in before):  # there it had the name of the run
+            folders = [f"runs/{get_at(run, kind.path('run_name'))}"]
+        for folder in folders:
+            if _is_below(str(written.value), folder) and not _is_below(str(written.value), str(chain[-1].value)):
+                yield Problem(
+                    path=path,
+                    message=f"{written.value} is in the folder of another run: {chosen} was {folder} there",
+                    hint=f"leave it out, so that it follows {chosen}, or override it, too",
+                    place=written.place,
+                )
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")
 
 
 def _what_was_hidden(run: RunConfig, origins: Origins, broken: Collection[str]) -> Iterator[Problem]:

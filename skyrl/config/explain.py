@@ -136,7 +136,8 @@ def _default(run: RunConfig, names: Path) -> ValueOrigin:
         if not attrs.has(type(table)):
             return ValueOrigin(place=place, value=_value(default, names[depth + 1 :]) if default is not None else None)
         if type(default) is not type(table):
-            default, place = type(table)(), f"default of {type(table).__name__}"
+            place = f"default of {type(table).__name__}" if default is None else place
+            default = type(table)()
     return ValueOrigin(place=place, value=_value(default, names[-1:]))
 
 

@@ -16,6 +16,7 @@ from skyrl.config.generator import SamplingParams
 from skyrl.config.losses import asks_for_correction
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import grid_of, models_of
+from skyrl.config.trackers import TRACKERS
 from skyrl.tree.rules import Rule, rule
 
 
@@ -203,6 +204,40 @@ def precision_bounds_how_far_engine_and_learner_differ(run: SkyRLTrainConfig) ->
     return 1e-3 if whole else 0.1
 
 
+@rule(
+    writes="trainer.ckpt_path",
+    reads=("trainer.run_path",),
+    unset="~/ckpts/",
+    placeholder=False,
+    given="trainer.run_path",
+)
+def checkpoints_lie_in_a_run_folder_that_was_chosen(run: SkyRLTrainConfig) -> str:
+    """Whoever chooses the run's folder has its checkpoints there; the seeds' folder is for runs that do not."""
+    return _in_chosen_folder(run, "checkpoints", "~/ckpts/")
+
+
+@rule(
+    writes="trainer.export_path",
+    reads=("trainer.run_path",),
+    unset="~/exports/",
+    placeholder=False,
+    given="trainer.run_path",
+)
+def exports_lie_in_a_run_folder_that_was_chosen(run: SkyRLTrainConfig) -> str:
+    """As the checkpoints."""
+    return _in_chosen_folder(run, "exports", "~/exports/")
+
+
+def _in_chosen_folder(run: SkyRLTrainConfig, name: str, otherwise: str) -> str:
+    return f"{run.trainer.run_path.rstrip('/')}/{name}" if run.trainer.run_path else otherwise
+
+
+@rule(writes="trainer.logger", reads=(), unset="wandb", placeholder=False)
+def a_tracker_that_cannot_be_had_gives_way_to_the_console(run: SkyRLTrainConfig) -> str:
+    """The default is W&B; where this version has no tracker of that name, metrics go to the console."""
+    return "wandb" if "wandb" in TRACKERS else "console"
+
+
 def _older_default_of_logs(rule: Rule[Any]) -> Rule[Any]:
     """The folder of logs has a default of its own in SkyRL's tree, which a person may also write."""
     is_logs = rule.writes == "trainer.log_path"
@@ -211,6 +246,9 @@ def _older_default_of_logs(rule: Rule[Any]) -> Rule[Any]:
 
 RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
     *(_older_default_of_logs(rule.below("trainer")) for rule in EVERY_KIND_RULES),
+    checkpoints_lie_in_a_run_folder_that_was_chosen,
+    exports_lie_in_a_run_folder_that_was_chosen,
+    a_tracker_that_cannot_be_had_gives_way_to_the_console,
     one_process_suffices_for_one_embedded_engine,
     the_reference_is_where_the_policy_started,
     the_first_input_is_the_prompt,

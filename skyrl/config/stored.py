@@ -25,6 +25,7 @@ from skyrl.tree.files import is_stored_form
 from skyrl.tree.origins import Assignment, Origin, Origins
 from skyrl.tree.plain import shown
 from skyrl.tree.read_context import ReadContext
+from skyrl.tree.rules import taken_as_written
 from skyrl.tree.sparse import sparse
 
 C = TypeVar("C", bound=RunConfig)
@@ -73,9 +74,10 @@ def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
     listed = value.get("derived")
     leave_out = [str(path) for path in listed] if isinstance(listed, list) else derived(run)
     tables = sparse(run, root(), leave_out)
-    again, _, _ = resolve_with_origins(_without(run, leave_out), {}, leaf_by_leaf=True)
-    # what a rule changes although it was written, and is the default, is written again
-    for rule in kind_of(root).rules:
+    rules = kind_of(root).rules
+    origins = taken_as_written(rules, leave_out)
+    again, _, _ = resolve_with_origins(_without(run, leave_out), origins, leaf_by_leaf=True)
+    for rule in rules:  # what a rule changes although it was written, and is the default, is written again
         if not rule.placeholder and get_at(again, rule.writes) != get_at(run, rule.writes):
             _put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
     return attrs.evolve(inside, value=tables)

@@ -182,7 +182,8 @@ class TrainerConfig(BaseConfig):
 
     ckpt_path: str = field(default="~/ckpts/", metadata=FREE)
     """Folder of the checkpoints, which hold all that is needed to go on, or its address in an object store
-    (`s3://bucket/run`). All machines of a run must see it."""
+    (`s3://bucket/run`). All machines of a run must see it. Left at its default, it is `checkpoints` in a `run_path`
+    that is written."""
 
     ckpt_interval: Interval = field(default=10, validator=interval, metadata=FREE)
     """Training steps between checkpoints, or epochs, or time, or a list, as in `eval_interval`; the last step is saved
@@ -218,7 +219,7 @@ class TrainerConfig(BaseConfig):
     `eval_interval`. -1 or 0: none."""
 
     export_path: str = field(default="~/exports/", metadata=FREE)
-    """Folder of exported models and dumps."""
+    """Folder of exported models and dumps. Left at its default, it is `exports` in a `run_path` that is written."""
 
     run_path: str | None = field(default=None, metadata=FREE)
     """The run's own folder: its configuration, metrics, samples, curve and trained model. None: `runs/<run_name>`."""
@@ -234,7 +235,8 @@ class TrainerConfig(BaseConfig):
     """Name of this run for trackers, and of its folder."""
 
     logger: Tracker | tuple[Tracker, ...] = field(default="wandb", metadata=FREE)
-    """Trackers of metrics besides the run's folder: one name, or a list."""
+    """Trackers of metrics besides the run's folder: one name, or a list. Left at its default, it is the console where this
+    version has no such tracker."""
 
     recording: Literal["off", "jsonl", "jsonl.gz"] = field(default="off", metadata=FREE)
     """Keep every batch and what came of it below `run_path`, exactly: for `skyrl replay`, `skyrl bisect` and

@@ -12,7 +12,6 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.config.entry import RunConfig
-from skyrl.config.trackers import TRACKERS
 from skyrl.errors import Problem
 from skyrl.tree import FrozenDict, get_at
 from skyrl.tree.plain import shown
@@ -87,7 +86,6 @@ UNIMPLEMENTED: tuple[Unimplemented, ...] = (
 )
 
 UNIMPLEMENTED_VALUES: tuple[Unimplemented, ...] = (
-    Unimplemented("trainer.logger", "trackers other than the console", tuple(TRACKERS)),
     Unimplemented("trainer.strategy", "Megatron learners", ("fsdp", "fsdp2", "deepspeed")),
     Unimplemented(_ENGINE + "backend", "engines of others", ("torch", "vllm")),
     Unimplemented(_ENGINE + "weight_sync_backend", "sending the differences alone", ("nccl", "gloo", "disk")),

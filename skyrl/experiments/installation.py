@@ -9,6 +9,7 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.config.engines import backend_of
 from skyrl.config.sizes import on_ray, sizes_of
 from skyrl.config.trackers import TRACKERS
+from skyrl.config.unimplemented import Unimplemented
 from skyrl.errors import Problem
 from skyrl.experiments import on_machine
 from skyrl.planning.sizes import layout
@@ -66,7 +67,16 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
     return services_have_their_keys
 
 
-INSTALLATION: tuple[Check[SkyRLTrainConfig], ...] = (packages_are_installed, there_are_gpus_for_it)
+def this_version_has_the_trackers(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """What metrics are to go to is implemented. `skyrl config check` believes the names: a later version may run it."""
+    yield from Unimplemented("trainer.logger", "trackers other than the console", tuple(TRACKERS)).check(run)
+
+
+INSTALLATION: tuple[Check[SkyRLTrainConfig], ...] = (
+    packages_are_installed,
+    there_are_gpus_for_it,
+    this_version_has_the_trackers,
+)
 
 
 def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:

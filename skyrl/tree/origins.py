@@ -117,6 +117,12 @@ class Origin:
         )
 
     @property
+    def source(self) -> tuple[str, str]:
+        """What gave it as one layer: a file or preset by name; all arguments are one, and so are values from Python."""
+        layer = self.asked_by or self
+        return layer.kind, layer.where if layer.kind in ("file", "preset") else ""
+
+    @property
     def place(self) -> str:
         """`run.toml:14`, `argument 2`, `derived by <rule>`; empty for a default. Lines are looked up only here."""
         match self.kind:

@@ -40,6 +40,10 @@ class Rule(Generic[T]):
     """Optional table that the path is in, where it is in one. The rule applies where that table is absent or was
     written leaf by leaf; one that was given whole, as an instance, stands as it is."""
 
+    given: str = ""
+    """Path without which the rule does not apply: it has to be written, or in a bare tree to differ from what another
+    rule would derive for it."""
+
     @property
     def name(self) -> str:
         """The function's name, which says what follows from what."""
@@ -62,6 +66,7 @@ class Rule(Generic[T]):
             writes=f"{table}.{self.writes}",
             reads=tuple(f"{table}.{path}" for path in self.reads),
             table=f"{table}.{self.table}" if self.table else "",
+            given=f"{table}.{self.given}" if self.given else "",
             compute=_of_table(table, self.compute),
         )
 
@@ -83,13 +88,25 @@ class Effect:
 
 
 def rule(
-    *, writes: str, reads: Sequence[str], unset: Any = None, placeholder: bool = True, table: str = ""
+    *,
+    writes: str,
+    reads: Sequence[str],
+    unset: Any = None,
+    placeholder: bool = True,
+    table: str = "",
+    given: str = "",
 ) -> Callable[[Callable[[T], Any]], Rule[T]]:
     """Make a function from tree to value a rule. Returning the `unset` value leaves the path as it is."""
 
     def decorate(compute: Callable[[T], Any]) -> Rule[T]:
         return Rule(
-            writes=writes, reads=tuple(reads), unset=unset, placeholder=placeholder, compute=compute, table=table
+            writes=writes,
+            reads=tuple(reads),
+            unset=unset,
+            placeholder=placeholder,
+            compute=compute,
+            table=table,
+            given=given,
         )
 
     return decorate
@@ -117,6 +134,8 @@ def derive(
     for step in rules:
         if step.table in whole or not step.applies(config, written):
             continue
+        if step.given and not (step.given in written if origins else _differs(config, step.given, rules)):
+            continue
         if touches([*step.reads, step.writes], out_of_use):
             out_of_use.add(step.writes)
             continue
@@ -127,6 +146,17 @@ def derive(
         origin = Origin(kind="rule", where=step.name, reads=step.reads, value=value)
         grown[step.writes] = (*grown.get(step.writes, (DEFAULT,)), origin)
     return config, grown, frozenset(out_of_use)
+
+
+def _differs(config: T, path: str, rules: Iterable[Rule[T]]) -> bool:
+    """Is there a value at the path that no rule would have given?"""
+    value = get_at(config, path)
+    return all(not step.leaves_unset(value) and value != step.compute(config) for step in rules if step.writes == path)
+
+
+def taken_as_written(rules: Iterable[Rule[Any]], derived: Collection[str]) -> Origins:
+    """Origins of a stored tree: of the paths that some rule wants to be written, those that were not derived were."""
+    return {step.given: (Origin(kind="file"),) for step in rules if step.given and step.given not in derived}
 
 
 def _given_whole(config: Any, tables: Iterable[str], origins: Origins) -> set[str]:
@@ -156,18 +186,25 @@ def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
         bare = config
         for path, step in candidates.items():
             bare = evolve_at(bare, path, step.unset)
-        again = derive(bare, rules, {}, leaf_by_leaf=True)[0]
-        by_hand = {path for path in candidates if not _alike(get_at(again, path), get_at(config, path))}
+        again = derive(bare, rules, taken_as_written(rules, candidates), leaf_by_leaf=True)[0]
+        other = [step for path, step in candidates.items() if not _alike(get_at(again, path), get_at(config, path))]
+        by_hand = {step.given if step.given in candidates else step.writes for step in _roots(other)}
         if not by_hand:
             whole = tuple(_derived_tables(config, rules, candidates))
             return (*whole, *(path for path, step in candidates.items() if step.table not in whole))
         candidates = {path: step for path, step in candidates.items() if path not in by_hand}
 
 
+def _roots(steps: Sequence[Rule[T]]) -> list[Rule[T]]:
+    """Those that read nothing that another one of them writes: the others may differ for that alone."""
+    written = {step.writes for step in steps}
+    return [step for step in steps if not written & {*step.reads}] or list(steps)
+
+
 def _derived_tables(config: T, rules: Sequence[Rule[T]], derived: Collection[str]) -> Iterator[str]:
     """Optional tables that the rules would give again as a whole."""
     for table in dict.fromkeys(step.table for step in rules if step.table and step.writes in derived):
-        again = derive(evolve_at(config, table, None), rules, {})[0]
+        again = derive(evolve_at(config, table, None), rules, {}, leaf_by_leaf=True)[0]
         if _alike(get_at(again, table), get_at(config, table)):
             yield table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -547,8 +548,6 @@ def other_values(entry: Unimplemented) -> Iterator[Any]:
         yield "http"
     if entry.path == ENGINE + "weight_sync_backend":
         yield "delta"
-    if entry.path == "trainer.logger":
-        yield from ("wandb", ["console", "wandb"])
 
 
 def test_a_run_without_mistakes_has_no_problems() -> None:
@@ -831,3 +830,40 @@ def test_a_check_is_skipped_where_it_reads_a_broken_value(name: str, values: dic
     assert len(about(set())) == 1
     for broken in paths_read(NAMED[name], resolved(values)):
         assert about({broken}) == []
+
+
+# Folders
+
+
+OLD_RUN = '[trainer]\nrun_path = "runs/old"\nckpt_path = "runs/old/checkpoints"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "refused"),
+    [
+        (OLD_RUN, ["trainer.run_path=runs/new"], ["trainer.ckpt_path"]),
+        (OLD_RUN, ["trainer.run_path=runs/new", "trainer.ckpt_path=runs/new/c"], []),
+        (OLD_RUN, ["trainer.run_path=runs/new", "trainer.ckpt_path=runs/old/c"], []),  # said for this run itself
+        (OLD_RUN, ["~trainer.ckpt_path", "trainer.run_path=runs/new"], []),
+        (OLD_RUN, [], []),
+        ('[trainer]\nckpt_path = "/shared/ckpts"', ["trainer.run_path=runs/new"], []),
+        ('[trainer]\nrun_name = "a"\nexport_path = "runs/a/x"', ["trainer.run_path=runs/b"], ["trainer.export_path"]),
+        ('[trainer]\nrun_name = "a"\nexport_path = "runs/ab"', ["trainer.run_path=runs/b"], []),
+    ],
+)
+def test_a_run_path_that_is_overridden_alone_writes_into_no_other_runs_folder(
+    text: str, arguments: list[str], refused: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    loaded = load([tmp_path / "run.toml"], arguments)
+    run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+    found = [problem for problem in check(run, origins) if "the folder of another run" in problem.message]
+    assert [problem.path for problem in found] == refused
+    assert all(problem.place.startswith(str(tmp_path)) and problem.severity == "error" for problem in found)
+
+
+def test_a_base_file_and_one_on_top_of_it_are_two_layers(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text(OLD_RUN)
+    (tmp_path / "run.toml").write_text('extends = "base.toml"\n[trainer]\nrun_path = "runs/new"')
+    with pytest.raises(ConfigError, match="runs/old/checkpoints is in the folder of another run"):
+        compose([tmp_path / "run.toml"])

@@ -77,6 +77,10 @@ EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
     ({"trainer.run_name": "mine"}, "trainer.run_path", "runs/mine"),
     ({"trainer.run_name": "mine"}, "trainer.log_path", "runs/mine/logs"),
     ({"trainer.run_path": "/here"}, "trainer.log_path", "/here/logs"),
+    ({"trainer.run_path": "/here/"}, "trainer.ckpt_path", "/here/checkpoints"),
+    ({"trainer.run_name": "mine"}, "trainer.ckpt_path", "~/ckpts/"),
+    ({"trainer.run_path": "/here"}, "trainer.export_path", "/here/exports"),
+    ({}, "trainer.logger", "console"),
     ({"trainer.policy.model.path": "my/model"}, "trainer.ref.model.path", "my/model"),
     ({"trainer.max_prompt_length": 77}, "generator.max_input_length", 77),
     ({"generator.sampling_params.temperature": 0.7}, "trainer.algorithm.temperature", 0.7),
@@ -227,6 +231,7 @@ def test_the_defaults_of_the_seeds_hold_after_derivation_where_they_run(referenc
     others = {path: ours[path] for path in facts if json.dumps(ours[path]) != json.dumps(facts[path])}
     assert others == {
         "trainer.log_path": "runs/test_run/logs",  # each run's logs lie with what else it leaves
+        "trainer.logger": "console",  # where W&B cannot be had
         "trainer.algorithm.cispo.cispo_eps_clip_low": 1.0,  # corrected by SkyRL itself
         "trainer.algorithm.cispo.cispo_eps_clip_high": 4.0,
     }
@@ -306,6 +311,18 @@ def test_evaluation_sampling_that_is_given_as_an_instance_stands(given: Sampling
 def test_an_empty_table_of_evaluation_sampling_is_derived_too() -> None:
     run = resolve(load([], {"generator.eval_sampling_params": {}}))
     assert run.generator.eval_sampling_params == SamplingParams(temperature=0.0)
+
+
+def test_a_run_path_that_is_written_is_followed_even_where_it_would_be_derived(tmp_path: Path) -> None:
+    written_path = {"trainer.run_name": "mine", "trainer.run_path": "runs/mine"}
+    run = resolve(load([], written_path))
+    assert (run.trainer.ckpt_path, run.trainer.export_path) == ("runs/mine/checkpoints", "runs/mine/exports")
+    (tmp_path / "config.json").write_text(json.dumps(stored_form(run)))
+    assert resolve(load([tmp_path])) == run
+    other = resolve(load([tmp_path], ["trainer.run_path=runs/other"])).trainer
+    assert (other.ckpt_path, other.export_path, other.log_path) == (
+        "runs/other/checkpoints", "runs/other/exports", "runs/other/logs",
+    )  # fmt: skip
 
 
 def test_the_origin_of_a_derived_value_is_its_rule() -> None:

@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
-from skyrl.config import SkyRLTrainConfig, load
+from skyrl.config import SkyRLTrainConfig, check, load
 from skyrl.config.resolve import resolve_with_origins
-from skyrl.experiments.installation import keys_are_there, packages_are_installed, there_are_gpus_for_it
+from skyrl.experiments.installation import (
+    keys_are_there,
+    packages_are_installed,
+    there_are_gpus_for_it,
+    this_version_has_the_trackers,
+)
 
 
 def resolved(**overrides: Any) -> SkyRLTrainConfig:
@@ -68,3 +73,10 @@ def test_a_judge_at_openai_wants_a_key() -> None:
     assert list(keys_are_there({"OPENAI_API_KEY": "x"})(run)) == []
     own = {"environment__skyrl_gym__llm_as_a_judge__base_url": "http://127.0.0.1:9000/v1"}
     assert list(keys_are_there({})(resolved(**judged, **own))) == []
+
+
+def test_a_tracker_that_is_named_is_believed_by_check_alone_and_a_default_one_gives_way() -> None:
+    run = resolved(trainer__logger=["console", "wandb"])
+    assert [problem for problem in check(run) if problem.path == "trainer.logger"] == []
+    assert [problem.path for problem in this_version_has_the_trackers(run)] == ["trainer.logger"]
+    assert list(this_version_has_the_trackers(resolved())) == []
