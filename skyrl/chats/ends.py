@@ -40,7 +40,7 @@ class AddedTokens:
         return cls(pattern, tuple(sorted(filter(str.strip, special))))
 
     def common(self, one: str, other: str) -> str:
-        """What both texts begin with, in whole tokens and whole texts between them."""
+        """Common beginning of two texts, in whole tokens and whole texts between them."""
         alike = []
         for left, right in zip(self.pattern.split(one), self.pattern.split(other), strict=False):
             if left != right:
@@ -64,7 +64,7 @@ class TurnEnds:
     """How a template ends the turn of an assistant."""
 
     tail: str
-    """Everything behind the last answer of a conversation."""
+    """Text behind the last answer of a conversation."""
 
     end: str
     """The part of it that ends the turn, without white space behind it; empty where nothing does."""
@@ -92,7 +92,7 @@ class TurnEnds:
         return cls(tail, common.rstrip(), tail.removeprefix(common), added)
 
     def place(self, text: str) -> tuple[int, bool]:
-        """Where the last turn of a text ends that an assistant's message ends, and whether anything ends it."""
+        """End of the last assistant turn of a text, and whether anything ends it."""
         stripped = text.removesuffix(self.foreign).rstrip()
         if self.end and stripped.endswith((self.end, *self.added.special)):
             return len(stripped), True

@@ -26,7 +26,7 @@ def call(number: int = 1, **arguments: Any) -> dict[str, Any]:
 
 
 def result(text: str) -> dict[str, Any]:
-    """What the tool gave."""
+    """A result of the tool."""
     return {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": text}
 
 

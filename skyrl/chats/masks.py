@@ -75,7 +75,7 @@ class ChatMasks:
 
     @property
     def turn_end(self) -> tuple[str, int | None]:
-        """What ends the turns of the chat template, and the token that it ends with; None where that is plain text."""
+        """Text by which the chat template ends turns, and its last token; None where that is plain text."""
         end = self._ends.end or self._tokenizer.eos_token
         token = self._ends.added.last(end)
         return end, text_tokens(self._tokenizer, token)[-1] if token else None
@@ -123,7 +123,7 @@ def _weight(message: Message, usual: bool) -> bool:
 
 
 def _missing(messages: Sequence[Message], tools: Sequence[Any] | None, layout: Layout) -> Iterator[str]:
-    """What the text lacks of a chat. Thoughts of messages that are not learned may be left out, as models do."""
+    """Parts of a chat that the text lacks. Thoughts of messages that are not learned may be left out, as models do."""
     learned = {span.place: layout.text[span.start : span.stop] for span in layout.spans}
     for place, message in enumerate(messages):
         yield from dropped(message, learned.get(place, layout.text), thoughts=place in learned)

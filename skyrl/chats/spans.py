@@ -22,7 +22,7 @@ HEADS = ("system", "developer")
 """Roles of the messages that a window keeps from the beginning of a conversation."""
 
 OPENED = "<think>"
-"""What the header of an answer ends with where it opens a thought."""
+"""End of an answer's header where it opens a thought."""
 
 
 @frozen
@@ -125,7 +125,7 @@ class Layouts:
         return _Turn(whole, start, stop, ended, whole.startswith(asked))
 
     def _shown(self, messages: Sequence[Message], whole: str) -> int:
-        """Where the content of the last message begins."""
+        """Position at which the content of the last message begins."""
         marked = [*messages[:-1], {**messages[-1], "content": ANSWER}]
         before, found, _ = self.text(marked).partition(ANSWER)
         if not found or not whole.startswith(before):
@@ -151,7 +151,7 @@ class Layouts:
         return _Turn(whole, turn.start - end + at, turn.stop - end + at, turn.ended)
 
     def _end_between(self, place: int, stop: int, ended: bool, whole: str) -> int:
-        """Where the turn ends: with the header of the next one, if the template writes nothing else."""
+        """End of the turn: with the header of the next one, if the template writes nothing else."""
         header = "" if ended else self.ends.added.first(whole[stop : stop + 200])
         if not ended and not header:
             raise DataError(
@@ -167,7 +167,7 @@ def _has_thoughts(message: Message) -> bool:
 
 
 def _behind_an_opened_thought(message: Message) -> str:
-    """What is sampled where the header opens the thought: the rest of it, its end, the answer."""
+    """The sampled text where the header opens the thought: the rest of the thought, its end, the answer."""
     thoughts, answer = split_thoughts(message)
     content = message.get("content") or ""
     if thoughts in content and "</think>" in content:

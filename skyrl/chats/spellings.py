@@ -27,7 +27,7 @@ class Spelling:
     """One of them."""
 
     thoughts: Thoughts = "given"
-    """Where thoughts stand: as the row has them, or in the field of this name."""
+    """Location of thoughts: as the row has them, or in the field of this name."""
 
     arguments: Arguments = "object"
     """Whether a call's arguments are a mapping or its JSON text."""
@@ -68,7 +68,7 @@ class Spelling:
 
 
 def spellings(messages: Sequence[Message]) -> Iterator[Spelling]:
-    """Those that differ for this conversation, the best first.
+    """Spellings that differ for this conversation, the best first.
 
     Thoughts that stand in `content` are tried in a field before: a template that reads the field writes thoughts as its
     model does, and one that does not leaves them out.
@@ -88,7 +88,7 @@ def spellings(messages: Sequence[Message]) -> Iterator[Spelling]:
 
 
 def _parsed(text: str) -> Any:
-    """The object that the text is as JSON; the text itself where it is none."""
+    """The object that the text is as JSON; the text itself if it is not JSON."""
     try:
         found = json.loads(text)
     except ValueError:

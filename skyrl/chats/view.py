@@ -8,7 +8,7 @@ from typing import Any
 from skyrl.chats.masks import Ids, Mask
 
 OPEN, CLOSE = "⟦", "⟧"
-"""Around what is learned."""
+"""Marks around learned text."""
 
 
 def marked_text(tokenizer: Any, ids: Ids, mask: Mask) -> str:

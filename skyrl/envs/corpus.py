@@ -23,7 +23,7 @@ _WORD = r"(?u)\w+"
 
 
 class Document(TypedDict):
-    """As the retriever sends it."""
+    """A document of the corpus, in the form that the retriever sends."""
 
     id: str
     contents: str
@@ -31,7 +31,7 @@ class Document(TypedDict):
 
 @frozen(kw_only=True)
 class Hit:
-    """A document and its BM25 score, which is above 0: a document without a word of the query is none."""
+    """A document and its BM25 score, which is above 0: documents without a word of the query are no hits."""
 
     document: Document
     score: float
@@ -66,7 +66,7 @@ class SearchIndex:
 
 
 def read_corpus(path: Path) -> tuple[Document, ...]:
-    """Every document of a file. Raises `DataError` with file and line for the first that is none."""
+    """Every document of a file. Raises `DataError` with file and line for the first invalid one."""
     if not path.is_file():
         raise DataError(f"there is no corpus {path}")
     documents: dict[str, Document] = {}

@@ -34,7 +34,7 @@ class EnvStep:
     answer was found, or the task has none that could be compared."""
 
     metadata: Mapping[str, Any] = field(factory=dict)
-    """For logs only."""
+    """Details for logs only."""
 
 
 class Env:
@@ -57,7 +57,7 @@ class Env:
         return prompt, {}
 
     def tool_schemas(self) -> tuple[Mapping[str, Any], ...]:
-        """What the chat template is given as `tools`, asked for after `init`; see `skyrl.envs.tools`."""
+        """Tools for the chat template's `tools`, asked for after `init`; see `skyrl.envs.tools`."""
         return ()
 
     def step(self, action: str) -> EnvStep:

@@ -22,7 +22,7 @@ MOST = 4_000_000
 
 
 def main() -> None:
-    """Answer until nobody asks any more."""
+    """Answer requests until the input ends."""
     answer_lines(_Episode().answer)
 
 
@@ -31,7 +31,7 @@ class _Episode:
         self._env: Env | None = None
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """What came of one call, as JSON can say it."""
+        """The result of one call in a JSON-able form."""
         try:
             given = {"gave": self._call(**question)}
             length = _length(given["gave"])
@@ -97,7 +97,7 @@ def _stepped(step: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Any kind of number as one of Python's; what is none, as text, which the trainer refuses."""
+    """A number of any kind as one of Python's; anything else as text, which the trainer refuses."""
     if isinstance(value, str | bytes) or value is None:
         return repr(value)[:200]
     try:

@@ -57,7 +57,7 @@ class GroupReward:
     def rewards(
         self, prompt: Sequence[Mapping[str, str]], answers: Sequence[str], extras: Mapping[str, Any]
     ) -> Sequence[Any]:
-        """What the function gives, one for each answer. Raises `TypeError` where it is no such list."""
+        """The function's rewards, one for each answer. Raises `TypeError` if it returns anything else."""
         spec = extras.get("reward_spec")
         truth = spec.get("ground_truth") if isinstance(spec, Mapping) else None
         columns = {name: [value] * len(answers) for name, value in {"ground_truth": truth, **extras}.items()}

@@ -23,14 +23,14 @@ class ServiceError(RuntimeError):
 
 @frozen(kw_only=True)
 class ServiceReply(Generic[T]):
-    """What a service said, and how often it had to be asked again."""
+    """Reply of a service, with the number of retries that it took."""
 
     value: T
     retries: int
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The configuration says who is asked; nobody else does."""
+    """Refuses redirects: only the configured address is asked."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None

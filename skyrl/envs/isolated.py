@@ -97,7 +97,7 @@ class IsolatedEnv(Env):
 
 
 def isolated(name: str, gym: SkyRLGymConfig) -> Callable[[Mapping[str, Any]], Env]:
-    """What makes isolated environments of this import path. Raises `TaskError` if it names none."""
+    """Factory of isolated environments for this import path. Raises `TaskError` if it names none."""
     full = absolute(name)
     file = full.rpartition(":")[0]
     sandbox = _sandbox(gym.sandbox_tier, Path(file).parent if file.endswith(".py") else None)
@@ -121,7 +121,7 @@ def _sandbox(tier: Tier | Literal["auto"], readable: Path | None) -> Sandbox:
 
 @cache
 def _look(name: str, sandbox: Sandbox, limits: ResourceLimits, seconds: float | None) -> None:
-    """Can it be found? Nobody wants to know that only once the engines have started."""
+    """Check that the import path can be found, before engines are started."""
     worker = Worker(sandbox, _HOST, limits)
     try:
         answer = worker.ask({"call": "find", "given": name}, seconds)

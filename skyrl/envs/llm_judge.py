@@ -72,7 +72,7 @@ class LLMJudgeEnv(Env):
 
 
 def messages(question: str, reference: str, answer: str) -> list[dict[str, str]]:
-    """What the judge reads. The mark is drawn after the answer was written, so that the answer cannot close it."""
+    """Messages for the judge. The mark is drawn after the answer was written, so that the answer cannot close it."""
     mark = f"ANSWER-{secrets.token_hex(16)}"
     asked = f"Question:\n{question}\n\nReference answer:\n{reference}\n\n{mark}\n{answer[-LONGEST_ANSWER:]}\n{mark}"
     return [{"role": "system", "content": _TASK.format(mark=mark)}, {"role": "user", "content": asked}]

@@ -17,7 +17,7 @@ from skyrl.sandbox.tiers import Tier
 from skyrl.sandbox.worker import Worker
 
 SECONDS = 2.0
-"""For one pair: what takes longer is an attack, or nothing that a grader needs."""
+"""Seconds for one pair: a comparison that takes longer is an attack, or of no use to a grader."""
 
 LONGEST = 2_000
 """Characters of an answer that are compared at all."""

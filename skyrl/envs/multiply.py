@@ -38,10 +38,10 @@ class MultiplyEnv(Env):
 
 
 def first_boxed(text: str) -> str | None:
-    r"""What stands in the first `\boxed{...}` that is not empty; None if there is none.
+    r"""Content of the first `\boxed{...}` that is not empty; None if there is none.
 
-    Up to the brace that belongs to the opening one, or, where none does, up to the first that closes. Takes time linear
-    in the text.
+    It ends at the brace that matches the opening one or, without one, at the first that closes. Takes time linear in
+    the text.
     """
     begin, end = -1, -1
     while end <= begin:
@@ -55,7 +55,7 @@ def first_boxed(text: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{...}`, with its inner braces; None if there is none that closes. Linear time."""
+    r"""Content of the last `\boxed{...}`, with its inner braces; None if there is none that closes. Linear time."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
@@ -65,7 +65,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def _closing(text: str, begin: int) -> int | None:
-    """Where the brace stands that closes the one before `begin`."""
+    """Position of the brace that closes the one before `begin`."""
     depth = 1
     for place in range(begin, len(text)):
         depth += {"{": 1, "}": -1}.get(text[place], 0)

@@ -104,7 +104,9 @@ def _text(given: Any) -> str:
 
 
 def same_output(printed: str, wanted: str) -> bool:
-    """As many lines, once blank ones at both ends are gone, and the same tokens in each: as text or as numbers."""
+    """Whether two outputs have as many lines, without blank ones at both ends, and the same tokens in each: as text or
+    as numbers.
+    """
     ours, theirs = printed.strip().split("\n"), wanted.strip().split("\n")
     return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
 

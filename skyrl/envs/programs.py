@@ -68,7 +68,7 @@ _skyrl_call()
 
 
 def last_code_block(answer: str) -> str | None:
-    """What stands in the last pair of code fences, without the name of a language; None if there is no pair.
+    """Content of the last pair of code fences, without the name of a language; None if there is no pair.
 
     A fence opens where nothing but a language follows it in its line, so that fences in prose open none. Takes time
     linear in the answer.
@@ -102,6 +102,6 @@ def _prelude(program: str) -> str:
 
 @cache
 def _folder_of(module: str) -> str | None:
-    """Where a package is installed beside skyrl, if it is."""
+    """Folder of a package that is installed beside skyrl, if it is."""
     spec = find_spec(module)
     return None if spec is None or spec.origin is None else str(Path(spec.origin).parents[1])

@@ -104,10 +104,10 @@ def registered_names() -> tuple[str, ...]:
 
 
 def find_env(name: str, settings: SkyRLGymConfig | None = None) -> MakeEnv:
-    """What makes environments of this name. An import path is followed: give it only names from the user's
-    configuration. `settings` are those of the built-in environments; None: their defaults.
+    """Factory of environments of this name.
 
-    Raises `TaskError` that says what was looked for and where.
+    An import path is followed: pass only names from the user's configuration. `settings` are those of the built-in
+    environments; None: their defaults. Raises `TaskError` that says what was looked for and where.
     """
     if name in _WITH_SETTINGS:
         gym = settings or SkyRLGymConfig()
@@ -146,7 +146,7 @@ def _imported(name: str) -> MakeEnv:
 
 
 def _makes_environments(target: Callable[..., Any]) -> bool:
-    """Its only parameter is called `extras`."""
+    """Whether a function is a factory: its only parameter is called `extras`."""
     try:
         return list(inspect.signature(target).parameters) == ["extras"]
     except (TypeError, ValueError):  # a builtin, of which nothing is known
@@ -154,7 +154,7 @@ def _makes_environments(target: Callable[..., Any]) -> bool:
 
 
 def find_task(name: str, user_env_class: str | None, settings: SkyRLGymConfig | None = None) -> MakeEnv:
-    """What makes the environments of a prompt, whose row may name a registered one or the one of the configuration.
+    """Factory of the environments of a prompt, whose row may name a registered one or the one of the configuration.
 
     `user_env_class` is `environment.env_class`, the only import path that is ever followed. `settings` are those of the
     built-in environments; None: their defaults. Raises `TaskError`.

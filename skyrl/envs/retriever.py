@@ -28,7 +28,7 @@ MOST_QUERIES, MOST_DOCUMENTS, LONGEST_QUERY = 256, 100, 10_000
 
 @frozen(kw_only=True)
 class Question:
-    """What one request asks for."""
+    """One search request."""
 
     queries: tuple[str, ...]
     topk: int
@@ -36,7 +36,7 @@ class Question:
 
     @classmethod
     def of(cls, body: bytes) -> Question:
-        """Raises `ValueError` with a sentence for whoever sent it."""
+        """The request of a body. Raises `ValueError` with a sentence for the client."""
         given = json.loads(body)
         if not isinstance(given, dict):
             raise ValueError("the body has to be a JSON object")

@@ -87,7 +87,7 @@ class RewardFunctionEnv(Env):
 
 
 def signature_of(function: Callable[..., Any]) -> Signature:
-    """By the names of its parameters."""
+    """Kind of a reward function, by the names of its parameters."""
     try:
         names = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # a builtin, of which nothing is known

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from skyrl.models.reward_model import RewardModel
 
 TOKEN_VARIABLE = "SKYRL_REWARD_TOKEN"
-"""Where the token of a reward service is, for those who serve one and those who ask it."""
+"""Environment variable with the token of a reward service, for its server and its clients."""
 
 ATTEMPTS = 5
 

@@ -45,7 +45,7 @@ def reward_app(model: RewardModel, name: str, token: str | None = None) -> Starl
 
 
 def chats_of(body: bytes) -> list[list[dict[str, Any]]]:
-    """What one request asks for. Raises `ValueError` with a sentence for whoever sent it."""
+    """Chats of one request. Raises `ValueError` with a sentence for the client."""
     given = json.loads(body)
     chats = given.get("chats") if isinstance(given, dict) else None
     if not isinstance(chats, list) or not chats or len(chats) > MOST_CHATS:

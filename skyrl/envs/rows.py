@@ -1,4 +1,4 @@
-"""What environments read from the row that a prompt came from."""
+"""Reading the row that a prompt came from."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fewest_turns(extras: Mapping[str, Any], most: int) -> Any:
 
 
 def between(text: str, opening: str, closing: str) -> Iterator[str]:
-    """What stands between each opening mark and the first closing one after it, from left to right.
+    """Texts between each opening mark and the first closing one after it, from left to right.
 
     Takes time linear in the text, whatever is written there.
     """

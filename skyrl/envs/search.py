@@ -23,7 +23,7 @@ from skyrl.envs.texts import tokenizable
 ATTEMPTS = 10
 LONGEST_QUERY, SHOWN_CHARACTERS = 2000, 8000
 TOKEN_VARIABLE = "SKYRL_RETRIEVER_TOKEN"
-"""Where a retriever's token is, for those who serve one and those who ask it."""
+"""Environment variable with the token of a retriever, for its server and its clients."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -66,7 +66,7 @@ class SearchEnv(Env):
 
 
 def ask_retriever(settings: SearchEnvConfig, token: str | None, query: str) -> ServiceReply[str]:
-    """What it finds, as text. Raises `ServiceError`, or `ValueError` for an answer of another form."""
+    """Documents of the retriever, as text. Raises `ServiceError`, or `ValueError` for a reply of another form."""
     body = {"query": query[:LONGEST_QUERY], "topk": settings.topk, "return_scores": True}
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     answer = post(settings.search_url, body, seconds=settings.timeout, attempts=ATTEMPTS, headers=headers)
@@ -94,9 +94,9 @@ def normalized(text: str) -> str:
 
 
 def documents(answer: Any) -> str:
-    """What a retriever found, `{"result": [[{"document": {"contents": ...}, "score": ...}, ...]]}`, as text.
+    """Documents of a retriever's reply, `{"result": [[{"document": {"contents": ...}, "score": ...}, ...]]}`, as text.
 
-    Raises `ValueError` for an answer of another form.
+    Raises `ValueError` for a reply of another form.
     """
     try:
         found = answer["result"][0]

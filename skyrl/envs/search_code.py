@@ -56,7 +56,7 @@ class SearchCodeEnv(Env):
         return {**self._counts, "turns": float(self._turns)}
 
     def _use(self, action: str) -> str:
-        """What the tool shows that the first call of the turn names."""
+        """Output of the tool that the first call of the turn names."""
         call = first_between(action, "<tool>", "</tool>") or ""
         name = min((each for each in TOOLS if f"<{each}>" in call), key=lambda each: call.find(f"<{each}>"), default="")
         given = first_between(call, f"<{name}>", f"</{name}>")

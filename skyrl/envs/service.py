@@ -49,7 +49,7 @@ def serve(app: Starlette, bound: socket.socket) -> None:
 
 
 async def body_of(request: Request) -> bytes:
-    """What was sent. Raises `ValueError` for too much."""
+    """Body of a request. Raises `ValueError` if it is too large."""
     body = b""
     async for piece in request.stream():
         body += piece

@@ -16,7 +16,7 @@ LONGEST_VALUE = 1_000_000
 _READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
 _DENIED = {"zeroblob", "randomblob", "load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
 _PRAGMAS = {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list"}
-"""Those that describe tables, and change nothing."""
+"""Allowed pragmas: those that describe tables, and change nothing."""
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def allowed(action: int, first: object, second: object, *_: object) -> int:
 
 
 def plain(value: object) -> object:
-    """As JSON has it; a blob as its hexadecimal digits."""
+    """A JSON-able form of SQLite's values; a blob as its hexadecimal digits."""
     return {"blob": value.hex()} if isinstance(value, bytes) else value
 
 

@@ -25,7 +25,7 @@ class Call:
     name: str = ""
     arguments: Mapping[str, Any] = field(factory=dict)
     unreadable: str = ""
-    """What is wrong with it, in a sentence for the model."""
+    """Reason why the call cannot be read, in a sentence for the model."""
 
 
 CallParser = Callable[[str], tuple[Call, ...]]

@@ -34,10 +34,10 @@ from skyrl.envs.tool_calls import Call, CallParser, hermes
 from skyrl.errors import SkyRLError, TaskError
 
 MOST_CALLS = 16
-"""Of one turn; each further one is answered with an error."""
+"""Largest number of calls in one turn; each further one is answered with an error."""
 
 SHOWN_CHARACTERS = 10_000
-"""Of what one call gave."""
+"""Characters that are shown of the result of one call."""
 
 
 @frozen(kw_only=True)
@@ -89,12 +89,12 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """As chat templates and OpenAI's protocol have it."""
+        """The tool's schema in the form of chat templates and OpenAI's protocol."""
         shown = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": shown}
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
-        """What is wrong with these arguments, or None."""
+        """Reason why the tool refuses these arguments, or None."""
         error = best_match(self._validator.iter_errors(dict(arguments)))
         return None if error is None else f"the arguments of {self.name} do not fit: {error.message:.300}"
 
@@ -113,7 +113,7 @@ class ToolEnv(Env):
         self._counts = dict.fromkeys(("tool_calls", "malformed_calls", "tool_errors", "tool_timeouts"), 0.0)
 
     def judge(self, answer: str) -> EnvStep:
-        """What a turn without a call is worth. It may go on with another turn, too."""
+        """The reward of a turn without a call. The episode may continue with another turn, too."""
         raise TypeError(f"{type(self).__name__} does not define judge()")
 
     def step(self, action: str) -> EnvStep:
@@ -160,7 +160,7 @@ class ToolEnv(Env):
 
 
 def _run(tool: Tool, arguments: Mapping[str, Any]) -> tuple[Any, BaseException | None] | None:
-    """What it gave, or raised; None at its deadline, when its thread is left behind."""
+    """Result or exception of a call; None at its deadline, when its thread is left behind."""
     outcome: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
 
     def call() -> None:

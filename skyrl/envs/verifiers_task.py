@@ -96,7 +96,7 @@ def refuse_what_needs_a_runtime(task: Any) -> None:
 
 
 def _trace(task: Any, prompt: Sequence[Message], answer: str) -> Any:
-    """What verifiers would have recorded of this conversation."""
+    """The record that verifiers would have made of this conversation."""
     import verifiers.v1 as vf
 
     of_role = {"system": vf.SystemMessage, "user": vf.UserMessage, "assistant": vf.AssistantMessage}

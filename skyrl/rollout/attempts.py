@@ -21,12 +21,12 @@ from skyrl.trajectory import Failure, Skipped, Trajectory
 T = TypeVar("T")
 
 FirstOutcome = GenerationRequest | Failure | Skipped
-"""What an episode gives when it has begun."""
+"""Result of starting an episode: its first request, or why there is none."""
 
 FirstTurns = Callable[[Sequence[Episode], Sequence[FirstOutcome]], Awaitable[list[Completion | None]]]
 
 CLOSING_SECONDS = 5.0
-"""That an environment may take to close when the time of its sample is over."""
+"""Seconds that an environment may take to close when the time of its sample is over."""
 
 _RETRY = 2**16
 """Added to the attempt of a sample that is drawn again: more than there are attempts at a batch."""
@@ -70,7 +70,7 @@ class Attempts:
         return await outcome_of(self._in_time(episode, episode.close(), at))
 
     async def _play_again(self, episode: Episode, until: float | None) -> Trajectory:
-        """From the beginning, within what is left of the sample's time."""
+        """Play an episode from its start, within what is left of the sample's time."""
 
         async def first_turn() -> tuple[FirstOutcome, Completion | None]:
             begun = await outcome_of(episode.begin())
@@ -120,7 +120,7 @@ class Attempts:
 
 
 async def outcome_of(work: Coroutine[Any, Any, T]) -> T | Failure | Skipped:
-    """What it gives, or why the environment gave nothing."""
+    """The awaited result, or the reason why the environment gave none."""
     try:
         return await work
     except EpisodeError as error:

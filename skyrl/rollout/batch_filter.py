@@ -1,4 +1,4 @@
-"""Which of the sampled groups make the batch: dynamic sampling, the zero-variance filter, greedy baselines."""
+"""Choice of the sampled groups that make the batch: dynamic sampling, the zero-variance filter, greedy baselines."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BatchFilter:
         self._draw, self._generator = draw, generator
         self._config, self._algorithm, self._seed = config, algorithm, seed
         self.metrics: dict[str, float] = {}
-        """What was dropped, replaced or left out to make the last batch."""
+        """Numbers of groups that were dropped, replaced or left out to make the last batch."""
 
     async def batch(self, version: int) -> Batch:
         """Raises `RunError` where dynamic sampling finds no full batch within its limit."""
@@ -108,7 +108,9 @@ class BatchFilter:
         return estimator_facts(self._algorithm).compares_with_greedy
 
     async def _with_baselines(self, groups: Batch, version: int) -> Batch:
-        """With the reward of one greedy answer to each prompt; a group whose answer has none is not trained on."""
+        """The groups with the reward of one greedy answer to each prompt; a group whose greedy answer has none is not
+        trained on.
+        """
         prompts: list[Prompt] = [group.prompt for group in groups]
         greedy = await self._generator.generate(
             prompts,

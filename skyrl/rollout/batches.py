@@ -1,6 +1,4 @@
-"""What the trainer sees of rollouts: `next_batch`. Where prompts come from and how a batch is filled stays behind
-it.
-"""
+"""The trainer's view of rollouts: `next_batch`. The source of prompts and the filling of batches stay behind it."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ class Rollouts(Protocol):
         """One full batch of groups, sampled by weights that are `version` or, asynchronously, not much older."""
 
     def metrics(self) -> dict[str, float]:
-        """What was dropped, replaced or left out to make the last batch."""
+        """Numbers of groups that were dropped, replaced or left out to make the last batch."""
 
     def weights_are(self, version: int) -> None:
         """The engines hold new weights: those of this version."""
@@ -31,10 +29,10 @@ class Rollouts(Protocol):
         """Passes over the data that are complete."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores of the position in the data."""
+        """Position in the data, as a checkpoint stores it."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Continue where `state` was taken."""
 
     async def close(self) -> None:
         """Give up what is still being sampled."""
@@ -76,7 +74,7 @@ class SynchronousRollouts:
         return self._selection.metrics | ({"data/prompts_left_out": left_out} if left_out else {})
 
     def weights_are(self, version: int) -> None:
-        """Nothing is sampled ahead."""
+        """Does nothing: no group is sampled ahead."""
 
     @property
     def epoch(self) -> int:
@@ -96,4 +94,4 @@ class SynchronousRollouts:
         self._cursor.load_state(state)
 
     async def close(self) -> None:
-        """Nothing is left running."""
+        """Does nothing: nothing runs between batches."""

@@ -26,30 +26,30 @@ from skyrl.rollout.rendering import Message, Spelled, Template
 from skyrl.rollout.transcript import Transcript
 
 FIXED: tuple[Message, ...] = (ASKED, ANSWERED)
-"""What a template writes behind the answer of this conversation closes the turn."""
+"""Conversation used to find the text by which a template closes a turn."""
 
 
 @frozen(kw_only=True)
 class Turn:
-    """What was said last."""
+    """The latest turn of a conversation."""
 
     completion: Completion
     observations: Sequence[Message]
     prompt: Sequence[Message]
-    """What the conversation began with."""
+    """Messages that the conversation began with."""
 
     said: Sequence[Message]
-    """Everything since, this turn and its observations included."""
+    """Messages since then, this turn and its observations included."""
 
     tools: Sequence[Mapping[str, Any]] = ()
-    """What the environment has the template show."""
+    """Tools that the environment has the template show."""
 
 
 class Chat(Protocol):
     """One of the modes of a multi-turn conversation."""
 
     def go_on(self, transcript: Transcript, turn: Turn) -> Transcript:
-        """What the next turn starts from: the transcript, with what it has to see added, or another one."""
+        """The transcript that the next turn starts from: the same one with the observations added, or another one."""
 
     def end(self, transcript: Transcript, completion: Completion) -> None:
         """Add what belongs behind the last turn."""

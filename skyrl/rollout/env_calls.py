@@ -27,7 +27,7 @@ _KINDS: Mapping[str, Literal["raised", "timeout", "too_large"]] = {
 
 
 class EpisodeError(RewardError):
-    """An episode that cannot go on, through its environment. Stays inside the rollout."""
+    """An episode that cannot continue because of its environment. Stays inside the rollout."""
 
     def __init__(self, outcome: Failure | Skipped) -> None:
         self.outcome = outcome
@@ -47,9 +47,8 @@ class EnvCalls:
         self._deadline = deadline
 
     async def __call__(self, who: str, function: Callable[..., T], *args: Any) -> tuple[T, float]:
-        """What the function returns, and for how many seconds it ran.
-
-        Raises `EpisodeError` if it raises or is late; `who` begins the sentence.
+        """The result of the function, and the seconds that it ran. Raises `EpisodeError` if it raises or is late; `who`
+        begins the sentence.
         """
         async with self._slots:
             outcome: asyncio.Future[tuple[T | None, BaseException | None, float]]

@@ -40,7 +40,7 @@ LONGEST_OBSERVATION = 1_000_000
 
 @frozen(kw_only=True)
 class EpisodeContext:
-    """What the episodes of one call of the generator share."""
+    """Objects that the episodes of one call of the generator share."""
 
     config: GeneratorConfig
     sampling: SamplingParams
@@ -86,7 +86,7 @@ class Episode:
         return self._request(self.key)
 
     async def play(self, completion: Completion) -> Trajectory:
-        """From the first completion to the end. Raises `EpisodeError` if the environment fails."""
+        """Play the episode from the first completion to its end. Raises `EpisodeError` if the environment fails."""
         while True:
             self._transcript.sample(completion)
             step = await self._judge(completion)
@@ -103,7 +103,7 @@ class Episode:
         return self._trajectory(completion.stop_reason)
 
     def _go_on(self, completion: Completion, step: EnvStep) -> bool:
-        """Is there room for another turn? Then the transcript is what it starts from."""
+        """Whether another turn fits; if so, the transcript is what it starts from."""
         self._said += ({"role": "assistant", "content": completion.text}, *step.observations)
         turn = Turn(
             completion=completion,
@@ -125,12 +125,12 @@ class Episode:
 
     @property
     def too_long(self) -> bool:
-        """The next turn would start from more than `max_input_length` tokens; where that is None, there is no limit."""
+        """Whether the next turn would start from more than `max_input_length` tokens; None: there is no limit."""
         longest = self._context.config.max_input_length
         return longest is not None and len(self._transcript.input_ids) > longest
 
     def unplayed(self) -> Trajectory:
-        """What there is to say of an episode that was too long before its first turn."""
+        """The trajectory of an episode that was too long before its first turn."""
         return self._trajectory("length")
 
     async def close(self) -> None:
@@ -161,7 +161,7 @@ class Episode:
         return step
 
     async def _measure(self) -> None:
-        """What the environment measured, of an episode that ended between two turns."""
+        """Collect the environment's metrics of an episode that ended between two turns."""
         assert self._env is not None, "play() comes after begin()"
         who = self._who("measuring")
         self._metrics = _numbers(await self._in_env(who, self._env.get_metrics), who)
@@ -185,20 +185,20 @@ class Episode:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name of the sample in messages."""
         return f"{self._prompt.env_class}, sample {self.key.sample_index} of prompt {self._prompt.id},"
 
     def again(self, attempt: int) -> Episode:
-        """The same sample, from the beginning, with another environment and other random numbers."""
+        """A new attempt at the sample, with another environment and other random numbers."""
         return Episode(self._context, self._prompt, self._make, evolve(self.key, attempt=attempt))
 
     def failed(self, failures: tuple[Failure, ...]) -> Trajectory:
-        """In place of a sample that could not be had: the prompt alone, with no reward."""
+        """The trajectory that replaces a failed sample: the prompt alone, with no reward."""
         blank = Episode(self._context, self._prompt, self._make, self.key)
         return evolve(blank._trajectory("stop"), failures=failures, failed=True)
 
     def skipped(self, outcome: Skipped, failures: tuple[Failure, ...]) -> Trajectory:
-        """In place of a sample that is not judged: the same."""
+        """The trajectory that replaces a skipped sample: the prompt alone, with no reward."""
         return evolve(self.failed(failures), skipped=outcome.reason, failed=False)
 
     def _request(self, key: SampleKey) -> GenerationRequest:

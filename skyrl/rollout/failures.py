@@ -1,4 +1,4 @@
-"""What becomes of samples whose environment failed: drawn again, or their group dropped, and at some point enough."""
+"""Bookkeeping of failed samples: they are drawn again, or their group is dropped, up to a limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from skyrl.errors import RewardError
 from skyrl.trajectory import Failure
 
 SHOWN = 3
-"""First reasons that a run tells when it stops."""
+"""Number of reasons that a run reports when it stops."""
 
 
 class FailureTally:
@@ -23,12 +23,12 @@ class FailureTally:
         self._reasons: list[str] = []
 
     def begins(self, samples: int) -> None:
-        """So many more are being drawn."""
+        """Count samples that are being drawn."""
         self._running += samples
         self._drawn += samples
 
     def ends(self, samples: int) -> None:
-        """So many are over, whatever came of them."""
+        """Count samples that are finished, with any outcome."""
         self._running -= samples
 
     def count(self, failure: Failure) -> None:
@@ -43,6 +43,6 @@ class FailureTally:
             )
 
     def begin_anew(self) -> None:
-        """What is counted from now on belongs to the next batch, of which some samples are being drawn."""
+        """Start counting for the next batch, of which some samples are being drawn already."""
         self._reasons.clear()
         self._drawn = self._running

@@ -1,4 +1,4 @@
-"""Which groups are worth training on. Every filter looks at the rewards that environments gave, before any shaping."""
+"""Filters of groups by the rewards that environments gave, before any shaping."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def has_reward_variance(group: TrajectoryGroup, *, tolerance: float = 0.0) -> bo
 
 
 def masked_out(group: TrajectoryGroup) -> TrajectoryGroup:
-    """The same group with no token to train on: it counts in every mean of rewards, and in no loss."""
+    """A copy of the group with no token to train on: it counts in every mean of rewards, and in no loss."""
     return attrs.evolve(group, trajectories=tuple(row.silent() for row in group.trajectories))
 
 
 def drop_truncated(row: Trajectory) -> Trajectory:
-    """The same answer, with no token to train on if it did not come to its end. Overlong filtering, DAPO,
-    arXiv:2503.14476, section 3.4.
+    """A copy of the answer, with no token to train on if it was cut off. Overlong filtering, DAPO, arXiv:2503.14476,
+    section 3.4.
     """
     return row if row.stop_reason == "stop" else row.silent()
 
 
 def backfilled(group: TrajectoryGroup) -> TrajectoryGroup:
-    """The same group, in which the next sample with a reward stands in for each that has none, if one has."""
+    """A copy of the group, in which the next sample with a reward replaces each that has none, if there is one."""
     rows = group.trajectories
     good = [place for place, row in enumerate(rows) if not row.missing]
     if not good or len(good) == len(rows):

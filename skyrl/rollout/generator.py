@@ -101,10 +101,10 @@ class SkyRLGymGenerator:
         together: int | None = None,
         tally: FailureTally | None = None,
     ) -> SamplingSession:
-        """For groups that are sampled one by one and share limits: on trajectories, environments and failures.
+        """A session for groups that are sampled one by one and share limits on trajectories, environments and failures.
 
         Failures are counted over `samples` samples, or in a `tally` of several sessions. `together`: as many groups are
-        asked for at once, and none is judged before all are sampled.
+        requested at once, and none is judged before all are sampled.
         """
         context = EpisodeContext(
             config=self._config,
@@ -131,7 +131,9 @@ class SkyRLGymGenerator:
 
     @cached_property
     def _env_calls(self) -> EnvCalls:
-        """Of training, evaluation and baselines together: `max_env_workers` is a limit of the run."""
+        """Calls of environments in training, evaluation and baselines together: `max_env_workers` is a limit of the
+        run.
+        """
         return EnvCalls(self._gym.max_env_workers, self._gym.step_timeout_seconds)
 
     @cached_property

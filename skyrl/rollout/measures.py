@@ -1,4 +1,4 @@
-"""What was sampled, in numbers: lengths, turns, time, failures, and what environments measured themselves."""
+"""Metrics of rollouts: lengths, turns, time, failures, and the environments' own measurements."""
 
 from __future__ import annotations
 

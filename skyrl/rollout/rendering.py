@@ -32,7 +32,7 @@ class Spelled:
 
     @classmethod
     def by(cls, tokenizer: Any) -> Spelled:
-        """Those that the tokenizer would read in a text, longer ones first."""
+        """Special tokens that the tokenizer would read in a text, longer ones first."""
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         texts = {str(token) for token in added if token.special} | set(getattr(tokenizer, "all_special_tokens", ()))
         ordered = tuple(sorted(filter(None, texts), key=lambda text: (-len(text), text)))
@@ -72,7 +72,7 @@ class Template:
     """`generator.chat_template_kwargs`."""
 
     tools: Sequence[Mapping[str, Any]] = ()
-    """What the environment has the template show."""
+    """Tools that the environment has the template show."""
 
     spelled: Spelled = field(repr=False)
 
@@ -100,8 +100,8 @@ class Template:
         return self.spelled.ids(self.text([*prompt, *map(self.spelled.marked, said)]))
 
     def after(self, conversation: Sequence[Message], stem: str, said: Sequence[Message]) -> tuple[int, ...] | None:
-        """The tokens of what the template writes behind the text `stem` of a conversation that goes on with what was
-        said; None where the template leaves that text out. Raises `DataError`.
+        """The tokens that the template writes behind the text `stem` when the conversation continues with `said`; None
+        where the template leaves that text out. Raises `DataError`.
         """
         _, found, rest = self.text([*conversation, *map(self.spelled.marked, said)]).partition(stem)
         return self.spelled.ids(rest, before=stem) if found else None

@@ -24,7 +24,7 @@ from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup
 _MANY = 2**62
 
 TOGETHER_SECONDS = 1.0
-"""For the environments of a group to begin, until those that have are sampled without the others."""
+"""Seconds that a group waits for all its environments to start before it samples those that have started."""
 
 
 class SamplingSession:
@@ -53,7 +53,7 @@ class SamplingSession:
         )
 
     def task_of(self, prompt: Prompt) -> MakeEnv:
-        """What makes its environment. Raises `TaskError`."""
+        """Factory of the prompt's environment. Raises `TaskError`."""
         return find_task(prompt.env_class, self._user_env_class, self._gym)
 
     async def group(
@@ -105,7 +105,7 @@ class SamplingSession:
     async def _wave(
         self, episodes: Sequence[Episode], begins: Sequence[asyncio.Future[FirstOutcome]], places: Sequence[int]
     ) -> list[Trajectory]:
-        """Those at `places`, sampled together once they have begun."""
+        """Sample the episodes at `places` together, once they have started."""
         own = [episodes[place] for place in places]
         begun = await asyncio.gather(*(begins[place] for place in places))
         first = await self._first_turns(own, begun)

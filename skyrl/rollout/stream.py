@@ -31,27 +31,27 @@ _SHOWN = 3
 """Groups that a message names of those that are waited for, and other waits."""
 
 _CLOSING_SECONDS = 30.0
-"""For groups that are given up to clean up behind themselves."""
+"""Seconds that cancelled groups have for their own cleanup."""
 
 
 @frozen(kw_only=True)
 class StreamLimits:
-    """What bounds a stream. Everything counts groups."""
+    """Bounds of a stream, counted in groups."""
 
     batch: int
-    """In a training step."""
+    """Groups of a training step."""
 
     staleness: int
-    """Versions between the weights that a group was begun with and those that it trains."""
+    """Versions between the weights that started a group and those that it trains."""
 
     concurrency: int
     """Sampled at the same time."""
 
     queue: int
-    """Begun and not yet trained on, finished or not; at least a batch."""
+    """Groups started and not yet trained on, finished or not; at least a batch."""
 
     total: int
-    """In the whole run: none is begun that no step is left for."""
+    """Groups of the whole run: none is started that no step is left for."""
 
     stall_seconds: float
     """A batch is not waited for any longer when no group that may be trained on has ended for so long."""
@@ -59,7 +59,7 @@ class StreamLimits:
 
 @define(eq=False)
 class _Begun:
-    """A group that was begun. Numbers follow each other in the order of beginning."""
+    """A started group. Numbers follow each other in the order of starting."""
 
     number: int
     prompt: Prompt
@@ -67,7 +67,7 @@ class _Begun:
     since: float
     group: TrajectoryGroup | None = None
     task: asyncio.Task[None] | None = None
-    """What samples it; None of one from a checkpoint."""
+    """The task that samples the group; None for one from a checkpoint."""
 
     stored: dict[str, Any] | None = None
     """The group as a checkpoint has it, once one has asked."""
@@ -79,7 +79,7 @@ class _Begun:
         return max([self.version, *(version for row in rows for step in row.steps for version in step.weight_versions)])
 
     def as_stored(self) -> dict[str, Any]:
-        """Of a finished group."""
+        """A finished group as a checkpoint stores it."""
         assert self.group is not None
         if self.stored is None:
             self.stored = {"version": self.version, "group": as_object(self.group)}
@@ -113,7 +113,7 @@ class GroupStream:
         self._closed = False
         self._attempts: Counter[str] = Counter()
         self.sampled_anew = 0
-        """Groups that were given up, and their prompts sampled again; whoever reads it may begin at 0 again."""
+        """Number of groups that were given up and whose prompts are sampled again; a reader may reset it to 0."""
 
     @property
     def running(self) -> int:
@@ -132,7 +132,7 @@ class GroupStream:
 
     @property
     def room(self) -> int:
-        """Groups that may be begun now."""
+        """Number of groups that may be started now."""
         limits, outstanding = self._limits, len(self._begun)
         return min(
             room_for_groups(
@@ -148,9 +148,10 @@ class GroupStream:
         )
 
     def weights_are(self, version: int) -> None:
-        """The engines sample from weights of this version from now on: there is room for more groups.
+        """The engines sample from weights of this version from now on, so that more groups may be started.
 
-        A version below the last is that of a run that went back to a checkpoint: what later weights drew is given up.
+        A version below the last is that of a run that rolled back to a checkpoint: samples of later weights are given
+        up.
         """
         if version < self._version:
             self._sample_anew([begun for begun in self._in_order() if begun.newest > version])
@@ -160,10 +161,11 @@ class GroupStream:
         self._begin()
 
     async def take(self, version: int) -> list[tuple[TrajectoryGroup, int]]:
-        """A batch for the update of weights of `version`, oldest groups first, each with the version it was begun with.
+        """A batch for the update of weights of `version`, oldest groups first, each with the version it was started
+        with.
 
-        Groups that were taken for this version before are not trained on after all: their places are free. Raises what
-        ended a group, and `RunError` where no group ends for `stall_seconds` or none can be begun.
+        Groups that were taken for this version before are not trained on after all: their places are free. Raises the
+        error that ended a group, and `RunError` where no group ends for `stall_seconds` or none can be started.
         """
         self._trained = version * self._limits.batch
         self._sample_anew(self._too_old(version))
@@ -200,7 +202,7 @@ class GroupStream:
                 await asyncio.wait(self._tasks, timeout=_CLOSING_SECONDS)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores: groups that are finished, and the prompts that have to be sampled (again)."""
+        """The state that a checkpoint stores: finished groups, and the prompts that have to be sampled (again)."""
         unfinished = [begun.prompt.id for begun in self._begun.values() if begun.group is None]
         finished = [begun.as_stored() for begun in self._begun.values() if begun.group is not None]
         return {
@@ -212,9 +214,9 @@ class GroupStream:
         }
 
     def load_state(self, state: Mapping[str, Any], prompts: Iterable[Prompt]) -> None:
-        """Go on where `state` was taken. `prompts` are those of the data set, in which ids are looked up.
+        """Continue where `state` was taken; `prompts` are those of the data set, in which ids are looked up.
 
-        Groups that were being sampled begin anew, here too; no prompt is lost and none is trained on twice.
+        Groups that were being sampled start again; no prompt is lost and none is trained on twice.
         """
         self.sampled_anew += self.running
         self._give_up(self._in_order())
@@ -237,7 +239,7 @@ class GroupStream:
         return len(batch) == size and in_time
 
     def _too_old(self, version: int) -> list[_Begun]:
-        """Those that cannot be trained on in time, a batch in each step from this one on: the bound was larger once."""
+        """Groups that cannot be trained on in time, a batch in each step from now on: the bound was larger once."""
         late: list[_Begun] = []
         for place, begun in enumerate(self._in_order()):
             if begun.version + self._limits.staleness < version + (place - len(late)) // self._limits.batch:
@@ -260,7 +262,7 @@ class GroupStream:
         return [begun for begun in self._in_order() if begun.group is not None][: self._limits.batch]
 
     def _in_order(self) -> list[_Begun]:
-        """Oldest weights first, and in the order in which they were begun, which differs where a run went back."""
+        """Groups by age of their weights, then in the order of starting, which differs where a run rolled back."""
         return sorted(self._begun.values(), key=lambda begun: begun.version)
 
     def _begin(self) -> None:
@@ -284,7 +286,7 @@ class GroupStream:
         return self._prompts.popleft()
 
     async def _run(self, begun: _Begun, attempt: int) -> None:
-        """Whatever ends it, whoever waits for a batch hears of it, unless the group was given up meanwhile."""
+        """Sample a group; an error reaches the waiting trainer, unless the group was given up meanwhile."""
         try:
             group = await self._sample(begun.prompt, begun.version, attempt)
             if begun.number in self._begun:
@@ -311,7 +313,7 @@ class GroupStream:
             self._failure = self._failure or error
 
     def _refuse_to_wait_for_nothing(self) -> None:
-        """Nothing runs and nothing may begin: no wait would end."""
+        """Raise if nothing runs and nothing may start: the wait would never end."""
         if self.running == 0:
             limits = self._limits
             raise RunError(

@@ -1,4 +1,4 @@
-"""Rollouts that go on while the trainer trains: `next_batch` over a stream of groups."""
+"""Rollouts that continue while the trainer trains: `next_batch` over a stream of groups."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class StreamingRollouts:
         return self._stream.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Also of a run that sampled in turns."""
+        """Continue where `state` was taken, also that of a synchronous run."""
         if "cursor" not in state:
             taken = int(state["batches_taken"]) * self._limits.batch
             state = {"cursor": state, "prompts": [], "finished": [], "consumed": taken, "trained": taken}

@@ -45,7 +45,7 @@ class Dialogue:
 
     opening: Sequence[Message] = (_ASKED,)
     turns: Sequence[str | Message]
-    """What is sampled, or a message whose text is the template's own."""
+    """Turns of the dialogue: sampled text, or a message whose text is the template's own."""
 
     observations: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -75,15 +75,15 @@ DIALOGUES: Mapping[str, Dialogue] = {
 
 @frozen(kw_only=True)
 class Verdict:
-    """What a template does with one dialogue."""
+    """Result of checking a template on one dialogue."""
 
     dialogue: str
     outcome: Literal["stable", "differs", "refused"]
     turn_by_turn: str = ""
-    """Where it differs: what is trained on, from a little before the first difference."""
+    """Text that is trained on where it differs, from a little before the first difference."""
 
     as_a_whole: str = ""
-    """What the template writes there when it is given the whole conversation; or why it refuses the dialogue."""
+    """Text that the template writes there when it is given the whole conversation; or why it refuses the dialogue."""
 
 
 def check_template(tokenizer: Any, config: GeneratorConfig | None = None) -> tuple[Verdict, ...]:
@@ -104,7 +104,7 @@ def _verdict(template: Template, name: str) -> Verdict:
 
 
 def _written(template: Template, said: Dialogue) -> Iterator[tuple[str, str]]:
-    """After each turn but the first: the conversation as it is trained on, and as the template writes it as a whole.
+    """The conversation after each turn but the first, as it is trained on, and as the template writes it as a whole.
 
     Raises `DataError` for a dialogue that the template refuses.
     """

@@ -23,7 +23,7 @@ class Transcript:
 
     @property
     def input_ids(self) -> tuple[int, ...]:
-        """What the next turn starts from."""
+        """Tokens that the next turn starts from."""
         return (*self.prompt_ids, *self.response_ids)
 
     def sample(self, completion: Completion) -> None:
@@ -35,21 +35,21 @@ class Transcript:
         self.versions += completion.weight_versions
 
     def place(self, token_ids: tuple[int, ...]) -> None:
-        """What the environment or the template puts; it is as old as the turn before it."""
+        """Append tokens of the environment or the template; their version is that of the turn before them."""
         self.response_ids += token_ids
         self.sampled += [0] * len(token_ids)
         self.logprobs += [0.0] * len(token_ids)
         self.versions += [self.versions[-1] if self.versions else 0] * len(token_ids)
 
     def withdraw(self, count: int) -> None:
-        """Take back the newest tokens, which the conversation goes on without; their reward goes to the one before."""
+        """Remove the newest tokens, which the conversation continues without; their reward moves to the one before."""
         for column in (self.response_ids, self.sampled, self.logprobs, self.versions):
             del column[len(column) - count :]
         last = len(self.response_ids) - 1
         self.rewards = [TurnReward(token=min(turn.token, last), reward=turn.reward) for turn in self.rewards]
 
     def step(self) -> TokenRow:
-        """What it has become."""
+        """The transcript as a row of training."""
         return TokenRow(
             prompt_ids=self.prompt_ids,
             response_ids=tuple(self.response_ids),
