@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skyrl.chats.contents import dropped, dropped_tools
+from skyrl.chats.contents import dropped, dropped_tools, holds, split_thoughts
 from skyrl.chats.ends import TurnEnds
 from skyrl.chats.spans import Layout, Layouts
 from skyrl.chats.spellings import Spelling, spellings
@@ -53,24 +53,35 @@ class ChatMasks:
         """
         learned = self._learned(messages)
         chat = [{key: value for key, value in each.items() if key != "weight"} for each in messages[: learned[-1] + 1]]
-        refusals: list[DataError] = []
-        accepted: Layout | None = None
+        layout = self._layout(chat, tools, learned, allow_dropped=allow_dropped)
+        self.behind_other_headers += not layout.behind_header
+        return self._tokens(layout)
+
+    def _layout(
+        self, chat: Sequence[Message], tools: Sequence[Any] | None, learned: Sequence[int], *, allow_dropped: bool
+    ) -> Layout:
+        """The chat in the spelling of which the template leaves out least. Raises `DataError`."""
         possible = tuple(spellings(chat))
-        for spelling in dict.fromkeys((self._best.get(possible, possible[0]), *possible)):
+        best = self._best.get(possible)
+        found: dict[str, tuple[Layout, Spelling]] = {}
+        refusals: list[DataError] = []
+        for spelling in dict.fromkeys((best or possible[0], *possible)):
             try:
                 layout = self._layouts(tools, spelling).of(spelling.of(chat), learned)
             except DataError as error:
                 refusals.append(error)
                 continue
             missing = list(_missing(chat, tools, layout))
-            if not missing:
-                self._best[possible] = spelling
-                self.behind_other_headers += not layout.behind_header
-                return self._tokens(layout)
-            accepted = accepted or layout
-            refusals.append(_leaves_out(missing))
-        if accepted is not None and allow_dropped:
-            return self._tokens(accepted)
+            lacks = "content" if missing else "earlier thoughts" if _lacks_thoughts(chat, layout) else "nothing"
+            found.setdefault(lacks, (layout, spelling))
+            if missing:
+                refusals.append(_leaves_out(missing))
+            elif lacks == "nothing" or spelling == best:
+                break
+        for lacks in ("nothing", "earlier thoughts", *(["content"] if allow_dropped else [])):
+            if lacks in found:
+                layout, self._best[possible] = found[lacks]
+                return layout
         raise next((each for each in refusals if "leaves out" in str(each)), refusals[0])
 
     @property
@@ -128,6 +139,11 @@ def _missing(messages: Sequence[Message], tools: Sequence[Any] | None, layout: L
     for place, message in enumerate(messages):
         yield from dropped(message, learned.get(place, layout.text), thoughts=place in learned)
     yield from dropped_tools(tools or (), layout.text)
+
+
+def _lacks_thoughts(messages: Sequence[Message], layout: Layout) -> bool:
+    """Whether the text lacks thoughts of a message."""
+    return any(not holds(layout.text, split_thoughts(message)[0]) for message in messages)
 
 
 def _leaves_out(missing: Sequence[str]) -> DataError:

@@ -158,6 +158,16 @@ def test_an_empty_thought_is_ended_behind_a_header_that_opens_it() -> None:
     assert text == "</think>\n\nFour.<|end_of_sentence|>"
 
 
+def test_thoughts_of_earlier_answers_stay_where_the_template_keeps_them() -> None:
+    chat = (user("2+2?"), assistant(THOUGHTS), user("Sure?"), assistant("Yes."))
+    for name, kept in (("chatml", True), ("qwen3", False), ("lfm2.5", True), ("deepseek-r1", False)):
+        masks = ChatMasks(tokenizer_of(name))
+        for _ in range(2):  # the spelling that was found is taken again
+            ids, mask = masks(chat)
+            assert ("Two and two." in tokenizer_of(name).decode(ids)) == kept
+            assert "Yes." in tokenizer_of(name).decode(ids[mask])
+
+
 def test_a_weight_says_which_messages_are_learned() -> None:
     chat = (user("a?"), assistant("one", weight=1), user("b?"), assistant("two", weight=0))
     assert learned(tokenizer_of("chatml"), *chat) == "one<|im_end|>"
