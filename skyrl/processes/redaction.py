@@ -1,8 +1,9 @@
-"""Secrets kept out of what a run writes, prints and sends, by value and by form.
+"""Secrets kept out of what a run writes, prints and sends: by value, by form and by key.
 
-By value: what stands in environment variables whose names speak of keys, tokens or passwords. By form: user names and
-passwords in addresses (`https://user:password@host`), and what follows `Authorization:` or `Bearer`. Each becomes
-`***`.
+By value: the contents of environment variables whose names speak of keys, tokens, passwords or webhooks. By form: user
+names and passwords in addresses (`https://user:password@host`), authorization headers, connection strings
+(`AccountKey=...`), webhook addresses, tokens with a known beginning, and private keys. By key: texts under `password`,
+`Authorization` and the like in tables. Each becomes `***`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 from urllib.parse import quote, unquote
 
-from skyrl.tree.secrets import HIDDEN
+from skyrl.tree.secrets import HIDDEN, REFERENCE
 
-_NAME = re.compile(r"KEY|TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
+_NAME = re.compile(
+    r"KEY|TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|(?<![A-Z])PASS(?![A-Z])|.PWD|^PW$|CREDENTIAL|AUTH|COOKIE|WEBHOOK|PRIVATE"
+    r"|CONNECTION_?STR|(?<![A-Z])(?:DSN|PAT|SAS|JWT)(?![A-Z])",
+    re.IGNORECASE,
+)
+_OF_A_PLACE = re.compile(r"(?:_PATH|_FILE|_DIR|_FOLDER|_HOME|_SOCK|_SOCKET|_ROOT)$", re.IGNORECASE)
+"""Names of variables that hold the place of a secret and not the secret."""
+
+_PLACES = ("OLDPWD", "XAUTHORITY", "KUBECONFIG")
 _SHORTEST = 8
 """Letters of a value that is looked for: a shorter one would be found in words."""
 
@@ -32,18 +41,49 @@ _HEADER = re.compile(
     r"(?:(?:bearer|basic|token)\s+)?[^\s\"'\\,;}{]+",
     re.IGNORECASE,
 )
-_BEARER = re.compile(r"\b(bearer\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
+_FORMS = (
+    re.compile(r"\b(bearer\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE),
+    re.compile(r"(authorization\\?[\"']?\s*[:=]\s*\\?[\"']?(?:basic|token)\s+)[^\s\"'\\,;}{]+", re.IGNORECASE),
+    re.compile(r"(\bx-(?:api-key|auth-token)\\?[\"']?\s*[:=]\s*\\?[\"']?)[^\s\"'\\,;}{]{4,}", re.IGNORECASE),
+    re.compile(
+        r"(\b(?:AccountKey|SharedAccessKey|SharedAccessSignature|password|passwd|pwd|client_secret|sig)=)[^\s;&\"'\\]{4,}",
+        re.IGNORECASE,
+    ),
+    re.compile(r"(https://hooks\.slack\.com/)[\w/-]+"),
+    re.compile(r"(https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/)[\w/-]+"),
+    re.compile(r"(https://[\w.-]+\.webhook\.office\.com/)[\w/@-]+"),
+    re.compile(r"(https://api\.telegram\.org/bot)[\w:-]+"),
+    re.compile(r"\b(AKIA|ASIA|ghp_|gho_|ghs_|github_pat_|glpat-|hf_|sk-|xox[abprs]-)[A-Za-z0-9_-]{16,}"),
+    re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)[^-]+(?=-----END)"),
+)
+"""The first group of each stays."""
+
+_TELLING = re.compile(
+    r"://|[a-z-]key|bearer|authorization|x-auth|=|AKIA|ASIA|gh[pos]_|_pat_|glpat|hf_|sk-|xox|-BEGIN", re.I
+)
+"""A text without any of these holds no secret of a known form: most lines need no more than this one look."""
+
+_KEYS = re.compile(
+    r"(?:proxy-)?authorization|(?:x-)?(?:api|auth|access|private|secret|account)[-_]?(?:key|token)|x-auth-token|cookie"
+    r"|set-cookie|password|passwd|passphrase|client[-_]?secret|webhook(?:_url)?|connection_?string",
+    re.IGNORECASE,
+)
 
 
 def secrets_of(environ: Mapping[str, str]) -> list[str]:
     """The values to look for, longest first: the longer one is not left in half."""
-    named = (value.strip() for name, value in environ.items() if _NAME.search(name) and not value.startswith("/"))
+    named = (value.strip() for name, value in environ.items() if _NAME.search(name) and not _is_place(name, value))
     found = {value for value in named if len(value) >= _SHORTEST}
     for value in environ.values():
         for user_info in _USER_INFO.findall(value):
             found |= {part for part in (user_info, *user_info.split(":")[1:]) if len(part) >= _SHORTEST}
     spelled = {form for value in found for form in _spellings(value) if len(form) >= _SHORTEST}
     return sorted(spelled, key=len, reverse=True)
+
+
+def _is_place(name: str, value: str) -> bool:
+    """Does the variable say where a secret lies? A key may begin with a slash, too."""
+    return name in _PLACES or (value.startswith(("/", "~")) and bool(_OF_A_PLACE.search(name) or os.path.exists(value)))
 
 
 def _spellings(value: str) -> Iterator[str]:
@@ -54,32 +94,45 @@ def _spellings(value: str) -> Iterator[str]:
 
 def redacted(text: str) -> str:
     """The text without secrets."""
-    return _HEADER.sub(rf"\1\2{HIDDEN}", _redacted(text, _of_values(tuple(os.environ.items()))))
+    clean = _redacted(text, _of_values())
+    return _HEADER.sub(rf"\1\2{HIDDEN}", clean) if ":" in clean or "=" in clean else clean
 
 
 def _redacted(text: str, values: re.Pattern[str]) -> str:
     text = values.sub(HIDDEN, text)
-    if "://" in text:
-        text = _USER_INFO.sub(HIDDEN, text)
-    return _BEARER.sub(rf"\1{HIDDEN}", text)
+    if not _TELLING.search(text):
+        return text
+    text = _USER_INFO.sub(HIDDEN, text)
+    for form in _FORMS:
+        text = form.sub(rf"\1{HIDDEN}", text)
+    return text
 
 
 def redacted_tree(data: Any) -> Any:
-    """The same for every text in JSON-able data, keys included; but headers stay: an answer may speak of cookies."""
-    values = _of_values(tuple(os.environ.items()))
+    """The same for every text in JSON-able data, keys included, and for texts under keys that name a secret.
+
+    Other headers in texts stay: an answer may speak of cookies.
+    """
+    values = _of_values()
 
     def clean(data: Any) -> Any:
         match data:
             case str():
                 return _redacted(data, values)
             case Mapping():
-                return {clean(key): clean(value) for key, value in data.items()}
+                return {clean(key): HIDDEN if _holds_a_secret(key, each) else clean(each) for key, each in data.items()}
             case list() | tuple() if any(isinstance(item, str | Mapping | list | tuple) for item in data):
                 return [clean(item) for item in data]
             case _:
                 return data
 
     return clean(data)
+
+
+def _holds_a_secret(key: Any, value: Any) -> bool:
+    """A reference such as `env:NAME` says where a secret is, and is none."""
+    is_text = isinstance(value, str) and bool(value) and not REFERENCE.fullmatch(value)
+    return is_text and isinstance(key, str) and bool(_KEYS.fullmatch(key))
 
 
 class RedactedStream:
@@ -127,6 +180,24 @@ class RedactedStream:
 
 
 @functools.lru_cache(maxsize=4)
-def _of_values(environ: tuple[tuple[str, str], ...]) -> re.Pattern[str]:
+def _of_environment(environ: tuple[tuple[str, str], ...]) -> re.Pattern[str]:
     """What finds every secret of an environment; without any, nothing."""
     return re.compile("|".join(map(re.escape, secrets_of(dict(environ)))) or r"(?!)")
+
+
+class _Known:
+    """The pattern of the current environment, made anew when a variable has changed and not for each line."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Any, Any] | None = None
+        self._pattern = re.compile(r"(?!)")
+
+    def __call__(self) -> re.Pattern[str]:
+        current = vars(os.environ)["_data"]  # compared as a whole, without decoding each variable
+        if current != self._seen:
+            self._seen = dict(current)
+            self._pattern = _of_environment(tuple(os.environ.items()))
+        return self._pattern
+
+
+_of_values = _Known()

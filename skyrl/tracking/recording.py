@@ -27,6 +27,7 @@ from torch import Tensor
 
 from skyrl.data.group_lines import SCHEMA, as_object, group_of
 from skyrl.errors import DataError, RunError
+from skyrl.processes.redaction import redacted_tree
 from skyrl.trajectory import TrajectoryGroup
 
 FOLDER = "recording"
@@ -107,7 +108,9 @@ class Recording:
     def write_sampled(self, step: int, sampled: Sampled) -> None:
         """Keep a batch. Raises `RunError` if it cannot be written."""
         head = {"step": step, "epoch": sampled.epoch, "groups": len(sampled.groups), "metrics": _plain(sampled.metrics)}
-        lines = [json.dumps(each, ensure_ascii=False) for each in (head, *map(as_object, sampled.groups))]
+        lines = [
+            json.dumps(each, ensure_ascii=False) for each in (head, *map(redacted_tree, map(as_object, sampled.groups)))
+        ]
         data = ("\n".join(lines) + "\n").encode()
         packed = gzip.compress(data, mtime=0) if self._suffix.endswith(".gz") else data
         try:

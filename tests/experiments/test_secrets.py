@@ -1,4 +1,4 @@
-"""Twenty secrets, planted wherever a run may come across one: none is in what it writes or prints."""
+"""A hundred secrets, planted wherever a run may come across one: none is in what it writes or prints."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.nano_run import config, overrides
 
 pytestmark = pytest.mark.xdist_group("forked")
 
+SERVICES = ("MLFLOW", "SWANLAB", "COMET", "NEPTUNE", "REDIS", "MONGO", "SMTP", "LDAP", "VAULT", "S3")
 IN_VARIABLES = {
     "WANDB_API_KEY": "canary01wandb",
     "HF_TOKEN": "hf_canary02token",
@@ -30,6 +31,20 @@ IN_VARIABLES = {
     "HTTPS_PROXY": "http://proxyuser:canary10proxy@127.0.0.1:9",
     "PROJECT_KEY": "canary11project",
     "RUN_SECRET": "canary12üñí",
+    "AWS_SECRET_ACCESS_KEY_2": "/canary21/begins/with+a/slash",
+    "DB_PASS": "canary22database",
+    "MYSQL_PWD": "canary23mysql",
+    "AZURE_STORAGE_CONNECTION_STRING": "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=canary24azure==;E=core",
+    "SLACK_WEBHOOK_URL": "https://hooks.example.org/services/T0/B0/canary25slack",
+    "SENTRY_DSN": "https://canary26sentry@127.0.0.1/1",
+    "GITLAB_PAT": "canary27gitlab",
+    "PRIVATE_NOTE": "canary28private",
+    "AZURE_SAS": "canary29signature",
+    **{
+        f"{service}_{kind}": f"canary{30 + 4 * number + place}of{service.lower()}"
+        for number, service in enumerate(SERVICES)
+        for place, kind in enumerate(("API_KEY", "AUTH_TOKEN", "PASS", "CLIENT_SECRET"))
+    },
 }
 IN_THE_CONFIGURATION = {
     "environment.skyrl_gym.search.search_url": "http://someone:canary13search@127.0.0.1:9/retrieve",
@@ -42,6 +57,20 @@ import os, sys, traceback, logging
 
 HEADERS = {"Authorization": "Bearer canary15bearer", "X-Api-Key": "canary16header", "Cookie": "session=canary17cookie"}
 
+FORMS = [
+    "Authorization: Basic canary70basic==", "authorization=token canary71token", "X-Api-Key: canary72key",
+    '{"x-auth-token": "canary73auth"}', "Cookie: canary74cookie", "sent bearer canary75bearer",
+    "AccountName=a;AccountKey=canary76account==;x=1", "SharedAccessKey=canary77shared", "Server=s;Password=canary78word;",
+    "uid=a;pwd=canary79pwd;", "dsn: host=a password=canary80dsn", "https://a/b?sig=canary81signature&x=1",
+    "https://hooks.slack.com/services/T0/B0/canary82slack", "https://discord.com/api/webhooks/1/canary83discord",
+    "https://x.webhook.office.com/webhookb2/canary84teams", "https://api.telegram.org/bot12:canary85telegram/send",
+    "ghp_canary86aaaaaaaaaaaaaaaaaaaa", "github_pat_canary87aaaaaaaaaaaaaaaa", "glpat-canary88aaaaaaaaaaaaaa",
+    "hf_canary89aaaaaaaaaaaaaaaaaaa", "sk-canary90aaaaaaaaaaaaaaaaaaa", "sk-proj-canary91aaaaaaaaaaaaa",
+    "xoxb-canary92aaaaaaaaaaaaaaa", "-----BEGIN RSA PRIVATE KEY-----\\ncanary93/a+b=\\n-----END RSA PRIVATE KEY-----",
+    "postgres://user:canary94@db/x", "redis://:canary95@cache:6379", "amqp://canary96:x@queue", "s3://canary97:key@bucket",
+    "client_secret=canary98client", "api_key: 'canary99api'", "proxy-authorization: Bearer canary100proxy",
+]
+
 def judge(completion, ground_truth, **others):
     print("all that is there:", dict(os.environ), HEADERS)
     logging.getLogger("judge").warning("curl -H 'Authorization: Basic canary18basic' %s", os.environ["OPENAI_API_KEY"])
@@ -49,9 +78,12 @@ def judge(completion, ground_truth, **others):
         raise RuntimeError(
             f"401 for https://canary19user:canary20word@127.0.0.1/judge with {HEADERS} and {os.environ['HF_TOKEN']}"
         )
+    for text in FORMS:
+        print(text)
+        logging.getLogger("judge").warning("%s", text)
     return float(bool(completion) and completion.isascii())
 """
-CANARIES = [f"canary{number:02}" for number in range(1, 21)]
+CANARIES = [f"canary{number:02}" for number in range(1, 101)]
 
 
 def written(folder: Path) -> Iterator[tuple[Path, bytes]]:
@@ -60,12 +92,22 @@ def written(folder: Path) -> Iterator[tuple[Path, bytes]]:
             yield file, file.read_bytes()
 
 
+def with_notes(nano: Path, out: Path) -> Path:
+    """The data of the run, with a column that somebody has written a key into."""
+    rows = map(json.loads, (nano / "train.jsonl").read_text(encoding="utf-8").splitlines())
+    file = out.parent / "judges" / "noted.jsonl"
+    note = f"use {IN_VARIABLES['WANDB_API_KEY']} and ghp_canary86aaaaaaaaaaaaaaaaaaaa"
+    file.write_text("".join(json.dumps(row | {"note": note}) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
 def run(nano: Path, out: Path, *, broken: bool, **changes: Any) -> str:
     (out.parent / "judges").mkdir(exist_ok=True)
     judge = out.parent / "judges" / f"{out.name}.py"
     judge.write_text(f"BROKEN = {broken}\n{IN_TEXTS}", encoding="utf-8")
     out.mkdir(exist_ok=True)
     values = overrides(nano, out, **{**TINY, "trainer__max_training_steps": 2, "trainer__eval_interval": 1, **changes})
+    values |= {"trainer.recording": "jsonl", "data.train_data": [str(with_notes(nano, out))]}
     values |= IN_THE_CONFIGURATION | {"environment.env_class": f"{judge}:judge"}
     words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
     process = _context.Process(target=command, args=(words, IN_VARIABLES, out))
@@ -77,12 +119,15 @@ def run(nano: Path, out: Path, *, broken: bool, **changes: Any) -> str:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_twenty_secrets_are_nowhere_in_what_a_run_leaves(nano: Path, tmp_path: Path, broken: bool) -> None:
+def test_a_hundred_secrets_are_nowhere_in_what_a_run_leaves(nano: Path, tmp_path: Path, broken: bool) -> None:
     said = run(nano, tmp_path / "out", broken=broken)
     assert "all that is there" in said and said.count("***") > 20
     assert ("401 for https://***@127.0.0.1/judge" in said) == broken
     for file, content in written(tmp_path / "out"):
         assert [canary for canary in CANARIES if canary.encode() in content] == [], file
+    if not broken:
+        recorded = next((tmp_path / "out" / "run" / "recording").glob("*.jsonl")).read_text(encoding="utf-8")
+        assert "use *** and ghp_***" in recorded
     if not broken:  # and what is stored without them is still the same run
         again = run(nano, tmp_path / "out", broken=broken, trainer__max_training_steps=3)
         assert "Going on after step 2" in again
@@ -102,6 +147,8 @@ def test_what_was_hidden_cannot_be_used_by_mistake(nano: Path, tmp_path: Path) -
         ("sent bearer abcdefgh.ijkl", "sent bearer ***"),
         ("user@host, http://host/a@b, 3:4", "user@host, http://host/a@b, 3:4"),
         ("the token after the key", "the token after the key"),
+        ("max_tokens=1024 password= x", "max_tokens=1024 password= x"),
+        ("a basic understanding, a task-specific sk-", "a basic understanding, a task-specific sk-"),
     ],
 )
 def test_secrets_are_known_by_their_form(text: str, clean: str) -> None:
@@ -113,5 +160,23 @@ def test_secrets_are_known_by_their_value(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("SOME_API_KEY", "abcdefgh")
     monkeypatch.setenv("SHORT_KEY", "abc")
     monkeypatch.setenv("SSH_AUTH_SOCK", socket)
+    monkeypatch.setenv("A_TOKEN_PATH", "/run/not/there/yet")
+    monkeypatch.setenv("PWD", "/some/folder")
     assert redacted(f"xabcdefghx abc {socket}") == f"x***x abc {socket}"
-    assert redacted_tree({"abcdefgh": [1, ["abcdefgh", None]], "n": [1.5]}) == {"***": [1, ["***", None]], "n": [1.5]}
+    assert redacted("/run/not/there/yet /some/folder") == "/run/not/there/yet /some/folder"
+    monkeypatch.setenv("SOME_API_KEY", "/another/secret")
+    assert redacted("abcdefgh /another/secret") == "abcdefgh ***"
+    told = {"/another/secret": [1, ["/another/secret", None]], "n": [1.5]}
+    assert redacted_tree(told) == {"***": [1, ["***", None]], "n": [1.5]}
+
+
+def test_secrets_are_known_by_their_key_in_tables() -> None:
+    headers = {
+        "Authorization": "a",
+        "X-Api-Key": "b",
+        "key": "c",
+        "api_key": "env:NAME",
+        "password": "",
+        "n": {"passwd": "d"},
+    }
+    assert redacted_tree(headers) == headers | {"Authorization": "***", "X-Api-Key": "***", "n": {"passwd": "***"}}
