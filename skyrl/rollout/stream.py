@@ -269,11 +269,18 @@ class GroupStream:
         for _ in range(0 if self._failure or self._closed else self.room):
             prompt = self._next_prompt()
             loop = asyncio.get_running_loop()
+            attempt = self._next_attempt(prompt)
             begun = self._add(prompt, self._version, loop.time())
-            self._attempts[prompt.id] += 1
-            begun.task = loop.create_task(self._run(begun, self._attempts[prompt.id] - 1))
+            begun.task = loop.create_task(self._run(begun, attempt))
             self._tasks.add(begun.task)
             begun.task.add_done_callback(self._tasks.discard)
+
+    def _next_attempt(self, prompt: Prompt) -> int:
+        """How often these weights sampled the prompt before, groups of the checkpoint included: each draw differs."""
+        held = sum(each.prompt.id == prompt.id and each.version == self._version for each in self._begun.values())
+        attempt = max(self._attempts[prompt.id], held)
+        self._attempts[prompt.id] = attempt + 1
+        return attempt
 
     def _add(self, prompt: Prompt, version: int, since: float) -> _Begun:
         self._number += 1

@@ -244,6 +244,26 @@ def test_a_checkpoint_keeps_finished_groups_as_they_were() -> None:
     run_in_virtual_time(kept())
 
 
+def test_a_prompt_that_a_checkpoint_holds_a_group_of_is_drawn_anew_by_the_same_weights() -> None:
+    """Two prompts over and over: those that are finished at version 0 come again at version 0 after the start."""
+
+    async def resumed() -> list[tuple[str, int, int]]:
+        stream = World(staleness=4, batch=2, data=2, queue=4).stream()
+        stream.weights_are(0)
+        await asyncio.sleep(10)
+        state = json.loads(json.dumps(stream.state()))
+        await stream.close()
+        world = World(staleness=4, batch=2, data=2, queue=6)
+        again = world.stream()
+        again.load_state(state, prompts(2))
+        again.weights_are(0)
+        await asyncio.sleep(10)
+        await again.close()
+        return world.begun
+
+    assert sorted(run_in_virtual_time(resumed())) == [("0", 0, 2), ("1", 0, 2)]
+
+
 def test_a_run_that_goes_back_gives_up_what_later_weights_drew_and_samples_those_prompts_again() -> None:
     """At version 5 the bound lets 12 groups be ahead; those that versions 0 to 2 began are trained on by then."""
     world = World(staleness=2, data=400, steps=10)
