@@ -130,7 +130,10 @@ def test_the_command_scores_chats_refuses_what_is_none_and_stops_when_told(judge
                 b'{"chats": []}': "a list of 1 to 256 chats",
                 b'{"chats": [[]]}': "a chat is a list of messages",
                 b'{"chats": [[{"role": "user", "content": 3}]]}': "the texts 'role' and 'content'",
-                json.dumps({"chats": [[{"role": "user", "content": "a" * 999}]]}).encode(): "takes 1 to 64",
+                json.dumps(
+                    {"chats": [[CHAT[0], {"role": "assistant", "content": "a" * 999}]]}
+                ).encode(): "takes 1 to 64",
+                json.dumps({"chats": [CHAT[:1]]}).encode(): "no message is an assistant's",
                 b"[" * 100_000: "maximum recursion depth",
                 b" " * (5 << 20): "the body is longer",
             }.items():
