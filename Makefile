@@ -22,7 +22,7 @@ CODE := conftest.py skyrl tests $(wildcard property_tests examples benchmarks)
 # Threads that wait for each other give up their core, which somebody else may need.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-long lint fmt schemas constraints clean demo-clean
+.PHONY: demo test test-long mutants lint fmt schemas constraints clean demo-clean
 .DELETE_ON_ERROR:
 
 demo: .venv/train.stamp
@@ -30,10 +30,14 @@ demo: .venv/train.stamp
 	$(BIN)/skyrl run examples/quickstart/grpo.toml $(SEEDED) $(ARGS)
 
 test: lint
-	$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --durations=25 $(PYTEST_ARGS)
 
 test-long: .venv/dev.stamp
-	$(BIN)/pytest -n $(WORKERS) --long --hypothesis-profile=long -o faulthandler_timeout=3600 $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --long --hypothesis-profile=long -o faulthandler_timeout=3600 --durations=25 $(PYTEST_ARGS)
+
+# Do the tests of a package notice when one of its lines is wrong? make mutants PACKAGES="algorithms tree"; it resumes.
+mutants: .venv/dev.stamp
+	nice -n 19 $(BIN)/python -m tests.mutation $(PACKAGES)
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check

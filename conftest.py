@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +63,43 @@ def _without_gpus(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, int]]
 
         there = torch.cuda.device_count()
         yield from ((item, count) for item, count in needed if count > there)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Notes which tier of the sandbox a test is about, for the summary."""
+    params: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
+    for name in {"made", "tier", "equal"} & params.keys():
+        item.user_properties.append(("sandbox tier", params[name]))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says what depends on the machine: which sandbox tiers and which kind of full disk were tested, and what lacks."""
+    reports = [report for name in ("passed", "failed") for report in terminalreporter.stats.get(name, [])]
+    noted = Counter(pair for report in reports for pair in report.user_properties if pair[0] in MACHINE)
+    skipped = len(terminalreporter.stats.get("skipped", []))
+    if noted or skipped:
+        terminalreporter.section("what this machine has")
+        for (what, which), count in sorted(noted.items()):
+            terminalreporter.line(f"{what} {which}: {count} tests")
+        for line in _lacks(bool(noted), skipped):
+            terminalreporter.line(line)
+
+
+MACHINE = {"sandbox tier", "full disk"}
+"""Properties of tests that the summary counts."""
+
+
+def _lacks(sandbox: bool, skipped: int) -> Iterator[str]:
+    """What was not tested for want of something; the sandbox is asked only where it was tested at all."""
+    if sandbox:
+        from skyrl.sandbox.sandbox import why_unavailable
+        from skyrl.sandbox.tiers import TIERS
+
+        for tier in TIERS:
+            if why := why_unavailable(tier):
+                yield f"NOT TESTED: sandbox tier {tier}: {why}"
+    if skipped:
+        yield f"NOT TESTED: {skipped} tests that need CUDA devices"
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,8 @@ def on_a_small_disk(words: list[str], environment: dict[str, str], folder: Path)
     """The command with its checkpoints on a disk with room for one and a half; and again with room for all."""
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir()
-    grow = small_disk(checkpoints)
+    kind, grow = small_disk(checkpoints)
+    (folder / "disk").write_text(kind, encoding="utf-8")
     with pytest.raises(SystemExit) as ended:
         command(words, environment, folder)
     latest = CheckpointStore(checkpoints).latest()
@@ -98,8 +99,8 @@ def on_a_small_disk(words: list[str], environment: dict[str, str], folder: Path)
     shutil.copytree(checkpoints, folder / "copy")
 
 
-def small_disk(folder: Path) -> Callable[[], object]:
-    """A tmpfs at the folder that this process alone sees; returns what makes it larger.
+def small_disk(folder: Path) -> tuple[str, Callable[[], object]]:
+    """A tmpfs at the folder that this process alone sees; returns what kind of disk it is, and what makes it larger.
 
     Where the kernel lets nobody mount one, the disk is full as soon as the first checkpoint is there.
     """
@@ -115,7 +116,7 @@ def small_disk(folder: Path) -> Callable[[], object]:
     alone = alone and libc.mount(b"none", b"/", None, private, None) == 0
     where, size = os.fsencode(folder), f"size={BYTES_OF_A_CHECKPOINT * 3 // 2}".encode()
     if alone and libc.mount(b"tmpfs", where, b"tmpfs", 0, size) == 0:
-        return lambda: libc.mount(b"tmpfs", where, b"tmpfs", remount, b"size=64m")
+        return "of tmpfs", lambda: libc.mount(b"tmpfs", where, b"tmpfs", remount, b"size=64m")
     patch, sync = pytest.MonkeyPatch(), os.fsync
 
     def full(descriptor: int) -> None:
@@ -124,7 +125,7 @@ def small_disk(folder: Path) -> Callable[[], object]:
         sync(descriptor)
 
     patch.setattr(os, "fsync", full)
-    return patch.undo
+    return "as fsync says (no tmpfs can be mounted)", patch.undo
 
 
 BYTES_OF_A_CHECKPOINT = 400_000
@@ -132,7 +133,7 @@ BYTES_OF_A_CHECKPOINT = 400_000
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_goes_on_when_there_is_room(
-    nano: Path, tmp_path: Path
+    nano: Path, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     settings = {**TINY, "trainer__max_training_steps": 6}
@@ -146,6 +147,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_goes_on_when_there_i
     process.start()
     process.join(240)
     assert process.exitcode == 0, (out / "said").read_text(encoding="utf-8")
+    record_property("full disk", (out / "disk").read_text(encoding="utf-8"))
     shutil.rmtree(out / "checkpoints")
     (out / "copy").rename(out / "checkpoints")
     assert_same(out, whole)

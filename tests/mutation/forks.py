@@ -1,0 +1,122 @@
+"""pytest in forks of a process that has imported the libraries: a mutant costs the import of this project alone."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+OPTIONS = ("-q", "-p", "no:cacheprovider", "--no-header", "--hypothesis-seed=0")
+
+
+def preload(modules: Iterable[str]) -> None:
+    """Imports libraries by name; one that cannot be imported alone is left to whoever wants it."""
+    for name in modules:
+        with suppress(BaseException):
+            importlib.import_module(name)
+
+
+def in_a_fork(work: Callable[[], int], cpu_seconds: int, log: Path) -> int:
+    """The exit code of `work` in a fork, or minus the signal that ended it: SIGXCPU past its CPU seconds, SIGALRM where
+    it waits for ever.
+    """
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        code = 70
+        try:
+            os.setsid()
+            with log.open("w", encoding="utf-8") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 5))
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20 * cpu_seconds)
+            code = int(work())
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)  # what its tests started
+    return os.waitstatus_to_exitcode(status)
+
+
+def run_tests(tests: Sequence[str], path: Path, code: CodeType) -> int:
+    """pytest's exit code for these tests where the module at `path` is `code`."""
+    original = SourceFileLoader.get_code
+
+    def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
+        return code if Path(self.path) == path else original(self, fullname)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[assignment, method-assign]  # typed where it is inherited from
+    return int(pytest.main([*OPTIONS, "-x", *tests]))
+
+
+class Lines:
+    """A plugin of pytest: which lines of a folder run when it is imported, and which each test runs, in what time."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._root, self._prefix = root, str(folder)
+        self._lines: set[tuple[str, int]] = set()
+        self.imported: list[tuple[str, int]] = []
+        self.tests: dict[str, tuple[float, list[tuple[str, int]]]] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Any:
+        with self._looking():
+            result = yield
+        self.imported = self._seen()
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+        before = sum(os.times()[:4])
+        with self._looking():
+            result = yield
+        self.tests[item.nodeid] = (sum(os.times()[:4]) - before, self._seen())
+        return result
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        self._lines = set()
+        threading.settrace(self._trace)
+        sys.settrace(self._trace)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+            threading.settrace(None)
+
+    def _seen(self) -> list[tuple[str, int]]:
+        return sorted((str(Path(file).relative_to(self._root)), line) for file, line in self._lines)
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        return self._note if frame.f_code.co_filename.startswith(self._prefix) else None
+
+    def _note(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            self._lines.add((frame.f_code.co_filename, frame.f_lineno))
+        return self._note
+
+
+def gather(root: Path, folder: Path, tests: Sequence[str], result: Path) -> int:
+    """Runs the tests once, and writes what each of them runs, and the libraries that they import, to `result`."""
+    lines = Lines(root, folder)
+    status = int(pytest.main([*OPTIONS, *tests], plugins=[lines]))
+    ours = ("skyrl", "tests", "property_tests", "conftest", "__", "test_", "_pytest", "pytest")
+    libraries = [name for name in sys.modules if not name.startswith(ours)]
+    found = {"tests": lines.tests, "imported": lines.imported, "libraries": libraries}
+    result.write_text(json.dumps(found), encoding="utf-8")
+    return status

@@ -1,0 +1,193 @@
+"""The tool that changes lines: which changes it makes, and that tests which notice are told from those that do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mutation.forks import in_a_fork
+from tests.mutation.mutants import Mutant, mutants_of
+from tests.mutation.survivors import update
+
+MODULE = '''
+"""Never changed: 1 + 1."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+LIMIT: int = 3
+
+
+class Counter:
+    def add(self, number: int, *, twice: bool = False) -> int:
+        """Nor is this: 1 < 2."""
+        assert number > 0
+        if number < LIMIT and twice:
+            print("small")
+            number *= 2
+        return number - 1 if not twice else -number
+'''
+
+CHANGES = [
+    (": 3 -> 4"),
+    ("Counter.add: False -> True"),
+    ("Counter.add: number < LIMIT and twice -> not (number < LIMIT and twice)"),
+    ("Counter.add: number < LIMIT and twice -> number < LIMIT or twice"),
+    ("Counter.add: number < LIMIT -> number <= LIMIT"),
+    ("Counter.add: print('small') -> None"),
+    ("Counter.add: number *= 2 -> number /= 2"),
+    ("Counter.add: 2 -> 3"),
+    ("Counter.add: not twice -> bool(twice)"),
+    ("Counter.add: number - 1 -> number + 1"),
+    ("Counter.add: 1 -> 2"),
+    ("Counter.add: -number -> number"),
+]
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Path:
+    file = tmp_path / "module.py"
+    file.write_text(MODULE, encoding="utf-8")
+    return file
+
+
+def returned(mutant: Mutant, module: Path, number: int, **more: bool) -> int:
+    names: dict[str, type] = {"__name__": "module"}  # type: ignore[dict-item]
+    exec(mutant.code(module), names)
+    added: int = names["Counter"]().add(number, **more)
+    return added
+
+
+def test_every_operator_condition_number_flag_and_call_is_changed_once(module: Path) -> None:
+    found = [f"{mutant.scope}: {mutant.what}" for mutant in mutants_of(module, "module.py")]
+    assert sorted(found) == sorted(CHANGES)
+
+
+@pytest.mark.parametrize(
+    ("change", "number", "twice", "before", "after"),
+    [
+        ("3 -> 4", 3, True, -3, -6),
+        ("False -> True", 5, None, 4, -5),
+        ("number < LIMIT -> number <= LIMIT", 3, True, -3, -6),
+        ("number *= 2 -> number /= 2", 2, True, -4, -1),
+        ("number - 1 -> number + 1", 5, False, 4, 6),
+        ("not twice -> bool(twice)", 5, False, 4, -5),
+        ("-number -> number", 5, True, -5, 5),
+    ],
+)
+def test_a_mutant_does_what_it_says(
+    module: Path, change: str, number: int, twice: bool | None, before: int, after: int
+) -> None:
+    mutants = mutants_of(module, "module.py")
+    [mutant] = [mutant for mutant in mutants if mutant.what == change]
+    untouched = next(mutant for mutant in mutants if mutant.what.startswith("print"))
+    given = {} if twice is None else {"twice": twice}
+    assert returned(untouched, module, number, **given) == before
+    assert returned(mutant, module, number, **given) == after
+
+
+def test_the_same_change_in_one_function_has_names_apart(tmp_path: Path) -> None:
+    file = tmp_path / "m.py"
+    file.write_text("def f(a):\n    return [a + 1, a + 1]\n", encoding="utf-8")
+    found = [mutant.what for mutant in mutants_of(file, "m.py")]
+    assert found == ["a + 1 -> a - 1", "1 -> 2", "a + 1 -> a - 1 (#2)", "1 -> 2 (#2)"]
+
+
+def test_a_name_survives_lines_above_it(module: Path) -> None:
+    before = [mutant.name for mutant in mutants_of(module, "module.py")]
+    module.write_text("\n\n# a comment\n" + MODULE, encoding="utf-8")
+    assert [mutant.name for mutant in mutants_of(module, "module.py")] == before
+
+
+SIGN = """
+def sign(number):
+    if number > 0:
+        return 1
+    return -1
+"""
+TEST = """
+from skyrl.weight_sync.sign import sign
+
+def test_of_a_positive_number():
+    assert sign(5) == 1
+"""
+OUTCOMES = {
+    "number > 0 -> not number > 0": "killed",
+    "number > 0 -> number >= 0": "survived",
+    "0 -> 1": "survived",
+    "1 -> 2": "killed",
+    "-1 -> 1": "not run",
+    "1 -> 2 (#2)": "not run",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project of one function, and one test that looks at one of its branches."""
+    shutil.copytree(Path(__file__).parent, tmp_path / "tests" / "mutation")
+    (tmp_path / "tests" / "mutation" / "survivors.tsv").unlink(missing_ok=True)
+    (tmp_path / "tests" / "weight_sync").mkdir()
+    (tmp_path / "tests" / "weight_sync" / "test_sign.py").write_text(TEST, encoding="utf-8")
+    (tmp_path / "skyrl" / "weight_sync").mkdir(parents=True)
+    for name, text in (("__init__.py", ""), ("weight_sync/__init__.py", ""), ("weight_sync/sign.py", SIGN)):
+        (tmp_path / "skyrl" / name).write_text(text, encoding="utf-8")
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n", encoding="utf-8")
+    return tmp_path
+
+
+def mutated(project: Path) -> tuple[int, dict[str, str], str]:
+    """The exit code of the tool, the outcome of each change, and the table of survivors."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.mutation", "weight_sync"],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(project)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = (project / ".mutants" / "weight_sync.jsonl").read_text(encoding="utf-8").splitlines()
+    outcomes = {entry["name"].split(": ", 1)[1]: entry["outcome"] for entry in map(json.loads, lines)}
+    return done.returncode, outcomes, (project / "tests" / "mutation" / "survivors.tsv").read_text(encoding="utf-8")
+
+
+def test_what_a_test_notices_is_told_from_what_none_does_and_is_not_run_again(project: Path) -> None:
+    status, outcomes, table = mutated(project)
+    assert (status, outcomes) == (1, OUTCOMES)  # a third of them is killed
+    assert table.count("\n") == 1 + 4
+    found = project / ".mutants" / "weight_sync.jsonl"
+    before = found.read_text(encoding="utf-8")
+    assert mutated(project) == (status, outcomes, table)
+    assert found.read_text(encoding="utf-8") == before
+    test = project / "tests" / "weight_sync" / "test_sign.py"
+    test.write_text(TEST + "    assert [sign(n) for n in (1, 0, -1)] == [1, -1, -1]\n", encoding="utf-8")
+    assert mutated(project)[0] == 0
+    assert mutated(project)[2].count("\n") == 1
+
+
+def test_a_reason_stays_with_its_survivor_and_leaves_with_it(module: Path, tmp_path: Path) -> None:
+    table, mutants = tmp_path / "table.tsv", mutants_of(module, "module.py")[:2]
+    update(table, "p", mutants, {mutants[0].name: "survived", mutants[1].name: "not run"})
+    text = table.read_text(encoding="utf-8").replace("survived\t", "survived\tno one asks")
+    table.write_text(text, encoding="utf-8")
+    update(table, "p", mutants, {mutants[0].name: "survived"})
+    assert table.read_text(encoding="utf-8").splitlines()[1:] == [f"p\t{mutants[0].name}\tsurvived\tno one asks"]
+    update(table, "p", mutants, {})
+    assert table.read_text(encoding="utf-8").count("\n") == 1
+
+
+def test_a_fork_that_never_ends_is_ended_at_its_cpu_seconds(tmp_path: Path) -> None:
+    def spin() -> int:
+        while True:
+            pass
+
+    assert in_a_fork(spin, 1, tmp_path / "log") == -signal.SIGXCPU
+    assert in_a_fork(lambda: 3, 60, tmp_path / "log") == 3

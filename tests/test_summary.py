@@ -1,0 +1,22 @@
+"""The end of a test run says what was not tested for want of something that the machine lacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_a_sandbox_tier_that_is_not_there_is_named_at_the_end(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/sandbox", "-k", "folder_is_removed"],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "PATH": str(tmp_path)},  # no command is there, bubblewrap's neither
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "NOT TESTED: sandbox tier bwrap: there is no command 'bwrap'; install bubblewrap" in done.stdout
+    assert "sandbox tier process: 1 tests" in done.stdout
