@@ -68,13 +68,14 @@ def show(
     from skyrl.cli import show as forms
     from skyrl.config.kinds import header_of
     from skyrl.config.resolve import resolve_with_origins
+    from skyrl.tree.secrets import masked
     from skyrl.tree.sparse import sparse as only_differences
 
     loaded = load_words(arguments)
     warn(loaded.warnings)
     run, origins = loaded.config, loaded.origins
     if sparse:
-        click.echo(forms.dump(header_of(type(run)) | only_differences(run), language, type(run)))
+        click.echo(forms.dump(header_of(type(run)) | masked(only_differences(run)), language, type(run)))
         return
     if not written:
         run, origins, _ = resolve_with_origins(run, origins)
@@ -117,6 +118,7 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
 
     from skyrl.config.resolve import resolve_with_origins
     from skyrl.tree import differences
+    from skyrl.tree.secrets import masked
 
     one, other = (load_words([name]) for name in (before, after))
     trees = [one.config, other.config]
@@ -124,6 +126,7 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
         trees = [resolve_with_origins(each.config, each.origins)[0] for each in (one, other)]
     kinds = (trees[0].kind, trees[1].kind)
     found = differences(trees[0], trees[1]) if len(set(kinds)) == 1 else {"kind": kinds}  # other fields, other meanings
+    found = {path: (masked(old, path), masked(new, path)) for path, (old, new) in found.items()}
     if machine:
         rows = [{"path": path, "before": old, "after": new} for path, (old, new) in found.items()]
         click.echo(json.dumps(rows, indent=2, ensure_ascii=False))

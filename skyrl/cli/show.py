@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from skyrl.tree.dump import flatten, to_dict
+from skyrl.tree.secrets import masked
 
 if TYPE_CHECKING:
     from skyrl.config.entry import RunConfig
@@ -30,7 +31,7 @@ def dump(data: Mapping[str, Any], language: str, root: type[Any]) -> str:
 
 def whole(run: RunConfig, language: str) -> str:
     """Every field. In TOML a field that is null by default is left out where TOML has no word for null."""
-    data = to_dict(run)
+    data = masked(to_dict(run))
     return dump(_sayable(data, type(run)) if language == "toml" else data, language, type(run))
 
 
@@ -38,7 +39,7 @@ def lines_with_origins(run: RunConfig, origins: Origins) -> str:
     """Every field on a line of its own, as TOML, with the place of what is not a default as a comment."""
     from skyrl.tree.origins import place_of
 
-    rows = [(path, f"{path} = {json.dumps(value, ensure_ascii=False)}") for path, value in flatten(run).items()]
+    rows = [(path, f"{path} = {json.dumps(value, ensure_ascii=False)}") for path, value in _flat(run).items()]
     placed = [(row, place_of(path, origins)) for path, row in rows]
     width = min(max((len(row) for row, place in placed if place), default=0), 88)
     return "\n".join(f"{row:<{width}}  # {place}" if place else row for row, place in placed)
@@ -49,7 +50,7 @@ def derived_lines(run: RunConfig, origins: Origins) -> str:
     from skyrl.config.kinds import kind_of
 
     by_name = {rule.name: rule for rule in kind_of(run).rules}
-    flat, paragraphs = flatten(run), []
+    flat, paragraphs = _flat(run), []
     for path, chain in origins.items():
         if chain[-1].kind != "rule":
             continue
@@ -62,6 +63,10 @@ def derived_lines(run: RunConfig, origins: Origins) -> str:
             "\n".join([*values, f"    {rule.name}: {because}", *(f"    from {source}" for source in sources)])
         )
     return "\n".join(paragraphs)
+
+
+def _flat(run: RunConfig) -> dict[str, Any]:
+    return {path: masked(value, path) for path, value in flatten(run).items()}
 
 
 def _sayable(data: Mapping[str, Any], root: type[Any]) -> dict[str, Any]:

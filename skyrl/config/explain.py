@@ -20,6 +20,7 @@ from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import flatten, stored_value
 from skyrl.tree.origins import Origins, Path, dotted, place_of
 from skyrl.tree.rules import paths_read, touches
+from skyrl.tree.secrets import masked
 from skyrl.tree.suggestions import suggestion
 from skyrl.tree.types import describe, is_mapping
 from skyrl.tree.validators import wanted_by
@@ -78,7 +79,7 @@ def explain(path: str, run: RunConfig, origins: Origins) -> Explanation:
     later = next((each for each in kind.unimplemented if _covers(each.path, path)), None)
     return Explanation(
         path=path,
-        value=_value(run, names),
+        value=_printable(_value(run, names), path),
         type=describe(attribute.type),
         allowed=wanted_by(attribute.validator) if depth == len(names) else "",
         doc=" ".join(doc.split()),
@@ -148,8 +149,10 @@ def _chain(path: str, names: Path, run: RunConfig, origins: Origins) -> tuple[Va
     by_name = {rule.name: rule for rule in kind_of(run).rules}
     for origin in chain:
         rule = by_name.get(origin.where) if origin.kind == "rule" else None
-        reads = [(each, stored_value(get_at(run, each)), place_of(each, origins) or "default") for each in origin.reads]
-        value = flatten(origin.value) if attrs.has(type(origin.value)) else stored_value(origin.value)
+        reads = [
+            (each, _printable(get_at(run, each), each), place_of(each, origins) or "default") for each in origin.reads
+        ]
+        value = _printable(origin.value, path)
         if origin.kind == "default" and not origin.where:
             steps.append(default)
             continue
@@ -164,6 +167,13 @@ def _checks_of(path: str, run: RunConfig) -> list[tuple[str, str]]:
         if touches([path], paths_read(check, run)):
             found.append((getattr(check, "__name__", ""), " ".join((check.__doc__ or "").split())))
     return found
+
+
+def _printable(value: Any, path: str) -> Any:
+    """Without secrets."""
+    if attrs.has(type(value)):
+        value = flatten(value)
+    return masked(stored_value(value), path)
 
 
 def _covers(entry: str, path: str) -> bool:

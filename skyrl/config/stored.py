@@ -26,6 +26,7 @@ from skyrl.tree.origins import Assignment, Origin, Origins
 from skyrl.tree.plain import shown
 from skyrl.tree.read_context import ReadContext
 from skyrl.tree.rules import taken_as_written
+from skyrl.tree.secrets import masked
 from skyrl.tree.sparse import sparse
 
 C = TypeVar("C", bound=RunConfig)
@@ -36,13 +37,19 @@ more."""
 
 
 def stored_form(run: RunConfig) -> dict[str, Any]:
-    """Content of `config.json` and manifests, of a resolved tree. It holds no secret: the tree holds references."""
+    """The content of `config.json`, from a resolved tree: without secrets, which are missed when it is read."""
     return {
         "schema_version": SCHEMA_VERSION,
         "fingerprint": fingerprint(run),
         "derived": list(derived(run)),
-        "config": to_dict(run),
+        "config": stored_tree(run),
     }
+
+
+def stored_tree(run: RunConfig) -> dict[str, Any]:
+    """Every field as plain data, without secrets: for whatever leaves the process."""
+    tree: dict[str, Any] = masked(to_dict(run))
+    return tree
 
 
 def file_of(name: str) -> str:

@@ -235,8 +235,8 @@ class TrainerConfig(BaseConfig):
     """Name of this run for trackers, and of its folder."""
 
     logger: Tracker | tuple[Tracker, ...] = field(default="wandb", metadata=FREE)
-    """Trackers of metrics besides the run's folder: one name, or a list. Left at its default, it is the console where this
-    version has no such tracker."""
+    """Trackers of metrics besides the run's folder: one name, or a list. Left at its default, it is the console where
+    this version has no such tracker."""
 
     recording: Literal["off", "jsonl", "jsonl.gz"] = field(default="off", metadata=FREE)
     """Keep every batch and what came of it below `run_path`, exactly: for `skyrl replay`, `skyrl bisect` and

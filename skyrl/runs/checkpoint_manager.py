@@ -14,13 +14,14 @@ from skyrl.checkpoint.shards import StoredTensors
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore, without_what_is_not_finite
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig, TrainerConfig
 from skyrl.config.resolve import derived
+from skyrl.config.stored import stored_tree
 from skyrl.errors import ResumeError
 from skyrl.learners.group import ScorerGroup
 from skyrl.processes.redaction import redacted_tree
 from skyrl.runs.run_folder import RunFolder
 from skyrl.tracking.tracker import LastMetrics
 from skyrl.training.time_sharing import TimeSharing
-from skyrl.tree import fingerprint, to_dict
+from skyrl.tree import fingerprint
 
 
 def checkpoint_store(trainer: TrainerConfig) -> CheckpointStore:
@@ -72,7 +73,7 @@ class CheckpointManager:
             step=step,
             models={},
             state={"trainer": deepcopy(state), **numbers},  # it is written later
-            config=redacted_tree(to_dict(self._run)),
+            config=redacted_tree(stored_tree(self._run)),
             fingerprint=fingerprint(self._run),
             derived=derived(self._run),
             world_size={name: len(model.ranks) for name, model in self._models.items()},

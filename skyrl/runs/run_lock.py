@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.check import has_effect
-from skyrl.config.stored import stored_form, tree_of
+from skyrl.config.stored import stored_form, stored_tree, tree_of
 from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_tree
 from skyrl.tree import differences, required
@@ -125,7 +125,7 @@ def changes_to_say(stored: Any, run: SkyRLTrainConfig) -> str:
 
 
 def _as_stored(run: C) -> C:
-    return cattrs.structure(redacted_tree(cattrs.unstructure(run)), type(run))
+    return cattrs.structure(redacted_tree(stored_tree(run)), type(run))
 
 
 def _or_say_so(changed: Mapping[str, Any], numerics: Mapping[str, Any]) -> str:

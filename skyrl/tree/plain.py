@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from skyrl.tree.frozen import FrozenDict
+from skyrl.tree.frozen import FrozenDict, thaw
 
 DEEPEST = 50
 """Levels of lists and tables that a free-form value may have."""
@@ -78,12 +78,21 @@ def key_of_table(key: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it is spelled, cut short where it is long: for messages."""
+    """A value as it is spelled, without secrets, cut short where it is long: for messages."""
     try:
-        text = repr(value)
+        text = repr(_without_secrets(value))
     except (ValueError, RecursionError):  # a whole number of thousands of digits, a list in a list in a list ...
         text = f"this {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
+
+
+def _without_secrets(value: Any) -> Any:
+    if not isinstance(value, str | Mapping | list | tuple):
+        return value
+    from skyrl.tree.secrets import masked  # only to say what is wrong
+
+    hidden = masked(value)
+    return value if hidden == thaw(value) else hidden
 
 
 def _spelling_hint(value: Any, kind: Any) -> str:
