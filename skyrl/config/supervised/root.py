@@ -253,68 +253,54 @@ class SupervisedConfig(RunConfig):
     @property
     def trainer(self) -> TrainerConfig:
         """The tree as a `TrainerConfig`, which learners, checkpoints and sessions are built from."""
-        rows, limit = self.rows_of_an_item, self.max_tokens_per_microbatch
-        named = self.resume_from not in ("", "latest")
-        placement = self.placement
+        rows, resume = self.micro_train_batch_size_per_gpu * self.rows_of_an_item, self.resume_from
+        named = resume not in ("", "latest")
+        learner: dict[str, Any] = {name: getattr(self, name) for name in _OF_A_LEARNER}
         return TrainerConfig(
-            policy=PolicyConfig(
-                model=self.model,
-                optimizer_config=self.optimizer_config,
-                fsdp_config=self.fsdp_config,
-                deepspeed_config=self.deepspeed_config,
-            ),
-            critic=CriticConfig(
-                model=self.model,
-                optimizer_config=self.optimizer_config,
-                fsdp_config=self.fsdp_config,
-                deepspeed_config=self.deepspeed_config,
-            ),
+            **{name: getattr(self, name) for name in _OF_A_TRAINER},
+            policy=PolicyConfig(**learner),
+            critic=CriticConfig(**learner),
             algorithm=AlgorithmConfig(temperature=1.0, use_kl_loss=False, value_head_prefix=SCORE),
-            placement=PlacementConfig(
-                colocate_all=False,
-                colocate_policy_ref=False,
-                policy_num_nodes=placement.num_nodes,
-                policy_num_gpus_per_node=placement.num_gpus_per_node,
-                executor=placement.executor,
-                ray_address=placement.ray_address,
-                start_timeout_seconds=placement.start_timeout_seconds,
-                call_timeout_seconds=placement.call_timeout_seconds,
-                heartbeat_timeout_seconds=placement.heartbeat_timeout_seconds,
-            ),
-            strategy=self.strategy,
-            faults=self.faults,
-            device=self.device,
-            seed=self.seed,
-            deterministic=self.deterministic,
+            placement=self._placement,
             train_batch_size=self.batch_size,
             policy_mini_batch_size=self.batch_size,
             critic_mini_batch_size=self.batch_size,
-            micro_train_batch_size_per_gpu=self.micro_train_batch_size_per_gpu * rows,
-            micro_forward_batch_size_per_gpu=self.micro_train_batch_size_per_gpu * rows,
-            max_tokens_per_microbatch=limit,
+            micro_train_batch_size_per_gpu=rows,
+            micro_forward_batch_size_per_gpu=rows,
             use_sample_packing=self.use_sequence_packing,
-            compute_dtype=self.compute_dtype,
-            attention=self.attention,
-            recompute_activations=self.recompute_activations,
-            disable_fast_tokenizer=self.disable_fast_tokenizer,
-            eval_before_train=self.eval_before_train,
-            eval_interval=self.eval_interval,
-            resume_mode="from_path" if named else "latest" if self.resume_from else "none",
-            resume_path=self.resume_from if named else None,
-            resume_with_changes=self.resume_with_changes,
-            recover_mode=self.recover_mode,
-            recover_retries=self.recover_retries,
+            resume_mode="from_path" if named else "latest" if resume else "none",
+            resume_path=resume if named else None,
             ckpt_path=self.ckpt_path or "",
-            ckpt_interval=self.ckpt_interval,
-            max_ckpts_to_keep=self.max_ckpts_to_keep,
-            hf_save_interval=self.hf_save_interval,
             export_path=self.export_path or "",
-            run_path=self.run_path,
             log_path=self.log_path or "",
-            project_name=self.project_name,
-            run_name=self.run_name,
-            logger=self.logger,
         )
+
+    @property
+    def _placement(self) -> PlacementConfig:
+        own = self.placement
+        return PlacementConfig(
+            colocate_all=False,
+            colocate_policy_ref=False,
+            policy_num_nodes=own.num_nodes,
+            policy_num_gpus_per_node=own.num_gpus_per_node,
+            executor=own.executor,
+            ray_address=own.ray_address,
+            start_timeout_seconds=own.start_timeout_seconds,
+            call_timeout_seconds=own.call_timeout_seconds,
+            heartbeat_timeout_seconds=own.heartbeat_timeout_seconds,
+        )
+
+
+_OF_A_LEARNER = ("model", "optimizer_config", "fsdp_config", "deepspeed_config")
+"""Fields that a policy and a critic have under the same name. Which of both learns is the experiment's choice."""
+
+_OF_A_TRAINER = (
+    "strategy", "faults", "device", "seed", "deterministic", "max_tokens_per_microbatch", "compute_dtype", "attention",
+    "recompute_activations", "disable_fast_tokenizer", "eval_before_train", "eval_interval", "resume_with_changes",
+    "recover_mode", "recover_retries", "ckpt_interval", "max_ckpts_to_keep", "hf_save_interval", "run_path",
+    "project_name", "run_name", "logger",
+)  # fmt: skip
+"""Fields that `TrainerConfig` has under the same name."""
 
 
 @frozen
