@@ -15,13 +15,16 @@ from typing import Any
 
 from attrs import frozen
 
+from skyrl.data.bounds import DEEPEST, LONGEST_LINE, Expansion, bytes_of, is_too_deep
 from skyrl.data.hugging_face import read_dataset
 from skyrl.errors import DataError
 
 Row = Mapping[str, Any]
 
-ROWS_AT_A_TIME = 1024
+ROWS_AT_A_TIME = 64
 """Rows of a parquet file that are held at the same time."""
+
+_TOO_DEEP = f"is nested deeper than {DEEPEST} objects and lists"
 
 LONGEST_CELL = 1 << 30
 """Characters of a cell of a CSV file."""
@@ -144,9 +147,15 @@ def _read_parquet(path: Path, columns: Columns | None) -> Iterator[Row]:
         with pq.ParquetFile(path) as file:
             if columns is not None:
                 _refuse_missing(str(path), file.schema_arrow.names, columns)
+            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+            pages = Expansion(path)
+            for group in groups:
+                pages.take(group.total_byte_size)
+            expansion = Expansion(path)
             for batch in file.iter_batches(batch_size=ROWS_AT_A_TIME):
+                expansion.take(bytes_of(batch))
                 yield from batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(f"{path} cannot be read as parquet: {error}") from error
 
 
@@ -170,7 +179,9 @@ def _csv_row(path: Path, line: int, row: dict[Any, Any]) -> Row | BadRow:
 
 def _read_jsonl(path: Path) -> Iterator[Row | BadRow]:
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), b""), start=1):
+            if len(line) > LONGEST_LINE:
+                raise DataError(f"{path}:{number} is longer than {LONGEST_LINE} bytes")
             if line.strip():
                 yield _object(path, number, line)
 
@@ -180,6 +191,10 @@ def _object(path: Path, number: int, line: bytes) -> Row | BadRow:
         row = json.loads(line)
     except ValueError as error:
         return BadRow(f"{path}:{number} is not JSON: {error}")
+    except RecursionError:
+        return BadRow(f"{path}:{number} {_TOO_DEEP}")
+    if is_too_deep(row):
+        return BadRow(f"{path}:{number} {_TOO_DEEP}")
     if not isinstance(row, dict):
         return BadRow(f"{path}:{number} is {_short(row)}, not an object with columns as keys")
     return row
@@ -190,12 +205,17 @@ def _read_json(path: Path) -> list[Row | BadRow]:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}") from error
+    except RecursionError:
+        raise DataError(f"{path} {_TOO_DEEP}") from None
     if not isinstance(rows, list):
         raise DataError(f"{path} is not a list of objects")
-    return [
-        row if isinstance(row, dict) else BadRow(f"{path}, row {number} is {_short(row)}, not an object")
-        for number, row in enumerate(rows)
-    ]
+    return [_row_of_json(path, number, row) for number, row in enumerate(rows)]
+
+
+def _row_of_json(path: Path, number: int, row: Any) -> Row | BadRow:
+    if is_too_deep(row):
+        return BadRow(f"{path}, row {number} {_TOO_DEEP}")
+    return row if isinstance(row, dict) else BadRow(f"{path}, row {number} is {_short(row)}, not an object")
 
 
 def _short(value: Any) -> str:

@@ -60,7 +60,8 @@ HEADERS = {"Authorization": "Bearer canary15bearer", "X-Api-Key": "canary16heade
 FORMS = [
     "Authorization: Basic canary70basic==", "authorization=token canary71token", "X-Api-Key: canary72key",
     '{"x-auth-token": "canary73auth"}', "Cookie: canary74cookie", "sent bearer canary75bearer",
-    "AccountName=a;AccountKey=canary76account==;x=1", "SharedAccessKey=canary77shared", "Server=s;Password=canary78word;",
+    "AccountName=a;AccountKey=canary76account==;x=1", "SharedAccessKey=canary77shared",
+    "Server=s;Password=canary78word;",
     "uid=a;pwd=canary79pwd;", "dsn: host=a password=canary80dsn", "https://a/b?sig=canary81signature&x=1",
     "https://hooks.slack.com/services/T0/B0/canary82slack", "https://discord.com/api/webhooks/1/canary83discord",
     "https://x.webhook.office.com/webhookb2/canary84teams", "https://api.telegram.org/bot12:canary85telegram/send",
