@@ -90,8 +90,8 @@ class LearningWorker(ModelWorker):
         return (await self.update_share(share)).metrics()
 
     async def update_share(self, batch: TrainingBatch) -> RankMetrics:
-        """The same, together with the other ranks: `batch` is the share of this rank's replica of a mini-batch that was
-        weighed.
+        """One optimizer step together with the other ranks: `batch` is the share of this rank's replica of a mini-batch
+        that was weighed. Raises as `update` does.
         """
         with dropping(self.model, self._lora, hash((self._seed, self.schedule.last_epoch, self.ranks.rank))):
             sums, seen = self._accumulate(batch)
