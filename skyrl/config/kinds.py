@@ -45,6 +45,7 @@ RL = RunKind(
     sizes=sizes_of,
     trainer="trainer",
     model="trainer.policy.model",
+    exported_as="policy",
     data="data.train_data",
     length=("trainer.epochs", "trainer.max_training_steps"),
     experiment="skyrl.experiments.ppo:BasePPOExp",

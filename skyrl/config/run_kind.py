@@ -49,6 +49,12 @@ class RunKind:
     model: str
     """Path of the table of the model that learns."""
 
+    role: str = "policy"
+    """Name of the model that learns in checkpoints."""
+
+    exported_as: str = "model"
+    """Name of the folder that the model is exported into."""
+
     data: str
     """Path of the list of sources to train on."""
 

@@ -39,22 +39,18 @@ def export(
     saved = _saved(store, step)
     checkpoint = store.load(saved)
     config = run_of(checkpoint.config, f"the checkpoint of step {saved}")
-    role, name = _NAMES[config.kind]
+    kind = kind_of(config)
     lora = config.trainer.policy.model.lora
     if adapter and not lora.rank:
-        raise UserError(f"{run} trained all weights ({kind_of(config).model}.lora.rank = 0): it has no adapter")
-    name = "adapter" if adapter else name
+        raise UserError(f"{run} trained all weights ({kind.model}.lora.rank = 0): it has no adapter")
+    name = "adapter" if adapter else kind.exported_as
     folder = to or Path(place_of(config.trainer.export_path, run, config)) / f"global_step_{saved}" / name
-    weights = _weights(checkpoint, role)
+    weights = _weights(checkpoint, kind.role)
     if adapter:
         _exporter(config, folder, adapter=True)(adapter_alone(weights))
     else:
         _exporter(config, folder)(merged(weights, lora))
     return saved, folder
-
-
-_NAMES = {"rl": ("policy", "policy"), "sft": ("policy", "model"), "reward_model": ("critic", "model")}
-"""Under which name each kind of run keeps its model in checkpoints, and exports it."""
 
 
 def _exporter(config: Run, folder: Path, *, adapter: bool = False) -> Callable[[Iterator[tuple[str, Tensor]]], None]:

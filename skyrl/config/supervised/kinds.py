@@ -47,6 +47,9 @@ _supervised = partial(
 SUPERVISED_KINDS = (
     _supervised(name="sft", root=SFTConfig, experiment="skyrl.experiments.sft:SFTExp"),
     _supervised(
-        name="reward_model", root=RewardModelConfig, experiment="skyrl.experiments.reward_model:RewardModelExp"
+        name="reward_model",
+        root=RewardModelConfig,
+        role="critic",
+        experiment="skyrl.experiments.reward_model:RewardModelExp",
     ),
 )
