@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -195,8 +196,21 @@ def schema(arguments: tuple[str, ...]) -> None:
 @config.command()
 @ARGUMENTS
 def docs(arguments: tuple[str, ...]) -> None:
-    """Print the reference of every field as Markdown; with files, classes of your own included."""
-    from skyrl.config import SkyRLTrainConfig
-    from skyrl.config.reference import reference_page
+    """Print the reference of every field as Markdown; with files, classes of your own included.
 
-    click.echo(reference_page(load_words(arguments).config if arguments else SkyRLTrainConfig()))
+    Paths of tables and fields, such as trainer.faults, print these alone.
+    """
+    from skyrl.config import SkyRLTrainConfig
+    from skyrl.config.reference import reference_page, reference_section
+
+    paths = [word for word in arguments if _is_path(word)]
+    others = [word for word in arguments if word not in paths]
+    run = load_words(others).config if others else SkyRLTrainConfig()
+    click.echo("\n".join(reference_section(run, path) for path in paths) if paths else reference_page(run))
+
+
+def _is_path(word: str) -> bool:
+    """Dotted names of a tree, and neither an argument, nor a preset, nor a file or folder that is there."""
+    names = word.split(".")
+    is_file = os.path.exists(word) or names[-1] in ("toml", "yaml", "yml", "json")
+    return all(name.isidentifier() for name in names) and not is_file

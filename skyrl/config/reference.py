@@ -6,10 +6,15 @@ import inspect
 import json
 from typing import Any
 
+import attrs
+
 from skyrl.config.kinds import kind_of
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree.arguments import split_path
 from skyrl.tree.classes import fields_of, role_of, table_class
 from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import stored_value
+from skyrl.tree.suggestions import suggestion
 from skyrl.tree.types import describe
 from skyrl.tree.validators import wanted_by
 
@@ -25,10 +30,32 @@ def reference_page(run: Any) -> str:
     return "\n".join([_HEAD, *_table(run, type(run)(), "", type(run))])
 
 
+def reference_section(run: Any, path: str) -> str:
+    """The part of the page for a table, with the tables in it, or for a single field.
+
+    Raises `ConfigError` for a path that does not exist, with the near one.
+    """
+    table, defaults, names = run, type(run)(), split_path(path)
+    for depth, name in enumerate(names):
+        attribute = fields_of(type(table)).get(name)
+        if attribute is None:
+            sentence, _ = suggestion(type(run), type(table), names, depth)
+            raise ConfigError([Problem(path=path, message="no such field", hint=sentence)], title=_NOTHING)
+        value, nested = getattr(table, name), table_class(attribute, getattr(table, name))
+        if nested is None:
+            return "\n".join(_field(table, defaults, attribute, ".".join(names[: depth + 1]), type(run)))
+        table = nested() if value is None else value
+        defaults = getattr(defaults, name, None) or nested()
+    return "\n".join(_table(table, defaults, path, type(run)))
+
+
+_NOTHING = "There is nothing to print"
+
+
 def _table(table: Any, defaults: Any, path: str, root: type[Any]) -> list[str]:
     cls = type(table)
     defaults = defaults if type(defaults) is cls else cls()
-    docs, lines, inner = docs_of(cls), [f"## {path or 'The root'}", ""], []
+    lines, inner = [f"## {path or 'The root'}", ""], []
     lines += [" ".join((inspect.getdoc(cls) or "").split()), ""]
     for name, attribute in fields_of(cls).items():
         here = f"{path}.{name}" if path else name
@@ -37,11 +64,16 @@ def _table(table: Any, defaults: Any, path: str, root: type[Any]) -> list[str]:
         if nested is not None:
             inner += _table(nested() if value is None else value, getattr(defaults, name) or nested(), here, root)
             continue
-        default = json.dumps(stored_value(getattr(defaults, name)), ensure_ascii=False)
-        allowed = wanted_by(attribute.validator)
-        facts = [describe(attribute.type), f"{allowed}" if allowed else "", f"default `{default}`", role_of(attribute)]
-        lines += [f"- **`{name}`** ({'; '.join(filter(None, facts))})", *_sentences(here, docs.get(name, ""), root)]
+        lines += _field(table, defaults, attribute, here, root)
     return [*lines, "", *inner]
+
+
+def _field(table: Any, defaults: Any, attribute: attrs.Attribute[Any], path: str, root: type[Any]) -> list[str]:
+    """One field of `table`: type, what is allowed, default, role; then what it means."""
+    default = json.dumps(stored_value(getattr(defaults, attribute.name)), ensure_ascii=False)
+    facts = [describe(attribute.type), wanted_by(attribute.validator), f"default `{default}`", role_of(attribute)]
+    doc = docs_of(type(table)).get(attribute.name, "")
+    return [f"- **`{attribute.name}`** ({'; '.join(filter(None, facts))})", *_sentences(path, doc, root)]
 
 
 def _sentences(path: str, doc: str, root: type[Any]) -> list[str]:

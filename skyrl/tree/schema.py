@@ -16,6 +16,12 @@ from skyrl.tree.secrets import REFERENCE, Secret
 from skyrl.tree.types import bare, is_mapping, is_union, unit_of
 from skyrl.tree.validators import bounds_of, wanted_by
 
+_ENVIRONMENT = "FromEnvironment"
+_REFERENCE = {
+    "description": "The value of an environment variable, read as on a command line.",
+    "type": "string",
+    "pattern": f"^{REFERENCE.pattern}$",
+}
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string"}
 _EXTENDS = {
     "description": "What this file is written on top of: a file beside it, preset:NAME, or a list of these.",
@@ -39,7 +45,7 @@ def json_schema(root: type[Any], instance: Any = None) -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$ref": f"#/$defs/{root.__name__}",
-        "$defs": dict(sorted(definitions.items())),
+        "$defs": dict(sorted({**definitions, _ENVIRONMENT: _REFERENCE}.items())),
     }
 
 
@@ -68,11 +74,19 @@ def _define(table: Any, definitions: dict[str, Any]) -> None:
 def _of_field(attribute: attrs.Attribute[Any], value: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     nested = table_class(attribute, value)
     if nested is None:
-        return _of_type(attribute.type, bounds_of(attribute.validator))
+        return _or_environment(_of_type(attribute.type, bounds_of(attribute.validator)))
     inner: Any = nested() if value is None else value
     _define(inner, definitions)
     reference = {"$ref": f"#/$defs/{type(inner).__name__}"}
     return {"anyOf": [reference, _of_type(type(None), {})]} if is_union(attribute.type) else reference
+
+
+def _or_environment(described: dict[str, Any]) -> dict[str, Any]:
+    """Any field takes `env:NAME`, for what that variable holds."""
+    arms = described.get("anyOf", [described])
+    takes_text = any(arm == {} or (arm.get("type") == "string" and "pattern" not in arm) for arm in arms)
+    is_secret = any("pattern" in arm for arm in arms)
+    return described if takes_text or is_secret else {"anyOf": [*arms, {"$ref": f"#/$defs/{_ENVIRONMENT}"}]}
 
 
 def _of_type(kind: Any, bounds: Mapping[str, Any]) -> dict[str, Any]:

@@ -183,3 +183,13 @@ def test_completion_answers_without_heavy_imports(shell: str, tmp_path: Path) ->
 
 def test_the_tree_of_a_command_is_of_the_root_class(run_toml: Path) -> None:
     assert json.loads(said("show", "run.toml")).keys() == SkyRLTrainConfig.__annotations__.keys()
+
+
+def test_docs_of_a_path_are_its_section_alone(run_toml: Path) -> None:
+    page = said("docs", "trainer.faults")
+    assert page.startswith("## trainer.faults\n")
+    assert page.count("\n## ") == 0
+    assert said("docs", "trainer.epochs").startswith("- **`epochs`** (a whole number; zero or positive;")
+    assert said("docs", "generator.eval_sampling_params.top_p").startswith("- **`top_p`**")
+    assert said("docs", "kind=sft", "learner").startswith("There is nothing to print")
+    assert "did you mean trainer.faults?" in said("docs", "trainer.fault")

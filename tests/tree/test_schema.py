@@ -74,5 +74,16 @@ def test_what_the_loader_refuses_an_editor_marks_too(schema: Draft202012Validato
     assert not schema.is_valid(wrong)
 
 
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [("trainer", "epochs"), ("trainer", "strategy"), ("trainer", "bf16"), ("trainer", "max_training_steps"),
+     ("generator", "rope_theta"), ("data", "train_data"), ("trainer", "run_name"), ("trainer", "ckpt_interval")],
+)  # fmt: skip
+def test_every_field_takes_a_reference_to_the_environment(schema: Draft202012Validator, table: str, name: str) -> None:
+    assert schema.is_valid({table: {name: "env:NAME"}})
+    if name not in ("run_name", "ckpt_interval"):  # those take text
+        assert not schema.is_valid({table: {name: "env:1"}})
+
+
 def test_null_is_written_none_in_toml(schema: Draft202012Validator) -> None:
     assert schema.is_valid({"generator": {"eval_sampling_params": "none"}})
