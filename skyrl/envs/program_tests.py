@@ -138,6 +138,8 @@ def same_value(found: Any, wanted: Any) -> bool:
         return isinstance(found, Mapping) and found.keys() == wanted.keys() and _same_values(found, wanted)
     if isinstance(wanted, float) and isinstance(found, int | float) and not wanted.is_integer():
         return _is_close(found, wanted)
+    if isinstance(found, bool) and not isinstance(wanted, bool):
+        return False  # Python takes True for 1
     return bool(found == wanted)
 
 

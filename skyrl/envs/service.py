@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import secrets
 import socket
@@ -9,12 +10,15 @@ from contextlib import ExitStack, suppress
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from skyrl.errors import ProcessError, Stopped, UserError
 
 LONGEST_BODY = 4 << 20
 """Bytes of a request."""
+
+BODY_SECONDS = 60.0
+"""Time for the body of a request to come, after its headers."""
 
 
 def listen(host: str, port: int, token: str | None, variable: str) -> socket.socket:
@@ -49,12 +53,18 @@ def serve(app: Starlette, bound: socket.socket) -> None:
 
 
 async def body_of(request: Request) -> bytes:
-    """Body of a request. Raises `ValueError` if it is too large."""
+    """Body of a request. Raises `ValueError` if it is too large, does not come in time, or its sender hung up."""
     body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > LONGEST_BODY:
-            raise ValueError(f"the body is longer than {LONGEST_BODY} bytes")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > LONGEST_BODY:
+                    raise ValueError(f"the body is longer than {LONGEST_BODY} bytes")
+    except ClientDisconnect:
+        raise ValueError("the sender hung up before the end of the body") from None
+    except TimeoutError:
+        raise ValueError(f"the body did not come within {BODY_SECONDS:g} s") from None
     return body
 
 

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from skyrl.config.environment import GSM8kLLMJudgeEnvConfig, SearchEnvConfig
 from skyrl.envs.http_json import ServiceError, post
 from skyrl.envs.llm_judge import LLMJudgeEnv
 from skyrl.envs.search import SearchEnv
+from skyrl.envs.service import body_of
 from tests.envs.hostile import INJECTIONS
 from tests.envs.services import Reply, service
 
@@ -108,3 +111,28 @@ def test_a_judge_that_repeats_an_injection_has_given_no_verdict(injection: str) 
 @pytest.mark.parametrize("injection", INJECTIONS)
 def test_an_injection_earns_what_the_judge_itself_says(injection: str, score: int) -> None:
     assert asked_of_a_judge(injection, lambda _: f"### Final Score: {score}") == score
+
+
+def request_that(*messages: dict[str, Any]) -> Request:
+    """A request whose body comes as these messages, and then not at all."""
+    left = list(messages)
+
+    async def receive() -> dict[str, Any]:
+        return left.pop(0) if left else await asyncio.Event().wait()  # type: ignore[return-value]
+
+    return Request({"type": "http", "method": "POST", "headers": []}, receive)
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([{"type": "http.disconnect"}], "hung up"),
+        ([{"type": "http.request", "body": b"x", "more_body": True}], "did not come within"),
+    ],
+)
+def test_a_body_that_never_ends_is_given_up_in_a_sentence(
+    messages: list[dict[str, Any]], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyrl.envs.service.BODY_SECONDS", 0.01)
+    with pytest.raises(ValueError, match=said):
+        asyncio.run(body_of(request_that(*messages)))

@@ -140,6 +140,9 @@ def test_output_is_compared_token_by_token_and_numbers_as_numbers(printed: str, 
         ("1", 1, False),
         (None, None, True),
         (2.0000001, 2.0, False),
+        (True, 1, False),
+        ([False], [0], False),
+        (True, True, True),
     ],
 )
 def test_results_are_compared_number_by_number(found: object, wanted: object, same: bool) -> None:
