@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from skyrl.config import compose
-from skyrl.config.kinds import kind_named
+from skyrl.experiments.experiment import experiment_class
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> str:
@@ -80,7 +80,7 @@ def train(nano: Path, folder: Path, kind: str = "sft", **changes: Any) -> list[d
     """Runs it, and reads its metrics."""
     folder.mkdir(exist_ok=True)
     config: Any = compose([], settings(nano, folder, kind, **changes)).config
-    kind_named(config.kind).experiment_class()(config).run()
+    experiment_class(config)(config).run()
     return records(folder)
 
 

@@ -55,7 +55,8 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
     composed = compose_arguments(arguments, strict=strict, also=RunKind.preflight_checks)
     # Threads of torch that wait for each other by spinning bring a shared machine to a stop; read by torch on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from skyrl.experiments.recovery import run_with_recovery
+    from skyrl.experiments.experiment import experiment_class
+    from skyrl.runs.recovery import run_with_recovery
     from skyrl.runs.summary import summary
 
     if sys.__stderr__ is not None:
@@ -63,7 +64,7 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
     kind = kind_of(composed.config)
     if any(origin.kind == "rule" for origin in composed.origins.get(kind.path("logger"), ())):
         click.echo("Metrics go to the console: the default of trainer.logger, wandb, cannot be had.", err=True)
-    experiment, trained = run_with_recovery(kind.experiment_class(), composed.config)
+    experiment, trained = run_with_recovery(experiment_class(composed.config), composed.config)
     if not trained:
         click.echo(
             f"This run is finished ({experiment.checkpoints.folder} has its last step): nothing was trained.\n"
@@ -157,24 +158,29 @@ def _flushed(streams: Sequence[RedactedStream]) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command. A mistake of the user ends in a message and exit code 2, a failed run in 1, Ctrl-C in 130, and a
-    run that was asked to stop, by SIGTERM, SIGHUP or its deadline, in 75.
+    """Run the command; a mistake of the user ends in a message and exit code 2, a failed run in 1, Ctrl-C in 130, and
+    a run that was told to stop, by SIGTERM, SIGHUP or its deadline, in 75.
     """
     out, err = RedactedStream(sys.stdout), RedactedStream(sys.stderr)
+    status: object = None
     with (
         contextlib.redirect_stdout(cast(TextIO, out)),
         contextlib.redirect_stderr(cast(TextIO, err)),
         _terminated_in_words(),
         _flushed((out, err)),
+        _errors_as_exit_codes(),
     ):
-        _main(arguments)
-
-
-def _main(arguments: Sequence[str] | None) -> NoReturn:
-    try:
         status = cli.main(
             args=arguments if arguments is None else list(arguments), prog_name="skyrl", standalone_mode=False
         )
+    sys.exit(status if isinstance(status, int) else 0)  # of a command that said how it ended
+
+
+@contextlib.contextmanager
+def _errors_as_exit_codes() -> Iterator[None]:
+    """An error ends the command with a message and an exit code of its own."""
+    try:
+        yield
     except click.ClickException as error:
         error.show()
         sys.exit(2)
@@ -187,7 +193,6 @@ def _main(arguments: Sequence[str] | None) -> NoReturn:
     except Exception:  # noqa: BLE001 - a mistake of ours: all that is known of it, without secrets
         _explain(traceback.format_exc())
         sys.exit(1)
-    sys.exit(status if isinstance(status, int) else 0)  # of a command that said how it ended
 
 
 def _explain(why: str) -> None:

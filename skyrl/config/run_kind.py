@@ -84,9 +84,9 @@ class RunKind:
         """The path of a field that every kind of run has, such as `run_path`."""
         return f"{self.trainer}.{field}" if self.trainer else field
 
-    def experiment_class(self) -> type[Any]:
+    def experiment_class(self) -> type[object]:
         """The class that runs it, imported now."""
-        found: type[Any] = _imported(self.experiment)
+        found: type[object] = _imported(self.experiment)
         return found
 
     def preflight_checks(self) -> tuple[Check[Any], ...]:

@@ -6,13 +6,15 @@ configuration with fields of your own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.handover import WeightFiles
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.checkpoint.storage import Disk
@@ -28,66 +30,64 @@ from skyrl.experiments.collaborators import (
     engine_makers,
     in_flight,
     parity_canary,
-    start_processes,
     stream_limits,
     weight_road,
 )
+from skyrl.experiments.experiment import BaseExp
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.remote_engine import RemoteEngine
 from skyrl.learners.group import LearnerGroup, ScorerGroup
-from skyrl.learners.model_worker import token_budget
-from skyrl.learners.ranks import Ranks, Rendezvous
+from skyrl.learners.learning_worker import LearningWorker
+from skyrl.learners.model_worker import ModelWorker, token_budget
+from skyrl.learners.ranks import Ranks
 from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
 from skyrl.models.chat_templates import with_template
-from skyrl.models.loading import load_tokenizer
-from skyrl.models.storing import AdapterExport, Export
-from skyrl.processes.handles import Processes
-from skyrl.processes.progress import Progress
-from skyrl.processes.shutdown import ShutdownSignal
+from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.streaming import StreamingRollouts
-from skyrl.runs.checkpoint_manager import CheckpointManager, checkpoint_store
-from skyrl.runs.recorded import NoEngines, RecordedRollouts, RecordedRun
-from skyrl.runs.run_folder import RunFolder
-from skyrl.runs.session import RunSession
-from skyrl.tracking.factory import trackers_of
-from skyrl.tracking.jsonlines import MetricsFile, sample_records
-from skyrl.tracking.timing import Clock, timed
-from skyrl.tracking.tracker import LastMetrics, Tracker, Trackers
+from skyrl.runs.preflight import check_data, look_at_the_models, sandbox_in_force
+from skyrl.runs.recorded import NoEngines, RecordedRollouts, RecordedRun, made_with, weight_digests_of
+from skyrl.tracking.jsonlines import sample_records
+from skyrl.tracking.tracker import Tracker
 from skyrl.training.advantage import advantage_estimator, critic_targets
+from skyrl.training.describe import Metrics
 from skyrl.training.evaluation import Evaluation
-from skyrl.training.loop import TrainingLoop
+from skyrl.training.guards import FiniteNumbers, NonFiniteGuard
+from skyrl.training.loop import Hooks, TrainingLoop
+from skyrl.training.middleware import (
+    Call,
+    LayeredLearner,
+    LayeredPublisher,
+    LayeredRollouts,
+    LayeredScorer,
+    in_context,
+    layered,
+    run_before,
+)
 from skyrl.training.objective import policy_objective
+from skyrl.training.position import RolloutPosition
 from skyrl.training.shaping import reward_shaping
-from skyrl.training.time_sharing import Movable, TimeSharing, run_before
+from skyrl.training.step_trace import Sink, StepTrace
+from skyrl.training.time_sharing import Movable, TimeSharing
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
-from skyrl.tree import required
 from skyrl.tree.imports import import_object
 from skyrl.weight_sync.publish import WeightSync
 
 
-class BasePPOExp:
+class BasePPOExp(BaseExp):
     """One run of policy-gradient training, in this process or spread over those of a Ray cluster.
 
     Each collaborator is made by its `get_...` method when it is first needed, and then kept.
     """
 
+    cfg: SkyRLTrainConfig
+
     def __init__(self, cfg: SkyRLTrainConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
-        self.cfg = cfg
-        self.progress = Progress()
-        self.clock = Clock(self.progress.waiting_for)
-        faults = cfg.trainer.faults
-        self.shutdown = ShutdownSignal(grace=faults.grace_period_seconds, stop_before=faults.stop_before)
-        self.folder = RunFolder(Path(required(cfg.trainer.run_path, "trainer.run_path")).expanduser().absolute())
-        self.checkpoints = checkpoint_store(cfg.trainer)
-        self.is_another_try = False
-        """Has this command run it before, and did it fail? What that means is `trainer.recover_mode`'s business."""
-        self.last = LastMetrics()
-        self.held = ExitStack()
+        super().__init__(cfg)
 
     @classmethod
     def get_config_cls(cls) -> type[SkyRLTrainConfig]:
@@ -97,30 +97,12 @@ class BasePPOExp:
     # What a run is made of, kept once made. Override the method that makes it.
 
     @cached_property
-    def tokenizer(self) -> Any:
-        return self.get_tokenizer()
-
-    @cached_property
     def train_dataset(self) -> PromptDataset:
         return self.get_train_dataset()
 
     @cached_property
     def eval_dataset(self) -> PromptDataset | None:
         return self.get_eval_dataset()
-
-    @cached_property
-    def processes(self) -> Processes:
-        with self.shutdown.at_any_point():  # a cluster may take minutes to answer, or never do
-            processes = self.get_processes()
-        processes.progress = self.progress
-        self.held.callback(processes.close)
-        return processes
-
-    @cached_property
-    def rendezvous(self) -> Rendezvous:
-        return self.held.enter_context(
-            Rendezvous(self.processes.host, timeout=self.cfg.trainer.placement.start_timeout_seconds)
-        )
 
     @cached_property
     def client(self) -> InferenceEngineClient:
@@ -143,27 +125,22 @@ class BasePPOExp:
         return self.get_critic()
 
     @cached_property
-    def time_sharing(self) -> TimeSharing:
-        return self.get_time_sharing()
+    def rollouts(self) -> Rollouts:
+        return self.get_rollouts()
 
     @property
-    def learners(self) -> dict[str, LearnerGroup[Any]]:
+    def learners(self) -> dict[str, LearnerGroup[LearningWorker]]:
         """The models that learn, by name."""
-        there = {"policy": self.policy, "critic": self.critic}
+        there: dict[str, LearnerGroup[LearningWorker] | None] = {"policy": self.policy, "critic": self.critic}
         return {name: learner for name, learner in there.items() if learner is not None}
 
     @property
-    def changing(self) -> dict[str, ScorerGroup[Any]]:
+    def changing(self) -> dict[str, ScorerGroup[ModelWorker]]:
         """The models that a checkpoint holds: those that learn, and the reference where it is refreshed."""
-        models: dict[str, ScorerGroup[Any]] = {**self.learners}
+        models: dict[str, ScorerGroup[ModelWorker]] = {**self.learners}
         if self.reference and self.cfg.trainer.update_ref_every_epoch:
             models["ref"] = self.reference
         return models
-
-    @cached_property
-    def saving(self) -> CheckpointManager:
-        """What writes and reads checkpoints of the models that change."""
-        return CheckpointManager(self.cfg, self.checkpoints, self.changing, self.time_sharing, self.folder, self.last)
 
     @cached_property
     def recorded(self) -> RecordedRun | None:
@@ -187,8 +164,7 @@ class BasePPOExp:
 
     def get_tokenizer(self) -> Any:
         """The policy's tokenizer, with the chat template that is configured."""
-        tokenizer = load_tokenizer(self._model_path, use_fast=not self.cfg.trainer.disable_fast_tokenizer)
-        return with_template(tokenizer, self.cfg.generator.chat_template)
+        return with_template(super().get_tokenizer(), self.cfg.generator.chat_template)
 
     def get_train_dataset(self) -> PromptDataset:
         """The prompts to train on. Raises `DataError` if they do not fill one batch."""
@@ -205,17 +181,13 @@ class BasePPOExp:
         """The prompts to evaluate on, or None if this run never evaluates."""
         return self._load(self.cfg.data.val_data) if evaluates(self.cfg) else None
 
-    def get_processes(self) -> Processes:
-        """Where models and engines live."""
-        return start_processes(self.cfg)
-
     def get_inference_client(self) -> InferenceEngineClient:
         """The engines that sample, each with weights of its own."""
         handles = self.processes.start("engine", engine_makers(self.cfg)).handles
         return InferenceEngineClient(
             [RemoteEngine(handle) for handle in handles],
             self.tokenizer,
-            self._model_path,
+            self.model_path,
             self.cfg.trainer.policy.model.lora,
             self.cfg.generator.inference_engine,
             in_flight=in_flight(self.cfg),
@@ -224,7 +196,7 @@ class BasePPOExp:
     def get_generator(self) -> SkyRLGymGenerator:
         """What turns prompts into rewarded trajectories."""
         return SkyRLGymGenerator(
-            self._model_path,
+            self.model_path,
             self.cfg.trainer.policy.model.lora,
             self.cfg.generator,
             self.cfg.environment.skyrl_gym,
@@ -346,79 +318,125 @@ class BasePPOExp:
             decode=self._decode,
         )
 
-    def get_tracker(self, first_step: int) -> Tracker:
-        """Where metrics go: the run folder, and the trackers that the configuration names."""
-        named = trackers_of(self.cfg.trainer, total_steps=self.total_steps, first_step=first_step)
-        return Trackers([MetricsFile(self.folder.metrics), *named])
+    def get_sink(self) -> Sink | None:
+        """Where everything that a step computes is written; None where the run makes no recording."""
+        form = self.cfg.trainer.recording
+        return None if form == "off" else self.folder.recording(compress=form == "jsonl.gz")
 
     def get_trainer(self, rollouts: Rollouts, sync: WeightSync | NoEngines) -> PPOTrainer:
-        """The algorithm with its collaborators, each in its turn, and timed."""
-        turns = self.time_sharing
+        """The algorithm with its collaborators. The layers of every call are listed here, the outermost first."""
+        turns, clock, algorithm = self.time_sharing, self.clock, self.cfg.trainer.algorithm
+        shaping, numbers = reward_shaping(algorithm), FiniteNumbers()
+        position = RolloutPosition(rollouts, shaping)
+        trace = StepTrace(self.get_sink(), rollouts, weight_digests_of(self.learners, turns), clock)
+        interruptible = in_context(self.shutdown.interruptible)
 
-        async def for_sampling() -> None:
-            if sync.is_missing:  # learners worked since the weights were sent: a checkpoint was saved, for example
-                await turns.for_travel("policy")
-                await sync.catch_up()
-            await turns.for_engines()
+        def recorded(groups: Sequence[TrajectoryGroup], version: int) -> None:
+            self._record_samples(version + 1, groups)
 
-        policy = run_before(
-            self.policy, score=partial(turns.for_scoring, "policy"), update=partial(turns.for_learning, "policy")
-        )
-        reference = self.reference and run_before(self.reference, score=partial(turns.for_scoring, "ref"))
-        critic = self.critic and run_before(
-            self.critic, score=partial(turns.for_scoring, "critic"), update=partial(turns.for_learning, "critic")
-        )
-        algorithm = self.cfg.trainer.algorithm
-        weights = run_before(sync, publish=partial(turns.for_travel, "policy"))
+        def score(name: str, model: ScorerGroup[ModelWorker], timing: str) -> Call[[TrainingBatch], Tensor]:
+            turn = run_before(partial(turns.for_scoring, name))
+            return layered(model.score, interruptible, in_context(partial(clock.measure, timing)), turn)
+
+        def update(name: str, model: LearnerGroup[LearningWorker], timing: str) -> Call[[TrainingBatch], Metrics]:
+            turn = run_before(partial(turns.for_learning, name))
+            measured = in_context(partial(clock.measure, timing))
+            return layered(model.update, measured, turn, on_result=[trace.learned(name)])
+
         return PPOTrainer(
             self.cfg.trainer,
-            rollouts=timed(run_before(rollouts, next_batch=for_sampling), self.clock, next_batch="generate"),
-            policy=timed(policy, self.clock, score="policy_logprobs", update="policy_train"),
-            reference=reference and timed(reference, self.clock, score="ref_logprobs"),
-            critic=critic and timed(critic, self.clock, score="values", update="critic_train"),
-            weights=timed(weights, self.clock, publish="sync_weights"),
-            shape=reward_shaping(algorithm),
-            estimate=advantage_estimator(algorithm),
-            targets=critic_targets(algorithm),
+            rollouts=LayeredRollouts(
+                next_batch=layered(
+                    rollouts.next_batch,
+                    interruptible,
+                    in_context(partial(clock.measure, "generate")),
+                    run_before(partial(self._ready_to_sample, sync)),
+                    on_result=[numbers.arrived, position.count, recorded, trace.sampled],
+                ),
+                metrics=rollouts.metrics,
+            ),
+            policy=LayeredLearner(
+                score=score("policy", self.policy, "policy_logprobs"),
+                update=update("policy", self.policy, "policy_train"),
+            ),
+            reference=self.reference and LayeredScorer(score=score("ref", self.reference, "ref_logprobs")),
+            critic=self.critic
+            and LayeredLearner(
+                score=score("critic", self.critic, "values"), update=update("critic", self.critic, "critic_train")
+            ),
+            weights=LayeredPublisher(
+                publish=layered(
+                    sync.publish,
+                    trace.before_publishing,
+                    in_context(partial(clock.measure, "sync_weights")),
+                    run_before(partial(turns.for_travel, "policy")),
+                )
+            ),
+            shape=trace.shaping(numbers.shaping(shaping)),
+            estimate=trace.estimating(numbers.estimating(advantage_estimator(algorithm))),
+            targets=trace.returning(critic_targets(algorithm)),
+            position=position,
         )
 
     def get_loop(self, tracker: Tracker) -> TrainingLoop:
         """The loop: when a step is taken, and what comes before and after it."""
-        turns, evaluation, rollouts = self.time_sharing, self.get_evaluation(), self.get_rollouts()
-        sync = self.get_weight_sync(rollouts)
-
-        async def for_evaluation() -> None:
-            if sync.is_behind:
-                await turns.for_travel("policy")
-                await sync.catch_up()
-            await turns.for_engines()
-
+        evaluation, sync = self.get_evaluation(), self.get_weight_sync(self.rollouts)
+        trainer = self.get_trainer(self.rollouts, sync)
+        newest = run_before(partial(self._ready_to_sample, sync, newest=True))
         return TrainingLoop(
             self.cfg.trainer,
-            self.get_trainer(rollouts, sync),
-            evaluation=evaluation and run_before(evaluation, run=for_evaluation),
+            trainer,
+            Hooks(
+                evaluate=None if evaluation is None else layered(evaluation.run, newest),
+                export=lambda step: self.export(self.exports / f"global_step_{step}" / "policy"),
+                refresh_reference=self.refresh_reference,
+                guard=NonFiniteGuard(self.cfg.trainer.faults, trainer),
+            ),
+            total_steps=self.total_steps,
             tracker=tracker,
             clock=self.clock,
-            total_steps=self.total_steps,
             shutdown=self.shutdown,
             checkpoints=self.saving,
-            export=lambda step: self.export(self.exports / f"global_step_{step}" / "policy"),
-            refresh_reference=self.refresh_reference,
-            on_samples=self._record_samples,
         )
 
-    def run(self) -> bool:
-        """Train to the end; False if an earlier session had already done so. What was saved stays, whatever happens.
-
-        Raises `Stopped` when a signal or the deadline ends it before.
+    async def _ready_to_sample(self, sync: WeightSync | NoEngines, *, newest: bool = False) -> None:
+        """The engines are at work. They get the weights if they have none (a checkpoint was saved meanwhile, for
+        example), and with `newest` if they have older ones.
         """
-        return RunSession(self).run()
+        if sync.is_behind if newest else sync.is_missing:
+            await self.time_sharing.for_travel("policy")
+            await sync.catch_up()
+        await self.time_sharing.for_engines()
 
-    async def close(self, loop: TrainingLoop) -> None:
+    def check_inputs(self) -> Mapping[str, object] | None:
+        """Prompts and models; the sandbox that answers are judged in, if there is one."""
+        if self.recorded:  # it was checked when it was recorded
+            return None
+        train, evaluation = self.train_dataset, self.eval_dataset
+        sandbox = sandbox_in_force(self.cfg, train, evaluation)
+        check_data(self.cfg, train, evaluation)
+        look_at_the_models(self.cfg, self.tokenizer, train, evaluation)
+        return sandbox
+
+    async def prepare(self) -> None:
+        """The devices are free for the engines, which start when the loop is put together."""
+        await self.time_sharing.for_engines()
+
+    def begin_recording(self) -> None:
+        """Raises `RunError` if the recording cannot be written."""
+        if self.cfg.trainer.recording != "off":
+            self.folder.recording().begin({"total_steps": self.total_steps, "made_with": made_with()})
+
+    async def close(self) -> None:
         """Let go of the rollouts and of the engines, once training is over."""
-        await loop.trainer.rollouts.close()
+        await self.rollouts.close()
         if not self.recorded:
             await self.client.close()
+
+    async def finish(self) -> None:
+        """Write the trained model, and draw the curve of rewards."""
+        await super().finish()
+        self.folder.draw_curve(redacted(f"{self.cfg.trainer.project_name} / {self.cfg.trainer.run_name}"))
 
     async def refresh_reference(self) -> None:
         """The reference, if there is one, becomes the policy as it is now; an adapter is merged into what it gets."""
@@ -431,21 +449,8 @@ class BasePPOExp:
             await self.time_sharing.for_scoring("ref")
             await self.reference.load_state(StoredTensors(storage, "policy", files), {})
 
-    async def export(self, folder: Path) -> None:
-        """The policy as it is now, in Hugging Face format, and its adapter beside it where it has one."""
-        await self.time_sharing.for_learning("policy")
-        await self.policy.refuse_non_finite_state()
-        fast = not self.cfg.trainer.disable_fast_tokenizer
-        await self.policy.stream(Export(like=self._model_path, use_fast_tokenizer=fast, folder=folder))
-        lora = self.cfg.trainer.policy.model.lora
-        if lora.rank:
-            adapter = AdapterExport(like=self._model_path, lora=lora, folder=folder.with_name("adapter"))
-            await self.policy.stream(adapter, adapter=True)
-
     def _ranks(self, role: Model) -> tuple[Ranks, ...]:
-        """The ranks of a role; one alone meets nobody."""
-        size = grid_of(self.cfg, role).ranks
-        return (Ranks(name=role),) if size == 1 else self.rendezvous.ranks(role, size, replicas_of(self.cfg, role))
+        return self.ranks_of(role, grid_of(self.cfg, role).ranks, replicas_of(self.cfg, role))
 
     def _record_samples(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         for record in sample_records(step, groups, self._decode):
@@ -465,12 +470,3 @@ class BasePPOExp:
             columns=Columns(prompt=self.cfg.data.prompt_column, answer=self.cfg.data.answer_column),
             skip_bad_rows=self.cfg.data.bad_rows == "skip",
         )
-
-    @property
-    def _model_path(self) -> str:
-        return required(self.cfg.trainer.policy.model.path, "trainer.policy.model.path")
-
-    @property
-    def exports(self) -> Path:
-        """Where exports of the policy go."""
-        return Path(self.cfg.trainer.export_path).expanduser().absolute()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ from skyrl.config import RewardModelConfig
 from skyrl.data.supervised_rows import Rows, load_preferences
 from skyrl.experiments.sft import SCORED_AT_A_TIME, SupervisedExp
 from skyrl.learners.group import LearnerGroup
+from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.supervised import BradleyTerry
 from skyrl.learners.workers import CriticWorker
 from skyrl.training.supervised_batches import collate_pairs
@@ -25,13 +27,14 @@ class RewardModelExp(SupervisedExp):
     def load(self, sources: tuple[str, ...]) -> Rows[Any]:
         return load_preferences(sources, self.tokenizer, self.cfg, self.max_length)
 
-    def collate(self, rows: Any) -> TrainingBatch:
+    def collate(self, rows: Sequence[Any]) -> TrainingBatch:
         return collate_pairs(rows, share_prompts=self.cfg.use_sequence_packing)
 
-    def get_learner(self) -> LearnerGroup[Any]:
+    def get_learner(self) -> LearnerGroup[LearningWorker]:
         objective = BradleyTerry()
         makers = [
-            partial(CriticWorker, self.cfg.trainer, objective, self.total_steps, ranks=ranks) for ranks in self.ranks()
+            partial(CriticWorker, self.cfg.trainer, objective, self.total_steps, ranks=ranks, config_path="")
+            for ranks in self.ranks()
         ]
         # placed as the policy of a run is: there is no other model
         return LearnerGroup(self.processes.start("policy", makers), objective, self.budget())

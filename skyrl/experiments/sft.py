@@ -1,14 +1,16 @@
 """Runs that learn from rows, put together: supervised fine-tuning here, reward models in `reward_model.py`.
 
-As in `ppo.py`, each collaborator is made by its `get_...` method when it is first needed, and then kept.
+As in `ppo.py`, each part is made by its `get_...` method when it is first needed, and then kept.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
+
+from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import SFTConfig, SupervisedConfig, TrainerConfig
@@ -17,30 +19,23 @@ from skyrl.data.cursor import PromptCursor
 from skyrl.data.order import InOrder, Mixed, Order
 from skyrl.data.supervised_rows import Rows, load_supervised
 from skyrl.errors import DataError
-from skyrl.experiments.collaborators import start_processes
+from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.supervised_export import chat_tokenizer, export_of, new_turn_end
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.group import LearnerGroup
-from skyrl.learners.ranks import Ranks, Rendezvous
+from skyrl.learners.learning_worker import LearningWorker
+from skyrl.learners.ranks import Ranks
 from skyrl.learners.supervised import CrossEntropy
 from skyrl.learners.workers import SFTWorker
-from skyrl.models.loading import max_positions
-from skyrl.models.storing import AdapterExport
-from skyrl.processes.handles import Processes
-from skyrl.processes.progress import Progress
-from skyrl.processes.shutdown import ShutdownSignal
-from skyrl.runs.checkpoint_manager import CheckpointManager, checkpoint_store
-from skyrl.runs.run_folder import RunFolder
-from skyrl.runs.supervised_session import SupervisedSession
-from skyrl.tracking.factory import trackers_of
-from skyrl.tracking.jsonlines import MetricsFile
-from skyrl.tracking.timing import Clock, timed
-from skyrl.tracking.tracker import LastMetrics, Tracker, Trackers
-from skyrl.training.supervised import SupervisedTrainer
+from skyrl.models.loading import max_positions, refuse_small_vocabulary
+from skyrl.runs.preflight import say
+from skyrl.tracking.tracker import Tracker
+from skyrl.training.describe import Metrics
+from skyrl.training.loop import Hooks, TrainingLoop
+from skyrl.training.middleware import LayeredLearner, in_context, layered
+from skyrl.training.supervised import RowPosition, SupervisedTrainer
 from skyrl.training.supervised_batches import collate_supervised
 from skyrl.training.supervised_evaluation import SupervisedEvaluation, likelihood
-from skyrl.training.time_sharing import TimeSharing
-from skyrl.tree import required
 
 SCORED_AT_A_TIME = 64
 """Rows of an evaluation that are put into one batch, at least; micro-batches bound what is computed at a time."""
@@ -49,32 +44,14 @@ UNBOUNDED = 1 << 20
 """Tokens of a row where neither the configuration nor the model has a bound."""
 
 
-class SupervisedExp:
+class SupervisedExp(BaseExp):
     """What supervised runs have in common."""
 
-    role: ClassVar[str] = "policy"
-    """Under which the model is kept in checkpoints."""
-
-    recorded = None
-    """Nothing is sampled, and so nothing was."""
+    cfg: SupervisedConfig
 
     def __init__(self, cfg: SupervisedConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
-        self.cfg = cfg
-        self.progress = Progress()
-        self.clock = Clock(self.progress.waiting_for)
-        self.shutdown = ShutdownSignal(grace=cfg.faults.grace_period_seconds, stop_before=cfg.faults.stop_before)
-        self.folder = RunFolder(Path(required(cfg.run_path, "run_path")).expanduser().absolute())
-        self.checkpoints = checkpoint_store(cfg.trainer)
-        self.is_another_try = False
-        self.last = LastMetrics()
-        self.held = ExitStack()
-        self.time_sharing = TimeSharing({}, None)
-
-    @cached_property
-    def tokenizer(self) -> Any:
-        """The model's, with the configured chat template."""
-        return chat_tokenizer(self.cfg)
+        super().__init__(cfg)
 
     @cached_property
     def train_dataset(self) -> Rows[Any]:
@@ -92,35 +69,21 @@ class SupervisedExp:
 
     @cached_property
     def max_length(self) -> int:
-        """Of a row, in tokens. Raises `DataError` for more than the model has positions."""
+        """Longest row, in tokens. Raises `DataError` if it is more than the model has positions."""
         positions = max_positions(self.model_path)
         if self.cfg.max_length is not None and positions is not None and self.cfg.max_length > positions:
             raise DataError(f"max_length = {self.cfg.max_length}, but the model has {positions} positions")
         return self.cfg.max_length or positions or UNBOUNDED
 
     @cached_property
-    def processes(self) -> Processes:
-        """Where the model lives."""
-        with self.shutdown.at_any_point():  # a cluster may take minutes to answer, or never do
-            processes = start_processes(self.cfg)
-        processes.progress = self.progress
-        self.held.callback(processes.close)
-        return processes
-
-    @cached_property
-    def learner(self) -> LearnerGroup[Any]:
+    def learner(self) -> LearnerGroup[LearningWorker]:
         """The model, on all its ranks."""
         return self.get_learner()
 
     @property
-    def learners(self) -> dict[str, LearnerGroup[Any]]:
-        """It, by the name that it has in checkpoints."""
+    def learners(self) -> dict[str, LearnerGroup[LearningWorker]]:
+        """The learner, keyed by its name in checkpoints."""
         return {self.role: self.learner}
-
-    @cached_property
-    def saving(self) -> CheckpointManager:
-        """What writes and reads checkpoints."""
-        return CheckpointManager(self.cfg, self.checkpoints, self.learners, self.time_sharing, self.folder, self.last)
 
     @cached_property
     def total_steps(self) -> int:
@@ -134,11 +97,11 @@ class SupervisedExp:
         """Rows of this kind of run."""
         raise TypeError(f"{type(self).__name__} does not define load()")
 
-    def get_learner(self) -> LearnerGroup[Any]:
+    def get_learner(self) -> LearnerGroup[LearningWorker]:
         """The model that learns."""
         raise TypeError(f"{type(self).__name__} does not define get_learner()")
 
-    def collate(self, rows: Any) -> TrainingBatch:
+    def collate(self, rows: Sequence[Any]) -> TrainingBatch:
         """Rows as a batch."""
         raise TypeError(f"{type(self).__name__} does not define collate()")
 
@@ -147,53 +110,43 @@ class SupervisedExp:
         raise TypeError(f"{type(self).__name__} does not define get_evaluation()")
 
     def get_order(self) -> Order | None:
-        """Of the rows in an epoch; None: shuffled."""
+        """Order of the rows in an epoch; None: shuffled."""
         cfg, rows = self.cfg, self.train_dataset
         if cfg.train_dataset_weights is not None:
             return Mixed(rows.sizes, cfg.train_dataset_weights, cfg.seed)
         return InOrder(len(rows)) if cfg.sampler == "sequential" else None
 
-    def get_tracker(self, first_step: int) -> Tracker:
-        """Where metrics go: the run folder, and the trackers that the configuration names."""
-        named = trackers_of(self.cfg.trainer, total_steps=self.total_steps, first_step=first_step)
-        return Trackers([MetricsFile(self.folder.metrics), *named])
-
-    def get_loop(self, tracker: Tracker) -> SupervisedTrainer:
-        """The loop."""
-        cfg, rows = self.cfg, self.train_dataset
+    def get_loop(self, tracker: Tracker) -> TrainingLoop:
+        """The loop: a batch of rows, an optimizer step, and what comes before and after it."""
+        cfg, rows, evaluation = self.cfg, self.train_dataset, self.get_evaluation()
         cursor: PromptCursor[Any] = PromptCursor(
             rows.rows, cfg.batch_size, cfg.seed, order=self.get_order(), fingerprint=rows.fingerprint
         )
-        trainer = SupervisedTrainer(
-            cfg,
-            cursor=cursor,
-            collate=self.collate,
-            learner=timed(self.learner, self.clock, update="update"),
-            evaluation=self.get_evaluation(),
+        learner = LayeredLearner(
+            score=self.learner.score,
+            update=layered(self.learner.update, in_context(partial(self.clock.measure, "update"))),
+        )
+
+        async def evaluate(version: int) -> Metrics:
+            return {} if evaluation is None else await evaluation.run(learner)
+
+        return TrainingLoop(
+            cfg.trainer,
+            SupervisedTrainer(RowPosition(cursor, self.total_steps, cfg), self.collate, learner),
+            Hooks(evaluate=evaluate, export=lambda step: self.export(self.exports / f"global_step_{step}" / "model")),
+            total_steps=self.total_steps,
             tracker=tracker,
             clock=self.clock,
-            total_steps=self.total_steps,
             shutdown=self.shutdown,
-            save=lambda step: self.saving.save(step, trainer.state()),
-            export=lambda step: self.export(self.exports / f"global_step_{step}" / "model"),
+            checkpoints=self.saving,
         )
-        return trainer
 
-    def run(self) -> bool:
-        """Train to the end; False if an earlier session had already done so. Raises `Stopped` when told to stop."""
-        return SupervisedSession(self).run()
+    def get_tokenizer(self) -> Any:
+        """The model's, with the configured chat template."""
+        return chat_tokenizer(self.cfg)
 
-    async def export(self, folder: Path) -> None:
-        """The model as it is now, in Hugging Face format, and its adapter beside it where it has one."""
-        await self.learner.refuse_non_finite_state()
-        await self.learner.stream(self.get_export(folder))
-        lora = self.cfg.model.lora
-        if lora.rank:
-            adapter = AdapterExport(like=self.model_path, lora=lora, folder=folder.with_name("adapter"))
-            await self.learner.stream(adapter, adapter=True)
-
-    def get_export(self, folder: Path) -> Any:
-        """What stores the gathered weights."""
+    def get_export(self, folder: Path) -> Callable[[Iterator[tuple[str, Tensor]]], None]:
+        """What stores the gathered weights in `folder`, and what generation needs beside them."""
         return export_of(self.cfg, folder)
 
     @cached_property
@@ -201,31 +154,49 @@ class SupervisedExp:
         """A token that ends the turns that are learned, and at which the model's generation does not stop yet."""
         return new_turn_end(self.cfg, self.tokenizer)
 
-    async def close(self, trainer: SupervisedTrainer) -> None:
-        """There are no engines."""
+    def check_inputs(self) -> None:
+        """The model knows every token; rows that are left out are reported. Raises `DataError`, `ModelError`."""
+        refuse_small_vocabulary(self.model_path, self.tokenizer)
+        for name, dataset in {"training": self.train_dataset, **self.eval_datasets}.items():
+            tally = dataset.tally
+            if tally.too_long:
+                say(f"{tally.too_long} {name} rows are longer than {self.max_length} tokens and left out")
+            if tally.cut:
+                say(f"{tally.cut} {name} rows are longer than {self.max_length} tokens, and were cut")
+            if tally.behind_other_headers:
+                say(
+                    f"{tally.behind_other_headers} {name} rows have no thoughts where the chat template's header of an "
+                    "answer opens one: they are learned behind another header than sampling asks with (see "
+                    "chat_template_kwargs, such as enable_thinking = false)"
+                )
+            if tally.bad_rows:
+                say(f"{len(tally.bad_rows)} {name} rows are bad and left out; the first: {tally.bad_rows[0]}")
+        self._report_turn_end()
+        rest = len(self.train_dataset) % self.cfg.batch_size
+        if rest:
+            say(f"{rest} training rows do not fill a batch and are left out of each epoch")
+
+    def _report_turn_end(self) -> None:
+        """Tell whether generation with the trained model stops where its turns end."""
+        match self.train_dataset.tally.turn_end:
+            case (end, None):
+                say(
+                    f"the chat template ends turns with the text {end!r}, which is no token: stop sampling at this text"
+                )
+            case (end, token) if token == self.turn_end:
+                say(
+                    f"the chat template ends turns with {end!r} (token {token}), at which the model's generation does "
+                    "not stop: the exported generation_config.json gets it as one more eos_token_id"
+                )
 
     def ranks(self) -> tuple[Ranks, ...]:
-        """Of the model; one alone meets nobody."""
-        size = self.cfg.placement.num_nodes * self.cfg.placement.num_gpus_per_node
-        if size == 1:
-            return (Ranks(name=self.role),)
-        rendezvous = Rendezvous(self.processes.host, timeout=self.cfg.placement.start_timeout_seconds)
-        return self.held.enter_context(rendezvous).ranks(self.role, size)
+        """The ranks of the model."""
+        return self.ranks_of(self.role, self.cfg.placement.num_nodes * self.cfg.placement.num_gpus_per_node)
 
     def budget(self) -> TokenBudget:
-        """Of micro-batches. What belongs together stays together."""
+        """Bound of micro-batches in tokens. What belongs together stays together."""
         limit = self.cfg.max_tokens_per_microbatch
         return TokenBudget(tokens=limit if limit > 0 else None, keep_groups=True)
-
-    @property
-    def model_path(self) -> str:
-        """Where training starts from."""
-        return required(self.cfg.model.path, "model.path")
-
-    @property
-    def exports(self) -> Path:
-        """Where exports go."""
-        return Path(required(self.cfg.export_path, "export_path")).expanduser().absolute()
 
 
 class SFTExp(SupervisedExp):
@@ -236,13 +207,16 @@ class SFTExp(SupervisedExp):
     def load(self, sources: tuple[str, ...]) -> Rows[Any]:
         return load_supervised(sources, self.tokenizer, self.cfg, self.max_length)
 
-    def collate(self, rows: Any) -> TrainingBatch:
+    def collate(self, rows: Sequence[Any]) -> TrainingBatch:
         return collate_supervised(rows)
 
-    def get_learner(self) -> LearnerGroup[Any]:
+    def get_learner(self) -> LearnerGroup[LearningWorker]:
         trainer: TrainerConfig = self.cfg.trainer
         objective = CrossEntropy()
-        makers = [partial(SFTWorker, trainer, objective, self.total_steps, ranks=ranks) for ranks in self.ranks()]
+        makers = [
+            partial(SFTWorker, trainer, objective, self.total_steps, ranks=ranks, config_path="")
+            for ranks in self.ranks()
+        ]
         return LearnerGroup(self.processes.start("policy", makers), objective, self.budget())
 
     def get_evaluation(self) -> SupervisedEvaluation | None:

@@ -8,7 +8,7 @@ before; what is reported is merged here, after. So the number of ranks changes n
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import attrs
 import torch
@@ -25,16 +25,18 @@ from skyrl.learners.rank_metrics import Metrics, merged
 from skyrl.planning.replicas import Replicas
 from skyrl.processes.handles import Group
 
-W = TypeVar("W", bound=ModelWorker)
-L = TypeVar("L", bound=LearningWorker)
+W_co = TypeVar("W_co", bound=ModelWorker, covariant=True)
+L_co = TypeVar("L_co", bound=LearningWorker, covariant=True)
 R = TypeVar("R")
 T = TypeVar("T")
 
 
-class ScorerGroup(Generic[W]):
+class ScorerGroup(Generic[W_co]):
     """The ranks of a model that scores."""
 
-    def __init__(self, ranks: Group[W], budget: TokenBudget | None = None, *, replicas: Replicas | None = None) -> None:
+    def __init__(
+        self, ranks: Group[W_co], budget: TokenBudget | None = None, *, replicas: Replicas | None = None
+    ) -> None:
         """`budget` bounds micro-batches by tokens; it is the one that the workers have, and planned here for all.
 
         `replicas` says which ranks compute on the same rows; by default each has rows of its own. The `Ranks` of the
@@ -90,12 +92,12 @@ class ScorerGroup(Generic[W]):
         await self.ranks.call(ModelWorker.close)
 
 
-class LearnerGroup(ScorerGroup[L]):
+class LearnerGroup(ScorerGroup[L_co]):
     """The ranks of a model that learns."""
 
     def __init__(
         self,
-        ranks: Group[L],
+        ranks: Group[L_co],
         objective: Objective,
         budget: TokenBudget | None = None,
         *,
@@ -121,11 +123,8 @@ class LearnerGroup(ScorerGroup[L]):
         With `everywhere` it is given all of them on every rank; with `adapter`, those of the adapter alone. Each weight
         has its whole shape.
         """
-        results: list[Any] = await self.ranks.call(
-            LearningWorker.stream, consume, everywhere=everywhere, adapter=adapter
-        )
-        result: R = results[0]
-        return result
+        results = await self.ranks.call(LearningWorker.stream, consume, everywhere=everywhere, adapter=adapter)
+        return cast(R, results[0])  # None on other ranks only
 
 
 def deal(batch: TrainingBatch, replicas: int) -> list[TrainingBatch]:

@@ -27,6 +27,7 @@ from skyrl.learners.schedule import (
 )
 from skyrl.learners.strategy import ModelSource
 from skyrl.models.lora import adapter_alone, dropping, merged, merged_shapes
+from skyrl.tree import joined
 
 R = TypeVar("R")
 
@@ -61,12 +62,15 @@ class LearningWorker(ModelWorker):
         ranks: Ranks,
         *,
         role: str,
+        config_path: str,
         objective: Objective,
         num_training_steps: int | None,
         mover: DeviceMover | None,
     ) -> None:
         optimizer = section.optimizer_config
-        super().__init__(trainer, section, source, read, ranks, role=role, optimizer=optimizer, mover=mover)
+        super().__init__(
+            trainer, section, source, read, ranks, role=role, config_path=config_path, optimizer=optimizer, mover=mover
+        )
         self.objective = objective
         self._lora, self._seed = section.model.lora, trainer.seed
         self._train_rows = trainer.micro_train_batch_size_per_gpu
@@ -119,8 +123,8 @@ class LearningWorker(ModelWorker):
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
         if not math.isfinite(learning_rate):
             raise NonFiniteError(
-                f"the {self._role}'s learning rate is {learning_rate}: the optimizer step was not taken. Look at "
-                f"trainer.{self._role}.optimizer_config"
+                f"the {self._title}'s learning rate is {learning_rate}: the optimizer step was not taken. Look at "
+                f"{joined(self._config_path, 'optimizer_config')}"
             )
         norm = self.strategy.step()
         self._skipped = 0 if math.isfinite(norm) else self._skipped + 1
@@ -180,8 +184,8 @@ class LearningWorker(ModelWorker):
     def _why_to_stop(self, norm: float, sums: Metrics) -> str:
         parts = ", ".join(f"{name} {value:g}" for name, value in sums.items())
         times = f"{self._skipped} times in a row" if self._skipped > 1 else "now"
+        data = ", or look at the rewards and log-probabilities of this step" if self._config_path else ""
         return (
-            f"the {self._role}'s gradient norm is {norm} ({times}; {parts}): the optimizer step was not taken and the "
-            f"weights are as they were. Lower trainer.{self._role}.optimizer_config.lr, or look at the rewards and "
-            "log-probabilities of this step."
+            f"the {self._title}'s gradient norm is {norm} ({times}; {parts}): the optimizer step was not taken and the "
+            f"weights are as they were. Lower {joined(self._config_path, 'optimizer_config.lr')}{data}."
         )

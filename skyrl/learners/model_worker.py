@@ -24,7 +24,7 @@ from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.strategies import ModelSection, strategy_named
 from skyrl.learners.strategy import ModelSource, StrategyContext
-from skyrl.tree import required
+from skyrl.tree import joined, required
 
 
 class ModelWorker:
@@ -39,16 +39,17 @@ class ModelWorker:
         ranks: Ranks,
         *,
         role: str,
+        config_path: str,
         optimizer: OptimizerConfig | None = None,
         mover: DeviceMover | None = None,
     ) -> None:
-        """`section` is the model's own part of the configuration; `read` says what is scored; `role` is the model's
-        name in a checkpoint.
+        """`section` is the model's own part of the configuration, at `config_path` in the user's file; `read` says what
+        is scored; `role` is the model's name in a checkpoint.
 
         Raises `ModelError` if the model cannot be loaded or is not causal, `ConfigError` if something that `resolve()`
         derives is unset, `ProcessError` if the ranks do not meet.
         """
-        self.ranks, self._role, self._read = ranks, role, read
+        self.ranks, self._role, self._config_path, self._read = ranks, role, config_path, read
         self._staged: list[TensorShard] = []
         self.device = torch.device(required_device(trainer))
         self._forward_rows = trainer.micro_forward_batch_size_per_gpu
@@ -84,6 +85,11 @@ class ModelWorker:
     def model(self) -> Any:
         """The transformers model, as this rank holds it."""
         return self.strategy.meta_model
+
+    @property
+    def _title(self) -> str:
+        """What messages call it: its role, or the model where the run has no other."""
+        return self._role if self._config_path else "model"
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         """(B, L) float32, without gradient: what the model says of each selected token, 0 elsewhere; (0, L) on a rank
@@ -158,8 +164,8 @@ class ModelWorker:
         if not torch.stack([each.to(largest[0].device) for each in largest]).isfinite().all():
             broken = next(name for (name, _), each in zip(named, largest, strict=True) if not each.isfinite())
             raise NonFiniteError(
-                f"{broken} of the {self._role} holds NaN or infinity {when}: it is not saved, and no engine gets it. "
-                f"Lower trainer.{self._role}.optimizer_config.lr"
+                f"{broken} of the {self._title} holds NaN or infinity {when}: it is not saved, and no engine gets it. "
+                f"Lower {joined(self._config_path, 'optimizer_config.lr')}"
             )
 
     def _forward(self, model: Any, batch: TrainingBatch) -> Outputs:

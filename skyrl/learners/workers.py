@@ -24,7 +24,7 @@ from skyrl.models.lora import with_adapter
 from skyrl.models.meta_model import causal_lm_skeleton
 from skyrl.models.segment_attention import SEGMENTS, register, segments_fit
 from skyrl.models.value_head import ValueModel
-from skyrl.tree import required
+from skyrl.tree import joined, required
 
 ALONE = Ranks()
 """The ranks of a role that has one process."""
@@ -36,7 +36,7 @@ class RefWorker(ModelWorker):
     def __init__(self, trainer: TrainerConfig, *, ranks: Ranks = ALONE, mover: DeviceMover | None = None) -> None:
         """Loads `trainer.ref.model`."""
         ref = trainer.ref
-        source = _causal_lm(trainer, ref.model, "trainer.ref.model", adapted=False)
+        source = _causal_lm(trainer, ref.model, "trainer.ref", adapted=False)
         super().__init__(
             trainer,
             ref,
@@ -44,6 +44,7 @@ class RefWorker(ModelWorker):
             _log_probabilities(trainer),
             ranks,
             role="ref",
+            config_path="trainer.ref",
             mover=mover,
         )
 
@@ -59,19 +60,22 @@ class PolicyWorker(LearningWorker):
         *,
         ranks: Ranks = ALONE,
         mover: DeviceMover | None = None,
+        config_path: str = "trainer.policy",
     ) -> None:
         """Loads `trainer.policy.model` with a new optimizer.
 
         `num_training_steps` counts optimizer steps; only schedules that end somewhere (linear, cosine, ...) need it.
+        Messages name fields below `config_path`, the table of this model in the user's file; empty: the whole file.
         """
         policy = trainer.policy
         super().__init__(
             trainer,
             policy,
-            _causal_lm(trainer, policy.model, "trainer.policy.model"),
+            _causal_lm(trainer, policy.model, config_path),
             self._reading(trainer),
             ranks,
             role="policy",
+            config_path=config_path,
             objective=objective,
             num_training_steps=num_training_steps,
             mover=mover,
@@ -101,10 +105,11 @@ class CriticWorker(LearningWorker):
         *,
         ranks: Ranks = ALONE,
         mover: DeviceMover | None = None,
+        config_path: str = "trainer.critic",
     ) -> None:
         """Loads `trainer.critic.model` under a new value head, drawn from `trainer.seed`; otherwise as the policy."""
         critic = trainer.critic
-        body = _causal_lm(trainer, critic.model, "trainer.critic.model")
+        body = _causal_lm(trainer, critic.model, config_path)
         head = partial(ValueModel, prefix=trainer.algorithm.value_head_prefix, seed=trainer.seed)
         super().__init__(
             trainer,
@@ -113,13 +118,15 @@ class CriticWorker(LearningWorker):
             read_values,
             ranks,
             role="critic",
+            config_path=config_path,
             objective=objective,
             num_training_steps=num_training_steps,
             mover=mover,
         )
 
 
-def _causal_lm(trainer: TrainerConfig, model: ModelConfig, field: str, *, adapted: bool = True) -> ModelSource:
+def _causal_lm(trainer: TrainerConfig, model: ModelConfig, config_path: str, *, adapted: bool = True) -> ModelSource:
+    field = joined(config_path, "model")
     source = required(model.path, f"{field}.path")
     attention: str = required(trainer.attention, "trainer.attention")
     if attention == "sdpa" and trainer.use_sample_packing and segments_fit(load_config(source)):

@@ -34,7 +34,7 @@ class CallFailure:
     """Type and message, on one line."""
 
 
-def name_of(method: Callable[..., Any]) -> Name:
+def name_of(method: Callable[..., object]) -> Name:
     """The name that another process imports the method by. Raises TypeError where it has none."""
     name = getattr(method, "__module__", None), getattr(method, "__qualname__", None)
     match name:
@@ -55,7 +55,9 @@ def named(name: Name) -> Any:
         return None
 
 
-def apply(target: object, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def apply(
+    target: object, method: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> object:
     """`method(target, *args, **kwargs)`; a method of a class or Protocol means the target's own version of it."""
     owner, _, attribute = method.__qualname__.rpartition(".")
     if owner:

@@ -10,7 +10,6 @@ call. It has to be importable, since only its name travels.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
@@ -18,10 +17,12 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 from attrs import frozen
 
 from skyrl.processes.progress import Progress
+from skyrl.processes.together import gather_or_cancel
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
+A = TypeVar("A")
 P = ParamSpec("P")
 
 
@@ -55,7 +56,7 @@ class Handle(Protocol[T_co]):
     ) -> R: ...
     @overload
     async def call(self, method: Callable[Concatenate[T_co, P], R], *args: P.args, **kwargs: P.kwargs) -> R: ...
-    async def call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+    async def call(self, method: Callable[..., object], *args: object, **kwargs: object) -> object:
         """What `method(object, *args, **kwargs)` returns, awaited where it is a coroutine. A method of a class or
         Protocol means the object's own version of it. Raises TypeError for what cannot be imported by its name.
 
@@ -64,10 +65,10 @@ class Handle(Protocol[T_co]):
         """
 
 
-class Group(Generic[T]):
+class Group(Generic[T_co]):
     """The ranks of one role, in order. They compute together: when one fails, none is waited for."""
 
-    def __init__(self, handles: Sequence[Handle[T]]) -> None:
+    def __init__(self, handles: Sequence[Handle[T_co]]) -> None:
         assert handles, "a group has at least one member"
         self.handles = tuple(handles)
 
@@ -75,19 +76,27 @@ class Group(Generic[T]):
         return len(self.handles)
 
     @overload
-    async def call(
-        self, method: Callable[Concatenate[T, P], Awaitable[R]], *args: P.args, **kwargs: P.kwargs
-    ) -> list[R]: ...
+    def call(
+        self, method: Callable[Concatenate[T_co, P], Awaitable[R]], *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, list[R]]: ...
     @overload
-    async def call(self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]: ...
-    async def call(self, method: Any, *args: Any, **kwargs: Any) -> list[Any]:
+    def call(
+        self, method: Callable[Concatenate[T_co, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, list[R]]: ...
+    def call(
+        self, method: Callable[..., object], *args: object, **kwargs: object
+    ) -> Coroutine[Any, Any, Sequence[object]]:
         """The same call to every rank at once; results in order of ranks. Raises what the first failed rank raises."""
-        return await first_failure_or_all([handle.call(method, *args, **kwargs) for handle in self.handles])
+        return gather_or_cancel([handle.call(method, *args, **kwargs) for handle in self.handles])
 
-    async def deal(self, method: Any, shares: Sequence[Any]) -> list[Any]:
+    @overload
+    def deal(self, method: Callable[[T_co, A], Awaitable[R]], shares: Sequence[A]) -> Coroutine[Any, Any, list[R]]: ...
+    @overload
+    def deal(self, method: Callable[[T_co, A], R], shares: Sequence[A]) -> Coroutine[Any, Any, list[R]]: ...
+    def deal(self, method: Callable[..., object], shares: Sequence[object]) -> Coroutine[Any, Any, Sequence[object]]:
         """As `call`, with `shares[i]` as the only argument of rank i."""
         assert len(shares) == len(self), f"{len(shares)} shares for {len(self)} ranks"
-        return await first_failure_or_all(
+        return gather_or_cancel(
             [handle.call(method, share) for handle, share in zip(self.handles, shares, strict=True)]
         )
 
@@ -117,18 +126,3 @@ class Processes(Protocol):
 
     def close(self) -> None:
         """Ends every process; returns when they are gone. Safe to call twice."""
-
-
-async def first_failure_or_all(calls: Sequence[Coroutine[Any, Any, R]]) -> list[R]:
-    """Every result, in order; at the first failure the other calls are given up and it is raised."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in tasks:
-            if task in done:
-                task.result()
-        return [task.result() for task in tasks]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

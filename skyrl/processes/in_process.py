@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from skyrl.processes.calls import apply, name_of
 from skyrl.processes.handles import Group
 from skyrl.processes.progress import Progress
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class LocalHandle(Generic[T]):
@@ -24,7 +26,11 @@ class LocalHandle(Generic[T]):
     def within(self, seconds: float) -> LocalHandle[T]:
         return self
 
-    async def call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+    @overload
+    async def call(self, method: Callable[Concatenate[T, P], Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    async def call(self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    async def call(self, method: Callable[..., object], *args: object, **kwargs: object) -> object:
         name = name_of(method)  # what only works in this process is refused in every one
         with self._progress.waiting_for(f"{self.name} in {name[1]}"):
             result = apply(self.target, method, args, kwargs)

@@ -57,12 +57,14 @@ class Watchdog:
         stacks: Path,
         dump_others: Callable[[], Sequence[Path]],
         on_stall: Callable[[str], None],
+        field: str = "trainer.faults.stall_timeout_seconds",
     ) -> None:
         """The stacks of this process go to the file `stacks`; `dump_others` has those of others written, and says where
-        to. `on_stall` is given the whole diagnosis, in the watchdog's thread.
+        to. `on_stall` is given the whole diagnosis, in the watchdog's thread. `field` is the path of `seconds` in the
+        configuration.
         """
         self._progress, self._seconds, self._stacks = progress, seconds, stacks
-        self._dump_others, self._on_stall = dump_others, on_stall
+        self._dump_others, self._on_stall, self._field = dump_others, on_stall, field
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="skyrl-watchdog", daemon=True)
         progress.note()
@@ -89,7 +91,7 @@ class Watchdog:
             faulthandler.dump_traceback(file, all_threads=True)
         places = ", ".join(str(place) for place in (self._stacks, *self._dump_others()))
         return (
-            f"no progress for {silent:.0f} s (trainer.faults.stall_timeout_seconds = {self._seconds:g}); "
+            f"no progress for {silent:.0f} s ({self._field} = {self._seconds:g}); "
             f"the run waits for: {'; '.join(waits) or 'nothing that it knows of'}; what every thread was doing is in: "
             f"{places}"
         )

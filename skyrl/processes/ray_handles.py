@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import ray
 from ray.exceptions import RayActorError
@@ -18,6 +18,8 @@ from skyrl.processes.progress import Progress
 from skyrl.processes.ray_watch import GRACE, Member, Watch
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _calls = itertools.count()
 
@@ -38,7 +40,11 @@ class RayHandle(Generic[T]):
     def within(self, seconds: float) -> RayHandle[T]:
         return RayHandle(self._member, self._watch, self._step, seconds, self._progress)
 
-    async def call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+    @overload
+    async def call(self, method: Callable[Concatenate[T, P], Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    async def call(self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    async def call(self, method: Callable[..., object], *args: object, **kwargs: object) -> object:
         name = name_of(method)
         if self._member.exit_notice.error is not None:
             raise self._member.exit_notice.error
@@ -50,7 +56,7 @@ class RayHandle(Generic[T]):
         finally:
             self._member.busy.pop(number, None)
 
-    async def _outcome(self, reference: Any, method: str) -> Any:
+    async def _outcome(self, reference: Any, method: str) -> object:
         began = time.monotonic()
         try:
             async with asyncio.timeout(self._seconds):

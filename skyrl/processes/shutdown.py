@@ -38,11 +38,13 @@ class ShutdownSignal:
     In any other thread it hears of no signals, only of its deadline.
     """
 
-    def __init__(self, *, grace: float, stop_before: float | str | None = None) -> None:
+    def __init__(
+        self, *, grace: float, stop_before: float | str | None = None, field: str = "trainer.faults.stop_before"
+    ) -> None:
         """`grace` is in seconds; `stop_before` as `trainer.faults.stop_before` has it: the run is told the grace period
-        before it.
+        before it. `field` is the path of that field in messages.
         """
-        self._grace = grace
+        self._grace, self._field = grace, field
         self._deadline = float("inf") if stop_before is None else time.monotonic() + seconds_until(stop_before) - grace
         self.reason = ""
         """How the message of the end begins; empty as long as the run is not to stop."""
@@ -98,6 +100,10 @@ class ShutdownSignal:
             if self._loop is not None:
                 with contextlib.suppress(RuntimeError):  # it was closed meanwhile
                     self._loop.call_soon_threadsafe(self._cancel)
+
+    def request_before_deadline(self) -> None:
+        """The same, since too little time is left until the deadline."""
+        self.request(f"Stopped before the deadline of {self._field}")
 
     def stopped(self, what: str) -> Stopped:
         """The exception that ends the run; `what` says what became of it."""
@@ -174,7 +180,7 @@ class ShutdownSignal:
             if self._ended.is_set():
                 return
             if not self.requested and self.seconds_left <= 0:
-                self.request("Stopped before the deadline of trainer.faults.stop_before")
+                self.request_before_deadline()
             if self.requested and ends_at == float("inf"):
                 ends_at = time.monotonic() + self._grace
             if heard > 1:

@@ -127,17 +127,5 @@ async def outcome_of(work: Coroutine[Any, Any, T]) -> T | Failure | Skipped:
         return error.outcome
 
 
-async def all_of(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run side by side. The first failure ends the others, quietly, before it is raised."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
 def _now() -> float:
     return asyncio.get_running_loop().time()

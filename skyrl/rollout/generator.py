@@ -14,7 +14,7 @@ from skyrl.config import GeneratorConfig, SamplingParams, SkyRLGymConfig, SkyRLL
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import SampleKey
 from skyrl.models.chat_templates import with_template
-from skyrl.rollout.attempts import all_of
+from skyrl.processes.together import gather_or_cancel
 from skyrl.rollout.chats import Chat, chat_of
 from skyrl.rollout.env_calls import EnvCalls
 from skyrl.rollout.episode import EpisodeContext
@@ -89,7 +89,7 @@ class SkyRLGymGenerator:
             occurrence = seen[prompt.id]
             seen[prompt.id] += 1
             groups.append(session.group(prompt, weight_version=weight_version, attempt=attempt, occurrence=occurrence))
-        return tuple(await all_of(groups))
+        return tuple(await gather_or_cancel(groups))
 
     def session(
         self,

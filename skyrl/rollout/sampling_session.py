@@ -14,7 +14,8 @@ from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.registry import MakeEnv, find_task
 from skyrl.errors import RunError
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
-from skyrl.rollout.attempts import Attempts, FirstOutcome, all_of, outcome_of
+from skyrl.processes.together import gather_or_cancel
+from skyrl.rollout.attempts import Attempts, FirstOutcome, outcome_of
 from skyrl.rollout.episode import Episode, EpisodeContext
 from skyrl.rollout.failures import FailureTally
 from skyrl.rollout.filters import backfilled, masked_out
@@ -77,7 +78,7 @@ class SamplingSession:
         try:
             trajectories = await self._play(episodes)
         finally:
-            await all_of([self._attempts.closed(episode) for episode in episodes])
+            await gather_or_cancel([self._attempts.closed(episode) for episode in episodes])
         if isinstance(make, GroupReward):
             trajectories = await self._judge.together(prompt, make, trajectories)
         group = TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectories))
@@ -94,7 +95,7 @@ class SamplingSession:
             places = range(len(episodes))
             waves = [[place for place in places if begins[place] not in late]]
             waves += [[place] for place in places if begins[place] in late]
-            played = await all_of([self._wave(episodes, begins, wave) for wave in waves])
+            played = await gather_or_cancel([self._wave(episodes, begins, wave) for wave in waves])
         finally:
             for begin in begins:
                 begin.cancel()
@@ -111,7 +112,7 @@ class SamplingSession:
         first = await self._first_turns(own, begun)
         if self._all_sampled:
             await self._all_sampled.wait()
-        return await all_of([self._attempts.sample(*start) for start in zip(own, begun, first, strict=True)])
+        return await gather_or_cancel([self._attempts.sample(*start) for start in zip(own, begun, first, strict=True)])
 
     async def _first_turns(self, episodes: Sequence[Episode], begun: Sequence[FirstOutcome]) -> list[Completion | None]:
         """The first completion of each episode that began; those that begin with the same tokens ask together."""
@@ -136,5 +137,5 @@ class SamplingSession:
                 completions[place] = answer
                 episodes[place].waited_for_the_engine(time.perf_counter() - start)
 
-        await all_of([ask(ids, places) for ids, places in alike.items()])
+        await gather_or_cancel([ask(ids, places) for ids, places in alike.items()])
         return completions

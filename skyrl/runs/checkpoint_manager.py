@@ -12,13 +12,14 @@ from skyrl.checkpoint.pending import PendingSave
 from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore, without_what_is_not_finite
-from skyrl.config import SkyRLTrainConfig, SupervisedConfig, TrainerConfig
+from skyrl.config import TrainerConfig
 from skyrl.config.resolve import derived
 from skyrl.config.stored import stored_tree
 from skyrl.errors import ResumeError
 from skyrl.learners.group import ScorerGroup
 from skyrl.processes.redaction import redacted_tree
 from skyrl.runs.run_folder import RunFolder
+from skyrl.runs.run_tree import AnyRun
 from skyrl.tracking.tracker import LastMetrics
 from skyrl.training.time_sharing import TimeSharing
 from skyrl.tree import fingerprint
@@ -41,7 +42,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        run: SkyRLTrainConfig | SupervisedConfig,
+        run: AnyRun,
         store: CheckpointStore,
         models: Mapping[str, ScorerGroup[Any]],
         turns: TimeSharing,

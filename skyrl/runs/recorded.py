@@ -16,12 +16,10 @@ import torch
 from skyrl import __version__
 from skyrl.errors import DataError
 from skyrl.learners.group import LearnerGroup
-from skyrl.runs.run_folder import RunFolder
+from skyrl.learners.learning_worker import LearningWorker
 from skyrl.tracking.recording import FOLDER, Recording, Sampled
-from skyrl.tracking.timing import Clock
-from skyrl.training.step_trace import Sink, StepTrace, weight_digests
-from skyrl.training.time_sharing import TimeSharing, run_before
-from skyrl.training.trainer import PPOTrainer
+from skyrl.training.step_trace import Digests, weight_digests
+from skyrl.training.time_sharing import TimeSharing
 from skyrl.trajectory import TrajectoryGroup
 
 
@@ -95,22 +93,14 @@ class NoEngines:
         return {}
 
 
-def begin_recording(folder: RunFolder, form: str, total_steps: int) -> Recording:
-    """A recording in the run's folder; `form` is `trainer.recording`. Raises `RunError` if it cannot be written."""
-    recording = folder.recording(compress=form == "jsonl.gz")
-    recording.begin({"total_steps": total_steps, "made_with": made_with()})
-    return recording
+def weight_digests_of(learners: Mapping[str, LearnerGroup[LearningWorker]], turns: TimeSharing) -> dict[str, Digests]:
+    """By learner, what gives the digests of its weights, once its turn on shared devices has come."""
 
+    async def digests(name: str, learner: LearnerGroup[LearningWorker]) -> dict[str, str]:
+        await turns.for_scoring(name)
+        return await learner.stream(weight_digests)
 
-def watch(
-    trainer: PPOTrainer, sink: Sink, learners: Mapping[str, LearnerGroup[Any]], turns: TimeSharing, clock: Clock
-) -> None:
-    """`sink` is told of every step of `trainer`; each learner is asked for its weights when its turn has come."""
-    asked = {
-        name: partial(run_before(learner, stream=partial(turns.for_scoring, name)).stream, weight_digests)
-        for name, learner in learners.items()
-    }
-    StepTrace(sink, asked, clock).watch(trainer)
+    return {name: partial(digests, name, learner) for name, learner in learners.items()}
 
 
 def made_with() -> dict[str, str]:

@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Literal
 
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore, load_checkpoint
-from skyrl.config import SkyRLTrainConfig
 from skyrl.errors import ResumeError
 from skyrl.runs.preflight import say
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_lock import refuse_changed
+from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.tree import required
 
 
-def find_start(
-    run: SkyRLTrainConfig, store: CheckpointStore, folder: RunFolder, *, again: bool = False
-) -> Checkpoint | None:
+def find_start(run: AnyRun, store: CheckpointStore, folder: RunFolder, *, again: bool = False) -> Checkpoint | None:
     """The checkpoint that the configuration says, or None for a start from the beginning.
 
     `again` is true where this command's own run has failed, and is begun again. Raises `ResumeError` for a checkpoint
@@ -28,25 +26,26 @@ def find_start(
     found: Checkpoint | None = None
     match beginning(run, again=again):
         case "named":
-            path = required(trainer.resume_path, "trainer.resume_path")
+            path = required(trainer.resume_path, field_path(run, "resume_path"))
             found = load_checkpoint(path if "://" in path else Path(path).expanduser(), trainer.ckpt_verify)
-            refuse_changed(found.config, run, path, "trainer.resume_path")
-            _refuse_to_mix(store, found.step)
+            refuse_changed(found.config, run, path, field_path(run, "resume_path"))
+            _refuse_to_mix(run, store, found.step)
         case "anew":
-            _refuse_to_mix(store, 0)
+            _refuse_to_mix(run, store, 0)
         case how:
-            found = _newest(store, fall_back=say if how == "newest good" else None)
+            found = _newest(run, store, fall_back=say if how == "newest good" else None)
             if found is not None:
-                refuse_changed(found.config, run, store.folder, "trainer.ckpt_path")
+                refuse_changed(found.config, run, store.folder, field_path(run, "ckpt_path"))
             elif how == "must":
                 raise ResumeError(
-                    f"trainer.recover_mode = resume, and {store.folder} holds no checkpoint: name the folder of the "
-                    "run in trainer.ckpt_path, or set recover_mode = auto to begin anew where there is none"
+                    f"{field_path(run, 'recover_mode')} = resume, and {store.folder} holds no checkpoint: name the "
+                    f"folder of the run in {field_path(run, 'ckpt_path')}, or set recover_mode = auto to begin "
+                    "anew where there is none"
                 )
     if found is None and folder.model.exists():
         raise ResumeError(
-            f"{folder.path} holds a trained model, and no checkpoint to go on from: choose another trainer.run_path, "
-            "or delete the folder to train again"
+            f"{folder.path} holds a trained model, and no checkpoint to go on from: choose another "
+            f"{field_path(run, 'run_path')}, or delete the folder to train again"
         )
     return found
 
@@ -54,7 +53,7 @@ def find_start(
 Beginning = Literal["anew", "named", "newest", "newest good", "must"]
 
 
-def beginning(run: SkyRLTrainConfig, *, again: bool) -> Beginning:
+def beginning(run: AnyRun, *, again: bool) -> Beginning:
     """Where `trainer.recover_mode`, and without it `trainer.resume_mode`, say that a run begins."""
     match run.trainer.recover_mode, run.trainer.resume_mode:
         case ("auto", _):
@@ -71,7 +70,7 @@ def beginning(run: SkyRLTrainConfig, *, again: bool) -> Beginning:
             return "anew"
 
 
-def _newest(store: CheckpointStore, fall_back: Callable[[str], None] | None) -> Checkpoint | None:
+def _newest(run: AnyRun, store: CheckpointStore, fall_back: Callable[[str], None] | None) -> Checkpoint | None:
     try:
         return store.latest(fall_back=fall_back)
     except ResumeError as error:
@@ -79,16 +78,17 @@ def _newest(store: CheckpointStore, fall_back: Callable[[str], None] | None) -> 
         if fall_back is not None or not earlier:
             raise
         raise ResumeError(
-            f"{error}. There are earlier checkpoints ({', '.join(map(str, earlier))}): trainer.recover_mode=auto goes "
-            "on from the newest good one"
+            f"{error}. There are earlier checkpoints ({', '.join(map(str, earlier))}): "
+            f"{field_path(run, 'recover_mode')}=auto goes on from the newest good one"
         ) from error
 
 
-def _refuse_to_mix(store: CheckpointStore, step: int) -> None:
+def _refuse_to_mix(run: AnyRun, store: CheckpointStore, step: int) -> None:
     """Later checkpoints in the folder are of another course of events; this run would replace them one by one."""
     later = [number for number in store.steps() if number > step]
     if later:
         raise ResumeError(
             f"{store.folder} holds checkpoints of later steps ({', '.join(map(str, later))}), which this run would "
-            "overwrite: choose another trainer.ckpt_path, or trainer.resume_mode = latest to continue from them"
+            f"overwrite: choose another {field_path(run, 'ckpt_path')}, or {field_path(run, 'resume_mode')} = latest "
+            "to continue from them"
         )

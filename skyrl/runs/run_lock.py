@@ -14,20 +14,20 @@ from typing import Any, TypeVar
 import cattrs
 from filelock import FileLock, Timeout
 
-from skyrl.config import SkyRLTrainConfig
 from skyrl.config.check import has_effect
 from skyrl.config.stored import stored_form, stored_tree, tree_of
 from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_tree
+from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.tree import differences, required
 
-C = TypeVar("C", bound=SkyRLTrainConfig)
+C = TypeVar("C", bound=AnyRun)
 
 
 class RunLock:
     """A folder that a run writes into: taken before anything is started, signed with the run's configuration."""
 
-    def __init__(self, folder: Path, field: str, run: SkyRLTrainConfig) -> None:
+    def __init__(self, folder: Path, field: str, run: AnyRun) -> None:
         """`field` is the dotted path of the configuration that names the folder."""
         self.folder = folder
         self._field, self._run = field, run
@@ -88,7 +88,7 @@ class RunLock:
         refuse_changed(stored, self._run, str(self.folder), self._field)
 
 
-def refuse_changed(stored: Any, run: SkyRLTrainConfig, where: str, field: str) -> None:
+def refuse_changed(stored: Any, run: AnyRun, where: str, field: str) -> None:
     """Compare a stored configuration with this run's in what makes it that run, and in everything that determines its
     numbers unless `trainer.resume_with_changes` is on. A field that acts in neither run, such as a setting of another
     loss whose default has changed since, is no difference.
@@ -107,8 +107,8 @@ def refuse_changed(stored: Any, run: SkyRLTrainConfig, where: str, field: str) -
     if changed:
         raise ResumeError(
             f"{where} belongs to a run with another configuration:\n{_rows(changed)}\n"
-            f"To continue that run, set these back{_or_say_so(changed, numerics)}. To start a new one, choose another "
-            f"{field}, for example:\n  {_folders_beside(run)}"
+            f"To continue that run, set these back{_or_say_so(run, changed, numerics)}. To start a new one, choose "
+            f"another {field}, for example:\n  {_folders_beside(run)}"
         )
 
 
@@ -116,10 +116,10 @@ def _acting(changed: Mapping[str, tuple[Any, Any]], before: C, now: C) -> dict[s
     return {path: values for path, values in changed.items() if has_effect(before, path) or has_effect(now, path)}
 
 
-def changes_to_say(stored: Any, run: SkyRLTrainConfig) -> str:
+def changes_to_say(stored: Any, run: AnyRun) -> str:
     """What a run that goes on does otherwise than before, a line for each field; empty where that is nothing."""
     before, run = tree_of(stored, type(run), "the checkpoint"), _as_stored(run)
-    places = ("trainer.resume_", "trainer.recover_")
+    places = tuple(field_path(run, start) for start in ("resume_", "recover_"))
     changed = differences(before, run)
     return _rows({path: values for path, values in changed.items() if not path.startswith(places)})
 
@@ -128,9 +128,10 @@ def _as_stored(run: C) -> C:
     return cattrs.structure(redacted_tree(stored_tree(run)), type(run))
 
 
-def _or_say_so(changed: Mapping[str, Any], numerics: Mapping[str, Any]) -> str:
+def _or_say_so(run: AnyRun, changed: Mapping[str, Any], numerics: Mapping[str, Any]) -> str:
     """The third way out, where it is one."""
-    return ", or go on with them by trainer.resume_with_changes=true" if changed.keys() == numerics.keys() else ""
+    field = field_path(run, "resume_with_changes")
+    return f", or go on with them by {field}=true" if changed.keys() == numerics.keys() else ""
 
 
 def _rows(changed: Mapping[str, tuple[Any, Any]]) -> str:
@@ -143,12 +144,13 @@ def _myself() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}, since {now}"
 
 
-def _folders_beside(run: SkyRLTrainConfig) -> str:
+def _folders_beside(run: AnyRun) -> str:
     """Arguments that give the run a folder of its own, with everything it writes inside."""
-    own = required(run.trainer.run_path, "trainer.run_path").rstrip("/")
+    own = required(run.trainer.run_path, field_path(run, "run_path")).rstrip("/")
     names = itertools.chain([own], (f"{own}-{number}" for number in itertools.count(2)))
     free = next(name for name in names if not (Path(name).expanduser() / "config.json").exists())
-    return f"trainer.run_path={free} trainer.ckpt_path={free}/checkpoints trainer.export_path={free}/exports"
+    folders = {"run_path": free, "ckpt_path": f"{free}/checkpoints", "export_path": f"{free}/exports"}
+    return " ".join(f"{field_path(run, field)}={folder}" for field, folder in folders.items())
 
 
 def _read_text(path: Path) -> str:

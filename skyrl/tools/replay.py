@@ -18,11 +18,12 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.config.stored_code import named_code
 from skyrl.errors import UserError
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.runs.recorded import made_with, watch
+from skyrl.runs.recorded import made_with
 from skyrl.runs.stored_runs import checkpoints_of, stored_run
 from skyrl.tools.comparing import Difference, differences_of_computing
 from skyrl.tracking.recording import Computed, Sampled
 from skyrl.tracking.tracker import Trackers
+from skyrl.training.step_trace import Sink
 from skyrl.tree import evolve_at
 
 
@@ -101,15 +102,7 @@ class Replay:
             self.recording.sampled(step)  # before models are loaded
         checkpoint = self._store.load(start) if start else None
         with self._experiment.held:
-            kept = _Kept()
-            loop = self._experiment.get_loop(Trackers([]))
-            watch(
-                loop.trainer,
-                kept,
-                self._experiment.learners,
-                self._experiment.time_sharing,
-                self._experiment.clock,
-            )
+            loop, kept = self._experiment.get_loop(Trackers([])), self._experiment.kept
             with asyncio.Runner() as runner:
                 if checkpoint is not None:
                     runner.run(self._experiment.saving.restore(checkpoint))
@@ -137,7 +130,14 @@ def _refuse_code(run: SkyRLTrainConfig, folder: Path) -> None:
 class _Again(BasePPOExp):
     """The recorded run, laid out for as many steps as it was: a schedule that decays depends on their number."""
 
+    def __init__(self, cfg: SkyRLTrainConfig) -> None:
+        super().__init__(cfg)
+        self.kept = _Kept()
+
     @cached_property
     def total_steps(self) -> int:
         assert self.recorded is not None
         return int(self.recorded.about["total_steps"])
+
+    def get_sink(self) -> Sink:
+        return self.kept

@@ -12,6 +12,7 @@ from skyrl.data.conversations import without_nulls
 from skyrl.data.row_forms import PreferenceForms, SupervisedForms
 from skyrl.data.sources import BadRow, Row, in_table, iterate_rows
 from skyrl.errors import DataError
+from skyrl.experiments.experiment import experiment_class
 from skyrl.tree import get_at
 
 
@@ -24,7 +25,7 @@ def row_page(run: Any, source: int, place: int) -> str:
     sources = get_at(run, kind.data)
     if not 0 <= source < len(sources):
         raise DataError(f"there is no source {source}: the run has {len(sources)}, counted from 0")
-    experiment: Any = kind.experiment_class()(run)
+    experiment: Any = experiment_class(run)(run)
     if run.kind == "rl":
         return _prompt(experiment, source, place)
     row = _row(sources[source], place)

@@ -1,19 +1,16 @@
-"""How long the parts of a step took. Collaborators are wrapped, so that the loop does not mention time."""
+"""How long the parts of a step took."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar, cast
-
-T = TypeVar("T")
 
 
 class Clock:
     """Seconds by name, summed until they are taken."""
 
-    def __init__(self, around: Callable[[str], AbstractContextManager[Any]] = nullcontext) -> None:
+    def __init__(self, around: Callable[[str], AbstractContextManager[object]] = nullcontext) -> None:
         """Every measured block is in `around(name)`, too."""
         self._around = around
         self._seconds: dict[str, float] = {}
@@ -35,24 +32,3 @@ class Clock:
         taken = {f"timing/{name}": seconds for name, seconds in self._seconds.items()}
         self._seconds = {}
         return taken
-
-
-def timed(collaborator: T, clock: Clock, **names: str) -> T:
-    """`collaborator`, whose coroutine methods given as `method="name"` are measured under that name."""
-    return cast(T, _Timed(collaborator, clock, names))
-
-
-class _Timed:
-    def __init__(self, collaborator: Any, clock: Clock, names: dict[str, str]) -> None:
-        self._collaborator, self._clock, self._names = collaborator, clock, names
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._collaborator, name)
-        if name not in self._names:
-            return attribute
-
-        async def measured(*args: Any, **kwargs: Any) -> Any:
-            with self._clock.measure(self._names[name]):
-                return await attribute(*args, **kwargs)
-
-        return measured

@@ -1,27 +1,31 @@
-"""NaN and infinity are stopped where they appear: before anything is learnt from them, and before they are saved.
+"""Non-finite values are stopped where they appear: before anything is learned from them, and before they are saved.
 
-Rewards, log-probabilities, values and advantages are looked at here; gradients, learning rate and weights by the
-learner, with each update; tensors once more when they are saved.
+Rewards, log-probabilities, values and advantages are checked here; gradients, learning rate and weights by the learner,
+with each update; tensors once more when they are saved.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from skyrl.algorithms.estimators import AdvantageEstimator
 from skyrl.batch import TrainingBatch
 from skyrl.config import FaultsConfig
 from skyrl.errors import BatchError, NonFiniteError
 from skyrl.training.describe import Metrics
-from skyrl.training.middleware import on_result
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
 
+Shape = Callable[[TrainingBatch], tuple[Tensor, Metrics]]
+"""Reward shaping: rewards at tokens, (B, L), and metrics."""
+
 _TERMS = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "values", "rewards", "advantages")
-"""The first that is no number is the cause of those after it; rewards may hold a KL term."""
+"""The first with a non-finite value is the cause of those after it; rewards may hold a KL term."""
 
 _SHOWN = 4
 
@@ -41,18 +45,29 @@ def refuse_non_finite(batch: TrainingBatch, groups: Sequence[TrajectoryGroup]) -
 
 
 class FiniteNumbers:
-    """Stands between a trainer and what it computes advantages with: a number that is none goes no further."""
+    """Wraps reward shaping and advantage estimation: a non-finite value raises `BatchError` before anything is learned.
+
+    It has to see each batch of groups first (`arrived`), to name the samples that a value belongs to.
+    """
 
     def __init__(self) -> None:
         self._groups: Sequence[TrajectoryGroup] = ()
 
-    def watch(self, trainer: PPOTrainer) -> None:
-        """The rewards of the environments are looked at before they are shaped, and everything before it is used."""
-        shape, estimate = trainer.shape, trainer.estimate
+    def arrived(self, groups: Sequence[TrajectoryGroup], version: int) -> None:
+        """`groups` are those that the next batch is made from."""
+        self._groups = groups
+
+    def shaping(self, shape: Shape) -> Shape:
+        """`shape`, which sees finite rewards only."""
 
         def shaped(batch: TrainingBatch) -> tuple[Tensor, Metrics]:
             refuse_non_finite(batch, self._groups)
             return shape(batch)
+
+        return shaped
+
+    def estimating(self, estimate: AdvantageEstimator) -> AdvantageEstimator:
+        """`estimate`, which sees finite values only, and whose advantages are finite."""
 
         def estimated(batch: TrainingBatch) -> Tensor:
             refuse_non_finite(batch, self._groups)
@@ -60,27 +75,28 @@ class FiniteNumbers:
             refuse_non_finite(batch.given(advantages=advantages), self._groups)
             return advantages
 
-        trainer.shape, trainer.estimate = shaped, estimated
-        trainer.rollouts = on_result(trainer.rollouts, next_batch=self._arrived)
-
-    async def _arrived(self, groups: Sequence[TrajectoryGroup]) -> None:
-        self._groups = groups
+        return estimated
 
 
-class Guard:
-    """What to do about a number that is none, and how often."""
+class NonFiniteGuard:
+    """Policy for non-finite values: skip the step, roll back to the last checkpoint or raise, with limits on each."""
 
-    def __init__(self, config: FaultsConfig) -> None:
+    def __init__(self, config: FaultsConfig, trainer: PPOTrainer) -> None:
+        self._trainer = trainer
         self._policy = config.on_non_finite
         self._most_skipped, self._most_back = config.max_skipped_steps, config.max_roll_backs
         self._skipped = self._went_back = 0
 
-    def went_well(self) -> None:
-        """A step was whole."""
+    def passed(self) -> None:
+        """A step had no non-finite value."""
         self._skipped = 0
 
-    def leave_out(self, error: NonFiniteError) -> None:
-        """The step is not to be. Raises `NonFiniteError` where that is not wanted, comes too late, or too often."""
+    async def leave_out(self, error: NonFiniteError, before: Mapping[str, Any]) -> Metrics:
+        """The step that raised `error` is skipped; `before` is the state of the trainer's position at its beginning.
+
+        The engines get the unchanged weights as the next version. Raises `NonFiniteError` where steps are not to be
+        skipped, where something was learned already, or where too many in a row were skipped.
+        """
         if self._policy != "skip" or not isinstance(error, BatchError):
             raise error
         self._skipped += 1
@@ -88,10 +104,12 @@ class Guard:
             raise NonFiniteError(
                 f"{error} (in {self._skipped} steps in a row; trainer.faults.max_skipped_steps = {self._most_skipped})"
             ) from error
-        self.say(f"a step is left out ({self._skipped} in a row): {error}")
+        _warn(f"a step is left out ({self._skipped} in a row): {error}")
+        self._trainer.position.take_back_shaping(before)
+        return await self._trainer.weights.publish(self._trainer.version + 1) | {"trainer/skipped_steps": 1}
 
     def roll_back(self, error: NonFiniteError) -> None:
-        """The run is to go back to its last checkpoint. Raises `NonFiniteError` where it must not."""
+        """The run returns to its last checkpoint. Raises `NonFiniteError` where it must not."""
         if self._policy != "roll_back":
             raise error
         self._went_back += 1
@@ -101,7 +119,10 @@ class Guard:
                 "trainer.faults.max_roll_backs allows)"
             ) from error
 
-    @staticmethod
-    def say(text: str) -> None:
-        """On the console, where warnings go."""
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+    def rolled_back(self, error: NonFiniteError) -> None:
+        """The run has returned, to the trainer's version."""
+        _warn(f"going back to step {self._trainer.version}, and on with other prompts: {error}")
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)

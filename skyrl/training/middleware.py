@@ -1,48 +1,101 @@
-"""Standing between the trainer and a collaborator: the loop mentions none of those who do."""
+"""Layers around the calls that a trainer makes: timing, turns on shared devices, interruption, recording.
+
+A layer is an asynchronous context that a call runs in. `layered` puts a method into several of them, the outermost
+first. The records below have the shapes of the trainer's collaborators; the layers of each method are listed where the
+trainer is put together (`get_trainer` in `experiments/ppo.py`), and the step mentions none of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
-from functools import partial
-from typing import Any, TypeVar, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-T = TypeVar("T")
+from attrs import frozen
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
+from skyrl.training.describe import Metrics
+from skyrl.trajectory import TrajectoryGroup
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Call = Callable[P, Coroutine[Any, Any, R]]
+"""A coroutine method of a collaborator: `Call[[TrainingBatch], Tensor]`."""
 
 
-def in_context(collaborator: T, **contexts: Callable[[], AbstractContextManager[Any]]) -> T:
-    """`collaborator`, whose coroutine methods given as `method=context` are awaited in a context of their own."""
+def layered(
+    method: Callable[P, Awaitable[R]],
+    *layers: Callable[P, AbstractAsyncContextManager[object]],
+    on_result: Sequence[Callable[Concatenate[R, P], None]] = (),
+) -> Call[P, R]:
+    """`method`, each call of which runs inside the contexts that `layers` make of its arguments, the outermost first.
 
-    async def inside(context: Callable[[], AbstractContextManager[Any]], method: Any, *args: Any, **kwargs: Any) -> Any:
-        with context():
-            return await method(*args, **kwargs)
+    Each listener of `on_result` gets the result and the arguments, in order, once every context has been left. None is
+    called where the method or a layer raises.
 
-    return replacing(collaborator, **{name: partial(inside, context) for name, context in contexts.items()})
-
-
-def on_result(collaborator: T, **listeners: Callable[[Any], Awaitable[None]]) -> T:
-    """`collaborator`, whose coroutine methods given as `method=listener` tell what they are about to return.
-
-    Example: `on_result(rollouts, next_batch=count)` awaits `count(batch)` before it gives the batch on.
+    Example: `layered(policy.score, in_context(shutdown.interruptible), run_before(make_room))`
     """
 
-    async def told(listener: Callable[[Any], Awaitable[None]], method: Any, *args: Any, **kwargs: Any) -> Any:
-        result = await method(*args, **kwargs)
-        await listener(result)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        async with AsyncExitStack() as entered:
+            for layer in layers:
+                await entered.enter_async_context(layer(*args, **kwargs))
+            result = await method(*args, **kwargs)
+        for listener in on_result:
+            listener(result, *args, **kwargs)
         return result
 
-    return replacing(collaborator, **{name: partial(told, listener) for name, listener in listeners.items()})
+    return call
 
 
-def replacing(collaborator: T, **calls: Callable[..., Awaitable[Any]]) -> T:
-    """`collaborator`, in the place of whose coroutine methods given as `method=call` `call(method, ...)` is awaited."""
-    return cast(T, _Between(collaborator, calls))
+def run_before(prepare: Callable[[], Awaitable[None]]) -> Callable[..., AbstractAsyncContextManager[None]]:
+    """A layer that awaits `prepare()` before each call."""
+
+    @asynccontextmanager
+    async def prepared(*_: object, **__: object) -> AsyncIterator[None]:
+        await prepare()
+        yield
+
+    return prepared
 
 
-class _Between:
-    def __init__(self, collaborator: Any, calls: Mapping[str, Callable[..., Awaitable[Any]]]) -> None:
-        self._collaborator, self._calls = collaborator, calls
+def in_context(enter: Callable[[], AbstractContextManager[object]]) -> Callable[..., AbstractAsyncContextManager[None]]:
+    """A layer that runs each call in a context of its own, made by `enter()`."""
 
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._collaborator, name)
-        return partial(self._calls[name], attribute) if name in self._calls else attribute
+    @asynccontextmanager
+    async def entered(*_: object, **__: object) -> AsyncIterator[None]:
+        with enter():
+            yield
+
+    return entered
+
+
+@frozen(kw_only=True)
+class LayeredRollouts:
+    """A source of batches. See `skyrl.rollout.batches.Rollouts`."""
+
+    next_batch: Call[[int], tuple[TrajectoryGroup, ...]]
+    metrics: Callable[[], Metrics]
+
+
+@frozen(kw_only=True)
+class LayeredScorer:
+    """A model that scores. See `skyrl.training.trainer.Scorer`."""
+
+    score: Call[[TrainingBatch], Tensor]
+
+
+@frozen(kw_only=True)
+class LayeredLearner(LayeredScorer):
+    """A model that learns. See `skyrl.training.trainer.Learner`."""
+
+    update: Call[[TrainingBatch], Metrics]
+
+
+@frozen(kw_only=True)
+class LayeredPublisher:
+    """The way of weights to the engines. See `skyrl.training.trainer.Publisher`."""
+
+    publish: Call[[int], Metrics]

@@ -1,24 +1,27 @@
-"""What a step of the trainer computes, seen from outside: the loop does not mention it.
+"""What a step of the trainer computes, seen from outside: the step does not mention it.
 
-A trace stands between the trainer and its collaborators, passes every call on, and keeps what it needs of the answers.
-When new weights are about to leave for the engines the step is complete, and is handed over.
+A trace offers layers for the trainer's collaborators (`middleware.py`), which pass every call on and keep what they
+need of the results. When new weights are about to leave for the engines the step is complete, and is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from skyrl.algorithms.estimators import AdvantageEstimator
 from skyrl.batch import TrainingBatch
 from skyrl.inference.incoming_weights import digest
+from skyrl.rollout.batches import Rollouts
 from skyrl.tracking.recording import Computed, Sampled, Update
 from skyrl.tracking.timing import Clock
 from skyrl.training.describe import Metrics
-from skyrl.training.middleware import on_result, replacing
-from skyrl.training.trainer import PPOTrainer
+from skyrl.training.guards import Shape
+from skyrl.trajectory import TrajectoryGroup
 
 Digests = Callable[[], Awaitable[dict[str, str]]]
 """Name of each weight of a learner -> its digest, now."""
@@ -38,7 +41,7 @@ STAGES = (
 
 
 class Sink(Protocol):
-    """Who is told of steps: a recording, or whoever compares with one."""
+    """Where traced steps go: a recording, or a comparison with one."""
 
     def write_sampled(self, step: int, sampled: Sampled) -> None:
         """The batch of a step, before anything is computed."""
@@ -48,29 +51,56 @@ class Sink(Protocol):
 
 
 class StepTrace:
-    """Watches one trainer."""
+    """What one trainer computes in a step, collected by the layers that it offers and written to a sink."""
 
-    def __init__(self, sink: Sink, digests: Mapping[str, Digests], clock: Clock) -> None:
-        """`digests` are asked, by learner, at the end of each step; what that takes is measured by `clock`."""
-        self._sink, self._digests, self._clock = sink, digests, clock
+    def __init__(self, sink: Sink | None, rollouts: Rollouts, digests: Mapping[str, Digests], clock: Clock) -> None:
+        """`digests` are asked, by learner, at the end of each step; what that takes is measured by `clock`.
+
+        Without a `sink` the layers only pass calls on.
+        """
+        self._sink, self._rollouts, self._digests, self._clock = sink, rollouts, digests, clock
+        self._step = 0
         self._batch: TrainingBatch | None = None
         self._updates: list[Update] = []
 
-    def watch(self, trainer: PPOTrainer) -> None:
-        """Stand between `trainer` and its collaborators, those who refuse numbers among them: a step that they end,
-        and that is left out, is complete with what there was of it.
+    def sampled(self, groups: tuple[TrajectoryGroup, ...], version: int) -> None:
+        """A listener to `Rollouts.next_batch`."""
+        self._step, self._batch, self._updates = version + 1, None, []
+        if self._sink is None:
+            return
+        sampled = Sampled(groups=groups, metrics=self._rollouts.metrics(), epoch=self._rollouts.epoch)
+        self._sink.write_sampled(self._step, sampled)
+
+    def learned(self, learner: str) -> Callable[[Metrics, TrainingBatch], None]:
+        """A listener to the updates of a learner."""
+
+        def updated(metrics: Metrics, batch: TrainingBatch) -> None:
+            self._updates.append(Update(learner=learner, metrics=dict(metrics)))
+
+        return updated
+
+    @asynccontextmanager
+    async def before_publishing(self, version: int) -> AsyncIterator[None]:
+        """A layer around `Publisher.publish`: when weights of a new step are about to leave, the step is complete.
+
+        Weights that a session starts with belong to no step.
         """
-        self._trainer = trainer
-        trainer.rollouts = on_result(trainer.rollouts, next_batch=self._sampled)
-        trainer.policy = on_result(trainer.policy, update=self._learned("policy"))
-        if trainer.critic is not None:
-            trainer.critic = on_result(trainer.critic, update=self._learned("critic"))
-        trainer.weights = replacing(trainer.weights, publish=self._publish)
-        shape, estimate, targets = trainer.shape, trainer.estimate, trainer.targets
+        batch, self._batch = self._batch, None
+        if self._sink is not None and batch is not None and version == self._step:
+            await self._complete(self._sink, batch)
+        yield
+
+    def shaping(self, shape: Shape) -> Shape:
+        """`shape`, whose batch is kept."""
 
         def shaped(batch: TrainingBatch) -> tuple[Tensor, Metrics]:
             self._batch = batch
             return shape(batch)
+
+        return shaped
+
+    def estimating(self, estimate: AdvantageEstimator) -> AdvantageEstimator:
+        """`estimate`, whose batch and advantages are kept."""
 
         def estimated(batch: TrainingBatch) -> Tensor:
             self._batch = batch
@@ -78,39 +108,23 @@ class StepTrace:
             self._batch = batch.given(advantages=advantages)
             return advantages
 
+        return estimated
+
+    def returning(self, targets: Callable[[TrainingBatch], Tensor]) -> Callable[[TrainingBatch], Tensor]:
+        """`targets`, whose returns are kept."""
+
         def targeted(batch: TrainingBatch) -> Tensor:
             returns = targets(batch)
             self._batch = batch.given(returns=returns)
             return returns
 
-        trainer.shape, trainer.estimate, trainer.targets = shaped, estimated, targeted
+        return targeted
 
-    async def _sampled(self, groups: Any) -> None:
-        rollouts = self._trainer.rollouts
-        self._batch, self._updates = None, []
-        self._sink.write_sampled(
-            self._trainer.version + 1,
-            Sampled(groups=tuple(groups), metrics=rollouts.metrics(), epoch=rollouts.epoch),
-        )
-
-    def _learned(self, learner: str) -> Callable[[Any], Awaitable[None]]:
-        async def learned(metrics: Mapping[str, float]) -> None:
-            self._updates.append(Update(learner=learner, metrics=dict(metrics)))
-
-        return learned
-
-    async def _publish(self, publish: Callable[[int], Awaitable[Metrics]], version: int) -> Metrics:
-        """Weights that belong to no new step, those that a session begins with, are none of it."""
-        batch, self._batch = self._batch, None
-        if batch is not None and version == self._trainer.version + 1:
-            await self._complete(batch)
-        return await publish(version)
-
-    async def _complete(self, batch: TrainingBatch) -> None:
+    async def _complete(self, sink: Sink, batch: TrainingBatch) -> None:
         with self._clock.measure("record"):
-            self._sink.write_computed(
+            sink.write_computed(
                 Computed(
-                    step=self._trainer.version + 1,
+                    step=self._step,
                     tensors=_tensors(batch),
                     updates=tuple(self._updates),
                     weights={learner: await ask() for learner, ask in self._digests.items()},

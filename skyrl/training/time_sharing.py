@@ -13,9 +13,7 @@ So `gpu_memory_utilization` has to leave room for the policy's weights, spread o
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, Literal, Protocol, TypeVar, cast
-
-T = TypeVar("T")
+from typing import Literal, Protocol
 
 Part = Literal["model", "optimizer"]
 
@@ -122,27 +120,3 @@ class TimeSharing:
             await self._engines.pause()
             await self._engines.sleep()
             self._awake, self._paused = False, True
-
-
-def run_before(collaborator: T, **preparations: Callable[[], Awaitable[None]]) -> T:
-    """`collaborator`, whose coroutine methods given as `method=prepare` first await `prepare()`.
-
-    Example: `after(policy, score=partial(sharing.for_scoring, "policy"))`
-    """
-    return cast(T, _Prepared(collaborator, preparations))
-
-
-class _Prepared:
-    def __init__(self, collaborator: Any, preparations: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
-        self._collaborator, self._preparations = collaborator, preparations
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._collaborator, name)
-        if name not in self._preparations:
-            return attribute
-
-        async def prepared(*args: Any, **kwargs: Any) -> Any:
-            await self._preparations[name]()
-            return await attribute(*args, **kwargs)
-
-        return prepared

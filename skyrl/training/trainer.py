@@ -1,5 +1,5 @@
-"""The algorithm. `step` is the box in the paper; `loop.py` says when what happens around it, and whoever watches,
-times or moves something stands between the trainer and its collaborators.
+"""The algorithm. `PPOTrainer.step` is the box in the paper; `loop.py` says what happens around it and when. Timing,
+recording and turns on shared devices are layers around the trainer's collaborators (`middleware.py`).
 """
 
 from __future__ import annotations
@@ -13,31 +13,41 @@ from skyrl.algorithms.estimators import AdvantageEstimator
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.config.sizes import scores_old_logprobs
-from skyrl.rollout.batches import Rollouts
 from skyrl.training.collate import collate
 from skyrl.training.describe import Metrics, average, describe, describe_advantages, prefixed
-from skyrl.training.shaping import RewardShaping
+from skyrl.training.position import RolloutPosition
+from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import required
+
+
+class BatchSource(Protocol):
+    """Where training batches come from; the trainer cannot tell a synchronous source from an asynchronous one."""
+
+    async def next_batch(self, version: int, /) -> tuple[TrajectoryGroup, ...]:
+        """One full batch of groups, sampled by weights that are `version` or, asynchronously, not much older."""
+
+    def metrics(self) -> Metrics:
+        """What was dropped, replaced or left out to make the last batch."""
 
 
 class Scorer(Protocol):
     """A model that gives log-probabilities."""
 
-    async def score(self, batch: TrainingBatch) -> Tensor:
+    async def score(self, batch: TrainingBatch, /) -> Tensor:
         """(B, L) log-probabilities of the sampled tokens, in nats."""
 
 
 class Learner(Scorer, Protocol):
     """A model that also learns."""
 
-    async def update(self, batch: TrainingBatch) -> Metrics:
+    async def update(self, batch: TrainingBatch, /) -> Metrics:
         """One optimizer step over the mini-batch."""
 
 
 class Publisher(Protocol):
-    """The road from the learner to the engines."""
+    """Sends the learner's weights to the engines."""
 
-    async def publish(self, version: int) -> Metrics:
+    async def publish(self, version: int, /) -> Metrics:
         """The engines sample from the learner's weights, as `version`, when this returns; how far apart both are."""
 
 
@@ -47,37 +57,46 @@ class PPOTrainer:
     It holds its collaborators and its configuration, and knows neither how batches are generated nor where models live.
     """
 
+    tokens = "generate/num_tokens"
+    """Metric that counts the tokens of a step."""
+
     def __init__(
         self,
         trainer_cfg: TrainerConfig,
         *,
-        rollouts: Rollouts,
+        rollouts: BatchSource,
         policy: Learner,
         reference: Scorer | None,
         critic: Learner | None,
         weights: Publisher,
-        shape: RewardShaping,
+        shape: Callable[[TrainingBatch], tuple[Tensor, Metrics]],
         estimate: AdvantageEstimator,
         targets: Callable[[TrainingBatch], Tensor],
+        position: RolloutPosition,
     ) -> None:
-        """`version` is the number of steps that the weights have behind them; whoever asks for steps counts."""
+        """`position` is what a checkpoint stores of `rollouts` and `shape`."""
         self._config = trainer_cfg
         self.rollouts = rollouts
         self.policy = policy
         self.reference = reference
         self.critic = critic
         self.weights = weights
-        self.shaping = shape  # which has a state
-        self.shape: Callable[[TrainingBatch], tuple[Tensor, Metrics]] = shape  # in whose place others may stand
+        self.shape = shape
         self.estimate = estimate
         self.targets = targets
+        self.position = position
         self.version = 0
+        """Number of steps that the weights have behind them; the training loop counts them."""
         self._mini_batch = required(
             trainer_cfg.policy_mini_batch_size_in_samples, "trainer.policy_mini_batch_size_in_samples"
         )
         self._critic_mini_batch = required(
             trainer_cfg.critic_mini_batch_size_in_samples, "trainer.critic_mini_batch_size_in_samples"
         )
+
+    async def begin(self) -> Metrics:
+        """The engines get the weights that training continues from."""
+        return await self.weights.publish(self.version)
 
     async def step(self) -> Metrics:
         """One batch of prompts, from sampling to new weights in the engines (GRPO, arXiv:2402.03300, algorithm 1).

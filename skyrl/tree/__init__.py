@@ -7,7 +7,7 @@ Read `classes.py` first (what a configuration class is), then `builder.py` (how 
 
 from attrs import field
 
-from skyrl.tree.access import evolve_at, get_at, required
+from skyrl.tree.access import evolve_at, get_at, joined, required
 from skyrl.tree.classes import FREE, IDENTITY, frozen
 from skyrl.tree.dump import differences, fingerprint, to_dict
 from skyrl.tree.frozen import FrozenDict, freeze, thaw
@@ -25,6 +25,7 @@ __all__ = [
     "freeze",
     "frozen",
     "get_at",
+    "joined",
     "required",
     "thaw",
     "to_dict",

@@ -60,3 +60,8 @@ def required(value: T | None, path: str) -> T:
         message = "is not set, and this component was built without resolve()"
         raise ConfigError([Problem(path=path, message=message, hint="call resolve(config) first, or give the value")])
     return value
+
+
+def joined(path: str, field: str) -> str:
+    """The dotted path of a field below `path`, which is empty for the whole tree."""
+    return f"{path}.{field}" if path else field

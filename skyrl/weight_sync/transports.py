@@ -21,6 +21,7 @@ from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.incoming_weights import Broadcast, Folder, Native, Shared, WeightInfo
 from skyrl.inference.transfer_group import TransferGroup
+from skyrl.processes.together import gather_or_cancel
 from skyrl.weight_sync.native import NativeSender
 from skyrl.weight_sync.senders import BroadcastSender, FolderSender
 
@@ -146,15 +147,16 @@ def _infos(metadata: Sequence[tuple[str, tuple[int, ...], str]], dtype: str) -> 
 async def _both(
     loading: Coroutine[Any, Any, None], sending: Coroutine[Any, Any, None], abort: Callable[[str], None]
 ) -> None:
-    """Waits for both ends; when one fails, the other is told. The end of a process is raised before what it causes, and
-    then the engines' error before the sender's, which is only its echo.
+    """Waits for both ends; when one fails, the other is aborted, not cancelled: its processes leave the transfer."""
+    await gather_or_cancel(
+        [loading, sending],
+        end_others=lambda error: asyncio.to_thread(abort, str(error)),
+        rank=_nearness_to_the_cause,
+    )
+
+
+def _nearness_to_the_cause(error: BaseException) -> int:
+    """The end of a process is raised before the errors that it causes, and errors of ours before those of libraries;
+    among equals the engines' error comes before the sender's, which is only its echo.
     """
-    ends = [asyncio.ensure_future(loading), asyncio.ensure_future(sending)]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_EXCEPTION)
-    failed = [end for end in ends if end.done() and end.exception()]
-    if failed:
-        await asyncio.to_thread(abort, str(failed[0].exception()))
-    outcomes = await asyncio.gather(*ends, return_exceptions=True)
-    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    if errors:
-        raise min(errors, key=lambda error: (not isinstance(error, ProcessError), not isinstance(error, SkyRLError)))
+    return 0 if isinstance(error, ProcessError) else 1 if isinstance(error, SkyRLError) else 2

@@ -31,7 +31,6 @@ from skyrl.envs.search import ask_retriever
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.experiments.collaborators import start_processes, weight_road
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.experiments.recovery import run_with_recovery
 from skyrl.inference.vllm_arguments import engine_arguments
 from skyrl.inference.vllm_engine import _start as start_vllm
 from skyrl.inference.vllm_environment import variables
@@ -43,6 +42,7 @@ from skyrl.learners.zero_config import engine_config
 from skyrl.models.chat_templates import _text as template_text
 from skyrl.rollout.chats import MessageChat, chat_of, renders_history
 from skyrl.runs.preflight import sandbox_in_force
+from skyrl.runs.recovery import run_with_recovery
 from skyrl.training.advantage import advantage_estimator
 from skyrl.training.objective import policy_objective
 from skyrl.tree.classes import is_config, leaf_paths

@@ -13,8 +13,9 @@ import torch
 from attrs import evolve
 
 from skyrl.config import RewardModelConfig, SFTConfig, TrainerConfig, compose
-from skyrl.config.kinds import kind_named, kind_of
+from skyrl.config.kinds import kind_of
 from skyrl.experiments.collaborators import start_processes
+from skyrl.experiments.experiment import experiment_class
 from skyrl.learners.zero_config import engine_config
 from skyrl.tree.classes import leaf_paths
 from tests.config.test_every_field_is_read import (
@@ -123,7 +124,7 @@ def reads(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[type[Any
         for written in runs(nano, out):
             run = separate(written)
             with recorded(run) as here:
-                kind_named(run.kind).experiment_class()(run).run()
+                experiment_class(run)(run).run()
             found[type(run)] |= {path for _, path in here}
             on_ray = separate(
                 evolve(run, placement=evolve(run.placement, executor="ray"), deepspeed_config=with_nvme(run))

@@ -21,7 +21,7 @@ from skyrl.learners.workers import PolicyWorker
 from skyrl.rollout.batches import SynchronousRollouts
 from skyrl.tools.replay import Replay
 from skyrl.training.advantage import advantage_estimator
-from skyrl.training.guards import Guard
+from skyrl.training.guards import NonFiniteGuard
 from skyrl.trajectory import TurnReward
 from tests.nano_run import metrics, train
 
@@ -204,19 +204,19 @@ def test_roll_back_goes_on_from_the_last_checkpoint_with_other_prompts(
 def test_going_back_waits_for_the_save_that_is_pending(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write, going_back, back = Disk.write, threading.Event(), Guard.roll_back
+    write, going_back, back = Disk.write, threading.Event(), NonFiniteGuard.roll_back
 
     def held(self: Disk, name: str, content: Any) -> None:
         assert going_back.wait(120)
         write(self, name, content)
 
-    def goes_back(self: Guard, error: NonFiniteError) -> None:
+    def goes_back(self: NonFiniteGuard, error: NonFiniteError) -> None:
         assert not list((tmp_path / "checkpoints").glob("global_step_2/*"))
         back(self, error)
         going_back.set()
 
     monkeypatch.setattr(Disk, "write", held)
-    monkeypatch.setattr(Guard, "roll_back", goes_back)
+    monkeypatch.setattr(NonFiniteGuard, "roll_back", goes_back)
     weight(monkeypatch)
     run(nano, tmp_path, "roll_back")
     assert "going back to step 2" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from skyrl.checkpoint.store import CheckpointStore
 from skyrl.config import compose
 from skyrl.errors import ResumeError, RunError
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.experiments.recovery import run_with_recovery
+from skyrl.runs.recovery import run_with_recovery
 from skyrl.runs.resume import beginning
 from skyrl.tree import fingerprint
 from tests.nano_run import config, metrics, train

@@ -14,12 +14,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from skyrl.config import ConfigError, RewardModelConfig, SFTConfig, SkyRLTrainConfig, compose, load
-from skyrl.config.kinds import kind_named
 from skyrl.errors import DataError, ResumeError, RunError
-from skyrl.experiments.recovery import run_with_recovery
 from skyrl.experiments.sft import SFTExp
 from skyrl.learners.schedule import adamw
 from skyrl.models.reward_model import RewardModel
+from skyrl.runs.recovery import run_with_recovery
 from skyrl.runs.stored_runs import checkpoints_of
 from skyrl.runs.summary import summary
 from skyrl.tools.exporting import export
@@ -42,7 +41,7 @@ def test_a_run_is_the_plain_loop_of_pytorch(nano: Path, tmp_path: Path) -> None:
     run = load([], settings(nano, tmp_path, "sft")).config
     assert isinstance(run, SFTConfig)
     optimizer = adamw(model, run.optimizer_config)
-    tokenizer = kind_named("sft").experiment_class()(compose([], settings(nano, tmp_path, "sft")).config).tokenizer
+    tokenizer = SFTExp(compose([], settings(nano, tmp_path, "sft"), SFTConfig).config).tokenizer
     losses = []
     for start in range(0, 32, 8):
         nats, learned = torch.tensor(0.0), 0
@@ -110,8 +109,7 @@ def test_a_run_that_fails_begins_again_at_its_last_checkpoint_where_it_may(nano:
     folder = tmp_path / "failing"
     folder.mkdir()
     values = settings(nano, folder, "sft", deterministic=True, ckpt_interval=2, recover_mode="auto", recover_retries=1)
-    again: Any = FailsOnce
-    run_with_recovery(again, compose([], values).config, pause=0)
+    run_with_recovery(FailsOnce, compose([], values, SFTConfig).config, pause=0)
     assert [record.get("train/loss") for record in records(folder)] == [each.get("train/loss") for each in whole]
     with pytest.raises(ConfigError, match="auto says where the run begins, and resume_from = empty says otherwise"):
         compose([], {**values, "resume_from": ""})
@@ -165,7 +163,7 @@ def test_an_epoch_has_rows_of_each_source_by_its_weight(nano: Path, tmp_path: Pa
 
 def test_rows_that_are_tokenized_already_train_like_their_chats(nano: Path, tmp_path: Path) -> None:
     of_chats = train(nano, tmp_path / "chats", num_epochs=1)
-    rows = kind_named("sft").experiment_class()(compose([], settings(nano, tmp_path, "sft")).config).train_dataset.rows
+    rows = SFTExp(compose([], settings(nano, tmp_path, "sft"), SFTConfig).config).train_dataset.rows
     tokenized = [
         {"input_ids": row.token_ids.tolist(), "labels": np.where(row.loss_mask, row.token_ids, -100).tolist()}
         for row in rows
@@ -199,7 +197,7 @@ def test_each_evaluation_set_has_the_loss_of_its_own_tokens(nano: Path, tmp_path
 def test_the_end_of_a_run_names_what_it_left_and_nothing_else(nano: Path, tmp_path: Path) -> None:
     values = settings(nano, tmp_path, "sft", num_epochs=1)
     run: Any = compose([], values).config
-    experiment = kind_named("sft").experiment_class()(run)
+    experiment = SFTExp(run)
     experiment.run()
     *places, losses = summary(run, experiment.folder)
     assert [line.split()[:-1] for line in places] == [["configuration"], ["metrics"], ["trained", "model"]]
@@ -270,3 +268,14 @@ def test_everything_that_is_wrong_with_a_supervised_tree_is_told_at_once() -> No
         "optimizer_config.warmup_steps_proportion",
         "faults.on_non_finite",
     }
+
+
+def test_rows_that_are_left_out_are_reported_before_anything_is_learned(
+    nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"input_ids": [5, 6, 7]}] * 10 + [{"input_ids": [5] * 30}]
+    source = write(tmp_path / "rows.jsonl", rows)
+    train(nano, tmp_path, num_epochs=0, max_length=20, train_datasets=(source,))
+    said = capsys.readouterr().err
+    assert "1 training rows are longer than 20 tokens and left out" in said
+    assert "2 training rows do not fill a batch and are left out of each epoch" in said

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import compose
-from skyrl.config.kinds import kind_named
+from skyrl.experiments.experiment import experiment_class
 from tests.experiments.forked import run_of
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same_learning
@@ -32,7 +32,7 @@ def assert_one_file_has_the_same_losses_on_two_ranks(nano: Path, folder: Path, k
     for name, words in {"alone": [], "together": on_ray}.items():
         config: Any = compose([file], [*words, f"run_path={folder / name / 'run'}"]).config
         assert config.placement.executor == ("ray" if words else "in_process")
-        kind_named(config.kind).experiment_class()(config).run()
+        experiment_class(config)(config).run()
     assert losses(folder / "together") == pytest.approx(losses(folder / "alone"), abs=1e-5)
     assert len(losses(folder / "alone")) == 4
 

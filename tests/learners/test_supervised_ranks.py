@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from skyrl.config import compose
-from skyrl.config.kinds import kind_named
+from skyrl.experiments.experiment import experiment_class
 from skyrl.processes.handles import Group
 from skyrl.processes.progress import Progress
 from tests.learners.pool import Pool
@@ -61,7 +61,7 @@ def test_two_ranks_learn_what_one_process_does(
     changes = {**evaluated(tmp_path, kind), "strategy": strategy, "placement__num_gpus_per_node": 2}
     config: Any = compose([], settings(nano, tmp_path, kind, **changes)).config
     assert config.deepspeed_config.zero_optimization.stage == 3
-    experiment = kind_named(kind).experiment_class()(config)
+    experiment = experiment_class(config)(config)
     experiment.processes = PoolProcesses({"fsdp2": pool, "deepspeed": zero_pool}[strategy])
     experiment.run()
     found, expected = records(tmp_path), records(alone[kind])

@@ -7,7 +7,7 @@ from pathlib import Path
 from skyrl.tracking.console import Console
 from skyrl.tracking.curve import draw_reward_curve
 from skyrl.tracking.jsonlines import JsonLines, MetricsFile
-from skyrl.tracking.timing import Clock, timed
+from skyrl.tracking.timing import Clock
 from skyrl.tracking.tracker import Trackers
 
 
@@ -52,16 +52,10 @@ def test_without_a_terminal_every_step_is_one_plain_line() -> None:
     assert second.endswith(" left")
 
 
-async def test_a_timed_collaborator_answers_as_before_and_its_seconds_are_taken_once() -> None:
-    class Slow:
-        name = "slow"
-
-        async def work(self, number: int) -> int:
-            return number + 1
-
+def test_measured_seconds_are_taken_once() -> None:
     clock = Clock()
-    slow = timed(Slow(), clock, work="working")
-    assert (await slow.work(1), slow.name) == (2, "slow")
+    with clock.measure("working"):
+        pass
     assert list(clock.take()) == ["timing/working"]
     assert clock.take() == {}
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from skyrl.training.time_sharing import TimeSharing, run_before
+from skyrl.training.middleware import layered, run_before
+from skyrl.training.time_sharing import TimeSharing
 
 
 class Device:
@@ -97,8 +98,8 @@ async def test_a_collaborator_is_called_once_there_is_room_for_it() -> None:
     await turns.for_engines()
     device.events.clear()
     model = Model(device, "policy")
-    wrapped = run_before(model, score=partial(turns.for_scoring, "policy"))
-    assert await wrapped.score(3) == 3
+    score = layered(model.score, run_before(partial(turns.for_scoring, "policy")))
+    assert await score(3) == 3
     assert device.events == ["engines pause", "engines sleep", "+policy weights", "policy scores"]
 
 

@@ -1,0 +1,194 @@
+"""What the experiments of all kinds of run have in common: folders, processes, checkpoints, metrics, exports.
+
+Each part is made by its `get_...` method when it is first needed, and then kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from skyrl.config.kinds import kind_of
+from skyrl.experiments.collaborators import start_processes
+from skyrl.learners.group import LearnerGroup, ScorerGroup
+from skyrl.learners.learning_worker import LearningWorker
+from skyrl.learners.model_worker import ModelWorker
+from skyrl.learners.ranks import Ranks, Rendezvous
+from skyrl.models.loading import load_tokenizer
+from skyrl.models.storing import AdapterExport, Export
+from skyrl.planning.replicas import Replicas
+from skyrl.processes.handles import Processes
+from skyrl.processes.progress import Progress
+from skyrl.processes.shutdown import ShutdownSignal
+from skyrl.runs.checkpoint_manager import CheckpointManager, checkpoint_store
+from skyrl.runs.run_folder import RunFolder
+from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.runs.session import RunSession
+from skyrl.tracking.factory import trackers_of
+from skyrl.tracking.jsonlines import MetricsFile
+from skyrl.tracking.timing import Clock
+from skyrl.tracking.tracker import LastMetrics, Tracker, Trackers
+from skyrl.training.loop import TrainingLoop
+from skyrl.training.time_sharing import TimeSharing
+from skyrl.tree import required
+
+
+def experiment_class(run: AnyRun) -> type[BaseExp]:
+    """The class that runs this kind of configuration, imported now."""
+    found = kind_of(run).experiment_class()
+    assert issubclass(found, BaseExp), f"{found} is no experiment"
+    return found
+
+
+class BaseExp:
+    """One run, in this process or spread over those of a Ray cluster. Subclasses say what is trained, and how."""
+
+    role: ClassVar[str] = "policy"
+    """Name in checkpoints of the model that is exported."""
+
+    cfg: AnyRun
+
+    def __init__(self, cfg: AnyRun) -> None:
+        """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
+        self.cfg = cfg
+        self.progress = Progress()
+        self.clock = Clock(self.progress.waiting_for)
+        faults = cfg.trainer.faults
+        self.shutdown = ShutdownSignal(
+            grace=faults.grace_period_seconds,
+            stop_before=faults.stop_before,
+            field=field_path(cfg, "faults.stop_before"),
+        )
+        self.folder = RunFolder(
+            Path(required(cfg.trainer.run_path, field_path(cfg, "run_path"))).expanduser().absolute()
+        )
+        self.checkpoints = checkpoint_store(cfg.trainer)
+        self.is_another_try = False
+        """Has this command run it before, and did it fail? What that means is up to `recover_mode`."""
+        self.last = LastMetrics()
+        self.held = ExitStack()
+        self.started_processes: Processes | None = None
+
+    def run(self) -> bool:
+        """Train to the end; False if an earlier session had already done so. What was saved stays, whatever happens.
+
+        Raises `Stopped` when a signal or the deadline ends it before.
+        """
+        return RunSession(self).run()
+
+    # What a run is made of, kept once made. Override the method that makes it.
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return self.get_tokenizer()
+
+    @cached_property
+    def processes(self) -> Processes:
+        with self.shutdown.at_any_point():  # a cluster may take minutes to answer, or never do
+            processes = self.started_processes = self.get_processes()
+        processes.progress = self.progress
+        self.held.callback(processes.close)
+        return processes
+
+    @cached_property
+    def rendezvous(self) -> Rendezvous:
+        timeout = self.cfg.trainer.placement.start_timeout_seconds
+        return self.held.enter_context(Rendezvous(self.processes.host, timeout=timeout))
+
+    @cached_property
+    def time_sharing(self) -> TimeSharing:
+        return self.get_time_sharing()
+
+    @cached_property
+    def saving(self) -> CheckpointManager:
+        """Writes and reads checkpoints of the models that change."""
+        return CheckpointManager(self.cfg, self.checkpoints, self.changing, self.time_sharing, self.folder, self.last)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        raise TypeError(f"{type(self).__name__} does not define total_steps")
+
+    @property
+    def learners(self) -> Mapping[str, LearnerGroup[LearningWorker]]:
+        """The models that learn, by their names in checkpoints."""
+        raise TypeError(f"{type(self).__name__} does not define learners")
+
+    @property
+    def changing(self) -> Mapping[str, ScorerGroup[ModelWorker]]:
+        """The models that a checkpoint holds."""
+        return self.learners
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer of the model that is trained."""
+        return load_tokenizer(self.model_path, use_fast=not self.cfg.trainer.disable_fast_tokenizer)
+
+    def get_processes(self) -> Processes:
+        """Where models live."""
+        return start_processes(self.cfg)
+
+    def get_time_sharing(self) -> TimeSharing:
+        """Which models and engines take turns on the same devices: none."""
+        return TimeSharing({}, None)
+
+    def get_tracker(self, first_step: int) -> Tracker:
+        """Where metrics go: the run folder, and the trackers that the configuration names."""
+        named = trackers_of(self.cfg.trainer, total_steps=self.total_steps, first_step=first_step)
+        return Trackers([MetricsFile(self.folder.metrics), *named])
+
+    def get_loop(self, tracker: Tracker) -> TrainingLoop:
+        """The training loop, at its beginning."""
+        raise TypeError(f"{type(self).__name__} does not define get_loop()")
+
+    def get_export(self, folder: Path) -> Callable[[Iterator[tuple[str, Tensor]]], None]:
+        """What stores the gathered weights in `folder`."""
+        fast = not self.cfg.trainer.disable_fast_tokenizer
+        return Export(like=self.model_path, use_fast_tokenizer=fast, folder=folder)
+
+    # What a session asks for, beside the parts.
+
+    def check_inputs(self) -> Mapping[str, object] | None:
+        """Data and models, before anything is started; the sandbox that answers are judged in, if there is one."""
+        raise TypeError(f"{type(self).__name__} does not define check_inputs()")
+
+    async def prepare(self) -> None:
+        """Nothing has to happen before the loop is put together."""
+
+    def begin_recording(self) -> None:
+        """Steps are not recorded."""
+
+    async def close(self) -> None:
+        """Training alone needed nothing."""
+
+    async def finish(self) -> None:
+        """Write the trained model into the run's folder."""
+        await self.export(self.folder.model)
+
+    async def export(self, folder: Path) -> None:
+        """The model as it is now, in Hugging Face format, and its adapter beside it where it has one."""
+        learner, lora = self.learners[self.role], self.cfg.trainer.policy.model.lora
+        await self.time_sharing.for_learning(self.role)
+        await learner.refuse_non_finite_state()
+        await learner.stream(self.get_export(folder))
+        if lora.rank:
+            adapter = AdapterExport(like=self.model_path, lora=lora, folder=folder.with_name("adapter"))
+            await learner.stream(adapter, adapter=True)
+
+    def ranks_of(self, role: str, size: int, replicas: Replicas | None = None) -> tuple[Ranks, ...]:
+        """The ranks of a role; one alone meets nobody. `replicas` says which of them compute on the same rows."""
+        return (Ranks(name=role),) if size == 1 else self.rendezvous.ranks(role, size, replicas)
+
+    @property
+    def model_path(self) -> str:
+        """The model that training starts from."""
+        return required(self.cfg.trainer.policy.model.path, field_path(self.cfg, "policy.model.path"))
+
+    @property
+    def exports(self) -> Path:
+        """Folder of the exported models."""
+        return Path(self.cfg.trainer.export_path).expanduser().absolute()

@@ -1,0 +1,42 @@
+"""Calls that run side by side: all results, or the first failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+
+
+async def gather_or_cancel(
+    calls: Sequence[Coroutine[Any, Any, R]],
+    *,
+    end_others: Callable[[BaseException], Awaitable[object]] | None = None,
+    rank: Callable[[BaseException], int] = lambda error: 0,
+) -> list[R]:
+    """Every result, in order. At the first failure the other calls are cancelled, and it is raised once they are over.
+
+    Calls that must not be cancelled are ended by `end_others`, which is awaited with the first failure. All of them are
+    then awaited, and of their errors the first with the lowest `rank` is raised.
+    """
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION) if tasks else (set(), None)
+        failures = _failures(task for task in tasks if task in done)
+        if failures and end_others is not None:
+            await end_others(failures[0])
+            await asyncio.wait(tasks)
+            failures = _failures(tasks)
+        if failures:
+            raise min(failures, key=rank)
+        return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _failures(tasks: Iterable[asyncio.Task[Any]]) -> list[BaseException]:
+    errors = (None if task.cancelled() else task.exception() for task in tasks)
+    return [error for error in errors if error is not None]
