@@ -7,7 +7,7 @@ before; what is reported is merged here, after. So the number of ranks changes n
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import attrs
@@ -48,7 +48,7 @@ class ScorerGroup(Generic[W_co]):
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         """(B, L) float32: row by row what one worker would say."""
-        results = await self._deal(ModelWorker.score, batch)
+        results = self._reported(await self.ranks.deal(ModelWorker.score, self._shares(batch)))
         scored = torch.zeros(sum(len(rows) for rows in results), batch.input_ids.shape[1])
         start = 0
         for rows in results:
@@ -56,11 +56,14 @@ class ScorerGroup(Generic[W_co]):
             start += len(rows)
         return scored[: len(batch)]
 
-    async def _deal(self, method: Callable[[Any, TrainingBatch], Awaitable[T]], batch: TrainingBatch) -> list[T]:
-        """What each replica reports of its share of the batch, in order of replicas."""
+    def _shares(self, batch: TrainingBatch) -> list[TrainingBatch]:
+        """The rows of each rank: those of its replica."""
         shares = self._budget.plan(deal(batch, self._replicas.count))
-        found = await self.ranks.deal(method, [shares[replica] for replica in self._replicas.of_rank])
-        return [found[rank] for rank in self._replicas.reporting]
+        return [shares[replica] for replica in self._replicas.of_rank]
+
+    def _reported(self, results: Sequence[T]) -> list[T]:
+        """One result for each replica, in order of replicas."""
+        return [results[rank] for rank in self._replicas.reporting]
 
     async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
         """Every rank leaves its device. Bytes moved by all."""
@@ -109,7 +112,9 @@ class LearnerGroup(ScorerGroup[L_co]):
 
     async def update(self, batch: TrainingBatch) -> Metrics:
         """One optimizer step over the mini-batch; the metrics are those of all its tokens."""
-        return merged(await self._deal(LearningWorker.update_share, self.objective.weigh(batch))).metrics()
+        shares = self._shares(self.objective.weigh(batch))
+        results = await self.ranks.deal(LearningWorker.update_share, shares)
+        return merged(self._reported(results)).metrics()
 
     async def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
         """Name, shape and type of every weight, in the order in which they are streamed."""
