@@ -8,12 +8,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-TYPED_BY_WHAT_STARTS_IT = {
-    ("skyrl.runs.session", "skyrl.experiments.ppo"),
-    ("skyrl.runs.supervised_session", "skyrl.experiments.sft"),
-}
-"""A session names, for types alone, the experiment that starts it."""
-
 Graph = Mapping[str, set[str]]
 """Module -> modules that it imports."""
 
@@ -88,20 +82,12 @@ def in_cycles(graph: Graph) -> list[str]:
     return [module for module in graph if module in reached(graph, module)]
 
 
-def graph_of_skyrl() -> Graph:
-    """The imports of this project, but for those that are known."""
-    found = graph_of(ROOT)
-    return {
-        module: {each for each in found[module] if (module, each) not in TYPED_BY_WHAT_STARTS_IT} for module in found
-    }
-
-
 def test_no_module_imports_itself_over_others() -> None:
-    assert in_cycles(graph_of_skyrl()) == []
+    assert in_cycles(graph_of(ROOT)) == []
 
 
 def test_no_package_imports_itself_over_others() -> None:
-    assert in_cycles(packages(graph_of_skyrl())) == []
+    assert in_cycles(packages(graph_of(ROOT))) == []
 
 
 def test_an_import_inside_a_function_closes_a_cycle(tmp_path: Path) -> None:
