@@ -21,7 +21,7 @@ from skyrl.models.segment_attention import takes_segments
 
 @attrs.frozen(kw_only=True, eq=False)
 class Outputs:
-    """What a role's model says of a batch."""
+    """Outputs of a role's forward pass over a batch."""
 
     values: Tensor
     """(B, L) with gradient, 0 where `loss_mask` is false: log-probabilities in nats, or a critic's values."""
@@ -30,7 +30,7 @@ class Outputs:
     """(B, L) in nats, of the distribution that each selected token was drawn from, 0 elsewhere."""
 
     numbers: dict[str, Tensor] = attrs.field(factory=dict)
-    """By name, numbers for each selected token that are worth logging."""
+    """Metrics by name, a number for each selected token."""
 
 
 @attrs.frozen(kw_only=True)
@@ -41,13 +41,13 @@ class ForwardOptions:
     """Join the rows into one, without padding, each attending to itself alone."""
 
     segmented: bool
-    """Its attention takes the segments of a packed row."""
+    """Whether the model's attention takes the segments of a packed row."""
 
     share_prompts: bool
     """Lay neighbouring rows of one prompt behind one copy of it, where the attention takes segments."""
 
     plain_head: bool
-    """Its logits are the product of hidden states and a matrix."""
+    """Whether the model's logits are the product of hidden states and a matrix."""
 
     def layout(self, batch: TrainingBatch) -> RowLayout:
         """How the rows go through the model."""
@@ -56,12 +56,12 @@ class ForwardOptions:
         return packed(batch, segmented=self.segmented, share_prompts=self.share_prompts)
 
     def answer(self, model: Any, layout: RowLayout) -> Any:
-        """What stands where logits do, at the columns that are kept."""
+        """The model's output in the place of logits, at the columns that are kept."""
         return model(**layout.inputs, use_cache=False).logits
 
 
 ForwardFn = Callable[[Any, TrainingBatch, ForwardOptions], Outputs]
-"""What a role asks of its model."""
+"""A role's forward pass over a batch."""
 
 
 def compute_logprobs(
@@ -173,6 +173,6 @@ def _logits(model: Any, ids: Tensor) -> Tensor:
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
-    """By more than rounding, which is small beside the spread of the logits, and less small in 16 bits."""
+    """Whether logits differ by more than rounding, which is small beside their spread, and less small in 16 bits."""
     bound = 1e-2 if one.dtype == torch.float32 else 0.25
     return bool((one.float() - other.float()).abs().max() > bound * other.float().std().clamp(min=1e-6))

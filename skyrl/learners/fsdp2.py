@@ -142,7 +142,7 @@ class Fsdp2(DataParallel):
         return self._move(self._device, model=model, optimizer=optimizer)
 
     def close(self) -> None:
-        """Nothing outlives the model."""
+        """Does nothing: no resource outlives the model."""
 
     def _shard(self, source: ModelSource, config: FSDPConfig) -> Any:
         """The model without values, split over the ranks, and then filled from rank 0."""
@@ -178,7 +178,7 @@ class Fsdp2(DataParallel):
                 write_into(weight, whole(weights.get(name), weight, self._device, self._ranks))
 
     def _fill_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        """What is computed and not stored, rotary frequencies above all, is lost on the meta device."""
+        """Recompute buffers that are not stored, such as rotary frequencies, which are lost on the meta device."""
         for name, buffer in list(self.model.named_buffers()):
             module, _, leaf = name.rpartition(".")
             value = torch.empty_like(buffer, device=self._device)

@@ -123,7 +123,8 @@ class LearnerGroup(ScorerGroup[L_co]):
     async def stream(
         self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False, adapter: bool = False
     ) -> R:
-        """What `consume`, which can be pickled, makes of the whole weights, one at a time, in the process of rank 0.
+        """Call `consume`, which can be pickled, on the whole weights, one at a time, in the process of rank 0; returns
+        its result.
 
         With `everywhere` it is given all of them on every rank; with `adapter`, those of the adapter alone. Each weight
         has its whole shape.

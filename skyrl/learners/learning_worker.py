@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Objective(Protocol):
-    """What an update minimises."""
+    """The objective that an update minimizes."""
 
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:
         """The whole mini-batch with the share of each of its tokens in the loss."""

@@ -120,7 +120,9 @@ class ModelWorker:
         return [(name, tuple(each.shape), str(each.dtype).removeprefix("torch.")) for name, each in shapes.items()]
 
     def refuse_non_finite_state(self) -> None:
-        """Before it is saved. Raises `NonFiniteError` that names a weight or a part of the optimizer's state."""
+        """Check the state before it is saved. Raises `NonFiniteError` that names a weight or a part of the optimizer's
+        state.
+        """
         self._refuse_non_finite("before saving", optimizer=True)
 
     def stage(self) -> tuple[dict[str, Any], int]:
@@ -132,9 +134,8 @@ class ModelWorker:
         return {}, sum(shard.numbers.nbytes for shard in self._staged)
 
     async def write_staged(self, storage: Storage, folder: str) -> StoredFile:
-        """Write what was staged into the folder of a checkpoint, in a thread: this rank goes on meanwhile.
-
-        Raises `RunError` if the storage does not take it.
+        """Write the staged state into the folder of a checkpoint, in a thread, while this rank continues. Raises
+        `RunError` if the storage does not take it.
         """
         staged, self._staged = self._staged, []
         name = file_of_rank(self._role, self.ranks.rank, self.ranks.size)
@@ -176,7 +177,7 @@ class ModelWorker:
 
 
 def token_budget(trainer: TrainerConfig) -> TokenBudget:
-    """What the configuration says of micro-batches bounded by tokens."""
+    """The configured token budget of micro-batches."""
     limit = trainer.max_tokens_per_microbatch
     return TokenBudget(
         tokens=limit if limit > 0 else None, keep_groups=trainer.use_sample_packing and trainer.share_group_prompts

@@ -1,4 +1,4 @@
-"""What one rank saw of a mini-batch, so that the metrics of all ranks together are exactly those of the mini-batch."""
+"""One rank's part in the metrics of a mini-batch, so that all ranks together give exactly those of the mini-batch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Moments:
         )
 
     def __add__(self, other: Moments) -> Moments:
-        """Of the numbers of both (Chan, Golub and LeVeque, 1979: the update of pairwise variance)."""
+        """Moments of the numbers of both (Chan, Golub and LeVeque, 1979: the update of pairwise variance)."""
         count = self.count + other.count
         if not count:
             return self
@@ -62,7 +62,7 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Of the numbers themselves, not an estimate from a sample."""
+        """Standard deviation of the numbers themselves, not an estimate from a sample."""
         return math.sqrt(self.deviation / self.count) if self.count else 0.0
 
 
@@ -74,13 +74,13 @@ class RankMetrics:
     """Add up over micro-batches and ranks."""
 
     moments: dict[str, Moments]
-    """Of numbers per token."""
+    """Moments of numbers per token."""
 
     shared: Metrics
-    """The same on every rank: gradient norm, learning rate."""
+    """Metrics that are the same on every rank: gradient norm, learning rate."""
 
     def metrics(self) -> Metrics:
-        """By the names they are logged under."""
+        """Metrics by the names they are logged under."""
         means = {name: moments.mean for name, moments in self.moments.items() if name not in SPREAD}
         spreads = {
             f"{name}_{kind}": value
@@ -92,7 +92,7 @@ class RankMetrics:
 
 
 def merged(parts: Sequence[RankMetrics]) -> RankMetrics:
-    """Of all ranks together."""
+    """The metrics of all ranks together."""
     first = parts[0]
     return RankMetrics(
         sums={name: math.fsum(part.sums[name] for part in parts) for name in first.sums},
@@ -102,5 +102,5 @@ def merged(parts: Sequence[RankMetrics]) -> RankMetrics:
 
 
 def added(one: Metrics, other: Metrics) -> Metrics:
-    """Name by name; a name that only one has keeps its value."""
+    """Sums name by name; a name that only one side has keeps its value."""
     return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in one | other}

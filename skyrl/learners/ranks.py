@@ -40,7 +40,7 @@ class Ranks:
     """Host and port of the driver's store. None where there is one rank only."""
 
     name: str = "policy"
-    """Of the role: roles share a store, each under its own prefix."""
+    """Name of the role: roles share a store, each under its own prefix."""
 
     timeout: float = 600.0
     """Seconds that a rank waits for the others, when they meet and in every collective operation."""

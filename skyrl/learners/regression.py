@@ -1,4 +1,4 @@
-"""What the critic minimises: the clipped squared distance between its values and the returns."""
+"""The critic's objective: the clipped squared distance between its values and the returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ReturnRegression:
     """The critic's objective: `weigh` for the whole mini-batch, then the object itself for each micro-batch."""
 
     value_clip: float | None
-    """As `trainer.algorithm.value_clip`. None: plain squared error."""
+    """Clip range, see `trainer.algorithm.value_clip`. None: plain squared error."""
 
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:
         """Every token of the mini-batch counts the same."""

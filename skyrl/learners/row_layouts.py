@@ -19,13 +19,13 @@ from skyrl.models.segment_attention import Segment
 
 @attrs.frozen(kw_only=True, eq=False)
 class RowLayout:
-    """What a model is given, and where in its answer the selected tokens are."""
+    """Inputs of a model, and the positions of the selected tokens in its output."""
 
     inputs: dict[str, Any]
     """Keyword arguments of the model; `logits_to_keep` names the columns that anything is asked of."""
 
     chosen: Tensor
-    """What picks, of the (rows, kept columns, ...) that the model answers with, the N selected tokens in row order."""
+    """Index of the N selected tokens, in row order, into the (rows, kept columns, ...) output of the model."""
 
     def pick(self, answer: Tensor) -> Tensor:
         """(rows, kept columns, ...) -> (N, ...)."""
@@ -35,8 +35,8 @@ class RowLayout:
 
 
 def padded(batch: TrainingBatch) -> RowLayout:
-    """As it stands. Padding is on the right, where causal attention keeps it out of every real token: no mask is
-    needed.
+    """The batch as padded rows. Padding is on the right, where causal attention keeps it out of every real token: no
+    mask is needed.
 
     A batch without selected tokens goes through the model all the same: other ranks wait for this one in every layer.
     """

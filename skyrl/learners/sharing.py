@@ -39,7 +39,7 @@ def write_into(target: Tensor, value: Tensor) -> None:
 
 
 def piece_of(name: str, tensor: Tensor, ranks: Ranks) -> TensorShard | None:
-    """What this rank stores of a tensor of any shape: its own shard, or, on rank 0, all of one that every rank has."""
+    """This rank's stored part of a tensor of any shape: its shard, or, on rank 0, all of one that every rank has."""
     if not isinstance(tensor, DTensor):
         return TensorShard.whole(name, tensor) if ranks.rank == 0 else None
     start, is_first_copy = _shard_of(tensor)

@@ -18,7 +18,7 @@ ModelSection = PolicyConfig | CriticConfig | RefConfig
 
 @frozen(kw_only=True)
 class StrategyKind:
-    """What the workers know of a strategy."""
+    """Facts about a strategy that the workers need."""
 
     start: Callable[[ModelSource, ModelSection, StrategyContext], Strategy]
     """Spreads a model over its ranks, as its section of the configuration says. Collective."""

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @frozen(kw_only=True)
 class ModelSource:
-    """Where a model comes from."""
+    """Factories of a model."""
 
     load: Callable[[torch.device], Any]
     """The model with its weights in float32, on the given device. Raises `ModelError`."""
@@ -35,7 +35,7 @@ class ModelSource:
 
 @frozen(kw_only=True)
 class StrategyContext:
-    """What every strategy is told."""
+    """Arguments that every strategy is given."""
 
     ranks: Ranks
     device: torch.device
@@ -53,7 +53,7 @@ class Strategy(Protocol):
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """Whose learning rate a schedule sets."""
+        """The optimizer, whose learning rate a schedule sets."""
 
     @property
     def meta_model(self) -> Any:

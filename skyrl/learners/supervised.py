@@ -1,4 +1,4 @@
-"""What supervised runs minimise: the cross entropy of what assistants said, and the order of pairs."""
+"""Objectives of supervised runs: the cross entropy of assistants' messages, and the order of pairs."""
 
 from __future__ import annotations
 

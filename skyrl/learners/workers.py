@@ -87,7 +87,7 @@ class PolicyWorker(LearningWorker):
 
 
 class SFTWorker(PolicyWorker):
-    """The model that learns what somebody else wrote: nothing is measured of tokens but their log-probability."""
+    """The model that learns given text: of its tokens only log-probabilities are measured."""
 
     @staticmethod
     def _reading(trainer: TrainerConfig) -> ForwardFn:

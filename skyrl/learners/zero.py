@@ -146,7 +146,7 @@ class Zero(DataParallel):
 
     @property
     def _moves(self) -> bool:
-        """Only what is on a GPU, and not told to rest elsewhere, can leave it."""
+        """Whether a part can be offloaded: only what is on a GPU, and not configured to rest elsewhere, can."""
         return self._engine is not None and self.optimizer is not None and self._stage > 0 and not self._offloads
 
     def _leave(self, *, model: bool, optimizer: bool) -> None:

@@ -1,4 +1,4 @@
-"""From the tree's settings to the dictionary that DeepSpeed takes. Pure, and every field has its line here."""
+"""Translates the tree's settings to the dictionary that DeepSpeed takes. Pure, with a line for every field."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from skyrl.learners.sharing import check_complete, read_into, slots_of
 from skyrl.models.naming import named_weights
 
 SLOTS = ("exp_avg", "exp_avg_sq")
-"""What AdamW keeps of each weight, besides the number of steps."""
+"""State that AdamW keeps of each weight, besides the number of steps."""
 
 
 class ZeroState:
@@ -63,7 +63,7 @@ class ZeroState:
             yield from self._of_first_rank(f"optimizer.{name}.step", steps)
 
     def load(self, source: TensorSource) -> None:
-        """As `Strategy.load_state`."""
+        """Load the state; see `Strategy.load_state`."""
         names = check_complete(source, self.named_shapes())
         if self._learns:
             self._reset_optimizer(source, slots_of(names))
@@ -96,7 +96,7 @@ class ZeroState:
             yield TensorShard(name=name, shape=tuple(_shape(weight)), start=start, numbers=numbers)
 
     def _stretch(self, weight: Any, slot: str | None) -> tuple[int, Tensor | None]:
-        """Where it begins, and its numbers."""
+        """Start of a stretch, and its numbers."""
         if self._stage < 3:
             held = weight._hp_mapping
             return (0, None) if held is None else (held.lp_fragment_address.start, held.get_hp_fragment(slot))
@@ -115,7 +115,7 @@ class ZeroState:
         return start, min(size, _shape(weight).numel() - start)
 
     def _master(self, weight: Tensor) -> Tensor:
-        """In float32, whatever type is computed in."""
+        """A weight in float32, whatever the type of the computation."""
         if self._is_whole(weight):
             with self._gathered(weight):
                 return weight.detach().clone()
@@ -137,7 +137,7 @@ class ZeroState:
         return wrapper.optimizer if self._stage else wrapper
 
     def _flat_masters(self) -> list[Tensor]:
-        """What the optimizer steps on this rank: flat pieces of the weights, in stage 0 the weights."""
+        """Flat pieces of the weights that the optimizer steps on this rank; in stage 0 the weights."""
         wrapper = self._engine.optimizer
         match self._stage:
             case 0:

@@ -18,14 +18,14 @@ Name = tuple[str, str]
 
 @frozen
 class CallResult:
-    """What a call returned."""
+    """The return value of a call."""
 
     value: Any
 
 
 @frozen
 class CallFailure:
-    """What a call raised, without its traceback: that one is in the log of the process."""
+    """The exception of a call, without its traceback, which is in the log of the process."""
 
     ours: SkyRLError | None
     """The exception itself, where it is one of ours: its message is complete."""

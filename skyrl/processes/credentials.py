@@ -6,5 +6,5 @@ import os
 
 
 def api_key(name: str) -> str | None:
-    """The key in the variable of this name, or None where there is none."""
+    """The key in the variable of this name, or None if it is not set."""
     return os.environ.get(name) or None

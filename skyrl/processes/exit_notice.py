@@ -1,4 +1,4 @@
-"""The end of a process, told once to everyone who waits for it."""
+"""Notice of the end of a process, delivered once to every listener."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skyrl.errors import ProcessError
 
 
 class ExitNotice:
-    """Whether a process has ended before its time, when that was noticed, and why. Any thread may ask or tell."""
+    """Whether a process has ended early, when that was noticed, and why. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,7 +19,7 @@ class ExitNotice:
         self.noticed = float("inf")
 
     def set(self, error: ProcessError) -> None:
-        """Tells every listener; only the first cause counts."""
+        """Notify every listener; only the first cause counts."""
         with self._lock:
             if self.error is not None:
                 return
@@ -29,7 +29,7 @@ class ExitNotice:
             tell()
 
     def listen(self, tell: Callable[[], None]) -> Callable[[], None]:
-        """Has `tell` called when the process ends, at once if it has; returns what takes that back."""
+        """Call `tell` when the process ends, at once if it has; returns a function that undoes this."""
         key = object()
         with self._lock:
             self._listeners[key] = tell

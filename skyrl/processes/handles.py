@@ -31,13 +31,14 @@ class Deadlines:
     """How long anything may take before the run ends with a message, in seconds."""
 
     start: float = 600.0
-    """Until every process is there and has built its object, models loaded."""
+    """Seconds until every process has started and built its object, models loaded."""
 
     call: float = 3600.0
-    """Of one call, unless the caller names another."""
+    """Seconds of one call, unless the caller names another deadline."""
 
     heartbeat: float = 60.0
-    """Without a sign of life of a process. A process that computes still gives one; a stopped or hung one does not."""
+    """Seconds without a heartbeat of a process. A process that computes still sends one; a stopped or hung one does
+    not."""
 
 
 class Handle(Protocol[T_co]):
@@ -48,7 +49,7 @@ class Handle(Protocol[T_co]):
         """Role and rank, such as `policy-1`."""
 
     def within(self, seconds: float) -> Self:
-        """The same object; calls made through this handle have this deadline."""
+        """A handle of the same object whose calls have this deadline."""
 
     @overload
     async def call(
@@ -102,13 +103,13 @@ class Group(Generic[T_co]):
 
 
 class Processes(Protocol):
-    """Who starts processes, watches them, and leaves none behind."""
+    """Starts processes, watches them, and leaves none behind."""
 
     step: int
     """The current step of the run, which the lines of their logs carry."""
 
     progress: Progress
-    """Where each call notes that it is waited for. Set before the first start."""
+    """Record of the calls that are waited for. Set before the first start."""
 
     @property
     def host(self) -> str:

@@ -1,4 +1,4 @@
-"""Everything in the process of the command: a handle is the object itself."""
+"""Processes inside the command's own: a handle is the object itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class LocalHandle(Generic[T]):
-    """An object of this process. Deadlines mean nothing here: whoever would watch is the one who computes."""
+    """An object of this process. Deadlines have no effect here: the watcher would be the process that computes."""
 
     def __init__(self, name: str, target: T, progress: Progress | None = None) -> None:
         self.name, self.target = name, target
@@ -56,4 +56,4 @@ class InProcess:
         return []
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Does nothing: no process was started."""

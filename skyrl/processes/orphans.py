@@ -103,9 +103,9 @@ def tagged(variable: str, value: str, folder: Path | None = None) -> list[int]:
 
 
 def sweep(root: Path) -> list[Path]:
-    """Ends what owners that are gone left below `root`: processes, sockets, folders. Returns the folders.
+    """Remove what owners that are gone left below `root`: processes, sockets, folders. Returns the folders.
 
-    An owner is gone if nobody holds the lock in its folder.
+    An owner is gone if no process holds the lock in its folder.
     """
     swept = []
     for folder in root.glob(f"{_PREFIX}*-*"):
@@ -157,7 +157,7 @@ def _alive(pid: int) -> bool:
 
 
 def _started(pid: int) -> str:
-    """When the process started, in ticks since the machine did: with its id, a name that is not used twice."""
+    """Start time of the process, in ticks since boot: together with its id, a name that is not used twice."""
     try:
         return _status(pid)[19]
     except OSError:

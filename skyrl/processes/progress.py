@@ -1,4 +1,4 @@
-"""What the run is waiting for, and since when something came to its end: how a hang is told from work."""
+"""Progress of a run: what it waits for, and since when nothing has finished, which tells a hang from work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Progress:
 
     @contextlib.contextmanager
     def waiting_for(self, what: str) -> Iterator[None]:
-        """Around a wait: `what` is waited for."""
+        """Around a wait: record that `what` is waited for."""
         number = next(self._numbers)
         self.note()
         self._open[number] = what, self._last

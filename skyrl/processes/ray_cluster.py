@@ -240,7 +240,7 @@ def _signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_end() -> Iterator[None]:
-    """A cluster that is half gone complains while it is ended, to nobody's use."""
+    """Discard the complaints of a cluster that is being shut down."""
     with contextlib.suppress(OSError, ConnectionError, RuntimeError):
         yield
 

@@ -123,7 +123,7 @@ async def _answer_or_end(answer: Future[Any], member: Member) -> Any:
 
 
 def failed(member: Member, doing: str, outcome: Any) -> ProcessError:
-    """What to raise for an outcome that is no answer."""
+    """The exception for an outcome that is not a result."""
     match outcome:
         case CallFailure():
             return ProcessError(f"{member} failed in {doing}: {outcome.summary}; log: {member.log}")

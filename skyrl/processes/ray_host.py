@@ -31,21 +31,21 @@ from skyrl.processes.orphans import HOST, start_reaper
 
 @frozen(kw_only=True)
 class Settings:
-    """What an actor is told before it makes its object."""
+    """Arguments of an actor, given before it makes its object."""
 
     name: str
     mark: str
     folder: Path
-    """Where the command runs: relative paths mean the same here, if this machine has it."""
+    """Working directory of the command: relative paths mean the same here, if this machine has it."""
 
     log: Path
     environment: Mapping[str, str]
-    """Not secret: Ray keeps the arguments of actors."""
+    """Environment variables; not for secrets: Ray keeps the arguments of actors."""
 
 
 @frozen(kw_only=True)
 class Introduction:
-    """What an actor says of itself."""
+    """An actor's description of itself."""
 
     pid: int
     host: str

@@ -29,23 +29,22 @@ _RESOURCE = {"cuda": "GPU", "cpu": "slot"}
 
 @frozen(kw_only=True)
 class Place:
-    """Where a process runs."""
+    """Location of a process."""
 
     node: str
     """Ray's id of the machine: several may share an address."""
 
     address: str
     gpus: tuple[str, ...]
-    """What the machine calls the GPUs: numbers, or unique ids; of a seat on several machines, those of the first. On
-    machines without GPUs, slots of the pool.
-    """
+    """The machine's names of the GPUs: numbers, or unique ids; of a process on several machines, those of the first. On
+    machines without GPUs, slots of the pool."""
 
     strategy: PlacementGroupSchedulingStrategy
 
 
 @frozen(kw_only=True)
 class Reservation:
-    """What a pool has on one machine."""
+    """Resources of a pool on one machine."""
 
     node: str
     gpus: tuple[str, ...]
@@ -82,7 +81,7 @@ class Placement:
         return [Node(id=node, gpus=int(free.get(node, {}).get(resource, 0))) for node in ids]
 
     def place(self, placed: RankPlacement) -> Place:
-        """Where this seat is."""
+        """Location of this process."""
         parts = [(self._pools[placed.pool][node], gpu) for node, gpu in self._layout.places(placed)]
         first = parts[0][0]
         return Place(
@@ -99,7 +98,7 @@ class Placement:
         self._groups = []
 
     def _reserve(self, pool: Pool, nodes: Sequence[str], deadline: float) -> list[Reservation]:
-        """What the pool has on each of these machines, in their order."""
+        """Reserve the pool's resources on each of these machines, in their order."""
         group = placement_group(
             [{_RESOURCE[self._device]: float(pool.gpus_per_node)} for _ in nodes],
             strategy="STRICT_SPREAD",
@@ -123,7 +122,7 @@ class Placement:
     def _numbers(
         self, pool: Pool, strategies: dict[str, PlacementGroupSchedulingStrategy], deadline: float
     ) -> dict[str, tuple[str, ...]]:
-        """What each machine calls the GPUs that it reserved, in order: only a task that holds them is told."""
+        """Each machine's names of the GPUs that it reserved, in order; only a task that holds them can read them."""
         if self._device == "cpu":
             return {node: tuple(str(slot) for slot in range(pool.gpus_per_node)) for node in strategies}
         asked = {

@@ -33,7 +33,7 @@ from skyrl.processes.ray_watch import Member, Watch
 T = TypeVar("T")
 
 OBJECT_STORE_BYTES = 1 << 28
-"""Of a cluster of our own: results and arguments that are under way."""
+"""Object store of a private cluster, in bytes: results and arguments under way."""
 
 _LOOK = 0.25
 
@@ -74,7 +74,7 @@ class RayProcesses:
         try:
             self._placement = Placement(layout, device, deadlines.start)
             self.where = {(placed.role, placed.rank): self._placement.place(placed) for placed in layout.placements}
-            """Where each (role, rank) runs."""
+            """Location of each (role, rank)."""
         except BaseException:
             self.close()
             raise

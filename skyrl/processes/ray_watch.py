@@ -1,4 +1,4 @@
-"""Who is alive: every actor is asked for a sign of life every few seconds, and its death is known when it happens."""
+"""Liveness: every actor is asked for a heartbeat every few seconds, and its death is noticed when it happens."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class Watch:
         self._members.append(member)
 
     def has_started(self, member: Member) -> None:
-        """From here on its silence counts."""
+        """Count the member's silence from now on."""
         member.seen, member.is_starting = time.monotonic(), False
 
     def remove(self, member: Member) -> None:
-        """Ends the watch over a member, before somebody ends it on purpose."""
+        """Stop watching a member, before it is ended on purpose."""
         self._members = [other for other in self._members if other is not member]
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Watch:
         self._thread.join(timeout=2 * _DUMP)
 
     def group(self, role: str) -> list[Member]:
-        """Those who compute together with this role."""
+        """Members that compute together with this role."""
         return [member for member in self._members if member.role == role]
 
     def first_cause(self, member: Member, since: float) -> ProcessError | None:
@@ -134,7 +134,7 @@ class Watch:
 
 
 def how_it_died(error: BaseException) -> str:
-    """What Ray knows of an actor's end, in a few words."""
+    """Ray's reason for an actor's end, in a few words."""
     text = " ".join(str(error).split())
     reason = text.partition("The actor is dead because ")[2] or text
     if isinstance(error, OutOfMemoryError):

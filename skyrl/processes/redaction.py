@@ -87,7 +87,7 @@ def _is_place(name: str, value: str) -> bool:
 
 
 def _spellings(value: str) -> Iterator[str]:
-    """As it is, in Python and JSON, and in an address."""
+    """The secret as it is, in Python and JSON, and in an address."""
     yield from (value, repr(value)[1:-1], json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
     yield from (quote(value, safe=""), unquote(value))
 
@@ -109,10 +109,7 @@ def _redacted(text: str, values: re.Pattern[str]) -> str:
 
 
 def redacted_tree(data: Any) -> Any:
-    """The same for every text in JSON-able data, keys included, and for texts under keys that name a secret.
-
-    Other headers in texts stay: an answer may speak of cookies.
-    """
+    """A copy of JSON-able data with every text redacted, keys included; headers stay: an answer may mention cookies."""
     values = _of_values()
 
     def clean(data: Any) -> Any:
@@ -151,7 +148,7 @@ class RedactedStream:
         return len(text)
 
     def flush(self) -> None:
-        """As the stream's own."""
+        """Flush the stream, see `TextIO.flush`."""
         with self._reader_may_be_gone():
             self._stream.flush()
 
@@ -171,7 +168,7 @@ class RedactedStream:
         os.close(nowhere)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """As the stream's own."""
+        """Write lines to the stream, see `TextIO.writelines`."""
         for line in lines:
             self.write(line)
 

@@ -33,9 +33,9 @@ _LAST_WORDS_SECONDS = 1.0
 
 
 class ShutdownSignal:
-    """Whether the run was told to stop, by whom, and what may be given up for it. One at a time, in the main thread.
+    """Whether the run was asked to stop, by whom, and what may be cancelled for it. One at a time, in the main thread.
 
-    In any other thread it hears of no signals, only of its deadline.
+    In any other thread it receives no signals, only its deadline.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class ShutdownSignal:
 
     @property
     def seconds_left(self) -> float:
-        """Until the run will be told to stop for its deadline."""
+        """Seconds until the run is asked to stop for its deadline."""
         return self._deadline - time.monotonic()
 
     def request(self, reason: str, exit_code: int = EXIT_REQUEUE) -> None:
-        """Tell the run to stop; only the first reason counts. From any thread."""
+        """Ask the run to stop; only the first reason counts. Thread-safe."""
         if not self.reason:
             self._exit_code, self.reason = exit_code, reason
             self._wake()
@@ -129,7 +129,7 @@ class ShutdownSignal:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """What is awaited in here is given up when the run is told to stop, before, meanwhile or after: `Stopped`."""
+        """Around awaits that are cancelled by a request to stop, before, meanwhile or after. Raises `Stopped`."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         task = self._task
         try:
@@ -189,7 +189,7 @@ class ShutdownSignal:
                 self._end_at_once(f"Stopped: what was to be saved was not, within {self._grace:g} s.")
 
     def _end_at_once(self, why: str) -> None:
-        """End the process, even if nobody reads its output any more or a thread that is stuck holds the stream."""
+        """End the process, even if its output is no longer read or a thread that is stuck holds the stream."""
         words = threading.Thread(target=_last_words, args=(why,), daemon=True)
         words.start()
         words.join(_LAST_WORDS_SECONDS)
@@ -204,7 +204,7 @@ def _last_words(why: str) -> None:
 
 
 def seconds_until(moment: float | str) -> float:
-    """From now to the end of a time in seconds, or to a moment in ISO 8601, by the clock of this machine."""
+    """Seconds from now to the end of a duration, or to a point in time in ISO 8601, by the clock of this machine."""
     if not isinstance(moment, str):
         return moment
     return datetime.fromisoformat(moment).astimezone().timestamp() - time.time()

@@ -141,7 +141,7 @@ def limit(limits: dict[str, float], *, own_user: bool) -> None:
 
 
 def _processes_and_threads() -> int:
-    """On the whole machine, whoever's."""
+    """Number of processes and threads on the whole machine."""
     try:
         with open("/proc/loadavg", encoding="ascii") as file:
             return int(file.read().split()[3].partition("/")[2])
@@ -161,7 +161,7 @@ def give_up_rights(user: int | None) -> None:
 
 
 def descendants(process: int) -> list[int]:
-    """Its children, then their own, and so on."""
+    """Children of a process, then their own, and so on."""
     found = children(process)
     for pid in found:
         found += children(pid)

@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _prepare(settings: dict[str, Any]) -> None:
-    """Modules in memory, and readable again by whoever the programs run as."""
+    """Import modules, and make them readable for the users that programs run as."""
     sys.path.remove(sys.argv[1])
     sys.path += [path for path in settings["paths"] if path not in sys.path]
     for name in settings["modules"] or _USED_OFTEN:
@@ -81,7 +81,7 @@ def _prepare(settings: dict[str, Any]) -> None:
 
 
 def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[int]) -> None:
-    """Until nothing of it is left; says on the control socket how the program ended."""
+    """Wait until nothing of the program is left; report on the control socket how it ended."""
     deadline = time.monotonic() + request["limits"]["seconds"]
     control = socket.socket(fileno=files.pop())
     code = TIMED_OUT
@@ -137,7 +137,9 @@ def _init(
 def _program(
     settings: dict[str, Any], request: dict[str, Any], files: list[int], control: socket.socket, user: int | None
 ) -> None:
-    """Become it. Whatever goes wrong before is told on the control socket; afterwards it is the program's affair."""
+    """Exec the program in this process. Errors of the set-up go to the control socket; later ones show in the exit
+    code.
+    """
     code = 1
     try:
         folder = request["folder"]
@@ -167,7 +169,7 @@ def _program(
 
 
 def _open_standard_streams() -> None:
-    """Also those that a program goes back to after it has redirected its output."""
+    """Open the standard streams, including those that a program returns to after it has redirected its output."""
     given = {
         "stdin": open(0, encoding="utf-8", errors="surrogateescape", closefd=False),  # noqa: SIM115
         "stdout": open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False),  # noqa: SIM115
@@ -179,7 +181,7 @@ def _open_standard_streams() -> None:
 
 
 def _run_program(source: int) -> None:
-    """As `python program.py` does: it is the module `__main__`, and imports what lies beside it."""
+    """Run a file like `python program.py`: it is the module `__main__`, and imports from its own folder."""
     with open(source, "rb") as given, open("program.py", "wb") as file:
         shutil.copyfileobj(given, file)
     sys.argv = ["program.py"]
@@ -238,7 +240,7 @@ def _sweep(user: int | None) -> None:
 
 
 def _as_that_user(user: int, work: Callable[[], None]) -> None:
-    """In a process that has no other rights."""
+    """Run in a process that has no other rights."""
     child = os.fork()
     if child == 0:
         try:

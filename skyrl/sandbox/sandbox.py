@@ -34,7 +34,7 @@ GRACE = 0.5
 
 @frozen(kw_only=True)
 class ResourceLimits:
-    """What a program may take. Beyond any of these it is ended."""
+    """Resources that a program may use. It is ended when it exceeds any of them."""
 
     seconds: float = 10.0
     """Wall-clock time."""
@@ -106,7 +106,7 @@ class Sandbox:
         return _run(self.client, self.tier, program, stdin, limits or ResourceLimits())
 
     def record(self) -> dict[str, object]:
-        """What is in force, for whoever looks at the run later."""
+        """The tier and limits in force, for the run's record."""
         return {"tier": self.tier, "own_user_for_each_program": other_user() is not None}
 
     def may_open(self, file: Path) -> bool:
@@ -116,7 +116,7 @@ class Sandbox:
         return any(self._may_read(file, path) for path in self._readable if file.is_relative_to(path))
 
     def _may_read(self, file: Path, root: Path) -> bool:
-        """By the rights of what lies between."""
+        """Whether a user may read the path, by the rights of the folders on the way."""
         if other_user() is None:
             return True
         ways = [file, *(parent for parent in file.parents if parent.is_relative_to(root))]
@@ -131,13 +131,13 @@ class Sandbox:
 
 @cache
 def strongest_tier() -> Tier:
-    """Of those that this machine has."""
+    """The strongest tier that this machine has."""
     return next((tier for tier in reversed(TIERS) if not why_unavailable(tier)), "process")
 
 
 @cache
 def why_unavailable(tier: Tier) -> str:
-    """What this machine lacks for the tier; empty if programs really run in it here."""
+    """Reason why this machine lacks the tier; empty if programs really run in it here."""
     if sys.platform != "linux":
         return "sandboxes need Linux"
     if missing(tier):
@@ -217,7 +217,7 @@ def _how_it_ended(control: socket.socket, seconds: float) -> int:
 
 
 def receive(control: socket.socket, seconds: float) -> str | None:
-    """What the supervisor says; empty if it is gone, None if it says nothing in time."""
+    """The supervisor's message; empty if it is gone, None if nothing arrives in time."""
     control.settimeout(max(seconds, 0.001))
     try:
         return control.recv(4096).decode(errors="replace")

@@ -34,12 +34,14 @@ def has_namespaces(tier: Tier) -> bool:
 
 
 def missing(tier: Tier) -> str:
-    """The command that the tier needs and this machine has not; empty if there is none."""
+    """The command that the tier needs and this machine lacks; empty if there is none."""
     return "bwrap" if tier == "bwrap" and shutil.which("bwrap") is None else ""
 
 
 def command(tier: Tier, python: Sequence[str], *, folder: str, readable: Sequence[str]) -> list[str]:
-    """What starts the fork server in this tier: `python` is its command without a tier, `readable` what it reads."""
+    """Command that starts the fork server in this tier: `python` is its command without a tier, `readable` what it
+    reads.
+    """
     return [*_bubblewrap(folder, readable), *python] if tier == "bwrap" else list(python)
 
 
@@ -60,5 +62,5 @@ def _bubblewrap(folder: str, readable: Sequence[str]) -> list[str]:
 
 
 def needed_by_python() -> tuple[str, ...]:
-    """Where the interpreter lies."""
+    """Paths of the interpreter and its libraries."""
     return tuple(dict.fromkeys([sys.base_prefix, sys.prefix, os.path.dirname(os.path.realpath(sys.executable))]))

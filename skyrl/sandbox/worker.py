@@ -91,7 +91,7 @@ class Worker:
 
 
 def answer_lines(answer: Callable[[Any], Any]) -> None:
-    """In the worker: answer each line until there are no more. What is printed goes nowhere."""
+    """Loop of the worker: answer each line until there are no more. Printed output is discarded."""
     with os.fdopen(os.dup(0), "rb") as questions, os.fdopen(os.dup(1), "wb") as answers:
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)

@@ -123,7 +123,7 @@ def validated(attribute: attrs.Attribute[Any], value: Any, owner: Any) -> Any:
 
 
 def role_of(attribute: attrs.Attribute[Any]) -> Role:
-    """What a change of this field means on resume: another run, other numbers, or nothing."""
+    """Effect of a change of this field on resume: another run, other numbers, or none."""
     role: Role = attribute.metadata.get("role", "numerics")
     return role
 
@@ -231,7 +231,7 @@ def assembled(config: C, changes: Mapping[str, Any]) -> C:
 
 
 def _refused(config: Any, names: Iterable[str]) -> list[Problem]:
-    """What the validators of these fields say about their values."""
+    """Problems that the validators of these fields find in their values."""
     fields = fields_of(type(config))
     problems: list[Problem] = []
     for name in names:
@@ -244,7 +244,7 @@ def _refused(config: Any, names: Iterable[str]) -> list[Problem]:
 
 
 def _defaults_of(cls: type[Any]) -> Mapping[str, Any]:
-    """The defaults as the fields store them, made once, since nobody can change them."""
+    """The defaults as the fields store them, made once, since they are immutable."""
     if cls not in _DEFAULTS:
         values, problems = {}, []
         for name, attribute in fields_of(cls).items():

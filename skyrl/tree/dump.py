@@ -18,7 +18,7 @@ from skyrl.tree.secrets import Secret
 from skyrl.tree.types import class_of
 
 SCHEMA_VERSION = 1
-"""Of the stored form; it goes into every fingerprint."""
+"""Version of the stored form; it goes into every fingerprint."""
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class _Reading:
 
 
 def _bases(named: Any, place: str) -> list[str]:
-    """What `extends` names, in order. Raises `ConfigError`."""
+    """Files and presets that `extends` names, in order. Raises `ConfigError`."""
     bases = [named] if isinstance(named, str) else named if isinstance(named, list | tuple) else [None]
     if not all(isinstance(base, str) for base in bases):
         raise _refused(f"{shown(named)} is neither a file nor a list of files", place)

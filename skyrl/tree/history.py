@@ -21,11 +21,11 @@ class History:
 
     @property
     def origins(self) -> Origins:
-        """As they are now."""
+        """Current origins of every path."""
         return {path: tuple(chain) for path, chain in self._chains.items()}
 
     def winner(self, path: Path) -> Origin | None:
-        """Who gave the value that stands now; None for nobody."""
+        """Origin of the current value; None if nothing was written."""
         return self._chains.get(dotted(path), [None])[-1]
 
     def add(self, path: Path, origin: Origin, value: Any) -> None:
@@ -34,7 +34,7 @@ class History:
         self._note(path)
 
     def begin(self, path: Path, origin: Origin, value: Any) -> None:
-        """As if nothing had been written there before."""
+        """Forget what was written there before."""
         self._chains[dotted(path)] = [origin.giving(value)]
         self._note(path)
 
@@ -43,12 +43,12 @@ class History:
             self._around.add(path)
 
     def forget(self, path: Path) -> None:
-        """Nothing was written at the path or inside it."""
+        """Forget everything written at the path or inside it."""
         self._chains.pop(dotted(path), None)
         self.forget_inside(path)
 
     def forget_inside(self, path: Path) -> None:
-        """What was written inside a table that is now replaced is gone."""
+        """Forget everything written inside a table that is now replaced."""
         if path not in self._around:
             return
         inside = dotted(path) + "."
@@ -56,7 +56,7 @@ class History:
             del self._chains[known]
 
     def take_over(self, origins: Origins, place: Path) -> None:
-        """Those of a tree that was written on its own, and now stands at `place`."""
+        """Adopt the origins of a tree that was written on its own, and now stands at `place`."""
         self._note((*place, ""))
         self._chains.update({f"{dotted(place)}.{path}": list(chain) for path, chain in origins.items()})
 

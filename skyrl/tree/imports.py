@@ -19,7 +19,7 @@ from skyrl.tree.classes import assembled, class_name, fields_of, known_class
 
 
 def import_object(name: str, error: type[UserError] = UserError) -> Any:
-    """What the import path names. Raises `error`, which says what was looked for and where."""
+    """The object that an import path names. Raises `error`, which says what was looked for and where."""
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:
         raise error(f"{name!r} is no import path: module:name or file.py:name")
@@ -35,9 +35,8 @@ def import_object(name: str, error: type[UserError] = UserError) -> Any:
 
 
 def import_class(name: str) -> type[Any] | None:
-    """The configuration class that an import path names; None if what it names is none.
-
-    Raises `ConfigError` if the import fails.
+    """The configuration class that an import path names; None if it names something else. Raises `ConfigError` if the
+    import fails.
     """
     if ":" not in name:
         return None
@@ -83,7 +82,9 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _module_name(file: Path) -> str:
-    """By the file's own name, since a stored class carries it; a second file of that name gets a longer one."""
+    """Module name made from the file's own, since a stored class carries it; a second file of that name gets a longer
+    one.
+    """
     name = f"skyrl_user_{file.stem}"
     if name not in sys.modules or sys.modules[name].__file__ == str(file):
         return name

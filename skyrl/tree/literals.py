@@ -1,4 +1,4 @@
-"""What a piece of text means where its field says nothing about types: a free-form table, a list, a union."""
+"""Meaning of a piece of text whose field does not determine the type: a free-form table, a list, a union."""
 
 from __future__ import annotations
 

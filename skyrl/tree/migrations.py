@@ -22,13 +22,13 @@ class Migration:
 
     old: str
     new: str | None = None
-    """Where the value goes. None: nowhere, for the reason in `why`."""
+    """Path of the value today. None: removed, for the reason in `why`."""
 
     since: str = ""
     """When the old name went out of use, in words."""
 
     why: str = ""
-    """What a person needs to know: why it is gone, or what else to do."""
+    """Reason of the removal, or a replacement."""
 
     convert: Callable[[Any], Any] | None = None
     """The value under the new name, from the one under the old."""
@@ -38,7 +38,7 @@ class Migration:
 
 
 Followed = tuple[tuple[Assignment, ...], tuple[Problem, ...]]
-"""What an assignment to an old name is now, and warnings that say so."""
+"""An assignment under its current name, with warnings about the old one."""
 
 
 def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed | None:

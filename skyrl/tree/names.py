@@ -1,4 +1,4 @@
-"""Which of several names was meant by one that does not exist."""
+"""Suggestions for names that do not exist."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class KeyLines:
 
 @frozen(kw_only=True)
 class Origin:
-    """One place that gave a value. `place` is how a person is told about it."""
+    """A place that gave a value; `place` is its form in messages."""
 
     kind: Literal["default", "preset", "file", "argument", "environment", "python", "rule"]
     where: str = ""
@@ -76,20 +76,20 @@ class Origin:
     a default: the place that asked for it back."""
 
     reads: tuple[str, ...] = ()
-    """For a rule: the paths that it derived the value from."""
+    """Paths that a rule derived the value from."""
 
     path: Path = ()
     lines: KeyLines | None = field(default=None, eq=False, repr=False)
-    """Of the file."""
+    """Lines of the file's keys."""
 
     asked_by: Origin | None = None
-    """For an environment variable: where the reference `env:NAME` stands."""
+    """Place of the reference `env:NAME`, for an environment variable."""
 
     is_stored: bool = False
     """The file is one that a run stored, not one that a person wrote: nothing that it names is followed."""
 
     value: Any = field(default=None, eq=False, repr=False)
-    """What it gave, once that stands in the tree."""
+    """Value that this origin gave, once it stands in the tree."""
 
     def at(self, name: str) -> Origin:
         """The origin of a key inside the table that this is the origin of."""
@@ -104,7 +104,7 @@ class Origin:
         )
 
     def giving(self, value: Any) -> Origin:
-        """The same, with the value that stands in the tree now."""
+        """A copy with the value that stands in the tree now."""
         return Origin(
             kind=self.kind,
             where=self.where,
@@ -172,7 +172,7 @@ class Assignment:
 
 
 def place_of(path: str, origins: Origins) -> str:
-    """Where the value at `path` was written: the place of the path, of what is in it, or of a table around it."""
+    """Place where the value at `path` was written: that of the path, of something in it, or of a table around it."""
     if path in origins:
         return origins[path][-1].place
     for known, chain in origins.items():
@@ -185,7 +185,7 @@ def place_of(path: str, origins: Origins) -> str:
 
 
 def written_paths(origins: Origins) -> frozenset[str]:
-    """What a person wrote, and every table around it."""
+    """Paths that a person wrote, and every table around them."""
     found: set[str] = set()
     for path, chain in origins.items():
         if any(origin.kind not in ("default", "rule") for origin in chain):

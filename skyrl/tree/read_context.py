@@ -1,4 +1,4 @@
-"""What reading may look at besides the values: other files, the environment, classes to import, older names."""
+"""Context of reading: other files, the environment, classes to import, older names."""
 
 from __future__ import annotations
 
@@ -59,4 +59,4 @@ class ReadContext:
 
 
 NOTHING = ReadContext()
-"""For trees that were stored: they are data and nothing else."""
+"""Context for trees that were stored: they are data and nothing else."""

@@ -214,7 +214,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def find_problems(config: T, checks: Iterable[Check[T]], origins: Origins, broken: Iterable[str] = ()) -> list[Problem]:
-    """What every check yields, each problem with the place of the value that it is about."""
+    """Problems of every check, each with the place of the value that it is about."""
     out_of_use = set(broken)
     found = []
     for check in checks:

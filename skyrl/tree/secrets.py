@@ -16,7 +16,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree.plain import TypeMismatch
 
 HIDDEN = "***"
-"""What stands where a secret was, in whatever is printed, stored or sent."""
+"""Replacement of a secret in everything that is printed, stored or sent."""
 
 REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 """`env:NAME`."""
@@ -49,9 +49,7 @@ class Secret:
 
     @classmethod
     def read(cls, value: object) -> Secret:
-        """From `env:NAME`, or from what an earlier one was shown as. Raises `TypeMismatch`, which never says the
-        value.
-        """
+        """A secret from `env:NAME`, or from its masked form. Raises `TypeMismatch`, which never contains the value."""
         if isinstance(value, cls):
             return value
         found = isinstance(value, str) and (REFERENCE.fullmatch(value) or _SHOWN.fullmatch(value))
@@ -60,7 +58,7 @@ class Secret:
         return cls(found[1])
 
     def reveal(self, environ: Mapping[str, str]) -> str:
-        """What the variable holds. Raises `ConfigError` if it is not set."""
+        """Value of the variable. Raises `ConfigError` if it is not set."""
         if not environ.get(self.name):
             message = "this environment variable is not set, and a secret is wanted from it"
             raise ConfigError([Problem(path=self.name, message=message)])

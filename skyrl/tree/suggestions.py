@@ -1,4 +1,4 @@
-"""Which paths of a tree were meant by one that does not exist."""
+"""Suggestions for paths that do not exist in a tree."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Table:
         return value
 
     def drop_if_untouched(self, name: str) -> None:
-        """Where the default is no table: none again, once everything that was written in it has been forgotten."""
+        """Reset a table whose default is None to None, once everything that was written in it has been forgotten."""
         child = self.changes.get(name)
         if isinstance(child, Table) and child.is_forgotten and not child.changes and getattr(self.base, name) is None:
             del self.changes[name]

@@ -1,4 +1,4 @@
-"""The text of a file, or one sentence about why there is none."""
+"""Reads the text of a file, or reports in one sentence why it cannot."""
 
 from __future__ import annotations
 

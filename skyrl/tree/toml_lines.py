@@ -1,4 +1,4 @@
-"""Where each key of a TOML text stands, by a scan for headers, keys and the ends of statements."""
+"""Finds the line of each key of a TOML text, by a scan for headers, keys and the ends of statements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TOKEN = re.compile(
 
 
 def scan_lines(text: str) -> dict[Path, int]:
-    """Where each header and key of a valid TOML text stands: path -> 1-based line. Items of `[[x]]` share a path."""
+    """Line of each header and key of a valid TOML text: path -> 1-based line. Items of `[[x]]` share a path."""
     lines: dict[Path, int] = {}
     table: Path = ()
     position, line = 0, 1

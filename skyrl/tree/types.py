@@ -36,7 +36,7 @@ class ClassOf:
     """The field beside the table."""
 
     find: Callable[[Any, bool], type[Any] | None]
-    """The field's value, and whether it may be imported -> the configuration class; None where there is none."""
+    """Function of the field's value, and whether it may be imported, that returns the configuration class or None."""
 
 
 _LISTS = (tuple, list, Sequence)
@@ -142,12 +142,12 @@ def bare(kind: Any) -> Any:
 
 
 def unit_of(kind: Any) -> Unit | None:
-    """What numbers of this type count, if it says so."""
+    """Unit of numbers of this type, if it has one."""
     return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Unit)), None)
 
 
 def class_of(kind: Any) -> ClassOf | None:
-    """What says of which class the table is, if it is of one that a field beside it names."""
+    """Marker of a table whose class a field beside it names, if the type has one."""
     return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, ClassOf)), None)
 
 

@@ -21,7 +21,7 @@ _TEXT = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]+)")
 
 @frozen(kw_only=True)
 class Unit:
-    """What a field counts in, and what it may be written in: name -> how many of the field's own unit that is."""
+    """Unit of a field, and the units that it may be written in: name -> how many of the field's own unit that is."""
 
     name: str
     example: str

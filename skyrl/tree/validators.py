@@ -35,7 +35,7 @@ _SAID: dict[Any, tuple[str, dict[str, float]]] = {}
 
 
 def wanted_by(validator: Any) -> str:
-    """The words of a validator for what it allows; empty for one of somebody else's, and for none."""
+    """The validator's words for what it allows; empty for a foreign one, and for none."""
     return _SAID[validator][0] if validator in _SAID else ""
 
 
@@ -59,7 +59,7 @@ fraction_below_one = rule_of_one_field(
 
 
 def at_least(bound: float) -> Validator:
-    """Not below `bound`."""
+    """Validator of numbers not below `bound`."""
     return rule_of_one_field(lambda value: value >= bound, f"at least {bound}", minimum=bound)
 
 
@@ -69,7 +69,7 @@ def positive_or_minus_one(meaning: str) -> Validator:
 
 
 def left_alone(instead: str) -> Validator:
-    """Not settable at all, because another setting does this; the message names that one."""
+    """Validator of fields that cannot be set, because another setting does this; the message names that one."""
     return rule_of_one_field(lambda value: False, f"allowed here: {instead}")
 
 
@@ -79,7 +79,7 @@ def number_of_items(count: int, each: Callable[[Any], bool], wanted: str) -> Val
 
 
 def between(low: float, high: float) -> Validator:
-    """From `low` to `high`, both included."""
+    """Validator of numbers from `low` to `high`, both included."""
     return rule_of_one_field(lambda value: low <= value <= high, f"between {low} and {high}", minimum=low, maximum=high)
 
 
