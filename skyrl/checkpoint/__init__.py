@@ -1,1 +1,1 @@
-"""What a run needs to go on after it stopped, stored whole or not at all."""
+"""Checkpoints: everything a run needs to resume, stored whole or not at all."""

@@ -137,9 +137,7 @@ class Bucket:
 
 
 def patiently(operation: Callable[..., T], *arguments: Any) -> T:
-    """What the operation returns, after as many attempts as it takes within the limit. Raises its last error, as an
-    `OSError`.
-    """
+    """Result of the operation, retried within the limit. Raises its last error, as an `OSError`."""
     try:
         return Retrying(
             retry=retry_if_exception(may_pass),

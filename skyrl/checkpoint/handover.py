@@ -11,7 +11,7 @@ from skyrl.checkpoint.shards import TensorShard, write_shards
 from skyrl.checkpoint.storage import Storage
 
 FILE_BYTES = 1 << 30
-"""As much is gathered in memory at a time, or one tensor that is larger."""
+"""Bytes gathered in memory at a time, or one tensor that is larger."""
 
 
 @frozen(kw_only=True)

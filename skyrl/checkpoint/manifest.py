@@ -27,10 +27,10 @@ from skyrl.tree.dump import SCHEMA_VERSION
 
 FILE = "manifest.json"
 FORMAT = 1
-"""Of the layout of a checkpoint. A reader refuses later ones."""
+"""Version of the layout of checkpoints. A reader refuses later ones."""
 
 Level = Literal["digest", "size"]
-"""What is compared with the manifest: every byte, or only that files are there in their length."""
+"""Extent of a comparison with the manifest: every byte, or only that files exist with their length."""
 
 
 @frozen(kw_only=True)
@@ -45,7 +45,7 @@ class StoredFile:
 
 @frozen(kw_only=True)
 class Manifest:
-    """What a checkpoint consists of."""
+    """Contents of a checkpoint."""
 
     step: int
     files: Sequence[StoredFile] = field(repr=False)
@@ -58,10 +58,10 @@ class Manifest:
     """Ranks of each model."""
 
     metrics: Mapping[str, float] = field(default={}, repr=False)
-    """Of the step; what is not finite is left out."""
+    """Metrics of the step; non-finite ones are left out."""
 
     versions: Mapping[str, str] = field(factory=lambda: versions())
-    """Of Python and the packages that wrote it."""
+    """Versions of Python and the packages that wrote the checkpoint."""
 
     schema_version: int = SCHEMA_VERSION
 
@@ -71,7 +71,7 @@ class Manifest:
         return sum(file.size for file in self.files)
 
     def content(self) -> bytes:
-        """As it is written."""
+        """The manifest as it is written."""
         body: dict[str, Any] = {
             "format": FORMAT,
             "step": self.step,
@@ -132,7 +132,7 @@ def _manifest(body: dict[str, Any], folder: str, where: str) -> Manifest:
 
 
 def damages(storage: Storage, folder: str, manifest: Manifest, level: Level = "digest") -> Iterator[str]:
-    """What is wrong with the files of a checkpoint, one line for each file that is."""
+    """Damages of a checkpoint's files, one line for each damaged file."""
     for file in manifest.files:
         name = f"{folder}/{file.name}"
         where = f"{storage.where}/{name}"
@@ -149,7 +149,7 @@ def damages(storage: Storage, folder: str, manifest: Manifest, level: Level = "d
 
 
 def versions() -> dict[str, str]:
-    """Of Python, of this package, and of those that compute."""
+    """Versions of Python, of this package, and of those that compute."""
     found = {"python": platform.python_version(), "skyrl": __version__}
     for name in ("torch", "transformers", "safetensors"):
         try:

@@ -8,7 +8,7 @@ STEP_FOLDER = re.compile(r"global_step_(\d+)")
 
 
 def name_of(step: int) -> str:
-    """Of a checkpoint's folder."""
+    """Name of a checkpoint's folder."""
     return f"global_step_{step}"
 
 

@@ -1,4 +1,4 @@
-"""A save that goes on while the run does: at most one, and what it fails with is raised."""
+"""Saves in the background: at most one at a time, whose error is raised by the next operation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class PendingSave:
                 self._task = None
 
     async def finish_after(self, error: BaseException) -> None:
-        """The same where the run has already failed with `error`: that is what is raised, and this is logged."""
+        """Finish a save where the run has already failed with `error`, which is raised; a failure of the save is
+        logged.
+        """
         try:
             await self.finish()
         except Exception as second:  # noqa: BLE001 - the run's own failure is what its user has to see

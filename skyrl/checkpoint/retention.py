@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest, some at even distances, the best ones. A step that any rule keeps is kept."""
+"""Retention of checkpoints: the newest, some at even distances, the best ones. A step that any rule keeps is kept."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from attrs import frozen
 
 @frozen(kw_only=True)
 class Retention:
-    """What to keep. -1 for `last` keeps everything; -1 for the others adds nothing."""
+    """Retention settings. -1 for `last` keeps everything; -1 for the others adds nothing."""
 
     last: int = -1
     """How many of the newest."""
 
     every: int = -1
-    """Those of steps that it divides."""
+    """Interval of the steps that are kept for good."""
 
     best: int = -1
     """How many with the best `metric`; of equal ones the newer."""
@@ -26,7 +26,7 @@ class Retention:
     larger_is_better: bool = True
 
     def kept(self, steps: Sequence[int], values: Mapping[int, float] = {}) -> set[int]:
-        """Those of `steps` that stay, the newest always among them; `values` are the metric's, by step."""
+        """Steps of `steps` that are kept, the newest always among them; `values` are the metric's, by step."""
         ascending = sorted(steps)
         if self.last == -1:
             return set(ascending)

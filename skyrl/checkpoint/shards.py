@@ -58,7 +58,7 @@ class TensorShard:
         return cls(name=name, shape=tuple(tensor.shape), numbers=tensor)
 
     def copied(self) -> TensorShard:
-        """The same in memory of its own, on the host: what the tensor becomes afterwards does not touch it."""
+        """A copy in memory of its own, on the host, unaffected by later changes of the tensor."""
         numbers = self.numbers.detach().to("cpu", copy=True).contiguous().view(-1)
         return TensorShard(name=self.name, shape=self.shape, start=self.start, numbers=numbers)
 
@@ -68,7 +68,7 @@ class TensorSource(Protocol):
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of every tensor there is."""
+        """Shapes of all tensors, by name."""
 
     def read(self, name: str, start: int = 0, count: int | None = None) -> Tensor:
         """(count,): numbers `start` to `start + count` of the flattened tensor, or all from there, on the host."""
@@ -105,7 +105,7 @@ def _bytes_of(numbers: Tensor) -> Any:
 
 @frozen(kw_only=True)
 class _Place:
-    """Where a piece lies."""
+    """Location of a shard."""
 
     file: str
     offset: int
@@ -123,7 +123,7 @@ class StoredTensors(Mapping[str, Tensor]):
 
     storage: Storage
     folder: str
-    """Of the checkpoint."""
+    """Folder of the checkpoint."""
 
     files: tuple[str, ...]
     """Inside it."""

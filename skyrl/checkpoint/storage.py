@@ -26,14 +26,14 @@ class Storage(Protocol):
 
     @property
     def where(self) -> str:
-        """As a person would write it."""
+        """Address in messages."""
 
     @property
     def moves(self) -> bool:
         """Can a folder be moved in one instant? Then that makes a checkpoint visible; else its manifest does."""
 
     def names(self, folder: str = "") -> list[str]:
-        """What lies directly in a folder, sorted; nothing where there is no folder."""
+        """Names directly in a folder, sorted; empty where there is no folder."""
 
     def size(self, name: str) -> int:
         """Bytes of a file."""
@@ -51,13 +51,13 @@ class Storage(Protocol):
         """Give a folder another name, durably. `to` does not exist."""
 
     def remove(self, name: str) -> None:
-        """Delete a file, or a folder and everything in it; nothing where there is none."""
+        """Delete a file, or a folder and everything in it; does nothing where there is none."""
 
     def flush(self, folder: str) -> None:
         """The names in a folder are durable when this returns."""
 
     def room(self) -> int | None:
-        """Bytes that still fit; None where nobody can know."""
+        """Free bytes; None where that is unknown."""
 
 
 @frozen

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @frozen(kw_only=True)
 class Checkpoint:
-    """What was saved after a step, as the trainer gave it."""
+    """A checkpoint: the state after a step, as the trainer gave it."""
 
     step: int
     models: Mapping[str, Mapping[str, Tensor]] = field(repr=False)
@@ -55,7 +55,7 @@ class Checkpoint:
     """Ranks of each model."""
 
     metrics: Mapping[str, float] = field(default={}, repr=False)
-    """Of the step."""
+    """Metrics of the step."""
 
 
 class CheckpointStore:
@@ -166,7 +166,7 @@ class CheckpointStore:
         return None
 
     def verify(self, step: int, level: Level = "digest") -> list[str]:
-        """What is wrong with a checkpoint, a line for each file; empty if it is good."""
+        """Damages of a checkpoint, a line for each file; empty if it is good."""
         try:
             manifest = read_manifest(self.storage, name_of(step))
         except ResumeError as error:
@@ -178,7 +178,7 @@ class CheckpointStore:
         return read_manifest(self.storage, name_of(step))
 
     def _clean_up(self, folder: str) -> None:
-        """What killed processes left, and what could not be deleted before."""
+        """Delete what killed processes left, and what could not be deleted before."""
         for name in self.storage.names():
             whole = self.storage.moves or not STEP_FOLDER.fullmatch(name) or FILE in self.storage.names(name)
             if name.startswith((_UNFINISHED, _REMOVED)) or not whole:
@@ -214,7 +214,7 @@ class CheckpointStore:
             self._delete(name)
 
     def _delete(self, name: str) -> None:
-        """Without its manifest an object store's folder is no checkpoint."""
+        """Delete a checkpoint, its manifest first: without it an object store's folder is no checkpoint."""
         self.storage.remove(f"{name}/{FILE}")
         self._remove(name)
 
@@ -225,7 +225,7 @@ class CheckpointStore:
             _log.warning("%s/%s cannot be deleted, which is tried again later: %s", self.folder, name, error)
 
     def _values(self, steps: Sequence[int]) -> dict[int, float]:
-        """Of the metric that the best are chosen by."""
+        """Values of the metric that the best checkpoints are chosen by."""
         if self._keep.metric is None or self._keep.best <= 0:
             return {}
         values = {}
@@ -285,12 +285,12 @@ def _state(storage: Storage, folder: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def file_of_rank(model: str, rank: int = 0, size: int = 1) -> str:
-    """Of what one rank of a model holds."""
+    """Name of the file of one rank of a model."""
     return f"{model}/rank_{rank}_of_{size}.safetensors"
 
 
 def could_not_write(storage: Storage, where: str, error: Exception, need: int) -> str:
-    """What is said when a checkpoint could not be written."""
+    """The error for a checkpoint that could not be written."""
     why = getattr(error, "strerror", None) or str(error)
     message = f"the checkpoint {where} cannot be written: {why}"
     if need:

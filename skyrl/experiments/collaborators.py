@@ -1,4 +1,4 @@
-"""What a configuration says of processes, engines and the roads between them, made into objects."""
+"""Builds processes, engines and transports of weights from the configuration."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PASSIVE_THREADS: Mapping[str, str] = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Threads that wait for each other give up their core, which another rank may need."""
 
 LOOPBACK: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo"}
-"""On one machine, ranks speak to each other where nobody else listens."""
+"""Address for ranks on one machine, which no other machine can reach."""
 
 
 def start_processes(run: SkyRLTrainConfig | SupervisedConfig) -> Processes:
@@ -98,7 +98,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
 
 
 def in_flight(run: SkyRLTrainConfig) -> InFlight:
-    """What becomes of samples that are being drawn when new weights come."""
+    """Policy for samples that are being drawn when new weights come."""
     settings = run.trainer.fully_async
     if not (settings.enabled and settings.interrupt_generation):
         return "finish"
@@ -158,11 +158,11 @@ def parity_canary(run: SkyRLTrainConfig, prompts: Sequence[Sequence[int]]) -> Ca
 
 
 CANARY_TOKENS = 160
-"""Of a canary prompt: more than a block of any engine's prefix cache."""
+"""Tokens of a canary prompt: more than a block of any engine's prefix cache."""
 
 
 def _longest_sequence(run: SkyRLTrainConfig) -> int:
-    """Tokens that an engine must have room for: the longest input with its answer, or a canary; at most the model's."""
+    """Tokens of an engine's longest sequence: the longest input with its answer, or a canary; at most the model's."""
     path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
     evaluating = required(run.generator.eval_sampling_params, "generator.eval_sampling_params")
     answer = max(run.generator.sampling_params.max_generate_length, evaluating.max_generate_length)

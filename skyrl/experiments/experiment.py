@@ -129,15 +129,15 @@ class BaseExp:
         return load_tokenizer(self.model_path, use_fast=not self.cfg.trainer.disable_fast_tokenizer)
 
     def get_processes(self) -> Processes:
-        """Where models live."""
+        """Processes of the models."""
         return start_processes(self.cfg)
 
     def get_time_sharing(self) -> TimeSharing:
-        """Which models and engines take turns on the same devices: none."""
+        """Time sharing of devices between models and engines; none by default."""
         return TimeSharing({}, None)
 
     def get_tracker(self, first_step: int) -> Tracker:
-        """Where metrics go: the run folder, and the trackers that the configuration names."""
+        """Trackers of metrics: the run folder, and those that the configuration names."""
         named = trackers_of(self.cfg.trainer, total_steps=self.total_steps, first_step=first_step)
         return Trackers([MetricsFile(self.folder.metrics), *named])
 
@@ -146,7 +146,7 @@ class BaseExp:
         raise TypeError(f"{type(self).__name__} does not define get_loop()")
 
     def get_export(self, folder: Path) -> Callable[[Iterator[tuple[str, Tensor]]], None]:
-        """What stores the gathered weights in `folder`."""
+        """Function that stores the gathered weights in `folder`."""
         fast = not self.cfg.trainer.disable_fast_tokenizer
         return Export(like=self.model_path, use_fast_tokenizer=fast, folder=folder)
 
@@ -157,7 +157,7 @@ class BaseExp:
         raise TypeError(f"{type(self).__name__} does not define check_inputs()")
 
     async def prepare(self) -> None:
-        """Nothing has to happen before the loop is put together."""
+        """Does nothing: this kind of run needs no preparation."""
 
     def begin_recording(self) -> None:
         """Steps are not recorded."""

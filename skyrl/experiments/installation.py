@@ -17,7 +17,7 @@ from skyrl.tree.rules import Check
 
 
 def packages_are_installed(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """What the chosen strategy, engine and executor import is there."""
+    """Packages that the chosen strategy, engine and executor import are installed."""
     yield from on_machine.packages(_packages(run))
 
 

@@ -144,7 +144,7 @@ class BasePPOExp(BaseExp):
 
     @cached_property
     def recorded(self) -> RecordedRun | None:
-        """The run whose samples this one is trained on, in place of engines; usually there is none."""
+        """The run whose samples this one is trained on, in place of engines; None for runs that sample."""
         source = self.cfg.trainer.rollouts_from
         return RecordedRun(Path(source).expanduser()) if source else None
 
@@ -194,7 +194,7 @@ class BasePPOExp(BaseExp):
         )
 
     def get_generator(self) -> SkyRLGymGenerator:
-        """What turns prompts into rewarded trajectories."""
+        """Generator of rewarded trajectories."""
         return SkyRLGymGenerator(
             self.model_path,
             self.cfg.trainer.policy.model.lora,
@@ -241,7 +241,7 @@ class BasePPOExp(BaseExp):
         return LearnerGroup(ranks, objective, token_budget(trainer), replicas=replicas)
 
     def get_time_sharing(self) -> TimeSharing:
-        """Who makes room for whom, where models or engines share devices."""
+        """Time sharing of devices between models and engines."""
         placement = self.cfg.trainer.placement
         there = {"policy": self.policy, "ref": self.reference, "critic": self.critic}
         models: dict[str, Movable] = {name: model for name, model in there.items() if model is not None}
@@ -257,7 +257,7 @@ class BasePPOExp(BaseExp):
         )
 
     def get_weight_sync(self, rollouts: Rollouts) -> WeightSync | NoEngines:
-        """The road from the policy to the engines, where there are any; `rollouts` are told of what arrives."""
+        """Weight transfer from the policy to the engines; `rollouts` are informed of each version."""
         if self.recorded:
             return NoEngines()
         prompts = [prompt.token_ids for prompt in self.train_dataset.prompts]
@@ -273,7 +273,7 @@ class BasePPOExp(BaseExp):
         )
 
     def get_rollouts(self) -> Rollouts:
-        """What `next_batch` is asked of."""
+        """Source of training batches."""
         trainer = self.cfg.trainer
         if self.recorded:
             return RecordedRollouts(self.recorded.recording, trainer.train_batch_size)
@@ -305,7 +305,7 @@ class BasePPOExp(BaseExp):
         )
 
     def get_evaluation(self) -> Evaluation | None:
-        """What measures the policy on other prompts, if this run evaluates."""
+        """Evaluation of the policy on other prompts, if this run evaluates."""
         if self.eval_dataset is None:
             return None
         trainer = self.cfg.trainer
@@ -319,7 +319,7 @@ class BasePPOExp(BaseExp):
         )
 
     def get_sink(self) -> Sink | None:
-        """Where everything that a step computes is written; None where the run makes no recording."""
+        """Sink of everything that a step computes; None where the run makes no recording."""
         form = self.cfg.trainer.recording
         return None if form == "off" else self.folder.recording(compress=form == "jsonl.gz")
 

@@ -45,7 +45,7 @@ UNBOUNDED = 1 << 20
 
 
 class SupervisedExp(BaseExp):
-    """What supervised runs have in common."""
+    """Experiment of supervised runs."""
 
     cfg: SupervisedConfig
 
@@ -106,7 +106,7 @@ class SupervisedExp(BaseExp):
         raise TypeError(f"{type(self).__name__} does not define collate()")
 
     def get_evaluation(self) -> SupervisedEvaluation | None:
-        """What measures the model on other rows, if there are any."""
+        """Evaluation of the model on other rows, if there are any."""
         raise TypeError(f"{type(self).__name__} does not define get_evaluation()")
 
     def get_order(self) -> Order | None:
@@ -146,7 +146,7 @@ class SupervisedExp(BaseExp):
         return chat_tokenizer(self.cfg)
 
     def get_export(self, folder: Path) -> Callable[[Iterator[tuple[str, Tensor]]], None]:
-        """What stores the gathered weights in `folder`, and what generation needs beside them."""
+        """Function that stores the gathered weights in `folder`, with the files that generation needs beside them."""
         return export_of(self.cfg, folder)
 
     @cached_property
@@ -177,7 +177,7 @@ class SupervisedExp(BaseExp):
             say(f"{rest} training rows do not fill a batch and are left out of each epoch")
 
     def _report_turn_end(self) -> None:
-        """Tell whether generation with the trained model stops where its turns end."""
+        """Report whether generation with the trained model stops where its turns end."""
         match self.train_dataset.tally.turn_end:
             case (end, None):
                 say(

@@ -16,7 +16,7 @@ from skyrl.tree import required
 
 
 def export_of(run: SupervisedConfig, folder: Path) -> Export | RewardModelExport:
-    """What is given the gathered weights, and stores them in the folder."""
+    """Function that takes the gathered weights and stores them in the folder."""
     like, fast = required(run.model.path, "model.path"), not run.disable_fast_tokenizer
     tokenizer = chat_tokenizer(run)
     template = tokenizer.chat_template if run.chat_template.name_or_path else None

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the state of its learners and of its loop, written while it goes on, and read again."""
+"""Checkpoints of a run: the state of its learners and of its loop, written during the run, and read again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from skyrl.tree import fingerprint
 
 
 def checkpoint_store(trainer: TrainerConfig) -> CheckpointStore:
-    """Where a run's checkpoints go, and how many stay."""
+    """The store of a run's checkpoints, with its retention."""
     retention = Retention(
         last=trainer.max_ckpts_to_keep,
         every=trainer.ckpt_keep_every,
@@ -55,10 +55,10 @@ class CheckpointManager:
         self._pending = PendingSave()
 
     async def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Copy the state of every model, and write it with `state` of the loop: at once, or while the run goes on.
+        """Copy the state of every model, and write it with `state` of the loop: at once, or while the run continues.
 
-        Raises `NonFiniteError` where a number of it is none, `RunError` if it cannot be written, or if the one before
-        it could not.
+        Raises `NonFiniteError` if the state holds NaN or infinity, `RunError` if it cannot be written, or if the one
+        before it could not.
         """
         await self._pending.finish()
         for name, model in self._models.items():
@@ -89,7 +89,7 @@ class CheckpointManager:
         await self._pending.finish()
 
     async def finish_after(self, error: BaseException) -> None:
-        """The same where the run has failed: its own error is the one that is raised."""
+        """Finish pending saves where the run has failed: its own error is the one that is raised."""
         await self._pending.finish_after(error)
 
     async def restore(self, checkpoint: Checkpoint) -> None:

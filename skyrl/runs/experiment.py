@@ -1,4 +1,4 @@
-"""What a session needs of the experiment that it runs."""
+"""The protocol of experiments, as a session runs them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Experiment(Protocol):
     """Metrics of the last step that was recorded."""
 
     held: ExitStack
-    """What the run holds until it ends: processes, locks, sockets."""
+    """Resources that the run holds until it ends: processes, locks, sockets."""
 
     is_another_try: bool
     """Did this command run it before, and did it fail?"""
@@ -48,11 +48,11 @@ class Experiment(Protocol):
 
     @property
     def processes(self) -> Processes:
-        """Where models and engines live."""
+        """Processes of models and engines."""
 
     @property
     def started_processes(self) -> Processes | None:
-        """The same, or None as long as nothing was started."""
+        """Processes of models and engines, or None before any was started."""
 
     @property
     def saving(self) -> CheckpointManager:
@@ -65,10 +65,10 @@ class Experiment(Protocol):
         """
 
     def get_tracker(self, first_step: int) -> Tracker:
-        """Where metrics go; `first_step` steps are recorded already."""
+        """Tracker of metrics; `first_step` steps are recorded already."""
 
     async def prepare(self) -> None:
-        """Whatever has to happen before the loop is put together."""
+        """Prepare the run, before the loop is put together."""
 
     def get_loop(self, tracker: Tracker) -> TrainingLoop:
         """The training loop, at its beginning."""

@@ -1,4 +1,4 @@
-"""A first look at data and models, before anything is started: what is wrong is told now, what is left out is said."""
+"""Preflight checks that need data and tokenizer loaded: errors are raised, skipped rows are reported."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _tell_the_tail(run: SkyRLTrainConfig, prompts: int) -> None:
 
 
 def sandbox_in_force(run: SkyRLTrainConfig, *datasets: PromptDataset | None) -> Mapping[str, object] | None:
-    """The tier that this run has, told and for the record; None where nothing runs in a sandbox.
+    """The tier of this run's sandbox, reported and recorded; None where nothing runs in a sandbox.
 
     Raises `UserError` if the machine does not have the tier that was asked for.
     """
@@ -99,5 +99,5 @@ def _refuse_long(path: str, sampled: Iterable[tuple[PromptDataset | None, Any]],
 
 
 def say(text: str) -> None:
-    """A line for whoever watches."""
+    """Print a line to the terminal."""
     print(text, file=sys.stderr)

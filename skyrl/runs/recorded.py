@@ -1,6 +1,4 @@
-"""Runs that make a recording, and runs that are fed from one: there, what stands in the place of rollouts and of the
-road to the engines.
-"""
+"""Runs that make a recording, and runs that are fed from one, which have no rollouts and no transport of weights."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from skyrl.trajectory import TrajectoryGroup
 
 
 class RecordedRun:
-    """Another run's folder, with its recording. Raises `DataError` where there is none."""
+    """The folder of another run, with its recording. Raises `DataError` where there is none."""
 
     def __init__(self, folder: Path) -> None:
         self.recording = Recording(folder / FOLDER)
@@ -51,7 +49,7 @@ class RecordedRollouts:
         self._last = Sampled(groups=())
 
     async def next_batch(self, version: int) -> tuple[TrajectoryGroup, ...]:
-        """What was sampled by weights of this version. Raises `DataError`."""
+        """The groups sampled by weights of this version. Raises `DataError`."""
         self._last = self._recording.sampled(version + 1)
         if len(self._last.groups) != self._prompts:
             raise DataError(
@@ -68,33 +66,33 @@ class RecordedRollouts:
         return self._last.epoch
 
     def state(self) -> dict[str, Any]:
-        """Nothing: the version says which step is next."""
+        """Empty: the version says which step is next."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """The position in the data, if there is one, is of no use here."""
 
     def weights_are(self, version: int) -> None:
-        """Nothing is sampled."""
+        """Does nothing: no group is sampled."""
 
     async def close(self) -> None:
-        """Nothing is running."""
+        """Does nothing: nothing is running."""
 
 
 class NoEngines:
-    """Where weights go when nobody samples."""
+    """Weight transfer of a run without engines."""
 
     is_behind = is_missing = False
 
     async def catch_up(self) -> None:
-        """Nobody waits."""
+        """Does nothing: there are no engines."""
 
     async def publish(self, version: int) -> dict[str, float]:
         return {}
 
 
 def weight_digests_of(learners: Mapping[str, LearnerGroup[LearningWorker]], turns: TimeSharing) -> dict[str, Digests]:
-    """By learner, what gives the digests of its weights, once its turn on shared devices has come."""
+    """Functions that give the digests of each learner's weights, once its turn on shared devices has come."""
 
     async def digests(name: str, learner: LearnerGroup[LearningWorker]) -> dict[str, str]:
         await turns.for_scoring(name)
@@ -104,7 +102,7 @@ def weight_digests_of(learners: Mapping[str, LearnerGroup[LearningWorker]], turn
 
 
 def made_with() -> dict[str, str]:
-    """What numbers may depend on beside the configuration."""
+    """Versions and settings, besides the configuration, that numbers may depend on."""
     named = {"skyrl": __version__, "python": platform.python_version(), "machine": platform.machine()}
     for package in ("torch", "transformers", "peft", "deepspeed"):
         try:

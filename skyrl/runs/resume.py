@@ -1,4 +1,4 @@
-"""Where a run begins: at the start, at a checkpoint, or not at all, because something would be lost."""
+"""Start of a run: at the beginning, at a checkpoint, or refused, because something would be lost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Beginning = Literal["anew", "named", "newest", "newest good", "must"]
 
 
 def beginning(run: AnyRun, *, again: bool) -> Beginning:
-    """Where `trainer.recover_mode`, and without it `trainer.resume_mode`, say that a run begins."""
+    """Start of the run by `trainer.recover_mode`, and without it by `trainer.resume_mode`."""
     match run.trainer.recover_mode, run.trainer.resume_mode:
         case ("auto", _):
             return "newest good"

@@ -117,7 +117,7 @@ def _acting(changed: Mapping[str, tuple[Any, Any]], before: C, now: C) -> dict[s
 
 
 def changes_to_say(stored: Any, run: AnyRun) -> str:
-    """What a run that goes on does otherwise than before, a line for each field; empty where that is nothing."""
+    """Differences of a resumed run from its earlier configuration, a line for each field; empty if there are none."""
     before, run = tree_of(stored, type(run), "the checkpoint"), _as_stored(run)
     places = tuple(field_path(run, start) for start in ("resume_", "recover_"))
     changed = differences(before, run)
@@ -139,7 +139,7 @@ def _rows(changed: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def _myself() -> str:
-    """The lock ends with its process, this note does not: it is read only while somebody has the lock."""
+    """Description of this process. It outlives the lock, and is read only while the lock is held."""
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     return f"process {os.getpid()} on {socket.gethostname()}, since {now}"
 

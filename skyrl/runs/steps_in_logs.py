@@ -1,4 +1,4 @@
-"""Which step the lines in the logs of other processes belong to."""
+"""Step numbers for the lines in the logs of other processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from skyrl.processes.handles import Processes
 
 
 class StepsInLogs:
-    """A `Tracker` that tells the processes of each step that begins."""
+    """A `Tracker` that informs the processes of each step that starts."""
 
     def __init__(self, processes: Processes, done: int) -> None:
         """`done` steps have been recorded before."""
@@ -19,4 +19,4 @@ class StepsInLogs:
         self._processes.step = step + 1
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no resource is held."""

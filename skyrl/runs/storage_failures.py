@@ -1,4 +1,4 @@
-"""A disk that is full or broken, told in a sentence: a run's files are on several, perhaps."""
+"""Turns a full or failing disk into a `StorageError` that names the folders and their free space."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
 
 
 def storage_error(error: OSError | SafetensorError, folders: Sequence[Path]) -> StorageError | None:
-    """What to raise for it; None where it is no disk's fault. `folders` are those that the run writes into."""
+    """The exception to raise; None if no disk is at fault. `folders` are those that the run writes into."""
     number, name = _number(error), getattr(error, "filename", None)
     if number not in _STORAGE:
         return None

@@ -31,7 +31,7 @@ def stored_run(folder: Path) -> Run:
 
 
 def run_of(stored: Any, where: str) -> Run:
-    """The same of what was stored, such as the configuration in a checkpoint; `where` is for messages."""
+    """The run of a stored configuration, such as that in a checkpoint; `where` is for messages."""
     kind = stored.get("kind", "rl") if isinstance(stored, dict) else None
     if kind not in KINDS:
         raise ResumeError(f"{where} cannot be read: it says kind = {kind!r}, and runs are of {', '.join(KINDS)}")
@@ -41,7 +41,7 @@ def run_of(stored: Any, where: str) -> Run:
 
 
 def place_of(path: str, folder: Path, run: Run) -> str:
-    """Where a path of the run is, whose folder is now `folder`: what lay in it has moved with it."""
+    """Location of a path of the run whose folder is now `folder`: contents of the folder have moved with it."""
     if "://" in path:
         return path
     before = Path(required(run.trainer.run_path, "trainer.run_path")).expanduser().absolute()

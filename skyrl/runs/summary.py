@@ -1,4 +1,4 @@
-"""What a finished run tells the person who started it: where everything is, and whether it helped."""
+"""Summary of a finished run for the terminal: locations of its files, and its improvement."""
 
 from __future__ import annotations
 

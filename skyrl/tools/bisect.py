@@ -1,4 +1,4 @@
-"""Where two runs part: the first step that differs, and within it the first token, tensor or key."""
+"""Finds where two runs diverge: the first step that differs, and within it the first token, tensor or key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEASURED_IN_TIME = ("timing/", "per_second", "trajectory_time")
 
 @frozen(kw_only=True)
 class Parting:
-    """What two runs have in common, and what they have not."""
+    """Common part of two runs, and their first differences."""
 
     configuration: dict[str, tuple[Any, Any]]
     """Fields that determine a run's numbers and differ: both values."""
@@ -31,7 +31,7 @@ class Parting:
     """Both runs have recordings. Else their metrics are compared, which say less."""
 
     found: tuple[Difference, ...]
-    """In the first step that differs, in the order in which a step comes about."""
+    """Differences in the first step that differs, in the order of the step's stages."""
 
     only_in_one: tuple[int, ...]
     """Steps that only one of the runs has."""

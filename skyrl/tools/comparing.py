@@ -79,7 +79,7 @@ _PARTS = {
 
 
 def differences_of_computing(one: Computed, other: Computed, groups: Sequence[TrajectoryGroup]) -> Iterator[Difference]:
-    """Of what the trainer made of a batch: tensors, updates, weights. `groups` name the rows."""
+    """Differences in the trainer's computations on a batch: tensors, updates, weights. `groups` name the rows."""
     names = [
         f"prompt {group.prompt.id}, sample {trajectory.sample_index}"
         for group in groups

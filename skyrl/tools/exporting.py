@@ -18,7 +18,7 @@ from skyrl.runs.stored_runs import Run, checkpoints_of, place_of, run_of
 from skyrl.tree import required
 
 _WEIGHTS = "model."
-"""Before the names of weights in a checkpoint; those of the optimizer's state begin otherwise."""
+"""Prefix of the names of weights in a checkpoint; those of the optimizer's state begin otherwise."""
 
 
 def export(

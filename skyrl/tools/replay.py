@@ -29,21 +29,21 @@ from skyrl.tree import evolve_at
 
 @frozen(kw_only=True)
 class Replayed:
-    """What came of one step."""
+    """Result of replaying one step."""
 
     computed: Computed
     differences: tuple[Difference, ...]
-    """In the order in which a step comes about; none where every bit is the same."""
+    """Differences in the order of the step's stages; empty if every bit is the same."""
 
 
 @frozen
 class _Kept:
-    """A `Sink` that keeps what it is told."""
+    """A `Sink` that keeps what it is given."""
 
     computed: list[Computed] = field(factory=list)
 
     def write_sampled(self, step: int, sampled: Sampled) -> None:
-        """It is what was recorded."""
+        """Does nothing: the samples are those recorded."""
 
     def write_computed(self, computed: Computed) -> None:
         self.computed.append(computed)
@@ -85,7 +85,7 @@ class Replay:
         return max((saved for saved in self._store.steps() if saved < step), default=0)
 
     def other_versions(self) -> Iterator[str]:
-        """What is not as it was when the run was recorded, and may change the last bits."""
+        """Versions that differ from those of the recording, and may change the last bits."""
         for name, here in made_with().items():
             there = self.made_with.get(name)
             if there != here:

@@ -35,7 +35,7 @@ class Seconds:
     mean: float
     p90: float
     longest: float
-    """What is drawn above it takes so long: answers end at a greatest length."""
+    """Upper bound of durations: answers end at a greatest length."""
 
     def draw(self, random: Random) -> float:
         """Constant where nothing is above the mean."""
@@ -55,14 +55,14 @@ def _log_normal(wanted: Seconds) -> tuple[float, float]:
 
 
 def _mean_of_the_cut(mu: float, sigma: float, longest: float) -> float:
-    """Of min(X, longest), where the logarithm of X is normal."""
+    """Mean of min(X, longest), where the logarithm of X is normal."""
     end = (math.log(longest) - mu) / sigma
     return math.exp(mu + sigma**2 / 2) * _NORMAL.cdf(end - sigma) + longest * (1 - _NORMAL.cdf(end))
 
 
 @frozen(kw_only=True)
 class World:
-    """What takes how long, and how much of it there is."""
+    """Durations and sizes of a simulated run."""
 
     limits: StreamLimits
     samples_per_prompt: int
@@ -70,16 +70,16 @@ class World:
     """Answers that all engines draw at the same time; drawing one takes as long beside others as alone."""
 
     answer: Seconds
-    """What engines take for an answer, all turns together."""
+    """Seconds of engines for an answer, all turns together."""
 
     environment: Seconds
-    """What its environment takes, once it runs."""
+    """Seconds of an answer's environment, once it runs."""
 
     environment_workers: int
     """Environments that run at the same time."""
 
     train_seconds: float
-    """Of a step: everything between a full batch and new weights."""
+    """Seconds of a step between a full batch and new weights."""
 
     sync_seconds: float
     interrupt: bool
@@ -90,7 +90,7 @@ class World:
 
 @frozen(kw_only=True)
 class Outcome:
-    """What the clock said."""
+    """Result of a simulation."""
 
     steps: int
     seconds: float
@@ -111,7 +111,7 @@ class Outcome:
 
 
 def simulate(world: World, steps: int) -> Outcome:
-    """So many training steps. Raises `RunError` for a deadlock, which is a fault of ours."""
+    """Simulate so many training steps. Raises `RunError` for a deadlock, which is a defect of skyrl."""
     return run_in_virtual_time(_Simulation(world).run(steps))
 
 
@@ -227,7 +227,7 @@ class _Simulation:
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
-    """As `--json` prints it."""
+    """The result as `--json` prints it."""
     ages = [age for age, count in outcome.groups_by_age.items() for _ in range(count)]
     return {
         "steps": outcome.steps,

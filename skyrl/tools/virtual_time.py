@@ -17,7 +17,9 @@ T = TypeVar("T")
 
 
 def run_in_virtual_time(program: Coroutine[Any, Any, T]) -> T:
-    """What `program` returns. Its loop's `time()` begins at 0, in seconds. Raises `RunError` for a deadlock."""
+    """Run `program` on a loop whose `time()` begins at 0, in seconds; returns its result. Raises `RunError` for a
+    deadlock.
+    """
     with asyncio.Runner(loop_factory=_VirtualTimeLoop) as runner:
         return runner.run(program)
 

@@ -1,4 +1,4 @@
-"""From configuration to advantage estimator. The one place that selects."""
+"""Selects the advantage estimator of a configuration; no other module does."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Normalized:
 
 @attrs.frozen(kw_only=True)
 class CriticTargets:
-    """What a critic is to predict: lambda-returns, or, where advantages ignore values, plain discounted returns."""
+    """Targets of a critic: lambda-returns, or, where advantages ignore values, plain discounted returns."""
 
     gamma: float
     lambd: float
@@ -97,7 +97,7 @@ class CriticTargets:
 
 
 def critic_targets(algorithm: AlgorithmConfig) -> CriticTargets:
-    """What the configuration has a critic learn."""
+    """The configured targets of a critic."""
     reads_lambda = "lambd" in estimator_facts(algorithm).fields
     return CriticTargets(gamma=algorithm.gamma, lambd=algorithm.lambd if reads_lambda else 1.0)
 

@@ -1,4 +1,4 @@
-"""From groups of trajectories to one training batch."""
+"""Collates groups of trajectories to one training batch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
 
 
 def _steps(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:
-    """Which trajectory each row is of, and whether it is its last; nothing where each is a row."""
+    """The trajectory of each row, and whether the row is its last; None where each is a row."""
     if not any(trajectory.earlier for trajectory in trajectories):
         return {}
     numbers = [number for number, trajectory in enumerate(trajectories) for _ in trajectory.steps]

@@ -71,5 +71,5 @@ def average(updates: Sequence[Mapping[str, float]]) -> Metrics:
 
 
 def prefixed(prefix: str, metrics: Mapping[str, float]) -> Metrics:
-    """The same metrics under `prefix/`."""
+    """The metrics under `prefix/`."""
     return {f"{prefix}/{name}": value for name, value in metrics.items()}

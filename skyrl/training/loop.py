@@ -22,7 +22,7 @@ from skyrl.training.triggers import Trigger
 
 
 class Position(Protocol):
-    """Where training is in its data, with whatever else changes from step to step beside the weights."""
+    """The position of training in its data, with other state that changes from step to step beside the weights."""
 
     @property
     def epoch(self) -> int:
@@ -42,7 +42,7 @@ class Position(Protocol):
 
 
 class Stepper(Protocol):
-    """What the loop repeats."""
+    """One kind of training as the loop repeats it."""
 
     version: int
     """Steps that the weights have behind them. The loop counts them."""
@@ -80,7 +80,7 @@ class StepGuard(Protocol):
 
 
 class Checkpoints(Protocol):
-    """Where the models and the state of the loop are kept."""
+    """Storage of the models and of the loop's state."""
 
     async def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Keep both: they are copied when this returns, and may be written later. Raises what the save before failed
@@ -96,7 +96,7 @@ class Checkpoints(Protocol):
 
 @frozen(kw_only=True)
 class Hooks:
-    """What one kind of training does around its steps."""
+    """Actions of one kind of training around its steps."""
 
     evaluate: Callable[[int], Awaitable[Metrics]] | None
     """Metrics of the weights of a version, on other data."""
@@ -143,7 +143,7 @@ class TrainingLoop:
         }
 
     async def run(self) -> None:
-        """From the current version to the last step. Raises `Stopped` on a request to stop, with what was learned
+        """Run from the current version to the last step. Raises `Stopped` on a request to stop, with everything learned
         saved.
         """
         try:
@@ -218,7 +218,7 @@ class TrainingLoop:
         await self.trainer.begin()
 
     async def _conclude(self, metrics: Metrics, *, evaluate: bool) -> None:
-        """What follows a step: evaluation, its record, export, checkpoint; a checkpoint has its record and export."""
+        """Conclude a step: evaluation, record, export, checkpoint; a checkpoint has its record and export."""
         if evaluate:
             self._unrecorded = metrics
             with self.shutdown.interruptible():

@@ -62,7 +62,7 @@ def answer_mean(batch: TrainingBatch) -> Tensor:
 
 @attrs.frozen(kw_only=True)
 class PolicyObjective:
-    """What one optimizer step of the policy minimises over a mini-batch.
+    """The objective of one optimizer step of the policy over a mini-batch, which is minimized.
 
         sum_t weight_t loss_t
         + kl_loss_coef * mean over answers of mean over tokens of KL(pi || pi_ref)

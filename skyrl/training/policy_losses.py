@@ -1,4 +1,4 @@
-"""From configuration to policy loss. The one place that selects."""
+"""Selects the policy loss of a configuration; no other module does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run of reinforcement learning is in its data, and what of it a checkpoint stores."""
+"""Position of a reinforcement-learning run in its data, and its stored form."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RolloutPosition:
         }
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores."""
+        """The position, as a checkpoint stores it."""
         return {
             "samples_seen": self.samples_seen,
             "tokens_seen": self.tokens_seen,

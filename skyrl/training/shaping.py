@@ -1,4 +1,4 @@
-"""From the rewards that environments gave to those that are compared: the one place that selects."""
+"""Selects the shaping of rewards of a configuration; no other module does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from skyrl.tree import required
 class RewardShaping:
     """Overlong penalty, scale, bounds and norm of an answer's reward, then the KL penalty of its tokens.
 
-    It holds what changes while a run goes on: the weight of the KL penalty.
+    It holds state that changes during a run: the weight of the KL penalty.
     """
 
     def __init__(self, config: RewardShapingConfig, penalty: KLPenalty | None) -> None:
@@ -61,11 +61,11 @@ class RewardShaping:
         return added_at(rewards, torch.where(ends, missing, 0.0), _last_selected(batch))
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores."""
+        """State of the shaping, as a checkpoint stores it."""
         return {} if self._penalty is None else {"kl_coef": self._penalty.controller.value}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Continue where `state` was taken."""
         if self._penalty is not None:
             self._penalty.controller.value = float(state["kl_coef"])
 
@@ -93,7 +93,7 @@ class KLPenalty:
 
 
 def reward_shaping(algorithm: AlgorithmConfig) -> RewardShaping:
-    """What the configuration asks for."""
+    """The configured shaping of rewards."""
     penalty = KLPenalty(_controller(algorithm), algorithm.kl_estimator_type) if algorithm.use_kl_in_reward else None
     return RewardShaping(algorithm.reward_shaping, penalty)
 

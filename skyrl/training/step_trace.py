@@ -41,17 +41,17 @@ STAGES = (
 
 
 class Sink(Protocol):
-    """Where traced steps go: a recording, or a comparison with one."""
+    """Receiver of traced steps: a recording, or a comparison with one."""
 
     def write_sampled(self, step: int, sampled: Sampled) -> None:
         """The batch of a step, before anything is computed."""
 
     def write_computed(self, computed: Computed) -> None:
-        """What was computed, before the engines get the new weights."""
+        """Write the computations of a step, before the engines get the new weights."""
 
 
 class StepTrace:
-    """What one trainer computes in a step, collected by the layers that it offers and written to a sink."""
+    """The computations of one trainer's step, collected by the layers that it offers and written to a sink."""
 
     def __init__(self, sink: Sink | None, rollouts: Rollouts, digests: Mapping[str, Digests], clock: Clock) -> None:
         """`digests` are asked, by learner, at the end of each step; what that takes is measured by `clock`.

@@ -39,7 +39,7 @@ class RowPosition(Generic[Row]):
         return {"trainer/epoch": float(self._epoch_of_batch)}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores."""
+        """State of the training, as a checkpoint stores it."""
         return {"total_steps": self._total_steps, **self.data()}
 
     def data(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class SupervisedTrainer(Generic[Row]):
         """Optimizer steps that the weights have behind them."""
 
     async def begin(self) -> Metrics:
-        """Nothing has to be prepared: there are no engines."""
+        """Does nothing: there are no engines to prepare."""
         return {}
 
     async def step(self) -> Metrics:

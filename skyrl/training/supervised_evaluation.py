@@ -1,4 +1,4 @@
-"""What supervised models are worth on rows that they are not trained on."""
+"""Evaluation of supervised models on rows that they are not trained on."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Scorer(Protocol):
 
 
 Sums = dict[str, tuple[float, float]]
-"""By name, a sum and how many it is of."""
+"""Sums by name, each with the number of its terms."""
 
 Measure = Callable[[Tensor, TrainingBatch], Sums]
-"""What a model said of a batch -> its sums."""
+"""Function from a batch's scores to sums."""
 
 
 class SupervisedEvaluation:

@@ -96,7 +96,7 @@ class TimeSharing:
         await self._wake()
 
     async def _only(self, wanted: Mapping[str, Collection[Part]]) -> None:
-        """Whoever leaves does so before anyone comes."""
+        """Move models so that only the wanted parts are on the devices; parts leave before others come."""
         for name, there in self._there.items():
             await self._move(name, there - set(wanted.get(name, ())), self._models[name].offload)
         for name in self._models.keys() & wanted.keys():

@@ -21,13 +21,13 @@ from skyrl.tree import required
 
 
 class BatchSource(Protocol):
-    """Where training batches come from; the trainer cannot tell a synchronous source from an asynchronous one."""
+    """A source of training batches; the trainer cannot tell a synchronous source from an asynchronous one."""
 
     async def next_batch(self, version: int, /) -> tuple[TrajectoryGroup, ...]:
         """One full batch of groups, sampled by weights that are `version` or, asynchronously, not much older."""
 
     def metrics(self) -> Metrics:
-        """What was dropped, replaced or left out to make the last batch."""
+        """Numbers of groups that were dropped, replaced or left out to make the last batch."""
 
 
 class Scorer(Protocol):

@@ -1,4 +1,4 @@
-"""When to save, export and evaluate."""
+"""Triggers of saving, exporting and evaluating."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class Trigger:
         self._since = now()
 
     def due(self, step: int, epochs: int, *, last: bool) -> bool:
-        """After this step, the last one or not, with so many epochs complete. Asked once after each step."""
+        """Whether the trigger is due after this step, the last one or not, with so many epochs complete. Called once
+        after each step.
+        """
         every = self._every
         by_step = every.steps is not None and step % every.steps == 0
         by_epoch = every.epochs is not None and epochs // every.epochs > self._epochs // every.epochs
@@ -36,11 +38,11 @@ class Trigger:
         return self._every.ever
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores."""
+        """State of the trigger, as a checkpoint stores it."""
         seconds = {} if self._every.seconds is None else {"seconds": self._now() - self._since}
         return {"epochs": self._epochs, **seconds}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, also from one of another interval."""
+        """Continue where `state` was taken, also from that of another interval."""
         self._epochs = int(state.get("epochs", 0))
         self._since = self._now() - float(state.get("seconds", 0.0))
