@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ def overrides(nano: Path, out: Path, **changes: Any) -> dict[str, Any]:
         "environment.env_class": f"{nano / 'reward.py'}:in_ascii",
     }
     return values | {name.replace("__", "."): value for name, value in changes.items()}
+
+
+def as_words(values: Mapping[str, Any]) -> list[str]:
+    """The same as arguments of the command."""
+    return [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
 
 
 def config(nano: Path, out: Path, **changes: Any) -> SkyRLTrainConfig:
