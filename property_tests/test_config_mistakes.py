@@ -19,7 +19,7 @@ from property_tests.trees import LEAVES, RUNNABLE, Overrides, data, overrides, s
 from skyrl.config import SkyRLTrainConfig, compose, load
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.classes import fields_of, table_paths
-from skyrl.tree.names import suggestion
+from skyrl.tree.suggestions import suggestion
 from skyrl.tree.types import config_class
 
 Write = Callable[[bytes], str]

@@ -69,7 +69,7 @@ def show(
     from skyrl.cli import show as forms
     from skyrl.config.kinds import header_of
     from skyrl.config.resolve import resolve_with_origins
-    from skyrl.tree.secrets import masked
+    from skyrl.tree.masking import masked
     from skyrl.tree.sparse import sparse as only_differences
 
     loaded = load_words(arguments)
@@ -119,7 +119,7 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
 
     from skyrl.config.resolve import resolve_with_origins
     from skyrl.tree import differences
-    from skyrl.tree.secrets import masked
+    from skyrl.tree.masking import masked
 
     one, other = (load_words([name]) for name in (before, after))
     trees = [one.config, other.config]

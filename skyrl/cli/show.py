@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from skyrl.tree.dump import flatten, to_dict
-from skyrl.tree.secrets import masked
+from skyrl.tree.masking import masked
 
 if TYPE_CHECKING:
     from skyrl.config.entry import RunConfig

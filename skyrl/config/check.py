@@ -17,9 +17,9 @@ from skyrl.config.kinds import kind_of
 from skyrl.errors import Problem
 from skyrl.tree import differences, get_at
 from skyrl.tree.classes import is_config
+from skyrl.tree.masking import HIDDEN
 from skyrl.tree.origins import Origin, Origins, Path, dotted, place_of, written_paths
 from skyrl.tree.rules import find_problems, paths_read, touches
-from skyrl.tree.secrets import HIDDEN
 
 
 def check(config: RunConfig, origins: Origins | None = None, broken: Collection[str] = ()) -> list[Problem]:

@@ -18,9 +18,9 @@ from skyrl.tree.arguments import split_path
 from skyrl.tree.classes import fields_of, table_class
 from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import flatten, stored_value
+from skyrl.tree.masking import masked
 from skyrl.tree.origins import Origins, Path, dotted, place_of
 from skyrl.tree.rules import paths_read, touches
-from skyrl.tree.secrets import masked
 from skyrl.tree.suggestions import suggestion
 from skyrl.tree.types import describe, is_mapping
 from skyrl.tree.validators import wanted_by

@@ -22,11 +22,11 @@ from skyrl.tree import evolve_at, fingerprint, get_at, to_dict
 from skyrl.tree.builder import TreeBuilder
 from skyrl.tree.dump import SCHEMA_VERSION, stored_value
 from skyrl.tree.files import is_stored_form
+from skyrl.tree.masking import masked
 from skyrl.tree.origins import Assignment, Origin, Origins
 from skyrl.tree.plain import shown
 from skyrl.tree.read_context import ReadContext
 from skyrl.tree.rules import taken_as_written
-from skyrl.tree.secrets import masked
 from skyrl.tree.sparse import sparse
 
 C = TypeVar("C", bound=RunConfig)

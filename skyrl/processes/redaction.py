@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 from urllib.parse import quote, unquote
 
-from skyrl.tree.secrets import HIDDEN, REFERENCE
+from skyrl.tree.masking import HIDDEN, REFERENCE
 
 _NAME = re.compile(
     r"KEY|TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|(?<![A-Z])PASS(?![A-Z])|.PWD|^PW$|CREDENTIAL|AUTH|COOKIE|WEBHOOK|PRIVATE"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from skyrl.tree.frozen import FrozenDict, thaw
+from skyrl.tree.masking import masked
 
 DEEPEST = 50
 """Levels of lists and tables that a free-form value may have."""
@@ -89,8 +90,6 @@ def shown(value: Any) -> str:
 def _without_secrets(value: Any) -> Any:
     if not isinstance(value, str | Mapping | list | tuple):
         return value
-    from skyrl.tree.secrets import masked  # only to say what is wrong
-
     hidden = masked(value)
     return value if hidden == thaw(value) else hidden
 

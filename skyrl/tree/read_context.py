@@ -9,9 +9,9 @@ from typing import Any
 from attrs import evolve, frozen
 
 from skyrl.errors import ConfigError, Problem
+from skyrl.tree.masking import REFERENCE
 from skyrl.tree.migrations import Migration
 from skyrl.tree.origins import Assignment, Origin
-from skyrl.tree.secrets import REFERENCE
 from skyrl.tree.types import holds_secret
 
 

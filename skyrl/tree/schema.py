@@ -12,7 +12,8 @@ from skyrl.tree.classes import fields_of, table_class
 from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import stored_value
 from skyrl.tree.files import EXTENDS
-from skyrl.tree.secrets import REFERENCE, Secret
+from skyrl.tree.masking import REFERENCE
+from skyrl.tree.secrets import Secret
 from skyrl.tree.types import bare, is_mapping, is_union, unit_of
 from skyrl.tree.validators import bounds_of, wanted_by
 

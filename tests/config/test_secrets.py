@@ -14,7 +14,7 @@ from skyrl.cli.config import config
 from skyrl.config import compose, load, resolve
 from skyrl.config.stored import stored_form
 from skyrl.errors import ConfigError
-from skyrl.tree.secrets import HIDDEN, is_secret_name, masked
+from skyrl.tree.masking import HIDDEN, is_secret_name, masked
 
 TABLES = (
     "generator.inference_engine.engine_init_kwargs",
