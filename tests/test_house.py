@@ -1,4 +1,4 @@
-"""Rules of the house that no linter knows: where code may lie, and what it may never do."""
+"""Rules that no linter knows: where code may lie, and what it may never do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNS_WHAT_IT_READS = {"cloudpickle", "dill", "marshal", "pickle"}
 OPENS_A_DOOR = {("allow_pickle", True), ("trust_remote_code", True), ("weights_only", False)}
 SEE_THE_WHOLE_TREE = {"cli", "config", "experiments", "interop", "runs", "tools"}
 SUBPACKAGES = {"config/checks", "config/supervised"}
-"""Folders inside of a room, beside those of environments."""
+"""Folders inside of a package, beside those of environments."""
 
 SKIPS = {"importorskip", "skip", "skipif", "xfail"}
 
@@ -61,7 +61,7 @@ def imported(node: ast.AST) -> set[str]:
     return set()
 
 
-def test_modules_lie_in_a_room_and_no_deeper() -> None:
+def test_modules_lie_in_a_package_and_no_deeper() -> None:
     relative = [module.relative_to(ROOT / "skyrl") for module in MODULES]
     deeper = [path for path in relative if len(path.parts) > 2 and path.parts[0] != "envs"]
     assert {str(path) for path in deeper if "/".join(path.parts[:-1]) not in SUBPACKAGES} == set()

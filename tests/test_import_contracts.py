@@ -32,9 +32,9 @@ class Break:
 
 
 BREAKS = {
-    "an import upwards": Break("floors", "envs/planted.py", "import skyrl.cli"),
-    "an import of a neighbour": Break("floors", "tracking/planted.py", "import skyrl.rollout"),
-    "a room without a floor": Break("floors", "annex/__init__.py", ""),
+    "an import upwards": Break("layers", "envs/planted.py", "import skyrl.cli"),
+    "an import of a neighbour": Break("layers", "tracking/planted.py", "import skyrl.rollout"),
+    "a package without a layer": Break("layers", "annex/__init__.py", ""),
     "a model that takes batches": Break("batch", "models/planted.py", "import skyrl.batch"),
     "torch in the configuration": Break("light", "config/planted.py", "import torch"),
     "rich in a function of the tree": Break("light", "tree/planted.py", "def late():\n    import rich"),
