@@ -7,7 +7,7 @@ from functools import partial
 import attrs
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -23,6 +23,9 @@ from skyrl.batch import TrainingBatch
 from skyrl.config.algorithm import LossReduction
 from skyrl.config.losses import POLICY_LOSSES
 from skyrl.training.objective import PolicyObjective, Reduction
+
+a_quarter = settings(max_examples=settings.default.max_examples // 4)  # type: ignore[union-attr]  # a profile is loaded
+"""Each law is asked of every loss: 25 examples for each, and 750 in the long profile."""
 
 LOSSES: dict[str, PolicyLoss] = {
     "regular": RegularLoss(clip_low=0.2, clip_high=0.28),
@@ -102,6 +105,7 @@ def objective(loss: str = "regular", reduction: LossReduction = "token_mean") ->
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
+@a_quarter
 @given(batches(), st.integers(1, 6))
 def test_cutting_a_mini_batch_changes_nothing(reduction: LossReduction, batch: TrainingBatch, rows: int) -> None:
     whole = total_and_gradient(objective(reduction=reduction), batch, 100)
@@ -110,6 +114,7 @@ def test_cutting_a_mini_batch_changes_nothing(reduction: LossReduction, batch: T
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+@a_quarter
 @given(batches())
 def test_what_stands_outside_the_mask_reaches_nothing(loss: str, batch: TrainingBatch) -> None:
     assert batch.values is not None and batch.old_logprobs is not None
@@ -123,6 +128,7 @@ def test_what_stands_outside_the_mask_reaches_nothing(loss: str, batch: Training
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+@a_quarter
 @given(batches())
 def test_rows_without_advantage_are_left_out_and_nothing_changes(loss: str, batch: TrainingBatch) -> None:
     assert batch.advantages is not None
@@ -136,6 +142,7 @@ def test_rows_without_advantage_are_left_out_and_nothing_changes(loss: str, batc
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+@a_quarter
 @given(batches())
 def test_at_ratio_one_the_gradient_is_the_policy_gradient(loss: str, batch: TrainingBatch) -> None:
     assert batch.values is not None and batch.advantages is not None
@@ -148,6 +155,7 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(loss: str, batch: Trai
     torch.testing.assert_close(gradient * scale, -batch.advantages * batch.loss_mask, atol=1e-5, rtol=1e-4)
 
 
+@a_quarter
 @given(batches(), st.floats(0.05, 0.5), st.floats(0.05, 0.5))
 def test_losses_reduce_to_their_parents(batch: TrainingBatch, low: float, high: float) -> None:
     regular = RegularLoss(clip_low=low, clip_high=high)(inputs(batch))
@@ -158,6 +166,7 @@ def test_losses_reduce_to_their_parents(batch: TrainingBatch, low: float, high: 
     torch.testing.assert_close(RegularLoss(clip_low=1.0, clip_high=1e9)(inputs(batch)), unclipped)
 
 
+@a_quarter
 @given(batches())
 def test_cispo_without_bounds_has_the_gradient_of_the_unclipped_ratio(batch: TrainingBatch) -> None:
     gradients = []
@@ -169,6 +178,7 @@ def test_cispo_without_bounds_has_the_gradient_of_the_unclipped_ratio(batch: Tra
     torch.testing.assert_close(*gradients)
 
 
+@a_quarter
 @given(batches())
 def test_without_a_gap_no_correction_does_anything(batch: TrainingBatch) -> None:
     assert batch.old_logprobs is not None
@@ -189,6 +199,7 @@ ESTIMATORS: tuple[AdvantageEstimator, ...] = (
 )
 
 
+@a_quarter
 @given(batches(), st.integers(0, 1000))
 def test_the_order_of_rows_does_not_matter_to_an_estimator(batch: TrainingBatch, seed: int) -> None:
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))
@@ -196,6 +207,7 @@ def test_the_order_of_rows_does_not_matter_to_an_estimator(batch: TrainingBatch,
         torch.testing.assert_close(estimate(batch.select(order)), estimate(batch)[order], atol=1e-5, rtol=1e-4)
 
 
+@a_quarter
 @given(batches())
 def test_padding_does_not_matter_to_an_estimator(batch: TrainingBatch) -> None:
     wide = {
@@ -209,6 +221,7 @@ def test_padding_does_not_matter_to_an_estimator(batch: TrainingBatch) -> None:
         assert (found[:, batch.input_ids.shape[1] :] == 0).all()
 
 
+@a_quarter
 @given(batches())
 def test_whitened_numbers_have_mean_zero_and_deviation_one_or_are_all_equal(batch: TrainingBatch) -> None:
     assert batch.values is not None
@@ -219,6 +232,7 @@ def test_whitened_numbers_have_mean_zero_and_deviation_one_or_are_all_equal(batc
         assert chosen.std().item() == pytest.approx((variance / (variance + 1e-8)) ** 0.5, abs=1e-3)
 
 
+@a_quarter
 @given(batches(), st.floats(0.5, 4.0), st.floats(-3.0, 3.0))
 def test_shift_and_scale_do_not_survive_normalization(batch: TrainingBatch, scale: float, shift: float) -> None:
     everything = torch.ones(len(batch), dtype=torch.bool)

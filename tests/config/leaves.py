@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, get_args, get_origin
 
 import attrs
@@ -70,3 +72,27 @@ FIXED = {
 """Leaves that have no other value."""
 
 OTHERS: dict[str, Any] = {path: another(path) for path in LEAVES if path not in FIXED}
+
+
+def each(cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes one test of hundreds that take milliseconds: it calls the test with every case as its first argument, and
+    fails with all cases that fail.
+    """
+
+    def made(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def of_all(**fixtures: Any) -> None:
+            failed = {}
+            for case in cases:
+                try:
+                    test(case, **fixtures)
+                except Exception as error:  # noqa: BLE001 - it is shown beside the others
+                    failed[str(case)] = f"{type(error).__name__}: {error}"
+            if failed:
+                raise AssertionError("\n".join(f"{case}: {error}" for case, error in failed.items()))
+
+        _, *fixtures = inspect.signature(test).parameters.values()
+        of_all.__signature__ = inspect.Signature(fixtures)  # type: ignore[attr-defined]  # by which pytest finds fixtures
+        return of_all
+
+    return made

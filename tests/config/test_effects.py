@@ -13,7 +13,7 @@ from skyrl.config.resolve import resolve_with_origins
 from skyrl.errors import Problem
 from skyrl.tree.classes import fields_of, table_paths
 from skyrl.tree.rules import Effect
-from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE
+from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE, each
 
 NO_KL = {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_kl_in_reward": False}
 CRITIC = {"trainer.critic.model.path": "critic"}
@@ -197,7 +197,7 @@ def told(path: str, values: dict[str, Any]) -> list[Problem]:
     return [problem for problem in warnings(values) if problem.path == path]
 
 
-@pytest.mark.parametrize("effect", EFFECTS, ids=lambda effect: effect.path)
+@each(EFFECTS)
 def test_a_written_value_that_does_nothing_is_told(effect: Effect) -> None:
     leaf = leaf_in(effect.path)
     [problem] = told(effect.path, OFF.get(effect.path, {}) | {leaf: OTHERS[leaf]})
@@ -205,12 +205,12 @@ def test_a_written_value_that_does_nothing_is_told(effect: Effect) -> None:
     assert problem.message == f"has no effect in this run: it acts only when {effect.when}"
 
 
-@pytest.mark.parametrize("effect", EFFECTS, ids=lambda effect: effect.path)
+@each(EFFECTS)
 def test_a_value_that_was_not_written_is_not_told(effect: Effect) -> None:
     assert told(effect.path, OFF.get(effect.path, {})) == []
 
 
-@pytest.mark.parametrize("effect", EFFECTS, ids=lambda effect: effect.path)
+@each(EFFECTS)
 def test_a_written_value_that_acts_is_not_told(effect: Effect) -> None:
     leaf = leaf_in(effect.path)
     assert (told(effect.path, {leaf: OTHERS[leaf]} | ON.get(effect.path, {})) != []) == (effect.path in NEVER_ACT)

@@ -24,7 +24,7 @@ from skyrl.tree import differences, evolve_at, field, frozen, get_at
 from skyrl.tree.classes import leaf_paths, table_paths
 from skyrl.tree.dump import flatten
 from skyrl.tree.validators import positive
-from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE
+from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE, each
 
 NO_VALUE = "1979-05-27"
 """A date in TOML, which no field takes."""
@@ -81,7 +81,7 @@ def test_nothing_written_is_the_default_tree() -> None:
     assert loaded.origins == {}
 
 
-@pytest.mark.parametrize("path", OTHERS)
+@each(OTHERS)
 def test_one_written_leaf_changes_that_leaf_alone_in_every_spelling(path: str, tmp_path: Path) -> None:
     value = OTHERS[path]
     expected = evolve_at(SkyRLTrainConfig(), path, value)
@@ -92,7 +92,7 @@ def test_one_written_leaf_changes_that_leaf_alone_in_every_spelling(path: str, t
     assert load([], nested({path: value})).config == expected
 
 
-@pytest.mark.parametrize("table", sorted(table_paths(SkyRLTrainConfig)))
+@each(sorted(table_paths(SkyRLTrainConfig)))
 def test_a_written_leaf_leaves_its_siblings_at_the_defaults_of_the_instance(table: str) -> None:
     default = SkyRLTrainConfig()
     leaf = next(path for path in OTHERS if path.rpartition(".")[0].startswith(table))
@@ -191,14 +191,14 @@ def test_every_wrong_value_is_told_with_its_path_and_line(tmp_path: Path) -> Non
     assert len(not_composed([file])) == len(LEAVES)
 
 
-@pytest.mark.parametrize("path", LEAVES)
+@each(LEAVES)
 def test_one_wrong_value_is_one_problem_whatever_depends_on_it(path: str, tmp_path: Path) -> None:
     file = written(tmp_path, f"{path} = {NO_VALUE}")
     others = {other: value for other, value in RUNNABLE.items() if other != path}
     assert [(problem.path, problem.place) for problem in not_composed([file], others)] == [(path, f"{file}:1")]
 
 
-@pytest.mark.parametrize("path", LEAVES)
+@each(LEAVES)
 def test_one_misspelled_name_is_one_problem_whatever_depends_on_it(path: str) -> None:
     others = {other: value for other, value in RUNNABLE.items() if other != path}
     typo = path[:-1] + "_" + path[-1]

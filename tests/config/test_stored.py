@@ -26,7 +26,7 @@ from skyrl.config.resolve import derived, resolve_with_origins
 from skyrl.config.stored import stored_form
 from skyrl.tree import evolve_at, fingerprint, frozen, get_at, to_dict
 from skyrl.tree.sparse import as_toml_has_it, sparse
-from tests.config.leaves import OTHERS, RUNNABLE
+from tests.config.leaves import OTHERS, RUNNABLE, each
 
 
 def stored(folder: Path, run: SkyRLTrainConfig, **changes: Any) -> Path:
@@ -75,7 +75,7 @@ def test_a_stored_run_that_cannot_be_used_is_refused(changes: dict[str, Any], sa
         load([stored(tmp_path, resolve(SkyRLTrainConfig()), **changes)])
 
 
-@pytest.mark.parametrize("path", OTHERS)
+@each(OTHERS)
 def test_a_sparse_dump_is_what_was_written(path: str, tmp_path: Path) -> None:
     run = load([], {path: OTHERS[path]}).config
     data = sparse(run)

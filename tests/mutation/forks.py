@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.machinery import SourceFileLoader
@@ -18,7 +19,10 @@ from typing import Any
 
 import pytest
 
-OPTIONS = ("-q", "-p", "no:cacheprovider", "--no-header", "--hypothesis-seed=0")
+OPTIONS = ("-q", "-p", "no:cacheprovider", "--no-header", "--hypothesis-seed=0",
+           "-W", "ignore::pytest.PytestAssertRewriteWarning")  # fmt: skip  # plugins are preloaded, too
+FAILED_ITSELF = 70
+"""Exit code of a fork in which an exception was raised that no test caught."""
 
 
 def preload(modules: Iterable[str]) -> None:
@@ -35,7 +39,7 @@ def in_a_fork(work: Callable[[], int], cpu_seconds: int, log: Path) -> int:
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        code = 70
+        code = FAILED_ITSELF
         try:
             os.setsid()
             with log.open("w", encoding="utf-8") as file:
@@ -45,7 +49,10 @@ def in_a_fork(work: Callable[[], int], cpu_seconds: int, log: Path) -> int:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(20 * cpu_seconds)
             code = int(work())
+        except BaseException:  # noqa: BLE001 - there is nobody above to whom it could go
+            traceback.print_exc()
         finally:
+            sys.stderr.flush()
             os._exit(code)
     _, status = os.waitpid(child, 0)
     with suppress(ProcessLookupError, PermissionError):

@@ -99,13 +99,14 @@ async def largest_differences(folder: Path, family: str, tied: bool, updates: in
     return found
 
 
+@pytest.mark.parametrize("updates", [5, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("family", "tied"), MODELS)
-def test_engines_agree_with_the_learner_after_each_of_twenty_updates(
-    host: Host, tmp_path: Path, family: str, tied: bool
+def test_engines_agree_with_the_learner_after_every_update(
+    host: Host, tmp_path: Path, family: str, tied: bool, updates: int
 ) -> None:
     stored = saved(tmp_path / "model", small_model(family, tied=tied))
-    differences = host.run(largest_differences, stored, family, tied, 20)
-    assert {name: len(found) for name, found in differences.items()} == dict.fromkeys(TRANSPORTS, 20)
+    differences = host.run(largest_differences, stored, family, tied, updates)
+    assert {name: len(found) for name, found in differences.items()} == dict.fromkeys(TRANSPORTS, updates)
     assert all(0 < difference < 1e-4 for found in differences.values() for difference in found)
 
 
