@@ -99,7 +99,12 @@ class LearningWorker(ModelWorker):
         """
         with dropping(self.model, self._lora, hash((self._seed, self.schedule.last_epoch, self.ranks.rank))):
             sums, seen = self._accumulate(batch)
-        shared = self._step(len(batch), sums)
+        learning_rate = self._finite_learning_rate()
+        norm = self.strategy.step()
+        self._conclude(norm, sums)
+        left_out = self._skipped > 0
+        _log.info("update of %d rows: gradient norm %.4g%s", len(batch), norm, ", left out" if left_out else "")
+        shared = {f"{self._role}_lr": learning_rate, "grad_norm": norm, "skipped_updates": float(left_out)}
         return RankMetrics(sums=sums, moments=seen, shared=shared)
 
     def _accumulate(self, batch: TrainingBatch) -> tuple[Metrics, dict[str, Moments]]:
@@ -118,27 +123,27 @@ class LearningWorker(ModelWorker):
         self.strategy.accumulate(cut, self._forward, loss_of)
         return sums, seen
 
-    def _step(self, rows: int, sums: Metrics) -> Metrics:
-        """Let the optimizer step, unless a number is not finite. What every rank knows of the step."""
+    def _finite_learning_rate(self) -> float:
+        """The learning rate of the next optimizer step. Raises `NonFiniteError`."""
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
         if not math.isfinite(learning_rate):
             raise NonFiniteError(
                 f"the {self._title}'s learning rate is {learning_rate}: the optimizer step was not taken. Look at "
                 f"{joined(self._config_path, 'optimizer_config')}"
             )
-        norm = self.strategy.step()
+        return learning_rate
+
+    def _conclude(self, norm: float, sums: Metrics) -> None:
+        """Advance the schedule after a step, or count one that was left out since its gradient norm is not finite.
+
+        Raises `NonFiniteError` for too many of these in a row, and for a weight that is not finite.
+        """
         self._skipped = 0 if math.isfinite(norm) else self._skipped + 1
         if self._skipped > self._max_skipped:
             raise NonFiniteError(self._why_to_stop(norm, sums))
         if not self._skipped:
             self._refuse_non_finite(f"after an update with gradient norm {norm:.4g}")
             self.schedule.step()
-        _log.info("update of %d rows: gradient norm %.4g%s", rows, norm, ", left out" if self._skipped else "")
-        return {
-            f"{self._role}_lr": learning_rate,
-            "grad_norm": norm,
-            "skipped_updates": float(self._skipped > 0),
-        }
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Name and value of every weight, tied ones once, under the names of the stored model; an adapter is merged
