@@ -12,6 +12,7 @@ from skyrl.config.checks.data import DATA_CHECKS
 from skyrl.config.checks.engines import ENGINE_CHECKS
 from skyrl.config.checks.learners import LEARNER_CHECKS
 from skyrl.config.checks.placement import PLACEMENT_CHECKS
+from skyrl.config.checks.plausible import PLAUSIBLE_CHECKS
 from skyrl.config.checks.rollouts import ROLLOUT_CHECKS
 from skyrl.config.checks.sampling import SAMPLING_CHECKS
 from skyrl.config.effects import EFFECTS
@@ -38,6 +39,7 @@ RL = RunKind(
         *LEARNER_CHECKS,
         *ROLLOUT_CHECKS,
         *ASYNC_CHECKS,
+        *PLAUSIBLE_CHECKS,
     ),
     effects=EFFECTS,
     unimplemented=UNIMPLEMENTED,

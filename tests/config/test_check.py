@@ -18,7 +18,14 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree import FrozenDict, evolve_at, get_at
 from skyrl.tree.classes import table_paths
 from skyrl.tree.rules import paths_read
-from tests.config.check_cases import ASYNC_CASES, LEARNER_CASES, ROLLOUT_CASES, SILENT_CASES
+from tests.config.check_cases import (
+    ASYNC_CASES,
+    LEARNER_CASES,
+    PLAUSIBLE_CASES,
+    PLAUSIBLE_SILENT,
+    ROLLOUT_CASES,
+    SILENT_CASES,
+)
 from tests.config.leaves import LEAVES, OTHERS, RUNNABLE
 
 PLACEMENT = "trainer.placement."
@@ -519,8 +526,8 @@ SILENT: dict[str, dict[str, Any]] = {
     "every_sequence_of_a_step_has_a_token": {**VLLM, ENGINE + "max_num_batched_tokens": 1024},
 }
 
-FIRES |= ROLLOUT_CASES | LEARNER_CASES | ASYNC_CASES
-SILENT |= SILENT_CASES
+FIRES |= ROLLOUT_CASES | LEARNER_CASES | ASYNC_CASES | PLAUSIBLE_CASES
+SILENT |= SILENT_CASES | PLAUSIBLE_SILENT
 
 NAMED: dict[str, Any] = {each.__name__: each for each in RL.checks}
 CASES = [(name, values, path) for name, cases in FIRES.items() for values, path in cases]

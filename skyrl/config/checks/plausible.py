@@ -1,0 +1,146 @@
+"""Checks of values that fit together and are probably a mistake: warnings, each with the number that gives it away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import has_critic
+from skyrl.errors import Problem
+from skyrl.tree.rules import Check
+
+HOTTEST = 2.0
+"""Sampling temperature above which training samples are mostly noise."""
+
+LARGEST_RATE = 0.1
+"""Learning rate above which AdamW destroys a pretrained model in a few steps; usual ones are 1e-7 to 1e-3."""
+
+HALVES = ("float16", "fp16", "half")
+
+
+def training_samples_are_drawn_from_the_whole_distribution(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The learner scores tokens under the whole distribution, not under the part that the engine draws from."""
+    sampling = run.generator.sampling_params
+    drawn = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
+    for name in (name for name, is_cut in drawn.items() if is_cut):
+        message = f"{getattr(sampling, name)} cuts the distribution that the learner scores whole, so ratios are off"
+        yield _warning(f"generator.sampling_params.{name}", message, "leave it out in training; evaluation may have it")
+
+
+def training_samples_are_not_noise(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """High temperatures flatten the distribution of tokens."""
+    temperature = run.generator.sampling_params.temperature
+    if temperature > HOTTEST:
+        message = f"{temperature} makes nearly every token a random one"
+        yield _warning("generator.sampling_params.temperature", message, "1.0 is usual")
+
+
+def a_kl_penalty_has_a_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """With weight 0 a reference is loaded and scored for nothing."""
+    algorithm = run.trainer.algorithm
+    if algorithm.use_kl_loss and algorithm.kl_loss_coef == 0:
+        message = "the KL loss is on and weighs nothing, and the reference is computed all the same"
+        yield _warning("trainer.algorithm.kl_loss_coef", message, "set trainer.algorithm.use_kl_loss = false")
+
+
+def importance_ratios_are_not_cut_below_one(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A ratio of 1 means no difference between engine and learner, and a cap below it shrinks even that."""
+    correction = run.trainer.algorithm.off_policy_correction
+    if correction.tis_ratio_type is None:
+        return
+    name = f"{correction.tis_ratio_type}_tis_ratio_clip_high"
+    cap = getattr(correction, name, None)
+    if cap is not None and cap < 1:
+        message = f"{cap} is below 1, so that samples without any difference count less, too"
+        yield _warning(f"trainer.algorithm.off_policy_correction.{name}", message, "2.0 is usual")
+
+
+def learning_rates_are_those_of_fine_tuning(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A step of AdamW changes each weight by about the learning rate."""
+    for model in ("policy", "critic") if has_critic(run) else ("policy",):
+        rate = getattr(run.trainer, model).optimizer_config.lr
+        if rate > LARGEST_RATE:
+            path = f"trainer.{model}.optimizer_config.lr"
+            yield _warning(path, f"{rate} changes every weight by about that in each step", "1e-6 is usual")
+
+
+def warm_up_ends_before_the_run_does(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Where the number of steps is written, the rate reaches its height within them."""
+    trainer, settings = run.trainer, run.trainer.policy.optimizer_config
+    if trainer.max_training_steps is None:
+        return
+    in_a_step = trainer.update_epochs_per_batch * max(1, trainer.train_batch_size // trainer.policy_mini_batch_size)
+    steps = trainer.max_training_steps * (in_a_step if settings.schedule_unit == "optimizer_step" else 1)
+    if settings.num_warmup_steps >= steps:
+        message = f"{settings.num_warmup_steps} steps of warm-up, and the run has {steps}: it never reaches lr"
+        yield _warning("trainer.policy.optimizer_config.num_warmup_steps", message, "take fewer")
+
+
+def the_longest_sequence_fits_into_a_micro_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A sequence beyond the budget of tokens goes alone, and takes more memory than the budget allows for."""
+    budget, longest = run.trainer.max_tokens_per_microbatch, run.trainer.algorithm.max_seq_len
+    if longest is not None and 0 < budget < longest:
+        message = f"{budget} is below the longest sequence, trainer.algorithm.max_seq_len = {longest}, which goes alone"
+        yield _warning("trainer.max_tokens_per_microbatch", message, "give at least the longest sequence")
+
+
+def engine_and_learner_compute_in_the_same_type(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """float16 and bfloat16 round differently, so that the engine's log-probabilities are others."""
+    engine, learner = run.generator.inference_engine, run.trainer.compute_dtype
+    if engine.model_dtype in HALVES and learner == "bfloat16":
+        message = f"{engine.model_dtype} rounds otherwise than the learner's bfloat16: ratios are off by that"
+        yield _warning("generator.inference_engine.model_dtype", message, "take bfloat16 on both sides")
+
+
+def engines_leave_memory_to_the_learner(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """On shared GPUs the learner's process holds some memory even while the engine is awake."""
+    share = run.generator.inference_engine.gpu_memory_utilization
+    if run.trainer.placement.colocate_all and run.trainer.device == "cuda" and share > 0.95:
+        message = f"{share} of a GPU that is shared with the learner leaves it nothing"
+        yield _warning("generator.inference_engine.gpu_memory_utilization", message, "0.8 is usual")
+
+
+def evaluation_is_on_other_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A score on training prompts says little about new ones."""
+    both = [source for source in run.data.val_data if source in set(run.data.train_data)]
+    if both:
+        yield _warning("data.val_data", f"{', '.join(both)} is trained on, too", "hold some rows out")
+
+
+def checkpoints_and_exports_have_folders_of_their_own(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Both write folders called `global_step_N`."""
+    trainer = run.trainer
+    if trainer.ckpt_path.rstrip("/") == trainer.export_path.rstrip("/"):
+        message = f"{trainer.export_path} is trainer.ckpt_path, too, and both write global_step_N into it"
+        yield _warning("trainer.export_path", message, "give each a folder of its own")
+
+
+def a_run_name_is_the_name_of_a_folder(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Without a `run_path`, the name becomes a folder below `runs`."""
+    trainer = run.trainer
+    name = trainer.run_name
+    is_folder = bool(name.strip()) and ".." not in name.split("/") and not name.startswith("/")
+    if not is_folder and trainer.run_path == f"runs/{name}":
+        message = f"{name!r} makes {trainer.run_path!r} the run's folder, which is none of its own"
+        yield _warning("trainer.run_name", message, "take a plain name, or write trainer.run_path")
+
+
+def _warning(path: str, message: str, hint: str) -> Problem:
+    return Problem(path=path, message=message, hint=hint, severity="warning")
+
+
+PLAUSIBLE_CHECKS: tuple[Check[Any], ...] = (
+    training_samples_are_drawn_from_the_whole_distribution,
+    training_samples_are_not_noise,
+    a_kl_penalty_has_a_weight,
+    importance_ratios_are_not_cut_below_one,
+    learning_rates_are_those_of_fine_tuning,
+    warm_up_ends_before_the_run_does,
+    the_longest_sequence_fits_into_a_micro_batch,
+    engine_and_learner_compute_in_the_same_type,
+    engines_leave_memory_to_the_learner,
+    evaluation_is_on_other_data,
+    checkpoints_and_exports_have_folders_of_their_own,
+    a_run_name_is_the_name_of_a_folder,
+)
