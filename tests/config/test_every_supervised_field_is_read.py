@@ -40,7 +40,8 @@ HANDED_ON = {
         for name in (
             "strategy", "device", "seed", "deterministic", "compute_dtype", "attention", "recompute_activations",
             "disable_fast_tokenizer", "resume_with_changes", "recover_mode", "max_ckpts_to_keep",
-            "log_path", "logger",
+            "log_path", "logger", "run_path", "export_path", "ckpt_interval", "hf_save_interval", "eval_interval",
+            "eval_before_train",
         )
     },
     **{f"placement.{name}": name for name in ("executor", "ray_address")},

@@ -181,7 +181,7 @@ def test_it_is_shown_explained_and_documented(losses: str) -> None:
     assert "## trainer.algorithm.policy_loss.fade" in printed["docs"] and "How wide." in printed["docs"]
     schema = json.loads(printed["schema"])["$defs"]
     assert schema["AlgorithmConfig"]["properties"]["policy_loss"]["$ref"] == "#/$defs/Mine"
-    assert schema["Mine"]["properties"]["width"]["exclusiveMinimum"] == 0
+    assert schema["Mine"]["properties"]["width"]["anyOf"][0]["exclusiveMinimum"] == 0
 
 
 def test_it_is_written_as_toml_and_read_back(losses: str, tmp_path: Path) -> None:

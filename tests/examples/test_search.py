@@ -38,6 +38,7 @@ def overrides(base: Path, run: Path) -> dict[str, Any]:
         "trainer.policy_mini_batch_size": 4,
         "trainer.eval_batch_size": 8,
         "trainer.max_training_steps": 2,
+        "trainer.policy.optimizer_config.num_warmup_steps": 1,
         "trainer.micro_train_batch_size_per_gpu": 4,
         "generator.n_samples_per_prompt": 4,
     }
