@@ -56,15 +56,21 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
     # Threads of torch that wait for each other by spinning bring a shared machine to a stop; read by torch on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from skyrl.experiments.experiment import experiment_class
-    from skyrl.runs.recovery import run_with_recovery
+    from skyrl.runs.recovery import attempts
+    from skyrl.runs.session import RunSession
     from skyrl.runs.summary import summary
 
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
     kind = kind_of(composed.config)
     if any(origin.kind == "rule" for origin in composed.origins.get(kind.path("logger"), ())):
-        click.echo("Metrics go to the console: the default of trainer.logger, wandb, cannot be had.", err=True)
-    experiment, trained = run_with_recovery(experiment_class(composed.config), composed.config)
+        click.echo(f"Metrics go to the console: the default of {kind.path('logger')}, wandb, cannot be had.", err=True)
+    make = experiment_class(composed.config)
+    for attempt in attempts(composed.config.trainer):
+        experiment = make(composed.config)
+        experiment.is_another_try = attempt.is_another_try
+        with attempt:
+            trained = RunSession(experiment).run()
     if not trained:
         click.echo(
             f"This run is finished ({experiment.checkpoints.folder} has its last step): nothing was trained.\n"

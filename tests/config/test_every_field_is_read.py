@@ -42,7 +42,7 @@ from skyrl.learners.zero_config import engine_config
 from skyrl.models.chat_templates import _text as template_text
 from skyrl.rollout.chats import MessageChat, chat_of, renders_history
 from skyrl.runs.preflight import sandbox_in_force
-from skyrl.runs.recovery import run_with_recovery
+from skyrl.runs.recovery import attempts
 from skyrl.training.advantage import advantage_estimator
 from skyrl.training.objective import policy_objective
 from skyrl.tree.classes import is_config, leaf_paths
@@ -142,7 +142,7 @@ READ_ELSEWHERE: dict[str, tuple[Callable[..., Any], str]] = {
     "generator.merge_stepwise_output": (chat_of, "config.merge_stepwise_output"),
     "generator.chat_template.source": (template_text, "config.source"),
     "generator.use_conversation_multi_turn": (renders_history, "config.use_conversation_multi_turn"),
-    "trainer.recover_retries": (run_with_recovery, "cfg.trainer.recover_retries"),
+    "trainer.recover_retries": (attempts, "cfg.recover_retries"),
     "generator.append_eos_token_after_stop_str_in_multi_turn": (
         MessageChat.__init__,
         "config.append_eos_token_after_stop_str_in_multi_turn",

@@ -10,13 +10,16 @@ import pytest
 
 from skyrl.checkpoint.storage import Disk
 from skyrl.checkpoint.store import CheckpointStore
+from skyrl.cli.main import main
 from skyrl.config import compose
 from skyrl.errors import ResumeError, RunError
+from skyrl.experiments import experiment
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.runs.recovery import run_with_recovery
+from skyrl.runs import recovery
 from skyrl.runs.resume import beginning
 from skyrl.tree import fingerprint
-from tests.nano_run import config, metrics, train
+from tests.nano_run import config, metrics, overrides, train
+from tests.supervised_run import toml_file
 
 SHORT: dict[str, Any] = {
     "trainer__deterministic": True,
@@ -89,23 +92,42 @@ class FailsOnce(BasePPOExp):
         super()._record_samples(step, groups)
 
 
+def run_failing(nano: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> int:
+    """The exit code of `skyrl run` with an experiment that fails once, and no pause before another attempt."""
+    FailsOnce.failed = False
+    monkeypatch.setattr(recovery, "PAUSE", 0.0)
+    monkeypatch.setattr(experiment, "experiment_class", lambda run: FailsOnce)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    with pytest.raises(SystemExit) as end:
+        main(["run", toml_file(folder / "run.toml", overrides(nano, folder, **SHORT, **changes))])
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
 @pytest.mark.parametrize("mode", ["auto", "fault"])
 def test_a_run_that_fails_begins_again_and_ends_like_one_that_did_not(
-    nano: Path, tmp_path: Path, whole: Path, mode: str, capsys: pytest.CaptureFixture[str]
+    nano: Path,
+    tmp_path: Path,
+    whole: Path,
+    mode: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    FailsOnce.failed = False
-    run = config(nano, tmp_path, **SHORT, trainer__recover_mode=mode, trainer__recover_retries=1)
-    _, trained = run_with_recovery(FailsOnce, run, pause=0)
-    assert trained
+    assert run_failing(nano, tmp_path, monkeypatch, trainer__recover_mode=mode, trainer__recover_retries=1) == 0
     assert "The run failed: a rank is gone\nIt begins again in 0 s (try 1 of 1)" in capsys.readouterr().err
     assert_ended_alike(tmp_path, whole)
 
 
 @pytest.mark.parametrize("changes", [{"trainer__recover_mode": "auto", "trainer__recover_retries": 0}, {}])
-def test_a_run_that_may_not_begin_again_does_not(nano: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    FailsOnce.failed = False
-    with pytest.raises(RunError, match="a rank is gone"):
-        run_with_recovery(FailsOnce, config(nano, tmp_path, **SHORT, **changes), pause=0)
+def test_a_run_that_may_not_begin_again_does_not(
+    nano: Path,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_failing(nano, tmp_path, monkeypatch, **changes) == RunError.exit_code
+    assert capsys.readouterr().err.endswith("a rank is gone\n")
     assert [row["step"] for row in metrics(tmp_path)][-1] == 2
     assert CheckpointStore(tmp_path / "checkpoints").steps() == [1, 2], "what was being written was finished"
 

@@ -13,16 +13,18 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from skyrl.cli.main import main
 from skyrl.config import ConfigError, RewardModelConfig, SFTConfig, SkyRLTrainConfig, compose, load
 from skyrl.errors import DataError, ResumeError, RunError
+from skyrl.experiments import experiment
 from skyrl.experiments.sft import SFTExp
 from skyrl.learners.schedule import adamw
 from skyrl.models.reward_model import RewardModel
-from skyrl.runs.recovery import run_with_recovery
+from skyrl.runs import recovery
 from skyrl.runs.stored_runs import checkpoints_of
 from skyrl.runs.summary import summary
 from skyrl.tools.exporting import export
-from tests.supervised_run import chats, farthest, pairs, records, settings, train, weights, write
+from tests.supervised_run import chats, farthest, pairs, records, settings, toml_file, train, weights, write
 
 
 def test_the_loss_falls_on_the_rows_and_on_others(nano: Path, tmp_path: Path) -> None:
@@ -104,12 +106,18 @@ class FailsOnce(SFTExp):
         return super().collate(rows)
 
 
-def test_a_run_that_fails_begins_again_at_its_last_checkpoint_where_it_may(nano: Path, tmp_path: Path) -> None:
+def test_a_run_that_fails_begins_again_at_its_last_checkpoint_where_it_may(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = train(nano, tmp_path / "whole", deterministic=True)
     folder = tmp_path / "failing"
     folder.mkdir()
     values = settings(nano, folder, "sft", deterministic=True, ckpt_interval=2, recover_mode="auto", recover_retries=1)
-    run_with_recovery(FailsOnce, compose([], values, SFTConfig).config, pause=0)
+    monkeypatch.setattr(recovery, "PAUSE", 0.0)
+    monkeypatch.setattr(experiment, "experiment_class", lambda run: FailsOnce)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    with pytest.raises(SystemExit, match="^0$"):
+        main(["run", toml_file(folder / "run.toml", values)])
     assert [record.get("train/loss") for record in records(folder)] == [each.get("train/loss") for each in whole]
     with pytest.raises(ConfigError, match="auto says where the run begins, and resume_from = empty says otherwise"):
         compose([], {**values, "resume_from": ""})
