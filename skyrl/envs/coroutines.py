@@ -17,13 +17,19 @@ from collections.abc import Awaitable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar, overload
+
+T = TypeVar("T")
 
 _caller = threading.local()
 _making = threading.Lock()
 
 
-def settled(value: Any) -> Any:
+@overload
+def settled(value: Awaitable[T]) -> T: ...
+@overload
+def settled(value: T) -> T: ...
+def settled(value: object) -> object:
     """The value, or what it becomes if it is awaited. Raises whatever a coroutine raises."""
     if not inspect.isawaitable(value):
         return value

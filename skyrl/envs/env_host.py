@@ -44,7 +44,7 @@ class _Episode:
             return {"raised": f"{type(error).__name__}: {error}"[:2000]}
         return given
 
-    def _call(self, call: str, given: Any) -> Any:
+    def _call(self, call: str, given: Any) -> object:
         if call == "find":
             return _refuse_groups(find_env(given))
         if call == "make":
@@ -75,28 +75,28 @@ def _refuse_groups(found: MakeEnv) -> bool:
     return True
 
 
-def _length(given: Any) -> int:
+def _length(given: object) -> int:
     """Characters of all texts in it."""
     if isinstance(given, Mapping | list):
         return sum(map(_length, given.values() if isinstance(given, Mapping) else given))
     return len(given) if isinstance(given, str) else 0
 
 
-def _started(given: Any) -> Any:
+def _started(given: object) -> dict[str, object] | str:
     """Messages and information; anything else is described, for the message about it."""
     if isinstance(given, tuple) and len(given) == 2:
         return {"messages": [dict(message) for message in given[0]], "information": repr(given[1])[:2000]}
     return repr(given)[:200]
 
 
-def _stepped(step: Any) -> Any:
+def _stepped(step: object) -> dict[str, object] | str:
     if not isinstance(step, EnvStep):
         return repr(step)[:200]
     shown = _plain_messages(step.observations)
     return {"reward": _plain(step.reward), "done": bool(step.done), "observations": shown, "answer": step.answer}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> float | str:
     """A number of any kind as one of Python's; anything else as text, which the trainer refuses."""
     if isinstance(value, str | bytes) or value is None:
         return repr(value)[:200]
@@ -106,7 +106,7 @@ def _plain(value: Any) -> Any:
         return repr(value)[:200]
 
 
-def _plain_messages(given: Any) -> Any:
+def _plain_messages(given: object) -> list[dict[str, str]] | str:
     if isinstance(given, tuple | list) and all(isinstance(each, Mapping) for each in given):
         return [dict(each) for each in given]
     return repr(given)[:200]

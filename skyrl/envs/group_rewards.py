@@ -33,7 +33,7 @@ def group_reward(function: F) -> F:
     return function
 
 
-def is_group_reward(target: Any) -> bool:
+def is_group_reward(target: object) -> bool:
     """Has it the mark?"""
     return getattr(target, _MARK, False) is True
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.errors import TaskError
 
 
@@ -32,7 +32,7 @@ class GymnasiumTextEnv(Env):
         self._env = make()
         self._steps = 0
 
-    def init(self, prompt: Any) -> Any:
+    def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
         observation, information = self._env.reset(seed=self.extras.get("seed"), options=self.extras.get("options"))
         return (*prompt, {"role": "user", "content": _text(observation)}), dict(information)
 
@@ -50,7 +50,7 @@ class GymnasiumTextEnv(Env):
         self._env.close()
 
 
-def _text(observation: Any) -> str:
+def _text(observation: object) -> str:
     if not isinstance(observation, str):
         raise TaskError(
             f"the gymnasium environment shows {type(observation).__name__}, not text: wrap its observations"

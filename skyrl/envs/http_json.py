@@ -32,7 +32,7 @@ class ServiceReply(Generic[T]):
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Refuses redirects: only the configured address is asked."""
 
-    def redirect_request(self, *_: Any, **__: Any) -> None:
+    def redirect_request(self, *_: object, **__: object) -> None:
         return None
 
 

@@ -72,7 +72,7 @@ class IsolatedEnv(Env):
         finally:
             self._worker.close()
 
-    def _ask(self, call: str, given: Any) -> Any:
+    def _ask(self, call: str, given: object) -> Any:
         """Raises `RewardError` for what the environment raised, `WorkerEnded` where its process is no more."""
         try:
             with self._calling:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from skyrl.config.environment import GSM8kLLMJudgeEnvConfig
-from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.envs.http_json import post
 from skyrl.envs.rows import ground_truth
 
@@ -44,7 +44,7 @@ class LLMJudgeEnv(Env):
         self._question = ""
         self._counts = {"judge_retries": 0.0, "unreadable_verdicts": 0.0}
 
-    def init(self, prompt: Any) -> Any:
+    def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
         self._question = str(prompt[-1]["content"]) if prompt else ""
         return super().init(prompt)
 

@@ -16,10 +16,36 @@ Each trajectory is a session of its own at the server, which has to allow as man
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.errors import TaskError
+
+
+class Result(Protocol):
+    """What a client of openenv gives for `reset` and `step`."""
+
+    observation: Any
+    reward: Any
+    """A number; None where the step has none."""
+
+    done: Any
+
+
+class Client(Protocol):
+    """The methods of a synchronous client of openenv that are used here."""
+
+    def connect(self) -> object:
+        """Open a session of its own."""
+
+    def reset(self, *, seed: int = ...) -> Result:
+        """Begin an episode."""
+
+    def step(self, action: Any, /) -> Result:
+        """Act once."""
+
+    def close(self) -> object:
+        """End the session."""
 
 
 class OpenEnvTextEnv(Env):
@@ -31,7 +57,7 @@ class OpenEnvTextEnv(Env):
     def __init__(
         self,
         extras: Mapping[str, Any],
-        client: Any,
+        client: Client,
         *,
         action: Callable[[str], Any],
         text: Callable[[Any], str],
@@ -43,7 +69,7 @@ class OpenEnvTextEnv(Env):
         self._client, self._action, self._show = client, action, text
         self._steps = 0
 
-    def init(self, prompt: Any) -> Any:
+    def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
         self._client.connect()
         seed = self.extras.get("seed")
         started = self._client.reset(**({} if seed is None else {"seed": seed}))
@@ -62,7 +88,7 @@ class OpenEnvTextEnv(Env):
     def close(self) -> None:
         self._client.close()
 
-    def _message(self, observation: Any) -> dict[str, str]:
+    def _message(self, observation: object) -> dict[str, str]:
         shown = self._show(observation)
         if not isinstance(shown, str):
             raise TaskError(f"text() made {type(shown).__name__} of an observation of openenv, not text")

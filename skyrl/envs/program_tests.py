@@ -50,7 +50,7 @@ class ProgramTest:
             return False
 
 
-def tests_of(given: Any, env: str) -> tuple[ProgramTest, ...]:
+def tests_of(given: object, env: str) -> tuple[ProgramTest, ...]:
     """The tests of a row, a list or its JSON. Raises `TaskError` for what cannot be one."""
     try:
         tests = json.loads(given) if isinstance(given, str) else given
@@ -98,7 +98,7 @@ def _function_of(test: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _text(given: Any) -> str:
+def _text(given: object) -> str:
     """Standard input or output; a list holds its lines."""
     return "\n".join(map(str, given)) if isinstance(given, list) else str(given)
 
@@ -130,7 +130,7 @@ def _is_close(found: float, wanted: float) -> bool:
     return math.isclose(found, wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
-def same_value(found: Any, wanted: Any) -> bool:
+def same_value(found: object, wanted: object) -> bool:
     """Two values of JSON, number by number."""
     if isinstance(wanted, list):
         return isinstance(found, list) and len(found) == len(wanted) and all(map(same_value, found, wanted))

@@ -73,7 +73,7 @@ def retriever_app(index: SearchIndex, token: str | None = None) -> Starlette:
 
 
 def _answer(index: SearchIndex, question: Question) -> list[list[Any]]:
-    def shown(hit: Hit) -> Any:
+    def shown(hit: Hit) -> object:
         return {"document": hit.document, "score": hit.score} if question.return_scores else hit.document
 
     return [[shown(hit) for hit in index.search(query, question.topk)] for query in question.queries]

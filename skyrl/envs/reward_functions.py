@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from skyrl.envs.coroutines import settled
-from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.errors import SkipSample
 
 Signature = Literal["skyrl", "trl", "verl"]
@@ -31,7 +31,7 @@ class RewardFunctionEnv(Env):
         self._measured: dict[str, float] = {}
         self._answer: str | None = None
 
-    def init(self, prompt: Any) -> Any:
+    def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
         self._prompt = prompt
         return super().init(prompt)
 
@@ -51,7 +51,7 @@ class RewardFunctionEnv(Env):
         return self._measured
 
     @property
-    def _ground_truth(self) -> Any:
+    def _ground_truth(self) -> object:
         spec = self.extras.get("reward_spec")
         return spec.get("ground_truth") if isinstance(spec, Mapping) else self.extras.get("ground_truth")
 

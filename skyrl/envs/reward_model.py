@@ -12,7 +12,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from skyrl.config.environment import RewardModelEnvConfig
-from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.envs.http_json import post
 from skyrl.errors import TaskError
 
@@ -37,7 +37,7 @@ class RewardModelEnv(Env):
         self._chat: tuple[Mapping[str, Any], ...] = ()
         self._retries = 0
 
-    def init(self, prompt: Any) -> Any:
+    def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
         self._chat = tuple(prompt)
         return super().init(prompt)
 

@@ -56,5 +56,5 @@ def chats_of(body: bytes) -> list[list[dict[str, Any]]]:
     return chats
 
 
-def _is_message(given: Any) -> bool:
+def _is_message(given: object) -> bool:
     return isinstance(given, dict) and all(isinstance(given.get(name), str) for name in ("role", "content"))

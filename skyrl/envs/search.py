@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from skyrl.config.environment import SearchEnvConfig
@@ -76,7 +76,7 @@ def ask_retriever(settings: SearchEnvConfig, token: str | None, query: str) -> S
     return ServiceReply(value=text, retries=answer.retries)
 
 
-def targets(given: Any) -> tuple[str, ...]:
+def targets(given: str | Mapping[str, Any] | Iterable[object]) -> tuple[str, ...]:
     """The right answers of a row."""
     found = given.get("target", ()) if isinstance(given, Mapping) else given
     return (found,) if isinstance(found, str) else tuple(str(each) for each in found)

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from skyrl.envs.coroutines import settled
-from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.errors import TaskError
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class SkyRLGymTextEnv(Env):
         takes_config = "env_config" in inspect.signature(kind).parameters
         self._env: Any = kind(**({"env_config": {}} if takes_config else {}), extras=dict(extras))
 
-    def init(self, prompt: Any) -> Any:
+    def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
         messages, information = settled(self._env.init([dict(message) for message in prompt]))
         return tuple(messages), dict(information)
 
@@ -62,7 +62,7 @@ class SkyRLGymTextEnv(Env):
         settled(self._env.close())
 
 
-def is_of_skyrl_gym(target: Any) -> bool:
+def is_of_skyrl_gym(target: object) -> bool:
     """Is it a class with the methods of SkyRL-Gym's environments, whose constructor takes `extras`?"""
     methods = ("init", "step", "close")
     if not isinstance(target, type) or not all(callable(getattr(target, name, None)) for name in methods):

@@ -105,7 +105,7 @@ def ask_database(sandbox: Sandbox, db: Path, query: str, seconds: float, rows: i
     return result
 
 
-def database(folder: Path, name: Any) -> Path:
+def database(folder: Path, name: object) -> Path:
     """The file of a database, by the name that a row gives. Raises `TaskError`: rows name files nowhere else."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TaskError(f"text2sql needs the name of a database in the column db_id, not {name!r:.80}")

@@ -24,16 +24,19 @@ import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.errors import TaskError
+
+if TYPE_CHECKING:
+    from verifiers.v1 import Task, Trace
 
 
 class VerifiersTaskEnv(Env):
     """The weighted sum of the task's rewards; its metrics, and each reward by its name, are measured."""
 
-    def __init__(self, extras: Mapping[str, Any], task: Any) -> None:
+    def __init__(self, extras: Mapping[str, Any], task: Task) -> None:
         """Raises `TaskError` for a task that needs more than an answer."""
         super().__init__(extras)
         refuse_what_needs_a_runtime(task)
@@ -41,7 +44,7 @@ class VerifiersTaskEnv(Env):
         self._prompt: Sequence[Message] = ()
         self._measured: dict[str, float] = {}
 
-    def init(self, prompt: Any) -> Any:
+    def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
         self._prompt = messages_of(self._task) or prompt
         return tuple(self._prompt), {}
 
@@ -56,7 +59,7 @@ class VerifiersTaskEnv(Env):
         return self._measured
 
 
-def messages_of(task: Any) -> tuple[Message, ...]:
+def messages_of(task: Task) -> tuple[Message, ...]:
     """The system prompt and the prompt of a task. Raises `TaskError` for messages that are not text."""
     data = task.data
     prompt = data.prompt if isinstance(data.prompt, list) else []
@@ -79,7 +82,7 @@ def write_rows(tasks: Iterable[Any], path: str | Path) -> None:
     Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def refuse_what_needs_a_runtime(task: Any) -> None:
+def refuse_what_needs_a_runtime(task: Task) -> None:
     """Raises `TaskError`: verifiers itself would leave such rewards out, and the sum of the others be taken for all."""
     signals = [*task.hooks("metric"), *task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
     asking = [
@@ -95,7 +98,7 @@ def refuse_what_needs_a_runtime(task: Any) -> None:
         raise TaskError(f"{type(task).__name__} of verifiers needs {' and '.join(needs)}: only answers are judged here")
 
 
-def _trace(task: Any, prompt: Sequence[Message], answer: str) -> Any:
+def _trace(task: Task, prompt: Sequence[Message], answer: str) -> Trace:
     """The record that verifiers would have made of this conversation."""
     import verifiers.v1 as vf
 

@@ -64,7 +64,7 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment") -> Conversi
     return writing.finish()
 
 
-def _mini_batches(writing: Writing, key: str, count: Any, values: Mapping[str, Any]) -> None:
+def _mini_batches(writing: Writing, key: str, count: object, values: Mapping[str, Any]) -> None:
     """AReaL counts the mini-batches of a batch, and we the prompts of a mini-batch."""
     batch = next((values[name] for name in _BATCH if name in values), None)
     if not isinstance(batch, int) or not isinstance(count, int) or count < 1 or batch % count:
@@ -74,7 +74,7 @@ def _mini_batches(writing: Writing, key: str, count: Any, values: Mapping[str, A
         apply(writing, key, count, Becomes(writes={"trainer.policy_mini_batch_size": batch // count}))
 
 
-def _dual_clip(value: Any, values: Mapping[str, Any]) -> Becomes:
+def _dual_clip(value: object, values: Mapping[str, Any]) -> Becomes:
     """Convert `c_clip`, which acts in AReaL where it is given; here it belongs to a loss, or to a switch of the
     decoupled one.
     """
@@ -84,7 +84,7 @@ def _dual_clip(value: Any, values: Mapping[str, Any]) -> Becomes:
     return Becomes(writes={ALGORITHM + name: each for name, each in writes.items()})
 
 
-def _machines(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) -> None:
+def _machines(writing: Writing, key: str, value: object, values: Mapping[str, Any]) -> None:
     """Nodes, GPUs and degrees of parallelism belong together; `allocation_mode` carries them all."""
     if key != "allocation_mode":
         why = "GPUs of models and engines follow from allocation_mode" if "allocation_mode" in values else ""

@@ -35,7 +35,7 @@ class Tables:
 
 
 def convert_setting(
-    writing: Writing, tables: Tables, key: str, value: Any, values: Mapping[str, Any], copy_of: str = ""
+    writing: Writing, tables: Tables, key: str, value: object, values: Mapping[str, Any], copy_of: str = ""
 ) -> None:
     """Write it, or note why not. `values` are all settings of the file; `copy_of` is the one that it refers to."""
     if _group_of(key, tables):
@@ -46,7 +46,7 @@ def convert_setting(
         _one(writing, tables, key, value, copy_of)
 
 
-def apply(writing: Writing, key: str, value: Any, become: Becomes, note: str = "") -> None:
+def apply(writing: Writing, key: str, value: object, become: Becomes, note: str = "") -> None:
     """Write what a value becomes, and note it."""
     reasons: dict[Outcome, str] = {"refused": become.refused, "not yet": become.not_yet, "needless": become.needless}
     for outcome, why in reasons.items():
@@ -64,7 +64,7 @@ def apply(writing: Writing, key: str, value: Any, become: Becomes, note: str = "
     writing.note(Line(outcome="renamed", source=key, value=value, targets=tuple(written), why=note or become.note))
 
 
-def _one(writing: Writing, tables: Tables, key: str, value: Any, copy_of: str) -> None:
+def _one(writing: Writing, tables: Tables, key: str, value: object, copy_of: str) -> None:
     keys = tables.keys
     entry = keys.get(key) or next((keys[pattern] for pattern in keys if fnmatchcase(key, pattern)), None)
     if entry is None:
@@ -76,7 +76,7 @@ def _one(writing: Writing, tables: Tables, key: str, value: Any, copy_of: str) -
     apply(writing, key, value, become, f"a copy of {copy_of}" if copy_of else "")
 
 
-def _copy(writing: Writing, original: str, key: str, value: Any, values: Mapping[str, Any]) -> None:
+def _copy(writing: Writing, original: str, key: str, value: object, values: Mapping[str, Any]) -> None:
     if value == values[original]:
         apply(writing, key, value, Becomes(needless=f"as {original}, and here both are one setting"))
     else:
@@ -90,7 +90,7 @@ def _group_of(key: str, tables: Tables) -> str:
     return start if start in tables.intervals and key.removeprefix(start) in _UNITS else ""
 
 
-def _interval(writing: Writing, tables: Tables, key: str, value: Any, values: Mapping[str, Any]) -> None:
+def _interval(writing: Writing, tables: Tables, key: str, value: object, values: Mapping[str, Any]) -> None:
     """Steps, epochs and seconds of one thing are one setting here, in which each counts by itself, as there."""
     group = _group_of(key, tables)
     given = {unit: values[group + unit] for unit in _UNITS if values.get(group + unit) is not None}

@@ -74,13 +74,13 @@ def _source(key: str, name: str) -> Becomes:
     return Becomes(writes={path: [f"{name}:{split}"]}, note=note)
 
 
-def _rows(wanted: str, value: Any) -> Becomes:
+def _rows(wanted: str, value: object) -> Becomes:
     if value == wanted:
         return Becomes(needless="kind says it")
     return Becomes(refused=f"this kind of run has rows of type {wanted!r}")
 
 
-def _critic(is_reward: bool, value: Any) -> Becomes:
+def _critic(is_reward: bool, value: object) -> Becomes:
     if value is is_reward:
         return Becomes(needless="kind says it")
     return Becomes(refused="a reward model has a value head" if is_reward else "rows of type 'sft' train no value head")

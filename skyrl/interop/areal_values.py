@@ -33,7 +33,7 @@ Entry = str | Callable[[Any], Becomes]
 def goes_to(*paths: str, convert: Callable[[Any], Any] = lambda value: value) -> Callable[[Any], Becomes]:
     """To each of the paths; null asks for nothing."""
 
-    def become(value: Any) -> Becomes:
+    def become(value: object) -> Becomes:
         if value is None:
             return Becomes(needless="null: nothing is asked for")
         return Becomes(writes=dict.fromkeys(paths, convert(value)))
@@ -41,10 +41,10 @@ def goes_to(*paths: str, convert: Callable[[Any], Any] = lambda value: value) ->
     return become
 
 
-def only(*usual: Any, does: str, otherwise: str) -> Callable[[Any], Becomes]:
+def only(*usual: object, does: str, otherwise: str) -> Callable[[Any], Becomes]:
     """These values ask for what happens anyway (`does`); others for a capability."""
 
-    def become(value: Any) -> Becomes:
+    def become(value: object) -> Becomes:
         if any(type(value) is type(each) and value == each for each in usual):
             return Becomes(needless=does)
         return Becomes(not_yet=otherwise)
@@ -52,12 +52,12 @@ def only(*usual: Any, does: str, otherwise: str) -> Callable[[Any], Becomes]:
     return become
 
 
-def later(capability: str, *nothing: Any) -> Callable[[Any], Becomes]:
+def later(capability: str, *nothing: object) -> Callable[[Any], Becomes]:
     """A capability that is missing; null, and the values of `nothing`, do not ask for it."""
     return only(None, *nothing, does="asks for nothing", otherwise=capability)
 
 
-def number(value: Any) -> Any:
+def number(value: object) -> Any:
     """AReaL writes `1e-5` as text, since YAML 1.1 has no such number."""
     try:
         return float(value) if isinstance(value, str) else value
@@ -65,7 +65,7 @@ def number(value: Any) -> Any:
         return value
 
 
-def kl(value: Any) -> Becomes:
+def kl(value: object) -> Becomes:
     """AReaL takes `kl_ctl` times the divergence from the rewards, estimated by the plain difference (k1)."""
     weight = number(value)
     if weight == 0:
@@ -98,7 +98,7 @@ def optimizer_keys(theirs: str, ours: str, cpu_offload: str) -> dict[str, Entry]
     }
 
 
-def _scheduler(value: Any, ours: str) -> Becomes:
+def _scheduler(value: object, ours: str) -> Becomes:
     """Schedules of the learning rate."""
     names = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
     if value not in names:
@@ -106,7 +106,7 @@ def _scheduler(value: Any, ours: str) -> Becomes:
     return Becomes(writes={f"{ours}scheduler": names[value]})
 
 
-def _warmup(value: Any, ours: str) -> Becomes:
+def _warmup(value: object, ours: str) -> Becomes:
     """AReaL counts it as a share of the training steps."""
     share = number(value)
     if share == 0:
@@ -114,7 +114,7 @@ def _warmup(value: Any, ours: str) -> Becomes:
     return Becomes(writes={f"{ours}warmup_steps_proportion": share, f"{ours}schedule_unit": "training_step"})
 
 
-def top_k(value: Any) -> Becomes:
+def top_k(value: object) -> Becomes:
     """AReaL writes a huge number for "all tokens"."""
     return Becomes(
         writes={SAMPLING + "top_k": -1 if value is None or (isinstance(value, int) and value >= 100_000) else value}
@@ -126,7 +126,7 @@ def recovery(path: str) -> Callable[[Any], Becomes]:
     return lambda value: _recovery(value, path)
 
 
-def _recovery(value: Any, path: str) -> Becomes:
+def _recovery(value: object, path: str) -> Becomes:
     modes = {"off": "disabled", "on": "auto"} | {mode: mode for mode in ("disabled", "auto", "fault", "resume")}
     if value is False or value is True:  # YAML 1.1 reads `off` and `on` so
         value = "on" if value else "off"
@@ -135,7 +135,7 @@ def _recovery(value: Any, path: str) -> Becomes:
     return Becomes(writes={path: modes[value]})
 
 
-def wandb(value: Any) -> Becomes:
+def wandb(value: object) -> Becomes:
     """The only tracker that its examples name."""
     return Becomes(writes={"trainer.logger": "wandb" if value == "online" else "console"})
 
@@ -145,7 +145,7 @@ def batch_of_one_source(path: str) -> Callable[[Any], Becomes]:
     return lambda value: Becomes(writes={path: value if isinstance(value, list) else [value]})
 
 
-def std(value: Any) -> Becomes:
+def std(value: object) -> Becomes:
     """Convert `std_level`: GRPO divides by the group's standard deviation; the batch's comes after GRPO's means."""
     by_batch = {ALGORITHM + "advantage_norm.std_level": "batch"} if value == "batch" else {}
     return Becomes(writes={ALGORITHM + "grpo_norm_by_std": value == "group", **by_batch})
@@ -156,22 +156,22 @@ def level(path: str) -> Callable[[Any], Becomes]:
     return lambda value: Becomes(writes={path: None if value == "none" else value})
 
 
-def dynamic(value: Any) -> Becomes:
+def dynamic(value: object) -> Becomes:
     """AReaL leaves uniform groups out and draws no others for them."""
     return Becomes(writes={ALGORITHM + "zero_variance_filter": True}) if value else Becomes(needless="off")
 
 
-def decoupled(value: Any) -> Becomes:
+def decoupled(value: object) -> Becomes:
     """A switch there, a loss here."""
     return Becomes(writes={ALGORITHM + "policy_loss_type": "decoupled"}) if value else Becomes(needless="off")
 
 
-def overlong(value: Any) -> Becomes:
+def overlong(value: object) -> Becomes:
     """Convert the overlong penalty, which keeps growing beyond the limit in AReaL."""
     return Becomes(writes={ALGORITHM + "reward_shaping.overlong.floor": False}) if value else Becomes(needless="off")
 
 
-def whole_prefill(value: Any) -> Becomes:
+def whole_prefill(value: object) -> Becomes:
     """-1 is a whole prompt at a time."""
     if value == -1:
         return Becomes(writes={ENGINE + "enable_chunked_prefill": False})
@@ -183,7 +183,7 @@ def not_there(why: str) -> Callable[[Any], Becomes]:
     return lambda value: Becomes(needless=why)
 
 
-def negated(value: Any) -> Any:
+def negated(value: object) -> Any:
     """AReaL's older system takes its bias away, where we add ours."""
     found = number(value)
     return -found if isinstance(found, int | float) else found

@@ -6,8 +6,6 @@ values as YAML has them.
 
 from __future__ import annotations
 
-from typing import Any
-
 from skyrl.interop.report import Conversion, Line
 from skyrl.interop.shell import overrides_in
 from skyrl.interop.values import flat_file, is_script, text_of, without_references, yaml_value
@@ -45,7 +43,7 @@ def convert_overrides(overrides: list[str], where: str = "overrides") -> Convers
     return writing.finish()
 
 
-def _convert(writing: Writing, key: str, value: Any, text: str, *, added: bool = False) -> None:
+def _convert(writing: Writing, key: str, value: object, text: str, *, added: bool = False) -> None:
     if value is None and text == "":
         why = "the script gives no value here: a variable of its is empty"
         writing.note(Line(outcome="refused", source=key, value=text, why=why))

@@ -69,11 +69,11 @@ def is_script(name: str) -> bool:
     return Path(name).suffix.lower() not in (".yaml", ".yml", ".json", ".toml")
 
 
-def _whole_reference(value: Any) -> re.Match[str] | None:
+def _whole_reference(value: object) -> re.Match[str] | None:
     return _REFERENCE.fullmatch(value) if isinstance(value, str) else None
 
 
-def _filled(value: Any, values: Mapping[str, Any], depth: int) -> Any:
+def _filled(value: object, values: Mapping[str, Any], depth: int) -> Any:
     if not isinstance(value, str) or depth == _DEEPEST:
         return value
     if whole := _whole_reference(value):

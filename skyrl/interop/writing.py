@@ -34,7 +34,9 @@ class Writing:
         """A setting that writes nothing."""
         self.lines.append(line)
 
-    def write(self, source: str, path: str, value: Any, *, text: bool = False) -> tuple[tuple[str, ...], list[Problem]]:
+    def write(
+        self, source: str, path: str, value: object, *, text: bool = False
+    ) -> tuple[tuple[str, ...], list[Problem]]:
         """Put a value at one of our paths, or at an older name of one: the paths that were written, and problems."""
         before, count = self._draft.origins, len(self._draft.problems)
         origin = Origin(kind="file", where=f"{self._where}: {source}")
@@ -66,7 +68,7 @@ class Writing:
         lines = tuple(_as_derived(line, needless) if line.source in sources else line for line in self.lines)
         return Conversion(root=self._root, tables=tables, lines=lines, problems=problems)
 
-    def _followed(self, run: Any, origins: Origins) -> tuple[set[str], tuple[Problem, ...]]:
+    def _followed(self, run: RunConfig, origins: Origins) -> tuple[set[str], tuple[Problem, ...]]:
         """The written paths that would be derived as they are, and all that is wrong with the run."""
         try:
             resolved, grown, broken = resolve_with_origins(run, origins)
@@ -83,7 +85,7 @@ def _as_derived(line: Line, needless: set[str]) -> Line:
     return Line(outcome="derived", source=line.source, value=line.value, targets=line.targets, why=line.why)
 
 
-def _put(tables: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
+def _put(tables: dict[str, Any], names: tuple[str, ...], value: object) -> None:
     for name in names[:-1]:
         inner = tables.setdefault(name, {})
         if not isinstance(inner, dict):
