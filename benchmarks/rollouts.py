@@ -65,7 +65,7 @@ def main() -> None:
     register("slow", Slow)
     engines: list[Any] = [Instant()]
     lora = SkyRLLoraConfig()
-    tokenizer = Characters()
+    tokenizer: Any = Characters()
     generator = SkyRLGymGenerator(
         "model",
         lora,

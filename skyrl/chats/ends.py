@@ -13,6 +13,7 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.chats.text import Message, chat_text
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import DataError
 
 ANSWER = "skyrl-answer-5e0f"
@@ -30,7 +31,7 @@ class AddedTokens:
     special: tuple[str, ...]
 
     @classmethod
-    def of(cls, tokenizer: Any) -> AddedTokens:
+    def of(cls, tokenizer: ChatTokenizer) -> AddedTokens:
         """Those of a tokenizer, longer ones first."""
         added = list(getattr(tokenizer, "added_tokens_decoder", {}).values())
         texts = {str(token) for token in added} | set(tokenizer.all_special_tokens)
@@ -75,7 +76,7 @@ class TurnEnds:
     added: AddedTokens
 
     @classmethod
-    def of(cls, tokenizer: Any, arguments: Mapping[str, Any]) -> TurnEnds:
+    def of(cls, tokenizer: ChatTokenizer, arguments: Mapping[str, Any]) -> TurnEnds:
         """Those of a tokenizer's template. Raises `DataError` for one that does not write an answer."""
         added = AddedTokens.of(tokenizer)
         written = chat_text(tokenizer, [ASKED, ANSWERED], ask=False, **arguments)

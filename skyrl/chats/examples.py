@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from skyrl.chats.masks import ChatMasks
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.chats.view import marked_text
 from skyrl.errors import DataError
 
@@ -59,13 +60,13 @@ SEVERAL_ANSWERS = ("multi-turn", "tool result")
 """Forms of which all answers are shown as learned, and the last one alone."""
 
 
-def forms_page(tokenizer: Any, arguments: Mapping[str, Any] | None = None) -> str:
+def forms_page(tokenizer: ChatTokenizer, arguments: Mapping[str, Any] | None = None) -> str:
     """All forms, one below the other, each under its name."""
     shown = shown_forms(tokenizer, arguments)
     return "\n".join(f"===== {name}\n{text.rstrip()}\n" for name, text in shown)
 
 
-def shown_forms(tokenizer: Any, arguments: Mapping[str, Any] | None = None) -> Iterator[tuple[str, str]]:
+def shown_forms(tokenizer: ChatTokenizer, arguments: Mapping[str, Any] | None = None) -> Iterator[tuple[str, str]]:
     """The name of each form and its text, with what is learned marked, or why the template cannot be learned with."""
     every, last = (ChatMasks(tokenizer, all_messages=all_of_it, arguments=arguments) for all_of_it in (True, False))
     for name, (chat, tools) in FORMS.items():
@@ -74,7 +75,7 @@ def shown_forms(tokenizer: Any, arguments: Mapping[str, Any] | None = None) -> I
             yield f"{name}, last answer alone", _shown(tokenizer, last, chat, tools)
 
 
-def _shown(tokenizer: Any, masks: ChatMasks, chat: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> str:
+def _shown(tokenizer: ChatTokenizer, masks: ChatMasks, chat: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> str:
     try:
         return marked_text(tokenizer, *masks(chat, tools))
     except DataError as error:

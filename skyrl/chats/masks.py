@@ -21,6 +21,7 @@ from skyrl.chats.ends import TurnEnds
 from skyrl.chats.spans import Layout, Layouts
 from skyrl.chats.spellings import Spelling, spellings
 from skyrl.chats.text import CONTEXT, Message, continued_tokens, text_tokens
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import DataError
 
 Ids = NDArray[np.int64]
@@ -31,7 +32,7 @@ class ChatMasks:
     """Turns chats into tokens and masks, with one tokenizer."""
 
     def __init__(
-        self, tokenizer: Any, *, all_messages: bool = False, arguments: Mapping[str, Any] | None = None
+        self, tokenizer: ChatTokenizer, *, all_messages: bool = False, arguments: Mapping[str, Any] | None = None
     ) -> None:
         """`all_messages`: learn what every assistant message says, otherwise the last one.
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import DataError, TextError
 
 Message = Mapping[str, Any]
 
 
-def chat_text(tokenizer: Any, messages: Sequence[Message], *, ask: bool, **arguments: Any) -> str:
+def chat_text(tokenizer: ChatTokenizer, messages: Sequence[Message], *, ask: bool, **arguments: Any) -> str:
     """The text; `ask` adds the header of an answer. Raises `DataError`, whatever the template raises."""
     try:
         text: str = tokenizer.apply_chat_template(
@@ -23,7 +24,7 @@ def chat_text(tokenizer: Any, messages: Sequence[Message], *, ask: bool, **argum
     return text
 
 
-def text_tokens(tokenizer: Any, text: str, **options: Any) -> list[int]:
+def text_tokens(tokenizer: ChatTokenizer, text: str, **options: Any) -> list[int]:
     """Token ids of a text that may spell special tokens. Raises `TextError` for text that is not Unicode."""
     try:
         text.encode()
@@ -38,7 +39,7 @@ CONTEXT = 32
 """Characters before a text that decide how its first word is read."""
 
 
-def continued_tokens(tokenizer: Any, before: str, text: str, **options: Any) -> list[int]:
+def continued_tokens(tokenizer: ChatTokenizer, before: str, text: str, **options: Any) -> list[int]:
     """Token ids of a text that stands behind another one. Raises `TextError` as `text_tokens` does.
 
     Tokenizers with SentencePiece's pipeline put a space before every text that they are given, which is not there in
@@ -53,7 +54,7 @@ def continued_tokens(tokenizer: Any, before: str, text: str, **options: Any) -> 
 
 
 @lru_cache(maxsize=16)
-def puts_a_space_first(tokenizer: Any) -> bool:
+def puts_a_space_first(tokenizer: ChatTokenizer) -> bool:
     """Whether the tokenizer reads a text alone otherwise than behind another one, as SentencePiece's pipeline does."""
     behind = text_tokens(tokenizer, "\na")
     alone = text_tokens(tokenizer, "a")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any
 
 from skyrl.chats.masks import Ids, Mask
+from skyrl.chats.tokenizer import ChatTokenizer
 
 OPEN, CLOSE = "⟦", "⟧"
 """Marks around learned text."""
 
 
-def marked_text(tokenizer: Any, ids: Ids, mask: Mask) -> str:
+def marked_text(tokenizer: ChatTokenizer, ids: Ids, mask: Mask) -> str:
     """The text of a row, special tokens included, in which what is learned stands between ⟦ and ⟧."""
     pieces = []
     for learned, group in groupby(zip(ids.tolist(), mask.tolist(), strict=True), key=lambda pair: pair[1]):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, read_rows
 from skyrl.errors import DataError
 from skyrl.trajectory import Prompt
@@ -59,7 +60,7 @@ def content_hash(prompts: Sequence[Prompt]) -> str:
 
 def load_prompts(
     sources: Sequence[str],
-    tokenizer: Any,
+    tokenizer: ChatTokenizer,
     *,
     env_class: str | None,
     max_prompt_length: int,

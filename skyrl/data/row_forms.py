@@ -16,6 +16,7 @@ import numpy as np
 
 from skyrl.chats.masks import ChatMasks, Ids, Mask
 from skyrl.chats.text import Message, text_tokens
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SFTConfig
 from skyrl.data.conversations import messages_of, refuse_media, short, tools_of, with_system
 from skyrl.data.sources import Row
@@ -29,7 +30,7 @@ ALLOW_DROPPED = "allow_dropped_content"
 class SupervisedForms:
     """Tokenizes rows of supervised fine-tuning, whatever their form."""
 
-    def __init__(self, tokenizer: Any, run: SFTConfig) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, run: SFTConfig) -> None:
         """`tokenizer` has the run's chat template."""
         self._tokenizer, self._run, self._has_chats = tokenizer, run, False
         learns_all = run.train_on_what == "all_assistant_messages"
@@ -106,7 +107,7 @@ class SupervisedForms:
 class PreferenceForms:
     """Tokenizes pairs: whole chats, or two answers to one prompt."""
 
-    def __init__(self, tokenizer: Any, run: RewardModelConfig) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, run: RewardModelConfig) -> None:
         """`tokenizer` has the run's chat template."""
         self._masks, self._run = ChatMasks(tokenizer, arguments=run.chat_template_kwargs), run
 

@@ -23,6 +23,7 @@ from typing import Any, Generic, overload
 
 import numpy as np
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.data.hugging_face import dataset_fingerprint
 from skyrl.data.tokenized_rows import PreferenceRow, R, SupervisedRow
 from skyrl.errors import DataError
@@ -123,7 +124,7 @@ class RowFolder:
         return about
 
 
-def row_key(sources: Sequence[str], tokenizer: Any, settings: Mapping[str, Any]) -> str:
+def row_key(sources: Sequence[str], tokenizer: ChatTokenizer, settings: Mapping[str, Any]) -> str:
     """A name for what these sources become with this tokenizer and these settings."""
     described = {
         "format": FORMAT,
@@ -147,7 +148,7 @@ def _identity(source: str) -> Iterator[Any]:
             yield [str(file.absolute()), status.st_size, status.st_mtime_ns]
 
 
-def _tokenizer_digest(tokenizer: Any) -> str:
+def _tokenizer_digest(tokenizer: ChatTokenizer) -> str:
     inner = getattr(tokenizer, "backend_tokenizer", None)
     text = inner.to_str() if inner is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
     return sha256(f"{text} {tokenizer.eos_token_id}".encode()).hexdigest()

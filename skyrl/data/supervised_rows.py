@@ -10,6 +10,7 @@ from typing import Any, Generic
 
 from attrs import asdict, define, evolve, field, frozen
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SFTConfig, SupervisedConfig
 from skyrl.data.conversations import without_nulls
 from skyrl.data.row_forms import PreferenceForms, SupervisedForms
@@ -72,7 +73,9 @@ class Rows(Generic[R]):
         return sha256(f"{rows} {list(self.sizes)}".encode()).hexdigest()
 
 
-def load_supervised(sources: Sequence[str], tokenizer: Any, run: SFTConfig, max_length: int) -> Rows[SupervisedRow]:
+def load_supervised(
+    sources: Sequence[str], tokenizer: ChatTokenizer, run: SFTConfig, max_length: int
+) -> Rows[SupervisedRow]:
     """Every row of the sources, tokenized and masked. Raises `DataError` as `bad_rows` says, and where none is left."""
     tokens_of = SupervisedForms(tokenizer, run)
 
@@ -96,7 +99,7 @@ def load_supervised(sources: Sequence[str], tokenizer: Any, run: SFTConfig, max_
 
 
 def load_preferences(
-    sources: Sequence[str], tokenizer: Any, run: RewardModelConfig, max_length: int
+    sources: Sequence[str], tokenizer: ChatTokenizer, run: RewardModelConfig, max_length: int
 ) -> Rows[PreferenceRow]:
     """Every pair of the sources, tokenized. Raises `DataError` as `bad_rows` says, and where none is left.
 
@@ -111,7 +114,7 @@ def load_preferences(
     return _load(_Reader(run, tuple(sources), max_length, read, lambda row: None), tokenizer, PreferenceRow)
 
 
-def _load(reader: _Reader[R], tokenizer: Any, kind: type[R]) -> Rows[R]:
+def _load(reader: _Reader[R], tokenizer: ChatTokenizer, kind: type[R]) -> Rows[R]:
     """The rows in memory, or in a folder: the one where an earlier run has put the same, if there is one."""
     run = reader.run
     if run.tokenized_path is None:

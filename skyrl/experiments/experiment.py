@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config.kinds import kind_of
 from skyrl.experiments.collaborators import start_processes
 from skyrl.learners.group import LearnerGroup, ScorerGroup
@@ -84,7 +85,7 @@ class BaseExp:
     # What a run is made of, kept once made. Override the method that makes it.
 
     @cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> ChatTokenizer:
         return self.get_tokenizer()
 
     @cached_property
@@ -124,7 +125,7 @@ class BaseExp:
         """The models that a checkpoint holds."""
         return self.learners
 
-    def get_tokenizer(self) -> Any:
+    def get_tokenizer(self) -> ChatTokenizer:
         """The tokenizer of the model that is trained."""
         return load_tokenizer(self.model_path, use_fast=not self.cfg.trainer.disable_fast_tokenizer)
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.checkpoint.handover import WeightFiles
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.checkpoint.storage import Disk
@@ -162,7 +162,7 @@ class BasePPOExp(BaseExp):
             limits.append(trainer.max_training_prompts // trainer.train_batch_size)
         return min([steps, *(limit for limit in limits if limit is not None)])
 
-    def get_tokenizer(self) -> Any:
+    def get_tokenizer(self) -> ChatTokenizer:
         """The policy's tokenizer, with the chat template that is configured."""
         return with_template(super().get_tokenizer(), self.cfg.generator.chat_template)
 

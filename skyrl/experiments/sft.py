@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SFTConfig, SupervisedConfig, TrainerConfig
 from skyrl.config.supervised.checks import evaluation_names
 from skyrl.data.cursor import PromptCursor
@@ -141,7 +142,7 @@ class SupervisedExp(BaseExp):
             checkpoints=self.saving,
         )
 
-    def get_tokenizer(self) -> Any:
+    def get_tokenizer(self) -> ChatTokenizer:
         """The model's, with the configured chat template."""
         return chat_tokenizer(self.cfg)
 

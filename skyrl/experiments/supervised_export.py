@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from skyrl.chats.masks import ChatMasks
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SupervisedConfig
 from skyrl.errors import DataError
 from skyrl.models.chat_templates import with_defaults, with_template
@@ -28,13 +28,13 @@ def export_of(run: SupervisedConfig, folder: Path) -> Export | RewardModelExport
     return Export(like=like, use_fast_tokenizer=fast, folder=folder, chat_template=template, turn_end=end)
 
 
-def chat_tokenizer(run: SupervisedConfig) -> Any:
+def chat_tokenizer(run: SupervisedConfig) -> ChatTokenizer:
     """The tokenizer of the model, with the configured chat template."""
     tokenizer = load_tokenizer(required(run.model.path, "model.path"), use_fast=not run.disable_fast_tokenizer)
     return with_template(tokenizer, run.chat_template, "chat_template")
 
 
-def new_turn_end(run: SupervisedConfig, tokenizer: Any) -> int | None:
+def new_turn_end(run: SupervisedConfig, tokenizer: ChatTokenizer) -> int | None:
     """The token that ends turns by the chat template, where the model's generation does not stop at it yet."""
     try:
         _, token = ChatMasks(tokenizer, arguments=run.chat_template_kwargs).turn_end

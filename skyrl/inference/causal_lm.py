@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from skyrl.errors import ModelError
@@ -44,7 +44,7 @@ class Prefix:
 class CausalLM:
     """The model behind two functions. Call them under `torch.inference_mode()`."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         layers = DynamicCache(config=model.config).layers
         foreign = {type(layer).__name__ for layer in layers if type(layer) not in _KEYS_AND_VALUES}
         if foreign:

@@ -12,10 +12,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from attrs import Factory, define
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, RunError, WeightSyncError
 from skyrl.inference.conversations import Conversations
@@ -49,7 +50,7 @@ class InferenceEngineClient:
     def __init__(
         self,
         engines: Sequence[InferenceEngine],
-        tokenizer: Any,
+        tokenizer: ChatTokenizer,
         model_path: str,
         lora_cfg: SkyRLLoraConfig,
         inference_engine_config: InferenceEngineConfig,

@@ -8,11 +8,11 @@ stop strings.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import NonFiniteError
 from skyrl.inference import stop_strings
 from skyrl.inference.causal_lm import CausalLM
@@ -26,7 +26,9 @@ from skyrl.inference.sampling import choose, less_frequent, not_ending, penalise
 class DecodeBatch:
     """All rows in flight on one model. One thread at a time may call it."""
 
-    def __init__(self, model: CausalLM, tokenizer: Any, *, eos_ids: Sequence[int], weight_version: int) -> None:
+    def __init__(
+        self, model: CausalLM, tokenizer: ChatTokenizer, *, eos_ids: Sequence[int], weight_version: int
+    ) -> None:
         self.rows: list[Row] = []
         self._model, self._tokenizer, self._weight_version = model, tokenizer, weight_version
         self._eos_ids = tuple(eos_ids)

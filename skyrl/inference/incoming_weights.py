@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from skyrl.errors import UserError, WeightSyncError
-from skyrl.inference.transfer_group import TransferGroup
+from skyrl.inference.transfer_group import Channel, TransferGroup
 
 
 @frozen(kw_only=True)
@@ -102,7 +102,7 @@ class Broadcast:
         with self.group.join() as group:
             yield verified(self._receive(group), self.weights)
 
-    def _receive(self, group: Any) -> Iterator[tuple[str, Tensor, str]]:
+    def _receive(self, group: Channel) -> Iterator[tuple[str, Tensor, str]]:
         infos = {info.name: info for info in self.weights}
         while header := json.loads(bytes(group.receive_bytes())):
             payload = group.receive_bytes()

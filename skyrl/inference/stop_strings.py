@@ -6,7 +6,8 @@ Special tokens count as text here, so that `<|im_end|>` can be a stop string alt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+from skyrl.chats.tokenizer import ChatTokenizer
 
 
 def tail_length(stops: Sequence[str]) -> int:
@@ -18,7 +19,9 @@ def tail_length(stops: Sequence[str]) -> int:
     return max(len(stop.encode()) for stop in stops) + 8
 
 
-def completed(tokenizer: Any, newest: Sequence[int], stops: Sequence[str], *, others_stand: bool = False) -> bool:
+def completed(
+    tokenizer: ChatTokenizer, newest: Sequence[int], stops: Sequence[str], *, others_stand: bool = False
+) -> bool:
     """Whether the text of the newest tokens holds a stop string. The caller asks after every token.
 
     `others_stand`: stop strings that earlier tokens completed ended nothing, so that it has to be a new one.
@@ -29,7 +32,7 @@ def completed(tokenizer: Any, newest: Sequence[int], stops: Sequence[str], *, ot
     return not others_stand or _first_end(text, stops, _length(tokenizer, newest[:-1])) is not None
 
 
-def text_of(tokenizer: Any, token_ids: Sequence[int], stopped_by: Sequence[str], *, least: int = 0) -> str:
+def text_of(tokenizer: ChatTokenizer, token_ids: Sequence[int], stopped_by: Sequence[str], *, least: int = 0) -> str:
     """The completion without special tokens; where one of `stopped_by` ended it, that is its end.
 
     What was completed by the first `least` tokens ended nothing.
@@ -50,7 +53,7 @@ def _first_end(text: str, stops: Sequence[str], after: int) -> int | None:
     return min((start + length for start, length in found if start >= 0), default=None)
 
 
-def _length(tokenizer: Any, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> int:
+def _length(tokenizer: ChatTokenizer, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> int:
     """Characters of these tokens, without half a character at their end."""
     if not token_ids:
         return 0

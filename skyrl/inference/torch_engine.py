@@ -18,10 +18,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import ModelError, RunError, UserError, WeightSyncError
 from skyrl.inference.causal_lm import CausalLM
 from skyrl.inference.decode_batch import DecodeBatch
@@ -43,8 +44,8 @@ class TorchEngine:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: ChatTokenizer,
         *,
         max_num_seqs: int,
         max_model_len: int | None = None,
@@ -168,7 +169,7 @@ def load_torch_engine(
     return TorchEngine(model, tokenizer, max_num_seqs=max_num_seqs, deterministic=deterministic)
 
 
-def _positions(model: Any) -> int:
+def _positions(model: PreTrainedModel) -> int:
     """How many tokens the model was made for."""
     positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is None:
@@ -176,7 +177,7 @@ def _positions(model: Any) -> int:
     return positions
 
 
-def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+def _eos_ids(model: PreTrainedModel, tokenizer: ChatTokenizer) -> tuple[int, ...]:
     """Every id that ends a completion: the generation config's one or several, and the tokenizer's."""
     configured = model.generation_config.eos_token_id if model.generation_config is not None else None
     listed = configured if isinstance(configured, list | tuple) else [configured]

@@ -166,7 +166,7 @@ def _problem(field: str, message: str, hint: str) -> Problem:
     return Problem(path=f"{TABLE}.{field}", message=message, hint=hint)
 
 
-def _thawed(value: Any) -> Any:
+def _thawed(value: object) -> object:
     """Plain dicts and lists, which vLLM expects."""
     if isinstance(value, Mapping):
         return {key: _thawed(item) for key, item in value.items()}

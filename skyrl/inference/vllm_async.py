@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import importlib
 import multiprocessing
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
 
 from skyrl.errors import ProcessError, RunError
 from skyrl.inference.engine import InFlight
-from skyrl.inference.vllm_backend import first_line, request_maker
+from skyrl.inference.vllm_backend import Output, first_line, request_maker
+
+T = TypeVar("T")
 
 _ALIVE_SECONDS = 120.0
 """Seconds without an answer, while samples are drawn, after which an engine process counts as hung."""
@@ -36,7 +39,7 @@ class AsyncBackend:
         self._hung = ""
         self._in_flight: InFlight = "finish"
 
-    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Any:
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Output:
         prompt, params = self._make(prompt_ids, sampling)
         self._running += 1
         if self._watch is None or self._watch.done():
@@ -53,7 +56,7 @@ class AsyncBackend:
     async def resume(self) -> None:
         await self._alive(self._llm.resume_generation())
 
-    async def call_workers(self, method: str, *args: Any) -> list[Any]:
+    async def call_workers(self, method: str, *args: object) -> list[Any]:
         results: list[Any] = await self._alive(self._llm.collective_rpc(method, args=args))
         return results
 
@@ -83,15 +86,16 @@ class AsyncBackend:
                 child.kill()
                 child.join(5.0)
 
-    async def _last(self, outputs: Any) -> Any:
+    async def _last(self, outputs: AsyncIterator[Any]) -> Output:
         last = None
         async for output in outputs:
             last = output
         if last is None or not last.finished:
             raise RunError("vLLM ended a request without an answer")
-        return last.outputs[0]
+        answer: Output = last.outputs[0]
+        return answer
 
-    async def _alive(self, call: Any) -> Any:
+    async def _alive(self, call: Awaitable[T]) -> T:
         """The call's result; what vLLM raises when its process is gone becomes `ProcessError`."""
         kinds = importlib.import_module("vllm.v1.engine.exceptions")
         try:
@@ -124,6 +128,6 @@ class AsyncBackend:
         return self._hung or f"vLLM's engine died: {', '.join(codes) or 'an exception'}; its log is above"
 
 
-def _ending(child: Any) -> str:
+def _ending(child: BaseProcess) -> str:
     code = child.exitcode
     return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"

@@ -8,9 +8,23 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, Protocol
 
 from skyrl.inference.engine import InFlight
+
+
+class Output(Protocol):
+    """The part of vLLM's `CompletionOutput` that is read here."""
+
+    token_ids: Sequence[int]
+    logprobs: Any
+    """Its flat log-probabilities, those of the drawn tokens alone."""
+
+    finish_reason: str | None
+    stop_reason: int | str | None
+    weight_versions: Sequence[Any] | None
+    """Spans of `version`, `start` and `end` (excluded)."""
 
 
 class Backend(Protocol):
@@ -19,7 +33,7 @@ class Backend(Protocol):
     shares_memory: bool
     """Workers are this process: weights need not travel."""
 
-    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Any:
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Output:
         """vLLM's finished `CompletionOutput`. Giving up the call gives up the sample."""
 
     async def pause(self, in_flight: InFlight) -> None:
@@ -28,7 +42,7 @@ class Backend(Protocol):
     async def resume(self) -> None:
         """Restart the scheduler."""
 
-    async def call_workers(self, method: str, *args: Any) -> list[Any]:
+    async def call_workers(self, method: str, *args: object) -> list[Any]:
         """The results of calling `method` on every worker."""
 
     async def forget(self, version: int) -> bool:
@@ -46,7 +60,7 @@ class Backend(Protocol):
         """Ends it, with the processes it has."""
 
 
-def request_maker(vllm: Any) -> Callable[[Sequence[int], Mapping[str, Any]], tuple[Any, Any]]:
+def request_maker(vllm: ModuleType) -> Callable[[Sequence[int], Mapping[str, Any]], tuple[Any, Any]]:
     """Makes vLLM's prompt and sampling parameters; only the finished answer comes back, not each token."""
     tokens_input = importlib.import_module("vllm.inputs").tokens_input
     final = importlib.import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY

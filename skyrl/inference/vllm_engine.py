@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ModelError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InFlight, SampleKey, longest_completion
@@ -58,7 +59,7 @@ class VLLMEngine:
         device: str,
         seed: int = 0,
         max_model_len: int | None = None,
-        tokenizer: Any = None,
+        tokenizer: ChatTokenizer | None = None,
     ) -> None:
         """Returns when the model is loaded. `device` is `cpu` or `cuda`; `tokenizer` is loaded if it is not given.
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from attrs import frozen
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig
 
 from skyrl.errors import ModelError, WeightSyncError
 from skyrl.inference.incoming_weights import IncomingWeights, WeightInfo, weight_info
@@ -92,7 +90,7 @@ def refuse_unfit(expected: ExpectedWeights, incoming: IncomingWeights) -> None:
         raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {'; '.join(problems[:5] + more)}")
 
 
-def _eos_ids(path: str, config: Any) -> tuple[int, ...]:
+def _eos_ids(path: str, config: PretrainedConfig) -> tuple[int, ...]:
     """End-of-sequence ids of the generation config, as transformers finds it: a file beside the model, or the model's
     own config.
     """
@@ -105,15 +103,16 @@ def _eos_ids(path: str, config: Any) -> tuple[int, ...]:
     return tuple(sorted(int(eos) for eos in listed if eos is not None))
 
 
-def _config(path: str, trust_remote_code: bool) -> Any:
+def _config(path: str, trust_remote_code: bool) -> PretrainedConfig:
     if not trust_remote_code:
         refuse_foreign_code(_source(path))
     try:
-        return AutoConfig.from_pretrained(_source(path), trust_remote_code=trust_remote_code)
+        config: PretrainedConfig = AutoConfig.from_pretrained(_source(path), trust_remote_code=trust_remote_code)
     except ModelError:
         raise
     except Exception as error:  # transformers, its hub client and models of others each raise types of their own
         raise model_error("configuration of", path, error) from error
+    return config
 
 
 def _source(path: str) -> str:

@@ -9,11 +9,13 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SamplingParams
 from skyrl.errors import NonFiniteError, RunError, UserError
 from skyrl.inference import stop_strings
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import Completion, SampleKey, temperature_of
+from skyrl.inference.vllm_backend import Output
 from skyrl.tree.names import nearest
 
 ADDITIONAL = (
@@ -61,7 +63,7 @@ def sampling_arguments(
 
     End-of-sequence ids are passed as stop tokens, so that the same ids count as in the torch engine.
     """
-    more = {name: _thawed(value) for name, value in (sampling.additional_kwargs or {}).items()}
+    more: dict[str, Any] = {name: _thawed(value) for name, value in (sampling.additional_kwargs or {}).items()}
     ends = {*more.pop("stop_token_ids", ()), *(sampling.stop_token_ids or ())}
     ends |= set() if more.get("ignore_eos") else set(eos_ids)
     return {
@@ -85,7 +87,7 @@ def sampling_arguments(
     } | {name: value for name, value in more.items() if name != "ignore_eos"}
 
 
-def completion(output: Any, key: SampleKey, sampling: SamplingParams, tokenizer: Any) -> Completion:
+def completion(output: Output, key: SampleKey, sampling: SamplingParams, tokenizer: ChatTokenizer) -> Completion:
     """Convert vLLM's finished `CompletionOutput`. Raises `NonFiniteError` for non-finite log-probabilities."""
     ids = tuple(output.token_ids)
     logprobs = tuple(map(float, output.logprobs.logprobs)) if ids else ()
@@ -117,7 +119,7 @@ def versions_of_tokens(spans: Iterable[Any], count: int) -> tuple[int, ...]:
     return versions
 
 
-def _thawed(value: Any) -> Any:
+def _thawed(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: _thawed(item) for key, item in value.items()}
     return [_thawed(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -9,7 +9,7 @@ from typing import Any
 
 from skyrl.errors import ProcessError
 from skyrl.inference.engine import InFlight
-from skyrl.inference.vllm_backend import first_line, request_maker
+from skyrl.inference.vllm_backend import Output, first_line, request_maker
 
 
 class SteppedBackend:
@@ -22,18 +22,19 @@ class SteppedBackend:
             self._engine.model_executor, "workers"
         )
         self._make = request_maker(vllm)
-        self._futures: dict[str, asyncio.Future[Any]] = {}
+        self._futures: dict[str, asyncio.Future[Output]] = {}
         self._stepping: asyncio.Task[None] | None = None
         self._dead = ""
         self._in_flight: InFlight = "finish"
         self._resting = False
 
-    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Any:
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Output:
         prompt, params = self._make(prompt_ids, sampling)
         if self._dead:
             raise ProcessError(self._dead)
         self._engine.add_request(request_id, prompt, params)  # a request that it refuses leaves it as it was
-        future = self._futures[request_id] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+        self._futures[request_id] = future
         self._step()
         try:
             return await future
@@ -50,7 +51,7 @@ class SteppedBackend:
         self._resting = False
         self._step()
 
-    async def call_workers(self, method: str, *args: Any) -> list[Any]:
+    async def call_workers(self, method: str, *args: object) -> list[Any]:
         results: list[Any] = self._call(self._engine.collective_rpc, method, args=args)
         return results
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference.incoming_weights import IncomingWeights, Shared, WeightInfo
 
 
-def replace_weights(model: Any, incoming: IncomingWeights) -> None:
+def replace_weights(model: nn.Module, incoming: IncomingWeights) -> None:
     """Copies a complete set of weights into `model`, cast to its types, once all of it is there.
 
     Names are those of `model.state_dict()`. A tied tensor may come under any of its names, or under several if they

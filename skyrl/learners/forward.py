@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from skyrl.algorithms.linear_logprobs import linear_logprobs
 from skyrl.algorithms.logprobs import entropy, token_logprobs
@@ -55,9 +55,10 @@ class ForwardOptions:
             return padded(batch)
         return packed(batch, segmented=self.segmented, share_prompts=self.share_prompts)
 
-    def answer(self, model: Any, layout: RowLayout) -> Any:
+    def answer(self, model: nn.Module, layout: RowLayout) -> Tensor:
         """The model's output in the place of logits, at the columns that are kept."""
-        return model(**layout.inputs, use_cache=False).logits
+        logits: Tensor = model(**layout.inputs, use_cache=False).logits
+        return logits
 
 
 ForwardFn = Callable[[Any, TrainingBatch, ForwardOptions], Outputs]
@@ -65,7 +66,7 @@ ForwardFn = Callable[[Any, TrainingBatch, ForwardOptions], Outputs]
 
 
 def compute_logprobs(
-    model: Any,
+    model: nn.Module,
     batch: TrainingBatch,
     options: ForwardOptions,
     *,
@@ -112,7 +113,7 @@ def _stacked(found: tuple[Tensor, Tensor | None]) -> Tensor:
     return torch.stack([each for each in found if each is not None])
 
 
-def read_values(model: Any, batch: TrainingBatch, options: ForwardOptions) -> Outputs:
+def read_values(model: nn.Module, batch: TrainingBatch, options: ForwardOptions) -> Outputs:
     """A critic's `ForwardFn`: the value of the state in which each selected token was sampled, the token excluded.
 
     `model` has one logit.
@@ -167,7 +168,7 @@ def _probe(ids: Tensor, lengths: tuple[int, ...]) -> TrainingBatch:
     )
 
 
-def _logits(model: Any, ids: Tensor) -> Tensor:
+def _logits(model: nn.Module, ids: Tensor) -> Tensor:
     logits: Tensor = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
     return logits
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -48,7 +48,7 @@ class Fsdp2(DataParallel):
         self._compute_dtype = (
             DTYPES[config.mixed_precision.param_dtype] if config.mixed_precision else context.compute_dtype
         )
-        self.model: Any = self._shard(source, config) if self._sharded else source.load(context.device)
+        self.model: nn.Module = self._shard(source, config) if self._sharded else source.load(context.device)
         if config.mixed_precision:
             _convert_buffers(self.model, config.mixed_precision)
         self.model.eval()
@@ -61,7 +61,7 @@ class Fsdp2(DataParallel):
             self._max_grad_norm = context.optimizer.max_grad_norm or float("inf")  # 0 turns clipping off
 
     @property
-    def meta_model(self) -> Any:
+    def meta_model(self) -> nn.Module:
         return self.model
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -144,10 +144,10 @@ class Fsdp2(DataParallel):
     def close(self) -> None:
         """Does nothing: no resource outlives the model."""
 
-    def _shard(self, source: ModelSource, config: FSDPConfig) -> Any:
+    def _shard(self, source: ModelSource, config: FSDPConfig) -> nn.Module:
         """The model without values, split over the ranks, and then filled from rank 0."""
         complete = source.load(HOST) if self._ranks.rank == 0 else None
-        model = source.meta_model()
+        model: nn.Module = source.meta_model()
         ties = tied_names(model)
         _shard_modules(model, config, self._fsdp_options(config))
         model.to_empty(device=HOST if self._rests_on_host else self._device)
@@ -226,9 +226,9 @@ class Fsdp2(DataParallel):
         return moved
 
 
-def _shard_modules(model: Any, config: FSDPConfig, options: dict[str, Any]) -> None:
+def _shard_modules(model: nn.Module, config: FSDPConfig, options: dict[str, Any]) -> None:
     """Each layer is a unit that is gathered and freed as one; what stands outside the layers is another."""
-    named = config.wrap_policy.get("transformer_layer_cls_to_wrap") or model._no_split_modules or ()
+    named = config.wrap_policy.get("transformer_layer_cls_to_wrap") or getattr(model, "_no_split_modules", None) or ()
     classes = {named} if isinstance(named, str) else set(named)
     layers = [module for module in model.modules() if type(module).__name__ in classes]
     if classes and not layers:
@@ -240,7 +240,7 @@ def _shard_modules(model: Any, config: FSDPConfig, options: dict[str, Any]) -> N
         fully_shard(module, **options)
 
 
-def _convert_buffers(model: Any, precision: MixedPrecisionConfig) -> None:
+def _convert_buffers(model: nn.Module, precision: MixedPrecisionConfig) -> None:
     """FSDP2 leaves buffers alone."""
     for name, buffer in list(model.named_buffers()):
         if buffer.is_floating_point():

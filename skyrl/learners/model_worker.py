@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.manifest import StoredFile
@@ -82,7 +82,7 @@ class ModelWorker:
             failed.pop_all()
 
     @property
-    def model(self) -> Any:
+    def model(self) -> nn.Module:
         """The transformers model, as this rank holds it."""
         return self.strategy.meta_model
 
@@ -169,10 +169,10 @@ class ModelWorker:
                 f"Lower {joined(self._config_path, 'optimizer_config.lr')}"
             )
 
-    def _forward(self, model: Any, batch: TrainingBatch) -> Outputs:
+    def _forward(self, model: nn.Module, batch: TrainingBatch) -> Outputs:
         return self._read(model, batch, self._options)
 
-    def _score(self, model: Any, batch: TrainingBatch) -> Tensor:
+    def _score(self, model: nn.Module, batch: TrainingBatch) -> Tensor:
         return self._forward(model, batch).values.cpu()
 
 

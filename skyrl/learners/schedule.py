@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from attrs import frozen
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -16,7 +17,7 @@ from skyrl.config import OptimizerConfig, TrainerConfig
 from skyrl.config.checks.schedule import DECAYING, OURS
 
 
-def adamw(model: Any, config: OptimizerConfig) -> torch.optim.AdamW:
+def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW (arXiv:1711.05101) over the parameters that learn, with the configured decoupled weight decay."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     beta1, beta2 = config.adam_betas
@@ -56,7 +57,7 @@ class Shape:
 
 def learning_rate_schedule(
     optimizer: Optimizer, config: OptimizerConfig, num_training_steps: int | None, updates_per_step: int = 1
-) -> Any:
+) -> LambdaLR:
     """A torch scheduler that is stepped once for each optimizer step.
 
     `num_training_steps` counts optimizer steps; `updates_per_step` of them are a training step. Raises ValueError if
@@ -88,11 +89,11 @@ def learning_rate_schedule(
         return LambdaLR(optimizer, partial(_by_unit, shape, per))
     from transformers import get_scheduler
 
-    made: Any = get_scheduler(config.scheduler, optimizer, num_warmup_steps=warmup, num_training_steps=total)
+    made: LambdaLR = get_scheduler(config.scheduler, optimizer, num_warmup_steps=warmup, num_training_steps=total)
     return made if per == 1 else LambdaLR(optimizer, partial(_by_unit, made.lr_lambdas[0], per))
 
 
-def _by_unit(shape: Callable[[float], float], per: int, optimizer_step: int) -> float:
+def _by_unit(shape: Callable[[int], float], per: int, optimizer_step: int) -> float:
     return shape(optimizer_step // per)
 
 
@@ -107,7 +108,7 @@ def updates_per_training_step(trainer: TrainerConfig, mini_batch_size: int) -> i
     return trainer.update_epochs_per_batch * max(1, trainer.train_batch_size // mini_batch_size)
 
 
-def move_schedule(schedule: Any, optimizer_steps: int) -> None:
+def move_schedule(schedule: LambdaLR, optimizer_steps: int) -> None:
     """Continue after `optimizer_steps` steps, at the rate that this schedule has there."""
     schedule.last_epoch = optimizer_steps
     rates = [base * rate(optimizer_steps) for base, rate in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from attrs import field, frozen
-from torch import Tensor
+from torch import Tensor, nn
 
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import TensorShard, TensorSource
@@ -56,7 +56,7 @@ class Strategy(Protocol):
         """The optimizer, whose learning rate a schedule sets."""
 
     @property
-    def meta_model(self) -> Any:
+    def meta_model(self) -> nn.Module:
         """The plain transformers model whose names and configuration an export has. Its values mean nothing."""
 
     def probe(self, look: Callable[[Any], T]) -> T:

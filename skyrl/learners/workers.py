@@ -8,9 +8,9 @@ compute are collective: all ranks are called, each with as many rows as the othe
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
+from torch import nn
 
 from skyrl.config import ModelConfig, TrainerConfig
 from skyrl.learners.forward import ForwardFn, compute_logprobs, read_values
@@ -133,7 +133,7 @@ def _causal_lm(trainer: TrainerConfig, model: ModelConfig, config_path: str, *, 
         register()
         attention = SEGMENTS
 
-    def load(device: torch.device) -> Any:
+    def load(device: torch.device) -> nn.Module:
         return load_causal_lm(source, dtype=torch.float32, attention=attention, device=device)
 
     meta_model = partial(causal_lm_skeleton, source, attention=attention)

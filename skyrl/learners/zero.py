@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
@@ -71,8 +72,9 @@ class Zero(DataParallel):
         )
 
     @property
-    def meta_model(self) -> Any:
-        return self._module
+    def meta_model(self) -> nn.Module:
+        module: nn.Module = self._module
+        return module
 
     def computing(self) -> AbstractContextManager[Any]:
         enabled = self._autocast_dtype is not torch.float32
@@ -157,7 +159,7 @@ class Zero(DataParallel):
             include += [kinds.contiguous_grad_buffer] if model and self._stage == 3 else []
             self._engine.offload_states(include=include, pin_memory=self._device.type == "cuda")
 
-    def _with_memory_counted(self, action: Any) -> int:
+    def _with_memory_counted(self, action: Callable[[], object]) -> int:
         """Bytes that the action frees on the device."""
         if self._device.type != "cuda":
             return 0
@@ -166,7 +168,7 @@ class Zero(DataParallel):
         return before - torch.cuda.memory_allocated(self._device)
 
 
-def import_deepspeed(device: torch.device) -> Any:
+def import_deepspeed(device: torch.device) -> ModuleType:
     """The package, told to build nothing. Raises `UserError` if it is not installed.
 
     On a CPU it would compile an operator for communication in shared memory; a process that is killed meanwhile leaves

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.learners.ranks import Ranks
@@ -26,7 +27,15 @@ class ZeroState:
     """One model's weights and optimizer state. Every method is collective."""
 
     def __init__(
-        self, deepspeed: Any, engine: Any, module: Any, *, stage: int, learns: bool, ranks: Ranks, device: torch.device
+        self,
+        deepspeed: ModuleType,
+        engine: Any,
+        module: nn.Module,
+        *,
+        stage: int,
+        learns: bool,
+        ranks: Ranks,
+        device: torch.device,
     ) -> None:
         """`engine` is None where `module` is not under one: a model that never changes, below stage 3."""
         self._deepspeed, self._engine, self._module = deepspeed, engine, module
@@ -89,7 +98,7 @@ class ZeroState:
         if self._ranks.rank == 0:
             yield TensorShard.whole(name, tensor.detach())
 
-    def _own(self, name: str, weight: Any, slot: str | None) -> Iterator[TensorShard]:
+    def _own(self, name: str, weight: Tensor, slot: str | None) -> Iterator[TensorShard]:
         """This rank's stretch of a master weight or of one of its slots, if it has one."""
         start, numbers = self._stretch(weight, slot)
         if numbers is not None and numbers.numel():
@@ -160,7 +169,7 @@ class ZeroState:
         if self._stage in (1, 2):
             self._engine.optimizer._lazy_init_hp_params_optimizer_state()
 
-    def _load(self, name: str, weight: Any, source: TensorSource) -> None:
+    def _load(self, name: str, weight: Tensor, source: TensorSource) -> None:
         with self._gathered(weight, write=True):
             if not _is_sharded(weight) or self._ranks.rank == 0:
                 read_into(weight, source, f"model.{name}")
@@ -191,7 +200,7 @@ class ZeroState:
             utils.safe_set_local_optimizer_state(weight, padded, slot)
 
 
-def _is_sharded(weight: Any) -> bool:
+def _is_sharded(weight: Tensor) -> bool:
     return hasattr(weight, "ds_id")
 
 

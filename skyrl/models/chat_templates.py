@@ -13,6 +13,7 @@ from typing import Any
 
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import ChatTemplateConfig
 from skyrl.errors import ConfigError, Problem
 
@@ -67,7 +68,9 @@ BUILT_IN: Mapping[str, str] = {
 """Qwen3's format: with the thoughts of every answer, or with those of the last alone, as Qwen3 is used."""
 
 
-def with_template(tokenizer: Any, config: ChatTemplateConfig, path: str = "generator.chat_template") -> Any:
+def with_template(
+    tokenizer: ChatTokenizer, config: ChatTemplateConfig, path: str = "generator.chat_template"
+) -> ChatTokenizer:
     """A tokenizer that writes chats with the configured template; the same one where none is configured.
 
     `path` is the dotted path of the configuration, for messages.
@@ -96,7 +99,7 @@ def with_defaults(template: str, arguments: Mapping[str, Any]) -> str:
     return "".join(lines) + template
 
 
-def _literal(value: Any) -> str:
+def _literal(value: object) -> str:
     """The value as a Jinja literal, which is Python's."""
     return repr(json.loads(json.dumps(value, default=dict)))
 
@@ -130,7 +133,7 @@ def _read(path: Path) -> str:
         raise _Unusable(f"{path} is not UTF-8 text") from error
 
 
-def _refuse_broken(tokenizer: Any, name: str) -> None:
+def _refuse_broken(tokenizer: ChatTokenizer, name: str) -> None:
     """Refuse a template for faults that show without a conversation of the run's own: invalid Jinja, or leaving the
     sandbox.
     """

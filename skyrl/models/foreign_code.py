@@ -53,7 +53,7 @@ def _refuse(file: Path) -> None:
         )
 
 
-def _asking(content: Any, prefix: str) -> Iterator[tuple[str, str]]:
+def _asking(content: object, prefix: str) -> Iterator[tuple[str, str]]:
     """Dotted key of each setting that would run code, and what is wrong with it."""
     if isinstance(content, list):
         for number, item in enumerate(content):
@@ -76,7 +76,7 @@ def _is_known(config: dict[str, Any]) -> bool:
     return config.get("model_type") in CONFIG_MAPPING
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

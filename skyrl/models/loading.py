@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import ModelError
 from skyrl.models.failures import model_error
 from skyrl.models.foreign_code import refuse_foreign_code
@@ -20,7 +30,7 @@ _PROBE = "Sort: hgdbha, 12 + 34 = 46!\n\tÜber naïve 東京 #### 7.5  end"
 
 def load_causal_lm(
     path: str, *, dtype: torch.dtype, attention: str, device: torch.device, trust_remote_code: bool = False
-) -> Any:
+) -> PreTrainedModel:
     """A transformers causal language model from a local folder (`~` is expanded) or the hub, on `device`.
 
     `attention` is a name of transformers: `sdpa`, `flash_attention_2`, `eager`. Raises `ModelError`, also for weights
@@ -46,17 +56,18 @@ def load_causal_lm(
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ModelError(f"the model {path} is incomplete: no weights are stored for {missing[0]}{more}")
-    return model.to(device)
+    placed: PreTrainedModel = model.to(device)
+    return placed
 
 
-def load_tokenizer(path: str, *, use_fast: bool = True) -> Any:
+def load_tokenizer(path: str, *, use_fast: bool = True) -> ChatTokenizer:
     """The tokenizer beside a model, with a chat template and a padding token. Raises `ModelError`.
 
     `use_fast=False` asks for the one written in Python; it is refused where transformers has none.
     """
     source = model_source(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, use_fast=use_fast, trust_remote_code=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(source, use_fast=use_fast, trust_remote_code=False)
         stored_in = cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
     except Exception as error:  # as above
         raise model_error("tokenizer of", path, error) from error
@@ -69,7 +80,8 @@ def load_tokenizer(path: str, *, use_fast: bool = True) -> Any:
         tokenizer.pad_token = tokenizer.eos_token
     if stored_in is not None:
         _compare_with_file(tokenizer, stored_in, path)
-    return tokenizer
+    loaded: ChatTokenizer = tokenizer
+    return loaded
 
 
 def max_positions(path: str) -> int | None:
@@ -87,26 +99,27 @@ def generation_ends(path: str) -> tuple[int, ...]:
     return ends or end_tokens(load_config(path).get_text_config())
 
 
-def end_tokens(config: Any) -> tuple[int, ...]:
+def end_tokens(config: PretrainedConfig | GenerationConfig) -> tuple[int, ...]:
     """End-of-sequence tokens of one of transformers' configurations, which has one, several or none."""
     found = getattr(config, "eos_token_id", None)
     return () if found is None else (found,) if isinstance(found, int) else tuple(found)
 
 
-def refuse_small_vocabulary(path: str, tokenizer: Any) -> None:
+def refuse_small_vocabulary(path: str, tokenizer: Sized) -> None:
     """Raises `ModelError` if the tokenizer has tokens that the model has no embedding for."""
     rows = load_config(path).get_text_config().vocab_size
     if len(tokenizer) > rows:
         raise ModelError(f"the tokenizer has {len(tokenizer)} tokens, the model {path} embeddings for {rows} only")
 
 
-def load_config(path: str) -> Any:
+def load_config(path: str) -> PretrainedConfig:
     """The model's transformers configuration. Raises `ModelError`."""
     source = model_source(path)
     try:
-        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+        config: PretrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # as above
         raise model_error("configuration of", path, error) from error
+    return config
 
 
 def model_source(path: str, *, trust_remote_code: bool = False) -> str:
@@ -122,7 +135,7 @@ def model_source(path: str, *, trust_remote_code: bool = False) -> str:
     return source
 
 
-def _require_what_chats_need(tokenizer: Any, path: str) -> None:
+def _require_what_chats_need(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     """transformers makes an empty tokenizer of the model's kind where a folder holds none, and says nothing."""
     if not tokenizer.encode(_PROBE, add_special_tokens=False):
         raise ModelError(f"the tokenizer of {path} knows no text: copy tokenizer.json and its like beside the model")
@@ -135,7 +148,7 @@ def _require_what_chats_need(tokenizer: Any, path: str) -> None:
         raise ModelError(f"the tokenizer of {path} has no end-of-sequence token, so no answer could ever end")
 
 
-def _compare_with_file(tokenizer: Any, file: str, path: str) -> None:
+def _compare_with_file(tokenizer: PreTrainedTokenizerBase, file: str, path: str) -> None:
     """transformers 5 replaces the pipeline of a tokenizer that lies beside some model types, and says nothing."""
     stored = Tokenizer.from_file(file)
     stored.no_truncation()

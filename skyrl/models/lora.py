@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ _INITS: Mapping[str, bool | str] = {"kaiming": True, "gaussian": "gaussian", "or
 """Our names of what PEFT calls `init_lora_weights`: those that leave the model's own weights as they are."""
 
 
-def with_adapter(model: Any, lora: SkyRLLoraConfig, *, seed: int, field: str) -> Any:
+def with_adapter(model: nn.Module, lora: SkyRLLoraConfig, *, seed: int, field: str) -> nn.Module:
     """The transformers model itself, with adapters in it that alone learn; A is drawn from `seed`.
 
     On the meta device they have no values. `field` is the dotted path of the configuration. Raises `ModelError` for
@@ -68,7 +69,7 @@ def _names(value: str | tuple[str, ...] | None) -> str | list[str] | None:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _refuse_unsuitable(model: Any, field: str) -> None:
+def _refuse_unsuitable(model: nn.Module, field: str) -> None:
     """Refuse modules that adapters cannot be merged into: only linear layers whose weight is not shared can."""
     tied = tied_names(model)
     shared = {*tied, *tied.values()}
@@ -145,7 +146,7 @@ def adapter_alone(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, 
 
 
 @contextmanager
-def dropping(model: Any, lora: SkyRLLoraConfig, seed: int) -> Iterator[None]:
+def dropping(model: nn.Module, lora: SkyRLLoraConfig, seed: int) -> Iterator[None]:
     """A block in which the inputs of adapters are dropped with the configured probability, drawn from `seed`.
 
     Outside the block, as in scoring, nothing is dropped: the two passes of an update, forward and recomputed, are
@@ -188,7 +189,7 @@ def adapter_settings(lora: SkyRLLoraConfig, like: str, names: Collection[str]) -
     return settings
 
 
-def import_peft() -> Any:
+def import_peft() -> ModuleType:
     """The package. Raises `UserError` if it is not installed."""
     try:
         import peft

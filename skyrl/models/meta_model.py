@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from skyrl.models.loading import load_config
 
 
-def causal_lm_skeleton(path: str, *, attention: str) -> Any:
+def causal_lm_skeleton(path: str, *, attention: str) -> PreTrainedModel:
     """The model of `load_causal_lm` in float32 on the meta device, tied weights tied. Raises `ModelError`."""
     config = load_config(path)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=attention
+        )
+    return model

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
-def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Name and value of every entry of the state dict, in its order; a tied one once, under the first of its names.
 
     The tensors, of any shape, are the model's own, without their gradient history: writing into one changes the model.
@@ -19,7 +18,7 @@ def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor
 
 
-def tied_names(model: Any) -> dict[str, str]:
+def tied_names(model: nn.Module) -> dict[str, str]:
     """Every name that is a second one for the same tensor, and the first: `lm_head.weight` of a tied head, usually."""
     first: dict[int, str] = {}
     tied: dict[str, str] = {}

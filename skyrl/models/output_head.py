@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
 @torch.no_grad()
-def has_plain_head(model: Any, device: torch.device) -> bool:
+def has_plain_head(model: nn.Module, device: torch.device) -> bool:
     """Are its logits the product of hidden states and one matrix, and nothing else? Seen on a few tokens.
 
     `model` is called as it is trained: with several ranks, all of them must come here.
@@ -37,7 +36,7 @@ def has_plain_head(model: Any, device: torch.device) -> bool:
 
 
 @contextmanager
-def in_place_of_the_head(model: Any, read: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
+def in_place_of_the_head(model: nn.Module, read: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
     """A block in which `model(...).logits` is `read(hidden, weight)`, of whatever shape that returns.
 
     `hidden` (B, N, H) are the hidden states that logits are asked for, `weight` (V, H) is the output matrix in the type
@@ -55,15 +54,15 @@ def in_place_of_the_head(model: Any, read: Callable[[Tensor, Tensor], Tensor]) -
         yield
 
 
-def _head(model: Any) -> nn.Linear | None:
+def _head(model: nn.Module) -> nn.Linear | None:
     find = getattr(model, "get_output_embeddings", None)
     head = find() if find else None
     return head if isinstance(head, nn.Linear) and head.bias is None else None
 
 
 @contextmanager
-def _forward_of(head: Any, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    head.forward = forward
+def _forward_of(head: nn.Linear, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    head.forward = forward  # type: ignore[assignment, method-assign]  # until the block ends
     try:
         yield
     finally:

@@ -11,9 +11,9 @@ from typing import Any
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 SEGMENTS = "skyrl_segments"
@@ -44,7 +44,7 @@ def register() -> None:
     AttentionMaskInterface.register(SEGMENTS, lambda *_, **__: None)
 
 
-def segments_fit(config: Any) -> bool:
+def segments_fit(config: PretrainedConfig) -> bool:
     """Does every layer of a model of this transformers configuration see the whole sequence before a token?"""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None) or ["full_attention"]
@@ -53,9 +53,10 @@ def segments_fit(config: Any) -> bool:
     return set(kinds) == {"full_attention"} and not windowed and not chunked
 
 
-def takes_segments(model: Any) -> bool:
+def takes_segments(model: nn.Module) -> bool:
     """Was the model loaded with this attention? DeepSpeed's engine has a `config` of its own around the model's."""
-    return bool(getattr(model, "module", model).config._attn_implementation == SEGMENTS)
+    inner: Any = getattr(model, "module", model)
+    return bool(inner.config._attn_implementation == SEGMENTS)
 
 
 def segment_attention(

@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import ChatTemplateConfig
 from skyrl.models.chat_templates import with_template
 
@@ -17,13 +18,15 @@ _SPELLED = re.compile(r"<[|\uff5c][^|\uff5c<>{}]+[|\uff5c]>|<(?:start|end)_of_tu
 """How published templates spell their special tokens."""
 
 
-def stand_in_tokenizer(config: ChatTemplateConfig) -> Any:
+def stand_in_tokenizer(config: ChatTemplateConfig) -> ChatTokenizer:
     """One token for each byte and for each special token. Raises `ConfigError` for a template that cannot be used."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE(vocab={symbol: number for number, symbol in enumerate(alphabet)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    tokenizer = with_template(PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=END), config)
+    fast: Any = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=END)
+    made = with_template(fast, config)
+    tokenizer: Any = made  # transformers' own methods beside those of a `ChatTokenizer`
     spelled = dict.fromkeys(_SPELLED.findall(tokenizer.chat_template))
     tokenizer.add_special_tokens({"additional_special_tokens": list(spelled)})
-    return tokenizer
+    return made

@@ -7,15 +7,15 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from attrs import frozen
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import RunError
 from skyrl.models.loading import generation_ends, load_tokenizer, model_source
@@ -79,7 +79,9 @@ class AdapterExport:
         _replace_folder(self.folder, fill)
 
 
-def save_pretrained(weights: Mapping[str, Tensor], model: Any, tokenizer: Any, folder: Path) -> None:
+def save_pretrained(
+    weights: Mapping[str, Tensor], model: PreTrainedModel, tokenizer: ChatTokenizer, folder: Path
+) -> None:
     """Store a model as transformers does, from `weights` under their state-dict names, all of it or nothing.
 
     Each weight has the shape that the architecture gives it. `model` has the architecture and the generation defaults.
@@ -115,7 +117,7 @@ def _replace_folder(folder: Path, fill: Callable[[Path], None]) -> None:
         raise RunError(f"the model cannot be stored in {folder}: {error}") from error
 
 
-def _make_storable(generation: Any) -> None:
+def _make_storable(generation: GenerationConfig | None) -> None:
     """Sampling settings with sampling off come with many models, and transformers stores them only with sampling on."""
     if generation is not None:
         try:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import TokenClassifierOutput
 
 
@@ -17,7 +18,7 @@ class ValueModel(nn.Module):
     near 0 and within the noise of the returns. The language model's own head is not part of it.
     """
 
-    def __init__(self, causal_lm: Any, *, prefix: str, seed: int) -> None:
+    def __init__(self, causal_lm: PreTrainedModel, *, prefix: str, seed: int) -> None:
         """`causal_lm` gives up its body. The head is drawn from `seed`, in float32 and on the body's device."""
         super().__init__()
         self.config = causal_lm.config
@@ -45,9 +46,10 @@ class ValueModel(nn.Module):
         kept = hidden if logits_to_keep is None else hidden[:, logits_to_keep]
         return TokenClassifierOutput(logits=getattr(self, self._head_name)(kept))
 
-    def get_input_embeddings(self) -> Any:
+    def get_input_embeddings(self) -> nn.Module:
         """Input embeddings of the body, under transformers' name."""
-        return getattr(self, self._body_name).get_input_embeddings()
+        embeddings: nn.Module = getattr(self, self._body_name).get_input_embeddings()
+        return embeddings
 
     def gradient_checkpointing_enable(self, **settings: Any) -> None:
         """Enable gradient checkpointing of the body, under transformers' name."""

@@ -19,6 +19,7 @@ from attrs import evolve, frozen
 
 from skyrl.chats.ends import ANSWER, ANSWERED, ASKED, TurnEnds
 from skyrl.chats.text import text_tokens
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import GeneratorConfig
 from skyrl.errors import DataError
 from skyrl.inference.engine import Completion
@@ -58,7 +59,7 @@ class Chat(Protocol):
 class MessageChat:
     """Token-in, token-out: the template writes the observations, and the end of the turn where it has none yet."""
 
-    def __init__(self, tokenizer: Any, config: GeneratorConfig) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, config: GeneratorConfig) -> None:
         self._tokenizer = tokenizer
         self._template = Template(tokenizer=tokenizer, arguments=config.chat_template_kwargs)
         self._closes_stopped_turns = config.append_eos_token_after_stop_str_in_multi_turn
@@ -102,7 +103,7 @@ class MessageChat:
 class SingleAnswer:
     """One assistant message: observations are plain text in it, and an end that was sampled too early is withdrawn."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer, self._spelled = tokenizer, Spelled.by(tokenizer)
 
     def go_on(self, transcript: Transcript, turn: Turn) -> Transcript:
@@ -122,7 +123,7 @@ class WholeHistory:
     before is another row.
     """
 
-    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any], *, join: bool) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, template_kwargs: Mapping[str, Any], *, join: bool) -> None:
         """`join`: a turn that goes on from the tokens before belongs to their row. False: each turn is a row."""
         self._template, self._join = Template(tokenizer=tokenizer, arguments=template_kwargs), join
 
@@ -144,7 +145,7 @@ def renders_history(config: GeneratorConfig) -> bool:
     return config.use_conversation_multi_turn and (config.step_wise_trajectories or of_its_own)
 
 
-def chat_of(config: GeneratorConfig, tokenizer: Any) -> Chat:
+def chat_of(config: GeneratorConfig, tokenizer: ChatTokenizer) -> Chat:
     """The mode that the configuration asks for; the tokenizer has the configured template."""
     if renders_history(config):
         join = config.merge_stepwise_output or not config.step_wise_trajectories

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import GeneratorConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import SampleKey
@@ -36,7 +36,7 @@ class SkyRLGymGenerator:
         generator_cfg: GeneratorConfig,
         skyrl_gym_cfg: SkyRLGymConfig,
         inference_engine_client: InferenceEngineClient,
-        tokenizer: Any,
+        tokenizer: ChatTokenizer,
         *,
         user_env_class: str | None = None,
         seed: int = 0,

@@ -14,6 +14,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from skyrl.chats.text import CONTEXT, chat_text, continued_tokens, text_tokens
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import DataError
 
 Message = Mapping[str, Any]
@@ -31,7 +32,7 @@ class Spelled:
     pattern: re.Pattern[str]
 
     @classmethod
-    def by(cls, tokenizer: Any) -> Spelled:
+    def by(cls, tokenizer: ChatTokenizer) -> Spelled:
         """Special tokens that the tokenizer would read in a text, longer ones first."""
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         texts = {str(token) for token in added if token.special} | set(getattr(tokenizer, "all_special_tokens", ()))
@@ -107,6 +108,6 @@ class Template:
         return self.spelled.ids(rest, before=stem) if found else None
 
 
-def _encode(tokenizer: Any, text: str, **options: Any) -> tuple[int, ...]:
+def _encode(tokenizer: ChatTokenizer, text: str, **options: Any) -> tuple[int, ...]:
     """Raises `TextError`."""
     return tuple(text_tokens(tokenizer, text, **options))

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from attrs import evolve, frozen
 
 from skyrl.chats.ends import ANSWER
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import GeneratorConfig
 from skyrl.errors import DataError
 from skyrl.rollout.chats import FIXED
@@ -86,7 +87,7 @@ class Verdict:
     """Text that the template writes there when it is given the whole conversation; or why it refuses the dialogue."""
 
 
-def check_template(tokenizer: Any, config: GeneratorConfig | None = None) -> tuple[Verdict, ...]:
+def check_template(tokenizer: ChatTokenizer, config: GeneratorConfig | None = None) -> tuple[Verdict, ...]:
     """A verdict for each dialogue of `DIALOGUES`; `config` gives `chat_template_kwargs`."""
     arguments = (config or GeneratorConfig()).chat_template_kwargs
     template = Template(tokenizer=tokenizer, arguments=arguments)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.engines import backend_of
 from skyrl.config.sizes import has_reference
@@ -60,7 +61,7 @@ def sandbox_in_force(run: SkyRLTrainConfig, *datasets: PromptDataset | None) -> 
 
 
 def look_at_the_models(
-    run: SkyRLTrainConfig, tokenizer: Any, train: PromptDataset, evaluation: PromptDataset | None
+    run: SkyRLTrainConfig, tokenizer: ChatTokenizer, train: PromptDataset, evaluation: PromptDataset | None
 ) -> None:
     """Models know every token, hold the longest prompt with its answer, and suit the engine.
 

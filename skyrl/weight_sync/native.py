@@ -61,7 +61,7 @@ class NativeSender:
             finally:
                 engine.shutdown()
 
-    def _init_info(self, rank: int) -> Any:
+    def _init_info(self, rank: int) -> object:
         if self.backend == "ipc":
             module = importlib.import_module(f"{_TRANSFER}.ipc_engine")
             return module.IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=self.bucket_bytes)
@@ -69,7 +69,7 @@ class NativeSender:
         return INIT_INFOS[self.backend](rank=rank, master_address=host, master_port=port, world_size=self.group.size)
 
 
-def _nccl(**fields: Any) -> Any:
+def _nccl(**fields: object) -> object:
     return importlib.import_module(f"{_TRANSFER}.nccl_engine").NCCLTrainerInitInfo(**fields)
 
 
@@ -106,7 +106,7 @@ class _Workers:
         self._requests.ask(END, {})
 
 
-def _source(infos: Sequence[WeightInfo], weights: Weights, digests: dict[str, str]) -> Any:
+def _source(infos: Sequence[WeightInfo], weights: Weights, digests: dict[str, str]) -> object:
     """The weights as vLLM's `WeightSource`, rounded to the type that was announced; digests of them go to `digests`."""
     base = importlib.import_module(f"{_TRANSFER}.base")
 

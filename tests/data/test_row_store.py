@@ -75,7 +75,7 @@ def test_what_is_there_is_not_tokenized_again_and_what_has_changed_is(tmp_path: 
             run = SFTConfig(tokenized_path=run.tokenized_path, chat_template_kwargs={"a": 1})
         if change == "what is learned":
             run = SFTConfig(tokenized_path=run.tokenized_path, train_on_what="all_assistant_messages")
-        counted = Counted()
+        counted: Any = Counted()
         load_supervised([source], counted, run, 99)
         reads.append(counted.reads > 0)
     assert reads == [True, False, True, True, True]

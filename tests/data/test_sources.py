@@ -22,6 +22,9 @@ class Letters:
         return [[ord(letter) for message in chat for letter in message["content"]] for chat in chats]
 
 
+LETTERS: Any = Letters()
+
+
 def parquet(folder: Path, rows: list[dict[str, Any]]) -> str:
     file = folder / "rows.parquet"
     pq.write_table(pa.Table.from_pylist(rows), file)
@@ -35,7 +38,7 @@ def jsonl(folder: Path, text: str) -> str:
 
 
 def prompts_of(source: str, **changes: Any) -> Any:
-    return load_prompts([source], Letters(), **{"env_class": "gsm8k", "max_prompt_length": 100, **changes})
+    return load_prompts([source], LETTERS, **{"env_class": "gsm8k", "max_prompt_length": 100, **changes})
 
 
 def test_parquet_and_jsonl_give_the_same_prompts(tmp_path: Path) -> None:
@@ -184,7 +187,8 @@ def test_a_prompt_that_the_template_refuses_is_one_bad_row(tmp_path: Path) -> No
 
     told = [{"role": "system", "content": "be"}]
     source = jsonl(tmp_path, "\n".join(json.dumps({"prompt": chat}) for chat in (CHAT, told, CHAT)))
-    dataset = load_prompts([source], Picky(), env_class="gsm8k", max_prompt_length=9, skip_bad_rows=True)
+    picky: Any = Picky()
+    dataset = load_prompts([source], picky, env_class="gsm8k", max_prompt_length=9, skip_bad_rows=True)
     assert [prompt.id for prompt in dataset.prompts] == ["0:0", "0:2"]
     assert dataset.bad_rows[0].endswith("row 1: the tokenizer's chat template refuses the prompt: no system messages")
 
@@ -208,7 +212,5 @@ def test_a_prompt_that_moved_between_sources_is_another_data_set(tmp_path: Path)
     for name, count in (("a", 1), ("b", 3), ("c", 2), ("d", 2)):
         (tmp_path / f"{name}.jsonl").write_text(row * count, encoding="utf-8")
         files.append(str(tmp_path / f"{name}.jsonl"))
-    one, two = (
-        load_prompts(pair, Letters(), env_class="gsm8k", max_prompt_length=9) for pair in (files[:2], files[2:])
-    )
+    one, two = (load_prompts(pair, LETTERS, env_class="gsm8k", max_prompt_length=9) for pair in (files[:2], files[2:]))
     assert one.fingerprint != two.fingerprint

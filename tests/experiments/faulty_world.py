@@ -42,9 +42,10 @@ class World:
         progress = Progress()
         engines = InferenceEngineConfig(max_num_seqs=schedule.max_num_seqs)
         handles: list[Any] = [EngineHandle(number, schedule, progress) for number in range(schedule.engines)]
+        unused: Any = None  # no tokenizer: engines and environments exchange token ids only
         self.client = InferenceEngineClient(
             [RemoteEngine(handle) for handle in handles],
-            None,
+            unused,
             "a/model",
             SkyRLLoraConfig(),
             engines,
@@ -52,7 +53,9 @@ class World:
         )
         config = GeneratorConfig(n_samples_per_prompt=SAMPLES, inference_engine=engines)
         gym = SkyRLGymConfig(step_timeout_seconds=schedule.faults.env_deadline, max_failed_share=1.0)
-        generator = SkyRLGymGenerator("a/model", SkyRLLoraConfig(), config, gym, self.client, None, seed=schedule.seed)
+        generator = SkyRLGymGenerator(
+            "a/model", SkyRLLoraConfig(), config, gym, self.client, unused, seed=schedule.seed
+        )
         self.prompts = [
             Prompt(id=str(number), messages=(), token_ids=(number,), env_class="one") for number in range(PROMPTS)
         ]

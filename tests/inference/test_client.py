@@ -70,7 +70,8 @@ class SlowEngine:
 
 def client(*engines: Any, **config: Any) -> InferenceEngineClient:
     contract: list[InferenceEngine] = list(engines)
-    return InferenceEngineClient(contract, None, "a/model", SkyRLLoraConfig(), InferenceEngineConfig(**config))
+    unused: Any = None  # the client only holds the tokenizer
+    return InferenceEngineClient(contract, unused, "a/model", SkyRLLoraConfig(), InferenceEngineConfig(**config))
 
 
 def weights(name: str) -> Shared:

@@ -248,7 +248,8 @@ async def test_learning_without_the_logits_is_learning_with_them(
 
 async def test_a_model_that_caps_its_logits_is_read_through_them(trainer: TrainerConfig) -> None:
     policy = worker(trainer)
-    policy.model.lm_head.register_forward_hook(lambda head, inputs, logits: logits.clamp(-1, 1))
+    head = policy.model.get_submodule("lm_head")
+    head.register_forward_hook(lambda head, inputs, logits: logits.clamp(-1, 1))
     assert has_plain_head(worker(trainer).model, torch.device("cpu"))
     assert not has_plain_head(policy.model, torch.device("cpu"))
 

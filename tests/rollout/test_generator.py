@@ -49,8 +49,9 @@ def prompt(env_class: str = "gsm8k", **extras: Any) -> Prompt:
 def generator(engine: Scripted, config: GeneratorConfig | None = None, **more: Any) -> SkyRLGymGenerator:
     lora = SkyRLLoraConfig()
     engines: list[Any] = [engine]
-    client = InferenceEngineClient(engines, None, "model", lora, InferenceEngineConfig())
-    return SkyRLGymGenerator("model", lora, config or GeneratorConfig(), SkyRLGymConfig(), client, None, **more)
+    unused: Any = None  # no tokenizer: prompts of one turn come as token ids
+    client = InferenceEngineClient(engines, unused, "model", lora, InferenceEngineConfig())
+    return SkyRLGymGenerator("model", lora, config or GeneratorConfig(), SkyRLGymConfig(), client, unused, **more)
 
 
 async def sample(made: SkyRLGymGenerator, *prompts: Prompt, samples: int = 2) -> Any:

@@ -147,8 +147,9 @@ async def test_broken_environments_fail_by_themselves_and_leave_nothing_behind(
     monkeypatch.setenv("SKYRL_SECRET", "1")
     gym = isolated(tier, step_timeout_seconds=8.0, max_attempts=1, max_failed_share=1.0)
     lora, engines = SkyRLLoraConfig(), [Scripted("an answer")]
-    client = InferenceEngineClient(engines, None, "model", lora, InferenceEngineConfig())  # type: ignore[arg-type]
-    made = SkyRLGymGenerator("model", lora, GeneratorConfig(), gym, client, None, user_env_class=task)
+    unused: Any = None  # no tokenizer: prompts of one turn come as token ids
+    client = InferenceEngineClient(engines, unused, "model", lora, InferenceEngineConfig())  # type: ignore[arg-type]
+    made = SkyRLGymGenerator("model", lora, GeneratorConfig(), gym, client, unused, user_env_class=task)
     prompts = [
         Prompt(
             id=how, messages=({"role": "user", "content": "?"},), token_ids=(1,), env_class=task, extras={"how": how}

@@ -1,0 +1,47 @@
+"""The part of a tokenizer of transformers that is used here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class ChatTokenizer(Protocol):
+    """`PreTrainedTokenizerBase`, with a chat template and an end-of-sequence token, as `load_tokenizer` gives it."""
+
+    chat_template: str
+    eos_token: str
+    eos_token_id: int
+    pad_token: str
+    pad_token_id: int
+    all_special_tokens: list[str]
+    all_special_ids: list[int]
+
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, Any]:
+        """The `AddedToken` of each id that stands beside the vocabulary."""
+
+    def __len__(self) -> int: ...
+
+    def __hash__(self) -> int: ...
+
+    def get_vocab(self) -> dict[str, int]:
+        """The id of each token."""
+
+    def encode(self, text: str, /, *, add_special_tokens: bool = ..., **options: Any) -> list[int]:
+        """Token ids of a text."""
+
+    def decode(
+        self, token_ids: Sequence[int] | NDArray[Any], /, *, skip_special_tokens: bool = ..., **options: Any
+    ) -> str:
+        """The text of token ids."""
+
+    def apply_chat_template(self, conversation: Sequence[Any], /, **options: Any) -> Any:
+        """A conversation as text, or with `tokenize=True` its token ids; of several conversations, a list."""
+
+    def save_pretrained(self, folder: str | PathLike[str], /) -> object:
+        """Store it in a folder, for transformers to load."""
