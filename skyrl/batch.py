@@ -10,7 +10,7 @@ a fuller copy:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, Self
 
@@ -88,7 +88,7 @@ class TrainingBatch:
     def __len__(self) -> int:
         return int(self.input_ids.shape[0])
 
-    def given(self, **fields: Any) -> Self:
+    def given(self, **fields: Tensor | None) -> Self:
         """A copy with some fields filled. Raises ValueError if a tensor has another shape than the batch, or is not one
         number for each row where that is what the field holds.
         """
@@ -96,7 +96,8 @@ class TrainingBatch:
             wanted = self.lengths.shape if name in PER_ROW else self.input_ids.shape
             if isinstance(value, Tensor) and value.shape != wanted:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, the batch {tuple(self.input_ids.shape)}")
-        return attrs.evolve(self, **fields)
+        filled: Mapping[str, Any] = fields
+        return attrs.evolve(self, **filled)
 
     @property
     def scores(self) -> Tensor:
@@ -145,7 +146,7 @@ class TrainingBatch:
         """A copy of the batch on another device."""
         return self._map(lambda tensor: tensor.to(device))
 
-    def _map(self, change: Any) -> Self:
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
         tensors = {each.name: getattr(self, each.name) for each in attrs.fields(type(self))}
         return attrs.evolve(self, **{name: change(tensor) for name, tensor in tensors.items() if tensor is not None})
 

@@ -64,12 +64,13 @@ def holds(text: str, said: str) -> bool:
     return said in text or any(json.dumps(said, ensure_ascii=plain)[1:-1] in text for plain in (False, True))
 
 
-def _holds_arguments(text: str, given: Any) -> bool:
-    if isinstance(given, str):
+def _holds_arguments(text: str, written: object) -> bool:
+    given = written
+    if isinstance(written, str):
         try:
-            given = json.loads(given)
+            given = json.loads(written)
         except ValueError:
-            return holds(text, given)
+            return holds(text, written)
     if _as_json(text, given):
         return True
     if isinstance(given, Mapping | list) and given and repr(given) in text:
@@ -77,12 +78,12 @@ def _holds_arguments(text: str, given: Any) -> bool:
     return all(holds(text, leaf) for leaf in _leaves(given))
 
 
-def _as_json(text: str, value: Any) -> bool:
+def _as_json(text: str, value: object) -> bool:
     forms = product(((", ", ": "), (",", ":")), (False, True))
     return any(json.dumps(value, separators=between, ensure_ascii=plain) in text for between, plain in forms)
 
 
-def _leaves(value: Any) -> Iterator[str]:
+def _leaves(value: object) -> Iterator[str]:
     """Keys and values at any depth, as text."""
     match value:
         case Mapping():
@@ -100,6 +101,6 @@ def _leaves(value: Any) -> Iterator[str]:
             yield json.dumps(value)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

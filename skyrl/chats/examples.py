@@ -16,12 +16,12 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def assistant(text: str | None, **others: Any) -> dict[str, Any]:
+def assistant(text: str | None, **others: object) -> dict[str, Any]:
     """An answer."""
     return {"role": "assistant", "content": text, **others}
 
 
-def call(number: int = 1, **arguments: Any) -> dict[str, Any]:
+def call(number: int = 1, **arguments: object) -> dict[str, Any]:
     """A call of the tool `add`."""
     return {"id": f"call0000{number}", "type": "function", "function": {"name": "add", "arguments": arguments}}
 

@@ -12,7 +12,7 @@ from skyrl.errors import DataError, TextError
 Message = Mapping[str, Any]
 
 
-def chat_text(tokenizer: ChatTokenizer, messages: Sequence[Message], *, ask: bool, **arguments: Any) -> str:
+def chat_text(tokenizer: ChatTokenizer, messages: Sequence[Message], *, ask: bool, **arguments: object) -> str:
     """The text; `ask` adds the header of an answer. Raises `DataError`, whatever the template raises."""
     try:
         text: str = tokenizer.apply_chat_template(
@@ -24,7 +24,7 @@ def chat_text(tokenizer: ChatTokenizer, messages: Sequence[Message], *, ask: boo
     return text
 
 
-def text_tokens(tokenizer: ChatTokenizer, text: str, **options: Any) -> list[int]:
+def text_tokens(tokenizer: ChatTokenizer, text: str, **options: object) -> list[int]:
     """Token ids of a text that may spell special tokens. Raises `TextError` for text that is not Unicode."""
     try:
         text.encode()
@@ -39,7 +39,7 @@ CONTEXT = 32
 """Characters before a text that decide how its first word is read."""
 
 
-def continued_tokens(tokenizer: ChatTokenizer, before: str, text: str, **options: Any) -> list[int]:
+def continued_tokens(tokenizer: ChatTokenizer, before: str, text: str, **options: object) -> list[int]:
     """Token ids of a text that stands behind another one. Raises `TextError` as `text_tokens` does.
 
     Tokenizers with SentencePiece's pipeline put a space before every text that they are given, which is not there in

@@ -32,15 +32,15 @@ class ChatTokenizer(Protocol):
     def get_vocab(self) -> dict[str, int]:
         """The id of each token."""
 
-    def encode(self, text: str, /, *, add_special_tokens: bool = ..., **options: Any) -> list[int]:
+    def encode(self, text: str, /, *, add_special_tokens: bool = ..., **options: object) -> list[int]:
         """Token ids of a text."""
 
     def decode(
-        self, token_ids: Sequence[int] | NDArray[Any], /, *, skip_special_tokens: bool = ..., **options: Any
+        self, token_ids: Sequence[int] | NDArray[Any], /, *, skip_special_tokens: bool = ..., **options: object
     ) -> str:
         """The text of token ids."""
 
-    def apply_chat_template(self, conversation: Sequence[Any], /, **options: Any) -> Any:
+    def apply_chat_template(self, conversation: Sequence[Any], /, **options: object) -> Any:
         """A conversation as text, or with `tokenize=True` its token ids; of several conversations, a list."""
 
     def save_pretrained(self, folder: str | PathLike[str], /) -> object:

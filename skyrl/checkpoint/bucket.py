@@ -136,7 +136,7 @@ class Bucket:
         file.close()
 
 
-def patiently(operation: Callable[..., T], *arguments: Any) -> T:
+def patiently(operation: Callable[..., T], *arguments: object) -> T:
     """Result of the operation, retried within the limit. Raises its last error, as an `OSError`."""
     try:
         return Retrying(

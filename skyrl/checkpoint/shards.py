@@ -90,7 +90,7 @@ def write_shards(shards: Sequence[TensorShard], storage: Storage, folder: str, n
     text = json.dumps(header | entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     content: list[Bytes] = [len(text).to_bytes(8, "little") + text]
-    content += [memoryview(_bytes_of(shard.numbers)) for shard in shards]
+    content += [_bytes_of(shard.numbers) for shard in shards]
     storage.write(f"{folder}/{name}", content)
     return StoredFile(name=name, size=sum(map(len, content)), digest=digest_of(content))
 
@@ -99,8 +99,8 @@ def _index(shards: Iterable[TensorShard]) -> str:
     return json.dumps({shard.name: [list(shard.shape), shard.start] for shard in shards}, separators=(",", ":"))
 
 
-def _bytes_of(numbers: Tensor) -> Any:
-    return numbers.contiguous().view(-1).view(torch.uint8).numpy()
+def _bytes_of(numbers: Tensor) -> memoryview:
+    return numbers.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 @frozen(kw_only=True)
@@ -219,7 +219,7 @@ class StoredTensors(Mapping[str, Tensor]):
         return length, json.loads(self.storage.read(path, 8, length))
 
 
-def _place(file: str, data: int, entry: Mapping[str, Any], start: Any, room: int) -> _Place:
+def _place(file: str, data: int, entry: Mapping[str, Any], start: object, room: int) -> _Place:
     """Where a shard lies, by the header's entry; `data` is where the numbers of the file begin, `room` their bytes."""
     shape, offsets, dtype = entry["shape"], entry["data_offsets"], _TYPES[entry["dtype"]]
     if not (are_counts(shape) and are_counts(offsets) and len(offsets) == 2 and is_count(start)):

@@ -6,8 +6,8 @@ Each function raises ValueError that says what is wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
 
 LARGEST_MANIFEST = 64 << 20
 LARGEST_HEADER = 100_000_000
@@ -44,21 +44,21 @@ def check_file(name: str, of: Any) -> None:
     _expect(is_hexadecimal, f"the digest of {name} is not one of xxh3-128")
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
     """Is it a whole number from 0?"""
     return type(value) is int and value >= 0
 
 
-def are_counts(values: Any) -> bool:
+def are_counts(values: object) -> TypeGuard[list[int]]:
     """Is it a list of whole numbers from 0?"""
     return isinstance(values, list) and all(map(is_count, values))
 
 
-def _is_finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and type(value) in (int, float) and math.isfinite(value)
 
 
-def _maps(value: Any, to: Any) -> bool:
+def _maps(value: object, to: Callable[[object], bool]) -> bool:
     return isinstance(value, dict) and all(map(to, value.values()))
 
 

@@ -167,7 +167,7 @@ def _line(store: CheckpointStore, step: int) -> str:
     return f"{readable(manifest.size):>9}  {ranks}"
 
 
-def _flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(data: object, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(data, Mapping) and data:
         for name, value in data.items():
             yield from _flat(value, f"{path}.{name}" if path else str(name))
@@ -179,7 +179,7 @@ class _Count(str):
     """Placeholder for a table that is too long to be read."""
 
 
-def _with_long_tables_counted(data: Any) -> Any:
+def _with_long_tables_counted(data: object) -> Any:
     """Tables of more than `MOST` values, such as digests of the parts of the data, become their number."""
     if not isinstance(data, Mapping):
         return data
@@ -192,6 +192,6 @@ def _shape(tensors: Mapping[str, Any], name: str) -> str:
     return str(tuple(tensors[name].shape)) if name in tensors else "nothing"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."

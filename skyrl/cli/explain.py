@@ -48,6 +48,6 @@ def _step(step: ValueOrigin, width: int) -> list[str]:
     return [*lines, *(f"      from {path} = {_spelled(value)}  ({place})" for path, value, place in step.reads)]
 
 
-def _spelled(value: Any) -> str:
+def _spelled(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 400 else f"{text[:380]} ..."

@@ -4,7 +4,7 @@ Read `root.py` first: it is the tree. `load.py` reads one from files and argumen
 from the rest, `check.py` says which trees can run, `kinds.py` what a kind of run is made of.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skyrl.config.algorithm import AlgorithmConfig, DynamicSamplingConfig, KLCtrlConfig
 from skyrl.config.check import check
@@ -136,7 +136,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Supervised runs' classes on demand (PEP 562): an RL file is checked without them."""
     if name in ("RewardModelConfig", "SFTConfig", "SFTPlacementConfig", "SupervisedConfig"):
         from skyrl.config.supervised import root

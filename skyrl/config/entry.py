@@ -100,7 +100,7 @@ class RunConfig(BaseConfig):
         return cls._loaded(plain_tables(values))
 
     @classmethod
-    def _loaded(cls, overrides: Any) -> Self:
+    def _loaded(cls, overrides: object) -> Self:
         [read] = _READ
         run: Self = read(overrides, cls)
         return run
@@ -116,12 +116,12 @@ def reads_overrides(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any],
     return function
 
 
-def get_config_as_dict(config: Any) -> dict[str, Any]:
+def get_config_as_dict(config: object) -> dict[str, Any]:
     """Every field as plain data, as JSON has it."""
     return to_dict(config)
 
 
-def get_config_as_yaml_str(config: Any) -> str:
+def get_config_as_yaml_str(config: object) -> str:
     """The tree as YAML, which `load` reads back. Needs PyYAML."""
     from skyrl.tree.yaml_file import yaml_text
 

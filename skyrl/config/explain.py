@@ -116,8 +116,8 @@ def _field(names: Path, run: RunConfig) -> tuple[attrs.Attribute[Any], int, str]
 _TITLE = "There is nothing to explain"
 
 
-def _value(run: Any, names: Path) -> Any:
-    value = run
+def _value(run: object, names: Path) -> object:
+    value: Any = run
     for name in names:
         if value is None:
             return None
@@ -169,7 +169,7 @@ def _checks_of(path: str, run: RunConfig) -> list[tuple[str, str]]:
     return found
 
 
-def _printable(value: Any, path: str) -> Any:
+def _printable(value: object, path: str) -> object:
     """Without secrets."""
     if attrs.has(type(value)):
         value = flatten(value)

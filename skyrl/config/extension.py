@@ -81,9 +81,9 @@ def _follow(recipe: Recipe) -> type[Any]:
     return _with_tables(_follow(base), tuple((name, _follow(table)) for name, table in tables))
 
 
-def _taken_apart(config: Any) -> tuple[Any, ...]:
+def _taken_apart(config: object) -> tuple[Any, ...]:
     return _put_together, (_recipe(type(config)), {name: getattr(config, name) for name in fields_of(type(config))})
 
 
-def _put_together(recipe: Recipe, values: dict[str, Any]) -> Any:
+def _put_together(recipe: Recipe, values: dict[str, Any]) -> object:
     return assembled(_follow(recipe)(), values)

@@ -30,7 +30,7 @@ def estimator_facts(algorithm: AlgorithmConfig) -> EstimatorFacts:
     return facts or _declared(OWN_ESTIMATOR, AdvantageEstimatorRegistry.declaring(name, algorithm.advantage))
 
 
-def _declared(facts: F, thing: Any) -> F:
+def _declared(facts: F, thing: object) -> F:
     """The facts, with those replaced that the object declares as attributes that are True or False."""
     named = {each.name: getattr(thing, each.name, None) for each in attrs.fields(type(facts))}
     declared: Any = {name: value for name, value in named.items() if isinstance(value, bool)}

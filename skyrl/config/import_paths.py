@@ -33,7 +33,7 @@ class Imported:
         found = import_object(name)
         self.object = found() if isinstance(found, type) else found
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: object) -> Any:
         return self.object(*inputs)
 
     def __getattr__(self, name: str) -> Any:

@@ -31,7 +31,7 @@ TRANSFORMER_DEFAULTS = FrozenDict(
 def filled_up(defaults: Mapping[str, Any]) -> Callable[[Any], Any]:
     """A converter that adds the entries of `defaults` that a table lacks. An entry is switched off by writing it."""
 
-    def convert(value: Any) -> Any:
+    def convert(value: object) -> object:
         return {**defaults, **value} if isinstance(value, Mapping) else value
 
     return convert

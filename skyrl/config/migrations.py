@@ -32,7 +32,7 @@ _OTHER_NAME = {
 }  # fmt: skip
 
 
-def _k3_or_k1(value: Any) -> Any:
+def _k3_or_k1(value: object) -> object:
     return {True: "k3", False: "k1"}.get(value, value) if isinstance(value, bool) else value
 
 
@@ -40,7 +40,7 @@ def _moved(old: str, new: str, since: str, **more: Any) -> Migration:
     return Migration(old=old, new=new, since=since, **more)
 
 
-def _gone(old: str, since: str, why: str, *harmless: Any) -> Migration:
+def _gone(old: str, since: str, why: str, *harmless: object) -> Migration:
     return Migration(old=old, since=since, why=why, harmless=harmless)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from skyrl.config.entry import RunConfig
 from skyrl.config.kinds import kind_of
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.arguments import split_path
@@ -25,12 +26,12 @@ fingerprint), `free` ones neither.
 """
 
 
-def reference_page(run: Any) -> str:
+def reference_page(run: RunConfig) -> str:
     """The page for the tree `run`, whose tables may be of a user's own classes."""
     return "\n".join([_HEAD, *_table(run, type(run)(), "", type(run))])
 
 
-def reference_section(run: Any, path: str) -> str:
+def reference_section(run: RunConfig, path: str) -> str:
     """The part of the page for a table, with the tables in it, or for a single field.
 
     Raises `ConfigError` for a path that does not exist, with the near one.
@@ -52,7 +53,7 @@ def reference_section(run: Any, path: str) -> str:
 _NOTHING = "There is nothing to print"
 
 
-def _table(table: Any, defaults: Any, path: str, root: type[Any]) -> list[str]:
+def _table(table: object, defaults: object, path: str, root: type[Any]) -> list[str]:
     cls = type(table)
     defaults = defaults if type(defaults) is cls else cls()
     lines, inner = [f"## {path or 'The root'}", ""], []
@@ -68,7 +69,7 @@ def _table(table: Any, defaults: Any, path: str, root: type[Any]) -> list[str]:
     return [*lines, "", *inner]
 
 
-def _field(table: Any, defaults: Any, attribute: attrs.Attribute[Any], path: str, root: type[Any]) -> list[str]:
+def _field(table: object, defaults: object, attribute: attrs.Attribute[Any], path: str, root: type[Any]) -> list[str]:
     """One field of `table`: type, what is allowed, default, role; then what it means."""
     default = json.dumps(stored_value(getattr(defaults, attribute.name)), ensure_ascii=False)
     facts = [describe(attribute.type), wanted_by(attribute.validator), f"default `{default}`", role_of(attribute)]

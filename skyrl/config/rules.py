@@ -6,6 +6,7 @@ applies them; rules that supervised runs have, too, are in `every_kind.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -158,7 +159,7 @@ def corrections_need_the_engines_logprobs(run: SkyRLTrainConfig) -> int | None:
 
 
 @rule(writes="generator.rope_scaling", reads=("trainer.rope_scaling",))
-def the_engine_scales_rope_as_the_trainer(run: SkyRLTrainConfig) -> Any:
+def the_engine_scales_rope_as_the_trainer(run: SkyRLTrainConfig) -> Mapping[str, Any] | None:
     """The same model on both sides."""
     return run.trainer.rope_scaling
 

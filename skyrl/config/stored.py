@@ -94,7 +94,7 @@ def _stored(origin: Origin) -> Origin:
     return attrs.evolve(origin, is_stored=True)
 
 
-def tree_of(stored: Any, root: type[C], where: str) -> C:
+def tree_of(stored: object, root: type[C], where: str) -> C:
     """The resolved tree that was stored, under the names of this version; fields that are newer are derived.
 
     Raises `ConfigError` for what this version cannot read.
@@ -123,7 +123,7 @@ def _without(run: RunConfig, paths: Iterable[str]) -> RunConfig:
     return run
 
 
-def _put(tables: dict[str, Any], names: list[str], value: Any) -> None:
+def _put(tables: dict[str, Any], names: list[str], value: object) -> None:
     for name in names[:-1]:
         tables = tables.setdefault(name, {})
     tables[names[-1]] = value

@@ -93,7 +93,7 @@ UNIMPLEMENTED_VALUES: tuple[Unimplemented, ...] = (
 """Fields that components read, with values that none does yet."""
 
 
-def _spelled(value: Any) -> str:
+def _spelled(value: object) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):

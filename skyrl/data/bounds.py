@@ -23,7 +23,7 @@ LARGEST_RATIO = 500
 """Bytes in memory for each byte of a larger file."""
 
 
-def is_too_deep(value: Any) -> bool:
+def is_too_deep(value: object) -> bool:
     """Are more than `DEEPEST` objects and lists inside each other?"""
     level = [value]
     for _ in range(DEEPEST + 1):
@@ -33,7 +33,7 @@ def is_too_deep(value: Any) -> bool:
     return True
 
 
-def _children(value: Any) -> list[Any]:
+def _children(value: object) -> list[Any]:
     """The objects and lists directly inside."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [child for child in inside if isinstance(child, dict | list)]

@@ -27,7 +27,7 @@ MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 """Columns of what is not text, and the types of such parts of a message."""
 
 
-def messages_of(given: Any, key: str) -> list[Message]:
+def messages_of(given: object, key: str) -> list[Message]:
     """The messages of one column. Raises `DataError` for what is no conversation, and for one that is not text."""
     given = from_json(given, key) if isinstance(given, str) and given.lstrip().startswith("[") else given
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
@@ -43,7 +43,7 @@ def tools_of(given: Any, key: str) -> Sequence[Any] | None:
     return given or None
 
 
-def with_system(messages: list[Message], system: Any) -> list[Message]:
+def with_system(messages: list[Message], system: object) -> list[Message]:
     """The conversation behind a system message of its own column, unless it has one."""
     if isinstance(system, str) and system and messages[0].get("role") != "system":
         return [{"role": "system", "content": system}, *messages]
@@ -57,7 +57,7 @@ def refuse_media(row: Row) -> None:
             raise DataError(f"it has {name}, and this version trains on text alone: leave such rows or the column out")
 
 
-def without_nulls(value: Any) -> Any:
+def without_nulls(value: object) -> Any:
     """A copy without keys whose value is null, at any depth."""
     if isinstance(value, Mapping):
         return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
@@ -72,13 +72,13 @@ def from_json(text: str, key: str) -> Any:
         raise DataError(f"{key} is not JSON: {error}") from None
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """The value for a message of one line."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _message(given: Any, key: str) -> Message:
+def _message(given: object, key: str) -> Message:
     if isinstance(given, Mapping) and "role" not in given and isinstance(given.get("from"), str):
         given = _of_sharegpt(given, key)
     if not isinstance(given, Mapping) or not isinstance(given.get("role"), str):
@@ -92,7 +92,7 @@ def _message(given: Any, key: str) -> Message:
     return message
 
 
-def _text_of(part: Any, key: str) -> str:
+def _text_of(part: object, key: str) -> str:
     """The text of one part of a content that is a list."""
     kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
     text = part.get("text") if isinstance(part, Mapping) else part

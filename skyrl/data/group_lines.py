@@ -45,7 +45,7 @@ def group_of(plain: Mapping[str, Any]) -> TrajectoryGroup:
     return _CONVERTER.structure(plain, TrajectoryGroup)
 
 
-def _encoded(value: Any) -> Any:
+def _encoded(value: object) -> Any:
     if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and isfinite(value)):
         return value
     if isinstance(value, Mapping):
@@ -65,7 +65,7 @@ def _encoded(value: Any) -> Any:
     )
 
 
-def _decoded(value: Any) -> Any:
+def _decoded(value: object) -> Any:
     if isinstance(value, list):
         return [_decoded(each) for each in value]
     if not isinstance(value, Mapping):

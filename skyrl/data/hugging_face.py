@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyrl.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
 
 SPLIT = "train"
 """The split of a dataset for which none is named."""
@@ -30,7 +33,7 @@ def dataset_fingerprint(source: str) -> str:
     return str(_dataset(source)._fingerprint)
 
 
-def _dataset(source: str) -> Any:
+def _dataset(source: str) -> Dataset:
     """The library's dataset, whose rows stay on the disk."""
     name, configuration, split = _parts(source)
     folder = Path(name).expanduser()
@@ -54,7 +57,7 @@ def _dataset(source: str) -> Any:
     return rows
 
 
-def _slice(stored: Any, split: str | None) -> Any:
+def _slice(stored: Dataset | DatasetDict, split: str | None) -> Dataset:
     """The split of a stored dataset, which has several or one, perhaps without a name. Raises `ValueError`."""
     import datasets
 

@@ -141,7 +141,7 @@ class _Reader:
         except Exception:  # noqa: BLE001 - a template is a program of the model's author: it may raise anything
             return {place: self._one(chat, place, source) for place, chat in chats.items()}
 
-    def _one(self, chat: Any, place: int, source: str) -> list[int] | BadRow:
+    def _one(self, chat: object, place: int, source: str) -> list[int] | BadRow:
         try:
             return self._encode([chat])[0]
         except Exception as error:  # noqa: BLE001 - as above
@@ -159,7 +159,7 @@ class _Reader:
         )
         return encoded
 
-    def _prompt(self, row: Row, chat: Any, token_ids: Sequence[int], row_id: str) -> Prompt:
+    def _prompt(self, row: Row, chat: tuple[Mapping[str, str], ...], token_ids: Sequence[int], row_id: str) -> Prompt:
         own = (*_OWN_COLUMNS, self.columns.prompt)
         return Prompt(
             id=row_id,
@@ -176,6 +176,6 @@ def _and_more(reasons: Sequence[str]) -> str:
     return f"{more}; data.bad_rows = skip leaves such rows out"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """A JSON-able form of values that JSON does not know: bytes, dates, a frozen mapping."""
     return dict(value) if isinstance(value, Mapping) else repr(value)

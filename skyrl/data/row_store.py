@@ -16,10 +16,10 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Generic, overload
+from typing import Any, Generic, Protocol, overload
 
 import numpy as np
 
@@ -85,7 +85,14 @@ def store_rows(folder: Path, rows: Iterable[SupervisedRow | PreferenceRow]) -> s
     return digest.hexdigest()
 
 
-def add_to_digest(digest: Any, data: bytes) -> None:
+class Digest(Protocol):
+    """A hash of hashlib or xxhash."""
+
+    def update(self, data: bytes, /) -> object:
+        """Add these bytes."""
+
+
+def add_to_digest(digest: Digest, data: bytes) -> None:
     """Add a row's bytes, told apart from those of the next one."""
     digest.update(len(data).to_bytes(8, "little") + data)
 
@@ -107,7 +114,7 @@ class RowFolder:
             raise DataError(f"{self.path} cannot be read ({error}): delete it, and rows are tokenized again") from error
         return found
 
-    def fill(self, fill: Any) -> dict[str, Any]:
+    def fill(self, fill: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
         """Call `fill(folder)` on an empty folder, keep what it returns beside the rows, and put both in place."""
         try:
             self._below.mkdir(parents=True, exist_ok=True)

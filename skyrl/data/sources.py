@@ -212,12 +212,12 @@ def _read_json(path: Path) -> list[Row | BadRow]:
     return [_row_of_json(path, number, row) for number, row in enumerate(rows)]
 
 
-def _row_of_json(path: Path, number: int, row: Any) -> Row | BadRow:
+def _row_of_json(path: Path, number: int, row: object) -> Row | BadRow:
     if is_too_deep(row):
         return BadRow(f"{path}, row {number} {_TOO_DEEP}")
     return row if isinstance(row, dict) else BadRow(f"{path}, row {number} is {_short(row)}, not an object")
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from skyrl.chats.masks import Ids, Mask
@@ -38,21 +36,21 @@ def tokenized_row(row: Row, vocabulary: int) -> tuple[Ids, Mask]:
     return ids[attended], learned[attended]
 
 
-def _zeros_and_ones(ids: Ids, given: Any, name: str) -> Mask:
+def _zeros_and_ones(ids: Ids, given: object, name: str) -> Mask:
     mask = _beside(ids, given, name)
     if not np.isin(mask, (0, 1)).all():
         raise DataError(f"{name} has other numbers than 0 and 1")
     return mask.astype(np.bool_)
 
 
-def _beside(ids: Ids, given: Any, name: str) -> Ids:
+def _beside(ids: Ids, given: object, name: str) -> Ids:
     found = _whole_numbers(given, name)
     if found.shape != ids.shape:
         raise DataError(f"{len(ids)} input_ids have {len(found)} {name}")
     return found
 
 
-def _whole_numbers(given: Any, name: str) -> Ids:
+def _whole_numbers(given: object, name: str) -> Ids:
     """A flat list of them. Raises `DataError`: nothing is rounded."""
     try:
         found = np.asarray(given)

@@ -194,7 +194,7 @@ def _connect(**arguments: Any) -> None:
     ray.init(log_to_driver=False, configure_logging=False, **arguments)
 
 
-def _drop(*_: Any, **__: Any) -> None:
+def _drop(*_: object, **__: object) -> None:
     """Instead of a print."""
 
 

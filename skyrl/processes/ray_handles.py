@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import ray
+from ray import ObjectRef
 from ray.exceptions import RayActorError
 
 from skyrl.errors import ProcessError, WeightSyncError
@@ -56,7 +57,7 @@ class RayHandle(Generic[T]):
         finally:
             self._member.busy.pop(number, None)
 
-    async def _outcome(self, reference: Any, method: str) -> object:
+    async def _outcome(self, reference: ObjectRef[Any], method: str) -> object:
         began = time.monotonic()
         try:
             async with asyncio.timeout(self._seconds):
@@ -73,13 +74,13 @@ class RayHandle(Generic[T]):
             raise ours
         raise await self._first_cause(outcome, began) or ours or failed(self._member, method, outcome)
 
-    async def _first_cause(self, outcome: Any, began: float) -> ProcessError | None:
+    async def _first_cause(self, outcome: object, began: float) -> ProcessError | None:
         """The end of another rank explains this rank's error: waits until every other one has answered or is dead."""
         if isinstance(outcome, RayActorError):
             self._member.died(outcome)
         group = self._watch.group(self._member.role)
         others = [other for other in group if other is not self._member and other.exit_notice.error is None]
-        pings = [other.actor.ping.remote().future() for other in others]
+        pings: list[Future[Any]] = [other.actor.ping.remote().future() for other in others]
         deadline = time.monotonic() + GRACE
         while time.monotonic() < deadline and not all(ping.done() and ping.exception() is None for ping in pings):
             if any(other.exit_notice.error is not None for other in others):
@@ -106,7 +107,7 @@ async def _answer_or_end(answer: Future[Any], member: Member) -> Any:
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Any] = loop.create_future()
 
-    def settle(found: Any) -> None:
+    def settle(found: object) -> None:
         if not outcome.done():
             outcome.set_result(found)
 
@@ -122,7 +123,7 @@ async def _answer_or_end(answer: Future[Any], member: Member) -> Any:
         forget()
 
 
-def failed(member: Member, doing: str, outcome: Any) -> ProcessError:
+def failed(member: Member, doing: str, outcome: object) -> ProcessError:
     """The exception for an outcome that is not a result."""
     match outcome:
         case CallFailure():

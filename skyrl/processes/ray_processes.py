@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import ray
+from ray import ObjectRef
 from ray.exceptions import RayError
 
 from skyrl.errors import ProcessError
@@ -179,7 +180,7 @@ class RayProcesses:
                 raise _too_late(late, self._deadlines.start)
         return [results[reference] for reference in references]
 
-    def _checked(self, member: Member, reference: Any, doing: str) -> Any:
+    def _checked(self, member: Member, reference: ObjectRef[Any], doing: str) -> Any:
         try:
             outcome = ray.get(reference)
         except RayError as error:
@@ -216,7 +217,7 @@ def _clock_offset(member: Member) -> float:
     best = (float("inf"), 0.0)
     for _ in range(3):
         before = time.time()
-        there = ray.get(member.actor.clock.remote(), timeout=60)
+        there: Any = ray.get(member.actor.clock.remote(), timeout=60)
         after = time.time()
         best = min(best, (after - before, (before + after) / 2 - there))
     trip, offset = best

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import OutOfMemoryError, RayError
 
 from skyrl.errors import ProcessError
@@ -27,7 +28,7 @@ _DUMP = 2.0
 class Member:
     """One actor as the driver knows it."""
 
-    def __init__(self, role: str, rank: int, actor: Any, log: Path) -> None:
+    def __init__(self, role: str, rank: int, actor: ActorHandle[Any], log: Path) -> None:
         self.role, self.name, self.actor, self.log = role, f"{role}-{rank}", actor, log
         self.location = "not started yet"
         self.exit_notice = ExitNotice()
@@ -94,7 +95,7 @@ class Watch:
 
     def dump_stacks(self, members: Sequence[Member]) -> None:
         """Has what every thread is doing written into the members' logs, as far as they still answer."""
-        dumps = [member.actor.dump_stacks.remote() for member in members if member.exit_notice.error is None]
+        dumps: list[Any] = [member.actor.dump_stacks.remote() for member in members if member.exit_notice.error is None]
         if dumps:
             with contextlib.suppress(RayError):
                 ray.wait(dumps, num_returns=len(dumps), timeout=_DUMP)

@@ -108,11 +108,11 @@ def _redacted(text: str, values: re.Pattern[str]) -> str:
     return text
 
 
-def redacted_tree(data: Any) -> Any:
+def redacted_tree(data: object) -> Any:
     """A copy of JSON-able data with every text redacted, keys included; headers stay: an answer may mention cookies."""
     values = _of_values()
 
-    def clean(data: Any) -> Any:
+    def clean(data: object) -> Any:
         match data:
             case str():
                 return _redacted(data, values)
@@ -126,7 +126,7 @@ def redacted_tree(data: Any) -> Any:
     return clean(data)
 
 
-def _holds_a_secret(key: Any, value: Any) -> bool:
+def _holds_a_secret(key: object, value: object) -> bool:
     """A reference such as `env:NAME` says where a secret is, and is none."""
     is_text = isinstance(value, str) and bool(value) and not REFERENCE.fullmatch(value)
     return is_text and isinstance(key, str) and bool(_KEYS.fullmatch(key))

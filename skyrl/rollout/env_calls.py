@@ -46,7 +46,7 @@ class EnvCalls:
         self._slots = asyncio.Semaphore(at_a_time)
         self._deadline = deadline
 
-    async def __call__(self, who: str, function: Callable[..., T], *args: Any) -> tuple[T, float]:
+    async def __call__(self, who: str, function: Callable[..., T], *args: object) -> tuple[T, float]:
         """The result of the function, and the seconds that it ran. Raises `EpisodeError` if it raises or is late; `who`
         begins the sentence.
         """
@@ -102,7 +102,7 @@ def _report(
         outcome.get_loop().call_soon_threadsafe(_settle, outcome, result)
 
 
-def _settle(outcome: asyncio.Future[Any], result: Any) -> None:
+def _settle(outcome: asyncio.Future[Any], result: object) -> None:
     if not outcome.done():
         outcome.set_result(result)
 

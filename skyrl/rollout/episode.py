@@ -218,7 +218,7 @@ class Episode:
         except TextError as error:
             raise _wrong(f"{self._who(doing)} shows what cannot be read: {error}") from error
 
-    async def _in_env(self, who: str, function: Callable[..., T], *args: Any) -> T:
+    async def _in_env(self, who: str, function: Callable[..., T], *args: object) -> T:
         found, ran = await self._timed("env", self._context.call(who, function, *args))
         self._seconds["env_run"] += ran
         return found
@@ -235,7 +235,7 @@ class Episode:
         return f"{self._prompt.env_class}, {doing} prompt {self._prompt.id}{said},"
 
 
-def _started(make: MakeEnv, extras: dict[str, Any], messages: Any) -> tuple[Env, Any, Any]:
+def _started(make: MakeEnv, extras: dict[str, Any], messages: tuple[Message, ...]) -> tuple[Env, Any, Any]:
     env = make(extras)
     started = settled(env.init(messages))
     if not (isinstance(started, tuple) and len(started) == 2):
@@ -250,7 +250,7 @@ def _stepped(env: Env, answer: str, last: bool) -> tuple[Any, Any]:
     return step, settled(env.get_metrics()) if ends else {}
 
 
-def _refuse_unreadable(observations: Any, who: str) -> None:
+def _refuse_unreadable(observations: object, who: str) -> None:
     if not isinstance(observations, tuple | list) or not all(
         isinstance(each, Mapping) and all(isinstance(each.get(key), str) for key in ("role", "content"))
         for each in observations

@@ -108,6 +108,6 @@ class Template:
         return self.spelled.ids(rest, before=stem) if found else None
 
 
-def _encode(tokenizer: ChatTokenizer, text: str, **options: Any) -> tuple[int, ...]:
+def _encode(tokenizer: ChatTokenizer, text: str, **options: object) -> tuple[int, ...]:
     """Raises `TextError`."""
     return tuple(text_tokens(tokenizer, text, **options))

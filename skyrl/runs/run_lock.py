@@ -88,7 +88,7 @@ class RunLock:
         refuse_changed(stored, self._run, str(self.folder), self._field)
 
 
-def refuse_changed(stored: Any, run: AnyRun, where: str, field: str) -> None:
+def refuse_changed(stored: object, run: AnyRun, where: str, field: str) -> None:
     """Compare a stored configuration with this run's in what makes it that run, and in everything that determines its
     numbers unless `trainer.resume_with_changes` is on. A field that acts in neither run, such as a setting of another
     loss whose default has changed since, is no difference.
@@ -116,7 +116,7 @@ def _acting(changed: Mapping[str, tuple[Any, Any]], before: C, now: C) -> dict[s
     return {path: values for path, values in changed.items() if has_effect(before, path) or has_effect(now, path)}
 
 
-def changes_to_say(stored: Any, run: AnyRun) -> str:
+def changes_to_say(stored: object, run: AnyRun) -> str:
     """Differences of a resumed run from its earlier configuration, a line for each field; empty if there are none."""
     before, run = tree_of(stored, type(run), "the checkpoint"), _as_stored(run)
     places = tuple(field_path(run, start) for start in ("resume_", "recover_"))
@@ -160,6 +160,6 @@ def _read_text(path: Path) -> str:
         return ""
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -30,7 +30,7 @@ def stored_run(folder: Path) -> Run:
     return run_of(stored, str(file))
 
 
-def run_of(stored: Any, where: str) -> Run:
+def run_of(stored: object, where: str) -> Run:
     """The run of a stored configuration, such as that in a checkpoint; `where` is for messages."""
     kind = stored.get("kind", "rl") if isinstance(stored, dict) else None
     if kind not in KINDS:

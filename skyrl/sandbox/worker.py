@@ -45,7 +45,7 @@ class Worker:
             os.close(nothing)
             theirs.close()
 
-    def ask(self, question: Any, seconds: float | None) -> Any:
+    def ask(self, question: object, seconds: float | None) -> Any:
         """The answer. Raises `WorkerEnded`, and TypeError for a question that is not JSON."""
         line = json.dumps(question).encode() + b"\n"
         deadline = time.monotonic() + (_FOREVER if seconds is None else seconds)

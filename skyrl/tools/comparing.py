@@ -159,11 +159,11 @@ def _first(what: str, cases: Iterator[tuple[str, Any, Any]], *, per_token: bool 
 _NOTHING = "nothing"
 
 
-def _is_token(one: Any, other: Any) -> bool:
+def _is_token(one: object, other: object) -> bool:
     return all(isinstance(each, (int, float)) or each is _NOTHING for each in (one, other))
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: object, other: object) -> bool:
     return bool(one == other or (one != one and other != other))
 
 
@@ -175,6 +175,6 @@ def _number(value: Tensor) -> str:
     return repr(value.item()) if value.dtype != torch.float32 else f"{value.item():.9g}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value) if value is not _NOTHING else _NOTHING
     return text if len(text) <= 100 else text[:97] + "..."

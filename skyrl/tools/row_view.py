@@ -36,7 +36,7 @@ def row_page(run: Any, source: int, place: int) -> str:
         raise DataError(f"{sources[source]}, row {place}: {error}") from error
 
 
-def _page(run: Any, tokenizer: ChatTokenizer, row: Row) -> str:
+def _page(run: object, tokenizer: ChatTokenizer, row: Row) -> str:
     if isinstance(run, SFTConfig):
         ids, mask = SupervisedForms(tokenizer, run)(row)
         return f"{marked_text(tokenizer, ids, mask)}\n\n{len(ids)} tokens, {int(mask.sum())} of them learned"

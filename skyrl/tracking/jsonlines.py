@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,9 @@ class MetricsFile:
         """Does nothing: no file is held open."""
 
 
-def sample_records(step: int, groups: Sequence[TrajectoryGroup], decode: Any) -> Iterator[dict[str, Any]]:
+def sample_records(
+    step: int, groups: Sequence[TrajectoryGroup], decode: Callable[[Sequence[int]], str]
+) -> Iterator[dict[str, Any]]:
     """Each trajectory as a record: prompt, answer, reward, why it ended, or why it was not judged. `decode` turns token
     ids into text.
     """

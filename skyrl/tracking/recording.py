@@ -205,7 +205,7 @@ def _rows(path: Path) -> Iterator[Any]:
             raise DataError(f"{path}, line {number} is not JSON: {error}") from error
 
 
-def _group(path: Path, number: int, row: Any) -> TrajectoryGroup:
+def _group(path: Path, number: int, row: Mapping[str, Any]) -> TrajectoryGroup:
     try:
         return group_of(row)
     except (BaseValidationError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from skyrl.config.facts import estimator_facts, loss_facts
 from skyrl.config.import_paths import is_import_path
@@ -154,7 +153,7 @@ ALGORITHM_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
 )
 
 
-def _exists(name: str, registry: Registry, settings: Any) -> Iterator[Problem]:
+def _exists(name: str, registry: Registry, settings: object) -> Iterator[Problem]:
     if name in registry.built_in:
         return
     if name in registry.names() or is_import_path(name):
