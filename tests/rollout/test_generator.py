@@ -90,7 +90,7 @@ async def test_one_request_asks_for_all_samples_of_a_prompt() -> None:
 async def test_a_prompt_that_stands_twice_in_a_batch_is_sampled_twice_with_different_seeds() -> None:
     engine = Scripted("a", "b")
     await sample(generator(engine), prompt(), prompt())
-    first, second = (request.keys for request in engine.requests)
+    first, second = sorted((request.keys for request in engine.requests), key=lambda keys: keys[0].occurrence)
     assert [key.occurrence for key in (*first, *second)] == [0, 0, 1, 1]
     assert len({sample_seed(key) for key in (*first, *second)}) == 4
 

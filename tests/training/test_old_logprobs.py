@@ -39,4 +39,6 @@ def test_one_update_compares_with_nothing_older_than_itself() -> None:
 
 
 def test_a_kl_term_in_the_reward_is_taken_before_the_first_update() -> None:
-    assert scores_old_logprobs(AlgorithmConfig(use_kl_in_reward=True, policy_loss_type="dppo"), updates=1)
+    assert scores_old_logprobs(
+        AlgorithmConfig(use_kl_in_reward=True, use_kl_loss=False, policy_loss_type="dppo"), updates=1
+    )
