@@ -21,7 +21,7 @@ from skyrl.processes.orphans import RUN, tagged
 from tests.nano_run import overrides
 
 HEARTBEAT = 15.0
-PATIENCE = 150.0
+PATIENCE = 240.0
 
 ON_RAY = {
     "trainer__placement__executor": "ray",
