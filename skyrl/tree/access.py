@@ -14,7 +14,7 @@ from skyrl.tree.types import config_class
 T = TypeVar("T")
 
 
-def get_at(config: Any, path: str) -> Any:
+def get_at(config: object, path: str) -> Any:
     """The value at a dotted path; None where a table on the way is None. Raises AttributeError for an unknown name."""
     for name in path.split("."):
         if config is None:
@@ -23,7 +23,7 @@ def get_at(config: Any, path: str) -> Any:
     return config
 
 
-def evolve_at(config: T, path: str, value: Any) -> T:
+def evolve_at(config: T, path: str, value: object) -> T:
     """A new tree with one value replaced; converters and validators run, and untouched branches are shared.
 
     A table on the way that is None starts out from the defaults of its class.
@@ -36,7 +36,7 @@ def evolve_at(config: T, path: str, value: Any) -> T:
     return _replaced(config, name, value)
 
 
-def _replaced(config: T, name: str, value: Any) -> T:
+def _replaced(config: T, name: str, value: object) -> T:
     """The same instance with one field replaced: that field is judged, and the others were when it was made.
 
     A class that judges its fields together is made anew through its constructor.

@@ -138,7 +138,9 @@ class TreeBuilder(Generic[T]):
         for key in sorted(value, key=lambda key: key != "class"):
             self.assign(assignment.inside(str(key), value[key]))
 
-    def _replace(self, table: Table, attribute: Any, nested: type[Any], assignment: Assignment) -> bool:
+    def _replace(
+        self, table: Table, attribute: attrs.Attribute[Any], nested: type[Any], assignment: Assignment
+    ) -> bool:
         """Null, or an instance, takes the place of a whole table; says whether it was one."""
         value = assignment.value
         null = value is None or (isinstance(value, str) and value in (NULL_WORDS if assignment.is_text else ("none",)))
@@ -154,7 +156,7 @@ class TreeBuilder(Generic[T]):
             self._history.begin(path, assignment.origin, inner)
         return True
 
-    def _is_subtree(self, attribute: Any, assignment: Assignment) -> bool:
+    def _is_subtree(self, attribute: attrs.Attribute[Any], assignment: Assignment) -> bool:
         """`table=@file`: text fields take what begins with @ as it is."""
         is_table = config_class(attribute.type) is not None or is_mapping(attribute.type)
         return (
@@ -178,7 +180,7 @@ class TreeBuilder(Generic[T]):
             return
         self.assign_all(each.below(assignment.path) for each in found)
 
-    def _forget(self, table: Table, attribute: Any, assignment: Assignment) -> None:
+    def _forget(self, table: Table, attribute: attrs.Attribute[Any], assignment: Assignment) -> None:
         """Back to the default instance, whatever earlier layers wrote."""
         table.changes.pop(attribute.name, None)
         table.is_forgotten = True
@@ -187,7 +189,7 @@ class TreeBuilder(Generic[T]):
         back = Origin(kind="default", where=assignment.origin.place)
         self._history.begin(assignment.path, back, getattr(table.base, attribute.name))
 
-    def _set(self, table: Table, attribute: Any, assignment: Assignment) -> None:
+    def _set(self, table: Table, attribute: attrs.Attribute[Any], assignment: Assignment) -> None:
         assignment = self._reach.filled(assignment, attribute.type)
         if assignment.operation == "append":
             value: Any = _appended(attribute, table.current(attribute.name), assignment)
@@ -205,7 +207,7 @@ class TreeBuilder(Generic[T]):
                 self._history.forget_inside(assignment.path)
             self._history.add(assignment.path, assignment.origin, stored)
 
-    def _set_item(self, table: Table, attribute: Any, assignment: Assignment) -> None:
+    def _set_item(self, table: Table, attribute: attrs.Attribute[Any], assignment: Assignment) -> None:
         """`list.0 = value`: an item that is there."""
         items = list(table.current(attribute.name)) if isinstance(table.current(attribute.name), tuple) else []
         index = freeform.position(assignment.path[-1], items)
@@ -213,7 +215,7 @@ class TreeBuilder(Generic[T]):
         stored = table.changes[attribute.name] = validated(attribute, items, table.base)
         self._history.add(assignment.path[:-1], assignment.origin, stored)
 
-    def _set_inside(self, table: Table, attribute: Any, depth: int, assignment: Assignment) -> None:
+    def _set_inside(self, table: Table, attribute: attrs.Attribute[Any], depth: int, assignment: Assignment) -> None:
         """`dict_field.a.b = value`: a key inside a free-form table."""
         inner = assignment.path[depth + 1 :]
         if assignment.operation == "forget":
@@ -240,7 +242,7 @@ class TreeBuilder(Generic[T]):
         self._history.add(written, assignment.origin, value)
         self._keep(attribute, depth, assignment)
 
-    def _keep(self, attribute: Any, depth: int, assignment: Assignment) -> None:
+    def _keep(self, attribute: attrs.Attribute[Any], depth: int, assignment: Assignment) -> None:
         """In a table of `ClassOf`: to be read once more, by the class that is known at the end."""
         if class_of(attribute.type):
             place, inside = assignment.path[: depth + 1], assignment.path[depth + 1 :]
@@ -281,7 +283,7 @@ class TreeBuilder(Generic[T]):
                 self.problems.append(attrs.evolve(problem, path=whole, place=place_of(whole, self.origins)))
             return table.base
 
-    def _with_named_classes(self, built: Any, base: Any, path: Path) -> Any:
+    def _with_named_classes(self, built: object, base: object, path: Path) -> Any:
         """`built`, whose tables of `ClassOf` become instances of the classes that are named beside them."""
         for name, naming in named_tables_of(type(built)).items():
             if not isinstance(getattr(built, name), Mapping):
@@ -293,7 +295,7 @@ class TreeBuilder(Generic[T]):
                 built = _with(built, {name: made})
         return built
 
-    def _instance(self, cls: type[Any], place: Path, default: Any) -> Any:
+    def _instance(self, cls: type[Any], place: Path, default: object) -> Any:
         """An instance of `cls` from the table's default and what was written into it."""
         inner = TreeBuilder(cls(), self._reach)
         if isinstance(default, Mapping) and default:
@@ -331,7 +333,7 @@ def _with(config: Any, changes: Mapping[str, Any]) -> Any:
     return assembled(config, {**changes, **judged_now})
 
 
-def structure(value: Any, cls: type[T]) -> T:
+def structure(value: object, cls: type[T]) -> T:
     """A complete or partial mapping as an instance of `cls`, patched onto its defaults: what `cattrs.structure` calls.
 
     Raises `ConfigError` with every problem.
@@ -344,16 +346,16 @@ def structure(value: Any, cls: type[T]) -> T:
     return built
 
 
-def _class_of_table(attribute: Any, value: Any) -> type[Any] | None:
+def _class_of_table(attribute: attrs.Attribute[Any], value: object) -> type[Any] | None:
     """The class of the nested table, also where it is still being written; None for a leaf."""
     return value.declared if isinstance(value, Table) else table_class(attribute, value)
 
 
-def _read(assignment: Assignment, kind: Any) -> Any:
+def _read(assignment: Assignment, kind: object) -> object:
     return parse(assignment.value, kind) if assignment.is_text else coerce_exact(assignment.value, kind)
 
 
-def _appended(attribute: Any, current: Any, assignment: Assignment) -> tuple[Any, ...]:
+def _appended(attribute: attrs.Attribute[Any], current: object, assignment: Assignment) -> tuple[Any, ...]:
     """The list that is there, and one item more, or the items of another list."""
     kind = list_arm(attribute.type)
     if kind is None:
@@ -371,7 +373,7 @@ def _problems(error: Exception) -> tuple[Problem, ...]:
     return (Problem(path="", message=message, hint=getattr(error, "hint", "")),)
 
 
-def _written_in(value: Any, path: Path, default: Any = None) -> Iterator[tuple[Path, Any]]:
+def _written_in(value: object, path: Path, default: object = None) -> Iterator[tuple[Path, Any]]:
     """Paths below `path`, with their values, of the leaves that an instance does not have from its class."""
     if not attrs.has(type(value)):
         return

@@ -52,12 +52,12 @@ def frozen(cls: type[C]) -> type[C]:
     return made
 
 
-def is_config(kind: Any) -> bool:
+def is_config(kind: object) -> bool:
     """Was this class made by `frozen`, or derived from one that was?"""
     return isinstance(kind, type) and hasattr(kind, "__configuration__")
 
 
-def table_class(attribute: attrs.Attribute[Any], value: Any) -> type[Any] | None:
+def table_class(attribute: attrs.Attribute[Any], value: object) -> type[Any] | None:
     """The class of the table that the field holds: the one it declares, or that of an instance in a table of `ClassOf`;
     None for a leaf.
     """
@@ -103,13 +103,13 @@ def named_tables_of(cls: type[Any]) -> Mapping[str, ClassOf]:
     return _NAMED_TABLES[cls]
 
 
-def fit_field(attribute: attrs.Attribute[Any], value: Any) -> Any:
+def fit_field(attribute: attrs.Attribute[Any], value: object) -> Any:
     """`value` as the field stores it: through its own converter, if it has one, then frozen. Raises `TypeMismatch`."""
     converter = attribute.metadata.get("converter")
     return coerce_exact(converter(value) if converter else value, attribute.type)
 
 
-def validated(attribute: attrs.Attribute[Any], value: Any, owner: Any) -> Any:
+def validated(attribute: attrs.Attribute[Any], value: object, owner: object) -> Any:
     """`value` as the field stores it, once its validator has taken it. Raises ValueError (`TypeMismatch`,
     `ConfigError`).
     """
@@ -188,7 +188,7 @@ def _not_supported(attribute: Any) -> str:
     return next((name for name, is_asked in asked.items() if is_asked), "")
 
 
-def _init(self: Any, /, **given: Any) -> None:
+def _init(self: Any, /, **given: object) -> None:
     """Every field's default, or what is given for it, once it fits the field's type and its validator has taken it."""
     cls = type(self)
     fields, values = fields_of(cls), dict(_defaults_of(cls))
@@ -230,7 +230,7 @@ def assembled(config: C, changes: Mapping[str, Any]) -> C:
     return twin
 
 
-def _refused(config: Any, names: Iterable[str]) -> list[Problem]:
+def _refused(config: object, names: Iterable[str]) -> list[Problem]:
     """Problems that the validators of these fields find in their values."""
     fields = fields_of(type(config))
     problems: list[Problem] = []
@@ -266,11 +266,11 @@ def _values(config: Any) -> tuple[Any, ...]:
     return tuple(getattr(config, each.name) for each in attrs.fields(type(config)) if each.eq)
 
 
-def _equal(self: Any, other: object) -> bool:
+def _equal(self: object, other: object) -> bool:
     return _values(self) == _values(other) if type(self) is type(other) else NotImplemented
 
 
-def _hash(self: Any) -> int:
+def _hash(self: object) -> int:
     return hash((type(self), _values(self)))
 
 
@@ -282,7 +282,7 @@ def _repr(self: Any) -> str:
 class _Signature:
     """The constructor's, which notebooks show; made when one asks."""
 
-    def __get__(self, instance: Any, owner: type[Any]) -> inspect.Signature:
+    def __get__(self, instance: object, owner: type[Any]) -> inspect.Signature:
         defaults, keyword_only = _defaults_of(owner), inspect.Parameter.KEYWORD_ONLY
         shown = [each for each in fields_of(owner).values() if each.init]
         return inspect.Signature(

@@ -21,12 +21,12 @@ SCHEMA_VERSION = 1
 """Version of the stored form; it goes into every fingerprint."""
 
 
-def to_dict(config: Any) -> dict[str, Any]:
+def to_dict(config: object) -> dict[str, Any]:
     """Every field as plain data. A subclass in the place of its base is named under the key `class`."""
     return _to_dict(config, type(config)())
 
 
-def _to_dict(config: Any, start: Any) -> dict[str, Any]:
+def _to_dict(config: object, start: object) -> dict[str, Any]:
     """`start` is the instance that reading begins with: where the class is another one, it has to be named."""
     data: dict[str, Any] = {}
     tables = tables_of(type(config))
@@ -44,7 +44,7 @@ def _to_dict(config: Any, start: Any) -> dict[str, Any]:
     return data
 
 
-def stored_value(value: Any) -> Any:
+def stored_value(value: object) -> Any:
     """The value of a leaf in the form that JSON has for it."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -55,7 +55,7 @@ def stored_value(value: Any) -> Any:
     return cattrs.unstructure(value)  # a nested configuration, or a type of somebody else's with a hook
 
 
-def fingerprint(config: Any) -> str:
+def fingerprint(config: object) -> str:
     """sha256 of what makes the run what it is: the `identity` and `numerics` fields and the schema version, as JSON."""
     import hashlib
 
@@ -63,11 +63,11 @@ def fingerprint(config: Any) -> str:
     return hashlib.sha256(_canonical({"schema": SCHEMA_VERSION, "fields": kept}).encode()).hexdigest()
 
 
-def flatten(config: Any, roles: Collection[str] = ("identity", "numerics", "free")) -> dict[str, Any]:
+def flatten(config: object, roles: Collection[str] = ("identity", "numerics", "free")) -> dict[str, Any]:
     """Dotted path -> plain value, of every leaf whose role is among `roles`; a table that is None appears as itself."""
     flat: dict[str, Any] = {}
 
-    def spread(value: Any, path: str) -> None:
+    def spread(value: object, path: str) -> None:
         """A table whose class may be known or not: the same leaves either way."""
         if isinstance(value, dict) and value:
             for key, item in value.items():
@@ -75,7 +75,7 @@ def flatten(config: Any, roles: Collection[str] = ("identity", "numerics", "free
         else:
             flat[path] = value
 
-    def visit(table: Any, prefix: str) -> None:
+    def visit(table: object, prefix: str) -> None:
         for name, attribute in fields_of(type(table)).items():
             value = getattr(table, name)
             if class_of(attribute.type):
@@ -91,7 +91,7 @@ def flatten(config: Any, roles: Collection[str] = ("identity", "numerics", "free
 
 
 def differences(
-    before: Any, after: Any, roles: Collection[str] = ("identity", "numerics", "free")
+    before: object, after: object, roles: Collection[str] = ("identity", "numerics", "free")
 ) -> dict[str, tuple[Any, Any]]:
     """Dotted path -> (value before, value after), where value or type differ; what one side lacks shows as None."""
     old, new = flatten(before, roles), flatten(after, roles)
@@ -102,12 +102,12 @@ def differences(
     }
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one: object, other: object) -> bool:
     """Are two plain values equal in value and type? 1, 1.0 and true are three values."""
     return one is other or _canonical(one) == _canonical(other)
 
 
-def _canonical(value: Any) -> str:
+def _canonical(value: object) -> str:
     import json
 
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)

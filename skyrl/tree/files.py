@@ -77,7 +77,7 @@ class _Reading:
         return found
 
 
-def _bases(named: Any, place: str) -> list[str]:
+def _bases(named: object, place: str) -> list[str]:
     """Files and presets that `extends` names, in order. Raises `ConfigError`."""
     bases = [named] if isinstance(named, str) else named if isinstance(named, list | tuple) else [None]
     if not all(isinstance(base, str) for base in bases):
@@ -85,7 +85,7 @@ def _bases(named: Any, place: str) -> list[str]:
     return list(bases)
 
 
-def is_stored_form(value: Any) -> bool:
+def is_stored_form(value: object) -> bool:
     """Is it what a run stores of its configuration, with its fingerprint, and not what a person writes?"""
     return isinstance(value, Mapping) and {"config", "fingerprint"} <= value.keys()
 

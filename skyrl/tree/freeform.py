@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -35,7 +35,7 @@ def make_way(holder: dict[str, Any], names: Path) -> None:
         inner[names[-1]] = {}
 
 
-def forget(holder: dict[str, Any], names: Path, default: Any) -> None:
+def forget(holder: dict[str, Any], names: Path, default: object) -> None:
     """The value at `names` as it is in the default table; gone where that has none."""
     for name in names[:-1]:
         holder = holder.get(name, {}) if isinstance(holder, dict) else {}
@@ -46,7 +46,7 @@ def forget(holder: dict[str, Any], names: Path, default: Any) -> None:
         holder.pop(names[-1], None)
 
 
-def append(holder: dict[str, Any], name: str, value: Any) -> None:
+def append(holder: dict[str, Any], name: str, value: object) -> None:
     """Add an item, or the items of a list, to the list under `name`; there may be none yet."""
     current = holder.get(name, [])
     if not isinstance(current, list):
@@ -54,7 +54,7 @@ def append(holder: dict[str, Any], name: str, value: Any) -> None:
     holder[name] = [*current, *(thaw(value) if isinstance(value, list | tuple) else [thaw(value)])]
 
 
-def position(name: str, items: Any) -> int:
+def position(name: str, items: Sequence[object]) -> int:
     """The index of an item that is there. Raises `ConfigError`."""
     if _is_index(name) and int(name) < len(items):
         return int(name)

@@ -44,7 +44,7 @@ class FrozenDict(Mapping[str, Any]):
         return FrozenDict, (self._items,)
 
 
-def freeze(value: Any) -> Any:
+def freeze(value: object) -> Any:
     """Lists become tuples and mappings become `FrozenDict`, at every depth; anything else stays as it is."""
     if isinstance(value, FrozenDict):
         return value
@@ -55,7 +55,7 @@ def freeze(value: Any) -> Any:
     return value
 
 
-def thaw(value: Any) -> Any:
+def thaw(value: object) -> Any:
     """The plain form of frozen data, for JSON and keyword arguments: tuples become lists, mappings become dicts."""
     if isinstance(value, Mapping):
         return {key: thaw(item) for key, item in value.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
-from typing import Any
 
 from skyrl.errors import Problem
 from skyrl.tree.origins import Origin, Origins, Path, dotted
@@ -28,12 +27,12 @@ class History:
         """Origin of the current value; None if nothing was written."""
         return self._chains.get(dotted(path), [None])[-1]
 
-    def add(self, path: Path, origin: Origin, value: Any) -> None:
+    def add(self, path: Path, origin: Origin, value: object) -> None:
         """`origin` gave this value, and wins."""
         self._chains.setdefault(dotted(path), []).append(origin.giving(value))
         self._note(path)
 
-    def begin(self, path: Path, origin: Origin, value: Any) -> None:
+    def begin(self, path: Path, origin: Origin, value: object) -> None:
         """Forget what was written there before."""
         self._chains[dotted(path)] = [origin.giving(value)]
         self._note(path)

@@ -103,13 +103,13 @@ def _why(where: str, failure: BaseException) -> str:
             return f"importing {where} failed: {type(failure).__name__}: {failure}"
 
 
-def _taken_apart(config: Any) -> tuple[Any, ...]:
+def _taken_apart(config: object) -> tuple[Any, ...]:
     cls = type(config)
     file = sys.modules[cls.__module__].__file__
     return _put_together, (f"{file}:{cls.__qualname__}", {name: getattr(config, name) for name in fields_of(cls)})
 
 
-def _put_together(name: str, values: dict[str, Any]) -> Any:
+def _put_together(name: str, values: dict[str, Any]) -> object:
     cls = import_class(name)
     if cls is None:
         raise ConfigError([Problem(path=name, message="is not a configuration class any more")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any
+from typing import Any, NoReturn
 
 from skyrl.errors import ConfigError
 from skyrl.tree.origins import Assignment, KeyLines, Origin, Path
@@ -45,5 +45,5 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _refuse(constant: str) -> Any:
+def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"the constant {constant} is not a number that JSON has")

@@ -40,13 +40,13 @@ def quoting_hint(is_list: bool) -> str:
     return "quote it for the shell: " + ('\'["a", "b"]\'' if is_list else "'{\"key\": 1}'")
 
 
-def _json(text: str) -> Any:
+def _json(text: str) -> object:
     import json
 
     return json.loads(text)
 
 
-def _toml(text: str) -> Any:
+def _toml(text: str) -> object:
     import tomllib
 
     if text[:1] not in ("[", "{", '"', "'"):  # numbers are JSON too, and a date is to stay text
@@ -55,7 +55,7 @@ def _toml(text: str) -> Any:
     return value
 
 
-def _python(text: str) -> Any:
+def _python(text: str) -> object:
     import warnings
 
     with warnings.catch_warnings(action="error"):  # an escape that Python only warns of is a mistake

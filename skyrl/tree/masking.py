@@ -25,7 +25,7 @@ def is_secret_name(name: str) -> bool:
     return bool(_patterns()["name"].search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()))
 
 
-def masked(value: Any, name: str = "") -> Any:
+def masked(value: object, name: str = "") -> Any:
     """Plain data without its secrets; `name` is the key or path that it stands under.
 
     Masked are texts under names that speak of a secret, at any depth below them, and what has the form of one: user

@@ -103,7 +103,7 @@ class Origin:
             is_stored=self.is_stored,
         )
 
-    def giving(self, value: Any) -> Origin:
+    def giving(self, value: object) -> Origin:
         """A copy with the value that stands in the tree now."""
         return Origin(
             kind=self.kind,
@@ -162,7 +162,7 @@ class Assignment:
     operation: Literal["set", "append", "forget"] = "set"
     """append: add to the list that is there; forget: drop what earlier layers wrote, back to the default."""
 
-    def inside(self, name: str, value: Any) -> Assignment:
+    def inside(self, name: str, value: object) -> Assignment:
         """The part of it that goes to the key `name` of the table it is about."""
         return Assignment(path=(*self.path, name), value=value, origin=self.origin.at(name), operation=self.operation)
 

@@ -24,7 +24,7 @@ class TypeMismatch(ValueError):
         self.hint = hint
 
 
-def plain(value: Any, depth: int = 0) -> Any:
+def plain(value: object, depth: int = 0) -> Any:
     """`value`, frozen, if it is plain data. Raises `TypeMismatch`."""
     if value is None or type(value) is bool:
         return value
@@ -41,15 +41,15 @@ def plain(value: Any, depth: int = 0) -> Any:
     raise TypeMismatch(f"{shown(value)} is not plain data: null, true or false, a number, text, a list or a table")
 
 
-def scalar(value: Any, kind: Any) -> Any:
+def scalar(value: object, kind: type) -> Any:
     """`value` if it is exactly a bool, an int (of at most 64 bits) or a str (that UTF-8 can hold). Raises
     `TypeMismatch`.
     """
     if type(value) is not kind:
         raise TypeMismatch(f"{shown(value)} is not {NAMES[kind]}", hint=_spelling_hint(value, kind))
-    if kind is int and not -(2**63) <= value < 2**64:
+    if kind is int and isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise TypeMismatch(f"{shown(value)} does not fit into 64 bits")
-    if kind is str and not value.isascii():
+    if isinstance(value, str) and not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
@@ -70,7 +70,7 @@ def number(value: Any) -> float:
     return converted + 0.0  # never -0.0, which equals 0.0 and would have another fingerprint
 
 
-def key_of_table(key: Any) -> str:
+def key_of_table(key: object) -> str:
     """`key` if it is text. Raises `TypeMismatch`."""
     if type(key) is not str:
         raise TypeMismatch(f"key {shown(key)} is not text")
@@ -78,7 +78,7 @@ def key_of_table(key: Any) -> str:
     return key
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as it is spelled, without secrets, cut short where it is long: for messages."""
     try:
         text = repr(_without_secrets(value))
@@ -87,14 +87,14 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
 
 
-def _without_secrets(value: Any) -> Any:
+def _without_secrets(value: object) -> object:
     if not isinstance(value, str | Mapping | list | tuple):
         return value
     hidden = masked(value)
     return value if hidden == thaw(value) else hidden
 
 
-def _spelling_hint(value: Any, kind: Any) -> str:
+def _spelling_hint(value: Any, kind: type) -> str:
     if kind is str:
         return "put it in quotes" if type(value) in (bool, int, float) else ""
     if type(value) is not str:

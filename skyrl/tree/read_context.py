@@ -39,7 +39,7 @@ class ReadContext:
         """May what this place names be looked up: a variable, a file, a class to import?"""
         return self.is_open and not (origin is not None and origin.is_stored)
 
-    def filled(self, assignment: Assignment, kind: Any) -> Assignment:
+    def filled(self, assignment: Assignment, kind: object) -> Assignment:
         """`env:NAME` stands for the text of that variable, read as on a command line. A secret stays a reference.
 
         Raises `MissingVariable` for a variable that is not there.

@@ -55,7 +55,7 @@ class Rule(Generic[T]):
             return True
         return self.leaves_unset(get_at(config, self.writes)) and (self.placeholder or self.writes not in written)
 
-    def leaves_unset(self, value: Any) -> bool:
+    def leaves_unset(self, value: object) -> bool:
         """Does this value mean "derive it"?"""
         return type(value) is type(self.unset) and bool(value == self.unset)
 
@@ -91,7 +91,7 @@ def rule(
     *,
     writes: str,
     reads: Sequence[str],
-    unset: Any = None,
+    unset: object = None,
     placeholder: bool = True,
     table: str = "",
     given: str = "",
@@ -114,7 +114,7 @@ def rule(
 
 def _of_table(table: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(function)
-    def of_table(tree: Any) -> Any:
+    def of_table(tree: object) -> Any:
         return function(get_at(tree, table))
 
     return of_table
@@ -159,7 +159,7 @@ def taken_as_written(rules: Iterable[Rule[Any]], derived: Collection[str]) -> Or
     return {step.given: (Origin(kind="file"),) for step in rules if step.given and step.given not in derived}
 
 
-def _given_whole(config: Any, tables: Iterable[str], origins: Origins) -> set[str]:
+def _given_whole(config: object, tables: Iterable[str], origins: Origins) -> set[str]:
     """The tables that are there as one instance, from Python or as a class's default, and not from their leaves."""
     there = [table for table in tables if get_at(config, table) is not None]
     by_leaf = {table for table in there if any(f"{path}.".startswith(f"{table}.") for path in origins)}
@@ -167,7 +167,7 @@ def _given_whole(config: Any, tables: Iterable[str], origins: Origins) -> set[st
     return {table for table in there if table not in by_leaf or table in as_one}
 
 
-def _written(config: T, step: Rule[T], value: Any) -> T:
+def _written(config: T, step: Rule[T], value: object) -> T:
     try:
         return evolve_at(config, step.writes, value)
     except ConfigError as error:  # the values that it follows from are absurd, if each of them is allowed
@@ -209,7 +209,7 @@ def _derived_tables(config: T, rules: Sequence[Rule[T]], derived: Collection[str
             yield table
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(one: object, other: object) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
@@ -226,7 +226,7 @@ def find_problems(config: T, checks: Iterable[Check[T]], origins: Origins, broke
     return found
 
 
-def paths_read(function: Callable[[Any], Any], config: Any) -> set[str]:
+def paths_read(function: Callable[[Any], Any], config: object) -> set[str]:
     """The dotted leaf paths that `function` reads of `config`."""
     reads: set[str] = set()
     result = function(_Watched(config, "", reads))
@@ -254,7 +254,7 @@ def _and_around(path: str) -> Iterator[str]:
 class _Watched:
     """Stands in for a tree and notes which leaves are read."""
 
-    def __init__(self, config: Any, path: str, reads: set[str]) -> None:
+    def __init__(self, config: object, path: str, reads: set[str]) -> None:
         self._config, self._path, self._reads = config, path, reads
 
     def __getattr__(self, name: str) -> Any:

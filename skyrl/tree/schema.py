@@ -35,7 +35,7 @@ _CLASS = {
 }
 
 
-def json_schema(root: type[Any], instance: Any = None) -> dict[str, Any]:
+def json_schema(root: type[Any], instance: object = None) -> dict[str, Any]:
     """The schema of files for `root`: each class once under `$defs`, with its fields' docs. Every key is optional.
 
     `instance` is a tree whose classes, of the user's own perhaps, stand in the tables' places.
@@ -50,7 +50,7 @@ def json_schema(root: type[Any], instance: Any = None) -> dict[str, Any]:
     }
 
 
-def _define(table: Any, definitions: dict[str, Any]) -> None:
+def _define(table: object, definitions: dict[str, Any]) -> None:
     cls = type(table)
     if cls.__name__ in definitions:
         return
@@ -72,7 +72,7 @@ def _define(table: Any, definitions: dict[str, Any]) -> None:
     }
 
 
-def _of_field(attribute: attrs.Attribute[Any], value: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+def _of_field(attribute: attrs.Attribute[Any], value: object, definitions: dict[str, Any]) -> dict[str, Any]:
     nested = table_class(attribute, value)
     if nested is None:
         return _or_environment(_of_type(attribute.type, bounds_of(attribute.validator)))
@@ -90,7 +90,7 @@ def _or_environment(described: dict[str, Any]) -> dict[str, Any]:
     return described if takes_text or is_secret else {"anyOf": [*arms, {"$ref": f"#/$defs/{_ENVIRONMENT}"}]}
 
 
-def _of_type(kind: Any, bounds: Mapping[str, Any]) -> dict[str, Any]:
+def _of_type(kind: object, bounds: Mapping[str, Any]) -> dict[str, Any]:
     unit, kind = unit_of(kind), bare(kind)
     if unit:
         text = {"type": "string", "description": f"with a unit, such as {unit.example}"}

@@ -11,7 +11,7 @@ from skyrl.tree.dump import same, stored_value
 from skyrl.tree.types import class_of, config_class, is_optional, lists_none
 
 
-def sparse(config: Any, default: Any = None, leave_out: Iterable[str] = ()) -> dict[str, Any]:
+def sparse(config: object, default: object = None, leave_out: Iterable[str] = ()) -> dict[str, Any]:
     """Nested data that, patched onto the default tree, gives `config`. Values are as JSON has them, nulls included.
 
     The differences are from the default *instance*, which may differ from a nested class's own defaults. `leave_out`
@@ -31,7 +31,7 @@ def as_toml_has_it(data: Mapping[str, Any], cls: type[Any]) -> dict[str, Any]:
     return converted
 
 
-def _sparse(config: Any, default: Any, prefix: str, left_out: frozenset[str]) -> dict[str, Any]:
+def _sparse(config: object, default: object, prefix: str, left_out: frozenset[str]) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for name, attribute in fields_of(type(config)).items():
         path, value, before = prefix + name, getattr(config, name), getattr(default, name, None)
@@ -72,7 +72,7 @@ def _without_null(data: Mapping[str, Any], cls: type[Any], prefix: str, problems
     return converted
 
 
-def _word_for_null(value: Any) -> Any:
+def _word_for_null(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: _word_for_null(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -80,11 +80,11 @@ def _word_for_null(value: Any) -> Any:
     return "none" if value is None else value
 
 
-def _has_word_none(kind: Any) -> bool:
+def _has_word_none(kind: object) -> bool:
     return lists_none(kind) or kind is Any
 
 
-def _nulls(value: Any, path: str) -> Iterable[str]:
+def _nulls(value: object, path: str) -> Iterable[str]:
     if value is None:
         yield path
     elif isinstance(value, Mapping):

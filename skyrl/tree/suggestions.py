@@ -42,7 +42,7 @@ def suggestion(root: type[Any], owner: type[Any], path: Path, depth: int) -> tup
 
 
 @cache
-def _last_names(root: Any) -> dict[str, str]:
+def _last_names(root: type[Any]) -> dict[str, str]:
     """Every path of the tree, tables and leaves, with the last of its names."""
     everywhere = dict.fromkeys([*table_paths(root), *(leaf for leaf, _ in leaf_paths(root))])
     return {each: each.rpartition(".")[2] for each in everywhere}

@@ -13,7 +13,7 @@ from skyrl.tree.plain import shown
 class Table:
     """The class that its place asks for, the instance that it starts from, and the changes."""
 
-    def __init__(self, declared: type[Any], base: Any) -> None:
+    def __init__(self, declared: type[Any], base: object) -> None:
         self.declared = declared
         self.base = base
         self.changes: dict[str, Any] = {}
@@ -53,7 +53,7 @@ class Table:
         self.changes[name] = made
         return made
 
-    def become(self, name: Any, *, may_import: bool) -> None:
+    def become(self, name: object, *, may_import: bool) -> None:
         """Take another class, by its import path: the key `class`. What differs from defaults stays.
 
         What is not imported yet is imported only where a user's own file or argument asks for it.

@@ -43,7 +43,7 @@ _LISTS = (tuple, list, Sequence)
 _MAPPINGS = (Mapping, dict, FrozenDict)
 
 
-def coerce_exact(value: Any, kind: Any) -> Any:
+def coerce_exact(value: object, kind: Any) -> Any:
     """`value` as a frozen member of the type `kind`; whole numbers pass where a number is wanted, nothing else is cast.
 
     Raises `TypeMismatch`.
@@ -130,7 +130,7 @@ def describe(kind: Any) -> str:
     return f"a {getattr(kind, '__name__', kind)}"
 
 
-def bare(kind: Any) -> Any:
+def bare(kind: object) -> Any:
     """The type itself, without the remarks and names that `Annotated` and `NewType` put on it."""
     while True:
         if get_origin(kind) is Annotated:
@@ -141,58 +141,58 @@ def bare(kind: Any) -> Any:
             return kind
 
 
-def unit_of(kind: Any) -> Unit | None:
+def unit_of(kind: object) -> Unit | None:
     """Unit of numbers of this type, if it has one."""
     return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Unit)), None)
 
 
-def class_of(kind: Any) -> ClassOf | None:
+def class_of(kind: object) -> ClassOf | None:
     """Marker of a table whose class a field beside it names, if the type has one."""
     return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, ClassOf)), None)
 
 
-def is_union(kind: Any) -> bool:
+def is_union(kind: object) -> bool:
     """`A | B`, `Optional[A]` or `Union[A, B]`."""
     return get_origin(kind) in (Union, types.UnionType)
 
 
-def is_optional(kind: Any) -> bool:
+def is_optional(kind: object) -> bool:
     """May the value be None?"""
     return is_union(kind) and type(None) in get_args(kind)
 
 
-def is_list(kind: Any) -> bool:
+def is_list(kind: object) -> bool:
     """`tuple[T, ...]`, `list[T]` or `Sequence[T]`, each of which is stored as a tuple; or `tuple[A, B]`."""
     return (get_origin(kind) or kind) in _LISTS
 
 
-def list_arm(kind: Any) -> Any:
+def list_arm(kind: object) -> Any:
     """The list type that `kind` is, or that is one arm of it; None if there is none."""
     arms = _arms(kind) if is_union(kind) else [bare(kind)]
     return next((arm for arm in arms if is_list(arm)), None)
 
 
-def item_kind(kind: Any) -> Any:
+def item_kind(kind: object) -> Any:
     """The type of a list's items: T of `tuple[T, ...]`."""
     return (*get_args(kind), Any)[0]
 
 
-def holds_secret(kind: Any) -> bool:
+def holds_secret(kind: object) -> bool:
     """Is it a secret, alone or optional?"""
     return Secret in (_arms(kind) if is_union(kind) else [bare(kind)])
 
 
-def is_mapping(kind: Any) -> bool:
+def is_mapping(kind: object) -> bool:
     """A free-form table: `Mapping[str, T]`, alone or optional."""
     return _mapping_arm(kind) is not None
 
 
-def value_kind(kind: Any) -> Any:
+def value_kind(kind: object) -> Any:
     """The type of the values of a free-form table: T of `Mapping[str, T]`."""
     return (*get_args(_mapping_arm(kind)), Any, Any)[1]
 
 
-def config_class(kind: Any) -> type[attrs.AttrsInstance] | None:
+def config_class(kind: object) -> type[attrs.AttrsInstance] | None:
     """The nested class that `kind` names, alone or as one arm of an optional."""
     if isinstance(kind, type):  # most are: this is asked for every name of every path
         return kind if attrs.has(kind) else None
@@ -203,14 +203,14 @@ def config_class(kind: Any) -> type[attrs.AttrsInstance] | None:
     return None
 
 
-def _member(value: Any, kind: Any) -> Any:
+def _member(value: object, kind: object) -> object:
     for member in get_args(kind):
         if type(member) is type(value) and member == value:
             return member
     raise TypeMismatch(f"{shown(value)} is not {describe(kind)}")
 
 
-def _instance(value: Any, kind: type[Any]) -> Any:
+def _instance(value: object, kind: type[Any]) -> Any:
     if not isinstance(value, kind):
         raise TypeMismatch(f"{shown(value)} is not {describe(kind)}")
     if "__attrs_attrs__" not in vars(type(value)):
@@ -218,13 +218,13 @@ def _instance(value: Any, kind: type[Any]) -> Any:
     return value
 
 
-def _fit_union(value: Any, kind: Any) -> Any:
+def _fit_union(value: object, kind: object) -> object:
     if is_optional(kind) and (value is None or (type(value) is str and value == "none" and not lists_none(kind))):
         return None
     return _first_that_takes(_arms(kind), lambda arm: coerce_exact(value, arm), value, kind)
 
 
-def _parse_union(text: str, kind: Any) -> Any:
+def _parse_union(text: str, kind: object) -> object:
     if is_optional(kind) and text in NULL_WORDS and not (text == "none" and lists_none(kind)):
         return None
     arms = sorted(_arms(kind), key=lambda arm: arm is str)  # text takes everything, so it is tried last
@@ -233,7 +233,7 @@ def _parse_union(text: str, kind: Any) -> Any:
     return _first_that_takes(arms, lambda arm: parse(text, arm), text, kind)
 
 
-def _first_that_takes(arms: Iterable[Any], take: Callable[[Any], Any], value: Any, kind: Any) -> Any:
+def _first_that_takes(arms: Iterable[Any], take: Callable[[Any], Any], value: object, kind: object) -> Any:
     refused: list[TypeMismatch] = []
     for arm in arms:
         try:
@@ -246,11 +246,11 @@ def _first_that_takes(arms: Iterable[Any], take: Callable[[Any], Any], value: An
     raise TypeMismatch(f"{shown(value)} is not {describe(kind)}", hint=hint)
 
 
-def _arms(kind: Any) -> list[Any]:
+def _arms(kind: object) -> list[Any]:
     return [arm if unit_of(arm) else bare(arm) for arm in get_args(kind) if arm is not type(None)]
 
 
-def _without_unit(value: Any, kind: Any) -> Any:
+def _without_unit(value: Any, kind: object) -> Any:
     """The number that a text with a unit gives, where the type has one; anything else as it is."""
     unit = unit_of(kind) if isinstance(value, str) else None
     number = unit.read(value) if unit else None
@@ -259,12 +259,12 @@ def _without_unit(value: Any, kind: Any) -> Any:
     return int(number) if bare(kind) is int and number.is_integer() else number
 
 
-def lists_none(kind: Any) -> bool:
+def lists_none(kind: object) -> bool:
     """Is `none` a word of the type's own, so that it cannot stand for null?"""
     return any(get_origin(arm) is Literal and "none" in get_args(arm) for arm in get_args(kind))
 
 
-def _fit_list(value: Any, kind: Any) -> tuple[Any, ...]:
+def _fit_list(value: object, kind: object) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
         raise TypeMismatch(
             f"{shown(value)} is not {describe(kind)}", hint=f"write [{value!r}]" if type(value) is str else ""
@@ -284,7 +284,7 @@ def _fit_list(value: Any, kind: Any) -> tuple[Any, ...]:
     return tuple(fitted)
 
 
-def _fit_mapping(value: Any, kind: Any) -> FrozenDict:
+def _fit_mapping(value: object, kind: object) -> FrozenDict:
     if not isinstance(value, Mapping):
         raise TypeMismatch(f"{shown(value)} is not a table")
     fitted = {}
@@ -296,7 +296,7 @@ def _fit_mapping(value: Any, kind: Any) -> FrozenDict:
     return FrozenDict(fitted)
 
 
-def _mapping_arm(kind: Any) -> Any:
+def _mapping_arm(kind: object) -> Any:
     if is_union(kind):
         return next((arm for arm in _arms(kind) if is_mapping(arm)), None)
     kind = bare(kind)
@@ -318,7 +318,7 @@ def _plural(phrase: str) -> str:
     return {"a number": "numbers", "a whole number": "whole numbers", "any value": "any values"}.get(phrase, phrase)
 
 
-def _by_cattrs(value: Any, kind: Any) -> Any:
+def _by_cattrs(value: object, kind: Any) -> Any:
     if isinstance(kind, type) and isinstance(value, kind):
         return value
     try:

@@ -21,7 +21,7 @@ def rule_of_one_field(holds: Callable[[Any], bool], wanted: str, **bounds: float
     `bounds` say the same of numbers in the words of JSON Schema, as far as it can: `minimum`, `exclusiveMinimum`, ...
     """
 
-    def validate(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    def validate(instance: object, attribute: Attribute[Any], value: object) -> None:
         if value is not None and not holds(value):
             owner = type(instance).__name__ if instance is not None else "value"
             problem = Problem(path=attribute.name, message=f"{value!r} is not {wanted}")
@@ -34,12 +34,12 @@ def rule_of_one_field(holds: Callable[[Any], bool], wanted: str, **bounds: float
 _SAID: dict[Any, tuple[str, dict[str, float]]] = {}
 
 
-def wanted_by(validator: Any) -> str:
+def wanted_by(validator: object) -> str:
     """The validator's words for what it allows; empty for a foreign one, and for none."""
     return _SAID[validator][0] if validator in _SAID else ""
 
 
-def bounds_of(validator: Any) -> dict[str, float]:
+def bounds_of(validator: object) -> dict[str, float]:
     """The range that a validator allows, in the words of JSON Schema."""
     return _SAID[validator][1] if validator in _SAID else {}
 

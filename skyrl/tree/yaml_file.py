@@ -50,7 +50,7 @@ def parse_yaml(name: str, text: str) -> tuple[Any, dict[Path, int]]:
     return (reading.value(node, ()) if node else {}), reading.lines
 
 
-def yaml_text(data: Any) -> str:
+def yaml_text(data: object) -> str:
     """Plain data as YAML, which readers of YAML 1.1 and of 1.2 take for the same."""
     return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
 
@@ -63,7 +63,7 @@ class _Reading:
         self.lines: dict[Path, int] = {}
         self._nodes = 0
 
-    def value(self, node: yaml.Node, path: Path) -> Any:
+    def value(self, node: yaml.Node, path: Path) -> object:
         self._nodes += 1
         if self._nodes > MOST_NODES or len(path) > DEEPEST:
             raise self._refusal(node, "its aliases or levels unfold into more values than a configuration has")
@@ -87,7 +87,7 @@ class _Reading:
             table[key] = self.value(value_node, (*path, key))
         return table
 
-    def _scalar(self, node: yaml.Node) -> Any:
+    def _scalar(self, node: yaml.Node) -> object:
         kind, text = node.tag.removeprefix(_TAG), node.value
         if kind == "str":
             return text
