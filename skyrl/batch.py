@@ -1,4 +1,4 @@
-"""What the learner sees of a rollout: rows of token ids and, for each token, the numbers that the objective needs.
+"""The training batch: rows of token ids and, for each token, the numbers that the objective needs.
 
 One row is prompt, then response, then padding: `input_ids[b, t]` is the t-th token of row b, and every per-token
 tensor has the same shape (B, L) and speaks about that token. So `old_logprobs[b, t]` is log pi_old(token t | tokens

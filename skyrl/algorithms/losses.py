@@ -1,4 +1,4 @@
-"""What a policy loss is: per token, no reduction. `loss(LossInputs) -> (B, L)`; how tokens are weighed is
+"""Policy losses: per token, no reduction. `loss(LossInputs) -> (B, L)`; how tokens are weighed is
 `reductions.py`.
 
 A loss with settings is a frozen class with `__call__`, whose fields are its settings. The built-in ones are in

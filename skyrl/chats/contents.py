@@ -1,4 +1,4 @@
-"""What a message says, and whether a text holds it: a chat template may leave thoughts, calls or results out.
+"""The parts of a message, and whether a text holds them: a chat template may leave thoughts, calls or results out.
 
 A part counts as held where its text stands as it is, without the white space around it, or as JSON writes it.
 """

@@ -1,4 +1,4 @@
-"""What a chat template writes behind an answer: what ends the turn, and what does not belong to it.
+"""Finds the text by which a chat template ends the turn of an answer.
 
 Nothing depends on which tokens are special. A template is asked to write a short conversation twice, with an answer at
 the end and with a question behind the answer: what stands behind the answer both times ends a turn.
@@ -32,7 +32,7 @@ class AddedTokens:
 
     @classmethod
     def of(cls, tokenizer: ChatTokenizer) -> AddedTokens:
-        """Those of a tokenizer, longer ones first."""
+        """Special tokens of a tokenizer, longer ones first."""
         added = list(getattr(tokenizer, "added_tokens_decoder", {}).values())
         texts = {str(token) for token in added} | set(tokenizer.all_special_tokens)
         special = {str(token) for token in added if token.special} | set(tokenizer.all_special_tokens)
@@ -77,7 +77,7 @@ class TurnEnds:
 
     @classmethod
     def of(cls, tokenizer: ChatTokenizer, arguments: Mapping[str, Any]) -> TurnEnds:
-        """Those of a tokenizer's template. Raises `DataError` for one that does not write an answer."""
+        """Ends of turns of a tokenizer's template. Raises `DataError` for one that does not write an answer."""
         added = AddedTokens.of(tokenizer)
         written = chat_text(tokenizer, [ASKED, ANSWERED], ask=False, **arguments)
         _, found, tail = written.partition(ANSWER)

@@ -1,4 +1,4 @@
-"""What the manifest of a checkpoint may say. A digest finds accidents; this finds what somebody made up.
+"""Validation of a checkpoint's manifest. Digests find accidents; this finds forgeries.
 
 Each function raises ValueError that says what is wrong.
 """

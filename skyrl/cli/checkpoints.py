@@ -60,7 +60,7 @@ def verify(folder: str) -> None:
 @ckpt.command()
 @FOLDER
 def show(folder: str) -> None:
-    """What is in the newest checkpoint, or in the one that is named: files, state, metrics, versions."""
+    """Show the newest checkpoint, or the one that is named: files, state, metrics, versions."""
     from skyrl.checkpoint.store import readable
 
     store, steps = _found(folder)

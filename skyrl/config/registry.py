@@ -75,8 +75,10 @@ class Registry:
         return found if is_usable else None
 
     def object(self, name: str, settings: Any) -> Any:
-        """What the user's own name stands for. `settings` are those of the tree: the object itself, where its class
-        was known when the tree was read. Raises `ConfigError`.
+        """The object that the user's own name stands for.
+
+        `settings` are those of the tree: the object itself, where its class was known when the tree was read. Raises
+        `ConfigError`.
         """
         if not isinstance(settings, Mapping):
             return settings

@@ -53,7 +53,7 @@ def the_reference_is_where_the_policy_started(run: SkyRLTrainConfig) -> str | No
 
 @rule(writes="generator.max_input_length", reads=("trainer.max_prompt_length",))
 def the_first_input_is_the_prompt(run: SkyRLTrainConfig) -> int:
-    """What the engine is given in a single turn is the prompt."""
+    """The engine's input in a single turn is the prompt."""
     return run.trainer.max_prompt_length
 
 
@@ -120,7 +120,7 @@ def policy_mini_batch_counted_in_samples(run: SkyRLTrainConfig) -> int:
     reads=("trainer.critic_mini_batch_size", "generator.n_samples_per_prompt"),
 )
 def critic_mini_batch_counted_in_samples(run: SkyRLTrainConfig) -> int:
-    """As for the policy."""
+    """A learner counts its mini-batches in samples, the critic's too."""
     return run.trainer.critic_mini_batch_size * run.generator.n_samples_per_prompt
 
 
@@ -213,7 +213,7 @@ def precision_bounds_how_far_engine_and_learner_differ(run: SkyRLTrainConfig) ->
     given="trainer.run_path",
 )
 def checkpoints_lie_in_a_run_folder_that_was_chosen(run: SkyRLTrainConfig) -> str:
-    """Whoever chooses the run's folder has its checkpoints there; the seeds' folder is for runs that do not."""
+    """A written run folder holds the run's checkpoints; the seeds' folder is for runs without one."""
     return _in_chosen_folder(run, "checkpoints", "~/ckpts/")
 
 
@@ -225,7 +225,7 @@ def checkpoints_lie_in_a_run_folder_that_was_chosen(run: SkyRLTrainConfig) -> st
     given="trainer.run_path",
 )
 def exports_lie_in_a_run_folder_that_was_chosen(run: SkyRLTrainConfig) -> str:
-    """As the checkpoints."""
+    """A written run folder holds the run's exports; the seeds' folder is for runs without one."""
     return _in_chosen_folder(run, "exports", "~/exports/")
 
 

@@ -1,4 +1,4 @@
-"""What the tree can say and this version cannot do yet. The table may only become shorter.
+"""Fields and values of the tree that this version does not implement. The table may only become shorter.
 
 A field is either read by a component or covered here; a test proves it and prints the count. An entry names the values
 that run; any other value that would have an effect is refused with the capability that is missing.

@@ -57,7 +57,7 @@ class Expansion:
 
 
 def bytes_of(batch: pa.RecordBatch) -> int:
-    """Of a batch whose texts are written out, where the file has them once in a dictionary."""
+    """Bytes of a batch whose texts are written out, where the file has them once in a dictionary."""
     import pyarrow as pa
 
     columns = (each.dictionary_decode() if pa.types.is_dictionary(each.type) else each for each in batch.columns)

@@ -105,7 +105,7 @@ class RowFolder:
         self.path = self._below / key
 
     def about(self) -> dict[str, Any] | None:
-        """What is known of rows that are there already; None where there are none."""
+        """Description of rows that are stored already; None where there are none."""
         try:
             found: dict[str, Any] = json.loads((self.path / "about.json").read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):

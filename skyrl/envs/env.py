@@ -1,4 +1,4 @@
-"""What an environment is: it looks at an answer, says what it was worth, and in multi-turn tasks answers back.
+"""The environment protocol: it scores an answer and, in multi-turn tasks, replies.
 
     make(extras) -> init(prompt) -> step(answer), step(answer), ... -> get_metrics() -> close()
 

@@ -23,7 +23,7 @@ from skyrl.errors import TaskError
 
 
 class Result(Protocol):
-    """What a client of openenv gives for `reset` and `step`."""
+    """The result of an openenv client's `reset` and `step`."""
 
     observation: Any
     reward: Any

@@ -35,7 +35,7 @@ exit = quit = sys.exit
 """
 
 _PACKAGES = (("np", "numpy"), ("pd", "pandas"))
-"""Their usual names; they take long to import, so that a program has to mention them."""
+"""Usual names of packages that take long to import, so that a program has to mention them."""
 
 _PACKAGE = """
 try:

@@ -71,13 +71,13 @@ _WITH_SETTINGS: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = 
         extras, gym.text2sql, _sandbox(gym.sandbox_tier, Path(gym.text2sql.db_path).expanduser().resolve())
     ),
 }
-"""Those that are also given `environment.skyrl_gym`."""
+"""Environments that are also given `environment.skyrl_gym`."""
 
 _COMPARED: dict[str, Callable[[Mapping[str, Any], Callable[[str, str], bool]], Env]] = {
     "aime": AIMEEnv,
     "gsm8k": GSM8kEnv,
 }
-"""Those that can compare answers as mathematics."""
+"""Environments that can compare answers as mathematics."""
 
 
 def uses_sandbox(name: str, gym: SkyRLGymConfig) -> bool:

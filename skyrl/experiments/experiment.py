@@ -1,4 +1,4 @@
-"""What the experiments of all kinds of run have in common: folders, processes, checkpoints, metrics, exports.
+"""The common part of all experiments: folders, processes, checkpoints, metrics, exports.
 
 Each part is made by its `get_...` method when it is first needed, and then kept.
 """

@@ -82,9 +82,9 @@ def longest_completion(sampling: SamplingParams, prompt_length: int, max_model_l
 
 
 InFlight = Literal["finish", "recompute", "keep"]
-"""What becomes of samples in flight when an engine pauses. finish: they are completed first. recompute: they stop
-between two tokens and continue after `resume`, from keys and values computed anew by the weights of then. keep: they
-continue from the keys and values that they have, whatever weights computed those."""
+"""Policy for samples in flight when an engine pauses. finish: they are completed first. recompute: they stop between
+two tokens and continue after `resume`, from keys and values computed anew by the weights of then. keep: they continue
+from the keys and values that they have, whatever weights computed those."""
 
 
 class InferenceEngine(Protocol):

@@ -1,4 +1,4 @@
-"""What a model says about the tokens of a batch, as padded rows or packed into one row: log-probabilities, values."""
+"""Forward passes over the tokens of a batch, as padded rows or packed into one row: log-probabilities, values."""
 
 from __future__ import annotations
 

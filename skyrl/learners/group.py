@@ -134,7 +134,7 @@ class LearnerGroup(ScorerGroup[L_co]):
 
 
 def deal(batch: TrainingBatch, replicas: int) -> list[TrainingBatch]:
-    """As many consecutive rows for each replica. Where they do not divide, the last row is repeated with no token
+    """Deal as many consecutive rows to each replica. Where they do not divide, the last row is repeated with no token
     selected: it changes no sum and no mean.
     """
     missing = -len(batch) % replicas

@@ -1,4 +1,4 @@
-"""What a way of spreading a model over ranks has to offer; `strategies.py` lists those there are.
+"""The protocol of strategies, which spread a model over ranks; `strategies.py` lists the built-in ones.
 
 Everything here is collective: all ranks call the same methods in the same order. State has one form under every
 strategy and any number of ranks: tensors by name, of which each rank stores what it holds and reads what it needs.

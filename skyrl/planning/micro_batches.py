@@ -37,8 +37,10 @@ def first_fit_decreasing(tokens: Sequence[int], capacity: int, *, at_least: int 
 
 
 def karmarkar_karp(tokens: Sequence[int], capacity: int, *, at_least: int = 1) -> Plan:
-    """As few bins as the sum of tokens allows, filled as evenly as largest differencing finds (Karmarkar and Karp,
-    1982); where one overflows, `first_fit_decreasing`. Raises as it does.
+    """Bins as few as the sum of tokens allows, filled as evenly as largest differencing finds (Karmarkar and Karp,
+    1982).
+
+    Where one overflows, `first_fit_decreasing`. Raises as it does.
     """
     _expect(tokens, capacity, at_least)
     count = max(at_least, -(-sum(tokens) // capacity))

@@ -123,7 +123,7 @@ class Processes(Protocol):
         """
 
     def dump_stacks(self) -> list[Path]:
-        """What every thread of every process is doing, into their logs, whose names are returned. From any thread."""
+        """Write the stacks of every thread of every process into their logs, whose names are returned. Thread-safe."""
 
     def close(self) -> None:
         """Ends every process; returns when they are gone. Safe to call twice."""

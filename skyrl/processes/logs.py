@@ -45,7 +45,7 @@ class RankLog:
         _note_exits()
 
     def dump_stacks(self) -> None:
-        """What every thread is doing, into the log."""
+        """Write the stacks of every thread into the log."""
         faulthandler.dump_traceback(2, all_threads=True)
 
 

@@ -200,7 +200,7 @@ def _drop(*_: object, **__: object) -> None:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str], without: tuple[str, ...]) -> Iterator[None]:
-    """What is started in here inherits these variables, and has not those of `without`."""
+    """A block whose processes inherit these variables, and not those of `without`."""
     before = {name: os.environ.get(name) for name in (*variables, *without)}
     for name in without:
         os.environ.pop(name, None)

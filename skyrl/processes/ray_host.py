@@ -91,7 +91,7 @@ class Host:
 
     @ray.method(concurrency_group="life")
     async def dump_stacks(self) -> None:
-        """What every thread is doing, into the log."""
+        """Write the stacks of every thread into the log."""
         self._log.dump_stacks()
 
     async def make(self, maker: Sequence[Any]) -> CallResult | CallFailure:

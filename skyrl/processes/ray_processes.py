@@ -112,7 +112,7 @@ class RayProcesses:
         )
 
     def dump_stacks(self) -> list[Path]:
-        """Of those that still answer."""
+        """Write the stacks of the processes that still answer."""
         members = list(self._members)
         self._watch.dump_stacks(members)
         return [member.log for member in members]
@@ -203,7 +203,7 @@ class RayProcesses:
 
 
 def _heed_cancellation() -> None:
-    """Under asyncio a Ctrl-C cancels the task that is running, which would find out only when it awaits something."""
+    """Raise a pending Ctrl-C: asyncio cancels the running task, which notices only when it next awaits."""
     try:
         task = asyncio.current_task()
     except RuntimeError:
@@ -213,7 +213,7 @@ def _heed_cancellation() -> None:
 
 
 def _clock_offset(member: Member) -> float:
-    """What to add to the clock of the member's machine to get this one's, in seconds; 0 within what can be measured."""
+    """Seconds to add to the clock of the member's machine to get this one's; 0 within what can be measured."""
     best = (float("inf"), 0.0)
     for _ in range(3):
         before = time.time()

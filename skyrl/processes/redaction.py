@@ -142,7 +142,7 @@ class RedactedStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """As the stream's own. Raises OSError if the output cannot be written although somebody wants it."""
+        """Write to the stream. Raises OSError if the output cannot be written although it has a reader."""
         with self._reader_may_be_gone():
             self._stream.write(redacted(text))
         return len(text)

@@ -1,4 +1,4 @@
-"""What a process gives up before it becomes a program that nobody trusts: rights, sight, room. System calls of Linux.
+"""Confinement of a process before it becomes an untrusted program: rights, visible files, space. System calls of Linux.
 
 Used by `fork_server.py` alone, in processes of one thread; of the standard library.
 """
@@ -82,8 +82,8 @@ def enter_namespaces(user: int | None) -> bool:
 
 
 def mount_own(folder: str, owner: int, room: int) -> None:
-    """As process 1: a /proc of its own, an empty `folder` and an empty /dev/shm (semaphores of multiprocessing) with
-    `room` bytes each, and nothing else that can be written.
+    """Mount, as process 1, a /proc of its own, an empty `folder` and an empty /dev/shm (semaphores of multiprocessing)
+    with `room` bytes each; nothing else can be written.
     """
     _mount("", "/", "", _PRIVATE | _RECURSIVE)
     _mount("proc", "/proc", "proc", _NO_SUID | _NO_DEVICES | _NO_EXEC)
@@ -121,7 +121,7 @@ def make_reachable(paths: list[str]) -> None:
 
 
 def limit(limits: dict[str, float], *, own_user: bool) -> None:
-    """Of this process and of all that descend from it.
+    """Limit this process and all its descendants.
 
     The kernel counts the processes and threads of a user, on the whole machine. Where the program has no user of its
     own, everything that runs is added to its share: what the run itself does must not fail a program.
@@ -180,7 +180,7 @@ def children(parent: int) -> list[int]:
 
 
 def _started_by(file: str) -> list[int]:
-    """None of a thread that is gone meanwhile."""
+    """Parent of a thread; None if it is gone meanwhile."""
     with suppress(OSError), open(file, encoding="ascii") as children:
         return [int(word) for word in children.read().split()]
     return []

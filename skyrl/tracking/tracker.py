@@ -21,7 +21,7 @@ class Tracker(Protocol):
 
 @attrs.frozen(kw_only=True)
 class TrackedRun:
-    """What a tracker may know about the run whose metrics it gets."""
+    """Facts about a run that a tracker may use."""
 
     project: str
     """Name under which runs are grouped."""

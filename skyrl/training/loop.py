@@ -32,7 +32,7 @@ class Position(Protocol):
         """How far training has come, by the names it is logged under; `trainer/epoch` is among them."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores."""
+        """The state for a checkpoint."""
 
     def data(self) -> dict[str, Any]:
         """The part of `state` that says which data come next."""
@@ -264,7 +264,7 @@ class TrainingLoop:
         return timings | {"trainer/tokens_per_second": metrics.get(self.trainer.tokens, 0) / seconds}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores of the loop: as it was after the last whole step."""
+        """The loop's state for a checkpoint: as it was after the last whole step."""
         return {
             "version": self.trainer.version,
             "seconds": self.clock.total,

@@ -1,4 +1,4 @@
-"""What one optimizer step of the policy minimises, put together from the configuration: which policy loss, which
+"""The objective of the policy, built from the configuration: which policy loss, which
 correction, which KL estimate, and how tokens are weighed. `policy_losses.py` selects the loss.
 """
 

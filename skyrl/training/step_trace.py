@@ -1,4 +1,4 @@
-"""What a step of the trainer computes, seen from outside: the step does not mention it.
+"""Traces of a step's computations, taken from outside: the step does not mention them.
 
 A trace offers layers for the trainer's collaborators (`middleware.py`), which pass every call on and keep what they
 need of the results. When new weights are about to leave for the engines the step is complete, and is written.

@@ -54,7 +54,7 @@ class TreeBuilder(Generic[T]):
         self._root = Table(type(base), base)
         self._reach = context
         self._kept: dict[Path, list[Assignment]] = {}
-        """What was written into tables of `ClassOf`, whose class is known at the end only."""
+        """Assignments to tables of `ClassOf`, whose class is known only at the end."""
         self._history = History()
         self._unfilled: list[tuple[Assignment, MissingVariable, Origin | None]] = []
         self._unknown = 0
@@ -316,7 +316,7 @@ class TreeBuilder(Generic[T]):
 
 
 def _with(config: Any, changes: Mapping[str, Any]) -> Any:
-    """With these values, which were judged when they were assigned. Free-form tables, written into since, and classes
+    """A copy with these values, which were validated when assigned. Free-form tables, written into since, and classes
     that judge their fields together are judged now. Raises ValueError.
     """
     cls = type(config)

@@ -196,7 +196,7 @@ def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
 
 
 def _roots(steps: Sequence[Rule[T]]) -> list[Rule[T]]:
-    """Those that read nothing that another one of them writes: the others may differ for that alone."""
+    """Problems that read nothing that another one of them writes: the others may differ for that alone."""
     written = {step.writes for step in steps}
     return [step for step in steps if not written & {*step.reads}] or list(steps)
 

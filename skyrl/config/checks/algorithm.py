@@ -18,13 +18,13 @@ _CORRECTION = _ALGORITHM + "off_policy_correction."
 
 
 def the_advantage_estimator_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """By name, or by import path with the settings that its class has."""
+    """The estimator is a known name, or an import path with the settings that its class has."""
     algorithm = run.trainer.algorithm
     yield from _exists(algorithm.advantage_estimator, AdvantageEstimatorRegistry, algorithm.advantage)
 
 
 def the_policy_loss_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """By name, or by import path with the settings that its class has."""
+    """The loss is a known name, or an import path with the settings that its class has."""
     algorithm = run.trainer.algorithm
     yield from _exists(algorithm.policy_loss_type, PolicyLossRegistry, algorithm.policy_loss)
 
@@ -101,7 +101,7 @@ def correction_bounds_leave_something(run: SkyRLTrainConfig) -> Iterator[Problem
 
 
 def whole_answers_have_equal_shares(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """What is one number for an answer is not to count more for a long one."""
+    """A loss with one ratio for a whole answer should not count long answers more."""
     algorithm = run.trainer.algorithm
     if loss_facts(algorithm).of_whole_answers and algorithm.loss_reduction != "sequence_mean":
         yield Problem(

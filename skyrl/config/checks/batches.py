@@ -34,7 +34,7 @@ _NAMES = {"policy": "policy", "critic": "critic", "ref": "reference"}
 
 
 def mini_batches_in_samples_are_those_in_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """What is derived may be written, to the same value."""
+    """A derived mini-batch size may be written, to the same value."""
     for role in ("policy", "critic"):
         prompts, samples = (
             getattr(run.trainer, f"{role}_mini_batch_size"),
@@ -74,7 +74,7 @@ def mini_batches_divide_the_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def critic_mini_batches_divide_the_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """As for the policy, when there is a critic."""
+    """Every optimizer step of the critic sees the same number of prompts."""
     if has_critic(run):
         yield from _mini_batches_divide_the_batch(run, "critic")
 

@@ -81,7 +81,7 @@ def no_source_is_named_twice(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def every_training_source_has_a_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Or none has."""
+    """Every training source has a weight, or none has."""
     yield from run.data.problems_at("data")
 
 

@@ -92,7 +92,7 @@ def engines_of_others_share_no_gpus(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def engines_of_others_have_an_address(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """What the run does not start, it has to be told where to find."""
+    """Engines that the run does not start have an address."""
     engine = run.generator.inference_engine
     addressed = engine.external_proxy_url or engine.external_server_urls or engine.remote_urls
     if samples(run) and not starts_engines(run) and not addressed:
@@ -185,7 +185,7 @@ def megatron_sends_weights_between_gpus(run: SkyRLTrainConfig) -> Iterator[Probl
 
 
 def megatron_splits_sequences_by_context(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Under Megatron `context_parallel_size` is what shares a sequence among ranks."""
+    """A sequence is shared among ranks by `context_parallel_size` under Megatron."""
     for model in _megatron_models(run):
         size = getattr(run.trainer, model).sequence_parallel_size
         if size != 1:

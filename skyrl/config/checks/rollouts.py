@@ -60,7 +60,7 @@ def several_turns_have_room(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def steps_are_samples_that_can_be_compared(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Under `step_wise_trajectories` the turns of a trajectory share one advantage, which a discount would tear."""
+    """The turns of a trajectory share one advantage under `step_wise_trajectories`, which discounting would break."""
     algorithm, generator = run.trainer.algorithm, run.generator
     if not generator.step_wise_trajectories:
         return
@@ -169,7 +169,7 @@ def both_sides_turn_positions_alike(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def positions_are_set_in_one_place(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """What the engine is told behind the learner's back would give another model."""
+    """Engine arguments that bypass the learner's settings would give another model."""
     kwargs = run.generator.inference_engine.engine_init_kwargs
     overrides = kwargs.get("hf_overrides")
     inner: Mapping[str, Any] = overrides if isinstance(overrides, Mapping) else {}

@@ -47,7 +47,7 @@ def weights_are_as_many_as_sources(run: SupervisedConfig) -> Iterator[Problem]:
 
 
 def weighted_sources_are_shuffled(run: SupervisedConfig) -> Iterator[Problem]:
-    """What is drawn by weight has no order of its own."""
+    """Rows that are drawn by weight have no order of their own."""
     if run.train_dataset_weights is not None and run.sampler == "sequential":
         message = "sequential takes the rows as they stand, and train_dataset_weights draws them"
         yield Problem(path="sampler", message=message, hint="set it to random, or leave the weights out")
