@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from skyrl.config import SkyRLTrainConfig, SupervisedConfig
+from skyrl.config import SkyRLTrainConfig
 from skyrl.config.engines import backend_of
 from skyrl.config.kinds import kind_of
 from skyrl.config.sizes import engines_of, grid_of
@@ -22,6 +22,7 @@ from skyrl.planning.sizes import layout
 from skyrl.processes.handles import Deadlines, Processes
 from skyrl.processes.in_process import InProcess
 from skyrl.rollout.stream import StreamLimits
+from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.tree import required
 from skyrl.weight_sync.canary import NEW_TOKENS, Canary, canary_prompts
 from skyrl.weight_sync.transports import (
@@ -40,8 +41,8 @@ LOOPBACK: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo"}
 """Address for ranks on one machine, which no other machine can reach."""
 
 
-def start_processes(run: SkyRLTrainConfig | SupervisedConfig) -> Processes:
-    """The executor of `trainer.placement.executor`; with `ray`, a cluster that is there when this returns."""
+def start_processes(run: AnyRun) -> Processes:
+    """The executor of `placement.executor`; with `ray`, a cluster that is there when this returns."""
     placement = run.trainer.placement
     if placement.executor == "in_process":
         for name, value in LOOPBACK.items():
@@ -50,7 +51,8 @@ def start_processes(run: SkyRLTrainConfig | SupervisedConfig) -> Processes:
     try:
         from skyrl.processes.ray_processes import RayProcesses
     except ModuleNotFoundError as error:
-        raise UserError(f"trainer.placement.executor = ray needs {error.name}: pip install 'skyrl[ray]'") from error
+        field = field_path(run, "placement.executor")
+        raise UserError(f"{field} = ray needs {error.name}: pip install 'skyrl[ray]'") from error
 
     return RayProcesses(
         layout(kind_of(run).sizes(run)),
@@ -60,6 +62,7 @@ def start_processes(run: SkyRLTrainConfig | SupervisedConfig) -> Processes:
             heartbeat=placement.heartbeat_timeout_seconds,
         ),
         address=placement.ray_address,
+        address_field=field_path(run, "placement.ray_address"),
         logs=Path(run.trainer.log_path).expanduser().absolute(),
         environment=PASSIVE_THREADS if placement.ray_address else {**PASSIVE_THREADS, **LOOPBACK},
         device=required_device(run.trainer),

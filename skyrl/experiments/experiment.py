@@ -127,7 +127,8 @@ class BaseExp:
 
     def get_tokenizer(self) -> ChatTokenizer:
         """The tokenizer of the model that is trained."""
-        return load_tokenizer(self.model_path, use_fast=not self.cfg.trainer.disable_fast_tokenizer)
+        fast = not self.cfg.trainer.disable_fast_tokenizer
+        return load_tokenizer(self.model_path, use_fast=fast, table=kind_of(self.cfg).trainer)
 
     def get_processes(self) -> Processes:
         """Processes of the models."""

@@ -30,7 +30,8 @@ def export_of(run: SupervisedConfig, folder: Path) -> Export | RewardModelExport
 
 def chat_tokenizer(run: SupervisedConfig) -> ChatTokenizer:
     """The tokenizer of the model, with the configured chat template."""
-    tokenizer = load_tokenizer(required(run.model.path, "model.path"), use_fast=not run.disable_fast_tokenizer)
+    path, fast = required(run.model.path, "model.path"), not run.disable_fast_tokenizer
+    tokenizer = load_tokenizer(path, use_fast=fast, table="")
     return with_template(tokenizer, run.chat_template, "chat_template")
 
 

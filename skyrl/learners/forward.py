@@ -129,11 +129,18 @@ def _in_place(found: Tensor, batch: TrainingBatch) -> Tensor:
 
 
 @torch.no_grad()
-def probe_forward(model: Any, *, pack: bool, share_prompts: bool, device: torch.device) -> ForwardOptions:
+def probe_forward(
+    model: Any,
+    *,
+    pack: bool,
+    share_prompts: bool,
+    device: torch.device,
+    packing_field: str = "trainer.use_sample_packing",
+) -> ForwardOptions:
     """See for a few tokens that the model looks back only, and that packed rows do not see each other; and how it may
     be read.
 
-    Neither is announced by a model, and both fail silently. Raises `ModelError`.
+    Neither is announced by a model, and both fail silently. Raises `ModelError`, which names `packing_field`.
     """
     vocabulary = model.get_input_embeddings().num_embeddings
     ids = torch.arange(1, 15, device=device) * 7919 % vocabulary
@@ -146,7 +153,7 @@ def probe_forward(model: Any, *, pack: bool, share_prompts: bool, device: torch.
         return attrs.evolve(options, plain_head=has_plain_head(model, device))
     if _differ(options.answer(model, options.layout(_probe(ids, (5, 9))))[0][-9:], alone):
         raise ModelError(
-            "rows of this model see each other when they are packed into one: set trainer.use_sample_packing = false"
+            f"rows of this model see each other when they are packed into one: set {packing_field} = false"
         )
     return attrs.evolve(options, share_prompts=share_prompts, plain_head=has_plain_head(model, device))
 

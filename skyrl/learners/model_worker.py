@@ -17,6 +17,7 @@ from skyrl.checkpoint.shards import TensorShard, TensorSource, write_shards
 from skyrl.checkpoint.storage import Storage
 from skyrl.checkpoint.store import could_not_write, file_of_rank
 from skyrl.config import OptimizerConfig, TrainerConfig
+from skyrl.config.trainer_fields import table_above, trainer_field
 from skyrl.errors import NonFiniteError, RunError
 from skyrl.learners.budget import TokenBudget, micro_batches
 from skyrl.learners.forward import ForwardFn, Outputs, probe_forward
@@ -51,6 +52,7 @@ class ModelWorker:
         """
         self.ranks, self._role, self._config_path, self._read = ranks, role, config_path, read
         self._staged: list[TensorShard] = []
+        table = table_above(config_path)
         self.device = torch.device(required_device(trainer))
         self._forward_rows = trainer.micro_forward_batch_size_per_gpu
         self._budget = token_budget(trainer)
@@ -59,13 +61,14 @@ class ModelWorker:
         context = StrategyContext(
             ranks=ranks,
             device=self.device,
-            compute_dtype=getattr(torch, required(trainer.compute_dtype, "trainer.compute_dtype")),
+            compute_dtype=getattr(torch, required(trainer.compute_dtype, trainer_field(table, "compute_dtype"))),
             optimizer=optimizer,
             micro_batch_rows=trainer.micro_train_batch_size_per_gpu,
             mover=mover or DeviceMover(),
+            strategy_field=trainer_field(table, "strategy"),
         )
         with ExitStack() as failed:
-            strategy = strategy_named(trainer.strategy)
+            strategy = strategy_named(trainer.strategy, context.strategy_field)
             self._joined = ranks.size > 1 or strategy.joins_alone
             if self._joined:
                 ranks.join(self.device)
@@ -77,6 +80,7 @@ class ModelWorker:
                     pack=trainer.use_sample_packing,
                     share_prompts=trainer.share_group_prompts,
                     device=self.device,
+                    packing_field=trainer_field(table, "use_sample_packing"),
                 )
             )
             failed.pop_all()

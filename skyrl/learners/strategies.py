@@ -38,9 +38,9 @@ STRATEGIES: Mapping[str, StrategyKind] = {
 }
 
 
-def strategy_named(name: str) -> StrategyKind:
-    """The strategy that `trainer.strategy` names. Raises `ConfigError` for one that has no learner."""
+def strategy_named(name: str, field: str = "trainer.strategy") -> StrategyKind:
+    """The strategy of this name, which `field` gives. Raises `ConfigError` for one that has no learner."""
     if name not in STRATEGIES:
         message = f"no learner for {name!r}"
-        raise ConfigError([Problem(path="trainer.strategy", message=message, hint=f"choose {', '.join(STRATEGIES)}")])
+        raise ConfigError([Problem(path=field, message=message, hint=f"choose {', '.join(STRATEGIES)}")])
     return STRATEGIES[name]

@@ -45,6 +45,10 @@ class StrategyContext:
     """None for a model that never changes: it gets no optimizer, and no memory for gradients."""
 
     micro_batch_rows: int = 1
+
+    strategy_field: str = "trainer.strategy"
+    """Path of the field that names the strategy, for messages."""
+
     mover: DeviceMover = field(factory=DeviceMover)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from skyrl.config import ModelConfig, TrainerConfig
+from skyrl.config.trainer_fields import table_above, trainer_field
 from skyrl.learners.forward import ForwardFn, compute_logprobs, read_values
 from skyrl.learners.learning_worker import LearningWorker, Objective
 from skyrl.learners.model_worker import ModelWorker
@@ -126,15 +127,15 @@ class CriticWorker(LearningWorker):
 
 
 def _causal_lm(trainer: TrainerConfig, model: ModelConfig, config_path: str, *, adapted: bool = True) -> ModelSource:
-    field = joined(config_path, "model")
+    field, table = joined(config_path, "model"), table_above(config_path)
     source = required(model.path, f"{field}.path")
-    attention: str = required(trainer.attention, "trainer.attention")
+    attention: str = required(trainer.attention, trainer_field(table, "attention"))
     if attention == "sdpa" and trainer.use_sample_packing and segments_fit(load_config(source)):
         register()
         attention = SEGMENTS
 
     def load(device: torch.device) -> nn.Module:
-        return load_causal_lm(source, dtype=torch.float32, attention=attention, device=device)
+        return load_causal_lm(source, dtype=torch.float32, attention=attention, device=device, table=table)
 
     meta_model = partial(causal_lm_skeleton, source, attention=attention)
     if not (adapted and model.lora.rank):

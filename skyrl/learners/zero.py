@@ -33,7 +33,7 @@ class Zero(DataParallel):
 
     def __init__(self, source: ModelSource, config: DeepSpeedConfig, context: StrategyContext) -> None:
         """Every rank reads the weights: the engine starts from whole models. Raises `UserError` without DeepSpeed."""
-        deepspeed = import_deepspeed(context.device)
+        deepspeed = import_deepspeed(context.device, context.strategy_field)
         self._ranks, self._device = context.ranks, context.device
         zero = config.zero_optimization
         self._stage = zero.stage
@@ -168,8 +168,8 @@ class Zero(DataParallel):
         return before - torch.cuda.memory_allocated(self._device)
 
 
-def import_deepspeed(device: torch.device) -> ModuleType:
-    """The package, told to build nothing. Raises `UserError` if it is not installed.
+def import_deepspeed(device: torch.device, field: str = "trainer.strategy") -> ModuleType:
+    """The package, told to build nothing. Raises `UserError`, which names `field`, if it is not installed.
 
     On a CPU it would compile an operator for communication in shared memory; a process that is killed meanwhile leaves
     a lock on which every later one waits for ever, without a word. Gloo does the same work.
@@ -184,8 +184,8 @@ def import_deepspeed(device: torch.device) -> ModuleType:
             importlib.import_module("deepspeed.utils")
     except ImportError as error:
         raise UserError(
-            'trainer.strategy = "deepspeed" needs DeepSpeed, which is not installed: pip install "skyrl[deepspeed]", '
-            'or set trainer.strategy = "fsdp2"'
+            f'{field} = "deepspeed" needs DeepSpeed, which is not installed: pip install "skyrl[deepspeed]", '
+            f'or set {field} = "fsdp2"'
         ) from error
     operators: dict[str, bool] = importlib.import_module("deepspeed.ops").__compatible_ops__
     operators["deepspeed_shm_comm"] = False

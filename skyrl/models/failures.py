@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from safetensors import SafetensorError
 
+from skyrl.config.trainer_fields import trainer_field
 from skyrl.errors import ModelError
 
 _REMEDIES: tuple[tuple[str, str], ...] = (
@@ -13,25 +14,25 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     ("does not recognize this architecture", "this transformers does not know its architecture; a newer one may"),
     ("Unrecognized configuration class", "it is not a causal language model"),
     ("custom code", "it needs code of its own to be executed, and that was not allowed"),
-    ("FlashAttention2", "FlashAttention is not installed: set trainer.flash_attn = false, or install flash-attn"),
+    ("FlashAttention2", "FlashAttention is not installed: set {flash_attn} = false, or install flash-attn"),
     ("not a valid JSON file", "its config.json is damaged: copy it again"),
     ("ignore_mismatched_sizes", "its weights have other shapes than its config.json says: they are not of one model"),
     ("instantiate the backend tokenizer", "the folder holds none: copy tokenizer.json and its like there"),
 )
-"""A piece of transformers' message -> ours."""
+"""A piece of transformers' message -> ours, in which `{flash_attn}` stands for the path of that field."""
 
 
-def model_error(what: str, path: str, error: Exception) -> ModelError:
-    """`what` is `model` or `tokenizer`. Raise the result from `error`."""
-    return ModelError(f"the {what} {path} cannot be loaded: {_why(error)}")
+def model_error(what: str, path: str, error: Exception, *, table: str = "trainer") -> ModelError:
+    """`what` is `model` or `tokenizer`; `table` holds the fields that a remedy names. Raise the result from `error`."""
+    return ModelError(f"the {what} {path} cannot be loaded: {_why(error, table)}")
 
 
-def _why(error: Exception) -> str:
+def _why(error: Exception, table: str) -> str:
     text = str(error).strip()
     if isinstance(error, SafetensorError):
         return f"its weights are damaged or incomplete ({text}): copy them again"
     for piece, remedy in _REMEDIES:
         if piece in text:
-            return remedy
+            return remedy.format(flash_attn=trainer_field(table, "flash_attn"))
     first_line = text.splitlines()[0] if text else "no message"
     return f"{type(error).__name__}: {first_line}"

@@ -20,6 +20,7 @@ from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar
 
 from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.config.trainer_fields import trainer_field
 from skyrl.errors import ModelError
 from skyrl.models.failures import model_error
 from skyrl.models.foreign_code import refuse_foreign_code
@@ -29,16 +30,24 @@ _PROBE = "Sort: hgdbha, 12 + 34 = 46!\n\tÜber naïve 東京 #### 7.5  end"
 
 
 def load_causal_lm(
-    path: str, *, dtype: torch.dtype, attention: str, device: torch.device, trust_remote_code: bool = False
+    path: str,
+    *,
+    dtype: torch.dtype,
+    attention: str,
+    device: torch.device,
+    trust_remote_code: bool = False,
+    table: str = "trainer",
 ) -> PreTrainedModel:
     """A transformers causal language model from a local folder (`~` is expanded) or the hub, on `device`.
 
-    `attention` is a name of transformers: `sdpa`, `flash_attention_2`, `eager`. Raises `ModelError`, also for weights
-    that are not all there: transformers would draw the rest at random.
+    `attention` is a name of transformers: `sdpa`, `flash_attention_2`, `eager`. Messages name fields of the
+    configuration below `table`. Raises `ModelError`, also for weights that are not all there: transformers would draw
+    the rest at random.
     """
     source = model_source(path, trust_remote_code=trust_remote_code)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError("trainer.device is cuda, but this torch sees no CUDA device: set trainer.device = cpu")
+        field = trainer_field(table, "device")
+        raise ModelError(f"{field} is cuda, but this torch sees no CUDA device: set {field} = cpu")
     disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -50,7 +59,7 @@ def load_causal_lm(
             output_loading_info=True,
         )
     except Exception as error:  # transformers, its hub client and safetensors each raise types of their own
-        raise model_error("model", path, error) from error
+        raise model_error("model", path, error, table=table) from error
     model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:
@@ -60,10 +69,11 @@ def load_causal_lm(
     return placed
 
 
-def load_tokenizer(path: str, *, use_fast: bool = True) -> ChatTokenizer:
+def load_tokenizer(path: str, *, use_fast: bool = True, table: str = "trainer") -> ChatTokenizer:
     """The tokenizer beside a model, with a chat template and a padding token. Raises `ModelError`.
 
-    `use_fast=False` asks for the one written in Python; it is refused where transformers has none.
+    `use_fast=False` asks for the one written in Python; it is refused where transformers has none, with a message that
+    names the field below `table`.
     """
     source = model_source(path)
     try:
@@ -73,7 +83,8 @@ def load_tokenizer(path: str, *, use_fast: bool = True) -> ChatTokenizer:
         raise model_error("tokenizer of", path, error) from error
     if tokenizer.is_fast and not use_fast:
         raise ModelError(
-            f"the tokenizer of {path} exists in its fast form only: set trainer.disable_fast_tokenizer = false"
+            f"the tokenizer of {path} exists in its fast form only: "
+            f"set {trainer_field(table, 'disable_fast_tokenizer')} = false"
         )
     _require_what_chats_need(tokenizer, path)
     if tokenizer.pad_token_id is None:

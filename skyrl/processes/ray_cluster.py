@@ -102,10 +102,13 @@ def start(slots: int, device: Device, object_store_bytes: int) -> Cluster:
     return cluster
 
 
-def attach(address: str, seconds: float) -> Cluster:
-    """A connection to the running cluster at `address` (host:port of its head, or `auto`). Raises `ProcessError`."""
+def attach(address: str, seconds: float, field: str = "trainer.placement.ray_address") -> Cluster:
+    """A connection to the running cluster at `address` (host:port of its head, or `auto`), which `field` gives.
+
+    Raises `ProcessError`.
+    """
     _refuse_a_second()
-    _refuse_where_nobody_listens(address)
+    _refuse_where_nobody_listens(address, field)
     outcome: list[BaseException | None] = []
     thread = threading.Thread(target=_attach, args=(address, outcome), name="skyrl-attach", daemon=True)
     thread.start()
@@ -114,7 +117,7 @@ def attach(address: str, seconds: float) -> Cluster:
         reason = _one_line(outcome[0]) if outcome and outcome[0] else f"no answer within {seconds:g} s"
         raise ProcessError(
             f"No connection to the Ray cluster at {address}: {reason}. The address is host:port of a head that runs "
-            "(trainer.placement.ray_address). One with token authentication answers only clients that have its token: "
+            f"({field}). One with token authentication answers only clients that have its token: "
             "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
         )
     if not _asks_for_a_token():
@@ -133,7 +136,7 @@ def _refuse_a_second() -> None:
         )
 
 
-def _refuse_where_nobody_listens(address: str) -> None:
+def _refuse_where_nobody_listens(address: str, field: str) -> None:
     """Ray itself would try for minutes. An address without a port, such as `auto`, is Ray's to look up."""
     host, _, port = address.rpartition(":")
     if "/" in address or not host or not port.isdecimal():
@@ -142,8 +145,7 @@ def _refuse_where_nobody_listens(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise ProcessError(
-            f"No connection to the Ray cluster at {address}: {error}. Start the head first, or correct "
-            "trainer.placement.ray_address"
+            f"No connection to the Ray cluster at {address}: {error}. Start the head first, or correct {field}"
         ) from None
 
 

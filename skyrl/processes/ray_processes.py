@@ -41,6 +41,7 @@ _LOOK = 0.25
 
 class RayProcesses:
     """Actors on a cluster of our own (`address` None) or on a running one; `logs` is the folder of their log files.
+    Messages name the field of the address by `address_field`.
 
     `environment` is set in every actor before it imports anything heavy, and is not for secrets: a cluster of our own
     inherits the environment of this process, and the machines of a running one have theirs. Raises `ProcessError` when
@@ -53,6 +54,7 @@ class RayProcesses:
         *,
         deadlines: Deadlines,
         address: str | None,
+        address_field: str = "trainer.placement.ray_address",
         logs: Path,
         device: Device,
         environment: Mapping[str, str] = {},
@@ -70,7 +72,7 @@ class RayProcesses:
             slots = sum(pool.gpus_per_node for pool in layout.pools)
             self._cluster = start(slots, device, object_store_bytes)
         else:
-            self._cluster = attach(address, deadlines.start)
+            self._cluster = attach(address, deadlines.start, address_field)
         self._watch = Watch(deadlines.heartbeat)
         try:
             self._placement = Placement(layout, device, deadlines.start)

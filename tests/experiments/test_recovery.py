@@ -216,8 +216,9 @@ def test_a_run_keeps_the_checkpoints_that_it_was_told_to(nano: Path, tmp_path: P
     assert CheckpointStore(tmp_path / "checkpoints").steps() == [1, 3, 4]
 
 
-def test_a_checkpoint_is_read_as_the_configuration_of_its_run(whole: Path) -> None:
+def test_a_checkpoint_is_read_as_the_configuration_of_its_run(nano: Path, whole: Path) -> None:
     manifest = CheckpointStore(whole / "checkpoints").manifest(4)
-    loaded = compose([str(whole / "checkpoints" / "global_step_4")])
+    trusted = {"environment.env_class": f"{nano / 'reward.py'}:in_ascii"}  # code has to be named again
+    loaded = compose([str(whole / "checkpoints" / "global_step_4")], trusted)
     assert fingerprint(loaded.config) == manifest.fingerprint
     assert loaded.config.trainer.max_training_steps == 4
