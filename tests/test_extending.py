@@ -186,7 +186,7 @@ class Offline:
     ),
     """
 from skyrl.config import SFTConfig, check, load, resolve
-from skyrl.experiments.installation import _packages
+from skyrl.experiments.preflight import _packages
 from skyrl.tracking.factory import trackers_of
 
 for root, path in ((None, "trainer.logger"), (SFTConfig, "logger")):

@@ -47,7 +47,7 @@ from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.streaming import StreamingRollouts
-from skyrl.runs.preflight import check_data, look_at_the_models, sandbox_in_force
+from skyrl.runs.inputs import check_data, look_at_the_models, sandbox_in_force
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, RecordedRun, made_with, weight_digests_of
 from skyrl.tracking.jsonlines import sample_records
 from skyrl.tracking.tracker import Tracker

@@ -29,7 +29,7 @@ from skyrl.learners.ranks import Ranks
 from skyrl.learners.supervised import CrossEntropy
 from skyrl.learners.workers import SFTWorker
 from skyrl.models.loading import max_positions, refuse_small_vocabulary
-from skyrl.runs.preflight import say
+from skyrl.runs.inputs import notice
 from skyrl.tracking.tracker import Tracker
 from skyrl.training.describe import Metrics
 from skyrl.training.loop import Hooks, TrainingLoop
@@ -161,31 +161,31 @@ class SupervisedExp(BaseExp):
         for name, dataset in {"training": self.train_dataset, **self.eval_datasets}.items():
             tally = dataset.tally
             if tally.too_long:
-                say(f"{tally.too_long} {name} rows are longer than {self.max_length} tokens and left out")
+                notice(f"{tally.too_long} {name} rows are longer than {self.max_length} tokens and left out")
             if tally.cut:
-                say(f"{tally.cut} {name} rows are longer than {self.max_length} tokens, and were cut")
+                notice(f"{tally.cut} {name} rows are longer than {self.max_length} tokens, and were cut")
             if tally.behind_other_headers:
-                say(
+                notice(
                     f"{tally.behind_other_headers} {name} rows have no thoughts where the chat template's header of an "
                     "answer opens one: they are learned behind another header than sampling asks with (see "
                     "chat_template_kwargs, such as enable_thinking = false)"
                 )
             if tally.bad_rows:
-                say(f"{len(tally.bad_rows)} {name} rows are bad and left out; the first: {tally.bad_rows[0]}")
+                notice(f"{len(tally.bad_rows)} {name} rows are bad and left out; the first: {tally.bad_rows[0]}")
         self._report_turn_end()
         rest = len(self.train_dataset) % self.cfg.batch_size
         if rest:
-            say(f"{rest} training rows do not fill a batch and are left out of each epoch")
+            notice(f"{rest} training rows do not fill a batch and are left out of each epoch")
 
     def _report_turn_end(self) -> None:
         """Report whether generation with the trained model stops where its turns end."""
         match self.train_dataset.tally.turn_end:
             case (end, None):
-                say(
+                notice(
                     f"the chat template ends turns with the text {end!r}, which is no token: stop sampling at this text"
                 )
             case (end, token) if token == self.turn_end:
-                say(
+                notice(
                     f"the chat template ends turns with {end!r} (token {token}), at which the model's generation does "
                     "not stop: the exported generation_config.json gets it as one more eos_token_id"
                 )

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from skyrl.config import TrainerConfig
 from skyrl.errors import RunError
-from skyrl.runs.preflight import say
+from skyrl.runs.inputs import notice
 
 PAUSE = 10.0
 """Seconds before a failed run starts again, as in AReaL: what caused the failure may need a moment, too."""
@@ -61,5 +61,5 @@ def attempts(cfg: TrainerConfig) -> Iterator[Attempt]:
         yield attempt
         if attempt.failure is None:
             return
-        say(f"The run failed: {attempt.failure}\nIt begins again in {PAUSE:g} s (try {number + 1} of {retries})")
+        notice(f"The run failed: {attempt.failure}\nIt begins again in {PAUSE:g} s (try {number + 1} of {retries})")
         time.sleep(PAUSE)

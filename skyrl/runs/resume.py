@@ -8,7 +8,7 @@ from typing import Literal
 
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore, load_checkpoint
 from skyrl.errors import ResumeError
-from skyrl.runs.preflight import say
+from skyrl.runs.inputs import notice
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_lock import refuse_changed
 from skyrl.runs.run_tree import AnyRun, field_path
@@ -33,7 +33,7 @@ def find_start(run: AnyRun, store: CheckpointStore, folder: RunFolder, *, again:
         case "anew":
             _refuse_to_mix(run, store, 0)
         case how:
-            found = _newest(run, store, fall_back=say if how == "newest good" else None)
+            found = _newest(run, store, fall_back=notice if how == "newest good" else None)
             if found is not None:
                 refuse_changed(found.config, run, store.folder, field_path(run, "ckpt_path"))
             elif how == "must":

@@ -16,7 +16,7 @@ from skyrl.errors import RunError
 from skyrl.processes.progress import Watchdog
 from skyrl.processes.signals import GOES_ON_FROM_THE_LAST
 from skyrl.runs.experiment import Experiment
-from skyrl.runs.preflight import say
+from skyrl.runs.inputs import notice
 from skyrl.runs.resume import find_start
 from skyrl.runs.run_lock import RunLock, changes_to_say
 from skyrl.runs.run_tree import field_path
@@ -125,9 +125,9 @@ class RunSession:
 
     def _report(self, checkpoint: Checkpoint) -> None:
         changes = changes_to_say(checkpoint.config, self._cfg)
-        say(f"Going on after step {checkpoint.step}, from a checkpoint{changes and ', with:'}")
+        notice(f"Going on after step {checkpoint.step}, from a checkpoint{changes and ', with:'}")
         if changes:
-            say(changes)
+            notice(changes)
 
     def _forget_what_comes_again(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is None:
@@ -144,7 +144,7 @@ class RunSession:
         stop = faults.on_stall == "stop"
 
         def stalled(diagnosis: str) -> None:
-            say(f"warning: {diagnosis}")
+            notice(f"warning: {diagnosis}")
             if stop:
                 self._shutdown.request("Stopped, since there was no progress", exit_code=RunError.exit_code)
 

@@ -41,7 +41,7 @@ from skyrl.learners.schedule import learning_rate_schedule
 from skyrl.learners.zero_config import engine_config
 from skyrl.models.chat_templates import _text as template_text
 from skyrl.rollout.chats import MessageChat, chat_of, renders_history
-from skyrl.runs.preflight import sandbox_in_force
+from skyrl.runs.inputs import sandbox_in_force
 from skyrl.runs.recovery import attempts
 from skyrl.training.advantage import advantage_estimator
 from skyrl.training.objective import policy_objective

@@ -8,7 +8,7 @@ import pytest
 from skyrl.config import SkyRLTrainConfig
 from skyrl.data.prompts import PromptDataset
 from skyrl.errors import UserError
-from skyrl.runs.preflight import sandbox_in_force
+from skyrl.runs.inputs import sandbox_in_force
 from skyrl.runs.run_folder import RunFolder
 from skyrl.sandbox import sandbox
 from skyrl.sandbox.sandbox import Sandbox

@@ -41,7 +41,7 @@ _supervised = partial(
     model="model",
     data="train_datasets",
     length=("num_epochs",),
-    preflight="skyrl.experiments.supervised_preflight:SUPERVISED_PREFLIGHT",
+    preflight="skyrl.experiments.preflight:SUPERVISED_PREFLIGHT",
 )
 
 SUPERVISED_KINDS = (

@@ -1,4 +1,4 @@
-"""What a machine lacks is told before anything starts."""
+"""What a machine lacks is reported before anything starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from skyrl.config import SkyRLTrainConfig, check, load
 from skyrl.config.resolve import resolve_with_origins
-from skyrl.experiments.installation import (
+from skyrl.experiments.preflight import (
     keys_are_there,
     packages_are_installed,
     there_are_gpus_for_it,

@@ -1,4 +1,4 @@
-"""Preflight checks that need data and tokenizer loaded: errors are raised, skipped rows are reported."""
+"""Checks of a run's inputs, once data and tokenizer are loaded: errors are raised, skipped rows are reported."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ def check_data(run: SkyRLTrainConfig, train: PromptDataset, evaluation: PromptDa
         for env_class in {prompt.env_class for prompt in dataset.prompts}:
             find_task(env_class, run.environment.env_class, run.environment.skyrl_gym)
         if dataset.too_long:
-            say(f"{dataset.too_long} {name} prompts are longer than trainer.max_prompt_length and left out")
+            notice(f"{dataset.too_long} {name} prompts are longer than trainer.max_prompt_length and left out")
         if dataset.bad_rows:
             first = "".join(f"\n  {reason}" for reason in dataset.bad_rows[:3])
-            say(f"{len(dataset.bad_rows)} {name} rows are no prompts and left out (data.bad_rows), the first:{first}")
+            notice(
+                f"{len(dataset.bad_rows)} {name} rows are no prompts and left out (data.bad_rows), the first:{first}"
+            )
     _tell_the_tail(run, len(train))
 
 
@@ -40,9 +42,9 @@ def _tell_the_tail(run: SkyRLTrainConfig, prompts: int) -> None:
     _, left_out = batches(prompts, trainer.train_batch_size, trainer.epochs, tail)
     if left_out and tail == "drop":
         rest = prompts % trainer.train_batch_size
-        say(f"{rest} training prompts, others in each epoch, do not fill a batch and are left out (data.epoch_tail)")
+        notice(f"{rest} training prompts, others in each epoch, do not fill a batch and are left out (data.epoch_tail)")
     elif left_out:
-        say(f"{left_out} training prompts, the last ones of the last epoch, do not fill a batch and are left out")
+        notice(f"{left_out} training prompts, the last ones of the last epoch, do not fill a batch and are left out")
 
 
 def sandbox_in_force(run: SkyRLTrainConfig, *datasets: PromptDataset | None) -> Mapping[str, object] | None:
@@ -56,7 +58,7 @@ def sandbox_in_force(run: SkyRLTrainConfig, *datasets: PromptDataset | None) -> 
     if not sandboxed:
         return None
     sandbox = Sandbox(gym.sandbox_tier)
-    say(f"{', '.join(sandboxed)}: runs in sandboxes of the tier {sandbox.tier!r} (SECURITY.md)")
+    notice(f"{', '.join(sandboxed)}: runs in sandboxes of the tier {sandbox.tier!r} (SECURITY.md)")
     return {**sandbox.record(), "environments": sandboxed}
 
 
@@ -99,6 +101,6 @@ def _refuse_long(path: str, sampled: Iterable[tuple[PromptDataset | None, Any]],
             )
 
 
-def say(text: str) -> None:
-    """Print a line to the terminal."""
+def notice(text: str) -> None:
+    """Print a line about the run to standard error."""
     print(text, file=sys.stderr)
