@@ -13,8 +13,8 @@ _GAMMA, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -772359229
 
 
 def device_digest(tensor: Tensor) -> str:
-    """64 bits over a tensor's bytes and their places: the sum of SplitMix64 (Steele, Lea and Flood 2014,
-    doi:10.1145/2660193.2660195) over words of 8 bytes, each offset by its place. The same on every device.
+    """64 bits over the bytes of a tensor of any shape and their places: the sum of SplitMix64 (Steele, Lea and Flood
+    2014, doi:10.1145/2660193.2660195) over words of 8 bytes, each offset by its place. The same on every device.
 
     A change within one word always shows, since SplitMix64 is one-to-one; any other is missed once in 2**64. It finds
     accidents, not enemies.

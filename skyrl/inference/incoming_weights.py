@@ -46,7 +46,8 @@ class IncomingWeights(Protocol):
         """All that will come, in order."""
 
     def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
-        """Name and value of each weight as it is received, on the CPU or on the device that the transport delivers to.
+        """Name and value of each weight, with its whole shape, as it is received, on the CPU or on the device that the
+        transport delivers to.
 
         A tensor is only valid until the next one is asked for. The iterator raises `WeightSyncError` for bytes that
         differ from those sent, for a missing weight, and when the sender is gone.
@@ -167,24 +168,26 @@ def for_worker(incoming: IncomingWeights, worker: int) -> IncomingWeights:
 
 
 def weight_info(name: str, tensor: Tensor) -> WeightInfo:
-    """The description of this weight."""
+    """The description of a weight of any shape."""
     return WeightInfo(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
 def digest(tensor: Tensor) -> str:
-    """xxh3-128 of the tensor's bytes: finds what was changed by accident, not by an enemy."""
+    """xxh3-128 of the bytes of a tensor of any shape: finds what was changed by accident, not by an attacker."""
     return xxhash.xxh3_128_hexdigest(as_bytes(tensor).numpy().data)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The tensor's memory as flat uint8 on the CPU; a copy only where it is elsewhere or has gaps."""
+    """The memory of a tensor of any shape as flat uint8, (bytes,), on the CPU; a copy only where it is elsewhere or has
+    gaps.
+    """
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
 
 
 def verified(
     arriving: Iterator[tuple[str, Tensor, str]], announced: Sequence[WeightInfo]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each (name, tensor, digest as sent), once it is what was announced and sent.
+    """Name and tensor, of any shape, of each (name, tensor, digest as sent), once it is what was announced and sent.
 
     Raises `WeightSyncError`, also at the end if something did not come.
     """

@@ -44,10 +44,12 @@ class RowLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Does nothing: the storage came with the first prompt."""
+        """Does nothing: the storage came with the first prompt. Shapes: both (rows, kv_heads, 1, head_dim)."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Adds those of the new token, (rows, kv_heads, 1, head_dim), and returns those of all live columns."""
+        """Add keys and values of the new token, (rows, kv_heads, 1, head_dim) each, and return those of all live
+        columns, (rows, kv_heads, columns, head_dim).
+        """
         rows, start, end = self.window.rows, self.window.start, self.window.end
         self.keys[:rows, :, end : end + 1] = key_states
         self.values[:rows, :, end : end + 1] = value_states

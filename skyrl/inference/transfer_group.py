@@ -155,13 +155,15 @@ class Channel:
         self._options.timeout = timedelta(seconds=timeout)
 
     def send_bytes(self, content: Tensor) -> None:
-        """`content` is flat uint8; returns when it is on its way to everyone. Rank 0 only."""
+        """Broadcast `content`, flat uint8 of shape (bytes,); returns when it is on its way to every member. Rank 0
+        only.
+        """
         self._broadcast(torch.tensor([content.numel()]))
         if content.numel():
             self._broadcast(content)
 
     def receive_bytes(self) -> Tensor:
-        """The next message, flat uint8 in memory of its own. Every rank but 0."""
+        """The next message, flat uint8 of shape (bytes,) in memory of its own. Every rank but 0."""
         size = torch.zeros(1, dtype=torch.int64)
         self._broadcast(size)
         content = torch.empty(int(size), dtype=torch.uint8)

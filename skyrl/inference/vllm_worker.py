@@ -66,7 +66,8 @@ class WeightReceiver:
 def under_all_names(
     weights: Iterator[tuple[str, Tensor]], tied: Mapping[str, str], incoming: IncomingWeights
 ) -> Iterator[tuple[str, Tensor]]:
-    """Each weight, a tied one under its second names too: vLLM would leave a head that does not come as it is.
+    """Each weight with its whole shape, a tied one under its second names too: vLLM would leave a head that does not
+    come as it is.
 
     vLLM holds a layer's tensors until all of them are there, longer than the incoming set keeps them.
     """

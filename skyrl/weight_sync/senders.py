@@ -59,7 +59,9 @@ class FolderSender:
 
 
 def buckets(weights: Weights, dtype: str, bucket_bytes: int = BUCKET_BYTES) -> Iterator[dict[str, Tensor]]:
-    """The weights in order, rounded to `dtype`, on the CPU, in parts of about `bucket_bytes`, none empty."""
+    """The weights in order, each with its whole shape, rounded to `dtype`, on the CPU, in parts of about
+    `bucket_bytes`, none empty.
+    """
     bucket: dict[str, Tensor] = {}
     size = 0
     for name, tensor in weights:

@@ -32,7 +32,8 @@ class WeightSource(Protocol):
     """The holder of the newest weights: a learner, on one rank or many."""
 
     async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False) -> R:
-        """Call `consume` with name and value of every weight, tied ones once, on the first rank, and return its result.
+        """Call `consume` with name and value, with its whole shape, of every weight, tied ones once, on the first rank,
+        and return its result.
 
         With `everywhere` it runs on every rank, each of which has all weights.
         """
