@@ -190,7 +190,7 @@ def the_checkpoint_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def folders_have_names(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Whatever a run writes goes into a folder that the user named, and not beside it."""
+    """Output of a run goes into folders that the user named."""
     trainer = run.trainer
     yield from unusable_folder_name("trainer.run_path", trainer.run_path)
     yield from unusable_folder_name("trainer.ckpt_path", trainer.ckpt_path)
@@ -227,7 +227,7 @@ PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
 
 
 def packages_are_there(run: SupervisedConfig) -> Iterator[Problem]:
-    """What the chosen strategy and executor import."""
+    """Packages that the chosen strategy and executor import are installed."""
     wanted = [("model.path", "torch", "train"), ("model.path", "transformers", "train")]
     wanted += [("placement.executor", "ray", "ray")] if run.placement.executor == "ray" else []
     wanted += [("strategy", "deepspeed", "deepspeed")] if run.strategy == "deepspeed" else []

@@ -1,0 +1,52 @@
+"""A docstring stands alone, as an editor's hover shows it: it does not begin in the middle of a sentence."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.test_house import MODULES, ROOT
+
+LEANS = re.compile(
+    r"(Of|By|Also|Under|As|And|But|Or|Whoever|Whatever|Nobody|Those|Their|Whose|None of|With these|To it|It,|"
+    r"(From|In|With|At|For) (which|whom)|"
+    r"What (is|was|are|becomes|happens|has|may|can|must|stands|lies|came|comes|went|runs|it|the|a|an|each|every|to|of)"
+    r")\b"
+)
+"""Openings that continue the name above, or ask a question in place of naming the thing."""
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of every docstring, those beneath fields and constants included."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else []:
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield statement.lineno, " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "leans"),
+    [
+        ("Of the next prompt, from 0.", True),
+        ("What a checkpoint stores.", True),
+        ("Epoch of the next prompt, counted from 0.", False),
+        ("Asks the engines for one completion per key.", False),
+    ],
+)
+def test_an_opening_that_leans_on_the_name_above_is_told_from_a_phrase(text: str, leans: bool) -> None:
+    assert bool(LEANS.match(text)) is leans
+
+
+def test_every_docstring_stands_alone() -> None:
+    found = {
+        f"{module.relative_to(ROOT)}:{line}": text[:100]
+        for module in MODULES
+        for line, text in docstrings(ast.parse(module.read_text(encoding="utf-8")))
+        if LEANS.match(text)
+    }
+    assert found == {}
