@@ -21,19 +21,16 @@ from skyrl.checkpoint.storage import Disk
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.effects import evaluates
 from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, replicas_of
-from skyrl.data.cursor import PromptCursor, batches
-from skyrl.data.order import Mixed
-from skyrl.data.prompts import PromptDataset, load_prompts
-from skyrl.data.sources import Columns
+from skyrl.data.prompts import PromptDataset
 from skyrl.errors import DataError
 from skyrl.experiments.collaborators import (
     engine_makers,
     in_flight,
     parity_canary,
-    stream_limits,
     weight_road,
 )
 from skyrl.experiments.experiment import BaseExp
+from skyrl.experiments.sampling import read_prompts, sampled_rollouts, steps_that_prompts_fill
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.remote_engine import RemoteEngine
 from skyrl.learners.group import LearnerGroup, ScorerGroup
@@ -44,9 +41,8 @@ from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
 from skyrl.models.chat_templates import with_template
 from skyrl.processes.redaction import redacted
-from skyrl.rollout.batches import Rollouts, SynchronousRollouts
+from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
-from skyrl.rollout.streaming import StreamingRollouts
 from skyrl.runs.inputs import check_data, look_at_the_models, sandbox_in_force
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, RecordedRun, made_with, weight_digests_of
 from skyrl.tracking.jsonlines import sample_records
@@ -73,7 +69,6 @@ from skyrl.training.step_trace import Sink, StepTrace
 from skyrl.training.time_sharing import Movable, TimeSharing
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
-from skyrl.tree.imports import import_object
 from skyrl.weight_sync.publish import WeightSync
 
 
@@ -153,14 +148,9 @@ class BasePPOExp(BaseExp):
         """Batches in all epochs, at most `max_training_steps` and what `max_training_prompts` fills; those of the
         recording, where there is one.
         """
-        trainer = self.cfg.trainer
         if self.recorded:
-            return self.recorded.total_steps(at_most=trainer.max_training_steps)
-        steps, _ = batches(len(self.train_dataset), trainer.train_batch_size, trainer.epochs, self.cfg.data.epoch_tail)
-        limits = [trainer.max_training_steps]
-        if trainer.max_training_prompts is not None:
-            limits.append(trainer.max_training_prompts // trainer.train_batch_size)
-        return min([steps, *(limit for limit in limits if limit is not None)])
+            return self.recorded.total_steps(at_most=self.cfg.trainer.max_training_steps)
+        return steps_that_prompts_fill(self.cfg, len(self.train_dataset))
 
     def get_tokenizer(self) -> ChatTokenizer:
         """The policy's tokenizer, with the chat template that is configured."""
@@ -168,7 +158,7 @@ class BasePPOExp(BaseExp):
 
     def get_train_dataset(self) -> PromptDataset:
         """The prompts to train on. Raises `DataError` if they do not fill one batch."""
-        dataset = self._load(self.cfg.data.train_data)
+        dataset = read_prompts(self.cfg, self.cfg.data.train_data, self.tokenizer)
         batch = self.cfg.trainer.train_batch_size
         if len(dataset) < batch:
             raise DataError(
@@ -179,7 +169,7 @@ class BasePPOExp(BaseExp):
 
     def get_eval_dataset(self) -> PromptDataset | None:
         """The prompts to evaluate on, or None if this run never evaluates."""
-        return self._load(self.cfg.data.val_data) if evaluates(self.cfg) else None
+        return read_prompts(self.cfg, self.cfg.data.val_data, self.tokenizer) if evaluates(self.cfg) else None
 
     def get_inference_client(self) -> InferenceEngineClient:
         """The engines that sample, each with weights of its own."""
@@ -274,33 +264,13 @@ class BasePPOExp(BaseExp):
 
     def get_rollouts(self) -> Rollouts:
         """Source of training batches."""
-        trainer = self.cfg.trainer
         if self.recorded:
-            return RecordedRollouts(self.recorded.recording, trainer.train_batch_size)
-        data, dataset = self.cfg.data, self.train_dataset
-        mixed = None if data.train_weights is None else Mixed(dataset.sizes, data.train_weights, trainer.seed)
-        cursor = PromptCursor(
-            dataset.prompts,
-            trainer.train_batch_size,
-            trainer.seed,
-            order=mixed,
-            tail=data.epoch_tail,
-            fingerprint=dataset.fingerprint,
-        )
-        generator, algorithm, seed = self.cfg.generator, trainer.algorithm, trainer.seed
-        if not trainer.fully_async.enabled:
-            return SynchronousRollouts(cursor, self.generator, generator, algorithm, seed=seed)
-        accept = trainer.fully_async.accept
-        return StreamingRollouts(
-            cursor,
-            dataset.prompts,
+            return RecordedRollouts(self.recorded.recording, self.cfg.trainer.train_batch_size)
+        return sampled_rollouts(
+            self.cfg,
+            self.train_dataset,
             self.generator,
-            generator,
-            algorithm,
-            stream_limits(self.cfg, self.total_steps),
-            accept=None if accept is None else import_object(accept),
-            mask_older_tokens=trainer.fully_async.mask_older_tokens,
-            seed=seed,
+            total_steps=self.total_steps,
             waits=self.progress.waits,
         )
 
@@ -459,14 +429,3 @@ class BasePPOExp(BaseExp):
     def _decode(self, token_ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
         return text
-
-    def _load(self, sources: Sequence[str]) -> PromptDataset:
-        return load_prompts(
-            sources,
-            self.tokenizer,
-            env_class=self.cfg.environment.env_class,
-            max_prompt_length=self.cfg.trainer.max_prompt_length,
-            chat_template_kwargs=self.cfg.generator.chat_template_kwargs,
-            columns=Columns(prompt=self.cfg.data.prompt_column, answer=self.cfg.data.answer_column),
-            skip_bad_rows=self.cfg.data.bad_rows == "skip",
-        )

@@ -1,0 +1,85 @@
+"""Builds what a policy's samples come from, from the configuration: its prompts and batches of rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.config import SkyRLTrainConfig
+from skyrl.data.cursor import PromptCursor, batches
+from skyrl.data.order import Mixed
+from skyrl.data.prompts import PromptDataset, load_prompts
+from skyrl.data.sources import Columns
+from skyrl.experiments.collaborators import stream_limits
+from skyrl.rollout.batches import Rollouts, SynchronousRollouts
+from skyrl.rollout.generator import SkyRLGymGenerator
+from skyrl.rollout.streaming import StreamingRollouts
+from skyrl.trajectory import Prompt
+from skyrl.tree.imports import import_object
+
+
+def read_prompts(run: SkyRLTrainConfig, sources: Sequence[str], tokenizer: ChatTokenizer) -> PromptDataset:
+    """The prompts of these sources, tokenized. Raises `DataError`."""
+    return load_prompts(
+        sources,
+        tokenizer,
+        env_class=run.environment.env_class,
+        max_prompt_length=run.trainer.max_prompt_length,
+        chat_template_kwargs=run.generator.chat_template_kwargs,
+        columns=Columns(prompt=run.data.prompt_column, answer=run.data.answer_column),
+        skip_bad_rows=run.data.bad_rows == "skip",
+    )
+
+
+def steps_that_prompts_fill(run: SkyRLTrainConfig, prompts: int) -> int:
+    """Batches in all epochs of so many prompts, at most `max_training_steps` and what `max_training_prompts` fills."""
+    trainer = run.trainer
+    steps, _ = batches(prompts, trainer.train_batch_size, trainer.epochs, run.data.epoch_tail)
+    limits = [trainer.max_training_steps]
+    if trainer.max_training_prompts is not None:
+        limits.append(trainer.max_training_prompts // trainer.train_batch_size)
+    return min([steps, *(limit for limit in limits if limit is not None)])
+
+
+def sampled_rollouts(
+    run: SkyRLTrainConfig,
+    dataset: PromptDataset,
+    generator: SkyRLGymGenerator,
+    *,
+    total_steps: int,
+    waits: Callable[[], Sequence[str]],
+) -> Rollouts:
+    """Batches sampled by `generator`: when the trainer asks for them, or ahead of it where the run is asynchronous.
+
+    `waits` names what the process is waiting for, which a stalled stream reports.
+    """
+    trainer, cursor = run.trainer, _cursor(run, dataset)
+    settings, algorithm, seed = run.generator, trainer.algorithm, trainer.seed
+    if not trainer.fully_async.enabled:
+        return SynchronousRollouts(cursor, generator, settings, algorithm, seed=seed)
+    accept = trainer.fully_async.accept
+    return StreamingRollouts(
+        cursor,
+        dataset.prompts,
+        generator,
+        settings,
+        algorithm,
+        stream_limits(run, total_steps),
+        accept=None if accept is None else import_object(accept),
+        mask_older_tokens=trainer.fully_async.mask_older_tokens,
+        seed=seed,
+        waits=waits,
+    )
+
+
+def _cursor(run: SkyRLTrainConfig, dataset: PromptDataset) -> PromptCursor[Prompt]:
+    data, trainer = run.data, run.trainer
+    mixed = None if data.train_weights is None else Mixed(dataset.sizes, data.train_weights, trainer.seed)
+    return PromptCursor(
+        dataset.prompts,
+        trainer.train_batch_size,
+        trainer.seed,
+        order=mixed,
+        tail=data.epoch_tail,
+        fingerprint=dataset.fingerprint,
+    )
