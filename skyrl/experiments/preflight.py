@@ -258,7 +258,7 @@ def the_template_is_there(run: SupervisedConfig) -> Iterator[Problem]:
 
 
 def the_folders_have_names(run: SupervisedConfig) -> Iterator[Problem]:
-    """Whatever a run writes goes into a folder that can be made; a checkpoint that is named is there."""
+    """Output of a run goes into folders that can be made; a named checkpoint exists."""
     for field, path in _written(run):
         yield from unusable_folder_name(field, path)
     if run.resume_from not in ("", "latest"):

@@ -51,7 +51,9 @@ class ZeroState:
             yield name, self._master(weight)
 
     def tensor_shards(self) -> Iterator[TensorShard]:
-        """As `Strategy.tensor_shards`: below stage 1 the first rank has all, above it each has stretches of its own."""
+        """Shards of this rank, see `Strategy.tensor_shards`: below stage 1 the first rank has all, above it each has
+        stretches of its own.
+        """
         for name, weight in self.weights():
             if self._is_whole(weight):
                 with self._gathered(weight):

@@ -95,7 +95,7 @@ class Group(Generic[T_co]):
     @overload
     def deal(self, method: Callable[[T_co, A], R], shares: Sequence[A]) -> Coroutine[Any, Any, list[R]]: ...
     def deal(self, method: Callable[..., object], shares: Sequence[object]) -> Coroutine[Any, Any, Sequence[object]]:
-        """As `call`, with `shares[i]` as the only argument of rank i."""
+        """Call every rank at once, see `call`, with `shares[i]` as the only argument of rank i."""
         assert len(shares) == len(self), f"{len(shares)} shares for {len(self)} ranks"
         return gather_or_cancel(
             [handle.call(method, share) for handle, share in zip(self.handles, shares, strict=True)]
