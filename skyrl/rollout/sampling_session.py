@@ -49,6 +49,7 @@ class SamplingSession:
         self._attempts = Attempts(gym, tally, self._first_turns)
         self._judge = GroupJudge(context, gym, tally)
         self._all_sampled = asyncio.Barrier(together) if together else None
+        self._waits_for_all = together is not None or bool(context.config.inference_engine.deterministic)
         self._slots = asyncio.Semaphore(
             max(1, (context.config.max_trajectories_in_flight or _MANY) // samples_per_prompt)
         )
@@ -87,11 +88,12 @@ class SamplingSession:
 
     async def _play(self, episodes: Sequence[Episode]) -> list[Trajectory]:
         """The first turn of those that begin in time is one request, so that the prompt is prefilled once. An
-        environment that takes longer to begin holds up no other.
+        environment that takes longer to begin holds up no other, except where equal bits are promised: the rows of a
+        request decide the rounding, so that time must not.
         """
         begins = [asyncio.ensure_future(outcome_of(episode.begin())) for episode in episodes]
         try:
-            _, late = await asyncio.wait(begins, timeout=None if self._all_sampled else TOGETHER_SECONDS)
+            _, late = await asyncio.wait(begins, timeout=None if self._waits_for_all else TOGETHER_SECONDS)
             places = range(len(episodes))
             waves = [[place for place in places if begins[place] not in late]]
             waves += [[place] for place in places if begins[place] in late]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skyrl.config import AlgorithmConfig, GeneratorConfig, SamplingParams, SkyRLGymConfig
+from skyrl.config import AlgorithmConfig, GeneratorConfig, InferenceEngineConfig, SamplingParams, SkyRLGymConfig
 from skyrl.data.cursor import PromptCursor
 from skyrl.envs import Env, EnvStep, register
 from skyrl.envs.rows import fewest_turns, max_turns
@@ -159,6 +159,18 @@ async def test_an_environment_that_is_slow_to_begin_holds_up_no_other_of_its_gro
     (group,) = await play(made, prompt(TOKENIZER, "tests-begins-late"), samples=2)
     assert (group.rewards, [row.failures for row in group.trajectories]) == ((1.0, 1.0), [(), ()])
     assert [row.sample_index for row in group.trajectories] == [0, 1]
+
+
+@pytest.mark.parametrize(("deterministic", "requests"), [(True, [3]), (False, [1, 1, 1])])
+async def test_what_is_sampled_together_depends_on_no_time_where_equal_bits_are_promised(
+    deterministic: bool, requests: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyrl.rollout.sampling_session.TOGETHER_SECONDS", 0.0)  # every environment is late
+    engine = Says(TOKENIZER, ["a"], ["b"], ["c"])
+    settings = InferenceEngineConfig(deterministic=deterministic)
+    made = generator(engine, TOKENIZER, inference_engine=settings)
+    await play(made, prompt(TOKENIZER, "tests-marks", table={"seen": []}), samples=3)
+    assert [len(request.keys) for request in engine.requests] == requests
 
 
 async def test_a_function_that_accepts_no_group_ends_the_run_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
