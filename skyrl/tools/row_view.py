@@ -26,10 +26,10 @@ def row_page(run: Any, source: int, place: int) -> str:
     sources = get_at(run, kind.data)
     if not 0 <= source < len(sources):
         raise DataError(f"there is no source {source}: the run has {len(sources)}, counted from 0")
+    row = _row(sources[source], place)  # before the tokenizer, which may have to be looked for on the hub
     experiment: Any = experiment_class(run)(run)
     if run.kind == "rl":
         return _prompt(experiment, source, place)
-    row = _row(sources[source], place)
     try:
         return _page(run, experiment.tokenizer, row)
     except DataError as error:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from skyrl.cli.main import cli
+from skyrl.errors import DataError
 from tests.chats.corpus import SHIPPED
 from tests.nano_run import overrides
 from tests.supervised_run import settings, toml_file, write
@@ -45,3 +47,9 @@ def test_pairs_and_prompts_are_shown_too(nano: Path, tmp_path: Path) -> None:
     words = [f"{name}={value}" for name, value in overrides(nano, tmp_path).items()]
     prompt = CliRunner().invoke(cli, ["data", "show", *words])
     assert "what is sampled behind them is learned" in prompt.output, prompt.output
+
+
+def test_a_file_of_prompts_that_is_missing_is_reported_before_a_model_is_looked_for(tmp_path: Path) -> None:
+    words = [f'data.train_data=["{tmp_path / "none.jsonl"}"]', "trainer.policy.model.path=nobody/has-this-model"]
+    with pytest.raises(DataError, match="none.jsonl"):
+        CliRunner().invoke(cli, ["data", "show", *words], standalone_mode=False, catch_exceptions=False)
