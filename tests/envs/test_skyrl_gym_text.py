@@ -1,11 +1,8 @@
-"""An environment as it is written for SkyRL-Gym, with a stand-in for the package."""
+"""Environments as they are written for SkyRL-Gym, with the package itself."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TypedDict
 
 import pytest
 
@@ -49,37 +46,8 @@ class GuessEnv(BaseTextEnv):
 """
 
 
-class BaseTextEnv:
-    """Its interface, as far as a subclass sees it."""
-
-    def __init__(self) -> None:
-        self.turns, self.max_turns = 0, 1
-
-    def init(self, prompt: Any) -> Any:
-        return prompt, {}
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    @staticmethod
-    def aggregate_metrics(metrics: Any) -> Any:
-        return metrics
-
-
-class BaseTextEnvStepOutput(TypedDict, total=False):
-    observations: Any
-    reward: float
-    done: bool
-    metadata: Any
-    postprocessed_action: str | None
-
-
 @pytest.fixture
-def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    package, envs, module = (ModuleType(f"skyrl_gym{tail}") for tail in ("", ".envs", ".envs.base_text_env"))
-    vars(module).update(BaseTextEnv=BaseTextEnv, BaseTextEnvStepOutput=BaseTextEnvStepOutput)
-    for each in (package, envs, module):
-        monkeypatch.setitem(sys.modules, each.__name__, each)
+def name(tmp_path: Path) -> str:
     file = tmp_path / "guess_env.py"
     file.write_text(TASK, encoding="utf-8")
     return f"{file}:GuessEnv"
@@ -131,3 +99,27 @@ def test_another_class_is_no_environment(tmp_path: Path, target: str) -> None:
     file.write_text(target, encoding="utf-8")
     with pytest.raises(TaskError, match="nor an environment of SkyRL-Gym"):
         find_env(f"{file}:{target.split()[1].rstrip(':')}")
+
+
+GSM8K = "skyrl_gym.envs.gsm8k"
+ROW = {"reward_spec": {"ground_truth": "42"}, "max_turns": 2}
+
+
+@pytest.mark.parametrize(
+    ("env_class", "answers", "rewards"),
+    [
+        ("env:GSM8kEnv", ["6 x 7 is\n#### 42"], [1.0]),
+        ("env:GSM8kEnv", ["it is 42"], [0.0]),
+        ("multi_turn_env:GSM8kMultiTurnEnv", ["#### 41", "#### 42"], [0.1, 1.0]),
+        ("multi_turn_env:GSM8kMultiTurnEnv", ["#### 42"], [1.0]),
+    ],
+)
+def test_the_environments_that_skyrl_gym_brings_run_by_their_names(
+    env_class: str, answers: list[str], rewards: list[float]
+) -> None:
+    """A wrong answer in the right form is paid 0.2 over the number of turns."""
+    env = find_env(f"{GSM8K}.{env_class}")(ROW)
+    env.init(({"role": "user", "content": "6 x 7?"},))
+    steps = [env.step(answer) for answer in answers]
+    assert [step.reward for step in steps] == rewards
+    assert [step.done for step in steps] == [False] * (len(steps) - 1) + [True]
