@@ -22,7 +22,7 @@ CODE := conftest.py skyrl tests $(wildcard property_tests examples benchmarks)
 # Threads that wait for each other give up their core, which somebody else may need.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-long mutants lint fmt schemas constraints clean demo-clean
+.PHONY: demo test test-long mutants lint fmt schemas pages constraints clean demo-clean
 .DELETE_ON_ERROR:
 
 demo: .venv/train.stamp
@@ -53,6 +53,10 @@ fmt: .venv/dev.stamp
 schemas: .venv/dev.stamp
 	$(BIN)/skyrl config schema > schemas/skyrl.schema.json
 	for kind in sft reward_model; do $(BIN)/skyrl config schema kind=$$kind > schemas/skyrl.$$kind.schema.json || exit 1; done
+
+# After a table of a page that is made from code has changed (tests/pages.py).
+pages: .venv/dev.stamp
+	$(BIN)/python -m tests.pages
 
 # Resolves everything anew in an environment of its own; run `make test` afterwards. Local build tags (+cpu) are cut off.
 constraints: .venv/made.stamp

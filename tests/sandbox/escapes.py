@@ -1,10 +1,10 @@
-"""Programs that try to get out of a sandbox, and what each tier can do about them: the table of SECURITY.md.
+"""Programs that try to reach the network, files, other processes and other answers, and what each tier does about it.
 
-Each prints `escaped` if it got what it wanted. In the programs, SECRET stands for a file that only the run's user may
-read, PORT for a server on loopback, SOCKET for one on a file that everybody may use, CANARY for a file that must not
-appear where everybody may write, CLOSED for a folder that only the run's user may enter, in which
-`open` may be read and `beside` may not, MINE for one where only the run's user may, HOME for the run's home folder, RUN
-for the number of the run's process.
+Each prints `escaped` if it got what it wanted. Words in capitals stand for what the fixture `stands_for` has made:
+SECRET is a file that only the run's user may read, PORT a server on loopback, SOCKET one on a file that everybody may
+use, CANARY a file that must not appear where everybody may write, CLOSED a folder that only the run's user may enter,
+in which `open` may be read and `beside` may not, MINE a file that is not there, where only the run's user may write,
+THEIRS one that is there, HOME the run's home folder, RUN the number of the run's process.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-Verdict = Literal["stopped", "only a run of root's", "**not stopped**"]
-"""`only a run of root's`: stopped there, since each program then has a user of its own."""
+Verdict = Literal["stopped", "only as root", "**not stopped**"]
+"""`only as root`: stopped there, since each program then has a user of its own."""
 
 STOPPED: Verdict = "stopped"
-ROOTS: Verdict = "only a run of root's"
+ROOTS: Verdict = "only as root"
 OPEN: Verdict = "**not stopped**"
 ALL, BUT_PROCESS, BUT_BWRAP = (STOPPED, STOPPED, STOPPED), (OPEN, STOPPED, STOPPED), (OPEN, OPEN, STOPPED)
 ROOTS_FIRST, ROOTS_TWO = (ROOTS, STOPPED, STOPPED), (ROOTS, ROOTS, STOPPED)
@@ -68,6 +68,18 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
         BUT_BWRAP,
     ),
     "a file that only the run's user may read": ("print('escaped' if open('SECRET').read() else '')", ROOTS_TWO),
+    "a file that only the run's user may read, by a link to it": (
+        "import os\nos.symlink('SECRET', 'link')\nprint('escaped' if open('link').read() else '')",
+        ROOTS_TWO,
+    ),
+    "a file that only the run's user may read, by another program": (
+        "import subprocess\nprint('escaped' if subprocess.run(['cat', 'SECRET'], capture_output=True).stdout else '')",
+        ROOTS_TWO,
+    ),
+    "the names in a folder that only the run's user may enter": (
+        "import os\nprint('escaped' if 'beside' in os.listdir('CLOSED') else '')",
+        ROOTS_TWO,
+    ),
     "a file that everybody may read": ("print('escaped' if open('/etc/passwd').read() else '')", BUT_BWRAP),
     "a file beside what it may read, in a folder that only the run's user may enter": (
         "import os\n"
@@ -80,9 +92,45 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
     ),
     "to write where only the run's user may": ("open('MINE', 'w').write('x')\nprint('escaped')", ROOTS_FIRST),
     "to write where everybody may": ("open('CANARY', 'w').write('x')\nprint('escaped')", BUT_PROCESS),
+    "to remove a file of the run": ("import os\nos.remove('THEIRS')\nprint('escaped')", ROOTS_FIRST),
+    "to write beside what it may read": ("open('CLOSED/open/new', 'w').close()\nprint('escaped')", ROOTS_FIRST),
+    "to change the rights of what it may read": (
+        "import os\nos.chmod('CLOSED/open', 0o755)\nprint('escaped')",
+        ROOTS_FIRST,
+    ),
+    "the run's terminal": ("open('/dev/tty')\nprint('escaped')", ALL),
     "a look at other processes": (
         "import os\nprint('escaped' if sum(p.isdigit() for p in os.listdir('/proc')) > 4 else 'no')",
         BUT_PROCESS,
+    ),
+    "the command line of the run's process": (
+        "print('escaped' if open('/proc/RUN/cmdline').read() else '')",
+        BUT_PROCESS,
+    ),
+    "the files that the run's process has open": (
+        "import os\nprint('escaped' if os.listdir('/proc/RUN/fd') else '')",
+        ROOTS_FIRST,
+    ),
+    "the root folder of the run's process": (
+        "import os\nprint('escaped' if os.listdir('/proc/RUN/root/') else '')",
+        ROOTS_FIRST,
+    ),
+    "the limits of the run's process": (
+        "import resource\nresource.prlimit(RUN, resource.RLIMIT_NOFILE)\nprint('escaped')",
+        ROOTS_FIRST,
+    ),
+    "the scheduler's settings of the run's process": (
+        "import os\nos.sched_getaffinity(RUN)\nprint('escaped')",
+        BUT_PROCESS,
+    ),
+    "a signal to whatever it sees": (
+        "import os\n"
+        "for name in os.listdir('/proc'):\n"
+        "  if not name.isdigit() or int(name) in (1, os.getpid()): continue\n"
+        "  try: os.kill(int(name), 0)\n"
+        "  except OSError: continue\n"
+        "  print('escaped')",
+        ROOTS_FIRST,
     ),
     "a signal to the run": ("import os\nos.kill(RUN, 0)\nprint('escaped')", ROOTS_FIRST),
     "to kill the process that would end its children, and so leave one behind": (
@@ -126,100 +174,26 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
         "else: open('/dev/shm/skyrl-PORT', 'w').write('x')",
         BUT_PROCESS,
     ),
-    "the privileges of a set-uid program": (
-        "print('escaped' if 'NoNewPrivs:\\t0' in open('/proc/self/status').read() else 'no')",
+    "a message to the next answer, in its folder": (
+        "import os\nprint('escaped' if os.path.exists('left') else '')\nopen('left', 'w').close()",
         ALL,
     ),
-    "to be root": ("import os\nos.setuid(0)\nprint('escaped')", ALL),
-    "to mount something": (
-        "import ctypes, os\n"
-        "print('escaped' if ctypes.CDLL(None).mount(b'x', os.getcwd().encode(), b'tmpfs', 0, b'') == 0 else 'no')",
+    "a message to the next answer, in the temporary folder": (
+        "import os, tempfile\n"
+        "place = os.path.join(tempfile.gettempdir(), 'left')\n"
+        "print('escaped' if os.path.exists(place) else '')\nopen(place, 'w').close()",
         ALL,
     ),
-    "higher limits": (
-        "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))\nprint('escaped')",
+    "a message to the next answer, in the warm interpreter": (
+        "import builtins, re\n"
+        "print('escaped' if hasattr(builtins, 'left') or hasattr(re, 'left') else '')\n"
+        "builtins.left = re.left = 1",
         ALL,
     ),
-    "more memory than its limit": ("x = bytearray(3 << 30)\nprint('escaped')", ALL),
-    "memory in files without a name": ("import os\nos.memfd_create('x')\nprint('escaped')", ALL),
-    "a file larger than its limit": (
-        "import signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "f = open('big', 'wb')\nfor _ in range(64): f.write(b'x' * (1 << 20))\nf.flush()\nprint('escaped')",
-        ALL,
-    ),
-    "more on disk than its limit, in many files": (
-        "for name in range(8):\n  with open(str(name), 'wb') as f: f.write(b'x' * (12 << 20))\nprint('escaped')",
-        BUT_PROCESS,
-    ),
-    "more processes than its limit": (
-        "import os, time\nfor _ in range(80):\n  if os.fork() == 0: time.sleep(9)\nprint('escaped')",
-        ROOTS_FIRST,
-    ),
-    "many open files": ("fs = [open('/dev/null') for _ in range(500)]\nprint('escaped')", ALL),
-    "a core dump": (
-        "import resource\nprint('escaped' if resource.getrlimit(resource.RLIMIT_CORE)[1] else 'no')",
-        ALL,
-    ),
-    "the modules of the run": ("import skyrl\nprint('escaped')", ALL),
-    "the packages of the run's Python": ("import torch\nprint('escaped')", ALL),
-    "namespaces of its own, and with them more of the kernel": (
-        "import ctypes\nprint('escaped' if ctypes.CDLL(None).unshare(0x10000000) == 0 else 'no')",
+    "a message to the next answer, in the environment": (
+        "import os\nprint('escaped' if 'LEFT' in os.environ else '')\nos.environ['LEFT'] = '1'\nos.putenv('LEFT', '1')",
         ALL,
     ),
 }
-TWICE = ("a message to the next answer, in shared memory", "a message to the next answer, in /dev/shm")
+TWICE = tuple(wanted for wanted in ESCAPES if wanted.startswith("a message to the next answer"))
 """The second run reads what the first has left."""
-
-NEVER_END: Mapping[str, str] = {
-    "a loop": "while True: pass",
-    "a sleep": "import time\ntime.sleep(1000)",
-    "a sleep deaf to signals": (
-        "import signal, time\n"
-        "for s in range(1, 32):\n"
-        "  try: signal.signal(s, signal.SIG_IGN)\n"
-        "  except OSError: pass\n"
-        "time.sleep(1000)"
-    ),
-    "a gigabyte of print": "while True: print('x' * 1000000)",
-    "a gigabyte of errors": "import sys\nwhile True: sys.stderr.write('x' * 1000000)",
-    "a grandchild that keeps the output open": "import os, time\nif os.fork() == 0: time.sleep(1000)",
-    "a grandchild in a session of its own": (
-        "import os, time\nif os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0: time.sleep(1000)"
-    ),
-    "a tower": "print(9 ** 9 ** 9)",
-    "a regular expression": "import re\nre.match('(a+)+$', 'a' * 40 + 'b')",
-    "a waiting read": "import os\nr, w = os.pipe()\nos.read(r, 1)",
-    "forks": ("import os, time\nfor _ in range(40):\n  if os.fork() == 0:\n    time.sleep(1000)\ntime.sleep(1000)"),
-    "forks without end": "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass",
-    "a stop of itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
-}
-"""They run until somebody ends them, and all that they started."""
-
-
-HOARDS: Mapping[str, str] = {
-    "in its children together": (
-        "import os, signal\n"
-        "for _ in range(11):\n"
-        "  if os.fork() == 0: break\n"
-        "x = b'x' * (60 << 20)\n"
-        "while True: signal.pause()"
-    ),
-    "in memory that its children share": (
-        "import mmap, os, signal\n"
-        "for _ in range(11):\n"
-        "  if os.fork() == 0: break\n"
-        "x = mmap.mmap(-1, 60 << 20)\n"
-        "x.write(b'x' * (60 << 20))\n"
-        "while True: signal.pause()"
-    ),
-}
-"""They hold 720 MB, none of their processes more than 150, and wait until somebody ends them."""
-
-
-def table() -> str:
-    """As SECURITY.md has it."""
-    lines = ["| what a program wants | `process` | `namespace` | `bwrap` |", "|---|---|---|---|"]
-    lines += [f"| {wanted} | {' | '.join(verdicts)} |" for wanted, (_, verdicts) in ESCAPES.items()]
-    lines += [f"| more memory than its limit, {where} | {' | '.join(['ended'] * 3)} |" for where in HOARDS]
-    lines += [f"| never to end: {kind} | {' | '.join(['ended'] * 3)} |" for kind in NEVER_END]
-    return "\n".join(lines)

@@ -1,14 +1,11 @@
+"""Running programs in a sandbox: what they read, print and end with, and what is left of them."""
+
 from __future__ import annotations
 
-import os
-import socket
-import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
-from threading import Event, Thread
-from uuid import uuid4
+from threading import Event
 
 import psutil
 import pytest
@@ -16,135 +13,14 @@ import pytest
 from skyrl.envs import find_env
 from skyrl.errors import ProcessError, UserError
 from skyrl.sandbox import sandbox
-from skyrl.sandbox.sandbox import ResourceLimits, Sandbox, why_unavailable
-from skyrl.sandbox.tiers import TIERS, Tier
-from tests.processes.clusters import soon
-from tests.processes.left_over import left_over, process_beside
-from tests.sandbox.escapes import ESCAPES, HOARDS, NEVER_END, OPEN, ROOTS, TWICE, table
+from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
+from skyrl.sandbox.tiers import Tier
+from tests.sandbox.attacks import HERE
 from tests.sandbox.right_programs import A_HANDFUL, RIGHT
-
-HERE = [tier for tier in TIERS if not why_unavailable(tier)]
-"""What this machine has: every test below runs over all of them."""
-
-SECURITY = Path(__file__).parents[2] / "SECURITY.md"
-
-LIMITS = ResourceLimits(seconds=5.0, memory_bytes=1 << 30)
-SHORT = ResourceLimits(seconds=0.4, cpu_seconds=2)
-
-
-@pytest.fixture(scope="module")
-def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that only the user of the run may enter."""
-    folder = tmp_path_factory.mktemp("closed")
-    (folder / "open").mkdir(mode=0o755)
-    (folder / "beside").write_text("secret")
-    folder.chmod(0o700)
-    return folder
-
-
-@pytest.fixture(params=HERE, scope="module")
-def made(request: pytest.FixtureRequest, closed: Path) -> Iterator[Sandbox]:
-    """A sandbox of each tier, whose programs may read a folder inside a closed one."""
-    found = Sandbox(request.param, readable=[closed / "open"])
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def stands_for(tmp_path: Path, closed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """What a program may want, by the word that stands for it. A server on loopback has a datagram socket of the same
-    number, an abstract one of that name, and one on a file.
-    """
-    monkeypatch.setenv("SKYRL_SECRET", "1")
-    secret, everybodys = tmp_path / "secret", Path(tempfile.gettempdir()) / f"skyrl-{uuid4().hex}"
-    secret.write_text("secret", encoding="utf-8")
-    secret.chmod(0o600)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams,
-        socket.socket(socket.AF_UNIX) as abstract,
-        socket.socket(socket.AF_UNIX) as file,
-    ):
-        port: int = server.getsockname()[1]
-        datagrams.bind(("127.0.0.1", port))
-        abstract.bind(f"\0skyrl-canary-{port}")
-        abstract.listen()
-        file.bind(f"{everybodys}.socket")
-        Path(f"{everybodys}.socket").chmod(0o777)
-        file.listen()
-        Thread(target=_answer, args=(server,), daemon=True).start()
-        yield {
-            "CLOSED": str(closed),
-            "SECRET": str(secret),
-            "SOCKET": f"{everybodys}.socket",
-            "CANARY": str(everybodys),
-            "MINE": str(tmp_path / "mine"),
-            "HOME": str(Path.home()),
-            "PORT": str(port),
-            "RUN": str(os.getpid()),
-        }
-    for left in (everybodys, Path(f"{everybodys}.socket"), Path("/dev/shm") / f"skyrl-{port}"):
-        left.unlink(missing_ok=True)
-
-
-def _answer(server: socket.socket) -> None:
-    while True:
-        try:
-            connection, _ = server.accept()
-        except OSError:
-            return
-        with connection:
-            connection.sendall(b"HTTP/1.0 200 OK\r\n\r\nx")
 
 
 def test_at_least_one_tier_is_here_and_the_machine_of_the_tests_knows_the_first() -> None:
     assert "process" in HERE
-
-
-@contextmanager
-def neighbour(made: Sandbox) -> Iterator[None]:
-    """Another program in the same sandbox, which has written a file into its folder and runs as long as the block."""
-    writes = "with open('unseen', 'w') as file: file.write('x')\nimport os, time\nos.rename('unseen', 'neighbour')\n"
-    with ThreadPoolExecutor(1) as beside:
-        beside.submit(made.run, writes + "time.sleep(1000)", limits=ResourceLimits(seconds=200.0))
-        assert soon(lambda: process_beside("neighbour") is not None)
-        yield
-        running = process_beside("neighbour")
-        assert running is not None
-        running.kill()
-
-
-@pytest.mark.parametrize("wanted", ESCAPES)
-def test_each_tier_stops_what_the_table_says_and_nothing_else(
-    wanted: str, made: Sandbox, stands_for: dict[str, str]
-) -> None:
-    program, verdicts = ESCAPES[wanted]
-    for name, value in stands_for.items():
-        program = program.replace(name, value)
-    with neighbour(made) if "neighbour" in program else nullcontext():
-        for _ in range(2 if wanted in TWICE else 1):
-            ran = made.run(program, limits=LIMITS)
-    verdict = verdicts[TIERS.index(made.tier)]
-    open_here = verdict == OPEN or (verdict == ROOTS and not made.record()["own_user_for_each_program"])
-    assert (b"escaped" in ran.stdout) == open_here, ran
-
-
-def test_there_are_as_many_attacks_as_promised() -> None:
-    page = " ".join(SECURITY.read_text(encoding="utf-8").split())
-    assert f"{len(FORGERIES)} programs that forge a reward" in page
-    counted = f"{len(ESCAPES)} that try to get out, {len(HOARDS)} that hoard memory and {len(NEVER_END)} that never end"
-    assert counted in page
-
-
-def test_the_table_of_attacks_is_printed_in_the_page_on_security() -> None:
-    assert table() in SECURITY.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("where", HOARDS)
-def test_more_memory_than_its_limit_in_all_processes_ends_a_program(where: str, made: Sandbox) -> None:
-    ran = made.run(HOARDS[where], limits=ResourceLimits(seconds=120.0, memory_bytes=400 << 20))
-    assert (ran.ended, ran.code) == ("exit", 137), ran
-    assert left_over() == []
 
 
 def test_a_folder_that_is_nested_deep_and_closed_is_removed(made: Sandbox) -> None:
@@ -178,14 +54,6 @@ def test_a_program_may_start_threads_however_many_the_run_itself_has(made: Sandb
 
 def test_there_are_a_hundred_right_programs() -> None:
     assert len(RIGHT) >= 100
-
-
-@pytest.mark.parametrize("kind", NEVER_END)
-def test_what_never_ends_is_ended_and_leaves_nothing_behind(kind: str, made: Sandbox) -> None:
-    ran = made.run(NEVER_END[kind], limits=SHORT)
-    assert ran.ended in ("timeout", "output") or ran.code != 0 or "grandchild" in kind
-    assert len(ran.stdout) <= SHORT.output_bytes
-    assert left_over() == []
 
 
 def test_the_folder_is_removed_and_links_in_it_are_not_followed(tmp_path: Path, made: Sandbox) -> None:
@@ -247,34 +115,6 @@ def test_a_tier_that_the_kernel_does_not_allow_is_an_error(monkeypatch: pytest.M
             Sandbox("namespace")
     finally:
         sandbox.why_unavailable.cache_clear()
-
-
-FORGERIES = {
-    "leaving early": "import os\nos._exit(0)",
-    "leaving by SystemExit": "raise SystemExit(0)",
-    "a friendly object": "class E:\n  def __eq__(self, o): return True\ndef add(a, b): return E()",
-    "patching json": "import json\njson.dumps = lambda *a, **k: 'true'\ndef add(a, b): return 0",
-    "printing first": "print(3)\nprint('true')\nimport os\nos._exit(0)",
-    "an answer for every test": "def add(a, b): return True",
-    "looking for the expected output": (
-        "import gc, sys\n"
-        "def add(a, b):\n"
-        "  f = sys._getframe(1)\n"
-        "  return f.f_globals.get('test', f.f_locals.get('output', f.f_locals.get('expected')))"
-    ),
-    "reading its own folder": (
-        "import os\ndef add(a, b): return [open(f).read() for f in os.listdir('.') if os.path.isfile(f)]"
-    ),
-    "not a number": "def add(a, b): return float('nan')",
-    "nested": "def add(a, b):\n  x = []\n  for _ in range(100000): x = [x]\n  return x",
-}
-
-
-@pytest.mark.parametrize("trick", FORGERIES)
-def test_a_reward_cannot_be_forged(trick: str) -> None:
-    tests = [{"fn_name": "add", "input": [1000, 271], "output": 1271}]
-    env = find_env("code")({"reward_spec": {"ground_truth": tests}})
-    assert env.step(f"```python\n{FORGERIES[trick]}\n```").reward == 0.0
 
 
 def test_one_answer_cannot_poison_the_next() -> None:
