@@ -57,6 +57,10 @@ class TrainingBatch:
     last_step: Tensor | None = None
     """(B,) bool: the row is the last turn of its trajectory. Given together with `trajectories`."""
 
+    token_weights: Tensor | None = None
+    """(B, L) float32: how much each token counts, by the data's own weights, 0 where `loss_mask` is false. None: all
+    count the same."""
+
     micro_batches: Tensor | None = None
     """(B,) int64: number of the micro-batch that each row is in, from 0 without gaps. None: they are cut by rows."""
 

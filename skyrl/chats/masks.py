@@ -26,6 +26,11 @@ from skyrl.errors import DataError
 
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Weights = NDArray[np.float32]
+
+
+LARGEST_WEIGHT = 1e6
+"""Bound of the weights of messages, above and (inverted) below: float32 adds up their shares without loss."""
 
 
 class ChatMasks:
@@ -46,17 +51,25 @@ class ChatMasks:
     def __call__(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, allow_dropped: bool = False
     ) -> tuple[Ids, Mask]:
-        """Token ids and, for each, whether it is learned; the chat ends with its last message that is learned.
+        """Token ids and, for each, whether it is learned: where `weighted` has a weight."""
+        ids, weights = self.weighted(messages, tools, allow_dropped=allow_dropped)
+        return ids, weights > 0
 
-        A message's own `weight`, 0 or 1, says whether it is learned. `allow_dropped` takes a chat of which the template
-        leaves something out. Raises `DataError` for a chat without anything to learn, and for what the template cannot
-        write so that learning it is right.
+    def weighted(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, allow_dropped: bool = False
+    ) -> tuple[Ids, Weights]:
+        """Token ids and, for each, its weight in the loss; the chat ends with its last message that is learned.
+
+        Every token of a message has the message's own `weight`, 0 or more, or 1 without one; `allow_dropped` takes a
+        chat of which the template leaves something out. Raises `DataError` for a chat without anything to learn, and
+        for what the template cannot write so that learning it is right.
         """
-        learned = self._learned(messages)
+        weights = self._message_weights(messages)
+        learned = tuple(weights)
         chat = [{key: value for key, value in each.items() if key != "weight"} for each in messages[: learned[-1] + 1]]
         layout = self._layout(chat, tools, learned, allow_dropped=allow_dropped)
         self.behind_other_headers += not layout.behind_header
-        return self._tokens(layout)
+        return self._tokens(layout, weights)
 
     def _layout(
         self, chat: Sequence[Message], tools: Sequence[Any] | None, learned: Sequence[int], *, allow_dropped: bool
@@ -92,16 +105,16 @@ class ChatMasks:
         token = self._ends.added.last(end)
         return end, text_tokens(self._tokenizer, token)[-1] if token else None
 
-    def _learned(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def _message_weights(self, messages: Sequence[Message]) -> dict[int, float]:
+        """Place of every message that is learned -> its weight."""
         said = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
         if not said:
             raise DataError("no message is an assistant's, so that nothing can be learned")
         usual = said if self._all else said[-1:]
         weights = {place: _weight(messages[place], place in usual) for place in said}
-        learned = tuple(place for place in said if weights[place])
-        if not learned:
+        if not any(weights.values()):
             raise DataError("the weight of every assistant message is 0, so that nothing can be learned")
-        return learned
+        return {place: weight for place, weight in weights.items() if weight}
 
     def _layouts(self, tools: Sequence[Any] | None, spelling: Spelling) -> Layouts:
         shown = {"tools": [dict(tool) for tool in tools]} if tools else {}
@@ -112,26 +125,29 @@ class ChatMasks:
     def _ends(self) -> TurnEnds:
         return TurnEnds.of(self._tokenizer, self._arguments)
 
-    def _tokens(self, layout: Layout) -> tuple[Ids, Mask]:
+    def _tokens(self, layout: Layout, of_message: Mapping[int, float]) -> tuple[Ids, Weights]:
         ids: list[int] = []
-        mask: list[bool] = []
-        for start, stop, is_learned in layout.pieces():
+        weights: list[float] = []
+        for start, stop, message in layout.pieces():
             before = layout.text[max(0, start - CONTEXT) : start]
             piece = continued_tokens(self._tokenizer, before, layout.text[start:stop])
             ids += piece
-            mask += [is_learned] * len(piece)
+            weights += [0.0 if message is None else of_message[message]] * len(piece)
         if not layout.ended:
-            ids, mask = [*ids, self._tokenizer.eos_token_id], [*mask, True]
-        return np.asarray(ids, dtype=np.int64), np.asarray(mask, dtype=np.bool_)
+            ids, weights = [*ids, self._tokenizer.eos_token_id], [*weights, of_message[layout.spans[-1].place]]
+        return np.asarray(ids, dtype=np.int64), np.asarray(weights, dtype=np.float32)
 
 
-def _weight(message: Message, usual: bool) -> bool:
+def _weight(message: Message, usual: bool) -> float:
     weight = message.get("weight")
     if weight is None:
-        return usual
-    if weight not in (0, 1):
-        raise DataError(f"the weight of a message is {weight!r}; it is learned with 1 and not with 0")
-    return bool(weight)
+        return float(usual)
+    if not isinstance(weight, int | float) or not 0 <= weight <= LARGEST_WEIGHT or 0 < weight < 1 / LARGEST_WEIGHT:
+        raise DataError(
+            f"the weight of a message is {weight!r}; it is 0 (not learned), or a number from {1 / LARGEST_WEIGHT:g} to "
+            f"{LARGEST_WEIGHT:g} by which each of its tokens counts in the loss"
+        )
+    return float(weight)
 
 
 def _missing(messages: Sequence[Message], tools: Sequence[Any] | None, layout: Layout) -> Iterator[str]:

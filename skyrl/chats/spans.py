@@ -49,15 +49,15 @@ class Layout:
     behind_header: bool
     """Whether the last answer stands behind what sampling asks with. The headers of some templates open a thought."""
 
-    def pieces(self) -> Iterator[tuple[int, int, bool]]:
-        """Characters from and to (exclusive) of each stretch of the text, and whether it is learned."""
+    def pieces(self) -> Iterator[tuple[int, int, int | None]]:
+        """Characters from and to (exclusive) of each stretch of the text, and the message that is learned there."""
         position = 0
         for span in self.spans:
-            yield position, span.start, False
-            yield span.start, span.stop, True
+            yield position, span.start, None
+            yield span.start, span.stop, span.place
             position = span.stop
         if self.ended:
-            yield position, len(self.text), False
+            yield position, len(self.text), None
 
 
 @frozen

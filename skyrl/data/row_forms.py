@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from skyrl.chats.masks import ChatMasks, Ids, Mask
+from skyrl.chats.masks import ChatMasks, Ids, Weights
 from skyrl.chats.text import Message, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SFTConfig
@@ -46,8 +46,8 @@ class SupervisedForms:
         """Chats so far whose answer does not stand behind the header that sampling asks with."""
         return self._masks.behind_other_headers
 
-    def __call__(self, row: Row) -> tuple[Ids, Mask]:
-        """Token ids and mask. Raises `DataError`."""
+    def __call__(self, row: Row) -> tuple[Ids, Weights]:
+        """Token ids and the weight of each in the loss, 0 where it is not learned. Raises `DataError`."""
         refuse_media(row)
         run = self._run
         if row.get(run.messages_key) is not None:
@@ -55,7 +55,8 @@ class SupervisedForms:
         if row.get("conversations") is not None:
             return self._chat(messages_of(row["conversations"], "conversations"), row)
         if row.get("input_ids") is not None:
-            return tokenized_row(row, len(self._tokenizer))
+            ids, mask = tokenized_row(row, len(self._tokenizer))
+            return ids, mask.astype(np.float32)
         if isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str):
             asked = "\n\n".join(filter(None, (row["instruction"], row.get("input"))))
             return self._chat(
@@ -70,15 +71,15 @@ class SupervisedForms:
             f"completion, text, or input_ids; its columns are {', '.join(map(str, row))}"
         )
 
-    def _chat(self, messages: list[Message], row: Row) -> tuple[Ids, Mask]:
+    def _chat(self, messages: list[Message], row: Row) -> tuple[Ids, Weights]:
         run = self._run
         chat = with_system(messages, row.get(run.system_key))
         tools = tools_of(row.get(run.tools_key), run.tools_key)
-        ids, mask = self._masks(chat, tools, allow_dropped=bool(row.get(ALLOW_DROPPED)))
+        tokens = self._masks.weighted(chat, tools, allow_dropped=bool(row.get(ALLOW_DROPPED)))
         self._has_chats = True
-        return ids, mask
+        return tokens
 
-    def _completion(self, row: Row) -> tuple[Ids, Mask]:
+    def _completion(self, row: Row) -> tuple[Ids, Weights]:
         prompt, completion = row["prompt"], row["completion"]
         if isinstance(prompt, str) and isinstance(completion, str):
             return self._text(prompt, completion)
@@ -87,14 +88,14 @@ class SupervisedForms:
         before = [{"weight": 0, **each} for each in messages_of(prompt, "prompt")]
         return self._chat([*before, *messages_of(completion, "completion")], row)
 
-    def _text(self, before: str, learned: str) -> tuple[Ids, Mask]:
+    def _text(self, before: str, learned: str) -> tuple[Ids, Weights]:
         """Plain text behind the tokenizer's beginning of a sequence, with an end of it."""
         eos = self._tokenizer.eos_token_id
         prompt = [*self._beginning(), *text_tokens(self._tokenizer, before)]
         said = text_tokens(self._tokenizer, learned)
         said = said if said[-1:] == [eos] else [*said, eos]
         ids = np.asarray([*prompt, *said], dtype=np.int64)
-        return ids, np.arange(len(ids)) >= len(prompt)
+        return ids, (np.arange(len(ids)) >= len(prompt)).astype(np.float32)
 
     def _beginning(self) -> list[int]:
         """Tokens that the tokenizer puts before a text, such as a beginning-of-sequence token."""

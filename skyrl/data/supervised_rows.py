@@ -80,16 +80,15 @@ def load_supervised(
     tokens_of = SupervisedForms(tokenizer, run)
 
     def read(row: Row, row_id: str) -> SupervisedRow:
-        ids, mask = tokens_of(row)
-        mask = mask.copy()
-        mask[:1] = False  # nothing predicts the first token
-        if not mask.any():
+        ids, weights = tokens_of(row)
+        weights[:1] = 0  # nothing predicts the first token
+        if not weights.any():
             raise DataError("no token of it is learned")
-        return SupervisedRow(id=row_id, token_ids=ids, loss_mask=mask)
+        return SupervisedRow(id=row_id, token_ids=ids, weights=weights)
 
     def cut(row: SupervisedRow) -> SupervisedRow | None:
-        short = evolve(row, token_ids=row.token_ids[:max_length], loss_mask=row.loss_mask[:max_length])
-        return short if short.loss_mask.any() else None
+        short = evolve(row, token_ids=row.token_ids[:max_length], weights=row.weights[:max_length])
+        return short if short.weights.any() else None
 
     def conclude(tally: Tally) -> None:
         tally.turn_end, tally.behind_other_headers = tokens_of.turn_end, tokens_of.behind_other_headers

@@ -7,18 +7,27 @@ from typing import TypeVar
 import numpy as np
 from attrs import frozen
 
-from skyrl.chats.masks import Ids, Mask
+from skyrl.chats.masks import Ids, Mask, Weights
 
 _ID = np.dtype("<i4")
+_WEIGHT = np.dtype("<f4")
+_WEIGHTED = np.array([-1], _ID).tobytes()
+"""Beginning of a row whose tokens have other weights than 0 and 1: no token has this id."""
 
 
 @frozen(kw_only=True, eq=False)
 class SupervisedRow:
-    """One sequence, and which of its tokens are learned."""
+    """One sequence, and how much each of its tokens counts in the loss."""
 
     id: str
     token_ids: Ids
-    loss_mask: Mask
+    weights: Weights
+    """For each token, 0 where it is not learned; 1 unless the row gives its messages other weights."""
+
+    @property
+    def loss_mask(self) -> Mask:
+        """The tokens that are learned."""
+        return self.weights > 0
 
     @property
     def length(self) -> int:
@@ -26,15 +35,24 @@ class SupervisedRow:
         return len(self.token_ids)
 
     def to_bytes(self) -> bytes:
-        """Everything that is learned from: the tokens, then a byte of mask for each."""
-        return self.token_ids.astype(_ID).tobytes() + self.loss_mask.tobytes()
+        """Everything that is learned from: the tokens, then a byte of mask for each.
+
+        Where tokens have other weights than 0 and 1: -1 as a token, the tokens, then four bytes of weight for each.
+        """
+        ids, mask = self.token_ids.astype(_ID).tobytes(), self.loss_mask
+        if np.array_equal(self.weights, mask):
+            return ids + mask.tobytes()
+        return _WEIGHTED + ids + self.weights.astype(_WEIGHT).tobytes()
 
     @classmethod
     def of_bytes(cls, row_id: str, data: bytes) -> SupervisedRow:
         """The row that `to_bytes` wrote."""
-        count = len(data) // (_ID.itemsize + 1)
-        ids = np.frombuffer(data, _ID, count).astype(np.int64)
-        return cls(id=row_id, token_ids=ids, loss_mask=np.frombuffer(data, np.bool_, offset=count * _ID.itemsize))
+        start = len(_WEIGHTED) if data.startswith(_WEIGHTED) else 0
+        kind = _WEIGHT if start else np.dtype(np.bool_)
+        count = (len(data) - start) // (_ID.itemsize + kind.itemsize)
+        ids = np.frombuffer(data, _ID, count, start).astype(np.int64)
+        weights = np.frombuffer(data, kind, count, start + count * _ID.itemsize).astype(np.float32)
+        return cls(id=row_id, token_ids=ids, weights=weights)
 
 
 @frozen(kw_only=True, eq=False)

@@ -12,10 +12,14 @@ from skyrl.batch import TrainingBatch
 
 @attrs.frozen(kw_only=True)
 class CrossEntropy:
-    """-sum_t m_t log pi(token t) / sum_t m_t over the whole batch: every learned token counts the same."""
+    """-sum_t w_t log pi(token t) / sum_t w_t over the whole batch, where w_t is the weight of token t: 0 or 1 by the
+    mask, unless the data give others. Every learned token counts the same, however long its row is.
+    """
 
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:
         """The share of each token in the loss of the batch."""
+        if batch.token_weights is not None:
+            return batch.given(loss_weights=batch.token_weights / batch.token_weights.sum())
         return batch.given(loss_weights=token_mean(batch.loss_mask))
 
     def __call__(

@@ -15,10 +15,11 @@ from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 
 
 def collate_supervised(rows: Sequence[SupervisedRow]) -> TrainingBatch:
-    """A row for each, with the learned tokens selected."""
+    """A row for each, with the learned tokens selected, and their weights where those differ."""
     lengths = [row.length for row in rows]
-    ids, mask = _padded([row.token_ids for row in rows]), _padded([row.loss_mask for row in rows])
-    return _batch(ids, mask, lengths, list(range(len(rows))), None)
+    ids, weights = _padded([row.token_ids for row in rows]), _padded([row.weights for row in rows])
+    batch = _batch(ids, weights > 0, lengths, list(range(len(rows))), None)
+    return batch if torch.equal(weights, batch.loss_mask.float()) else batch.given(token_weights=weights)
 
 
 def collate_pairs(rows: Sequence[PreferenceRow], *, share_prompts: bool = True) -> TrainingBatch:

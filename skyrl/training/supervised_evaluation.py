@@ -59,8 +59,10 @@ class SupervisedEvaluation:
 
 
 def likelihood(logprobs: Tensor, batch: TrainingBatch) -> Sums:
-    """Nats and number of the learned tokens of a batch. `logprobs` (B, L)."""
-    return {"loss": (-logprobs[batch.loss_mask].double().sum().item(), float(batch.loss_mask.sum()))}
+    """Nats and number of the learned tokens of a batch, each counted by its weight. `logprobs` (B, L)."""
+    weights = batch.loss_mask if batch.token_weights is None else batch.token_weights
+    nats = torch.where(batch.loss_mask, -logprobs, 0.0).double() * weights
+    return {"loss": (nats.sum().item(), float(weights.double().sum()))}
 
 
 def preferences(values: Tensor, batch: TrainingBatch) -> Sums:

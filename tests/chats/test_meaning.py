@@ -172,10 +172,19 @@ def test_a_weight_says_which_messages_are_learned() -> None:
     chat = (user("a?"), assistant("one", weight=1), user("b?"), assistant("two", weight=0))
     assert learned(tokenizer_of("chatml"), *chat) == "one<|im_end|>"
     assert learned(tokenizer_of("chatml"), *chat, all_messages=True) == "one<|im_end|>"
-    with pytest.raises(DataError, match="the weight of a message is 0.5"):
-        learned(tokenizer_of("chatml"), user("a?"), assistant("one", weight=0.5))
+    for wrong in (-0.5, float("nan"), float("inf"), "much", 1e-9):
+        with pytest.raises(DataError, match=f"the weight of a message is {wrong!r}"):
+            learned(tokenizer_of("chatml"), user("a?"), assistant("one", weight=wrong))
     with pytest.raises(DataError, match="the weight of every assistant message is 0"):
         learned(tokenizer_of("chatml"), user("a?"), assistant("one", weight=0))
+
+
+def test_every_token_of_a_message_with_its_end_has_the_weight_of_the_message() -> None:
+    tokenizer = tokenizer_of("chatml")
+    chat = (user("a?"), assistant("one", weight=0.25), user("b?"), assistant("two", weight=3))
+    ids, weights = ChatMasks(tokenizer).weighted(chat)
+    texts = {weight: tokenizer.decode(ids[weights == weight]) for weight in set(weights.tolist()) - {0.0}}
+    assert texts == {0.25: "one<|im_end|>", 3.0: "two<|im_end|>"}
 
 
 def test_text_with_a_lone_surrogate_is_refused() -> None:

@@ -40,7 +40,11 @@ class Counted:
 
 
 def test_rows_on_disk_are_those_in_memory(tmp_path: Path) -> None:
-    sources = [write(tmp_path / "one.jsonl", chats(5)), write(tmp_path / "two.jsonl", [*chats(3, seed=1), {"x": 1}])]
+    weighted = [{"messages": [ask, {**say, "weight": 0.3}]} for ask, say in (row["messages"] for row in chats(2))]
+    sources = [
+        write(tmp_path / "one.jsonl", [*weighted, *chats(5)]),
+        write(tmp_path / "two.jsonl", [*chats(3, seed=1), {"x": 1}]),
+    ]
     settings: dict[str, Any] = {"bad_rows": "skip", "too_long": "truncate"}
     held = load_supervised(sources, TOKENIZER, SFTConfig(**settings), 27)
     stored = load_supervised(sources, TOKENIZER, SFTConfig(tokenized_path=str(tmp_path / "store"), **settings), 27)
@@ -48,9 +52,10 @@ def test_rows_on_disk_are_those_in_memory(tmp_path: Path) -> None:
     assert held.tally == stored.tally == again.tally and held.tally.cut > 0
     assert held.fingerprint == stored.fingerprint == again.fingerprint
     for one, other in zip(held.rows, again.rows, strict=True):
-        assert (one.id, one.token_ids.tolist(), one.loss_mask.tolist()) == (
-            *(other.id, other.token_ids.tolist(), other.loss_mask.tolist()),
+        assert (one.id, one.token_ids.tolist(), one.weights.tolist()) == (
+            *(other.id, other.token_ids.tolist(), other.weights.tolist()),
         )
+    assert [round(float(row.weights.max()), 6) for row in again.rows[:3]] == [0.3, 0.3, 1.0]
     assert [row.id for row in again.rows[-2:]] == ["1:1", "1:2"] and again.rows[-1].id == "1:2"
 
 

@@ -37,8 +37,13 @@ def test_the_loss_falls_on_the_rows_and_on_others(nano: Path, tmp_path: Path) ->
     assert after["eval/all/perplexity"] == pytest.approx(2.718281828 ** after["eval/all/loss"])
 
 
-def test_a_run_is_the_plain_loop_of_pytorch(nano: Path, tmp_path: Path) -> None:
-    found = train(nano, tmp_path, sampler="sequential", num_epochs=1)
+@pytest.mark.parametrize("weights_of_rows", [(1,), (0.25, 1, 3)], ids=["unweighted", "weighted"])
+def test_a_run_is_the_plain_loop_of_pytorch(nano: Path, tmp_path: Path, weights_of_rows: tuple[float, ...]) -> None:
+    weighted = list(zip(chats(32), weights_of_rows * 32, strict=False))
+    for row, weight in weighted:
+        row["messages"][-1]["weight"] = weight
+    rows = (write(tmp_path / "weighted.jsonl", [row for row, _ in weighted]),)
+    found = train(nano, tmp_path, sampler="sequential", num_epochs=1, train_datasets=rows)
     model: Any = AutoModelForCausalLM.from_pretrained(nano / "model").eval()
     run = load([], settings(nano, tmp_path, "sft")).config
     assert isinstance(run, SFTConfig)
@@ -46,14 +51,14 @@ def test_a_run_is_the_plain_loop_of_pytorch(nano: Path, tmp_path: Path) -> None:
     tokenizer = SFTExp(compose([], settings(nano, tmp_path, "sft"), SFTConfig).config).tokenizer
     losses = []
     for start in range(0, 32, 8):
-        nats, learned = torch.tensor(0.0), 0
-        for row in chats(32)[start : start + 8]:
+        nats, learned = torch.tensor(0.0), 0.0
+        for row, weight in weighted[start : start + 8]:
             asked, said = (
                 [*tokenizer.encode(message["content"]), tokenizer.eos_token_id] for message in row["messages"]
             )
             logits = model(input_ids=torch.tensor([asked + said])).logits[0, len(asked) - 1 : -1]
-            nats = nats + torch.nn.functional.cross_entropy(logits, torch.tensor(said), reduction="sum")
-            learned += len(said)
+            nats = nats + weight * torch.nn.functional.cross_entropy(logits, torch.tensor(said), reduction="sum")
+            learned += weight * len(said)
         (nats / learned).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
