@@ -59,6 +59,10 @@ class OptimizerConfig(BaseConfig):
     weight_decay: float = field(default=0.01, validator=non_negative)
     """Decoupled weight decay: in each step a weight loses this part, times the learning rate, of itself."""
 
+    weight_decay_on: Literal["all", "matrices"] = "all"
+    """Which of the trained weights decay: all, or only tensors of two or more dimensions. "matrices" leaves out biases
+    and the weights of norms, as the trainers of transformers and TRL do."""
+
     max_grad_norm: float = field(default=1.0, validator=non_negative)
     """The gradient's global L2 norm is scaled down to this where it is larger. 0: no clipping."""
 

@@ -16,13 +16,26 @@ from torch.optim.lr_scheduler import LambdaLR
 from skyrl.config import OptimizerConfig, TrainerConfig
 from skyrl.config.checks.schedule import DECAYING, OURS
 
+MATRIX = 2
+"""Fewest dimensions of a weight that decays under `weight_decay_on = "matrices"`."""
+
 
 def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW (arXiv:1711.05101) over the parameters that learn, with the configured decoupled weight decay."""
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups: dict[bool, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            decays = config.weight_decay_on == "all" or parameter.dim() >= MATRIX
+            groups.setdefault(decays, []).append(parameter)
     beta1, beta2 = config.adam_betas
     return torch.optim.AdamW(
-        learning, lr=config.lr, betas=(beta1, beta2), eps=config.adam_eps, weight_decay=config.weight_decay
+        [
+            {"params": parameters, "weight_decay": config.weight_decay if decays else 0.0}
+            for decays, parameters in groups.items()
+        ],
+        lr=config.lr,
+        betas=(beta1, beta2),
+        eps=config.adam_eps,
     )
 
 

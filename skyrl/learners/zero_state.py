@@ -61,6 +61,8 @@ class ZeroState:
             else:
                 yield from self._own(f"model.{name}", weight, None)
         steps = self._step_of_the_optimizer()
+        if steps is not None:
+            self._link_optimizer_state()
         for name, weight in self.weights():
             if steps is None or not weight.requires_grad:
                 continue
@@ -161,14 +163,19 @@ class ZeroState:
         """Empty slots for every piece, or none at all where the stored optimizer had not stepped."""
         state = self._torch_optimizer.state
         state.clear()
-        if self._stage in (1, 2):
-            self._engine.optimizer._hp_optimizer_states_linked = False  # by name, to pieces that are gone now
         if not slots:
             return
         step = source.read(f"optimizer.{next(iter(slots))}.step").view(())
         for shard in self._flat_masters():
             state[shard] = {"step": step.clone()} | {slot: torch.zeros_like(shard) for slot in SLOTS}
+        self._link_optimizer_state()
+
+    def _link_optimizer_state(self) -> None:
+        """Point each weight to its stretch of the optimizer's state, in stages 1 and 2. DeepSpeed does so once, after
+        it has stepped the first group of weights: those of the second group have no state by then.
+        """
         if self._stage in (1, 2):
+            self._engine.optimizer._hp_optimizer_states_linked = False
             self._engine.optimizer._lazy_init_hp_params_optimizer_state()
 
     def _load(self, name: str, weight: Tensor, source: TensorSource) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -29,6 +29,19 @@ def test_a_first_step_of_adam_is_the_gradient_over_its_size_and_the_epsilon() ->
     model.weight.grad = torch.full((1, 1), 3.0)
     adamw(model, OptimizerConfig(lr=0.1, adam_eps=1.0, weight_decay=0.0)).step()
     assert model.weight.item() == pytest.approx(-0.075)
+
+
+@pytest.mark.parametrize(("decays", "bias"), [("all", 0.9), ("matrices", 1.0)])
+def test_weight_decay_takes_its_part_of_the_weights_that_it_is_for(
+    decays: Literal["all", "matrices"], bias: float
+) -> None:
+    """Without a gradient, a weight of 1 becomes 1 - lr x decay = 1 - 0.1 x 1."""
+    model = torch.nn.Linear(1, 1)
+    for parameter in model.parameters():
+        torch.nn.init.ones_(parameter)
+        parameter.grad = torch.zeros_like(parameter)
+    adamw(model, OptimizerConfig(lr=0.1, weight_decay=1.0, weight_decay_on=decays)).step()
+    assert (model.weight.item(), model.bias.item()) == pytest.approx((0.9, bias))
 
 
 COSINE: dict[str, Any] = {"scheduler": "cosine", "min_lr_ratio": 0.1}
