@@ -69,10 +69,15 @@ def start_reaper(variable: str, value: str, folder: Path | None = None) -> subpr
 
 
 def kill_tagged(variable: str, value: str, folder: Path | None = None) -> list[int]:
-    """Kills all that `tagged` finds until it finds nothing; returns what is still there after ten seconds."""
+    """Kills all that `tagged` finds until it finds nothing; returns what is still there after ten seconds.
+
+    Resource trackers of Python's multiprocessing go last: once the processes that they serve are gone, they remove the
+    shared memory and semaphores of these from /dev/shm, and end by themselves. They are killed after five seconds.
+    """
     deadline = time.monotonic() + _PATIENCE
     while found := tagged(variable, value, folder):
-        for pid in found:
+        spared = {pid for pid in found if _is_resource_tracker(pid) and time.monotonic() < deadline - _PATIENCE / 2}
+        for pid in set(found) - spared:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
@@ -154,6 +159,12 @@ def _alive(pid: int) -> bool:
         return _status(pid)[0] not in {"Z", "X"}
     except OSError:
         return False
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def _started(pid: int) -> str:

@@ -51,6 +51,25 @@ def test_who_writes_to_the_folder_belongs_to_it_and_who_reads_does_not(tmp_path:
         reader.kill()
 
 
+HOLDS_A_SEMAPHORE = (
+    "import multiprocessing, sys, time\n"
+    "lock = multiprocessing.get_context('spawn').Lock()\n"
+    "print(lock._semlock.name, flush=True)\n"
+    "time.sleep(600)"
+)
+
+
+def test_semaphores_in_shared_memory_are_removed_with_the_processes_that_made_them(tmp_path: Path) -> None:
+    environment = {**os.environ, RUN: tmp_path.name}
+    with subprocess.Popen([sys.executable, "-c", HOLDS_A_SEMAPHORE], env=environment, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        semaphore = Path("/dev/shm") / f"sem.{holder.stdout.readline().decode().strip().removeprefix('/')}"
+        assert semaphore.exists()
+        assert kill_tagged(RUN, tmp_path.name) == []
+    assert not semaphore.exists()
+    assert tagged(RUN, tmp_path.name) == []
+
+
 def test_a_sweep_takes_what_has_no_owner_and_nothing_else(tmp_path: Path) -> None:
     mine, lock = make_private_folder(tmp_path)
     reused = tmp_path / f"skyrl-ray-{os.getpid()}-1"  # of a process that had this number before
