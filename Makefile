@@ -54,7 +54,7 @@ schemas: .venv/dev.stamp
 	$(BIN)/skyrl config schema > schemas/skyrl.schema.json
 	for kind in sft reward_model; do $(BIN)/skyrl config schema kind=$$kind > schemas/skyrl.$$kind.schema.json || exit 1; done
 
-# After a table of a page that is made from code has changed (tests/pages.py).
+# After a table of a page that is made from code, or a probe of tests/effects, has changed (tests/pages.py).
 pages: .venv/dev.stamp
 	$(BIN)/python -m tests.pages
 

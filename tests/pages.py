@@ -1,4 +1,4 @@
-"""Tables of the documentation that are made from code: `python -m tests.pages` rewrites them (`make pages`).
+"""Tables and pages of the documentation that are made from code: `python -m tests.pages` rewrites them (`make pages`).
 
 A test of each table compares; nobody edits them by hand.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.effects.table import page as page_of_fields
 from tests.sandbox import attacks
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +28,7 @@ def main() -> None:
     for file, table in {"SECURITY.md": attacks.table()}.items():
         path = ROOT / file
         path.write_text(with_table(path.read_text(encoding="utf-8"), table), encoding="utf-8")
+    (ROOT / "docs" / "fields.md").write_text(page_of_fields(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -92,10 +92,6 @@ def _non_finite(policy: str) -> Callable[[SkyRLTrainConfig], bool]:
     return lambda run: run.trainer.faults.on_non_finite == policy
 
 
-def _never(run: SkyRLTrainConfig) -> bool:
-    return False
-
-
 def _counts_rows(run: SkyRLTrainConfig) -> bool:
     return run.trainer.max_tokens_per_microbatch == -1
 
@@ -123,7 +119,6 @@ EFFECTS: tuple[Effect, ...] = (
     *ALGORITHM_EFFECTS,
     *schedule_reads("trainer.policy.optimizer_config", lambda run: run.trainer.policy.optimizer_config),
     *schedule_reads("trainer.critic.optimizer_config", lambda run: run.trainer.critic.optimizer_config),
-    Effect("trainer.policy.megatron_config", "the strategy is megatron", _strategy_is("megatron")),
     Effect("trainer.policy.deepspeed_config", "the strategy is deepspeed", _strategy_is("deepspeed")),
     *(
         Effect(
@@ -145,10 +140,6 @@ EFFECTS: tuple[Effect, ...] = (
         "trainer.critic.model.lora",
         "there is a critic and lora.rank is above 0",
         lambda run: has_critic(run) and run.trainer.critic.model.lora.rank > 0,
-    ),
-    *(
-        Effect(f"trainer.{model}.model.lora.lora_sync_path", "adapters travel on their own (they are merged)", _never)
-        for model in ("policy", "critic")
     ),
     Effect("generator.inference_engine.num_engines", "the policy samples (trainer.rollouts_from is none)", samples),
     *(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -71,7 +72,8 @@ class RunKind:
     def all_checks(self) -> tuple[Check[Any], ...]:
         """The checks, and those that refuse what is not implemented."""
         tables = (*self.unimplemented, *self.unimplemented_values)
-        return (*self.checks, *(entry.check for entry in tables))
+        root: Any = self.root
+        return (*self.checks, *(_refusal(entry, root) for entry in tables))
 
     @property
     def unimplemented_paths(self) -> tuple[str, ...]:
@@ -93,6 +95,11 @@ class RunKind:
         """The checks of the machine, imported now."""
         found: tuple[Check[Any], ...] = _imported(self.preflight)
         return found
+
+
+@cache
+def _refusal(entry: Unimplemented, root: Any) -> Check[Any]:
+    return partial(entry.check, leaves=entry.leaves(root))
 
 
 def _imported(path: str) -> Any:

@@ -6,14 +6,16 @@ that run; any other value that would have an effect is refused with the capabili
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
-from attrs import frozen
+from attrs import Factory, field, frozen
 
 from skyrl.config.entry import RunConfig
 from skyrl.errors import Problem
 from skyrl.tree import FrozenDict, get_at
+from skyrl.tree.access import default_at
+from skyrl.tree.classes import leaf_paths
 from skyrl.tree.plain import shown
 
 
@@ -26,21 +28,34 @@ class Unimplemented:
     """The capability that is missing."""
 
     runs: tuple[Any, ...] | None = None
-    """Values that run, alone or several in a list; None where any does, because another entry refuses what it belongs
-    to, or because it cannot arise."""
+    """Values that run, alone or several in a list. None: the defaults; other values are ignored, with a warning."""
 
-    def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Problems for values that ask for something no component does."""
-        if self.runs is None:
-            return
-        value = get_at(run, self.path)
-        chosen = value if isinstance(value, tuple) and value else (value,)
-        if not all(any(each == runs and type(each) is type(runs) for runs in self.runs) for each in chosen):
-            yield Problem(
-                path=self.path,
-                message=f"{shown(value)} does not run in this version, which has not implemented it yet: {self.what}",
-                hint=f"what runs: {' or '.join(_spelled(runs) for runs in self.runs)}",
-            )
+    severity: Literal["error", "warning"] = field(
+        default=Factory(lambda self: "warning" if self.runs is None else "error", True)
+    )
+    """Severity of the problem that other values are: a warning where the run is what it would be without them."""
+
+    def leaves(self, root: type[Any]) -> dict[str, tuple[Any, ...]]:
+        """Every leaf at or inside the path, and the values of it that run."""
+        found = (path for path, _ in leaf_paths(root) if path == self.path or path.startswith(f"{self.path}."))
+        return {path: (default_at(root, path),) if self.runs is None else self.runs for path in found}
+
+    def check(self, run: RunConfig, leaves: Mapping[str, tuple[Any, ...]] | None = None) -> Iterator[Problem]:
+        """Problems for values that ask for something no component does. `leaves` are those of the run's class."""
+        for path, runs in (self.leaves(type(run)) if leaves is None else leaves).items():
+            value = get_at(run, path)
+            chosen = value if isinstance(value, tuple) and value else (value,)
+            if not (_is_among(value, runs) or all(_is_among(each, runs) for each in chosen)):
+                yield self._problem(path, value, runs)
+
+    def _problem(self, path: str, value: object, runs: tuple[Any, ...]) -> Problem:
+        verb = "does not run" if self.severity == "error" else "has no effect"
+        return Problem(
+            path=path,
+            message=f"{shown(value)} {verb} in this version, which has not implemented it yet: {self.what}",
+            hint=f"what runs: {' or '.join(_spelled(able) for able in runs)}",
+            severity=self.severity,
+        )
 
 
 _ENGINE = "generator.inference_engine."
@@ -69,8 +84,10 @@ UNIMPLEMENTED: tuple[Unimplemented, ...] = (
     # rollouts
     Unimplemented("generator.rope_scaling", "rotary embeddings other than the model's own", (None,)),
     Unimplemented("generator.rope_theta", "rotary embeddings other than the model's own", (None,)),
-    Unimplemented("generator.sampling_params.logprobs", "engines that can leave log-probabilities out"),
-    Unimplemented("generator.eval_sampling_params.logprobs", "engines that can leave log-probabilities out"),
+    Unimplemented("generator.sampling_params.logprobs", "engines that leave log-probabilities out", (0, 1), "warning"),
+    Unimplemented(
+        "generator.eval_sampling_params.logprobs", "engines that leave log-probabilities out", (0, 1), "warning"
+    ),
     # engines
     Unimplemented(_ENGINE + "run_engines_locally", "engines of others", (True,)),
     Unimplemented(_ENGINE + "external_proxy_url", "engines of others", (None,)),
@@ -91,6 +108,10 @@ UNIMPLEMENTED_VALUES: tuple[Unimplemented, ...] = (
     Unimplemented(_ENGINE + "weight_sync_backend", "sending the differences alone", ("nccl", "gloo", "disk")),
 )
 """Fields that components read, with values that none does yet."""
+
+
+def _is_among(value: object, runs: tuple[Any, ...]) -> bool:
+    return any(value == able and type(value) is type(able) for able in runs)
 
 
 def _spelled(value: object) -> str:

@@ -23,6 +23,16 @@ def get_at(config: object, path: str) -> Any:
     return config
 
 
+def default_at(cls: type[Any], path: str) -> Any:
+    """The default of the field at a dotted path, also inside a table that is null by default."""
+    *tables, name = path.split(".")
+    here: Any = cls()
+    for table in tables:
+        inner, nested = getattr(here, table), config_class(fields_of(type(here))[table].type)
+        here = nested() if inner is None and nested else inner
+    return getattr(here, name)
+
+
 def evolve_at(config: T, path: str, value: object) -> T:
     """A new tree with one value replaced; converters and validators run, and untouched branches are shared.
 

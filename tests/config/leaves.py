@@ -11,7 +11,8 @@ import attrs
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.errors import ConfigError
-from skyrl.tree import evolve_at, get_at
+from skyrl.tree import evolve_at
+from skyrl.tree.access import default_at
 from skyrl.tree.classes import fields_of, leaf_paths
 from skyrl.tree.types import bare, config_class, is_list, is_mapping, is_union
 
@@ -25,9 +26,9 @@ RUNNABLE: dict[str, Any] = {
 """What has to be written so that this version can run the default tree."""
 
 
-def owner_of(path: str) -> type[Any]:
+def owner_of(path: str, root: type[Any] = SkyRLTrainConfig) -> type[Any]:
     """The class that declares the last name of a path."""
-    cls: Any = SkyRLTrainConfig
+    cls: Any = root
     for name in path.split(".")[:-1]:
         cls = config_class(fields_of(cls)[name].type)
     owner: type[Any] = cls
@@ -36,16 +37,22 @@ def owner_of(path: str) -> type[Any]:
 
 def another(path: str) -> Any:
     """A value of the leaf other than its default, as JSON and TOML spell it. Raises LookupError if there is none."""
-    owner, name = owner_of(path), path.rpartition(".")[2]
-    default = get_at(SkyRLTrainConfig(), path)
-    for value in _candidates(LEAVES[path].type, default):
+    for value in other_values(SkyRLTrainConfig, path):
+        return value
+    raise LookupError(path)
+
+
+def other_values(root: type[Any], path: str) -> Iterator[Any]:
+    """Values that a leaf may have beside its default, one of each type at least."""
+    owner, name = owner_of(path, root), path.rpartition(".")[2]
+    default = default_at(root, path)
+    for value in _candidates(fields_of(owner)[name].type, default):
         try:
             built = getattr(evolve_at(owner(), name, value), name)
         except ConfigError:
             continue
         if (type(built), built) != (type(default), default):
-            return value
-    raise LookupError(path)
+            yield value
 
 
 def _candidates(kind: Any, default: Any) -> Iterator[Any]:

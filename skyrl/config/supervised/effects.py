@@ -25,7 +25,6 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
     Effect("faults.max_roll_backs", "a reinforcement-learning run goes back", lambda run: False),
     Effect("fsdp_config", "the strategy is fsdp2", _is_fsdp),
     Effect("deepspeed_config", "the strategy is deepspeed", lambda run: run.strategy == "deepspeed"),
-    Effect("project_name", "a tracker groups runs, and this version has the console alone", lambda run: False),
     Effect(
         "micro_train_batch_size_per_gpu",
         "max_tokens_per_microbatch is -1",

@@ -1,0 +1,91 @@
+"""What probes look at that several tables of the configuration share, cheapest first.
+
+An observable of one component alone stands beside its probes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from click.testing import CliRunner
+from torch import Tensor
+
+from skyrl.cli.main import cli
+from skyrl.config.kinds import kind_of
+from skyrl.errors import UserError
+from skyrl.experiments.experiment import experiment_class
+from skyrl.planning.sizes import layout
+from tests.effects.probe import Scene, observable
+
+TIMED = ("timing/", "per_second", "trajectory_time")
+"""Parts of the names of metrics that are measured in time."""
+
+
+def plain(value: Any) -> Any:
+    """Tensors as nested lists, in which NaN equals itself."""
+    match value:
+        case Tensor():
+            return repr(value.detach().tolist())
+        case dict():
+            return {name: plain(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [plain(inner) for inner in value]
+    return value
+
+
+@observable("what `skyrl config check` reports", refuses=True)
+def problems(scene: Scene) -> object:
+    return [(problem.severity, problem.path, problem.message) for problem in scene.problems]
+
+
+@observable("the placement of processes on GPUs")
+def placement(scene: Scene) -> object:
+    return layout(kind_of(scene.run).sizes(scene.run))
+
+
+@observable("the number of training steps that are planned")
+def planned_steps(scene: Scene) -> object:
+    return experiment_class(scene.run)(scene.run).total_steps
+
+
+@observable("what `skyrl plan` prints")
+def printed_plan(scene: Scene) -> object:
+    result = CliRunner().invoke(cli, ["plan", *scene.words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@observable("a short run: its metrics, files and messages", long=True)
+def run(scene: Scene) -> object:
+    return what_is_left(scene)
+
+
+def what_is_left(scene: Scene) -> dict[str, object]:
+    """Result of running the scene in this process: how it ended, the metrics without times, every file's name."""
+    torch.manual_seed(0)
+    random.seed(0)
+    printed = StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed):
+        try:
+            end: object = experiment_class(scene.run)(scene.run).run()
+        except UserError as error:
+            end = f"{type(error).__name__}: {error}"
+    here = Path.cwd()
+    files = sorted(str(path.relative_to(here)) for path in here.rglob("*") if path.is_file())
+    return {"end": end, "files": files, "metrics": metrics(Path(scene.run.trainer.run_path))}
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics without what is measured in time."""
+    file = folder / "metrics.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return [
+        {name: value for name, value in json.loads(line).items() if not any(part in name for part in TIMED)}
+        for line in lines
+    ]

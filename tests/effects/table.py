@@ -1,0 +1,56 @@
+"""Every probe, and the page that prints them: `make pages` writes `docs/fields.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from skyrl.config.kinds import KINDS, kind_named
+from skyrl.tree.plain import shown
+from tests.effects import algorithm, trainer
+from tests.effects.probe import Probe
+
+PROBES: tuple[Probe, ...] = (*algorithm.PROBES, *trainer.PROBES)
+"""In the order in which the page prints them."""
+
+TITLES = {"rl": "Reinforcement learning", "sft": "Supervised fine-tuning", "reward_model": "Reward models"}
+
+
+def page() -> str:
+    """The page `docs/fields.md`."""
+    return "\n".join(line for kind in ("", *KINDS) for line in (_section(kind) if kind else _head())) + "\n"
+
+
+def _head() -> Iterator[str]:
+    yield "# What each field changes"
+    yield ""
+    yield "Each row is a test: the field alone is set to the value, in the smallest run with the settings under"
+    yield '"where", and what stands under "what changes" has to become another. `skyrl config check` reports a field'
+    yield "that has no effect in a run; the second table of each kind lists what this version does not implement."
+    yield "`make pages` writes this page from `tests/effects/`."
+
+
+def _section(kind: str) -> Iterator[str]:
+    yield ""
+    yield f"## {TITLES[kind]}"
+    probes = [probe for probe in PROBES if probe.kind == kind]
+    if probes:
+        yield ""
+        yield "| field | value | where | what changes |"
+        yield "|---|---|---|---|"
+        yield from map(_row, probes)
+    yield ""
+    yield "| field | not implemented yet | other values are |"
+    yield "|---|---|---|"
+    known = kind_named(kind)
+    for entry in (*known.unimplemented, *known.unimplemented_values):
+        yield f"| `{entry.path}` | {entry.what} | {'refused' if entry.severity == 'error' else 'warned about'} |"
+
+
+def _row(probe: Probe) -> str:
+    where = "<br>".join(f"`{path} = {_spelled(value)}`" for path, value in probe.context.items())
+    return f"| `{probe.path}` | `{_spelled(probe.value)}` | {where} | {probe.seen_in.shows} |"
+
+
+def _spelled(value: Any) -> str:
+    return shown(value).replace("{nano}/", "").replace("|", "\\|")

@@ -1,0 +1,94 @@
+"""Every leaf of every kind of run is changed alone, and something that people can see becomes another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.config.kinds import KINDS, kind_named, root_of
+from skyrl.tree.classes import leaf_paths
+from tests.config.leaves import each, other_values
+from tests.effects.probe import Probe
+from tests.effects.scenes import Sight, problems_of
+from tests.effects.table import PROBES, page
+from tests.effects.unprobed import NOT_PROBED_YET
+
+WITHOUT_EFFECT: dict[str, str] = {
+    "kind": "selects the tree, and has one value in each",
+    "trainer.sequence_parallel_backend": "has one value",
+}
+"""Leaves that change nothing by nature, with the reason."""
+
+LEAVES = [(kind, path) for kind in KINDS for path, _ in leaf_paths(root_of(kind))]
+PROBED = {(probe.kind, probe.path) for probe in PROBES}
+UNIMPLEMENTED = {(kind, path) for kind in KINDS for path in kind_named(kind).unimplemented_paths}
+
+
+@pytest.fixture(scope="session")
+def sight(nano: Path) -> Sight:
+    """What observables show of runs of the nano model."""
+    return Sight(nano)
+
+
+def marked(probes: Iterable[Probe]) -> list[Any]:
+    """The probes as parameters, those that take long marked so."""
+    return [pytest.param(probe, marks=[pytest.mark.long] * probe.is_long, id=str(probe)) for probe in probes]
+
+
+def table_of(kind: str, path: str) -> str:
+    """The name under which the leaf's table is counted: the kind and at most two parts of the path."""
+    return ".".join([kind, *path.split(".")[:-1][:2]])
+
+
+@pytest.mark.parametrize("probe", marked(PROBES))
+def test_a_field_that_is_changed_alone_changes_what_it_promises(probe: Probe, sight: Sight) -> None:
+    assert sight.changes(probe, probe.context), f"{probe.seen_in.shows}: the same with {probe.path} = {probe.value}"
+
+
+@each(PROBES)
+def test_a_field_that_is_seen_to_act_is_not_reported_as_one_that_does_not(probe: Probe, nano: Path) -> None:
+    values = {**probe.context, probe.path: probe.value}
+    found = [each.message for each in problems_of(probe.kind, values, nano) if covers(each.path, probe.path)]
+    assert not [message for message in found if "no effect" in message]
+
+
+def test_every_leaf_is_probed_or_refused_or_warned_about() -> None:
+    missing = [leaf for leaf in LEAVES if leaf not in PROBED | UNIMPLEMENTED and leaf[1] not in WITHOUT_EFFECT]
+    assert Counter(table_of(*leaf) for leaf in missing) == NOT_PROBED_YET
+
+
+def test_no_leaf_is_both_probed_and_listed_as_one_without_effect() -> None:
+    assert not PROBED & (UNIMPLEMENTED | {(kind, path) for kind in KINDS for path in WITHOUT_EFFECT})
+    assert PROBED <= set(LEAVES)
+
+
+@each(KINDS)
+def test_other_values_of_what_is_not_implemented_are_reported(kind: str, nano: Path) -> None:
+    for entry in kind_named(kind).unimplemented:
+        for path, runs in entry.leaves(root_of(kind)).items():
+            values = [value for value in other_values(root_of(kind), path) if value not in runs]
+            assert values or path in WITHOUT_EFFECT or path.endswith(".logprobs"), path
+            for value in values:
+                assert any(covers(each.path, path) for each in problems_of(kind, {path: value}, nano)), (path, value)
+
+
+@pytest.mark.parametrize("probe", marked(probe for probe in PROBES if probe.context))
+def test_no_value_is_taken_in_silence_by_the_smallest_run(probe: Probe, sight: Sight) -> None:
+    """The probes' own contexts are shown to act above; here each leaf alone is warned about, refused or acts."""
+    before = problems_of(probe.kind, {}, sight.nano)
+    reported = set(problems_of(probe.kind, {probe.path: probe.value}, sight.nano)) - set(before)
+    assert reported or sight.changes(probe, {}), f"{probe.path} = {probe.value} is taken in silence and does nothing"
+
+
+def test_the_page_of_fields_is_what_the_probes_print() -> None:
+    printed = (Path(__file__).parents[2] / "docs" / "fields.md").read_text(encoding="utf-8")
+    assert printed == page(), "make pages"
+
+
+def covers(reported: str, path: str) -> bool:
+    """Is the problem about this leaf, or about a table that it is in?"""
+    return f"{path}.".startswith(f"{reported}.")
