@@ -38,18 +38,28 @@ def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[s
     Without `origins`, written means different from the default tree.
     """
     written = written_paths(_changed(run) if origins is None else origins)
-    return [
-        Problem(
-            path=effect.path,
-            message=f"has no effect in this run: it acts only when {effect.when}",
-            place=place_of(effect.path, origins or {}),
-            severity="warning",
-        )
+    idle = {
+        effect.path: effect
         for effect in kind_of(run).effects
         if effect.path in written
         and not effect.acts(run)
         and not (broken and touches(paths_read(effect.acts, run), broken))
+    }
+    return [
+        Problem(
+            path=path,
+            message=f"has no effect in this run: it acts only when {effect.when}",
+            place=place_of(path, origins or {}),
+            severity="warning",
+        )
+        for path, effect in idle.items()
+        if not _tables_around(path) & idle.keys()
     ]
+
+
+def _tables_around(path: str) -> set[str]:
+    names = path.split(".")
+    return {".".join(names[:count]) for count in range(1, len(names))}
 
 
 def has_effect(run: RunConfig, path: str) -> bool:

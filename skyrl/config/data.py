@@ -23,7 +23,8 @@ class DataConfig(BaseConfig):
 
     train_weights: tuple[float, ...] | None = field(default=None, validator=all_positive)
     """Share of each source of `train_data` in an epoch, relative to each other; an epoch has as many prompts as all
-    sources together, and a source that is used up begins again. None: every prompt once in an epoch."""
+    sources together, and a source that is used up begins again. None, or one source: every prompt once in an
+    epoch."""
 
     val_data: tuple[str, ...] = field(default=("~/data/gsm8k/validation.parquet",), metadata=IDENTITY)
     """Sources of evaluation prompts, read in order and reported by data source. Empty: no evaluation."""

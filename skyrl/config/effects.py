@@ -9,47 +9,18 @@ from collections.abc import Callable
 
 from skyrl.config.checks.schedule import schedule_reads
 from skyrl.config.effects_algorithm import ALGORITHM_EFFECTS
-from skyrl.config.engines import BACKENDS, backend_of, backends_that
+from skyrl.config.effects_rollouts import ROLLOUT_EFFECTS
+from skyrl.config.engines import backend_of
 from skyrl.config.every_kind import EVERY_KIND_EFFECTS
 from skyrl.config.fully_async import FullyAsyncConfig
-from skyrl.config.import_paths import is_import_path
-from skyrl.config.intervals import read_interval
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray, samples
+from skyrl.config.sizes import Model, evaluates, grid_of, has_critic, has_reference, on_ray
 from skyrl.tree.classes import fields_of
 from skyrl.tree.rules import Effect
 
 
-def _env_is(*names: str) -> Callable[[SkyRLTrainConfig], bool]:
-    """One of these, or what each row names."""
-    return lambda run: run.environment.env_class in (*names, None)
-
-
-def _env_is_users(run: SkyRLTrainConfig) -> bool:
-    return run.environment.env_class is not None and is_import_path(run.environment.env_class)
-
-
-def _has_turns(run: SkyRLTrainConfig) -> bool:
-    return run.generator.max_turns > 1
-
-
 def _on_cuda(run: SkyRLTrainConfig) -> bool:
     return run.trainer.device == "cuda"
-
-
-def _engine_reads(field: str) -> Effect:
-    """A field that some engines read."""
-    when = f"the engine is {backends_that(lambda backend: field in backend.fields)}"
-    return Effect(
-        f"generator.inference_engine.{field}",
-        when,
-        lambda run: field in backend_of(run.generator.inference_engine).fields,
-    )
-
-
-def evaluates(run: SkyRLTrainConfig) -> bool:
-    """Does this run ever look at evaluation prompts?"""
-    return run.trainer.eval_before_train or read_interval(run.trainer.eval_interval).ever
 
 
 def _is_sharded(model: Model) -> Callable[[SkyRLTrainConfig], bool]:
@@ -68,11 +39,6 @@ def _makes_room_on_cuda(run: SkyRLTrainConfig) -> bool:
     placement = run.trainer.placement
     shared = placement.colocate_all or (placement.colocate_policy_ref and has_reference(run))
     return _on_cuda(run) and shared
-
-
-def _hands_over_by_ipc(run: SkyRLTrainConfig) -> bool:
-    by_nccl = run.generator.inference_engine.weight_sync_backend == "nccl"
-    return on_ray(run) and by_nccl and run.trainer.placement.colocate_all
 
 
 def _is_asynchronous(run: SkyRLTrainConfig) -> bool:
@@ -141,7 +107,6 @@ EFFECTS: tuple[Effect, ...] = (
         "there is a critic and lora.rank is above 0",
         lambda run: has_critic(run) and run.trainer.critic.model.lora.rank > 0,
     ),
-    Effect("generator.inference_engine.num_engines", "the policy samples (trainer.rollouts_from is none)", samples),
     *(
         Effect(f"trainer.placement.{name}", "the run is on Ray or the device is cuda", _has_devices_to_share)
         for name in ("colocate_all", "colocate_policy_ref")
@@ -159,21 +124,11 @@ EFFECTS: tuple[Effect, ...] = (
         Effect(f"trainer.{name}", "the best checkpoints are kept (ckpt_keep_best)", _keeps_the_best)
         for name in ("ckpt_best_metric", "ckpt_best_is")
     ),
-    Effect(
-        "generator.inference_engine.weight_sync_backend",
-        "engines are in other processes than the learner (the run is on Ray)",
-        on_ray,
-    ),
     Effect("trainer.micro_forward_batch_size_per_gpu", "max_tokens_per_microbatch is -1", _counts_rows),
     Effect(
         "trainer.micro_train_batch_size_per_gpu",
         "max_tokens_per_microbatch is -1, or loss_reduction is token_mean_legacy",
         lambda run: _counts_rows(run) or run.trainer.algorithm.loss_reduction == "token_mean_legacy",
-    ),
-    Effect(
-        "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB",
-        "weights travel through CUDA IPC (weight_sync_backend is nccl, and engines share the learner's GPUs)",
-        _hands_over_by_ipc,
     ),
     Effect(
         "trainer.share_group_prompts",
@@ -188,8 +143,6 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.eval_batch_size", "evaluation is on", evaluates),
     Effect("trainer.faults.max_skipped_steps", "on_non_finite is skip", _non_finite("skip")),
     Effect("trainer.faults.max_roll_backs", "on_non_finite is roll_back", _non_finite("roll_back")),
-    Effect("generator.eval_sampling_params", "evaluation is on", evaluates),
-    Effect("generator.eval_n_samples_per_prompt", "evaluation is on", evaluates),
     *(
         Effect(f"trainer.fully_async.{name}", "trainer.fully_async.enabled is on", _is_asynchronous)
         for name in fields_of(FullyAsyncConfig)
@@ -205,32 +158,5 @@ EFFECTS: tuple[Effect, ...] = (
         Effect(f"trainer.fully_async.{name}", "asynchronous samples are interrupted", _is_interrupted)
         for name in ("clear_kv_cache_on_weight_sync", "mask_older_tokens")
     ),
-    *(
-        Effect(f"generator.{name}", "there are several turns (generator.max_turns is above 1)", _has_turns)
-        for name in (
-            "use_conversation_multi_turn",
-            "append_eos_token_after_stop_str_in_multi_turn",
-            "step_wise_trajectories",
-        )
-    ),
-    Effect("environment.skyrl_gym.text2sql", "environment.env_class is text2sql", _env_is("text2sql")),
-    Effect("environment.skyrl_gym.reward_model", "environment.env_class is reward_model", _env_is("reward_model")),
-    Effect(
-        "environment.skyrl_gym.search", "environment.env_class is search or searchcode", _env_is("search", "searchcode")
-    ),
-    Effect(
-        "environment.skyrl_gym.llm_as_a_judge", "environment.env_class is llm_as_a_judge", _env_is("llm_as_a_judge")
-    ),
-    Effect("environment.skyrl_gym.isolate_user_env", "environment.env_class is an import path", _env_is_users),
-    Effect(
-        "environment.skyrl_gym.user_env_memory_gb",
-        "environment.env_class is an import path and isolate_user_env is true",
-        lambda run: _env_is_users(run) and run.environment.skyrl_gym.isolate_user_env,
-    ),
-    Effect(
-        "environment.skyrl_gym.math_equivalence",
-        "environment.env_class is aime or gsm8k, or each row's own",
-        lambda run: run.environment.env_class in ("aime", "gsm8k", None),
-    ),
-    *(_engine_reads(field) for field in dict.fromkeys(name for each in BACKENDS.values() for name in each.fields)),
+    *ROLLOUT_EFFECTS,
 )

@@ -59,13 +59,14 @@ class InferenceEngineConfig(BaseConfig):
     has its own. vllm."""
 
     distributed_executor_backend: Literal["ray", "mp"] = field(default="ray", metadata=FREE)
-    """How one vLLM engine runs on several GPUs: Ray actors, or child processes on one node."""
+    """How one vLLM engine runs on several GPUs: Ray actors, or child processes on one node. vllm."""
 
     enforce_eager: bool = True
     """Compute without CUDA graphs. False is faster and was seen to disturb long runs; a CPU has none. vllm."""
 
     enable_prefix_caching: bool = True
-    """Reuse the keys and values of a prompt's beginning among requests. vllm and torch."""
+    """Reuse the keys and values of a prompt's beginning among requests. vllm; the torch engine computes a prompt once
+    for all samples of one request, and keeps nothing for later ones."""
 
     enable_chunked_prefill: bool = True
     """Read long prompts in pieces between steps of generation. vllm."""
@@ -77,8 +78,9 @@ class InferenceEngineConfig(BaseConfig):
     """Sequences that an engine runs at once, at most; what is beyond that waits for any engine that gets free."""
 
     gpu_memory_utilization: float = field(default=0.8, validator=positive_fraction, metadata=FREE)
-    """Share of a GPU's memory that an engine takes for weights and cache. On a CPU, `kv_cache_memory_bytes` of
-    `engine_init_kwargs` counts instead: by default, enough for 32 sequences of full length. vllm."""
+    """Share of a GPU's memory that an engine takes for weights and cache. `kv_cache_memory_bytes` of
+    `engine_init_kwargs` counts instead where it is given, and always on a CPU: by default, enough for 32 sequences of
+    full length. vllm."""
 
     weight_sync_backend: Literal["nccl", "gloo", "disk", "delta"] = field(default="nccl", metadata=FREE)
     """How new weights travel to engines in other processes: broadcast over nccl (through CUDA IPC where GPUs are
@@ -126,7 +128,8 @@ class InferenceEngineConfig(BaseConfig):
     """Export vLLM's statistics through Ray's Prometheus metrics."""
 
     engine_init_kwargs: Mapping[str, Any] = FrozenDict()
-    """More arguments of vLLM, by the names of its AsyncEngineArgs. One that has a field of its own here is refused."""
+    """More arguments of vLLM, by the names of its AsyncEngineArgs. One that has a field of its own here is refused.
+    vllm."""
 
 
 @attrs.frozen(kw_only=True)
@@ -168,6 +171,10 @@ class EngineBackend:
     takes_megatron_weights: bool = False
     """Weights of Megatron learners are translated for it."""
 
+    sampling_arguments: tuple[str, ...] = ()
+    """Names that `additional_kwargs` of the sampling parameters may have: settings of the engine that change which
+    tokens are drawn, not what an answer looks like."""
+
     package: str = ""
     """Package that the engine imports and the `train` extra does not bring; `extra` is the extra that does."""
 
@@ -192,13 +199,25 @@ BACKENDS: Mapping[str, EngineBackend] = {
             "enable_ray_prometheus_stats",
             "gpu_memory_utilization",
             "distributed_executor_backend",
-            "override_existing_update_group",
+            "engine_init_kwargs",
         ),
         sleeps=True,
         shares_prefixes=True,
         transports=("nccl", "gloo", "disk"),
         head_sizes_on_a_cpu=True,
         takes_megatron_weights=True,
+        sampling_arguments=(
+            "allowed_token_ids",
+            "bad_words",
+            "extra_args",
+            "frequency_penalty",
+            "ignore_eos",
+            "logit_bias",
+            "min_tokens",
+            "presence_penalty",
+            "stop_token_ids",
+            "thinking_token_budget",
+        ),
         package="vllm",
         extra="vllm",
     ),

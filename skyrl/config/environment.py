@@ -17,6 +17,15 @@ ENVIRONMENTS = (
 )
 """Names of the built-in environments."""
 
+SINGLE_TURN_ENVIRONMENTS = ("aime", "code", "gsm8k", "lcb", "llm_as_a_judge", "reward_model")
+"""Environments that judge the first answer and are done."""
+
+SANDBOXED_ENVIRONMENTS = ("code", "lcb", "searchcode", "text2sql")
+"""Environments that always run something in a sandbox."""
+
+COMPARED_ENVIRONMENTS = ("aime", "gsm8k")
+"""Environments that can compare answers as mathematics, see `math_equivalence`."""
+
 
 @frozen
 class Text2SQLEnvConfig(BaseConfig):

@@ -68,7 +68,7 @@ class SamplingParams(BaseConfig):
     others do."""
 
     additional_kwargs: Mapping[str, Any] | None = None
-    """More sampling parameters, handed to the engine as they are. None: none."""
+    """More sampling parameters, handed to the engine as they are: vLLM has some, the torch engine none. None: none."""
 
 
 CHAT_TEMPLATES = ("qwen3_with_thinking", "qwen3_without_thinking")
@@ -110,7 +110,8 @@ class GeneratorConfig(BaseConfig):
     """Samples per evaluation prompt; with N of them, pass@N is reported."""
 
     max_turns: int = field(default=1, validator=positive)
-    """Turns of the policy in one trajectory, at most."""
+    """Turns of the policy in one trajectory, at most. Several environments take a single turn (aime, code, gsm8k, lcb,
+    llm_as_a_judge, reward_model), and so do reward functions."""
 
     max_input_length: int | None = field(default=None, validator=positive)
     """Tokens that a turn may start from: prompt and all turns before. Where there are more, the trajectory ends. None:
@@ -130,7 +131,8 @@ class GeneratorConfig(BaseConfig):
 
     append_eos_token_after_stop_str_in_multi_turn: bool = True
     """End a turn that a stop text ended with the end-of-sequence token, as the model's chats do; that token is not
-    trained on. Read where `use_conversation_multi_turn` is on and `sampling_params.stop` is given."""
+    trained on. Read where `use_conversation_multi_turn` is on, a stop text or stop token is given, and the template
+    does not write the whole conversation anew."""
 
     step_wise_trajectories: bool = False
     """Each turn starts from the conversation as the chat template writes it at that point, and is a training sample of

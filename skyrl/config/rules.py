@@ -16,7 +16,7 @@ from skyrl.config.every_kind import EVERY_KIND_RULES
 from skyrl.config.generator import SamplingParams
 from skyrl.config.losses import asks_for_correction
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import grid_of, models_of
+from skyrl.config.sizes import grid_of, models_of, samples
 from skyrl.config.trackers import TRACKERS
 from skyrl.tree.rules import Rule, rule
 
@@ -35,14 +35,18 @@ from skyrl.tree.rules import Rule, rule
         "trainer.algorithm.use_kl_in_reward",
         "generator.inference_engine.backend",
         "generator.inference_engine.num_engines",
+        "trainer.rollouts_from",
     ),
     unset="auto",
 )
 def one_process_suffices_for_one_embedded_engine(run: SkyRLTrainConfig) -> str:
-    """Ray is for what one process cannot hold: several ranks or engines, or an engine with processes of its own."""
+    """Ray is for what one process cannot hold: several ranks or engines, or an engine with processes of its own. A run
+    that is fed from a recording has no engine.
+    """
     engine = run.generator.inference_engine
     alone = all(grid_of(run, model).ranks == 1 for model in models_of(run))
-    return "in_process" if backend_of(engine).is_embedded and alone and engine.num_engines == 1 else "ray"
+    embedded = not samples(run) or (backend_of(engine).is_embedded and engine.num_engines == 1)
+    return "in_process" if embedded and alone else "ray"
 
 
 @rule(writes="trainer.ref.model.path", reads=("trainer.policy.model.path",))

@@ -12,6 +12,7 @@ import attrs
 from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.engines import backend_of
 from skyrl.config.facts import loss_facts
+from skyrl.config.intervals import read_interval
 from skyrl.config.losses import asks_for_correction
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.planning.batches import Work, data_parallel, work
@@ -64,6 +65,11 @@ def on_ray(run: SkyRLTrainConfig) -> bool:
 def samples(run: SkyRLTrainConfig) -> bool:
     """Does the policy sample, or is the run trained on what another one recorded?"""
     return run.trainer.rollouts_from is None
+
+
+def evaluates(run: SkyRLTrainConfig) -> bool:
+    """Does this run ever look at evaluation prompts?"""
+    return run.trainer.eval_before_train or read_interval(run.trainer.eval_interval).ever
 
 
 def starts_engines(run: SkyRLTrainConfig) -> bool:

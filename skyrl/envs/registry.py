@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from skyrl.config import SkyRLGymConfig
+from skyrl.config.environment import COMPARED_ENVIRONMENTS, SANDBOXED_ENVIRONMENTS
 from skyrl.config.import_paths import is_import_path
 from skyrl.envs.aime import AIMEEnv
 from skyrl.envs.code import CodeEnv
@@ -77,14 +78,14 @@ _COMPARED: dict[str, Callable[[Mapping[str, Any], Callable[[str, str], bool]], E
     "aime": AIMEEnv,
     "gsm8k": GSM8kEnv,
 }
-"""Environments that can compare answers as mathematics."""
+"""Environments that are also given a comparison of answers as mathematics."""
 
 
 def uses_sandbox(name: str, gym: SkyRLGymConfig) -> bool:
     """Does something of this environment run in a sandbox?"""
     return (
-        name in ("code", "lcb", "searchcode", "text2sql")
-        or (name in _COMPARED and gym.math_equivalence)
+        name in SANDBOXED_ENVIRONMENTS
+        or (name in COMPARED_ENVIRONMENTS and gym.math_equivalence)
         or (is_import_path(name) and gym.isolate_user_env)
     )
 

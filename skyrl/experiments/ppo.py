@@ -19,8 +19,7 @@ from skyrl.checkpoint.handover import WeightFiles
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.checkpoint.storage import Disk
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.effects import evaluates
-from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, replicas_of
+from skyrl.config.sizes import Model, evaluates, grid_of, has_critic, has_reference, replicas_of
 from skyrl.data.prompts import PromptDataset
 from skyrl.errors import DataError
 from skyrl.experiments.collaborators import (
@@ -43,7 +42,7 @@ from skyrl.models.chat_templates import with_template
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
-from skyrl.runs.inputs import check_data, look_at_the_models, sandbox_in_force
+from skyrl.runs.inputs import check_data, look_at_the_models, report_unread_variables, sandbox_in_force
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, RecordedRun, made_with, weight_digests_of
 from skyrl.tracking.jsonlines import sample_records
 from skyrl.tracking.tracker import Tracker
@@ -385,6 +384,8 @@ class BasePPOExp(BaseExp):
         train, evaluation = self.train_dataset, self.eval_dataset
         sandbox = sandbox_in_force(self.cfg, train, evaluation)
         check_data(self.cfg, train, evaluation)
+        variables = self.cfg.generator.chat_template_kwargs
+        report_unread_variables("generator.chat_template_kwargs", self.tokenizer, variables)
         look_at_the_models(self.cfg, self.tokenizer, train, evaluation)
         return sandbox
 

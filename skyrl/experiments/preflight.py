@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
-from skyrl.config.effects import evaluates
 from skyrl.config.engines import backend_of
-from skyrl.config.sizes import on_ray, samples, sizes_of
+from skyrl.config.sizes import evaluates, on_ray, samples, sizes_of
 from skyrl.config.trackers import TRACKERS
 from skyrl.config.unimplemented import Unimplemented
 from skyrl.envs import find_env
@@ -146,7 +145,7 @@ def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
     if on_ray(run):
         yield "trainer.placement.executor", "ray", "ray"
     backend = backend_of(run.generator.inference_engine)
-    if backend.package:
+    if backend.package and samples(run):
         yield "generator.inference_engine.backend", backend.package, backend.extra
     logger = run.trainer.logger
     for name in (logger,) if isinstance(logger, str) else logger:

@@ -74,7 +74,8 @@ def sampled_rollouts(
 
 def _cursor(run: SkyRLTrainConfig, dataset: PromptDataset) -> PromptCursor[Prompt]:
     data, trainer = run.data, run.trainer
-    mixed = None if data.train_weights is None else Mixed(dataset.sizes, data.train_weights, trainer.seed)
+    shares = data.train_weights if data.train_weights and len(data.train_weights) > 1 else None
+    mixed = None if shares is None else Mixed(dataset.sizes, shares, trainer.seed)
     return PromptCursor(
         dataset.prompts,
         trainer.train_batch_size,

@@ -29,7 +29,7 @@ from skyrl.learners.ranks import Ranks
 from skyrl.learners.supervised import CrossEntropy
 from skyrl.learners.workers import SFTWorker
 from skyrl.models.loading import max_positions, refuse_small_vocabulary
-from skyrl.runs.inputs import notice
+from skyrl.runs.inputs import notice, report_unread_variables
 from skyrl.tracking.tracker import Tracker
 from skyrl.training.describe import Metrics
 from skyrl.training.loop import Hooks, TrainingLoop
@@ -158,6 +158,7 @@ class SupervisedExp(BaseExp):
     def check_inputs(self) -> None:
         """The model knows every token; rows that are left out are reported. Raises `DataError`, `ModelError`."""
         refuse_small_vocabulary(self.model_path, self.tokenizer)
+        report_unread_variables("chat_template_kwargs", self.tokenizer, self.cfg.chat_template_kwargs)
         for name, dataset in {"training": self.train_dataset, **self.eval_datasets}.items():
             tally = dataset.tally
             if tally.too_long:

@@ -11,6 +11,7 @@ from typing import Any
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SamplingParams
+from skyrl.config.engines import BACKENDS
 from skyrl.errors import NonFiniteError, RunError, UserError
 from skyrl.inference import stop_strings
 from skyrl.inference.draws import sample_seed
@@ -18,19 +19,7 @@ from skyrl.inference.engine import Completion, SampleKey, temperature_of
 from skyrl.inference.vllm_backend import Output
 from skyrl.tree.names import nearest
 
-ADDITIONAL = (
-    "allowed_token_ids",
-    "bad_words",
-    "extra_args",
-    "frequency_penalty",
-    "ignore_eos",
-    "logit_bias",
-    "min_tokens",
-    "presence_penalty",
-    "stop_token_ids",
-    "thinking_token_budget",
-)
-"""Settings of vLLM that change which tokens are drawn, not what an answer looks like."""
+ADDITIONAL = BACKENDS["vllm"].sampling_arguments
 
 OF_OUR_OWN = {"min_tokens": "min_new_tokens", "frequency_penalty": "frequency_penalty"}
 """Sampling arguments of vLLM that have a field of their own here, and which."""

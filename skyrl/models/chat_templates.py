@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,12 @@ def with_template(
     except _Unusable as error:
         raise ConfigError([Problem(path=f"{path}.name_or_path", message=str(error))]) from error
     return changed
+
+
+def unread_variables(tokenizer: ChatTokenizer, arguments: Mapping[str, Any]) -> list[str]:
+    """Names of variables that the tokenizer's chat template nowhere mentions, so that they change nothing."""
+    template = str(tokenizer.chat_template)
+    return [name for name in arguments if not re.search(rf"\b{re.escape(name)}\b", template)]
 
 
 def with_defaults(template: str, arguments: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from skyrl.envs.registry import find_task, uses_sandbox
 from skyrl.errors import DataError
 from skyrl.inference.vllm_arguments import refuse_unsuitable
 from skyrl.inference.vllm_model import model_facts
+from skyrl.models.chat_templates import unread_variables
 from skyrl.models.loading import max_positions, refuse_small_vocabulary
 from skyrl.sandbox.sandbox import Sandbox
 
@@ -99,6 +100,12 @@ def _refuse_long(path: str, sampled: Iterable[tuple[PromptDataset | None, Any]],
                 f"generator.max_input_length = {turns} and max_generate_length = {sampling.max_generate_length} do not "
                 f"fit into the {positions} positions of the model: lower one of them"
             )
+
+
+def report_unread_variables(path: str, tokenizer: ChatTokenizer, arguments: Mapping[str, Any]) -> None:
+    """Report variables, configured at this dotted path, that the chat template does not read."""
+    for name in unread_variables(tokenizer, arguments):
+        notice(f"{path}.{name} has no effect: the chat template reads no variable of this name")
 
 
 def notice(text: str) -> None:

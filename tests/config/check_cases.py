@@ -11,6 +11,8 @@ ANEW: dict[str, Any] = {"generator.chat_template.name_or_path": "qwen3_with_thin
 MEGATRON: dict[str, Any] = {"trainer.strategy": "megatron", "generator.inference_engine.backend": "vllm"}
 PROFILER = "trainer.policy.megatron_config.torch_profiler_config."
 ZERO = "trainer.policy.deepspeed_config.zero_optimization."
+VLLM: dict[str, Any] = {"generator.inference_engine.backend": "vllm"}
+EXTRA = "generator.sampling_params.additional_kwargs"
 LORA: dict[str, Any] = {"trainer.policy.model.lora.rank": 8}
 INIT = "trainer.policy.model.lora.init_method"
 REENTRANT = "trainer.gradient_checkpointing_use_reentrant"
@@ -41,6 +43,14 @@ ROLLOUT_CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"generator.sampling_params.min_new_tokens": 1025}, "generator.sampling_params.min_new_tokens"),
         ({"generator.sampling_params.max_tokens": 512}, "generator.sampling_params.max_tokens"),
         ({"generator.eval_sampling_params.max_tokens": 512}, "generator.eval_sampling_params.max_tokens"),
+    ],
+    "the_engine_has_the_sampling_arguments": [
+        ({"generator.sampling_params.additional_kwargs": {"min_tokens": 2}}, EXTRA),  # torch has none
+        ({**VLLM, "generator.sampling_params.additional_kwargs": {"best_of": 2}}, EXTRA),
+        (
+            {**VLLM, "generator.eval_sampling_params.additional_kwargs": {"min_token": 2}},
+            "generator.eval_sampling_params.additional_kwargs",
+        ),
     ],
     "turns_end_as_the_models_chats_do": [
         (
@@ -140,6 +150,7 @@ LEARNER_CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT_CASES: dict[str, dict[str, Any]] = {
+    "the_engine_has_the_sampling_arguments": {**VLLM, EXTRA: {"min_tokens": 2}},
     "a_queue_holds_a_batch": {**ON, ASYNC + "queue_size": 1024},
     "weights_travel_before_samples_are_too_old": {**ON, ASYNC + "steps_per_sync": 5},
     "a_stream_is_not_one_call": {"generator.batched": True},

@@ -9,7 +9,9 @@ import pytest
 from skyrl.config import FullyAsyncConfig, SkyRLTrainConfig, load
 from skyrl.config.check import without_effect
 from skyrl.config.effects import EFFECTS
+from skyrl.config.effects_rollouts import ROLLOUT_EFFECTS
 from skyrl.config.resolve import resolve_with_origins
+from skyrl.config.sizes import samples
 from skyrl.errors import Problem
 from skyrl.tree.classes import fields_of, table_paths
 from skyrl.tree.rules import Effect
@@ -18,6 +20,10 @@ from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE, each
 NO_KL = {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_kl_in_reward": False}
 CRITIC = {"trainer.critic.model.path": "critic"}
 NO_EVALUATION = {"trainer.eval_before_train": False, "trainer.eval_interval": 0}
+RECORDED = {"trainer.rollouts_from": "runs/other"}
+SINGLE = {"generator.max_turns": 2}  # of gsm8k, which takes one
+EVALUATION = "generator.eval_sampling_params."
+ENGINE = "generator.inference_engine."
 
 OFF: dict[str, dict[str, Any]] = {
     **{
@@ -27,7 +33,11 @@ OFF: dict[str, dict[str, Any]] = {
         }
         for model in ("policy", "critic")
     },
-    # effect: what switches it off, where the run of RUNNABLE does not
+    # effect: what switches it off, and nothing around it, where the run of RUNNABLE does not
+    **{
+        f"trainer.critic.optimizer_config.{name}": CRITIC
+        for name in ("min_lr_ratio", "num_decay_steps", "warmup_start_ratio")
+    },
     "trainer.algorithm.kl_loss_coef": NO_KL,
     "trainer.algorithm.kl_estimator_type": NO_KL,
     "trainer.ref": NO_KL,
@@ -48,12 +58,19 @@ OFF: dict[str, dict[str, Any]] = {
     "generator.eval_sampling_params": NO_EVALUATION,
     "generator.eval_n_samples_per_prompt": NO_EVALUATION,
     "environment.skyrl_gym.math_equivalence": {"environment.env_class": "multiply"},
-    "generator.inference_engine.num_engines": {"trainer.rollouts_from": "runs/other"},
+    **{effect.path: RECORDED for effect in ROLLOUT_EFFECTS if effect.acts is samples},
+    "data.val_data": NO_EVALUATION,
+    EVALUATION + "temperature": {EVALUATION + "greedy": True},
+    "generator.merge_stepwise_output": SINGLE,
+    "environment.skyrl_gym.reward_model.timeout": {"environment.env_class": "reward_model"},
+    "environment.skyrl_gym.retried_failures": {"environment.skyrl_gym.max_attempts": 1},
+    "environment.skyrl_gym.failed_samples": {"generator.n_samples_per_prompt": 1},
 }
 
 CUDA = {"trainer.device": "cuda"}
 MINE = {"environment.env_class": "mine:f"}
 RAY = {"trainer.placement.executor": "ray"}
+TURNS = {"environment.env_class": "multiply", "generator.max_turns": 2}
 ON: dict[str, dict[str, Any]] = {
     # effect: what switches it on, where the run of RUNNABLE does not
     "trainer.algorithm.kl_ctrl": {"trainer.algorithm.use_kl_in_reward": True},
@@ -144,12 +161,23 @@ ON: dict[str, dict[str, Any]] = {
     "trainer.flash_attn": CUDA,
     "trainer.gradient_checkpointing": CUDA,
     "trainer.gradient_checkpointing_use_reentrant": CUDA,
-    "generator.use_conversation_multi_turn": {"generator.max_turns": 2},
-    "generator.append_eos_token_after_stop_str_in_multi_turn": {"generator.max_turns": 2},
-    "generator.step_wise_trajectories": {"generator.max_turns": 2},
+    "generator.max_turns": TURNS,
+    "generator.use_conversation_multi_turn": TURNS,
+    "generator.append_eos_token_after_stop_str_in_multi_turn": TURNS | {"generator.sampling_params.stop": ["</s>"]},
+    "generator.step_wise_trajectories": TURNS,
+    "generator.merge_stepwise_output": TURNS,
+    "generator.chat_template.source": {"generator.chat_template.name_or_path": "template.jinja"},
+    **{EVALUATION + name: {EVALUATION + "temperature": 1.0} for name in ("top_p", "min_p", "top_k", "greedy")},
+    "data.train_weights": {"data.train_data": ["a", "b"]},
+    "data.epoch_tail": {"trainer.epochs": 2},
+    "environment.skyrl_gym.sandbox_tier": {"environment.env_class": "code"},
     "environment.skyrl_gym.text2sql": {"environment.env_class": "text2sql"},
     "environment.skyrl_gym.search": {"environment.env_class": "search"},
     "environment.skyrl_gym.reward_model": {"environment.env_class": "reward_model"},
+    "environment.skyrl_gym.reward_model.timeout": {
+        "environment.env_class": "reward_model",
+        "environment.skyrl_gym.reward_model.url": "http://localhost/score",
+    },
     **{
         f"trainer.{model}.optimizer_config.{name}": {**more, f"trainer.{model}.optimizer_config.{switch}": value}
         for model, more in (("policy", {}), ("critic", CRITIC))
@@ -164,6 +192,11 @@ ON: dict[str, dict[str, Any]] = {
         effect.path: {"generator.inference_engine.backend": "vllm"}
         for effect in EFFECTS
         if effect.path.startswith("generator.inference_engine.")
+    },
+    "generator.inference_engine.gpu_memory_utilization": CUDA | {"generator.inference_engine.backend": "vllm"},
+    "generator.inference_engine.distributed_executor_backend": {
+        "generator.inference_engine.backend": "vllm",
+        "generator.inference_engine.tensor_parallel_size": 2,
     },
     "generator.inference_engine.weight_sync_backend": RAY,  # whatever the engine is
     "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB": {
@@ -200,7 +233,7 @@ def test_a_written_value_that_does_nothing_is_told(effect: Effect) -> None:
     assert problem.message == f"has no effect in this run: it acts only when {effect.when}"
 
 
-@each(EFFECTS)
+@each(effect for effect in EFFECTS if not any(path.startswith(f"{effect.path}.") for path in RUNNABLE))
 def test_a_value_that_was_not_written_is_not_told(effect: Effect) -> None:
     assert told(effect.path, OFF.get(effect.path, {})) == []
 
@@ -237,6 +270,30 @@ def test_writing_a_value_that_equals_the_default_is_writing_it() -> None:
 def test_one_table_is_told_once() -> None:
     values = {"trainer.algorithm.sapo.tau_pos": 2.0, "trainer.algorithm.sapo.tau_neg": 2.0}
     assert [problem.path for problem in warnings(values)] == ["trainer.algorithm.sapo"]
+
+
+def test_a_table_that_does_nothing_is_told_in_place_of_its_fields() -> None:
+    values = NO_EVALUATION | {"generator.eval_sampling_params.top_p": 0.9}  # of which greedy evaluation reads nothing
+    assert [problem.path for problem in warnings(values)] == ["generator.eval_sampling_params"]
+
+
+@pytest.mark.parametrize(
+    ("values", "is_told"),
+    [
+        ({"trainer.device": "cpu"}, True),
+        ({"trainer.device": "cuda"}, False),
+        ({"trainer.device": "cuda", ENGINE + "engine_init_kwargs.kv_cache_memory_bytes": 1 << 30}, True),
+    ],
+)
+def test_the_share_of_a_gpu_is_told_where_the_cache_has_its_own_size(values: dict[str, Any], is_told: bool) -> None:
+    path = ENGINE + "gpu_memory_utilization"
+    assert bool(told(path, {ENGINE + "backend": "vllm", path: 0.5} | values)) is is_told
+
+
+def test_a_single_turn_that_a_stop_text_ends_is_closed_as_conversations_are() -> None:
+    path = "generator.use_conversation_multi_turn"
+    assert len(told(path, SINGLE | {path: False})) == 1
+    assert told(path, SINGLE | {path: False, "generator.sampling_params.stop": ["</s>"]}) == []
 
 
 def test_an_effect_that_depends_on_a_broken_value_is_not_judged() -> None:

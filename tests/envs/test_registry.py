@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.config.environment import ENVIRONMENTS
+from skyrl.config.environment import ENVIRONMENTS, SINGLE_TURN_ENVIRONMENTS
 from skyrl.envs import Env, EnvStep, find_env, register, registered_names
 from skyrl.envs.registry import find_task
 from skyrl.errors import TaskError
@@ -22,6 +22,18 @@ def test_gsm8k_is_found_by_its_name_and_rewards_the_right_answer() -> None:
     env = find_env("gsm8k")({"reward_spec": {"ground_truth": "1200"}})
     assert env.step("so #### 1,200") == EnvStep(reward=1.0, done=True, answer="1200")
     assert env.step("so 1200") == EnvStep(reward=0.0, done=True)
+
+
+ASK = ("text2sql", "llm_as_a_judge", "reward_model")
+"""Environments that need a database or a service to judge anything."""
+
+
+@pytest.mark.parametrize("name", [name for name in ENVIRONMENTS if name not in ASK])
+def test_the_environments_of_a_single_turn_are_done_after_it(name: str) -> None:
+    tests = [{"input": "", "output": "4", "testtype": "stdin"}]
+    truth = {"reward_spec": {"ground_truth": tests if name in ("code", "lcb") else "4"}}
+    env = find_env(name)({**truth, "max_turns": 2})
+    assert env.step("five").done is (name in SINGLE_TURN_ENVIRONMENTS)
 
 
 def test_gsm8k_says_which_column_it_misses() -> None:

@@ -8,6 +8,7 @@ from skyrl.config import ChatTemplateConfig
 from skyrl.config.generator import CHAT_TEMPLATES
 from skyrl.errors import ConfigError
 from skyrl.models.chat_templates import BUILT_IN, LARGEST_FILE, with_template
+from skyrl.runs.inputs import report_unread_variables
 from tests.rollout.chats import chat_tokenizer
 
 
@@ -81,3 +82,12 @@ def test_the_built_in_templates_write_tools_as_qwen3_does() -> None:
             "<|im_start|>user\n<tool_response>\n4\n</tool_response>\n<tool_response>\n5\n</tool_response><|im_end|>\n"
             "<|im_start|>assistant\n"
         )
+
+
+def test_a_variable_that_the_template_does_not_read_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = with_template(chat_tokenizer(), file(tmp_path, "{% if enable_thinking %}<think>{% endif %}"))
+    report_unread_variables("chat_template_kwargs", tokenizer, {"enable_thinking": True, "enable_think": True})
+    said = "chat_template_kwargs.enable_think has no effect: the chat template reads no variable of this name\n"
+    assert capsys.readouterr().err == said

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.effects import evaluates
+from skyrl.config.engines import backend_of
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import evaluates, samples
 from skyrl.errors import Problem
+from skyrl.tree.names import nearest
 from skyrl.tree.rules import Check
 
 
@@ -77,10 +79,28 @@ def a_single_turn_is_given_the_prompt(run: SkyRLTrainConfig) -> Iterator[Problem
     )
 
 
+def the_engine_has_the_sampling_arguments(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Sampling parameters beyond the tree's own are arguments of the chosen engine."""
+    engine = run.generator.inference_engine
+    able = backend_of(engine).sampling_arguments
+    for table in ("sampling_params", "eval_sampling_params") if samples(run) else ():
+        sampling = getattr(run.generator, table)
+        for name in (sampling and sampling.additional_kwargs) or ():
+            if name not in able:
+                near = nearest(name, able)
+                takes = f"it takes {', '.join(able)}" if able else "it takes none: leave the table out"
+                yield Problem(
+                    path=f"generator.{table}.additional_kwargs",
+                    message=f"the {engine.backend} engine has no sampling argument {name!r}",
+                    hint=f"did you mean {near}?" if near else takes,
+                )
+
+
 SAMPLING_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     several_evaluation_samples_differ,
     the_learner_scores_at_the_rollout_temperature,
     training_samples_are_random,
     the_learner_can_score_what_was_sampled,
     a_single_turn_is_given_the_prompt,
+    the_engine_has_the_sampling_arguments,
 )
