@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import torch
 
 from skyrl.batch import TrainingBatch
+from skyrl.data.cursor import PromptCursor
+from skyrl.errors import RunError
 from skyrl.learners.regression import ReturnRegression
+from skyrl.learners.workers import CriticWorker, PolicyWorker
+from skyrl.rollout.batches import SynchronousRollouts
 from skyrl.training.advantage import advantage_estimator, critic_targets
 from skyrl.training.objective import policy_objective
 from skyrl.training.shaping import reward_shaping
+from skyrl.trajectory import Prompt
 from tests.effects.observables import plain
-from tests.effects.probe import Probe, Scene, observable
+from tests.effects.probe import Observable, Probe, Scene, observable
+from tests.rollout.scripted import Scripted
 
 A = "trainer.algorithm."
 CRITIC: dict[str, Any] = {"trainer.critic.model.path": "{nano}/model", "trainer.critic_mini_batch_size": 4}
@@ -82,19 +89,145 @@ def rewards(scene: Scene) -> object:
     return plain([shaping(small_batch()), shaping.state()])
 
 
-def _loss(name: str, **tables: Any) -> list[Probe]:
-    """Probes of a loss's own settings."""
+@observable("the names of the critic's weights")
+def critic_weights(scene: Scene) -> object:
+    trainer = scene.run.trainer
+    worker = CriticWorker(trainer, ReturnRegression(value_clip=trainer.algorithm.value_clip))
+    return [name for name, _, _ in worker.metadata()]
+
+
+@observable("the log-probabilities that the learner computes", refuses=True)
+def logprobs(scene: Scene) -> object:
+    trainer = scene.run.trainer
+    worker = PolicyWorker(trainer, policy_objective(trainer.algorithm))
+    return plain(asyncio.run(worker.score(small_batch())))
+
+
+@observable("the groups that make a batch, or what is reported where none does")
+def filtered(scene: Scene) -> object:
+    """Of two groups of two in each draw, at first one teaches, then a little, then both."""
+    generator: Any = Scripted([(1.0, 1.0), (1.0, 0.0)], [(1.0, 1.0 - 1e-3), (0.0, 0.0)], [(1.0, 0.5), (0.0, 1.0)])
+    prompts = [Prompt(id=str(number), messages=(), token_ids=(number,), env_class="gsm8k") for number in range(6)]
+    algorithm, cursor = scene.run.trainer.algorithm, PromptCursor(prompts, 2, seed=0)
+    source = SynchronousRollouts(cursor, generator, scene.run.generator, algorithm, seed=7)
+    batches: list[object] = []
+    try:
+        for version in range(3 - len(generator.asked)):
+            groups = asyncio.run(source.next_batch(version))
+            batches += [(group.rewards, [row.trained for row in group.trajectories]) for group in groups]
+            if not generator.batches:
+                break
+    except (RunError, IndexError) as error:
+        batches.append(type(error).__name__)
+    return [batches, len(generator.asked)]
+
+
+def on(probe_of: Observable, context: dict[str, Any], **fields: Any) -> list[Probe]:
+    """Probes of fields of `trainer.algorithm` that one observable shows in one context; `__` stands for a dot."""
+    where = {A + path.replace("__", "."): value for path, value in context.items()}
+    named = {A + path.replace("__", "."): value for path, value in fields.items()}
+    return [Probe(path, value, probe_of, where) for path, value in named.items()]
+
+
+def loss(name: str, **fields: Any) -> list[Probe]:
+    """Probes of a loss's own table."""
+    return on(policy_loss, {"policy_loss_type": name}, **{f"{name}__{path}": each for path, each in fields.items()})
+
+
+def correction(context: dict[str, Any], **fields: Any) -> list[Probe]:
+    """Probes of the corrections for the gap between engine and learner, in a context of theirs."""
+    table = "off_policy_correction__"
+    where = {table + name: value for name, value in context.items()}
+    return on(policy_loss, where, **{table + name: value for name, value in fields.items()})
+
+
+def norms(table: str, seen_in: Observable) -> list[Probe]:
+    """Probes of a table that shifts and scales by means and deviations."""
+    both = {f"{table}__mean_level": "batch", f"{table}__std_level": "group"}
+    own = {"mean_leave1out": True, "std_unbiased": False, "eps": 0.5}
     return [
-        Probe(f"{A}{name}.{field}", value, policy_loss, {f"{A}policy_loss_type": name})
-        for field, value in tables.items()
+        *on(seen_in, {}, **{f"{table}__mean_level": "batch", f"{table}__std_level": "group"}),
+        *on(seen_in, both, **{f"{table}__{path}": value for path, value in own.items()}),
     ]
 
 
-PROBES: tuple[Probe, ...] = (
-    Probe(f"{A}advantage_estimator", "rloo", advantages),
-    Probe(f"{A}policy_loss_type", "sapo", policy_loss),
-    Probe(f"{A}loss_reduction", "sequence_mean", policy_loss),
+IN_REWARD = {"use_kl_in_reward": True}
+OWN = "tests.effects.own:"
+OVERLONG = {"reward_shaping__overlong__buffer_len": 2}
+HALF_CUT = {"policy_loss_type": "clip_cov", "clip_cov__clip_ratio": 0.5}
+CAPPED = {"policy_loss_type": "decoupled", "decoupled__behav_imp_weight_cap": 1.5}
+
+ADVANTAGES: tuple[Probe, ...] = (
+    *on(advantages, {}, advantage_estimator="rloo", grpo_norm_by_std=False, advantage_batch_normalize=True),
+    *on(advantages, {"advantage_estimator": f"{OWN}ScaledReturns"}, advantage={"factor": 2.0}),
+    *norms("advantage_norm", advantages),
+    *on(advantages, {"advantage_estimator": "reinforce++"}, gamma=0.5),
+    Probe(f"{A}lambd", 0.5, advantages, {f"{A}advantage_estimator": "gae", **CRITIC}),
+)
+
+CRITICS: tuple[Probe, ...] = (
+    Probe(f"{A}gamma", 0.5, critic_loss, CRITIC),
     Probe(f"{A}value_clip", 0.5, critic_loss, CRITIC),
-    Probe(f"{A}reward_shaping.scale", 2.0, rewards),
-    *_loss("sapo", tau_pos=2.0, tau_neg=2.0),
+    Probe(f"{A}value_head_prefix", "score", critic_weights, CRITIC),
+)
+
+LOSSES: tuple[Probe, ...] = (
+    *on(policy_loss, {}, policy_loss_type="sapo", loss_reduction="sequence_mean", use_kl_loss=True),
+    *on(policy_loss, {"policy_loss_type": f"{OWN}ScaledLoss"}, policy_loss={"factor": 2.0}),
+    *on(policy_loss, {"loss_reduction": "seq_mean_token_sum_norm"}, max_seq_len=7),
+    *on(policy_loss, {"use_kl_loss": True}, kl_loss_coef=0.5, kl_estimator_type="k1"),
+    *on(policy_loss, {}, use_entropy_loss=True, eps_clip_low=0.5, eps_clip_high=0.5),
+    *on(policy_loss, {"use_entropy_loss": True}, entropy_loss_coef=0.5),
+    *on(policy_loss, {"policy_loss_type": "dual_clip"}, clip_ratio_c=1.5),
+    *loss("sapo", tau_pos=2.0, tau_neg=2.0),
+    *loss("clip_cov", clip_ratio=0.5),
+    *on(policy_loss, HALF_CUT, clip_cov__clip_cov_lb=-5.0),
+    *on(policy_loss, {**HALF_CUT, "clip_cov__clip_cov_lb": -5.0}, clip_cov__clip_cov_ub=0.0),
+    *loss("kl_cov", kl_cov_frac=0.5, ppo_kl_coef=0.5),
+    *loss("cispo", cispo_eps_clip_low=0.1, cispo_eps_clip_high=0.1, cispo_anchor="rollout"),
+    *loss("dppo", dppo_type="binary_kl", delta_low=0.01, delta_high=0.01),
+    *loss("gmpo", log_clip_low=0.1, log_clip_high=0.1),
+    *loss("decoupled", behav_imp_weight_cap=1.5),
+    *on(policy_loss, CAPPED, decoupled__cap_mode="clamp"),
+    *on(policy_loss, {"policy_loss_type": "decoupled", "clip_ratio_c": 1.1}, decoupled__dual_clip=True),
+)
+
+CORRECTIONS: tuple[Probe, ...] = (
+    *on(policy_loss, {}, use_tis=True),
+    *on(policy_loss, {"use_tis": True}, tis_imp_ratio_cap=1.5),
+    *correction({}, tis_ratio_type="token", sequence_mask_metric="product"),
+    *correction({}, outlier_token_is_threshold_low=0.5, outlier_token_is_threshold_high=2.0),
+    *correction({}, token_mask_is_threshold_low=0.5, token_mask_is_threshold_high=2.0),
+    *correction({"tis_ratio_type": "token"}, token_tis_ratio_clip_high=1.1),
+    *correction({"tis_ratio_type": "sequence"}, sequence_tis_ratio_clip_high=1.1),
+    *correction({"sequence_mask_metric": "geometric"}, geo_mask_low=0.1, geo_mask_high=10.0),
+    *correction({"sequence_mask_metric": "product"}, product_mask_low=0.01, product_mask_high=100.0),
+)
+
+REWARDS: tuple[Probe, ...] = (
+    *on(rewards, {}, use_kl_in_reward=True, reward_shaping__bias=1.0),
+    *on(rewards, {}, reward_shaping__scale=2.0, reward_shaping__clip=0.5),
+    *on(rewards, IN_REWARD, kl_loss_coef=0.5, kl_estimator_type="k1", kl_ctrl__type="adaptive"),
+    *on(rewards, {**IN_REWARD, "kl_ctrl__type": "adaptive"}, kl_ctrl__kl_target=10.0, kl_ctrl__horizon=100),
+    *on(rewards, {}, reward_shaping__overlong__buffer_len=2),
+    *on(rewards, OVERLONG, reward_shaping__overlong__penalty_factor=2.0, reward_shaping__overlong__max_len=4),
+    *on(rewards, {**OVERLONG, "reward_shaping__overlong__max_len": 3}, reward_shaping__overlong__floor=False),
+    *norms("reward_shaping__norm", rewards),
+)
+
+GROUPS: tuple[Probe, ...] = (
+    *on(filtered, {}, zero_variance_filter=True, dynamic_sampling__type="filter"),
+    *on(filtered, {"zero_variance_filter": True}, zero_variance_filter_tol=0.1),
+    *on(filtered, {"dynamic_sampling__type": "filter"}, dynamic_sampling__max_sample_batches=1),
+    *on(filtered, {"dynamic_sampling__type": "replace"}, dynamic_sampling__min_replace_ratio=0.6),
+)
+
+PROBES: tuple[Probe, ...] = (
+    *ADVANTAGES,
+    *CRITICS,
+    *LOSSES,
+    *CORRECTIONS,
+    *REWARDS,
+    *GROUPS,
+    *on(logprobs, {}, temperature=0.5),
 )

@@ -7,7 +7,6 @@ NOT_PROBED_YET: dict[str, int] = {
     "rl.trainer.policy": 54,
     "rl.trainer.ref": 33,
     "rl.trainer.critic": 54,
-    "rl.trainer.algorithm": 72,
     "rl.trainer.fully_async": 10,
     "rl.trainer.faults": 7,
     "rl.generator.inference_engine": 22,

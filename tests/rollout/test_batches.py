@@ -12,37 +12,8 @@ from skyrl.config import AlgorithmConfig, DynamicSamplingConfig, GeneratorConfig
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
 from skyrl.rollout.batches import SynchronousRollouts
-from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
-
-
-def trajectory(reward: float, index: int) -> Trajectory:
-    return Trajectory(
-        prompt_id="p",
-        sample_index=index,
-        prompt_ids=(1,),
-        response_ids=(2,),
-        loss_mask=(1,),
-        rollout_logprobs=(-1.0,),
-        weight_versions=(0,),
-        rewards=(TurnReward(token=0, reward=reward),),
-        stop_reason="stop",
-    )
-
-
-class Scripted:
-    """A generator whose batches have the rewards that it is told; it notes how it was asked."""
-
-    def __init__(self, *batches: Sequence[Sequence[float]]) -> None:
-        self.batches = list(batches)
-        self.asked: list[dict[str, Any]] = []
-
-    async def generate(self, prompts: Sequence[Prompt], **asked: Any) -> tuple[TrajectoryGroup, ...]:
-        self.asked.append(asked)
-        return tuple(
-            TrajectoryGroup(prompt=prompt, trajectories=tuple(map(trajectory, rewards, range(len(rewards)))))
-            for prompt, rewards in zip(prompts, self.batches.pop(0), strict=True)
-        )
-
+from skyrl.trajectory import Prompt, TrajectoryGroup
+from tests.rollout.scripted import Scripted
 
 GOOD, ALL_RIGHT, ALL_WRONG = (1.0, 0.0), (1.0, 1.0), (0.0, 0.0)
 

@@ -1,0 +1,38 @@
+"""A loss and an estimator with settings, as a user would write them, and a filter of groups."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from skyrl.algorithms.losses import LossInputs
+from skyrl.batch import TrainingBatch
+from skyrl.trajectory import TrajectoryGroup
+from skyrl.tree import frozen
+
+
+@frozen
+class ScaledLoss:
+    """The importance-weighted loss, times a factor."""
+
+    factor: float = 1.0
+    """Factor of every token's loss."""
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        return -self.factor * torch.exp(inputs.logprobs - inputs.old_logprobs) * inputs.advantages
+
+
+@frozen
+class ScaledReturns:
+    """The return of the row, times a factor, at each of its tokens."""
+
+    factor: float = 1.0
+    """Factor of every return."""
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        return self.factor * batch.scores.unsqueeze(1) * batch.loss_mask
+
+
+def every_second(group: TrajectoryGroup) -> bool:
+    """Accepts the groups of prompts with an even number."""
+    return group.prompt.token_ids[0] % 2 == 0
