@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from skyrl.config import SkyRLTrainConfig, compose
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.tracking.metric_table import unknown
 
 
 def overrides(nano: Path, out: Path, **changes: Any) -> dict[str, Any]:
@@ -56,11 +57,19 @@ def train(nano: Path, out: Path, **changes: Any) -> BasePPOExp:
     return experiment
 
 
-def metrics(out: Path) -> list[dict[str, Any]]:
-    """`metrics.jsonl` without what is measured in time."""
-    lines = (out / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+def metrics(out: Path, own: Collection[str] = ()) -> list[dict[str, Any]]:
+    """`metrics.jsonl` without what is measured in time. `own` are metrics of a loss that is not skyrl's."""
     timed = ("timing/", "per_second", "trajectory_time")
     return [
-        {name: value for name, value in json.loads(line).items() if not any(part in name for part in timed)}
-        for line in lines
+        {name: value for name, value in record.items() if not any(part in name for part in timed)}
+        for record in all_metrics(out, own)
     ]
+
+
+def all_metrics(out: Path, own: Collection[str] = ()) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`. Every name in it has to be in the table of metrics."""
+    lines = (out / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    missing = unknown({name for record in records for name in record} - set(own))
+    assert missing == [], f"not in skyrl/tracking/metric_table.py: {missing}"
+    return records

@@ -1,12 +1,14 @@
 """Tables and pages of the documentation that are made from code: `python -m tests.pages` rewrites them (`make pages`).
 
-A test of each table compares; nobody edits them by hand.
+`tests/test_pages.py` compares; nobody edits them by hand.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from skyrl.tracking import metric_table
 from tests.effects.table import page as page_of_fields
 from tests.sandbox import attacks
 
@@ -24,11 +26,23 @@ def with_table(page: str, table: str) -> str:
     return before + table + rest[rest.index("\n\n") :]
 
 
+def with_sections(page: str, sections: str) -> str:
+    """The page with everything from its first heading of the second level on replaced."""
+    return page[: page.index("\n## ") + 1] + sections
+
+
 def main() -> None:
-    for file, table in {"SECURITY.md": attacks.table()}.items():
+    for file, made in PAGES.items():
         path = ROOT / file
-        path.write_text(with_table(path.read_text(encoding="utf-8"), table), encoding="utf-8")
-    (ROOT / "docs" / "fields.md").write_text(page_of_fields(), encoding="utf-8")
+        path.write_text(made(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+PAGES: Mapping[str, Callable[[str], str]] = {
+    "SECURITY.md": lambda page: with_table(page, attacks.table()),
+    "docs/fields.md": lambda page: page_of_fields(),
+    "docs/metrics.md": lambda page: with_sections(page, metric_table.page()),
+}
+"""Each page, and how the code makes it from what is there."""
 
 
 if __name__ == "__main__":

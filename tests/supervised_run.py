@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from skyrl.config import compose
 from skyrl.experiments.experiment import experiment_class
+from tests.nano_run import all_metrics
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> str:
@@ -86,7 +87,7 @@ def train(nano: Path, folder: Path, kind: str = "sft", **changes: Any) -> list[d
 
 def records(folder: Path) -> list[dict[str, Any]]:
     """The lines of its metrics."""
-    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    return all_metrics(folder)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

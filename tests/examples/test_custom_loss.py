@@ -85,7 +85,9 @@ def test_a_run_trains_with_it_logs_what_it_measures_and_stores_its_setting(nano:
     changes = {"trainer__algorithm__policy_loss_type": loss, "trainer__algorithm__policy_loss": {"width": 0.01}}
     sizes = {"trainer__policy_mini_batch_size": 2, "trainer__micro_train_batch_size_per_gpu": 3}
     train(nano, tmp_path, trainer__max_training_steps=2, **sizes, **changes)
-    assert [0 <= row["policy/faded_ratio"] <= 1 for row in metrics(tmp_path) if row["step"]] == [True, True]
+    assert [
+        0 <= row["policy/faded_ratio"] <= 1 for row in metrics(tmp_path, own={"policy/faded_ratio"}) if row["step"]
+    ] == [True, True]
     stored = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
     assert stored["config"]["trainer"]["algorithm"]["policy_loss"] == {"width": 0.01}
 

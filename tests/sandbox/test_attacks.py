@@ -21,7 +21,7 @@ from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
 from skyrl.sandbox.tiers import TIERS
 from tests.processes.clusters import soon
 from tests.processes.left_over import left_over, process_beside
-from tests.sandbox.attacks import ALL_ESCAPES, ATTACKS, FORGERIES, table
+from tests.sandbox.attacks import ALL_ESCAPES, ATTACKS, FORGERIES
 from tests.sandbox.endless import HOARDS, NEVER_END
 from tests.sandbox.escapes import OPEN, ROOTS, TWICE
 from tests.sandbox.forgeries import CALLED
@@ -107,10 +107,6 @@ def test_there_are_as_many_attacks_as_the_page_on_security_says() -> None:
         f"{ATTACKS} attacks on each tier: {len(ALL_ESCAPES)} programs that try to get out, {len(HOARDS)} that hoard "
         f"memory, {len(NEVER_END)} that never end, {len(FORGERIES)} that forge a reward"
     ) in page
-
-
-def test_the_table_of_attacks_is_printed_in_the_page_on_security() -> None:
-    assert table() in SECURITY.read_text(encoding="utf-8")
 
 
 @pytest.mark.long

@@ -1,0 +1,287 @@
+"""Every metric that a run logs: its name, unit and meaning. `docs/metrics.md` is made from this table (`make pages`).
+
+A name in angle brackets stands for what the run decides: `<n>` for a number, any other for a word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+from attrs import frozen
+
+
+@frozen(slots=False)
+class MetricSpec:
+    """One metric, or a family of metrics whose names share a pattern."""
+
+    name: str
+    """Key in `metrics.jsonl`, with placeholders."""
+
+    unit: str
+    meaning: str
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Matches the names of this metric."""
+        parts = re.split(r"(<\w+>)", self.name)
+        return re.compile("".join(_fills.get(part, ".+") if part[:1] == "<" else re.escape(part) for part in parts))
+
+
+_fills = {"<n>": r"\d+"}
+
+
+def _spread(name: str, unit: str, meaning: str) -> Iterator[MetricSpec]:
+    """Mean, extremes and standard deviation of one quantity."""
+    for kind, words in (("mean", "mean"), ("max", "largest"), ("min", "smallest"), ("std", "standard deviation")):
+        yield MetricSpec(f"{name}_{kind}", unit, f"{meaning}: {words}.")
+
+
+def _lengths(name: str, meaning: str) -> Iterator[MetricSpec]:
+    for kind, words in (("avg", "mean"), ("max", "largest"), ("min", "smallest"), ("std", "standard deviation")):
+        yield MetricSpec(name.format(kind), "tokens", f"{meaning}: {words}.")
+
+
+def _seconds(name: str, meaning: str) -> Iterator[MetricSpec]:
+    for kind, words in (("mean", "mean"), ("p90", "90th percentile"), ("max", "largest")):
+        yield MetricSpec(f"generate/trajectory_time_{name}_{kind}", "s", f"{meaning}: {words} over trajectories.")
+
+
+def _bounds(name: str, meaning: str) -> Iterator[MetricSpec]:
+    """Shares that a bound on ratios cuts off: on both sides together, and on each."""
+    for kind, words in (("masked", ""), ("over_high", ", above the upper bound"), ("under_low", ", below the lower")):
+        yield MetricSpec(f"policy/{name}_{kind}_ratio", "share", f"{meaning}{words}.")
+
+
+def _updates(prefix: str, rate: str, loss: Iterable[MetricSpec]) -> Iterator[MetricSpec]:
+    """Metrics that every learner reports of its optimizer steps."""
+    yield from loss
+    yield MetricSpec(f"{prefix}/grad_norm", "1", "Norm of the gradient before clipping, mean over optimizer steps.")
+    yield MetricSpec(f"{prefix}/{rate}", "1", "Learning rate, mean over optimizer steps.")
+    yield MetricSpec(
+        f"{prefix}/skipped_updates", "optimizer steps", "Steps left out because loss or gradient was not finite."
+    )
+
+
+_REWARDS = (
+    MetricSpec("reward/avg_raw_reward", "reward", "Mean reward of the sampled answers, as environments gave it."),
+    MetricSpec("reward/mean_positive_reward", "reward", "Mean over all answers of the positive part of the reward."),
+    MetricSpec("reward/avg_pass_at_<n>", "share", "Prompts with at least one positive reward among their n answers."),
+    MetricSpec("reward/zero_variance_groups", "share", "Prompts whose answers all have the same reward."),
+    MetricSpec(
+        "reward/num_zero_variance_filtered", "prompts", "Groups of equal rewards that zero_variance_filter left out."
+    ),
+    MetricSpec("loss/avg_final_rewards", "reward", "Mean reward of an answer as it is trained on, after shaping."),
+    MetricSpec("loss/avg_raw_advantages", "1", "Mean advantage over trained tokens."),
+    MetricSpec("loss/avg_raw_advantages_abs", "1", "Mean absolute advantage over trained tokens."),
+    MetricSpec("loss/rows_without_advantage", "share", "Rows whose advantages are all 0: they teach nothing."),
+    MetricSpec("loss/avg_kl", "nats per token", "KL penalty in the reward: mean over answers of the mean over tokens."),
+    MetricSpec("loss/avg_kl_max", "nats", "KL penalty in the reward: mean over answers of the largest token."),
+    MetricSpec("loss/kl_loss_coef", "1", "Weight of the KL penalty in the reward, which an adaptive controller moves."),
+)
+_POLICY_LOSS = (
+    MetricSpec("policy/final_loss", "1", "Loss that is minimized: policy loss, KL and entropy terms."),
+    MetricSpec("policy/policy_loss", "1", "Policy loss, after weights of off-policy correction."),
+    MetricSpec("policy/policy_kl", "nats", "KL to the reference model in the loss (use_kl_loss)."),
+)
+_POLICY = (
+    *_updates("policy", "policy_lr", _POLICY_LOSS),
+    MetricSpec("policy/mini_batches_without_a_token", "mini-batches", "Mini-batches without a token to train on."),
+    MetricSpec("policy/policy_entropy", "nats", "Entropy of the policy, mean over trained tokens."),
+    MetricSpec("policy/response_length", "tokens", "Trained tokens of an answer, mean."),
+    MetricSpec(
+        "policy/clip_ratio", "share", "Tokens that the loss clips, cuts or draws, so that their gradient is changed."
+    ),
+    MetricSpec("policy/importance_ratio", "1", "Probability under the policy over that at sampling, mean over tokens."),
+    MetricSpec("policy/behave_capped_ratio", "share", "Tokens whose behavior weight the decoupled loss capped."),
+    *_spread("policy/behave_weight", "1", "Behavior weight of the decoupled loss"),
+    *_spread("policy/cispo/ratio", "1", "Importance ratio of CISPO before its bounds"),
+    MetricSpec(
+        "policy/cispo/ratio_clamped_mean", "1", "Importance ratio of CISPO within its bounds, mean over tokens."
+    ),
+    *_spread("policy/rollout_train_logprobs_abs_diff", "nats", "Distance of log-probabilities of learner and engine"),
+    *_spread("policy/is_ratio", "1", "Ratio of old to rollout probability that off_policy_correction looks at"),
+    MetricSpec("policy/token_mask_ratio", "share", "Tokens that token_mask leaves out."),
+    MetricSpec("policy/tis_token_clip_high_ratio", "share", "Tokens whose truncated importance weight is at its cap."),
+    MetricSpec("policy/tis_seq_clip_high_ratio", "share", "Sequences whose truncated importance weight is at its cap."),
+    *_bounds("outlier_seq", "Sequences left out for a token whose ratio is an outlier"),
+    *_bounds("geo_sequence_mask", "Sequences left out by the geometric mean of their ratios"),
+    *_bounds("product_sequence_mask", "Sequences left out by the product of their ratios"),
+)
+_CRITIC = (
+    *_updates("critic", "critic_lr", [MetricSpec("critic/critic_loss", "reward squared", "Loss of the critic.")]),
+    MetricSpec("critic/mini_batches_without_a_token", "mini-batches", "Mini-batches without a token to train on."),
+    MetricSpec("critic/values_clipfrac", "share", "Tokens whose value the loss of the critic clips."),
+    *_spread("critic/critic_values", "reward", "Values that the critic predicts for tokens"),
+)
+_GENERATE = (
+    *_lengths("generate/{}_num_tokens", "Length of an answer, with observations"),
+    *_lengths("generate/{}_assistant_tokens", "Sampled tokens of an answer"),
+    MetricSpec("generate/avg_tokens_non_zero_rewards", "tokens", "Length of answers with a reward other than 0, mean."),
+    MetricSpec("generate/avg_tokens_zero_rewards", "tokens", "Length of answers with reward 0, mean."),
+    MetricSpec(
+        "generate/avg_assistant_tokens_non_zero_rewards", "tokens", "Sampled tokens where the reward is not 0, mean."
+    ),
+    MetricSpec("generate/avg_assistant_tokens_zero_rewards", "tokens", "Sampled tokens where the reward is 0, mean."),
+    MetricSpec("generate/truncated_ratio", "share", "Answers that reached their longest length."),
+    MetricSpec("generate/num_tokens", "tokens", "Tokens of all answers of the step."),
+    MetricSpec("generate/avg_num_turns", "turns", "Turns of an answer, mean."),
+    MetricSpec("generate/avg_num_rows", "rows", "Training rows that an answer makes, mean."),
+    MetricSpec("generate/tokens_per_turn_mean", "tokens", "Sampled tokens of a turn, mean."),
+    MetricSpec("generate/tokens_per_turn_std", "tokens", "Sampled tokens of a turn, standard deviation."),
+    MetricSpec("generate/tokens_per_turn_max", "tokens", "Sampled tokens of a turn, largest."),
+    *_seconds("completion", "Time from the start to the end of a trajectory"),
+    *_seconds("llm", "Time that a trajectory waits for the engine"),
+    *_seconds("env", "Time that a trajectory waits for its environment"),
+    *_seconds("env_run", "Time that the environment itself runs"),
+    *_seconds("other", "Time of a trajectory that is neither the engine's nor the environment's"),
+    MetricSpec("generate/sampled_batches", "batches", "Batches that dynamic sampling drew for this step."),
+    MetricSpec("generate/groups_dropped", "prompts", "Groups that dynamic sampling drew and did not use."),
+    MetricSpec(
+        "generate/groups_left_over", "prompts", "Good groups beyond the batch that dynamic sampling did not use."
+    ),
+    MetricSpec("generate/groups_replaced", "prompts", "Groups that dynamic sampling replaced by copies of good ones."),
+    MetricSpec(
+        "environment/<name>",
+        "as measured",
+        "What environments measure (`get_metrics`), mean over answers that have it.",
+    ),
+)
+_FAILURES = (
+    MetricSpec("rollout/failures", "attempts", "Attempts at a trajectory that failed in the environment."),
+    MetricSpec(
+        "rollout/failures_<kind>",
+        "attempts",
+        "Those of one kind: raised, timeout, wrong_type, not_finite, too_large, close.",
+    ),
+    MetricSpec("rollout/replaced_samples", "answers", "Answers that a later attempt gave."),
+    MetricSpec("rollout/skipped_samples", "answers", "Answers left out of their group after a failure."),
+    MetricSpec("rollout/filled_samples", "answers", "Copies that stand in for failed answers."),
+    MetricSpec("rollout/dropped_groups", "prompts", "Groups left out after failures."),
+    MetricSpec(
+        "rollout/groups_without_baseline", "prompts", "Groups left out because their greedy baseline failed (remax)."
+    ),
+    MetricSpec("data/prompts_left_out", "prompts", "Prompts that were left out for failures since the run started."),
+)
+_ASYNC = (
+    MetricSpec("async/staleness_mean", "steps", "Steps between the start of a group and its use: mean over groups."),
+    MetricSpec("async/staleness_max", "steps", "The same: largest."),
+    MetricSpec("async/staleness_min", "steps", "The same: smallest."),
+    MetricSpec("async/staleness_ratio", "share", "Groups that are at least one step old."),
+    MetricSpec("async/groups_of_age_<n>", "prompts", "Groups that are n steps old."),
+    MetricSpec("async/groups_waiting", "prompts", "Finished groups that waited when the step began."),
+    MetricSpec("async/groups_running", "prompts", "Groups in generation after the batch was taken."),
+    MetricSpec("async/groups_refused", "prompts", "Groups that were refused since the last step."),
+    MetricSpec(
+        "async/groups_sampled_anew",
+        "prompts",
+        "Groups sampled again since the last step, after the run went back.",
+    ),
+    MetricSpec("async/room", "prompts", "Groups that may still be started within the staleness bound."),
+    MetricSpec(
+        "async/trajectories_of_several_versions",
+        "answers",
+        "Answers whose tokens come from several versions of the weights.",
+    ),
+)
+_EVALUATION = (
+    MetricSpec("eval/<set>/avg_score", "reward", "Mean reward of a sample. `<set>` is a data source, or `all`."),
+    MetricSpec("eval/<set>/avg_score_stderr", "reward", "Its standard error, clustered by prompt."),
+    MetricSpec("eval/<set>/mean_positive_reward", "reward", "Mean over samples of the positive part of the reward."),
+    MetricSpec("eval/<set>/accuracy", "share", "Samples with reward 1; for preferences, pairs in the right order."),
+    MetricSpec("eval/<set>/accuracy_stderr", "share", "Its standard error, clustered by prompt."),
+    MetricSpec("eval/<set>/best_at_<n>", "reward", "Best reward of the n samples of a prompt, mean."),
+    MetricSpec(
+        "eval/<set>/pass_at_<n>", "share", "Probability that one of n samples is right (arXiv:2107.03374, eq. 1)."
+    ),
+    MetricSpec("eval/<set>/pass_at_<n>_stderr", "share", "Its standard error."),
+    MetricSpec(
+        "eval/<set>/maj_at_<n>", "share", "Share of right ones among the samples that gave the commonest answer."
+    ),
+    MetricSpec("eval/<set>/maj_at_<n>_stderr", "share", "Its standard error."),
+    MetricSpec("eval/<set>/loss", "nats per token, or nats per pair", "Supervised runs: mean loss of the set."),
+    MetricSpec("eval/<set>/perplexity", "1", "Supervised fine-tuning: exp of the loss."),
+    MetricSpec("eval/<set>/margin", "score", "Reward models: score of the chosen less that of the rejected, mean."),
+    MetricSpec("eval/failures", "attempts", "Attempts that failed in an environment, where there were any."),
+    MetricSpec("eval/failures_<kind>", "attempts", "Those of one kind."),
+    MetricSpec("eval/replaced_samples", "answers", "Samples that a later attempt gave, where there were any."),
+    MetricSpec("eval/skipped_samples", "answers", "Samples left out after a failure, where there were any."),
+    MetricSpec("eval/filled_samples", "answers", "Copies that stand in for failed samples, where there were any."),
+    MetricSpec(
+        "eval/dropped_groups",
+        "prompts",
+        "Prompts without a score because their environment failed, where there were any.",
+    ),
+)
+_SUPERVISED = (
+    *_updates("train", "lr", [MetricSpec("train/loss", "nats", "Supervised runs: loss of the batch.")]),
+    MetricSpec("train/tokens", "tokens", "Tokens of the batch, padding excluded."),
+    MetricSpec("train/learned_tokens", "tokens", "Tokens of the batch that are learned."),
+    MetricSpec("train/accuracy", "share", "Reward models: pairs in the right order."),
+    MetricSpec("train/margin", "score", "Reward models: score of the chosen less that of the rejected, mean."),
+    MetricSpec("train/chosen_score", "score", "Reward models: score of the chosen answer, mean."),
+    MetricSpec("train/rejected_score", "score", "Reward models: score of the rejected answer, mean."),
+    *_spread("train/values", "score", "Reward models: scores of answers"),
+)
+_RUN = (
+    MetricSpec("step", "steps", "Step of the line in `metrics.jsonl`; 0 is before training."),
+    MetricSpec("trainer/global_step", "steps", "Steps that the weights have behind them."),
+    MetricSpec("trainer/epoch", "epochs", "Epoch of the last batch, from 0."),
+    MetricSpec("trainer/samples_seen", "answers", "Answers that were trained on since the run began."),
+    MetricSpec("trainer/tokens_seen", "tokens", "Tokens of those answers."),
+    MetricSpec("trainer/tokens_per_second", "tokens per s", "Tokens of the step over the time of the step."),
+    MetricSpec("trainer/skipped_steps", "steps", "1 for a step that was left out because a number was not finite."),
+    MetricSpec("timing/step", "s", "The whole step, without evaluation and checkpoint."),
+    MetricSpec("timing/all_steps", "s", "All steps of the run so far, with those before it was resumed."),
+    MetricSpec("timing/generate", "s", "Waiting for samples."),
+    MetricSpec("timing/policy_logprobs", "s", "Old log-probabilities."),
+    MetricSpec("timing/ref_logprobs", "s", "Log-probabilities of the reference model."),
+    MetricSpec("timing/values", "s", "Values of the critic."),
+    MetricSpec("timing/policy_train", "s", "Updates of the policy."),
+    MetricSpec("timing/critic_train", "s", "Updates of the critic."),
+    MetricSpec("timing/update", "s", "Supervised runs: the update."),
+    MetricSpec("timing/sync_weights", "s", "Sending weights to the engines."),
+    MetricSpec("timing/update_ref_with_policy", "s", "Copying the policy into the reference model."),
+    MetricSpec("timing/record", "s", "Writing the recording."),
+    MetricSpec("timing/eval", "s", "Evaluation."),
+    MetricSpec("timing/save_checkpoints", "s", "Saving a checkpoint, as far as the run waits for it."),
+    MetricSpec(
+        "weight_sync/parity_mean", "nats", "Distance of log-probabilities of learner and engines after a sync, mean."
+    ),
+    MetricSpec("weight_sync/parity_max", "nats", "The same: largest."),
+    MetricSpec("inference/engines_in_service", "engines", "Engines that sample."),
+    MetricSpec("inference/engines_lost", "engines", "Engines that are out of service."),
+)
+METRICS: tuple[tuple[str, tuple[MetricSpec, ...]], ...] = (
+    ("Rewards and advantages", _REWARDS),
+    ("Policy", _POLICY),
+    ("Critic", _CRITIC),
+    ("Generation", _GENERATE),
+    ("Failures of environments", _FAILURES),
+    ("Asynchronous runs", _ASYNC),
+    ("Evaluation", _EVALUATION),
+    ("Supervised runs", _SUPERVISED),
+    ("The run", _RUN),
+)
+"""All metrics, under the heading that they have in the documentation."""
+
+
+def spec_of(name: str) -> MetricSpec | None:
+    """Entry of the table for a metric's name; None if it has none. An entry without placeholders goes first."""
+    found = [spec for _, specs in METRICS for spec in specs if spec.pattern.fullmatch(name)]
+    return min(found, key=lambda spec: spec.name.count("<"), default=None)
+
+
+def unknown(names: Iterable[str]) -> list[str]:
+    """The names that have no entry, in order."""
+    return sorted(name for name in names if spec_of(name) is None)
+
+
+def page() -> str:
+    """All tables, as Markdown."""
+    parts = []
+    for heading, specs in METRICS:
+        rows = "\n".join(f"| `{spec.name}` | {spec.unit} | {spec.meaning} |" for spec in specs)
+        parts.append(f"## {heading}\n\n| metric | unit | meaning |\n|---|---|---|\n{rows}\n")
+    return "\n".join(parts)
