@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,14 +18,18 @@ from skyrl.cli.arguments import (
     split_words,
     warn,
 )
+from skyrl.cli.options import Commands
 from skyrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from skyrl.interop.report import Conversion
 
 _LANGUAGE = click.option(
     "--format", "language", type=click.Choice(["json", "toml", "yaml"]), default="json", show_default=True
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def config() -> None:
     """Look at a configuration without running it."""
 
@@ -141,13 +145,16 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
 @click.argument("source", metavar="FILE|SCRIPT", type=click.Path())
 @click.option("--from", "house", type=click.Choice(["skyrl-hydra", "skyrl", "areal"]), required=True)
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the TOML there, not to standard output.")
-def convert(source: str, house: str, output: str | None) -> None:
-    """Write our TOML from a configuration of SkyRL's or AReaL's, and say what became of each of its settings."""
-    from pathlib import Path
+@click.option("--keep-going", is_flag=True, help="Write the rest where settings that change the training are refused.")
+def convert(source: str, house: str, output: str | None, keep_going: bool) -> None:
+    """Write our TOML from a configuration of SkyRL's or AReaL's, and say what became of each of its settings.
 
-    from skyrl.cli.show import dump
+    Exit code 1, and nothing written, where a setting that may change the training is refused; see --keep-going.
+    """
+    from skyrl.config.recognition import refuse_other_sources
     from skyrl.errors import UserError, render
 
+    refuse_other_sources(source)
     if house == "areal":
         from skyrl.interop.areal import convert_areal as convert_file
     else:
@@ -155,17 +162,37 @@ def convert(source: str, house: str, output: str | None) -> None:
     converted = convert_file(source)
     if not converted.lines:
         raise UserError(f"{source} has no settings of {house}: nothing was converted")
-    text = dump(converted.tables, "toml", converted.root)
-    if output:
-        try:
-            Path(output).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{output} cannot be written: {error.strerror}") from None
-    else:
-        click.echo(text)
+    is_written = keep_going or not converted.lost
+    if is_written:
+        _write_converted(converted, output)
     click.echo(converted.report(), err=True)
     if converted.problems:
         click.echo("\n" + render(converted.problems, "What `skyrl config check` says about it"), err=True)
+    if not is_written:
+        number = len(converted.lost)
+        click.echo(
+            f"\nNothing was written: without {number} of the refused settings it would be another training. "
+            "--keep-going writes the rest, with these in a comment at the top.",
+            err=True,
+        )
+        sys.exit(1)
+
+
+def _write_converted(converted: Conversion, output: str | None) -> None:
+    """The TOML, to a file or to standard output. Raises `UserError` for a file that cannot be written."""
+    from pathlib import Path
+
+    from skyrl.cli.show import dump
+    from skyrl.errors import UserError
+
+    text = converted.header() + dump(converted.tables, "toml", converted.root)
+    if not output:
+        click.echo(text)
+        return
+    try:
+        Path(output).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{output} cannot be written: {error.strerror}") from None
 
 
 def _print_differences(found: dict[str, tuple[Any, Any]]) -> None:

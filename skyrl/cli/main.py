@@ -23,6 +23,7 @@ from skyrl.cli.checkpoints import ckpt
 from skyrl.cli.config import config
 from skyrl.cli.data import data
 from skyrl.cli.export import export
+from skyrl.cli.options import Commands
 from skyrl.cli.plan import plan
 from skyrl.cli.replay import bisect, replay
 from skyrl.cli.serve_retriever import serve_retriever
@@ -34,7 +35,7 @@ from skyrl.processes.redaction import RedactedStream
 from skyrl.processes.signals import GOES_ON_FROM_THE_LAST, handled_signals
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="skyrl")
 def cli() -> None:
     """Reinforcement-learning post-training of language models.

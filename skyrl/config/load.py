@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any, Generic
 
@@ -119,7 +119,7 @@ def _builder(
     said = _kind_of(layers)
     chosen: type[Any] = root or _root_meant(said, layers)
     builder: TreeBuilder[C] = TreeBuilder(chosen(), context)
-    for layer in layers:
+    for layer in _with_words_joined(layers, chosen):
         _take(builder, layer, chosen)
     if root is None and said in KINDS:  # the last one counts, whichever kind the files before it are of
         builder.problems = [
@@ -175,10 +175,14 @@ class _Layer:
 
 
 def _file_layer(name: str, context: ReadContext, place: str = "") -> _Layer:
+    from skyrl.config.recognition import refuse_other_files, refuse_other_tables
     from skyrl.config.stored import file_of, must_be_stored
 
     try:
+        refuse_other_files(name)
         assignments = read_file(file_of(name), context)
+        for each in assignments:
+            refuse_other_tables(name, each.value)
         if must_be_stored(name) and not all(is_stored_form(each.value) for each in assignments):
             raise ConfigError([Problem(path=file_of(name), message="is not what a run stored")])
         return _Layer(assignments=assignments, file=name, place=place)
@@ -262,6 +266,22 @@ def _take(builder: TreeBuilder[Any], layer: _Layer, root: type[Any]) -> None:
             evolve(each, place=each.place or layer.place, hint=each.hint or hint) for each in error.problems
         )
         builder.broken.add("")  # without the file nothing can be said about the rest
+
+
+def _with_words_joined(layers: Sequence[_Layer], root: type[Any]) -> Iterator[_Layer]:
+    """The layers; of `trainer.epochs 2`, where both are taken for files, one mistake with both words in its hint."""
+    following = [*layers, _Layer()][1:]
+    is_value = False
+    for layer, after in zip(layers, following, strict=True):
+        if is_value and layer.error is not None:
+            is_value = False
+            continue
+        is_value = layer.error is not None and _is_path(layer.file, root) and after.error is not None
+        if is_value and layer.error is not None:
+            hint = f"a value is written in one word: {layer.file}={after.file}"
+            problems = [evolve(each, hint=hint) for each in layer.error.problems]
+            layer = evolve(layer, error=ConfigError(problems, title=layer.error.title))
+        yield layer
 
 
 def _is_path(name: str, root: type[Any]) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from attrs import frozen
 
 from skyrl.config.entry import RunConfig
 from skyrl.errors import Problem
+from skyrl.tree.masking import masked
+from skyrl.tree.plain import shown
 
 Outcome = Literal["kept", "renamed", "derived", "needless", "not yet", "refused"]
 """kept: under its own name; renamed: under ours; derived: follows from the rest, so left out; needless: asks for what
@@ -20,9 +23,22 @@ _HEADS: dict[Outcome, str] = {
     "renamed": "renamed",
     "derived": "left out, because it is derived",
     "needless": "left out, because it happens anyway",
-    "not yet": "not yet",
+    "not yet": "refused, because it is not implemented yet",
     "refused": "refused",
 }
+
+_ONLY_AROUND_THE_TRAINING = (
+    # SkyRL
+    "hydra.*", "*torch_profiler_config*", "*.record_memory", "trainer.tags", "tags", "*enable_ray_gpu_monitor",
+    "trainer.log_example_interval", "trainer.print_example_interval", "trainer.num_logger_*", "logger",
+    "*.use_expandable_segments", "*.offload_kv_for_weight_sync", "trainer.dump_*",
+    # AReaL
+    "launcher.*", "scheduler.*", "*scheduling_spec*", "*scheduling_strategy*", "perf_tracer*", "*memory_profiler*",
+    "stats_logger*", "*wandb.*", "tensorboard.*", "cpus_per_*", "mem_per_*", "*.log_agent_stats*",
+    "rollout.dump_to_file", "rollout.enable_rollout_tracing", "ray_temp_path", "metric_discovery_port", "mode",
+    "recover_after", "n_rollout_workers", "*admin_api_key", "enable_offload", "cluster.*",
+)  # fmt: skip
+"""Patterns of foreign settings that say how a run is started, placed or watched, and change nothing that it learns."""
 
 
 @frozen(kw_only=True)
@@ -39,6 +55,32 @@ class Line:
 
     why: str = ""
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the setting has no effect in the converted file, although it asks for something."""
+        return self.outcome in ("not yet", "refused")
+
+    @property
+    def changes_training(self) -> bool:
+        """Whether the setting may change what is learned. Only settings known to be harmless do not."""
+        key = self.source.lstrip("+~")
+        return not any(fnmatchcase(key, pattern) for pattern in _ONLY_AROUND_THE_TRAINING)
+
+
+@frozen(kw_only=True)
+class OtherDefault:
+    """A setting that the foreign file leaves out, and whose default is another one here."""
+
+    source: str
+    """The setting's key in foreign files."""
+
+    theirs: Any
+    """Its default there."""
+
+    path: str
+    ours: Any
+    """The path here and its value in the converted run."""
+
 
 @frozen(kw_only=True)
 class Conversion:
@@ -54,22 +96,52 @@ class Conversion:
     problems: tuple[Problem, ...]
     """Problems that `check` finds in the result; the user decides about them."""
 
+    other_defaults: tuple[OtherDefault, ...] = ()
+    """Settings that the file leaves out, as far as their defaults are known to differ."""
+
     def counts(self) -> dict[str, int]:
         """How many settings had each fate."""
         counted = Counter(line.outcome for line in self.lines)
         return {outcome: counted[outcome] for outcome in _HEADS if counted[outcome]}
 
+    @property
+    def lost(self) -> tuple[Line, ...]:
+        """Refused settings that change what is learned: without them the converted run is another one."""
+        return tuple(line for line in self.lines if line.is_refused and line.changes_training)
+
+    def headline(self) -> str:
+        """The counts in one sentence."""
+        counts = Counter(self.counts())
+        refused = counts["refused"] + counts["not yet"]
+        parts = [f"{outcome} {counts[outcome]}" for outcome in ("kept", "renamed", "derived", "needless")]
+        details = [f"{counts['not yet']} not implemented yet"] if counts["not yet"] else []
+        details += [f"{len(self.lost)} may change the training"] if self.lost else []
+        return f"{', '.join(parts)}, refused {refused}" + (f" ({', '.join(details)})" if details else "")
+
     def report(self) -> str:
         """The report as text: everything that was not simply kept, grouped by outcome."""
-        parts = [", ".join(f"{number} {outcome}" for outcome, number in self.counts().items())]
+        parts = [self.headline()]
         for outcome, head in _HEADS.items():
             rows = [line for line in self.lines if line.outcome == outcome]
             if rows and outcome != "kept":
                 parts += ["", f"{head}:", *(f"  {_row(line)}" for line in rows)]
+        if self.other_defaults:
+            head = f"not in the file, and with another default here ({len(self.other_defaults)}):"
+            parts += ["", head, *(f"  {_default_row(each)}" for each in self.other_defaults)]
         return "\n".join(parts)
+
+    def header(self) -> str:
+        """Comment lines for the top of the converted file: the settings without which it is another run."""
+        rows = [f"#   {_row(line)}" for line in self.lost]
+        return "\n".join(["# Refused by the conversion, and may change the training:", *rows, ""]) if rows else ""
 
 
 def _row(line: Line) -> str:
-    value = "" if line.outcome in ("renamed", "kept") else f" = {line.value!r}"
+    value = "" if line.outcome in ("renamed", "kept") else f" = {shown(masked(line.value, line.source))}"
     there = f"  ->  {', '.join(line.targets)}" if line.targets and line.outcome == "renamed" else ""
-    return f"{line.source}{value}{there}" + (f"  ({line.why})" if line.why else "")
+    row = f"{line.source}{value}{there}" + (f"  ({line.why})" if line.why else "")
+    return "".join(letter if letter.isprintable() else " " for letter in row)
+
+
+def _default_row(row: OtherDefault) -> str:
+    return f"{row.source} = {shown(row.theirs)} there; here {row.path} = {shown(row.ours)}"

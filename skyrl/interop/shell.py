@@ -1,60 +1,96 @@
 """Reads the `path=value` arguments in a shell script without running it.
 
-Variables that the script itself sets are substituted, and so are the defaults of `${NAME:-default}`. Whatever only a
-shell can evaluate, such as `$(date)`, stays as it stands; so does a variable that is not set.
+Variables that the script itself sets are substituted, and so are the defaults of `${NAME:-default}` and of
+`: "${NAME:=default}"`. Whatever only a shell can evaluate, such as `$(date)`, stays as it stands; so does a variable
+that is not set.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 
-_ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")
+from skyrl.interop.shell_variables import expanded
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_DECLARATIONS = ("export", "readonly", "local", "declare", "typeset")
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_]\w*(?:\.[\w\"-]+)*=.*|~[A-Za-z_]\w*(?:\.\w+)+", re.DOTALL)
-_VARIABLE = re.compile(r"\$\{(\w+)(?::?-((?:[^{}]|\{[^{}]*\})*))?\}|\$(\w+)")
+_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
+_ARRAY_OF_LINES = re.compile(r"^[ \t]*[A-Za-z_]\w*\+?=\([ \t]*$.*?^[ \t]*\)[ \t]*$", re.DOTALL | re.MULTILINE)
+_WHOLE_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _ROOTS = ("data", "trainer", "generator", "environment", "hydra", "deepspeed_config")
 
 
-def overrides_in(script: str) -> list[str]:
-    """Every override, in order, with quotes removed as a shell would."""
+def overrides_in(script: str, roots: tuple[str, ...] = _ROOTS) -> list[str]:
+    """Every override, in order, with quotes removed as a shell would.
+
+    `name=value` without a dot is an override where `name` is one of `roots`, and otherwise an assignment of the shell.
+    """
     variables = {"HOME": "~"}  # paths of a configuration may begin with it
     found: list[str] = []
     for line in _logical_lines(script):
         words = _words(line)
-        if words and all(_ASSIGNMENT.fullmatch(word) and not _is_override(word) for word in words):
-            for word in words:
-                name, value = _ASSIGNMENT.fullmatch(word).groups()  # type: ignore[union-attr]  # matched above
-                variables[name] = _filled(value, variables)
-            continue
-        found += [_filled(word, variables) for word in words if _is_override(word)]
+        array = _ARRAY.match(words[0]) if words else None
+        if words[:1] == [":"]:  # `: "${NAME:=default}"` sets NAME
+            for word in words[1:]:
+                expanded(word, variables)
+        elif array:  # NAME=(trainer.epochs=2 ...)
+            items = [words[0][array.end() :], *words[1:]]
+            found += _overrides([item.rstrip(")") for item in items], variables, roots)
+        elif words and all(_sets_variable(word) for word in words):
+            _assign(words, variables)
+        else:
+            found += _overrides(words, variables, roots)
     return found
 
 
+def _overrides(words: list[str], variables: dict[str, str], roots: tuple[str, ...]) -> Iterator[str]:
+    return (expanded(word, variables) for word in _split(words, variables) if _is_override(word, roots))
+
+
+def _sets_variable(word: str) -> bool:
+    return _ASSIGNMENT.fullmatch(word) is not None
+
+
+def _assign(words: list[str], variables: dict[str, str]) -> None:
+    for word in words:
+        if assignment := _ASSIGNMENT.fullmatch(word):
+            variables[assignment[1]] = expanded(assignment[2], variables)
+
+
 def _logical_lines(script: str) -> list[str]:
-    joined = re.sub(r"\\\n", " ", script)
+    script = _ARRAY_OF_LINES.sub(lambda found: " ".join(map(_without_comment, found[0].splitlines())), script)
+    joined = re.sub(r"\\\r?\n", " ", script)
     return [line.strip() for line in joined.splitlines() if line.strip() and not line.strip().startswith("#")]
 
 
+def _without_comment(line: str) -> str:
+    return re.sub(r"(^|\s)#.*", "", line)
+
+
 def _words(line: str) -> list[str]:
-    line = line.removeprefix("export ").strip()
     try:
-        return shlex.split(line, comments=True)
+        words = shlex.split(line, comments=True)
     except ValueError:  # a quote that another line closes
-        return line.split()
+        words = line.split()
+    if words[:1] and words[0] in _DECLARATIONS:
+        words = [word for word in words[1:] if not word.startswith("-")]
+    return [word.removesuffix(";") for word in words]
 
 
-def _is_override(word: str) -> bool:
+def _split(words: list[str], variables: dict[str, str]) -> Iterator[str]:
+    """The words, with those of a variable that holds several overrides on their own."""
+    for word in words:
+        whole = _WHOLE_VARIABLE.fullmatch(word)
+        if whole and "=" in variables.get(whole[1], ""):
+            yield from _words(variables[whole[1]])
+        else:
+            yield word
+
+
+def _is_override(word: str, roots: tuple[str, ...]) -> bool:
     root = re.match(r"[+~]{0,2}([A-Za-z_]\w*)", word)
     if not root or not _OVERRIDE.fullmatch(word):
         return False
-    return "." in word.partition("=")[0] or root[1] in _ROOTS or word.startswith("+")
-
-
-def _filled(text: str, variables: dict[str, str]) -> str:
-    def value(found: re.Match[str]) -> str:
-        name, default = found[1] or found[3], found[2]
-        if name in variables:
-            return variables[name]
-        return _filled(default, variables) if default is not None else found[0]
-
-    return _VARIABLE.sub(value, text)
+    return "." in word.partition("=")[0] or root[1] in roots or word.startswith("+")

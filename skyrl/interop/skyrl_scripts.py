@@ -1,73 +1,73 @@
 """SkyRL's scripts and files, of the Hydra era and later, as our tables.
 
 The names of each era are the migrations of the tree itself; here are the texts: shell scripts, Hydra's `+` and `~`,
-values as YAML has them.
+values as YAML has them. Scripts and files of `main_sft` have a tree of their own: see `skyrl_sft.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from skyrl.interop.report import Conversion, Line
 from skyrl.interop.shell import overrides_in
-from skyrl.interop.values import flat_file, is_script, text_of, without_references, yaml_value
+from skyrl.interop.skyrl_settings import convert_one
+from skyrl.interop.skyrl_sft import SFT_ROOTS, convert_sft, is_sft
+from skyrl.interop.values import filled, flat_file, is_script, text_of, without_references, yaml_value
 from skyrl.interop.writing import Writing
 
-_OWN_FIELD = (
-    "a field of its author's own: give it a class of yours (docs/configuration.md, 'Fields of your own'), and name it "
-    'with class = "module:Name"'
-)
+_DEFAULTS_OF_HYDRA = "it takes a default of Hydra's away; ours has none"
 
 
 def convert_skyrl(name: str) -> Conversion:
     """A shell script, or a YAML file. Raises `ConfigError` if it cannot be read."""
     if is_script(name):
-        return convert_overrides(overrides_in(text_of(name)), name)
+        script = text_of(name)
+        overrides = overrides_in(script, SFT_ROOTS) if "main_sft" in script else overrides_in(script)
+        return convert_overrides(overrides, name)
     values, _ = without_references(flat_file(name))
+    if is_sft(values):
+        return convert_sft(values, name)
     writing = Writing(name)
     for key, value in values.items():
-        _convert(writing, key, value, "")
-    return writing.finish()
+        convert_one(writing, key, value)
+    return _finished(writing, values)
 
 
-def convert_overrides(overrides: list[str], where: str = "overrides") -> Conversion:
+def convert_overrides(overrides: Iterable[str], where: str = "overrides") -> Conversion:
     """A list of `path=value`, as Hydra or a later SkyRL took them. The last of several for one path wins."""
+    read = [_Override(override) for override in overrides]
+    values = {each.key: each.value for each in read if not each.takes_away}
+    if is_sft(values):
+        given = {key: filled(value, values) for key, value in values.items()}
+        return convert_sft(given, where, [_taken_away(each) for each in read if each.takes_away])
     writing = Writing(where)
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        bare = key.lstrip("+~")
-        if key.startswith("~") or not equals:
-            writing.note(
-                Line(outcome="refused", source=override, why="it takes a default of Hydra's away; ours has none")
-            )
+    for each in read:
+        if each.takes_away:
+            writing.note(_taken_away(each))
         else:
-            _convert(writing, bare, yaml_value(text), text, added=key.startswith("+"))
+            convert_one(writing, each.key, filled(each.value, values), each.text, added=each.is_added)
+    return _finished(writing, values)
+
+
+class _Override:
+    """`path=value`, `+path=value` or `~path`."""
+
+    def __init__(self, override: str) -> None:
+        name, equals, self.text = override.partition("=")
+        self.override = override
+        self.key = name.lstrip("+~")
+        self.takes_away = name.startswith("~") or not equals
+        self.is_added = name.startswith("+")
+        self.value = yaml_value(self.text)
+
+
+def _taken_away(override: _Override) -> Line:
+    return Line(outcome="refused", source=override.override, why=_DEFAULTS_OF_HYDRA)
+
+
+def _finished(writing: Writing, values: Mapping[str, Any]) -> Conversion:
+    """SkyRL computes on GPUs; a configuration that names no device is judged, and written, for them."""
+    if "trainer.device" not in values and values:
+        writing.write("trainer.device", "trainer.device", "cuda")
     return writing.finish()
-
-
-def _convert(writing: Writing, key: str, value: object, text: str, *, added: bool = False) -> None:
-    if value is None and text == "":
-        why = "the script gives no value here: a variable of its is empty"
-        writing.note(Line(outcome="refused", source=key, value=text, why=why))
-        return
-    paths, problems = writing.write(key, key, value)
-    errors = [problem for problem in problems if problem.severity == "error"]
-    if errors and text and not isinstance(value, str | list | dict):  # `run_name=1e5`: a text that looks like a number
-        again, others = writing.write(key, key, text, text=True)
-        if again:
-            writing.undo_problems(errors)
-            paths, problems, errors = again, others, []
-    if errors:
-        reason = "; ".join(" ".join(filter(None, (each.message, each.hint))) for each in errors)
-        is_unknown = any(each.message.startswith("no such field of") for each in errors)
-        is_later = any("not implemented yet" in each.hint for each in errors)
-        why = f"{reason}: {_OWN_FIELD}" if is_unknown and (added or not errors[0].hint) else reason
-        writing.note(Line(outcome="not yet" if is_later else "refused", source=key, value=value, why=why))
-    elif not paths:
-        writing.note(Line(outcome="needless", source=key, value=value, why=problems[0].hint if problems else ""))
-    else:
-        outcome = "renamed" if any(path.partition(".")[0] and not _within(path, key) for path in paths) else "kept"
-        why = "; ".join(problem.hint for problem in problems if problem.hint)
-        writing.note(Line(outcome=outcome, source=key, value=value, targets=paths, why=why))  # type: ignore[arg-type]  # a Literal
-
-
-def _within(path: str, key: str) -> bool:
-    return path == key or path.startswith(key + ".")

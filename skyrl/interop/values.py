@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from skyrl.config.recognition import refuse_other_tables
 from skyrl.errors import ConfigError, Problem
+from skyrl.interop.shell_variables import LONGEST
 from skyrl.tree.files import read_file
 from skyrl.tree.origins import dotted
 from skyrl.tree.text_files import read_text
@@ -16,9 +18,15 @@ _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _DEEPEST = 10
 
 
-def flat_file(name: str) -> dict[str, Any]:
-    """A YAML, JSON or TOML file as dotted keys. Raises `ConfigError`."""
+def flat_file(name: str, *, areal: bool = False) -> dict[str, Any]:
+    """A YAML, JSON or TOML file as dotted keys. Raises `ConfigError`, also for a file of another program.
+
+    `areal`: the file is AReaL's.
+    """
+    if is_script(name):
+        raise ConfigError([Problem(path=name, message="is no YAML, JSON or TOML file")], title="Nothing to convert")
     value = read_file(name)[-1].value
+    refuse_other_tables(name, value, areal=areal)
     if not isinstance(value, Mapping):
         raise ConfigError([Problem(path=name, message="holds no table")], title="Nothing to convert")
     return dict(flat(value))
@@ -56,7 +64,18 @@ def without_references(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     copies = {
         key: found[1] for key, value in values.items() if (found := _whole_reference(value)) and found[1] in values
     }
-    return {key: _filled(value, values, 0) for key, value in values.items()}, copies
+    return {key: filled(value, values) for key, value in values.items()}, copies
+
+
+def filled(value: object, values: Mapping[str, Any], depth: int = 0) -> Any:
+    """`value` with each `${a.b}` in it replaced by the value of that key; references that lead nowhere stay."""
+    if isinstance(value, list) and depth < _DEEPEST:
+        return [filled(item, values, depth + 1) for item in value]
+    if not isinstance(value, str) or depth == _DEEPEST or len(value) > LONGEST:
+        return value
+    if whole := _whole_reference(value):
+        return filled(values[whole[1]], values, depth + 1) if whole[1] in values else value
+    return _REFERENCE.sub(lambda found: str(filled(values.get(found[1], found[0]), values, depth + 1)), value)
 
 
 def text_of(name: str) -> str:
@@ -71,11 +90,3 @@ def is_script(name: str) -> bool:
 
 def _whole_reference(value: object) -> re.Match[str] | None:
     return _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-
-
-def _filled(value: object, values: Mapping[str, Any], depth: int) -> Any:
-    if not isinstance(value, str) or depth == _DEEPEST:
-        return value
-    if whole := _whole_reference(value):
-        return _filled(values[whole[1]], values, depth + 1) if whole[1] in values else value
-    return _REFERENCE.sub(lambda found: str(_filled(values.get(found[1], found[0]), values, depth + 1)), value)

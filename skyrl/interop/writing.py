@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from skyrl.config import SkyRLTrainConfig, check
@@ -10,13 +11,15 @@ from skyrl.config.kinds import header_of
 from skyrl.config.migrations import MIGRATIONS
 from skyrl.config.resolve import derived, resolve_with_origins
 from skyrl.errors import ConfigError, Problem
-from skyrl.interop.report import Conversion, Line
+from skyrl.interop.report import Conversion, Line, OtherDefault
 from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
 from skyrl.tree.builder import TreeBuilder
 from skyrl.tree.dump import stored_value
+from skyrl.tree.masking import REFERENCE
 from skyrl.tree.origins import Assignment, Origin, Origins
 from skyrl.tree.read_context import ReadContext
+from skyrl.tree.sparse import as_toml_has_it
 
 
 class Writing:
@@ -28,6 +31,7 @@ class Writing:
         self._root = root
         self._where = where
         self._written: dict[str, str] = {}  # our path -> the foreign key that wrote it
+        self._references: dict[str, str] = {}  # our path -> `env:NAME`, for a field that is no text
         self.lines: list[Line] = []
 
     def note(self, line: Line) -> None:
@@ -38,17 +42,22 @@ class Writing:
         self, source: str, path: str, value: object, *, text: bool = False
     ) -> tuple[tuple[str, ...], list[Problem]]:
         """Put a value at one of our paths, or at an older name of one: the paths that were written, and problems."""
-        before, count = self._draft.origins, len(self._draft.problems)
+        before, count = len(self._draft.written), len(self._draft.problems)
         origin = Origin(kind="file", where=f"{self._where}: {source}")
         try:
             names = split_path(path)
         except ConfigError as error:
             return (), list(error.problems)
         self._draft.assign(Assignment(path=names, value=value, origin=origin, is_text=text))
-        after = self._draft.origins
-        paths = tuple(each for each in after if len(after[each]) > len(before.get(each, ())))
+        paths = tuple(dict.fromkeys(self._draft.written[before:]))
         self._written |= dict.fromkeys(paths, source)
-        return paths, self._draft.problems[count:]
+        problems = self._draft.problems[count:]
+        is_reference = isinstance(value, str) and REFERENCE.fullmatch(value) is not None
+        if is_reference and problems and not any(each.message.startswith("no such field") for each in problems):
+            self.undo_problems([each for each in problems if each.severity == "error"])
+            self._references[path] = str(value)  # read when the run starts, whatever type the field has
+            return (path,), []
+        return paths, problems
 
     def undo_problems(self, problems: list[Problem]) -> None:
         """Forget problems of an attempt that another one replaces."""
@@ -56,17 +65,26 @@ class Writing:
             self._draft.problems.remove(problem)
             self._draft.broken.discard(problem.path)
 
-    def finish(self) -> Conversion:
-        """The tables without what is derived, and what `check` says about the run that they describe."""
+    def finish(self, other_defaults: Callable[[Any], tuple[OtherDefault, ...]] = lambda run: ()) -> Conversion:
+        """The tables without what is derived, and what `check` says about the run that they describe.
+
+        `other_defaults` compares the finished run with the defaults of settings that the foreign file leaves out.
+        """
         run, origins = self._draft.build(), self._draft.origins
         needless, problems = self._followed(run, origins)
         tables: dict[str, Any] = dict(header_of(self._root))
         for path in origins:
             if path not in needless:
                 _put(tables, split_path(path), _spelled(path, run))
+        for path, reference in self._references.items():
+            _put(tables, split_path(path), reference)
+        unsayable = _drop_what_toml_cannot_say(tables, self._root)
         sources = {self._written[path] for path in needless if path in self._written}
-        lines = tuple(_as_derived(line, needless) if line.source in sources else line for line in self.lines)
-        return Conversion(root=self._root, tables=tables, lines=lines, problems=problems)
+        followed = (_as_derived(line, needless) if line.source in sources else line for line in self.lines)
+        lines = tuple(_as_unsayable(line) if {*line.targets} & unsayable else line for line in followed)
+        return Conversion(
+            root=self._root, tables=tables, lines=lines, problems=problems, other_defaults=other_defaults(run)
+        )
 
     def _followed(self, run: RunConfig, origins: Origins) -> tuple[set[str], tuple[Problem, ...]]:
         """The written paths that would be derived as they are, and all that is wrong with the run."""
@@ -83,6 +101,28 @@ def _as_derived(line: Line, needless: set[str]) -> Line:
     if not line.targets or not set(line.targets) <= needless or line.outcome not in ("kept", "renamed"):
         return line
     return Line(outcome="derived", source=line.source, value=line.value, targets=line.targets, why=line.why)
+
+
+def _drop_what_toml_cannot_say(tables: dict[str, Any], root: type[RunConfig]) -> set[str]:
+    """Paths of nulls inside free-form tables, which are taken out of `tables`."""
+    try:
+        as_toml_has_it(tables, root)
+        return set()
+    except ConfigError as error:
+        paths = {problem.path for problem in error.problems}
+    for path in paths:
+        *names, last = split_path(path)
+        table: Any = tables
+        for name in names:
+            table = table[name] if isinstance(table, dict) else {}
+        if isinstance(table, dict):
+            table.pop(last, None)
+    return paths
+
+
+def _as_unsayable(line: Line) -> Line:
+    why = "null, which TOML cannot say in this table"
+    return Line(outcome="refused", source=line.source, value=line.value, targets=line.targets, why=why)
 
 
 def _put(tables: dict[str, Any], names: tuple[str, ...], value: object) -> None:

@@ -66,6 +66,11 @@ class TreeBuilder(Generic[T]):
         """Dotted path -> its origins, winner last."""
         return self._history.origins
 
+    @property
+    def written(self) -> list[str]:
+        """Dotted path of every value that was written, in order."""
+        return self._history.written
+
     def assign_all(self, assignments: Iterable[Assignment]) -> None:
         """Assign in order; a later assignment to the same path wins."""
         for assignment in assignments:

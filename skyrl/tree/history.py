@@ -15,6 +15,8 @@ class History:
 
     def __init__(self) -> None:
         self._chains: dict[str, list[Origin]] = {}
+        self.written: list[str] = []
+        """Dotted path of every value that was written, in order, whatever became of it since."""
         self._around: set[Path] = set()
         """Tables in which something was written, perhaps forgotten since."""
 
@@ -30,11 +32,13 @@ class History:
     def add(self, path: Path, origin: Origin, value: object) -> None:
         """`origin` gave this value, and wins."""
         self._chains.setdefault(dotted(path), []).append(origin.giving(value))
+        self.written.append(dotted(path))
         self._note(path)
 
     def begin(self, path: Path, origin: Origin, value: object) -> None:
         """Forget what was written there before."""
         self._chains[dotted(path)] = [origin.giving(value)]
+        self.written.append(dotted(path))
         self._note(path)
 
     def _note(self, path: Path) -> None:
@@ -58,12 +62,14 @@ class History:
         """Adopt the origins of a tree that was written on its own, and now stands at `place`."""
         self._note((*place, ""))
         self._chains.update({f"{dotted(place)}.{path}": list(chain) for path, chain in origins.items()})
+        self.written += (f"{dotted(place)}.{path}" for path in origins)
 
     def contradictions(self) -> Iterator[Problem]:
         """One file that gives one field two values, under two of its names: the keys of a table have no order."""
         for path, chain in self._chains.items():
-            for one, other in combinations(chain, 2):
-                is_one_file = one.kind == other.kind == "file" and one.where == other.where
+            by_name = {(each.where, each.path): each for each in chain if each.kind == "file"}
+            for one, other in combinations(by_name.values(), 2):
+                is_one_file = one.where == other.where
                 if is_one_file and one.path != other.path and one.value != other.value:
                     old, new = (one, other) if dotted(other.path) == path else (other, one)
                     message = (

@@ -118,13 +118,36 @@ def test_check_answers_machines_in_json(run_toml: Path) -> None:
     ]
 
 
-def test_conversion_writes_a_file_that_loads_and_a_report(run_toml: Path) -> None:
-    (run_toml / "run.sh").write_text("python -m x generator.num_inference_engines=2 +trainer.mine=1 trainer.epochs=3\n")
-    text = said("convert", "run.sh", "--from", "skyrl-hydra", "-o", "new.toml")
+def converted(script: str, *options: str) -> Result:
+    Path("run.sh").write_text(script)
+    return CliRunner().invoke(config, ["convert", "run.sh", "--from", "skyrl-hydra", *options])
+
+
+@pytest.mark.usefixtures("run_toml")
+def test_conversion_writes_a_file_that_loads_and_a_report() -> None:
+    done = converted("python -m x generator.num_inference_engines=2 trainer.epochs=3\n", "-o", "new.toml")
+    assert (done.exit_code, done.stdout) == (0, "")
     assert load(["new.toml"]).config.generator.inference_engine.num_engines == 2
-    done = CliRunner().invoke(config, ["convert", "run.sh", "--from", "skyrl-hydra"])
-    assert text == ""
-    assert "1 kept, 1 renamed, 1 refused" in done.stderr
+    assert done.stderr.startswith("kept 1, renamed 1, derived 0, needless 0, refused 0\n")
+
+
+@pytest.mark.usefixtures("run_toml")
+def test_nothing_is_written_where_a_refused_setting_changes_the_training() -> None:
+    script = "python -m x +trainer.mine=1 trainer.epochs=3\n"
+    refused = converted(script, "-o", "new.toml")
+    assert (refused.exit_code, Path("new.toml").exists()) == (1, False)
+    assert refused.stderr.startswith("kept 1, renamed 0, derived 0, needless 0, refused 1 (1 may change the training)")
+    assert "Nothing was written: without 1 of the refused settings" in refused.stderr
+    written = converted(script, "--keep-going", "-o", "new.toml")
+    assert (written.exit_code, load(["new.toml"]).config.trainer.epochs) == (0, 3)
+    assert Path("new.toml").read_text().startswith("# Refused by the conversion, and may change the training:\n#   tr")
+
+
+@pytest.mark.usefixtures("run_toml")
+def test_a_refused_setting_that_only_watches_the_training_stops_nothing() -> None:
+    done = converted("python -m x hydra.run.dir=x trainer.policy.torch_profiler_config.ranks=[0] trainer.epochs=3\n")
+    assert done.exit_code == 0
+    assert done.stderr.startswith("kept 1, renamed 0, derived 0, needless 0, refused 2 (1 not implemented yet)\n")
 
 
 def test_schema_and_docs_know_classes_of_ones_own(run_toml: Path) -> None:

@@ -1,0 +1,72 @@
+"""Values that foreign files take from the environment: `${oc.env:NAME}` of OmegaConf, `$NAME` of a shell.
+
+Here `env:NAME` as a whole value is read from the environment when the run starts. The home folder is `~`. A default
+that the file gives counts, since a conversion does not depend on who runs it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.interop.values import yaml_value
+
+_OMEGACONF = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*(?:,([^{}]*))?\}")
+_SHELL = re.compile(r"\$(?:(?P<open>\{)?([A-Za-z_]\w*)(?(open)\}))")
+_LEFT = re.compile(r"\$\{[^{}]*\}?|\$\(|\$[A-Za-z_]\w*|\$[\d@*#]")
+_NAMES = ("run_name", "project_name")
+"""Fields whose text has no effect on a run: a command of the shell may stand in them unevaluated."""
+
+
+@frozen
+class Read:
+    """A value without references to the environment that only another program could follow."""
+
+    value: Any
+    refused: str = ""
+    """Why the value cannot be used; empty where it can."""
+
+
+def read_environment(value: object, key: str) -> Read:
+    """`value` of the foreign setting `key`, with its references in our form, or the reason why there is none."""
+    if isinstance(value, list):
+        items = [read_environment(item, key) for item in value]
+        refused = next((item.refused for item in items if item.refused), "")
+        return Read([item.value for item in items], refused)
+    if not isinstance(value, str) or "$" not in value:
+        return Read(value)
+    whole = _OMEGACONF.fullmatch(value)
+    if whole and whole[2] is not None:
+        return Read(yaml_value(whole[2].strip()))
+    if (name := _name(whole or _SHELL.fullmatch(value))) and name != "HOME":
+        return Read(f"env:{name}")
+    text = _OMEGACONF.sub(lambda found: _inside(found, value), value)
+    left = _LEFT.search(text)
+    if left is None or (left[0] == "$(" and key.endswith(_NAMES)):
+        return Read(text)
+    return Read(value, _reason(left[0]))
+
+
+def _name(found: re.Match[str] | None) -> str:
+    """The name of the variable."""
+    return "" if found is None else str(found[1] if found.re is _OMEGACONF else found[2])
+
+
+def _inside(found: re.Match[str], text: str) -> str:
+    """The replacement of one `${oc.env:...}` within a longer text; itself where there is none."""
+    if found[2] is not None:
+        return found[2].strip()
+    is_home = found[1] == "HOME" and text.startswith(found[0])
+    return "~" if is_home else found[0]
+
+
+def _reason(left: str) -> str:
+    if left == "$(":
+        return "only a shell can evaluate $(...): write the value out"
+    if name := _name(_OMEGACONF.match(left) or _SHELL.match(left)):
+        return f"{name} is set outside of the file; env:{name} is read as a whole value only: write the value out"
+    if left.startswith("${"):
+        return f"{left[:60]} is evaluated by another program: write the value out"
+    return f"{left} is an argument of the script: write the value out"

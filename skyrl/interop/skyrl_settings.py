@@ -1,0 +1,60 @@
+"""Converts one of SkyRL's settings at a time, and reports what became of it."""
+
+from __future__ import annotations
+
+from skyrl.errors import Problem
+from skyrl.interop.environment import read_environment
+from skyrl.interop.report import Line
+from skyrl.interop.writing import Writing
+
+_OWN_FIELD = (
+    "a field of its author's own: give it a class of yours (docs/configuration.md, 'Fields of your own'), and name it "
+    'with class = "module:Name"'
+)
+_EMPTY = "the script gives no value here: a variable of its is empty"
+_OVERLONG = "trainer.algorithm.reward_shaping.overlong."
+_EXAMPLES = {
+    f"trainer.algorithm.{prefix}{name}": _OVERLONG + ours
+    for prefix in ("overlong_buffer.", "overlong_buffer_")
+    for name, ours in (("len", "buffer_len"), ("penalty_factor", "penalty_factor"))
+}
+"""Fields that SkyRL's own examples bring with them, and that are fields of our tree."""
+
+
+def convert_one(writing: Writing, key: str, value: object, text: str | None = None, *, added: bool = False) -> None:
+    """Write one setting, or note why not. `text` is the value as it stands in a script; None in a file."""
+    read = read_environment(value, key)
+    if read.refused:
+        writing.note(Line(outcome="refused", source=key, value=value, why=read.refused))
+        return
+    text = text if read.value == value else None
+    paths, problems = writing.write(key, _EXAMPLES.get(key, key), read.value)
+    errors = [problem for problem in problems if problem.severity == "error"]
+    if errors and text and not isinstance(value, str | list | dict):  # `run_name=1e5`: a text that looks like a number
+        again, others = writing.write(key, key, text, text=True)
+        if again:
+            writing.undo_problems(errors)
+            paths, problems, errors = again, others, []
+    if errors:
+        writing.note(refusal(key, value, errors, text, added=added))
+    elif not paths:
+        writing.note(Line(outcome="needless", source=key, value=value, why=problems[0].hint if problems else ""))
+    else:
+        outcome = "renamed" if any(path.partition(".")[0] and not _within(path, key) for path in paths) else "kept"
+        why = "; ".join(problem.hint for problem in problems if problem.hint)
+        writing.note(Line(outcome=outcome, source=key, value=value, targets=paths, why=why))  # type: ignore[arg-type]  # a Literal
+
+
+def refusal(key: str, value: object, errors: list[Problem], text: str | None = None, *, added: bool = False) -> Line:
+    """The line of a setting that our tree does not take, with everything that is wrong with it."""
+    if value is None and text == "":
+        return Line(outcome="refused", source=key, value="", why=_EMPTY)
+    reason = "; ".join("; ".join(filter(None, (each.message, each.hint))) for each in errors)
+    is_unknown = any(each.message.startswith("no such field of") for each in errors)
+    is_later = any("not implemented yet" in each.hint for each in errors)
+    why = f"{reason}: {_OWN_FIELD}" if is_unknown and (added or not errors[0].hint) else reason
+    return Line(outcome="not yet" if is_later else "refused", source=key, value=value, why=why)
+
+
+def _within(path: str, key: str) -> bool:
+    return path == key or path.startswith(key + ".")

@@ -1,0 +1,176 @@
+"""Settings of SkyRL's `main_sft`, which are not under `trainer`, as a run of `kind = "sft"`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from skyrl.config import SFTConfig
+from skyrl.interop.areal_settings import apply
+from skyrl.interop.areal_values import Becomes, Entry, goes_to, later, not_there, only
+from skyrl.interop.environment import read_environment
+from skyrl.interop.report import Conversion, Line, OtherDefault
+from skyrl.interop.skyrl_settings import convert_one
+from skyrl.interop.writing import Writing
+from skyrl.tree import get_at
+
+_MEGATRON = "Megatron learners"
+_ALWAYS_CACHED = "rows are tokenized when the run starts; tokenized_path keeps them"
+_COLLATION = "how fast batches are put together, not what is in them"
+_PRETOKENIZED = "rows that another program tokenized"
+
+_ONE_NAME = {"dataset_name": "dataset_split", "eval_dataset_name": "eval_dataset_split"}
+_NAMES = {"train_datasets": "train_dataset_splits", "eval_datasets": "eval_dataset_splits"}
+_PATHS = {"dataset_name": "train_datasets", "eval_dataset_name": "eval_datasets"}
+_SPLITS = {split: name for name, split in (_ONE_NAME | _NAMES).items()}
+"""Settings that name datasets and the settings with their splits; here a source is `name:split`."""
+
+_BY_SPLIT = "part of the source's name: name:split"
+_FREE_TABLES = ("model_config_kwargs", "sampler_kwargs")
+
+
+def _folder(path: str) -> Callable[[Any], Becomes]:
+    """An empty folder is the lack of one there, and the run's own folder here."""
+    return lambda value: Becomes(writes={path: value}) if value else Becomes(needless="it names no folder")
+
+
+def _strategy(value: object) -> Becomes:
+    return Becomes(not_yet=_MEGATRON) if value == "megatron" else Becomes(writes={"strategy": value})
+
+
+def _trackers(value: object) -> Becomes:
+    names = value if isinstance(value, list) else [value]
+    if names == ["console"]:
+        return Becomes(writes={"logger": "console"})
+    return Becomes(not_yet="trackers beside the console in supervised runs; metrics are in the run's folder")
+
+
+_KEYS: dict[str, Entry] = {
+    "strategy": _strategy,
+    "sequence_parallel_size": only(1, does="each GPU has whole sequences", otherwise="sequence parallelism"),
+    "model_config_kwargs": later("changes to the model's configuration", {}),
+    "use_torch_compile": later("torch.compile", False),
+    "record_memory": later("memory snapshots", False),
+    "torch_profiler_config.enable": later("traces by torch.profiler", False),
+    "pretokenized_dataset_paths": later(_PRETOKENIZED, []),
+    "eval_pretokenized_dataset_paths": later(_PRETOKENIZED, []),
+    "logger": _trackers,
+    "tags": later("tags for trackers", []),
+    "ckpt_path": _folder("ckpt_path"),
+    "export_path": _folder("export_path"),
+    "resume_from": lambda value: Becomes(writes={"resume_from": value or ""}),
+    "enable_ray_gpu_monitor": not_there("GPUs are not watched through Ray"),
+    "num_workers": not_there(_COLLATION),
+    "async_batch_collation": not_there(_COLLATION),
+    "dataloader_num_workers": not_there(_COLLATION),
+    "dataloader_persistent_workers": not_there(_COLLATION),
+    "sampler_class_path": later("samplers of one's own"),
+    "sampler_kwargs": later("samplers of one's own", {}),
+    "cache_dir": not_there(_ALWAYS_CACHED),
+    "force_recache": not_there(_ALWAYS_CACHED),
+    "disable_cache": not_there(_ALWAYS_CACHED),
+    "remove_microbatch_padding": goes_to("use_sequence_packing"),
+    "use_sequence_packing": only(
+        False, does="rows are dealt out by max_tokens_per_microbatch", otherwise="batches packed before they are dealt"
+    ),
+    "max_tokens_per_microbatch": goes_to("max_tokens_per_microbatch"),
+    "num_epochs": goes_to("num_epochs"),
+    "dummy_run_full_ctx": later("benchmarks on rows that are made up", False),
+    "max_training_steps": goes_to("num_steps"),
+}
+"""Settings that are not called the same here, or mean something else."""
+
+SFT_ROOTS = (
+    *_KEYS, *_ONE_NAME, *_NAMES, *_SPLITS, "model", "optimizer_config", "placement", "megatron_config", "fsdp_config",
+    "torch_profiler_config", "train_dataset_weights", "messages_key", "tools_key", "system_key", "eval_dataset_names",
+    "eval_interval", "eval_before_train", "max_length", "num_steps", "batch_size", "micro_train_batch_size_per_gpu",
+    "project_name", "run_name", "ckpt_interval", "max_ckpts_to_keep", "hf_save_interval", "seed", "sampler",
+    "train_on_what", "dummy_run_max_steps",
+)  # fmt: skip
+"""Names at the top of SkyRL's SFT configuration."""
+
+_OF_RL = ("trainer", "generator", "environment", "data", "hydra")
+
+_DEFAULTS = {
+    "strategy": ("megatron", "strategy"),
+    "model.path": ("Qwen/Qwen3-0.6B", "model.path"),
+    "placement.num_gpus_per_node": (4, "placement.num_gpus_per_node"),
+    "optimizer_config.lr": (1e-6, "optimizer_config.lr"),
+    "resume_from": ("", "resume_from"),
+}
+"""Their key -> their default and our path, where the defaults differ."""
+
+
+def is_sft(keys: Iterable[str]) -> bool:
+    """Whether the settings are those of `main_sft`: names at its top, and none of reinforcement learning's."""
+    tops = {key.partition(".")[0] for key in keys}
+    return bool(tops & {*SFT_ROOTS}) and not tops & {*_OF_RL}
+
+
+def convert_sft(values: Mapping[str, Any], where: str, lines: Iterable[Line] = ()) -> Conversion:
+    """Settings of `main_sft`, with references between them filled in. `lines` are those of what was refused before."""
+    writing = Writing(where, SFTConfig)
+    writing.lines += lines
+    read = {key: read_environment(value, key) for key, value in values.items()}
+    known = {key: each.value for key, each in read.items() if not each.refused}
+    for key, value in values.items():
+        if read[key].refused:
+            writing.note(Line(outcome="refused", source=key, value=value, why=read[key].refused))
+        else:
+            _convert(writing, key, known[key], known)
+    if "device" not in values:
+        writing.write("device", "device", "cuda")
+    return writing.finish(lambda run: tuple(_other_defaults(values, run)))
+
+
+def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) -> None:
+    if key in _ONE_NAME or key in _NAMES:
+        apply(writing, key, value, _sources(key, value, values))
+    elif key in _SPLITS:
+        apply(writing, key, value, _split(key, value, values))
+    elif key.partition(".")[0] == "megatron_config":
+        apply(writing, key, value, _megatron(key, value, values))
+    elif key == "dummy_run_max_steps":
+        is_dummy = values.get("dummy_run_full_ctx")
+        why = "benchmarks on rows that are made up" if is_dummy else ""
+        apply(writing, key, value, Becomes(not_yet=why) if why else Becomes(needless="read in benchmarks only"))
+    elif entry := _KEYS.get(key) or _KEYS.get(key.partition(".")[0] if key.startswith(_FREE_TABLES) else ""):
+        apply(writing, key, value, Becomes(writes={entry: value}) if isinstance(entry, str) else entry(value))
+    else:
+        convert_one(writing, key, value)
+
+
+def _sources(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+    """Datasets with their splits; `null` names none."""
+    if value is None:
+        return Becomes(needless="null: nothing is asked for")
+    path = _PATHS.get(key, key)
+    names = value if isinstance(value, list) else [value]
+    given = values.get((_ONE_NAME | _NAMES)[key])
+    splits = given if isinstance(given, list) else [given] * (1 if key in _ONE_NAME else len(names))
+    if len(splits) != len(names):
+        return Becomes(refused=f"{len(names)} datasets and {len(splits)} splits")
+    return Becomes(
+        writes={path: [f"{name}:{split}" if split else str(name) for name, split in zip(names, splits, strict=True)]}
+    )
+
+
+def _split(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+    if value is None or values.get(_SPLITS[key]) is not None:
+        return Becomes(needless=_BY_SPLIT)
+    return Becomes(refused=f"{_SPLITS[key]} is not given")
+
+
+def _megatron(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+    """Read by Megatron alone, which is also what SkyRL takes where no strategy is given."""
+    if values.get("strategy", "megatron") != "megatron":
+        return Becomes(needless=f"read with strategy = megatron, and it is {values['strategy']}")
+    if key.endswith("_parallel_size") and value == 1:
+        return Becomes(needless="the model is not split")
+    return Becomes(not_yet=_MEGATRON)
+
+
+def _other_defaults(values: Mapping[str, Any], run: Any) -> Iterable[OtherDefault]:
+    for key, (theirs, path) in _DEFAULTS.items():
+        if key not in values and get_at(run, path) != theirs:
+            yield OtherDefault(source=key, theirs=theirs, path=path, ours=get_at(run, path))

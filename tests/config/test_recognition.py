@@ -1,0 +1,94 @@
+"""What is given in place of a configuration is named, with the command or the argument that was meant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from skyrl.cli.main import cli
+from skyrl.config import load
+from skyrl.errors import ConfigError
+
+VERL = "#!/bin/bash\npython3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=a/b data.train_batch_size=8\n"
+TRL = "#!/bin/bash\ntrl grpo --model_name_or_path a/b --dataset_name c/d\n"
+
+
+def refusal(*words: str) -> str:
+    """What each command says of the words, in place of a traceback."""
+    for command in (["config", "check", *words], ["run", *words]):
+        done = CliRunner().invoke(cli, command)
+        assert isinstance(done.exception, ConfigError), done.output
+    return str(done.exception)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("files", [["config.json"], ["config.json", "model.safetensors"], ["adapter_config.json"]])
+def test_a_model_folder_is_the_value_of_an_argument(files: list[str], folder: Path) -> None:
+    (folder / "base").mkdir()
+    for name in files:
+        (folder / "base" / name).write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}))
+    message = refusal("base")
+    assert "this is a model folder, not a configuration" in message
+    assert "trainer.policy.model.path=base" in message
+    converted = CliRunner().invoke(cli, ["config", "convert", "base", "--from", "skyrl"])
+    assert "this is a model folder" in str(converted.exception)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message", "hint"),
+    [
+        ("run.sh", "python -m x trainer.epochs=1\n", "a shell script", "skyrl config convert run.sh --from skyrl"),
+        ("run", "#!/usr/bin/env bash\ntrue\n", "a shell script", "skyrl config convert run --from skyrl"),
+        ("verl.sh", VERL, "a script for verl, which skyrl does not convert", "docs/coming-from.md"),
+        ("trl.sh", TRL, "arguments of TRL, which skyrl does not convert", "docs/coming-from.md"),
+        ("verl.yaml", "data: {a: 1}\nactor_rollout_ref: {model: {path: a}}\n", "a verl configuration", "coming-from"),
+        ("trl.yaml", "model_name_or_path: a/b\nlearning_rate: 1e-5\n", "arguments of TRL", "coming-from"),
+        ("areal.yaml", "experiment_name: a\ntrial_name: b\nactor: {path: c}\n", "an AReaL", "areal.yaml --from areal"),
+        ("sky.yaml", "resources: {cpus: 4}\nrun: python x\n", "a task for SkyPilot", "the configuration that"),
+        ("rows.jsonl", '{"prompt": "a"}\n', "a file of rows", "data.train_data=[rows.jsonl]"),
+        ("w.safetensors", "", "a model file", "trainer.policy.model.path=."),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_kind_is_named(name: str, text: str, message: str, hint: str, folder: Path) -> None:
+    (folder / name).write_text(text)
+    said = refusal(name)
+    assert message in said and hint in said
+    assert "(1 problem)" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("verl.sh", VERL), ("trl.sh", TRL), ("a.yaml", "actor_rollout_ref: {a: 1}\n")]
+)
+@pytest.mark.parametrize("house", ["skyrl", "areal"])
+def test_what_cannot_be_converted_is_named_by_convert(name: str, text: str, house: str, folder: Path) -> None:
+    (folder / name).write_text(text)
+    done = CliRunner().invoke(cli, ["config", "convert", name, "--from", house])
+    assert isinstance(done.exception, ConfigError)
+    assert "which skyrl does not convert" in str(done.exception)
+
+
+@pytest.mark.parametrize("words", [["--lr", "1e-5"], ["--lr=1e-5"]])
+@pytest.mark.parametrize("command", [["run"], ["config", "check"]])
+def test_a_field_that_is_given_as_an_option_is_shown_as_an_argument(command: list[str], words: list[str]) -> None:
+    done = CliRunner().invoke(cli, [*command, "run.toml", *words])
+    assert done.exit_code == 2
+    assert "no such option: --lr. Fields are set as PATH=VALUE: trainer." in done.stderr
+    assert "policy.optimizer_config.lr=1e-5" in done.stderr
+
+
+def test_a_path_and_its_value_in_two_words_are_one_mistake(folder: Path) -> None:
+    (folder / "run.toml").write_text("[trainer]\nepochs = 1\n")
+    with pytest.raises(ConfigError) as caught:
+        load(["run.toml", "trainer.epochs", "2"])
+    [problem] = caught.value.problems
+    assert (problem.path, problem.hint) == ("trainer.epochs", "a value is written in one word: trainer.epochs=2")
+    with pytest.raises(ConfigError, match="trainer.epochs=VALUE"):
+        load(["trainer.epochs"])

@@ -1,0 +1,85 @@
+"""Values of the environment are kept as `env:NAME`, resolved, or refused by name; never taken as text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from skyrl.config import load
+from skyrl.interop.environment import read_environment
+from skyrl.interop.skyrl_scripts import convert_overrides, convert_skyrl
+from skyrl.tree.sparse import as_toml_has_it
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("plain", "plain"),
+        ("${oc.env:MODEL}", "env:MODEL"),
+        ("$MODEL", "env:MODEL"),
+        ("${oc.env:SEED,7}", 7),
+        ("${oc.env:NAME, abc}", "abc"),
+        ("${oc.env:HOME}/ckpts/", "~/ckpts/"),
+        ("${oc.env:HOME}", "~"),
+        ("a/${oc.env:X,b}/c", "a/b/c"),
+        (["${oc.env:HOME}/a.parquet"], ["~/a.parquet"]),
+    ],
+)
+def test_references_to_the_environment_have_our_form(text: object, value: object) -> None:
+    found = read_environment(text, "trainer.ckpt_path")
+    assert (found.value, found.refused) == (value, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("${oc.env:BASE}/ckpts", "BASE is set outside of the file"),
+        ("$BASE/ckpts", "BASE is set outside of the file"),
+        ("${now:%Y}", "${now:%Y} is evaluated by another program"),
+        ("a/$(date)", "only a shell can evaluate $(...)"),
+        ("$1", "$1 is an argument of the script"),
+        (["ok", "$BASE/x"], "BASE is set outside of the file"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_name(text: object, said: str) -> None:
+    assert said in read_environment(text, "trainer.ckpt_path").refused
+
+
+def test_a_command_of_the_shell_may_stand_in_the_name_of_a_run() -> None:
+    assert read_environment("grpo-$(date)", "trainer.run_name").value == "grpo-$(date)"
+
+
+def test_nulls_are_values_and_a_number_may_come_from_the_environment(tmp_path: Path) -> None:
+    file, out = tmp_path / "run.yaml", tmp_path / "run.toml"
+    file.write_text(
+        "trainer:\n  seed: ${oc.env:SEED}\n  algorithm: {value_clip: null, max_seq_len: null}\n  logger: console\n"
+        "  policy: {model: {path: null}}\n"
+    )
+    conversion = convert_skyrl(str(file))
+    assert [line.outcome for line in conversion.lines if line.is_refused] == []
+    out.write_text(tomli_w.dumps(as_toml_has_it(conversion.tables, conversion.root)))
+    run = load([out], environ={"SEED": "7"}).config
+    assert (run.trainer.algorithm.value_clip, run.trainer.seed) == (None, 7)
+
+
+def test_a_null_that_toml_cannot_say_is_refused_alone(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("trainer: {epochs: 2}\ngenerator: {inference_engine: {engine_init_kwargs: {seed: null, a: 1}}}\n")
+    conversion = convert_skyrl(str(file))
+    [refused] = [line for line in conversion.lines if line.is_refused]
+    assert (refused.source, "TOML cannot say" in refused.why) == (
+        "generator.inference_engine.engine_init_kwargs.seed",
+        True,
+    )
+    assert as_toml_has_it(conversion.tables, conversion.root)["trainer"]["epochs"] == 2
+
+
+def test_every_null_of_skyrls_tree_is_a_null_of_ours(reference: Path) -> None:
+    fields = json.loads((reference / "skyrl_config_fields.json").read_text())["fields"]
+    nulls = [path for path, field in fields.items() if field["default"] is None]
+    lines = convert_overrides([f"{path}=null" for path in nulls]).lines
+    assert len(nulls) > 20
+    assert [line for line in lines if line.is_refused] == []

@@ -1,0 +1,71 @@
+"""Shell scripts are read without being run: variables and defaults that a script gives are filled in."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyrl.interop.shell import overrides_in
+from skyrl.interop.shell_variables import LONGEST, expanded
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("$A", "1"),
+        ("${A}b", "1b"),
+        ("${B:-2}", "2"),
+        ("${B-2}", "2"),
+        ("${EMPTY:-2}", "2"),
+        ("${EMPTY-2}", ""),
+        ("${B:-${C:-3}/x}", "3/x"),
+        ("${B:=4}/$B", "4/4"),
+        ("$B and ${C}", "$B and ${C}"),
+        ("${A%.sh} ${#A} $(date) $@", "${A%.sh} ${#A} $(date) $@"),
+        ("${A", "${A"),
+        ("cost: $", "cost: $"),
+    ],
+)
+def test_a_variable_is_replaced_by_what_the_script_says(text: str, value: str) -> None:
+    assert expanded(text, {"A": "1", "EMPTY": ""}) == value
+
+
+def test_variables_that_repeat_each_other_end_at_a_bound() -> None:
+    variables = {"A0": "x" * 10}
+    for number in range(1, 40):
+        variables[f"A{number}"] = expanded(f"$A{number - 1}$A{number - 1}", variables)
+    assert len(variables["A39"]) <= 2 * LONGEST
+
+
+@pytest.mark.parametrize(
+    "before",
+    ['NUM_GPUS=4', ': "${NUM_GPUS:=4}"', ': ${NUM_GPUS:=4}', "export NUM_GPUS=4", "readonly NUM_GPUS=4;",
+     'N="4"; NUM_GPUS=$N'],
+)  # fmt: skip
+def test_each_way_to_set_a_variable_is_read(before: str) -> None:
+    assert overrides_in(f"{before}\npython x trainer.epochs=$NUM_GPUS") == ["trainer.epochs=4"]
+
+
+def test_overrides_of_an_array_and_of_a_variable_are_found() -> None:
+    script = (
+        'ARGS=(trainer.epochs=2)\nARGS+=(trainer.seed=3)\nMORE="data.train_data=a generator.n_samples_per_prompt=4"\n'
+    )
+    assert overrides_in(script + 'python x "${ARGS[@]}" $MORE') == [
+        "trainer.epochs=2",
+        "trainer.seed=3",
+        "data.train_data=a",
+        "generator.n_samples_per_prompt=4",
+    ]
+
+
+def test_an_array_over_several_lines_holds_overrides_of_any_name() -> None:
+    script = "ARGS=(\n  strategy=fsdp  # sharded\n  # a comment\n  model.path=a\n  seed=42\n)\npython -m x ${ARGS[@]}\n"
+    assert overrides_in(script, ("strategy", "seed")) == ["strategy=fsdp", "model.path=a", "seed=42"]
+
+
+def test_a_name_that_the_shell_itself_reads_is_no_override() -> None:
+    assert overrides_in("seed=42\npython -m x strategy=fsdp", ("strategy", "seed")) == ["strategy=fsdp"]
+
+
+@pytest.mark.parametrize("script", ["", "'", '"', "a='b\nc'", "${${${", "A=(", "\\", "\x00", "x=" + "${A:-" * 5000])
+def test_no_text_is_too_broken_to_be_read(script: str) -> None:
+    assert overrides_in(script) == []

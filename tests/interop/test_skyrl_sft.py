@@ -1,0 +1,110 @@
+"""SkyRL's `main_sft` scripts become runs of `kind = "sft"`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from skyrl.config import SFTConfig, load
+from skyrl.interop.report import Conversion, Line
+from skyrl.interop.skyrl_scripts import convert_overrides, convert_skyrl
+from skyrl.tree.sparse import as_toml_has_it
+
+RUN = ["strategy=fsdp", "model.path=a/b", "dataset_name=c/d", "placement.num_gpus_per_node=1"]
+
+
+def loaded(conversion: Conversion, folder: Path) -> SFTConfig:
+    """As the command writes it and `skyrl run` reads it."""
+    file = folder / "converted.toml"
+    file.write_text(tomli_w.dumps(as_toml_has_it(conversion.tables, conversion.root)))
+    run: Any = load([str(file)]).config
+    assert isinstance(run, SFTConfig)
+    return run
+
+
+def line_of(overrides: list[str], source: str) -> Line:
+    return next(line for line in convert_overrides(overrides).lines if line.source == source)
+
+
+def test_the_published_scripts_keep_everything_but_what_is_not_implemented(reference: Path, tmp_path: Path) -> None:
+    scripts = json.loads((reference / "skyrl_overrides_2026_08.json").read_text())
+    sft = [script for script in scripts if script["family"] == "sft"]
+    outcomes: Counter[str] = Counter()
+    missing: Counter[str] = Counter()
+    for script in sft:
+        conversion = convert_overrides(script["overrides"], script["script"])
+        values = dict(override.split("=", 1) for override in script["overrides"])
+        assert {line.source for line in conversion.lines} == {*values}
+        run = loaded(conversion, tmp_path)
+        assert (run.batch_size, run.seed, run.model.path) == (
+            int(values["batch_size"]),
+            int(values["seed"]),
+            values["model.path"],
+        )
+        outcomes.update(conversion.counts())
+        missing.update(line.why.partition(";")[0] for line in conversion.lines if line.is_refused)
+    assert len(sft) == 9
+    assert outcomes["refused"] == 0
+    assert missing == {
+        "Megatron learners": 8,
+        "benchmarks on rows that are made up": 4,
+        "trackers beside the console in supervised runs": 3,
+    }
+
+
+def test_a_script_is_recognised_by_its_entry_point(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(
+        "#!/bin/bash\nSTEPS=${1:-40}\npython -m skyrl.train.main_sft \\\n  strategy=fsdp model.path=a/b \\\n"
+        "  train_datasets=\"['c/d']\" train_dataset_splits=\"['train[:100]']\" num_steps=$STEPS batch_size=8 "
+        '"$@"\n'
+    )
+    run = loaded(convert_skyrl(str(file)), tmp_path)
+    assert (run.train_datasets, run.num_steps, run.batch_size, run.strategy) == (("c/d:train[:100]",), 40, 8, "fsdp")
+
+
+def test_a_file_is_recognised_by_its_names(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "strategy: fsdp\nmodel: {path: a/b}\ndataset_name: c/d\nmax_length: null\nremove_microbatch_padding: false\n"
+    )
+    run = loaded(convert_skyrl(str(file)), tmp_path)
+    assert (run.train_datasets, run.max_length, run.use_sequence_packing) == (("c/d",), None, False)
+
+
+@pytest.mark.parametrize(
+    ("override", "outcome", "said"),
+    [
+        ("strategy=megatron", "not yet", "Megatron learners"),
+        ("megatron_config.tensor_model_parallel_size=2", "needless", "read with strategy = megatron"),
+        ("resume_from=", "kept", ""),
+        ("ckpt_path=", "needless", "names no folder"),
+        ("dummy_run_max_steps=5", "needless", "benchmarks only"),
+        ("num_workers=8", "needless", "how fast batches are put together"),
+        ("sequence_parallel_size=2", "not yet", "sequence parallelism"),
+        ("batch_sise=8", "refused", "did you mean batch_size?"),
+        ("optimizer_config.learning_rate=1e-5", "refused", "no such field of OptimizerConfig"),
+        ("eval_dataset_split=train", "refused", "eval_dataset_name is not given"),
+    ],
+)
+def test_what_becomes_of_one_setting(override: str, outcome: str, said: str) -> None:
+    key = override.partition("=")[0]
+    line = line_of([*(each for each in RUN if not each.startswith(key + "=")), override], key)
+    assert (line.outcome in (outcome, "renamed" if outcome == "kept" else outcome), said in line.why) == (True, True), (
+        line
+    )
+
+
+def test_settings_that_are_left_out_are_compared_by_their_defaults() -> None:
+    found = convert_overrides(["dataset_name=c/d", "strategy=fsdp"]).other_defaults
+    assert [(each.source, each.theirs, each.ours) for each in found] == [
+        ("model.path", "Qwen/Qwen3-0.6B", None),
+        ("placement.num_gpus_per_node", 4, 1),
+        ("optimizer_config.lr", 1e-6, 2e-5),
+        ("resume_from", "", "latest"),
+    ]
