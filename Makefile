@@ -33,7 +33,7 @@ test: lint
 	$(BIN)/pytest -n $(WORKERS) --durations=25 $(PYTEST_ARGS)
 
 test-long: .venv/dev.stamp
-	$(BIN)/pytest -n $(WORKERS) --long --hypothesis-profile=long -o faulthandler_timeout=3600 --durations=25 $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --long --record-guarantees --hypothesis-profile=long -o faulthandler_timeout=3600 --durations=25 $(PYTEST_ARGS)
 
 # Do the tests of a package notice when one of its lines is wrong? make mutants PACKAGES="algorithms tree"; it resumes.
 mutants: .venv/dev.stamp

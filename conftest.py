@@ -6,6 +6,7 @@ import argparse
 import os
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def _folder(text: str) -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds --reference and --long."""
+    """Adds --reference, --long and --record-guarantees."""
     parser.addoption(
         "--reference",
         type=_folder,
@@ -41,6 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "(write --reference=DIR; pytest reads a separate DIR as a test path when it looks for its own settings)",
     )
     parser.addoption("--long", action="store_true", help="run the tests marked long, too")
+    parser.addoption(
+        "--record-guarantees", action="store_true", help="store what the tests of docs/guarantees.md have shown"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -75,6 +79,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Says what depends on the machine: which sandbox tiers and which kind of full disk were tested, and what lacks."""
     reports = [report for name in ("passed", "failed") for report in terminalreporter.stats.get(name, [])]
+    if terminalreporter.config.getoption("--record-guarantees"):
+        _record_guarantees(terminalreporter)
     noted = Counter(pair for report in reports for pair in report.user_properties if pair[0] in MACHINE)
     skipped = len(terminalreporter.stats.get("skipped", []))
     if noted or skipped:
@@ -83,6 +89,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(f"{what} {which}: {count} tests")
         for line in _lacks(bool(noted), skipped):
             terminalreporter.line(line)
+
+
+def _record_guarantees(reporter: pytest.TerminalReporter) -> None:
+    from tests import guarantees
+
+    nodes = {name: [report.nodeid for report in reporter.stats.get(name, [])] for name in ("passed", "failed", "error")}
+    guarantees.record(nodes["passed"], nodes["failed"] + nodes["error"], f"{datetime.now(UTC):%Y-%m-%d}")
 
 
 MACHINE = {"sandbox tier", "full disk"}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from skyrl.tracking import metric_table
+from tests import guarantees
 from tests.effects.table import page as page_of_fields
 from tests.sandbox import attacks
 
@@ -40,6 +41,7 @@ def main() -> None:
 PAGES: Mapping[str, Callable[[str], str]] = {
     "SECURITY.md": lambda page: with_table(page, attacks.table()),
     "docs/fields.md": lambda page: page_of_fields(),
+    "docs/guarantees.md": lambda page: with_sections(page, "## Promises and tests\n\n" + guarantees.page()),
     "docs/metrics.md": lambda page: with_sections(page, metric_table.page()),
 }
 """Each page, and how the code makes it from what is there."""
