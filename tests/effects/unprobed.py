@@ -3,9 +3,12 @@
 NOT_PROBED_YET: dict[str, int] = {
     "rl.data": 7,
     "rl.trainer.placement": 13,
+    "rl.trainer": 52,
     "rl.trainer.policy": 54,
     "rl.trainer.ref": 33,
     "rl.trainer.critic": 54,
+    "rl.trainer.fully_async": 10,
+    "rl.trainer.faults": 7,
     "rl.generator.inference_engine": 22,
     "rl.generator.sampling_params": 13,
     "rl.generator.eval_sampling_params": 13,
