@@ -33,7 +33,8 @@ FILES = {
     "    kl_estimator_type: k4\ngenerator:\n  inference_engine:\n    backend: torch\n  top_p: 0.9\n",
     "grpo.yaml": "experiment_name: gsm8k-grpo\ngconfig: {n_samples: 4, temperature: 0.9}\nactor:\n"
     "  path: Qwen/Qwen2.5-1.5B\n  group_size: ${gconfig.n_samples}\n  temperature: ${gconfig.temperature}\n"
-    "  reward_scaling: 10.0\n  optimizer: {lr: 2e-6, type: adam, eps: 1e-5}\n  log_agent_stats: true\n",
+    "  reward_scaling: 10.0\n  kl_ctl: 0.0\n  adv_norm: {mean_level: group, std_level: group}\n"
+    "  optimizer: {lr: 2e-6, type: adam, eps: 1e-5}\n  log_agent_stats: true\n",
     "own.toml": 'extends = "base.toml"\n\n[trainer.algorithm]\nclass = "mine.py:Bonus"\nbrevity = 0.001\n',
 }
 
@@ -88,11 +89,18 @@ def test_the_page_counts_what_becomes_of_the_settings_of_other_houses() -> None:
     kept = skyrl["kept"] + skyrl["derived"]
     assert f"of {skyrl.total()} in its Hydra-era scripts {kept} are kept or derived" in page
     assert f"{skyrl['renamed']} renamed and {skyrl['refused']} refused" in page.replace("\n", " ")
-    files = json.loads((reference / "areal_yaml_keys.json").read_text())
-    areal = total(convert_keys(keys, name) for name, keys in files.items())
-    assert f"Of the {areal.total()} settings in {len(files)} of AReaL's own examples" in page
-    assert f"{areal['renamed']} are renamed, {areal['derived'] + areal['needless']} need nothing" in page
-    assert f"and {areal['not yet']} wait" in page.replace("\n", " ")
+    for corpus, era in (
+        ("areal_yaml_keys.json", "AReaL's examples of 2025"),
+        ("areal_yaml_keys_2026_05.json", "May 2026"),
+    ):
+        files = json.loads((reference / corpus).read_text())
+        files = {name: keys for name, keys in files.items() if not name.endswith(".sky.yaml")}
+        areal = total(convert_keys(keys, name) for name, keys in files.items())
+        words = page.replace("\n", " ")
+        assert f"f the {areal.total()} settings in {len(files)} of {era} {areal['renamed']} are renamed" in words
+        assert f"{areal['derived'] + areal['needless']} need nothing" in words
+        assert re.search(rf"{areal['not yet']} wait for a capability", words)
+        assert not areal["refused"] or f"and {areal['refused']} are refused, which no class" in words
 
 
 def total(conversions: Iterable[Conversion]) -> Counter[str]:
