@@ -259,6 +259,7 @@ class BasePPOExp(BaseExp):
             parity_canary(self.cfg, prompts),
             arrived=rollouts.weights_are,
             interval=asynchronous.steps_per_sync if asynchronous.enabled else 1,
+            canary_interval=self.cfg.generator.inference_engine.logprob_parity_interval,
         )
 
     def get_rollouts(self) -> Rollouts:

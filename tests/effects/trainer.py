@@ -11,4 +11,5 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{T}epochs", 0, planned_steps),
     Probe(f"{T}max_training_steps", 3, planned_steps),
     Probe(f"{T}seed", 1, run, quick=True),
+    Probe("generator.inference_engine.logprob_parity_interval", 2, run),
 )
