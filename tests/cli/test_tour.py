@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,9 +11,6 @@ from click.testing import CliRunner
 
 from skyrl.cli.main import cli
 from skyrl.errors import ConfigError
-from skyrl.interop.areal import convert_keys
-from skyrl.interop.report import Conversion
-from skyrl.interop.skyrl_scripts import convert_overrides
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -78,31 +72,3 @@ def test_an_example_prints_what_its_page_shows(page: str, command: str, output: 
 
 def stripped(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.strip().splitlines())
-
-
-def test_the_page_counts_what_becomes_of_the_settings_of_other_houses() -> None:
-    reference, page = DOCS.parent / "tests" / "reference", (DOCS / "coming-from.md").read_text()
-    scripts = json.loads((reference / "skyrl_overrides_hydra_era.json").read_text())["scripts"]
-    skyrl = sum(
-        (Counter(convert_overrides(each["overrides"], each["script"]).counts()) for each in scripts), Counter[str]()
-    )
-    kept = skyrl["kept"] + skyrl["derived"]
-    assert f"of {skyrl.total()} in its Hydra-era scripts {kept} are kept or derived" in page
-    assert f"{skyrl['renamed']} renamed and {skyrl['refused']} refused" in page.replace("\n", " ")
-    for corpus, era in (
-        ("areal_yaml_keys.json", "AReaL's examples of 2025"),
-        ("areal_yaml_keys_2026_05.json", "May 2026"),
-    ):
-        files = json.loads((reference / corpus).read_text())
-        files = {name: keys for name, keys in files.items() if not name.endswith(".sky.yaml")}
-        areal = total(convert_keys(keys, name) for name, keys in files.items())
-        words = page.replace("\n", " ")
-        assert f"f the {areal.total()} settings in {len(files)} of {era} {areal['renamed']} are renamed" in words
-        assert f"{areal['derived'] + areal['needless']} need nothing" in words
-        assert re.search(rf"{areal['not yet']} wait for a capability", words)
-        assert not areal["refused"] or f"and {areal['refused']} are refused, which no class" in words
-
-
-def total(conversions: Iterable[Conversion]) -> Counter[str]:
-    """Outcome -> how many settings had it."""
-    return Counter(line.outcome for each in conversions for line in each.lines)
