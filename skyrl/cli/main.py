@@ -23,6 +23,7 @@ from skyrl.cli.checkpoints import ckpt
 from skyrl.cli.config import config
 from skyrl.cli.data import data
 from skyrl.cli.export import export
+from skyrl.cli.extras import missing_package
 from skyrl.cli.options import Commands
 from skyrl.cli.plan import plan
 from skyrl.cli.replay import bisect, replay
@@ -196,6 +197,10 @@ def _errors_as_exit_codes() -> Iterator[None]:
     except (KeyboardInterrupt, click.Abort):
         _explain(f"Stopped. {GOES_ON_FROM_THE_LAST}")
         sys.exit(EXIT_INTERRUPTED)
+    except ModuleNotFoundError as error:
+        hint = missing_package(error)
+        _explain(hint or traceback.format_exc())
+        sys.exit(2 if hint else 1)
     except Exception:  # noqa: BLE001 - a mistake of ours: all that is known of it, without secrets
         _explain(traceback.format_exc())
         sys.exit(1)

@@ -5,7 +5,6 @@ Reads files alone, without torch and transformers; a dataset of the hub is only 
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from skyrl.errors import ConfigError, DataError, Problem, TaskError
 from skyrl.experiments.model_checks import readable_files
 from skyrl.models.chat_templates import configured_template
 from skyrl.models.template_text import TemplateRefusal, render_template
+from skyrl.processes.event_loop import run_until_done
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
 from skyrl.trajectory import Failure
 from skyrl.tree.frames import defined_at
@@ -192,17 +192,13 @@ def _called(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Pro
     who = f"{row.env_class}, judging an empty answer to row 0 of {row.source},"
     calls = EnvCalls(1, run.environment.skyrl_gym.step_timeout_seconds)
     try:
-        given, _ = asyncio.run(_awaited(calls, who, _judgement(make, row)))
+        given, _ = run_until_done(calls(who, _judgement(make, row)))
         for reward in given:
             number(reward, f"{who} gave the reward")
     except EpisodeError as error:
         if isinstance(error.outcome, Failure):
             hint = "a model may answer nothing: give that a reward, or raise skyrl.errors.SkipSample"
             yield Problem(path="environment.env_class", message=error.outcome.reason, hint=hint)
-
-
-async def _awaited(calls: EnvCalls, who: str, judgement: Callable[[], Sequence[Any]]) -> tuple[Sequence[Any], float]:
-    return await calls(who, judgement)
 
 
 def _judgement(make: MakeEnv, row: FirstRow) -> Callable[[], Sequence[Any]]:

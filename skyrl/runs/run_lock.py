@@ -15,7 +15,7 @@ from skyrl.config.check import has_effect
 from skyrl.config.stored import stored_form, stored_tree, tree_of
 from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_tree
-from skyrl.runs.run_owner import LOCK, in_use, sign
+from skyrl.runs.run_owner import LOCK, in_use, sign, unsign
 from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.tree import differences, required
 
@@ -65,9 +65,11 @@ class RunLock:
         """Give up a folder that this session signed first: it has kept nothing there."""
         if self._is_new:
             self._signature.unlink(missing_ok=True)
+            (self.folder / LOCK).unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Let the next process have it."""
+        """Let the next process have the folder."""
+        unsign(self.folder)
         self._lock.release()
 
     def _compare(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -16,6 +17,12 @@ def sign(folder: Path) -> None:
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     text = f"process {os.getpid()} on {socket.gethostname()}, since {now}"
     (folder / _OWNER).write_text(text, encoding="utf-8")
+
+
+def unsign(folder: Path) -> None:
+    """Remove the text; the caller holds the lock."""
+    with suppress(OSError):
+        (folder / _OWNER).unlink()
 
 
 def in_use(folder: Path, field: str) -> str:
