@@ -60,6 +60,7 @@ OFF: dict[str, dict[str, Any]] = {
     "environment.skyrl_gym.math_equivalence": {"environment.env_class": "multiply"},
     **{effect.path: RECORDED for effect in ROLLOUT_EFFECTS if effect.acts is samples},
     "data.val_data": NO_EVALUATION,
+    **{f"generator.{table}.max_tokens": RECORDED for table in ("sampling_params", "eval_sampling_params")},
     EVALUATION + "temperature": {EVALUATION + "greedy": True},
     "generator.merge_stepwise_output": SINGLE,
     "environment.skyrl_gym.reward_model.timeout": {"environment.env_class": "reward_model"},
@@ -288,6 +289,12 @@ def test_a_table_that_does_nothing_is_told_in_place_of_its_fields() -> None:
 def test_the_share_of_a_gpu_is_told_where_the_cache_has_its_own_size(values: dict[str, Any], is_told: bool) -> None:
     path = ENGINE + "gpu_memory_utilization"
     assert bool(told(path, {ENGINE + "backend": "vllm", path: 0.5} | values)) is is_told
+
+
+@pytest.mark.parametrize(("tokens", "is_told"), [(1535, False), (1536, True)])
+def test_a_limit_that_the_longest_sequence_keeps_is_told(tokens: int, is_told: bool) -> None:
+    path = "generator.sampling_params.max_tokens"  # beside inputs of 512 tokens and answers of 1,024
+    assert bool(told(path, {path: tokens})) is is_told
 
 
 def test_a_single_turn_that_a_stop_text_ends_is_closed_as_conversations_are() -> None:
