@@ -116,11 +116,11 @@ _ALSO: dict[str, tuple[str, Condition]] = {
 def _engine_fields() -> Iterator[Effect]:
     for field in dict.fromkeys(name for backend in BACKENDS.values() for name in backend.fields):
         when, further = _ALSO.get(field, ("", None))
-        readers = backends_that(lambda backend, field=field: field in backend.fields)  # type: ignore[misc]
+        readers = backends_that(lambda backend, field=field: field in backend.fields)  # type: ignore[misc]  # bound by its default
         yield Effect(
             f"generator.inference_engine.{field}",
             f"the engine is {readers}" + (f", and {when}" if when else ""),
-            lambda run, field=field, further=further: (  # type: ignore[misc]
+            lambda run, field=field, further=further: (  # type: ignore[misc]  # bound by its default
                 field in backend_of(run.generator.inference_engine).fields and (further is None or further(run))
             ),
         )

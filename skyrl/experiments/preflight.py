@@ -29,6 +29,9 @@ from skyrl.hub import beside
 from skyrl.planning.sizes import layout
 from skyrl.tree.rules import Check
 
+Names = str | tuple[str, ...]
+"""One name, or several."""
+
 # One setting of any kind of run.
 
 
@@ -77,6 +80,32 @@ def no_path(path: str) -> str | None:
     return None
 
 
+def missing_trackers(run: SkyRLTrainConfig | SupervisedConfig, path: str) -> Iterator[Problem]:
+    """Problems for trackers that are not implemented; `path` is that of the field that names them."""
+    entry = Unimplemented(path, "trackers other than the console", tuple(TRACKERS))
+    yield from entry.check(run, leaves={path: tuple(TRACKERS)})
+
+
+def trackers_have_their_keys(path: str, logger: Names, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """W&B takes its key from the environment, or from what `wandb login` left in the home folder."""
+    logged_in = (Path(environ.get("HOME", "/")) / ".netrc").is_file()
+    offline = environ.get("WANDB_MODE") in ("offline", "disabled")
+    if "wandb" in _each(logger) and not environ.get("WANDB_API_KEY") and not logged_in and not offline:
+        hint = f"set the variable WANDB_API_KEY, run `wandb login`, or set {path} = console"
+        yield Problem(path=path, message="wandb wants a key, and there is none", hint=hint)
+
+
+def _packages_of_trackers(path: str, logger: Names) -> Iterator[tuple[str, str, str]]:
+    """The path that asks for it, the package, and the extra that brings it."""
+    for name in _each(logger):
+        if name in TRACKERS and TRACKERS[name].package:
+            yield path, TRACKERS[name].package, TRACKERS[name].extra
+
+
+def _each(names: Names) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
 # Reinforcement learning.
 
 
@@ -108,7 +137,7 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
 
     def services_have_their_keys(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield from the_judge_has_its_key(run)
-        yield from trackers_have_their_keys(run)
+        yield from trackers_have_their_keys("trainer.logger", run.trainer.logger, environ)
 
     def the_judge_has_its_key(run: SkyRLTrainConfig) -> Iterator[Problem]:
         """OpenAI answers no request without a key; another service may."""
@@ -118,23 +147,12 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
             hint = "set the variable OPENAI_API_KEY, or name another service that speaks OpenAI's protocol"
             yield Problem(path=path, message="OpenAI, the judge's service, wants a key, and there is none", hint=hint)
 
-    def trackers_have_their_keys(run: SkyRLTrainConfig) -> Iterator[Problem]:
-        """W&B takes its key from the environment, or from what `wandb login` left in the home folder."""
-        logger = run.trainer.logger
-        names = (logger,) if isinstance(logger, str) else logger
-        logged_in = (Path(environ.get("HOME", "/")) / ".netrc").is_file()
-        offline = environ.get("WANDB_MODE") in ("offline", "disabled")
-        if "wandb" in names and not environ.get("WANDB_API_KEY") and not logged_in and not offline:
-            hint = "set the variable WANDB_API_KEY, run `wandb login`, or set trainer.logger = console"
-            yield Problem(path="trainer.logger", message="wandb wants a key, and there is none", hint=hint)
-
     return services_have_their_keys
 
 
 def this_version_has_the_trackers(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """What metrics are to go to is implemented. `skyrl config check` believes the names: a later version may run it."""
-    entry = Unimplemented("trainer.logger", "trackers other than the console", tuple(TRACKERS))
-    yield from entry.check(run, leaves={entry.path: tuple(TRACKERS)})
+    yield from missing_trackers(run, "trainer.logger")
 
 
 def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
@@ -146,10 +164,7 @@ def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
     backend = backend_of(run.generator.inference_engine)
     if backend.package and samples(run):
         yield "generator.inference_engine.backend", backend.package, backend.extra
-    logger = run.trainer.logger
-    for name in (logger,) if isinstance(logger, str) else logger:
-        if name in TRACKERS and TRACKERS[name].package:
-            yield "trainer.logger", TRACKERS[name].package, TRACKERS[name].extra
+    yield from _packages_of_trackers("trainer.logger", run.trainer.logger)
     if run.trainer.strategy == "deepspeed":
         yield "trainer.strategy", "deepspeed", "deepspeed"
 
@@ -218,7 +233,13 @@ def packages_are_there(run: SupervisedConfig) -> Iterator[Problem]:
     wanted = [("model.path", "torch", "train"), ("model.path", "transformers", "train")]
     wanted += [("placement.executor", "ray", "ray")] if run.placement.executor == "ray" else []
     wanted += [("strategy", "deepspeed", "deepspeed")] if run.strategy == "deepspeed" else []
-    yield from missing_packages(wanted)
+    yield from missing_packages([*wanted, *_packages_of_trackers("logger", run.logger)])
+
+
+def the_trackers_are_there(run: SupervisedConfig) -> Iterator[Problem]:
+    """What metrics are to go to is implemented, and has the key that it wants."""
+    yield from missing_trackers(run, "logger")
+    yield from trackers_have_their_keys("logger", run.logger, os.environ)
 
 
 def the_rows_are_there(run: SupervisedConfig) -> Iterator[Problem]:
@@ -243,6 +264,7 @@ def the_named_checkpoint_exists(run: SupervisedConfig) -> Iterator[Problem]:
 
 SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
     packages_are_there,
+    the_trackers_are_there,
     the_model_is_there,
     the_rows_are_there,
     the_template_is_there,

@@ -97,7 +97,7 @@ def test_no_tensor_of_tokens_times_vocabulary_is_ever_made() -> None:
     largest = 0
 
     class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # torch's signature
             nonlocal largest
             result = func(*args, **(kwargs or {}))
             for each in result if isinstance(result, list | tuple) else [result]:
@@ -106,7 +106,7 @@ def test_no_tensor_of_tokens_times_vocabulary_is_ever_made() -> None:
             return result
 
     hidden, weight, targets = problem()
-    with Watch():  # type: ignore[no-untyped-call]
+    with Watch():  # type: ignore[no-untyped-call]  # torch's signature
         linear_logprobs(hidden, weight, targets, temperature=1.0)[0].sum().backward()
     assert largest == VOCABULARY * WIDTH  # the gradient of the matrix; a chunk has 5 x 101
 

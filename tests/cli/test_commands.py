@@ -39,7 +39,7 @@ def run_toml(nano: Path, tmp_path: Path) -> Path:
         *tables, key = path.split(".")
         table = nested
         for name in tables:
-            table = table.setdefault(name, {})  # type: ignore[assignment]
+            table = table.setdefault(name, {})  # type: ignore[assignment]  # goes down one table
         table[key] = value
     file = tmp_path / "run.toml"
     file.write_text(tomli_w.dumps(nested), encoding="utf-8")

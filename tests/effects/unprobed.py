@@ -2,12 +2,9 @@
 
 NOT_PROBED_YET: dict[str, int] = {
     "rl.trainer.placement": 13,
-    "rl.trainer": 52,
     "rl.trainer.policy": 54,
     "rl.trainer.ref": 33,
     "rl.trainer.critic": 54,
-    "rl.trainer.fully_async": 10,
-    "rl.trainer.faults": 7,
     "sft.model": 1,
     "sft.model.lora": 6,
     "sft.optimizer_config": 15,

@@ -65,7 +65,7 @@ def module(tmp_path: Path) -> Path:
 
 
 def returned(mutant: Mutant, module: Path, number: int, **more: bool) -> int:
-    names: dict[str, type] = {"__name__": "module"}  # type: ignore[dict-item]
+    names: dict[str, type] = {"__name__": "module"}  # type: ignore[dict-item]  # a namespace
     exec(mutant.code(module), names)
     added: int = names["Counter"]().add(number, **more)
     return added
