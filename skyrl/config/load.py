@@ -41,6 +41,9 @@ Files = Sequence[str | PathLike[str]] | str | PathLike[str]
 Overrides = Sequence[str] | Mapping[str, Any]
 """`["trainer.epochs=2"]` as on a command line, or `{"trainer.epochs": 2}` from Python."""
 
+MOST_OVERRIDES = 5_000
+"""Overrides that one configuration takes, five times the leaves of the largest tree."""
+
 
 @frozen(kw_only=True)
 class Composed(Generic[C]):
@@ -136,6 +139,9 @@ def _builder(
 
 
 def _layers(files: Files, overrides: Overrides, context: ReadContext) -> list[_Layer]:
+    if not isinstance(overrides, str) and len(overrides) > MOST_OVERRIDES:
+        message = f"{len(overrides)} overrides, and at most {MOST_OVERRIDES} are taken: write them into a file"
+        raise ConfigError([Problem(path="", message=message)], title="This configuration cannot be used")
     layers = [_file_layer(fspath(file), context) for file in ([files] if isinstance(files, str | PathLike) else files)]
     for number, override in enumerate(_each(overrides), start=1):
         is_file = isinstance(override, str) and override.startswith("@")

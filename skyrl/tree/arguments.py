@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.origins import Assignment, Origin, Path
+from skyrl.tree.origins import Assignment, Origin, Path, cut_short
+from skyrl.tree.text_files import MOST_BYTES
 
 _NAME = r'(?:"(?:[^"\\]|\\.)*"|[^."=\s]+)'
 _PATH = rf"{_NAME}(?:\.{_NAME})*"
@@ -24,6 +25,9 @@ def read_argument(argument: str, number: int) -> Assignment:
     """One word, the `number`-th on its command line, other than `@file`. Raises `ConfigError`."""
     origin = Origin(kind="argument", where=str(number))
     path = argument.partition("=")[0].strip()
+    if len(argument) > MOST_BYTES:
+        message = f"this argument has {len(argument)} characters, and an argument has at most {MOST_BYTES}"
+        raise ConfigError([Problem(path=cut_short(path), message=message, place=origin.place)])
     if argument.startswith("+"):
         message = "the prefix + is not supported: every field exists already, so write it without"
         hint = f"write {argument.lstrip('+')}; a field of your own comes with a subclass of the configuration class"
@@ -49,6 +53,9 @@ def read_python(overrides: Mapping[str, Any], where: str = "Python") -> list[Ass
 
 def split_path(path: str) -> Path:
     """`a.b."c.d"` as `("a", "b", "c.d")`. Raises `ConfigError` for an empty name."""
+    if len(path) > MOST_BYTES:
+        message = f"this path has {len(path)} characters, and a path has at most {MOST_BYTES}"
+        raise ConfigError([Problem(path=cut_short(path), message=message)])
     if not re.fullmatch(_PATH, path):
         raise ConfigError([Problem(path=path, message=_NO_PATH)])
     names = re.findall(_NAME, path)

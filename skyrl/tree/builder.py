@@ -6,7 +6,7 @@ the critic's default instance has. Everything that is wrong is collected.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import attrs
@@ -20,7 +20,7 @@ from skyrl.tree.history import History
 from skyrl.tree.literals import NULL_WORDS, is_bracketed
 from skyrl.tree.migrations import follow
 from skyrl.tree.origins import DEFAULT, Assignment, Origin, Origins, Path, check_length, cut_short, dotted, place_of
-from skyrl.tree.plain import shown
+from skyrl.tree.plain import MOST_VALUES, count_values, shown
 from skyrl.tree.read_context import NOTHING, MissingVariable, ReadContext
 from skyrl.tree.suggestions import suggestion
 from skyrl.tree.table import Table
@@ -42,6 +42,14 @@ T = TypeVar("T")
 MOST_SUGGESTIONS = 100
 """Unknown names of one tree for which a near one is looked for."""
 
+MOST_PROBLEMS = 1_000
+"""Problems of one tree that are listed."""
+
+MOST_COPIED = 1_000_000
+"""Items of lists that are written anew because one of them changes: 1,400 times += on one list."""
+
+TOO_MANY_VALUES = f"more than {MOST_VALUES} values in all, and no configuration has so many"
+
 
 class TreeBuilder(Generic[T]):
     """A tree while it is being written. `build()` gives the frozen result; `problems` and `origins` what happened.
@@ -58,6 +66,8 @@ class TreeBuilder(Generic[T]):
         self._history = History()
         self._unfilled: list[tuple[Assignment, MissingVariable, Origin | None]] = []
         self._unknown = 0
+        self._values = 0
+        self._copied = 0
         self.problems: list[Problem] = []
         self.broken: set[str] = set()
 
@@ -72,12 +82,27 @@ class TreeBuilder(Generic[T]):
         return self._history.written
 
     def assign_all(self, assignments: Iterable[Assignment]) -> None:
-        """Assign in order; a later assignment to the same path wins."""
+        """Assign in order; a later assignment to the same path wins. Raises `ConfigError` beyond `MOST_VALUES`."""
         for assignment in assignments:
             self.assign(assignment)
 
     def assign(self, assignment: Assignment) -> None:
-        """Put one value in its place, or note why it cannot stand there."""
+        """Put one value in its place, or note why it cannot stand there.
+
+        Raises `ConfigError` beyond `MOST_VALUES` of this tree.
+        """
+        self._values += count_values(assignment.value, MOST_VALUES)
+        if self._values > MOST_VALUES:
+            problem = Problem(path=dotted(assignment.path), message=TOO_MANY_VALUES, place=assignment.origin.place)
+            raise ConfigError([problem], title="This configuration cannot be used")
+        self._put(assignment)
+
+    def _put(self, assignment: Assignment) -> None:
+        if len(self.problems) > MOST_PROBLEMS:
+            return
+        if len(self.problems) == MOST_PROBLEMS:
+            self.problems.append(Problem(path="", message=f"after {MOST_PROBLEMS} problems the rest is not looked at"))
+            return
         try:
             check_length(assignment.path)
             self._assign(self._root, 0, assignment)
@@ -141,7 +166,7 @@ class TreeBuilder(Generic[T]):
         if not value and table.was_absent:
             self._history.add(assignment.path, assignment.origin, {})
         for key in sorted(value, key=lambda key: key != "class"):
-            self.assign(assignment.inside(str(key), value[key]))
+            self._put(assignment.inside(str(key), value[key]))
 
     def _replace(
         self, table: Table, attribute: attrs.Attribute[Any], nested: type[Any], assignment: Assignment
@@ -198,6 +223,7 @@ class TreeBuilder(Generic[T]):
         assignment = self._reach.filled(assignment, attribute.type)
         if assignment.operation == "append":
             value: Any = _appended(attribute, table.current(attribute.name), assignment)
+            self._count_copied(value)
         elif assignment.is_text or is_mapping(attribute.type):
             value = _read(assignment, attribute.type)
         else:
@@ -205,7 +231,7 @@ class TreeBuilder(Generic[T]):
         merges = is_mapping(attribute.type) and table.current(attribute.name) is not None
         if isinstance(value, Mapping) and (value or merges):
             for key, item in value.items():
-                self.assign(assignment.inside(key, item))
+                self._put(assignment.inside(key, item))
         else:
             stored = table.changes[attribute.name] = validated(attribute, value, table.base)
             if is_mapping(attribute.type):
@@ -216,9 +242,16 @@ class TreeBuilder(Generic[T]):
         """`list.0 = value`: an item that is there."""
         items = list(table.current(attribute.name)) if isinstance(table.current(attribute.name), tuple) else []
         index = freeform.position(assignment.path[-1], items)
+        self._count_copied(items)
         items[index] = _read(assignment, item_kind(list_arm(attribute.type)))
         stored = table.changes[attribute.name] = validated(attribute, items, table.base)
         self._history.add(assignment.path[:-1], assignment.origin, stored)
+
+    def _count_copied(self, items: Sequence[object]) -> None:
+        """Each change of a list's items writes the whole list anew, so that their cost grows with its square."""
+        self._copied += len(items)
+        if self._copied > MOST_COPIED:
+            raise refusal("lists are changed item by item too often here", hint="write the whole list in one value")
 
     def _set_inside(self, table: Table, attribute: attrs.Attribute[Any], depth: int, assignment: Assignment) -> None:
         """`dict_field.a.b = value`: a key inside a free-form table."""
@@ -232,7 +265,7 @@ class TreeBuilder(Generic[T]):
         if isinstance(value, Mapping) and value:
             freeform.make_way(table.mapping(attribute.name), inner)
             for key, item in value.items():
-                self.assign(assignment.inside(key, item))
+                self._put(assignment.inside(key, item))
             return
         holder, key = freeform.enter(table.mapping(attribute.name), inner), inner[-1]
         written = assignment.path

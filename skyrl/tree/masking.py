@@ -67,7 +67,7 @@ def _patterns() -> dict[str, re.Pattern[str]]:
         "signature": re.compile(rf"([?&](?:[\w-]*(?:{parts})|sig|token)=)[^&#\s\"'<>]+", re.IGNORECASE),
         "bearer": re.compile(r"\b(bearer\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE),
         "key": re.compile(
-            r"\b(?:hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]*\d)[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|"
+            r"\b(?:hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]{0,40}\d)[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|"
             r"glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{30,})"
         ),
     }

@@ -59,6 +59,8 @@ class KeyLines:
 
     def line_of(self, path: Path) -> int | None:
         """1-based line of the key, or of the innermost table or list around it that has one."""
+        if not path:
+            return None
         if self._lines is None:
             self._lines = self._scan()
         while path and path not in self._lines:

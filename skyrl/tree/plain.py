@@ -12,6 +12,9 @@ from skyrl.tree.masking import masked
 DEEPEST = 50
 """Levels of lists and tables that a free-form value may have."""
 
+MOST_VALUES = 50_000
+"""Values that one file may hold, and one tree may be given in all."""
+
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
 """How a person would say these types."""
 
@@ -39,6 +42,17 @@ def plain(value: object, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         return FrozenDict({key_of_table(key): plain(item, depth + 1) for key, item in value.items()})
     raise TypeMismatch(f"{shown(value)} is not plain data: null, true or false, a number, text, a list or a table")
+
+
+def count_values(value: object, most: int) -> int:
+    """Values in lists and tables at any depth, and the outermost itself; counting ends beyond `most`."""
+    count, waiting = 1, [value]
+    while waiting and count <= most:
+        inner = waiting.pop()
+        if isinstance(inner, list | tuple | Mapping):
+            count += len(inner)
+            waiting += inner.values() if isinstance(inner, Mapping) else inner
+    return count
 
 
 def scalar(value: object, kind: type) -> Any:

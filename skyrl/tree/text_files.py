@@ -11,8 +11,8 @@ from skyrl.errors import ConfigError, Problem
 UNREADABLE = "The configuration cannot be read"
 """The title of errors about files as a whole."""
 
-MOST_BYTES = 16 * 2**20
-"""Largest file that is read as a configuration. The largest manifest of a checkpoint is far below it."""
+MOST_BYTES = 2**18
+"""Largest file, and longest argument, that is read as a configuration: parsing more would take seconds."""
 
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
@@ -53,7 +53,7 @@ def _bytes_of(name: str) -> bytes:
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
-        raise cannot_read(name, f"a configuration has at most {MOST_BYTES // 2**20} MiB, and this file has more")
+        raise cannot_read(name, f"a configuration has at most {MOST_BYTES // 2**10} KiB, and this file has more")
     return content
 
 

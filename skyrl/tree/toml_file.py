@@ -9,7 +9,7 @@ from skyrl.errors import ConfigError
 from skyrl.tree.origins import Assignment, KeyLines, Origin, Path
 from skyrl.tree.text_files import malformed, read_text
 
-MOST_PARTS = 1000
+MOST_PARTS = 60
 """Parts of a dotted key that are parsed: the time that `tomllib` takes for one grows with their square, at least."""
 
 _LONG_KEY = rf"""(?m)^[ \t\[]*+(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MOST_PARTS}}}"""

@@ -1,7 +1,8 @@
 """Reading and writing YAML by the core schema of YAML 1.2: `1e-6` is a number, `no` and `on` are text.
 
-libyaml composes the nodes, which know their lines; the values are made here. Refused: keys that stand twice, tags that
-ask for anything but data, and aliases that unfold into more nodes than a person writes.
+libyaml parses the text into events, which know their lines; nodes and values are made here, so that a text of too many
+levels or values is refused at the first that is too much. Refused, too: keys that stand twice, tags that ask for
+anything but data, and aliases that unfold into more values than a person writes.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import yaml
 
 from skyrl.errors import ConfigError
 from skyrl.tree.origins import Assignment, KeyLines, Origin, Path
-from skyrl.tree.plain import DEEPEST
+from skyrl.tree.plain import DEEPEST, MOST_VALUES
 from skyrl.tree.text_files import malformed, read_text
 
-MOST_NODES = 50_000
-"""Values and keys that one file may unfold into."""
+TOO_MUCH = (
+    f"with its aliases, this unfolds into more than {MOST_VALUES} values or {DEEPEST} levels, and no configuration does"
+)
 
 _TAG = "tag:yaml.org,2002:"
 _CORE = {
@@ -37,15 +39,13 @@ def read_yaml(name: str) -> Assignment:
 def parse_yaml(name: str, text: str) -> tuple[Any, dict[Path, int]]:
     """The value of the one document, and path -> 1-based line of each key. Raises `ConfigError`."""
     try:
-        node = yaml.compose(text, _CoreLoader)
+        node = _Composer(name, text).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         position = (mark.line + 1, mark.column + 1) if mark else ()
         raise malformed(name, "YAML", error.problem or error.context or "", *position) from None
     except yaml.YAMLError as error:  # characters that YAML does not have
         raise malformed(name, "YAML", str(error).partition("\n")[0]) from None
-    except RecursionError:
-        raise malformed(name, "YAML", "nested too deeply") from None
     reading = _Reading(name)
     return (reading.value(node, ()) if node else {}), reading.lines
 
@@ -53,6 +53,68 @@ def parse_yaml(name: str, text: str) -> tuple[Any, dict[Path, int]]:
 def yaml_text(data: object) -> str:
     """Plain data as YAML, which readers of YAML 1.1 and of 1.2 take for the same."""
     return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
+
+
+class _Composer:
+    """Nodes of the one document, made from libyaml's events: its own composer recurses as deep as the text nests."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self._name = name
+        self._loader = _CoreLoader(text)
+        self._anchors: dict[str, yaml.Node | None] = {}
+        """None while the node is not finished."""
+        self._nodes = 0
+
+    def document(self) -> yaml.Node | None:
+        """The root node; None for an empty text. Raises `ConfigError` and `yaml.YAMLError`."""
+        self._loader.get_event()  # the start of the stream
+        if self._loader.check_event(yaml.StreamEndEvent):
+            return None
+        self._loader.get_event()  # the start of the document
+        root = self._node(self._loader.get_event(), 0)
+        self._loader.get_event()  # its end
+        if not self._loader.check_event(yaml.StreamEndEvent):
+            raise self._refusal(self._loader.peek_event(), "another document begins here, and a configuration is one")
+        return root
+
+    def _node(self, event: yaml.Event, depth: int) -> yaml.Node:
+        self._nodes += 1
+        if self._nodes > 2 * MOST_VALUES or depth > DEEPEST:  # twice: keys are nodes, too
+            raise self._refusal(event, TOO_MUCH)
+        if isinstance(event, yaml.AliasEvent):
+            if (node := self._anchors.get(event.anchor)) is None:
+                raise self._refusal(event, f"the alias *{event.anchor} names nothing that ends before it")
+            return node
+        if event.anchor is not None:
+            if event.anchor in self._anchors:
+                raise self._refusal(event, f"the anchor &{event.anchor} stands twice")
+            self._anchors[event.anchor] = None
+        node = self._made(event, depth)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = node
+        return node
+
+    def _made(self, event: yaml.Event, depth: int) -> yaml.Node:
+        if isinstance(event, yaml.ScalarEvent):
+            return yaml.ScalarNode(self._tag(yaml.ScalarNode, event), event.value, event.start_mark, event.end_mark)
+        if isinstance(event, yaml.SequenceStartEvent):
+            items = []
+            while not isinstance(each := self._loader.get_event(), yaml.SequenceEndEvent):
+                items.append(self._node(each, depth + 1))
+            return yaml.SequenceNode(self._tag(yaml.SequenceNode, event), items, event.start_mark)
+        pairs = []
+        while not isinstance(each := self._loader.get_event(), yaml.MappingEndEvent):
+            key = self._node(each, depth + 1)
+            pairs.append((key, self._node(self._loader.get_event(), depth + 1)))
+        return yaml.MappingNode(self._tag(yaml.MappingNode, event), pairs, event.start_mark)
+
+    def _tag(self, kind: type[yaml.Node], event: yaml.Event) -> str:
+        if event.tag not in (None, "!"):
+            return str(event.tag)
+        return str(self._loader.resolve(kind, getattr(event, "value", None), event.implicit))
+
+    def _refusal(self, event: yaml.Event, why: str) -> ConfigError:
+        return malformed(self._name, "YAML", why, event.start_mark.line + 1, event.start_mark.column + 1)
 
 
 class _Reading:
@@ -65,8 +127,8 @@ class _Reading:
 
     def value(self, node: yaml.Node, path: Path) -> object:
         self._nodes += 1
-        if self._nodes > MOST_NODES or len(path) > DEEPEST:
-            raise self._refusal(node, "its aliases or levels unfold into more values than a configuration has")
+        if self._nodes > MOST_VALUES or len(path) > DEEPEST:
+            raise self._refusal(node, TOO_MUCH)
         if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
             return self._table(node, path)
         if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":

@@ -10,9 +10,11 @@ import pytest
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import files
-from skyrl.tree.builder import MOST_SUGGESTIONS, TreeBuilder
+from skyrl.tree.arguments import read_argument, split_path
+from skyrl.tree.builder import MOST_PROBLEMS, MOST_SUGGESTIONS, TreeBuilder
 from skyrl.tree.files import MOST_LEVELS, read_file
 from skyrl.tree.origins import Assignment, Origin
+from skyrl.tree.plain import DEEPEST, MOST_VALUES, count_values
 from skyrl.tree.text_files import MOST_BYTES, read_text
 from skyrl.tree.toml_file import MOST_PARTS, read_toml
 from tests.tree.trees import Run
@@ -45,7 +47,7 @@ def test_a_device_is_refused(device: str) -> None:
 def test_a_file_beyond_the_bound_is_refused_and_one_at_it_is_read(tmp_path: Path) -> None:
     large = tmp_path / "large.toml"
     large.write_bytes(b"#" * (MOST_BYTES + 1))
-    assert refusal(large).message == "cannot be read: a configuration has at most 16 MiB, and this file has more"
+    assert refusal(large).message == "cannot be read: a configuration has at most 256 KiB, and this file has more"
     large.write_bytes(b"#" * MOST_BYTES)
     assert len(read_text(str(large))) == MOST_BYTES
 
@@ -110,7 +112,7 @@ def test_a_path_of_thousands_of_names_is_refused(tmp_path: Path) -> None:
     assert builder.problems[0].message == "this path has 20000 names, and a path has at most 80"
     (tmp_path / "run.toml").write_text("seed = 1\n" + "a." * (MOST_PARTS + 1) + "b = 1")
     problem = refusal(tmp_path / "run.toml")
-    assert problem.message == "not valid TOML: a key of more than 1000 parts"
+    assert problem.message == "not valid TOML: a key of more than 60 parts"
     assert problem.place.endswith("run.toml:2")
 
 
@@ -123,6 +125,48 @@ def test_a_key_that_stands_twice_among_thousands_is_named(tmp_path: Path) -> Non
     keys = [f'"k{number}": 1' for number in range(20_000)]
     (tmp_path / "run.json").write_text("{" + ", ".join([*keys, keys[-1]]) + "}")
     assert refusal(tmp_path / "run.json").message == "not valid JSON: the key 'k19999' stands twice in one table"
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? ", "[" * 49 + "a," * 2 * MOST_VALUES])
+def test_yaml_is_read_no_deeper_and_no_further_than_a_configuration_goes(opening: str, tmp_path: Path) -> None:
+    """The composer of libyaml recurses with the text, until the process dies of it."""
+    (tmp_path / "run.yaml").write_text(opening * ((MOST_BYTES - 1) // len(opening)))
+    assert f"more than {MOST_VALUES} values or {DEEPEST} levels" in refusal(tmp_path / "run.yaml").message
+
+
+@pytest.mark.parametrize("value", [["a"] * MOST_VALUES, {"a": [["b"] * 500] * 100}])
+def test_values_beyond_the_bound_are_refused_as_a_whole(value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"more than {MOST_VALUES} values in all"):
+        built_from({"policy": {"extra": value}})
+
+
+def test_values_are_counted_at_any_depth_and_no_further_than_the_bound() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    assert count_values({"a": [1, {"b": 2}], "c": 3}, 100) == 6
+    assert count_values(endless, 100) == 101
+
+
+def test_problems_beyond_a_thousand_are_not_looked_at() -> None:
+    found = built_from({f"x{number}": 1 for number in range(MOST_PROBLEMS + 50)}).problems
+    assert [each.message for each in found[MOST_PROBLEMS:]] == ["after 1000 problems the rest is not looked at"]
+
+
+def test_a_list_that_is_changed_item_by_item_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyrl.tree.builder.MOST_COPIED", 9)
+    builder = TreeBuilder(Run(stop=("a", "b")))
+    builder.assign_all(read_argument(word, 1) for word in ["stop+=c", "stop.0=d", "stop.1=e", "stop+=f"])  # 3, 3, 3, 4
+    [problem] = builder.problems
+    assert problem.message == "lists are changed item by item too often here"
+    assert builder.build().stop == ("d", "e", "c")
+
+
+def test_an_argument_beyond_the_bound_is_refused_without_its_value() -> None:
+    with pytest.raises(ConfigError, match=f"has {MOST_BYTES + 5} characters") as caught:
+        read_argument("name=" + "x" * MOST_BYTES, 1)
+    assert caught.value.problems[0].path == "name"
+    with pytest.raises(ConfigError, match="a path has at most"):
+        split_path("a" * (MOST_BYTES + 1))
 
 
 @pytest.mark.parametrize("word", ["\u0663", "3\u00a0", "\uff11"])

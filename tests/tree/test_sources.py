@@ -20,9 +20,10 @@ from skyrl.tree.files import read_file
 from skyrl.tree.imports import import_object
 from skyrl.tree.migrations import Migration
 from skyrl.tree.origins import Assignment
+from skyrl.tree.plain import MOST_VALUES
 from skyrl.tree.read_context import ReadContext
 from skyrl.tree.units import Gigabytes, Seconds, WholeSeconds
-from skyrl.tree.yaml_file import MOST_NODES, yaml_text
+from skyrl.tree.yaml_file import yaml_text
 from tests.tree.trees import Optimizer, Run, built, only_problem
 
 OPEN = ReadContext(
@@ -95,7 +96,9 @@ def test_yaml_scalars_are_those_of_version_1_2(text: str, value: Any, tmp_path: 
     [
         ("seed: 1\nseed: 2", "the key 'seed' stands twice", ":2:1"),
         ("seed: !!python/object:os.system x", "is not data", ":1:7"),
-        ("a: &a [*a]", "unfold into more values", ":1:4"),
+        ("a: &a [*a]", "the alias *a names nothing that ends before it", ":1:8"),
+        ("a: *b", "the alias *b names nothing", ":1:4"),
+        ("a: &b 1\nc: &b 2", "the anchor &b stands twice", ":2:4"),
         ("1: x", "is not text: put it in quotes", ":1:1"),
         ("a: {<<: {b: 1}}", "no merge key", ":1:5"),
         ("a: [", "did not find", ":2:1"),
@@ -113,9 +116,9 @@ def test_yaml_that_is_refused(text: str, said: str, place: str, tmp_path: Path) 
 def test_aliases_that_unfold_without_end_are_refused_at_once(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
-    assert 9**9 > MOST_NODES
+    assert 9**9 > MOST_VALUES
     write(tmp_path, run_yaml="\n".join(lines))
-    assert "unfold into more values" in refusal(tmp_path, "run.yaml").message
+    assert "unfolds into more than 50000 values" in refusal(tmp_path, "run.yaml").message
 
 
 @pytest.mark.parametrize(
@@ -407,7 +410,7 @@ class Judge:
 
 
 def test_a_secret_is_a_reference_that_shows_as_stars() -> None:
-    judge = Judge(token="env:JUDGE_TOKEN")  # type: ignore[arg-type]  # converted or refused
+    judge = Judge(token="env:JUDGE_TOKEN")  # type: ignore[arg-type]
     stored = json.loads(json.dumps(to_dict(judge)))
     assert stored["token"] == "*** (env:JUDGE_TOKEN)"
     assert "***" in repr(judge)
@@ -427,7 +430,7 @@ def test_a_secret_that_stands_in_the_configuration_is_refused_and_never_repeated
     assert "sk-very-secret" not in f"{problem}"
     assert problem.hint == 'write "env:NAME", a variable'
     with pytest.raises(ConfigError) as caught:
-        Judge(token="sk-very-secret")  # type: ignore[arg-type]  # converted or refused
+        Judge(token="sk-very-secret")  # type: ignore[arg-type]
     assert "sk-very-secret" not in str(caught.value)
 
 
