@@ -42,7 +42,7 @@ class Unimplemented:
 
     def check(self, run: RunConfig, leaves: Mapping[str, tuple[Any, ...]] | None = None) -> Iterator[Problem]:
         """Problems for values that ask for something no component does. `leaves` are those of the run's class."""
-        for path, runs in (self.leaves(type(run)) if leaves is None else leaves).items():
+        for path, runs in (self.leaves(run.__class__) if leaves is None else leaves).items():
             value = get_at(run, path)
             chosen = value if isinstance(value, tuple) and value else (value,)
             if not (_is_among(value, runs) or all(_is_among(each, runs) for each in chosen)):

@@ -6,8 +6,8 @@ from typing import Any, TypeVar, cast
 
 import attrs
 
-from skyrl.errors import ConfigError, Problem
-from skyrl.tree.classes import assembled, fields_of, is_config, validated
+from skyrl.errors import ConfigError, Problem, UnknownFieldError
+from skyrl.tree.classes import assembled, fields_of, is_config, unknown_field, validated
 from skyrl.tree.plain import TypeMismatch
 from skyrl.tree.types import config_class
 
@@ -36,9 +36,13 @@ def default_at(cls: type[Any], path: str) -> Any:
 def evolve_at(config: T, path: str, value: object) -> T:
     """A new tree with one value replaced; converters and validators run, and untouched branches are shared.
 
-    A table on the way that is None starts out from the defaults of its class.
+    A table on the way that is None starts out from the defaults of its class. Raises `ConfigError` for a value that
+    does not fit, and `UnknownFieldError` for a path that names no field.
     """
     name, _, rest = path.partition(".")
+    if not attrs.has(type(config)) or name not in fields_of(type(config)):
+        fields = fields_of(type(config)) if attrs.has(type(config)) else {}
+        raise UnknownFieldError([unknown_field(name, fields)], title=f"{type(config).__name__} cannot be changed")
     if rest:
         table = getattr(config, name)
         nested = config_class(fields_of(type(config))[name].type)
@@ -52,8 +56,8 @@ def _replaced(config: T, name: str, value: object) -> T:
     A class that judges its fields together is made anew through its constructor.
     """
     cls: Any = type(config)
-    attribute = fields_of(cls).get(name)
-    if attribute is None or not is_config(cls) or hasattr(cls, "__attrs_post_init__"):
+    attribute = fields_of(cls)[name]
+    if not is_config(cls) or hasattr(cls, "__attrs_post_init__"):
         evolved: T = attrs.evolve(cast(Any, config), **{name: value})
         return evolved
     try:

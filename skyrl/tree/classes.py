@@ -195,7 +195,7 @@ def _init(self: Any, /, **given: object) -> None:
     changed, problems = [], []
     for name, value in given.items():
         if name not in fields or not fields[name].init:
-            problems.append(_unknown(name, fields))
+            problems.append(unknown_field(name, fields))
             continue
         if value is values[name]:
             continue
@@ -216,9 +216,10 @@ def _init(self: Any, /, **given: object) -> None:
         self.__attrs_post_init__()
 
 
-def _unknown(name: str, fields: Mapping[str, Any]) -> Problem:
+def unknown_field(name: str, fields: Mapping[str, Any]) -> Problem:
+    """The problem of a name that is none of `fields`, with the nearest that is."""
     meant = nearest(name, tuple(fields))
-    hint = f"did you mean {meant}?" if meant else f"there are: {', '.join(fields)}"
+    hint = f"did you mean {meant}?" if meant else f"there are: {', '.join(fields) or 'none'}"
     return Problem(path=name, message="no such field", hint=hint)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ def docs_of(cls: type[Any]) -> dict[str, str]:
     return docs
 
 
+@cache
 def _own_docs(cls: type[Any]) -> dict[str, str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyrl.errors import ConfigError
+from skyrl.errors import ConfigError, UnknownFieldError
 from skyrl.tree import evolve_at, get_at, required
 from tests.tree.trees import Model, Optimizer, Run
 
@@ -37,6 +37,16 @@ def test_a_table_that_is_null_starts_from_its_defaults() -> None:
 def test_a_replaced_value_has_to_fit() -> None:
     with pytest.raises(ConfigError, match="'x' is not a number"):
         evolve_at(Run(), "policy.optimizer.lr", "x")
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [("polcy.optimizer.lr", "did you mean policy?"), ("policy.optimizer.l", "lr"), ("seed.x", "there are: none")],
+)
+def test_a_path_that_names_no_field_is_refused_with_the_near_one(path: str, hint: str) -> None:
+    with pytest.raises(UnknownFieldError, match="no such field") as caught:
+        evolve_at(Run(), path, 1)
+    assert hint in caught.value.problems[0].hint
 
 
 def test_a_component_asks_for_what_derivation_must_have_filled() -> None:

@@ -135,3 +135,11 @@ def test_a_broken_path_touches_what_is_in_it_and_around_it() -> None:
     assert touches(["a"], {""})
     assert not touches(["a.b"], {"a.c", "ab", "a.bc"})
     assert not touches([], {"a"})
+
+
+def test_a_tree_that_is_watched_is_of_the_class_that_it_stands_for() -> None:
+    def the_class_is_told(run: Run) -> Iterator[Problem]:
+        yield Problem(path="name", message=f"{run.__class__.__name__} {isinstance(run, Run)}")
+
+    [problem] = find_problems(Run(), (the_class_is_told,), {}, {"seed"})
+    assert problem.message == "Run True"
