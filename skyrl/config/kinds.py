@@ -52,7 +52,6 @@ RL = RunKind(
     length=("trainer.epochs", "trainer.max_training_steps"),
     experiment="skyrl.experiments.ppo:BasePPOExp",
     preflight="skyrl.experiments.preflight:PREFLIGHT",
-    doctor="skyrl.experiments.preflight:DOCTOR",
 )
 
 KINDS = ("rl", "sft", "reward_model")

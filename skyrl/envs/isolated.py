@@ -6,13 +6,11 @@ another. The module that names the environment is imported there, never here. Wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
-
-from attrs import frozen
 
 from skyrl.config import SkyRLGymConfig
 from skyrl.config.import_paths import absolute
@@ -94,26 +92,11 @@ class IsolatedEnv(Env):
         if "skipped" in answer:
             raise SkipSample(answer["skipped"])
         if "raised" in answer:
-            raise RewardError(f"raised {answer['raised']}" + (f" ({answer['at']})" if answer["at"] else ""))
+            raise RewardError(f"raised {answer['raised']}")
         return answer["gave"]
 
 
-@frozen
-class IsolatedTask:
-    """Makes isolated environments of one import path."""
-
-    name: str
-    sandbox: Sandbox
-    limits: ResourceLimits
-    seconds: float | None
-    is_reward: bool
-    """Whether the import path names a reward function."""
-
-    def __call__(self, extras: Mapping[str, Any]) -> Env:
-        return IsolatedEnv(extras, self.name, self.sandbox, self.limits, self.seconds)
-
-
-def isolated(name: str, gym: SkyRLGymConfig) -> IsolatedTask:
+def isolated(name: str, gym: SkyRLGymConfig) -> Callable[[Mapping[str, Any]], Env]:
     """Factory of isolated environments for this import path. Raises `TaskError` if it names none."""
     full = absolute(name)
     file = full.rpartition(":")[0]
@@ -127,8 +110,8 @@ def isolated(name: str, gym: SkyRLGymConfig) -> IsolatedTask:
         output_bytes=_MOST,
     )
     seconds = gym.step_timeout_seconds
-    is_reward = _names_a_reward(full, sandbox, limits, seconds)
-    return IsolatedTask(full, sandbox, limits, seconds, is_reward)
+    _look(full, sandbox, limits, seconds)
+    return lambda extras: IsolatedEnv(extras, full, sandbox, limits, seconds)
 
 
 @cache
@@ -137,8 +120,8 @@ def _sandbox(tier: Tier | Literal["auto"], readable: Path | None) -> Sandbox:
 
 
 @cache
-def _names_a_reward(name: str, sandbox: Sandbox, limits: ResourceLimits, seconds: float | None) -> bool:
-    """Whether the import path names a reward function. Raises `TaskError` if it cannot be found."""
+def _look(name: str, sandbox: Sandbox, limits: ResourceLimits, seconds: float | None) -> None:
+    """Check that the import path can be found, before engines are started."""
     worker = Worker(sandbox, _HOST, limits)
     try:
         answer = worker.ask({"call": "find", "given": name}, seconds)
@@ -148,4 +131,3 @@ def _names_a_reward(name: str, sandbox: Sandbox, limits: ResourceLimits, seconds
         worker.close()
     if "raised" in answer:
         raise TaskError(str(answer["raised"]).removeprefix("TaskError: "))
-    return bool(answer["gave"])

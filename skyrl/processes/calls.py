@@ -11,7 +11,6 @@ from attrs import frozen
 
 from skyrl.errors import SkyRLError
 from skyrl.processes.redaction import redacted
-from skyrl.tree.frames import raised_at
 
 Name = tuple[str, str]
 """Module and qualified name, such as `("skyrl.inference.engine", "InferenceEngine.pause")`."""
@@ -67,7 +66,6 @@ def apply(
 
 
 def summary(error: BaseException) -> str:
-    """Type and message of an exception, on one line of at most 500 characters, and the user's line that raised it."""
+    """Type and message of an exception, on one line of at most 500 characters."""
     text = redacted(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"))
-    place = raised_at(error)
-    return (text if len(text) <= 500 else text[:497] + "...") + (f" ({place})" if place else "")
+    return text if len(text) <= 500 else text[:497] + "..."

@@ -65,10 +65,10 @@ class World:
         self._stream = self.rollouts._stream
         self._stream._sample = self._watched(self._stream._sample)
         self._weights = WeightSync(
-            None,  # type: ignore[arg-type]  # stand-in
+            None,  # type: ignore[arg-type]
             self.client,
             WeightTransport(),
-            Asking(),  # type: ignore[arg-type]  # stand-in
+            Asking(),  # type: ignore[arg-type]
             arrived=self.rollouts.weights_are,
             interval=schedule.interval,
         )

@@ -68,11 +68,11 @@ class SpoiltPolicyWorker(PolicyWorker):
                     local.view(-1)[0] = torch.nan
                 return norm
 
-            self.strategy.step = diverging  # type: ignore[method-assign]  # replaced for the test
+            self.strategy.step = diverging  # type: ignore[method-assign]
         try:
             return await super().update_share(batch)
         finally:
-            self.strategy.step = step  # type: ignore[method-assign]  # replaced for the test
+            self.strategy.step = step  # type: ignore[method-assign]
 
 
 @pytest.fixture(params=["fsdp2", "deepspeed"])

@@ -139,12 +139,11 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
         "if os.fork() == 0:\n"
         "  os.setsid()\n"
         "  os.kill(boss, signal.SIGKILL)\n"
-        "  for _ in range(1000):\n"
-        "    time.sleep(0.01)\n"
-        "    try: os.kill(boss, 0)\n"
-        "    except ProcessLookupError: print('escaped', flush=True); break\n"
+        "  time.sleep(0.2)\n"
+        "  try: os.kill(boss, 0)\n"
+        "  except ProcessLookupError: print('escaped', flush=True)\n"
         "  os._exit(0)\n"
-        "os.wait()",
+        "time.sleep(0.4)",
         ROOTS_FIRST,
     ),
     "the memory of the process above it": (
