@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from _thread import start_new_thread  # `Thread.start` would hold up the event loop until the thread runs
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from skyrl.envs.coroutines import noted, settled
 from skyrl.errors import RewardError, SkipSample, WorkerEnded
 from skyrl.processes.redaction import redacted
+from skyrl.rollout.threads import KeptThreads
 from skyrl.trajectory import Failure, Skipped
 
 T = TypeVar("T")
+
+_THREADS = KeptThreads()
 
 _KINDS: Mapping[str, Literal["raised", "timeout", "too_large"]] = {
     "exit": "raised",
@@ -54,7 +57,7 @@ class EnvCalls:
             outcome: asyncio.Future[tuple[T | None, BaseException | None, float]]
             outcome = asyncio.get_running_loop().create_future()
             coroutines: list[Future[Any]] = []
-            start_new_thread(_report, (outcome, coroutines, function, args))
+            _THREADS.run(partial(_report, outcome, coroutines, function, args))
             try:
                 value, error, seconds = await asyncio.wait_for(outcome, self._deadline)
             except TimeoutError:

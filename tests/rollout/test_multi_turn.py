@@ -13,8 +13,8 @@ from skyrl.envs import Env, EnvStep, register
 from skyrl.envs.reward_functions import RewardFunctionEnv
 from skyrl.errors import RewardError, RunError, SkipSample
 from skyrl.inference.engine import Completion
-from skyrl.rollout import env_calls
 from skyrl.rollout.measures import measure
+from skyrl.rollout.threads import KeptThreads
 from skyrl.trajectory import Trajectory
 from tests.rollout.chats import Counts, Says, chat_tokenizer, generator, play, prompt
 
@@ -294,9 +294,9 @@ async def test_a_call_that_hangs_fails_at_its_deadline_and_holds_up_nobody() -> 
 async def test_as_many_environments_run_at_a_time_as_there_are_workers(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads that were started run here, one by one, each when nothing else can begin."""
-    started: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-    monkeypatch.setattr(env_calls, "start_new_thread", lambda function, args: started.append((function, args)))
+    """Jobs of threads run here, one by one, each when nothing else can begin."""
+    started: deque[Callable[[], None]] = deque()
+    monkeypatch.setattr(KeptThreads, "run", lambda threads, job: started.append(job))
     made = generator(Says(TOKENIZER, *[["good"]] * 6), TOKENIZER, SkyRLGymConfig(max_env_workers=workers))
     playing = asyncio.create_task(play(made, prompt(TOKENIZER, "tests-fails"), samples=6))
     most = 0
@@ -305,8 +305,7 @@ async def test_as_many_environments_run_at_a_time_as_there_are_workers(
             await asyncio.sleep(0)
         most = max(most, len(started))
         if started:
-            function, args = started.popleft()
-            function(*args)
+            started.popleft()()
     assert playing.result()[0].rewards == (1.0,) * 6
     assert most == workers
 
