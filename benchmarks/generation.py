@@ -134,7 +134,7 @@ def main() -> None:
     }
     sides: dict[str, Callable[[Case], None]] = {"transformers": lambda case: of_generate(reference, case)}
     for name, engine in engines.items():
-        sides[name] = lambda case, engine=engine: of_engine(engine, case)  # type: ignore[misc]
+        sides[name] = lambda case, engine=engine: of_engine(engine, case)  # type: ignore[misc]  # bound by its default
     result: dict[str, Any] = {"benchmark": "generation", "unit": "tokens per CPU-second", "rows": ROWS}
     for name, case in cases().items():
         measured = rates(case, sides)

@@ -238,6 +238,15 @@ def test_shift_and_scale_do_not_survive_normalization(batch: TrainingBatch, scal
     everything = torch.ones(len(batch), dtype=torch.bool)
 
     def of(values: Tensor) -> Tensor:
-        return normalize(values, batch.groups, everything, mean_level="group", std_level="batch", eps=1e-9)
+        return normalize(
+            values,
+            batch.groups,
+            everything,
+            mean_level="group",
+            std_level="batch",
+            leave_one_out=False,
+            unbiased=True,
+            eps=1e-9,
+        )
 
     torch.testing.assert_close(of(batch.scores * scale + shift), of(batch.scores), atol=1e-4, rtol=1e-4)

@@ -154,7 +154,7 @@ assert not [each for each in check(run.config, run.origins) if each.path == "tra
 )
 
 TRACKER = Recipe(
-    3,
+    2,
     (
         Edit(
             "skyrl/tracking/offline.py",
@@ -182,7 +182,6 @@ class Offline:
             '    "console": TrackerFacts(',
             '    "tensorboard": TrackerFacts(made_by="skyrl.tracking.offline:Offline", package="boards"),\n',
         ),
-        Edit("skyrl/config/supervised/root.py", '"console"] = field(default="console"', '"tensorboard", '),
     ),
     """
 from skyrl.config import SFTConfig, check, load, resolve

@@ -20,6 +20,8 @@ SUBPACKAGES = {"config/checks", "config/supervised"}
 
 SKIPS = {"importorskip", "skip", "skipif", "xfail"}
 
+WITHOUT_REASON = re.compile(r"# (type: ignore\[[\w, -]+\]|noqa: [A-Z0-9, ]+)\s*$")
+
 FOLDERS = "home|opt|root|tmp|work|Users"
 ABSOLUTE_PATH = re.compile(rf"(?<![\w.~}}-])/(?:{FOLDERS})/[\w./-]+")
 DEFAULTS_OF_THE_TREE = {"/tmp/skyrl-logs", "/tmp/skyrl_lora_sync", "/home/ray/default/sql_data"}
@@ -106,6 +108,10 @@ def test_no_test_skips_itself() -> None:
     names = ((place, node) for place, node in nodes(TESTS) if isinstance(node, ast.Attribute) and node.attr in SKIPS)
     on_pytest = [place for place, node in names if ast.unparse(node).startswith("pytest.")]
     assert [place for place in on_pytest if not place.startswith("conftest.py")] == []
+
+
+def test_every_exemption_from_a_check_has_its_reason_beside_it() -> None:
+    assert [place for place, line in texts() if WITHOUT_REASON.search(line)] == []
 
 
 def test_nothing_names_a_folder_of_one_machine() -> None:

@@ -87,7 +87,7 @@ class GMPOLoss:
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         """(B, L): the loss of each token, unreduced."""
-        log_ratio = torch.where(inputs.mask, inputs.logprobs - inputs.old_logprobs, 0.0)
+        log_ratio = inputs.logprobs - inputs.old_logprobs
         held = torch.where(self._is_held(inputs), log_ratio.clamp(-self.log_low, self.log_high), log_ratio)
         answer = torch.exp(masked_mean(held, inputs.mask, dim=1).clamp(max=10.0)).unsqueeze(1)
         return -answer * inputs.advantages

@@ -83,8 +83,10 @@ def _first(keys: Tensor, count: int, *, largest: bool) -> Tensor:
 
 
 def _hashed(values: Tensor) -> Tensor:
-    """Numbers in 0..1 that are spread as if drawn at random, each from the bits of one value."""
+    """Numbers from 0 to 2^32 as if drawn at random, each the hash `lowbias32` of the bits of one value as float32:
+    https://nullprogram.com/blog/2018/07/31/. Shapes: the same.
+    """
     bits = values.detach().float().contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         bits = ((bits ^ (bits >> shift)) * factor) & 0xFFFFFFFF
-    return (bits ^ (bits >> 16)).double() / 2**32
+    return (bits ^ (bits >> 16)).double()

@@ -56,7 +56,7 @@ class LossInputs:
 
     def __attrs_post_init__(self) -> None:
         """Raises ValueError, naming the tensor, where one has another shape than `logprobs`."""
-        expect_same_shape(**attrs.asdict(self, recurse=False))
+        expect_same_shape(**attrs.asdict(self))
 
     @classmethod
     def selected(cls, mask: Tensor, **tensors: Tensor) -> Self:

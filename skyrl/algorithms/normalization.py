@@ -19,9 +19,9 @@ def normalize(
     *,
     mean_level: Level | None,
     std_level: Level | None,
-    leave_one_out: bool = False,
-    unbiased: bool = True,
-    eps: float = 1e-5,
+    leave_one_out: bool,
+    unbiased: bool,
+    eps: float,
 ) -> Tensor:
     """(x - mu) / (sigma + eps); no shift where `mean_level` is None, no division where `std_level` is.
 

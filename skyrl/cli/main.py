@@ -23,6 +23,7 @@ from skyrl.cli.checkpoints import ckpt
 from skyrl.cli.config import config
 from skyrl.cli.data import data
 from skyrl.cli.export import export
+from skyrl.cli.extras import missing_package
 from skyrl.cli.options import Commands
 from skyrl.cli.plan import plan
 from skyrl.cli.replay import bisect, replay
@@ -86,17 +87,16 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
 @ARGUMENTS
 @STRICT
 def doctor(arguments: tuple[str, ...], strict: bool) -> None:
-    """Look whether this machine has what a run needs: packages, GPUs, keys, files, models, tasks; start nothing."""
-    from skyrl.config.kinds import kind_of
-    from skyrl.config.run_kind import RunKind
-    from skyrl.tree import get_at
+    """Look whether a run would start here, in seconds: packages, GPUs, keys, models, folders, disks, locks.
 
-    composed = compose_arguments(arguments, strict=strict, also=RunKind.preflight_checks)
-    run = composed.config
-    click.echo(f"The values fit together, and this machine has what they name: {run.trainer.policy.model.path} is")
-    sources = get_at(run, kind_of(run).data)
-    click.echo(f"trained on {run.trainer.device} by {run.trainer.strategy}, with {len(sources)} sources.")
-    click.echo("Hub names, and what a cluster has, are seen when it runs.")
+    The first row of each source is read, rendered by the chat template and judged: a reward function is called once, on
+    an empty answer. Nothing is started or written.
+    """
+    from skyrl.cli.report import doctor_report
+    from skyrl.config.run_kind import RunKind
+
+    for line in doctor_report(compose_arguments(arguments, strict=strict, also=RunKind.doctor_checks).config):
+        click.echo(line)
 
 
 @cli.command()
@@ -197,6 +197,10 @@ def _errors_as_exit_codes() -> Iterator[None]:
     except (KeyboardInterrupt, click.Abort):
         _explain(f"Stopped. {GOES_ON_FROM_THE_LAST}")
         sys.exit(EXIT_INTERRUPTED)
+    except ModuleNotFoundError as error:
+        hint = missing_package(error)
+        _explain(hint or traceback.format_exc())
+        sys.exit(2 if hint else 1)
     except Exception:  # noqa: BLE001 - a mistake of ours: all that is known of it, without secrets
         _explain(traceback.format_exc())
         sys.exit(1)

@@ -7,38 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from skyrl.config.checks.schedule import schedule_reads
 from skyrl.config.effects_algorithm import ALGORITHM_EFFECTS
+from skyrl.config.effects_learners import LEARNER_EFFECTS
 from skyrl.config.effects_rollouts import ROLLOUT_EFFECTS
 from skyrl.config.engines import backend_of
 from skyrl.config.every_kind import EVERY_KIND_EFFECTS
 from skyrl.config.fully_async import FullyAsyncConfig
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import Model, evaluates, grid_of, has_critic, has_reference, on_ray
+from skyrl.config.sizes import evaluates, has_critic, has_reference
 from skyrl.tree.classes import fields_of
 from skyrl.tree.rules import Effect
-
-
-def _on_cuda(run: SkyRLTrainConfig) -> bool:
-    return run.trainer.device == "cuda"
-
-
-def _is_sharded(model: Model) -> Callable[[SkyRLTrainConfig], bool]:
-    return lambda run: run.trainer.strategy in ("fsdp", "fsdp2") and grid_of(run, model).ranks > 1
-
-
-def _strategy_is(*names: str) -> Callable[[SkyRLTrainConfig], bool]:
-    return lambda run: run.trainer.strategy in names
-
-
-def _has_devices_to_share(run: SkyRLTrainConfig) -> bool:
-    return on_ray(run) or _on_cuda(run)
-
-
-def _makes_room_on_cuda(run: SkyRLTrainConfig) -> bool:
-    placement = run.trainer.placement
-    shared = placement.colocate_all or (placement.colocate_policy_ref and has_reference(run))
-    return _on_cuda(run) and shared
 
 
 def _is_asynchronous(run: SkyRLTrainConfig) -> bool:
@@ -72,50 +50,10 @@ def _keeps_the_best(run: SkyRLTrainConfig) -> bool:
 
 EFFECTS: tuple[Effect, ...] = (
     *(effect.below("trainer") for effect in EVERY_KIND_EFFECTS),
-    Effect("trainer.ref", "a KL term is on", has_reference),
+    *LEARNER_EFFECTS,
     Effect("trainer.update_ref_every_epoch", "a KL term is on", has_reference),
-    Effect("trainer.critic.optimizer_config", "there is a critic", has_critic),
-    Effect("trainer.critic.fsdp_config", "there is a critic", has_critic),
-    Effect("trainer.critic.deepspeed_config", "there is a critic", has_critic),
-    Effect("trainer.placement.ref_num_nodes", "a KL term is on", has_reference),
-    Effect("trainer.placement.ref_num_gpus_per_node", "a KL term is on", has_reference),
-    Effect("trainer.placement.critic_num_nodes", "there is a critic", has_critic),
-    Effect("trainer.placement.critic_num_gpus_per_node", "there is a critic", has_critic),
     Effect("trainer.critic_mini_batch_size", "there is a critic", has_critic),
     *ALGORITHM_EFFECTS,
-    *schedule_reads("trainer.policy.optimizer_config", lambda run: run.trainer.policy.optimizer_config),
-    *schedule_reads("trainer.critic.optimizer_config", lambda run: run.trainer.critic.optimizer_config),
-    Effect("trainer.policy.deepspeed_config", "the strategy is deepspeed", _strategy_is("deepspeed")),
-    *(
-        Effect(
-            f"trainer.{model}.fsdp_config.{name}", f"the strategy is fsdp2 and the {long} has several ranks", sharded
-        )
-        for model, long, sharded in (
-            ("policy", "policy", _is_sharded("policy")),
-            ("ref", "reference", _is_sharded("ref")),
-        )
-        for name in ("cpu_offload", "reshard_after_forward", "fsdp_size", "wrap_policy")
-    ),
-    *(
-        Effect(f"trainer.{model}.fsdp_config.mixed_precision", "the strategy is fsdp2", _strategy_is("fsdp", "fsdp2"))
-        for model in ("policy", "ref")
-    ),
-    Effect("trainer.ref.deepspeed_config", "the strategy is deepspeed", _strategy_is("deepspeed")),
-    Effect("trainer.policy.model.lora", "lora.rank is above 0", lambda run: run.trainer.policy.model.lora.rank > 0),
-    Effect(
-        "trainer.critic.model.lora",
-        "there is a critic and lora.rank is above 0",
-        lambda run: has_critic(run) and run.trainer.critic.model.lora.rank > 0,
-    ),
-    *(
-        Effect(f"trainer.placement.{name}", "the run is on Ray or the device is cuda", _has_devices_to_share)
-        for name in ("colocate_all", "colocate_policy_ref")
-    ),
-    Effect(
-        "trainer.policy.optimizer_config.offload_after_step",
-        "the device is cuda and others share the policy's (trainer.placement.colocate_all or colocate_policy_ref)",
-        _makes_room_on_cuda,
-    ),
     *(
         Effect(f"trainer.{name}", "old checkpoints are deleted (max_ckpts_to_keep is not -1)", _forgets_checkpoints)
         for name in ("ckpt_keep_every", "ckpt_keep_best")

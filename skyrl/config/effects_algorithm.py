@@ -78,7 +78,7 @@ ALGORITHM_EFFECTS: tuple[Effect, ...] = (
         _when(
             f"off_policy_correction.{kind}_tis_ratio_clip_high",
             f"tis_ratio_type is {kind}",
-            lambda algorithm, kind=kind: algorithm.off_policy_correction.tis_ratio_type == kind,  # type: ignore[misc]
+            lambda algorithm, kind=kind: algorithm.off_policy_correction.tis_ratio_type == kind,  # type: ignore[misc]  # bound by its default
         )
         for kind in ("token", "sequence")
     ),
@@ -86,7 +86,7 @@ ALGORITHM_EFFECTS: tuple[Effect, ...] = (
         _when(
             f"off_policy_correction.{short}_mask_{side}",
             f"sequence_mask_metric is {metric}",
-            lambda algorithm, metric=metric: (  # type: ignore[misc]
+            lambda algorithm, metric=metric: (  # type: ignore[misc]  # bound by its default
                 algorithm.off_policy_correction.sequence_mask_metric == metric
             ),
         )
@@ -122,13 +122,13 @@ ALGORITHM_EFFECTS: tuple[Effect, ...] = (
             _when(
                 f"{table}.mean_leave1out",
                 "mean_level is given",
-                lambda algorithm, norm=norm: norm(algorithm).mean_level is not None,  # type: ignore[misc]
+                lambda algorithm, norm=norm: norm(algorithm).mean_level is not None,  # type: ignore[misc]  # bound by its default
             ),
             *(
                 _when(
                     f"{table}.{name}",
                     "std_level is given",
-                    lambda algorithm, norm=norm: norm(algorithm).std_level is not None,  # type: ignore[misc]
+                    lambda algorithm, norm=norm: norm(algorithm).std_level is not None,  # type: ignore[misc]  # bound by its default
                 )
                 for name in ("std_unbiased", "eps")
             ),

@@ -68,6 +68,16 @@ def _closes_turns(run: SkyRLTrainConfig) -> bool:
     return _has_turns(run) and generator.use_conversation_multi_turn and not anew and _turns_are_stopped(run)
 
 
+def _limits_answers(table: str) -> Condition:
+    def limits(run: SkyRLTrainConfig) -> bool:
+        sampling, longest = getattr(run.generator, table), run.generator.max_input_length
+        if sampling is None or sampling.max_tokens is None or longest is None:
+            return True
+        return samples(run) and sampling.max_tokens < longest + sampling.max_generate_length
+
+    return limits
+
+
 def _evaluation_draws(run: SkyRLTrainConfig) -> bool:
     sampling = run.generator.eval_sampling_params
     return sampling is not None and sampling.temperature > 0 and not sampling.greedy
@@ -106,11 +116,11 @@ _ALSO: dict[str, tuple[str, Condition]] = {
 def _engine_fields() -> Iterator[Effect]:
     for field in dict.fromkeys(name for backend in BACKENDS.values() for name in backend.fields):
         when, further = _ALSO.get(field, ("", None))
-        readers = backends_that(lambda backend, field=field: field in backend.fields)  # type: ignore[misc]
+        readers = backends_that(lambda backend, field=field: field in backend.fields)  # type: ignore[misc]  # bound by its default
         yield Effect(
             f"generator.inference_engine.{field}",
             f"the engine is {readers}" + (f", and {when}" if when else ""),
-            lambda run, field=field, further=further: (  # type: ignore[misc]
+            lambda run, field=field, further=further: (  # type: ignore[misc]  # bound by its default
                 field in backend_of(run.generator.inference_engine).fields and (further is None or further(run))
             ),
         )
@@ -142,9 +152,17 @@ _GENERATOR_EFFECTS: tuple[Effect, ...] = (
     *(
         Effect(f"generator.sampling_params.{name}", _SAMPLES, samples)
         for name in (
-            *("min_new_tokens", "max_tokens", "top_p", "min_p", "top_k", "repetition_penalty", "frequency_penalty"),
+            *("min_new_tokens", "top_p", "min_p", "top_k", "repetition_penalty", "frequency_penalty"),
             *("stop", "stop_token_ids", "additional_kwargs"),
         )
+    ),
+    *(
+        Effect(
+            f"generator.{table}.max_tokens",
+            f"it is below the longest input with its answer (generator.max_input_length + {table}.max_generate_length)",
+            _limits_answers(table),
+        )
+        for table in ("sampling_params", "eval_sampling_params")
     ),
     Effect("generator.eval_sampling_params", "evaluation is on", evaluates),
     Effect("generator.eval_n_samples_per_prompt", "evaluation is on", evaluates),

@@ -89,8 +89,11 @@ class InferenceEngineConfig(BaseConfig):
 
     logprob_parity_bound: float | None = field(default=None, validator=positive, metadata=FREE)
     """Largest mean absolute difference, in nats, between the log-probabilities of an engine and of the learner on fixed
-    prompts, which are compared after every transfer of weights. Beyond it the run stops. None: 1e-3 where both compute
+    prompts, which are compared after transfers of weights. Beyond it the run stops. None: 1e-3 where both compute
     in float32, 0.1 otherwise."""
+
+    logprob_parity_interval: int = field(default=1, validator=positive, metadata=FREE)
+    """Transfers of weights from one comparison to the next. The first transfer of every start is always compared."""
 
     weight_transfer_threshold_cuda_ipc_GB: Gigabytes = field(default=1.0, validator=positive, metadata=FREE)
     """Gigabytes of weights that are handed over at a time through CUDA IPC."""

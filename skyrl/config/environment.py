@@ -51,7 +51,7 @@ class SearchEnvConfig(BaseConfig):
     """Questions answered with a search tool (`env_class = "search"` or `"searchcode"`)."""
 
     log_requests: bool = field(default=False, metadata=FREE)
-    """Log every query and its answer."""
+    """Print every query and its answer to standard error, up to 200 characters of each."""
 
     search_url: str = field(default="http://127.0.0.1:8000/retrieve", metadata=FREE)
     """Address of the retrieval service. It may change when a run is resumed; the documents behind it should not."""

@@ -52,6 +52,7 @@ RL = RunKind(
     length=("trainer.epochs", "trainer.max_training_steps"),
     experiment="skyrl.experiments.ppo:BasePPOExp",
     preflight="skyrl.experiments.preflight:PREFLIGHT",
+    doctor="skyrl.experiments.preflight:DOCTOR",
 )
 
 KINDS = ("rl", "sft", "reward_model")

@@ -93,7 +93,8 @@ MIGRATIONS: tuple[Migration, ...] = (
     _gone("trainer.placement.reward_num_gpus_per_node", DOCUMENTS, _NO_REWARD_MODEL),
     _gone("trainer.reward", DOCUMENTS, _NO_REWARD_MODEL),
     _gone("deepspeed_config", DOCUMENTS, "give each model its own: trainer.policy.deepspeed_config"),
-    _gone("hydra", HYDRA, "Hydra is not used: logs and run folders have fields of their own (trainer.run_path)"),
+    _gone("hydra", HYDRA, "Hydra is not used: logs and run folders have fields of their own (trainer.run_path), and a "
+          "file names those that it is written on top of (extends)"),
     _gone("defaults", HYDRA, 'name the file that this one is written on top of: extends = "base.toml"'),
     # SkyRL's own later names
     _moved("trainer.remove_microbatch_padding", "trainer.use_sample_packing", ""),

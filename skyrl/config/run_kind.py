@@ -68,6 +68,9 @@ class RunKind:
     preflight: str
     """Import path of the checks that look at the machine before a run starts."""
 
+    doctor: str
+    """Import path of the checks of `skyrl doctor`: those, and others that run code of the user's own."""
+
     @property
     def all_checks(self) -> tuple[Check[Any], ...]:
         """The checks, and those that refuse what is not implemented."""
@@ -94,6 +97,11 @@ class RunKind:
     def preflight_checks(self) -> tuple[Check[Any], ...]:
         """The checks of the machine, imported now."""
         found: tuple[Check[Any], ...] = _imported(self.preflight)
+        return found
+
+    def doctor_checks(self) -> tuple[Check[Any], ...]:
+        """The checks of `skyrl doctor`, imported now."""
+        found: tuple[Check[Any], ...] = _imported(self.doctor)
         return found
 
 

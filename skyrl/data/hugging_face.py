@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyrl.errors import DataError
+from skyrl.hub import HUB_NAME, beside, hub_failure
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -33,15 +34,28 @@ def dataset_fingerprint(source: str) -> str:
     return str(_dataset(source)._fingerprint)
 
 
+def dataset_failure(source: str) -> str | None:
+    """Why a folder or hub name holds no dataset, in a sentence; None if nothing speaks against it. The hub is asked,
+    once. Raises `DataError` for what is no name.
+    """
+    name, _, _ = _parts(source)
+    if Path(name).expanduser().is_dir():
+        return None
+    if not HUB_NAME.fullmatch(name):
+        return (
+            f"{source} is neither a .parquet, .jsonl, .json or .csv file nor a folder nor a hub dataset (owner/name or "
+            f"owner/name:split){beside(name)}"
+        )
+    why = hub_failure(name, "dataset")
+    return why and f"the dataset {source} cannot be loaded: there is no such folder here{beside(name)}, and {why}"
+
+
 def _dataset(source: str) -> Dataset:
     """The library's dataset, whose rows stay on the disk."""
     name, configuration, split = _parts(source)
     folder = Path(name).expanduser()
-    if not folder.is_dir() and ("/" not in name or name.startswith((".", "/", "~"))):
-        raise DataError(
-            f"{source} is neither a .parquet, .jsonl, .json or .csv file nor a folder nor a hub dataset (owner/name or "
-            "owner/name:split)"
-        )
+    if why := dataset_failure(source):
+        raise DataError(why)
     try:
         import datasets
     except ImportError:

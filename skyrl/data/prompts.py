@@ -160,15 +160,25 @@ class _Reader:
         return encoded
 
     def _prompt(self, row: Row, chat: tuple[Mapping[str, str], ...], token_ids: Sequence[int], row_id: str) -> Prompt:
-        own = (*_OWN_COLUMNS, self.columns.prompt)
         return Prompt(
             id=row_id,
             messages=chat,
             token_ids=tuple(token_ids),
             env_class=row.get("env_class") or str(self.env_class),
-            data_source=str(row.get("data_source") or "default"),
-            extras={key: value for key, value in row.items() if key not in own and value is not None},
+            data_source=data_source_of(row),
+            extras=extras_of(row, self.columns),
         )
+
+
+def extras_of(row: Row, columns: Columns) -> dict[str, Any]:
+    """The columns of a row that go to its environment as they are."""
+    own = (*_OWN_COLUMNS, columns.prompt)
+    return {key: value for key, value in row.items() if key not in own and value is not None}
+
+
+def data_source_of(row: Row) -> str:
+    """Name of the part of the data that a row is reported under."""
+    return str(row.get("data_source") or "default")
 
 
 def _and_more(reasons: Sequence[str]) -> str:

@@ -85,6 +85,26 @@ def iterate_rows(source: str, columns: Columns | None = None) -> Iterator[Row | 
         raise DataError(f"{source} holds no rows")
 
 
+FILES = (".parquet", ".jsonl", ".csv", ".json")
+"""Suffixes of sources that are files."""
+
+
+def first_row(source: str, columns: Columns, *, skip: bool = False) -> Row:
+    """The first row of a file, with its answer: the first that can be read, where bad rows are skipped.
+
+    Raises `DataError` for a file that cannot be read, is empty, or lacks the columns, and for a bad row.
+    """
+    reason = f"{source} holds no rows"
+    for place, row in enumerate(iterate_rows(source, columns)):
+        if not isinstance(row, BadRow):
+            _refuse_missing(source, list(row), columns)
+            return answered(row, place, source, columns)
+        reason = row.reason
+        if not skip:
+            break
+    raise DataError(reason)
+
+
 def in_table(source: str) -> bool:
     """Whether the rows of a source have the columns of a table, in which a null may be an absent value."""
     return Path(source).suffix not in (".json", ".jsonl")

@@ -14,8 +14,10 @@ from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.registry import MakeEnv, find_env
+from skyrl.envs.reward_functions import PlainReward
 from skyrl.errors import SkipSample, TaskError
 from skyrl.sandbox.worker import answer_lines
+from skyrl.tree.frames import raised_at
 
 MOST = 4_000_000
 """Characters of one answer: more than the longest observation that a rollout takes."""
@@ -41,12 +43,12 @@ class _Episode:
         except SkipSample as error:
             return {"skipped": str(error)[:2000]}
         except BaseException as error:  # noqa: BLE001  # whatever it raises goes to whoever asked
-            return {"raised": f"{type(error).__name__}: {error}"[:2000]}
+            return {"raised": f"{type(error).__name__}: {error}"[:2000], "at": raised_at(error)}
         return given
 
     def _call(self, call: str, given: Any) -> object:
         if call == "find":
-            return _refuse_groups(find_env(given))
+            return _is_reward(find_env(given))
         if call == "make":
             self._env = find_env(given["name"])(given["extras"])
             return None
@@ -65,14 +67,16 @@ class _Episode:
                 return settled(closing())
 
 
-def _refuse_groups(found: MakeEnv) -> bool:
-    """Raises `TaskError` for a function that has to see all samples of a prompt: they are in separate processes."""
+def _is_reward(found: MakeEnv) -> bool:
+    """Whether it is a reward function. Raises `TaskError` for one that has to see all samples of a prompt: they are in
+    separate processes.
+    """
     if isinstance(found, GroupReward):
         raise TaskError(
             "a reward function of groups sees all samples of a prompt, and cannot be isolated: set "
             "environment.skyrl_gym.isolate_user_env = false"
         )
-    return True
+    return isinstance(found, PlainReward)
 
 
 def _length(given: object) -> int:

@@ -54,16 +54,22 @@ class GroupReward:
     def __call__(self, extras: Mapping[str, Any]) -> Env:
         return AwaitsGroup(extras)
 
-    def rewards(
+    def arguments(
         self, prompt: Sequence[Mapping[str, str]], answers: Sequence[str], extras: Mapping[str, Any]
-    ) -> Sequence[Any]:
-        """The function's rewards, one for each answer. Raises `TypeError` if it returns anything else."""
+    ) -> dict[str, Any]:
+        """Arguments of the function: chats, and a list for each column."""
         spec = extras.get("reward_spec")
         truth = spec.get("ground_truth") if isinstance(spec, Mapping) else None
         columns = {name: [value] * len(answers) for name, value in {"ground_truth": truth, **extras}.items()}
         chats = [[{"role": "assistant", "content": answer}] for answer in answers]
         prompts = [[dict(message) for message in prompt] for _ in answers]
-        given = settled(self.function(**{"prompts": prompts, "completions": chats, **columns}))
+        return {"prompts": prompts, "completions": chats, **columns}
+
+    def rewards(
+        self, prompt: Sequence[Mapping[str, str]], answers: Sequence[str], extras: Mapping[str, Any]
+    ) -> Sequence[Any]:
+        """The function's rewards, one for each answer. Raises `TypeError` if it returns anything else."""
+        given = settled(self.function(**self.arguments(prompt, answers, extras)))
         given = given.tolist() if hasattr(given, "tolist") else given
         if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != len(answers):
             raise TypeError(

@@ -6,11 +6,13 @@ another. The module that names the environment is imported there, never here. Wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
+
+from attrs import frozen
 
 from skyrl.config import SkyRLGymConfig
 from skyrl.config.import_paths import absolute
@@ -92,11 +94,26 @@ class IsolatedEnv(Env):
         if "skipped" in answer:
             raise SkipSample(answer["skipped"])
         if "raised" in answer:
-            raise RewardError(f"raised {answer['raised']}")
+            raise RewardError(f"raised {answer['raised']}" + (f" ({answer['at']})" if answer["at"] else ""))
         return answer["gave"]
 
 
-def isolated(name: str, gym: SkyRLGymConfig) -> Callable[[Mapping[str, Any]], Env]:
+@frozen
+class IsolatedTask:
+    """Makes isolated environments of one import path."""
+
+    name: str
+    sandbox: Sandbox
+    limits: ResourceLimits
+    seconds: float | None
+    is_reward: bool
+    """Whether the import path names a reward function."""
+
+    def __call__(self, extras: Mapping[str, Any]) -> Env:
+        return IsolatedEnv(extras, self.name, self.sandbox, self.limits, self.seconds)
+
+
+def isolated(name: str, gym: SkyRLGymConfig) -> IsolatedTask:
     """Factory of isolated environments for this import path. Raises `TaskError` if it names none."""
     full = absolute(name)
     file = full.rpartition(":")[0]
@@ -110,8 +127,8 @@ def isolated(name: str, gym: SkyRLGymConfig) -> Callable[[Mapping[str, Any]], En
         output_bytes=_MOST,
     )
     seconds = gym.step_timeout_seconds
-    _look(full, sandbox, limits, seconds)
-    return lambda extras: IsolatedEnv(extras, full, sandbox, limits, seconds)
+    is_reward = _names_a_reward(full, sandbox, limits, seconds)
+    return IsolatedTask(full, sandbox, limits, seconds, is_reward)
 
 
 @cache
@@ -120,8 +137,8 @@ def _sandbox(tier: Tier | Literal["auto"], readable: Path | None) -> Sandbox:
 
 
 @cache
-def _look(name: str, sandbox: Sandbox, limits: ResourceLimits, seconds: float | None) -> None:
-    """Check that the import path can be found, before engines are started."""
+def _names_a_reward(name: str, sandbox: Sandbox, limits: ResourceLimits, seconds: float | None) -> bool:
+    """Whether the import path names a reward function. Raises `TaskError` if it cannot be found."""
     worker = Worker(sandbox, _HOST, limits)
     try:
         answer = worker.ask({"call": "find", "given": name}, seconds)
@@ -131,3 +148,4 @@ def _look(name: str, sandbox: Sandbox, limits: ResourceLimits, seconds: float | 
         worker.close()
     if "raised" in answer:
         raise TaskError(str(answer["raised"]).removeprefix("TaskError: "))
+    return bool(answer["gave"])

@@ -30,7 +30,7 @@ from skyrl.envs.isolated import isolated
 from skyrl.envs.llm_judge import LLMJudgeEnv
 from skyrl.envs.math_equal import math_equal
 from skyrl.envs.multiply import MultiplyEnv
-from skyrl.envs.reward_functions import RewardFunctionEnv
+from skyrl.envs.reward_functions import PlainReward
 from skyrl.envs.reward_model import TOKEN_VARIABLE as REWARD_TOKEN
 from skyrl.envs.reward_model import RewardModelEnv
 from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
@@ -137,7 +137,7 @@ def _imported(name: str) -> MakeEnv:
         if _makes_environments(target):
             made: MakeEnv = target
             return made
-        return GroupReward(target) if is_group_reward(target) else lambda extras: RewardFunctionEnv(extras, target)
+        return GroupReward(target) if is_group_reward(target) else PlainReward(target)
     if is_of_skyrl_gym(target):
         return lambda extras: SkyRLGymTextEnv(extras, target)
     raise TaskError(

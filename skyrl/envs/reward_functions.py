@@ -14,6 +14,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from attrs import frozen
+
 from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.errors import SkipSample
@@ -36,54 +38,70 @@ class RewardFunctionEnv(Env):
         return super().init(prompt)
 
     def step(self, action: str) -> EnvStep:
+        answers, columns = arguments(self._function, action, self._prompt, self.extras)
+        given = settled(self._function(*answers, **columns))
         match signature_of(self._function):
             case "trl":
-                reward = self._as_trl(action)
-            case "verl":
-                reward = self._as_verl(action)
-            case _:
-                given = ("ground_truth", "data_source")
-                columns = {key: value for key, value in self.extras.items() if key not in given}
-                reward = settled(self._function(action, ground_truth=self._ground_truth, **columns))
-        return EnvStep(reward=reward, done=True, answer=self._answer)
+                given = _only(given)
+            case "verl" if isinstance(given, Mapping):
+                given = self._measure(given)
+        return EnvStep(reward=given, done=True, answer=self._answer)
 
     def get_metrics(self) -> dict[str, float]:
         return self._measured
 
-    @property
-    def _ground_truth(self) -> object:
-        spec = self.extras.get("reward_spec")
-        return spec.get("ground_truth") if isinstance(spec, Mapping) else self.extras.get("ground_truth")
-
-    def _as_trl(self, action: str) -> Any:
-        """A batch of one: each column is a list, and so is what it gives. Completions are chats, as the prompt is."""
-        columns = {"ground_truth": self._ground_truth, **self.extras}
-        batch = {name: [value] for name, value in columns.items()}
-        chat = [{"role": "assistant", "content": action}]
-        given = settled(self._function(prompts=[list(self._prompt)], completions=[chat], **batch))
-        if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 1:
-            raise TypeError(
-                f"a TRL reward function gives a list with one number for each completion, not {given!r:.100}"
-            )
-        if given[0] is None:
-            raise SkipSample("the reward function gives None: it has no reward for this sample")
-        return given[0]
-
-    def _as_verl(self, action: str) -> Any:
-        given = settled(
-            self._function(
-                data_source=self.extras.get("data_source"),
-                solution_str=action,
-                ground_truth=self._ground_truth,
-                extra_info=self.extras.get("extra_info"),
-            )
-        )
-        if not isinstance(given, Mapping):
-            return given
+    def _measure(self, given: Mapping[str, Any]) -> Any:
+        """The score; the other numbers become metrics."""
         numbers = {name: value for name, value in given.items() if isinstance(value, bool | int | float)}
         self._measured = {name: float(value) for name, value in numbers.items() if name != "score"}
         self._answer = given["pred"] if isinstance(given.get("pred"), str) else None
         return given["score"]
+
+
+def _only(given: Any) -> Any:
+    """The one reward of a batch of one."""
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 1:
+        raise TypeError(f"a TRL reward function gives a list with one number for each completion, not {given!r:.100}")
+    if given[0] is None:
+        raise SkipSample("the reward function gives None: it has no reward for this sample")
+    return given[0]
+
+
+@frozen
+class PlainReward:
+    """Makes the environments of a reward function, which judges one answer at a time."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, extras: Mapping[str, Any]) -> Env:
+        return RewardFunctionEnv(extras, self.function)
+
+
+def arguments(
+    function: Callable[..., Any], answer: str, prompt: Sequence[Mapping[str, str]], extras: Mapping[str, Any]
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Arguments by position and by name for a reward function, in the signature that it has.
+
+    TRL's is given a batch of one: each column is a list, and completions are chats, as the prompt is.
+    """
+    truth = ground_truth(extras)
+    match signature_of(function):
+        case "trl":
+            columns = {name: [value] for name, value in {"ground_truth": truth, **extras}.items()}
+            chat = [{"role": "assistant", "content": answer}]
+            return (), {"prompts": [list(prompt)], "completions": [chat], **columns}
+        case "verl":
+            others = {"ground_truth": truth, "extra_info": extras.get("extra_info")}
+            return (), {"data_source": extras.get("data_source"), "solution_str": answer, **others}
+        case _:
+            columns = {name: value for name, value in extras.items() if name not in ("ground_truth", "data_source")}
+            return (answer,), {"ground_truth": truth, **columns}
+
+
+def ground_truth(extras: Mapping[str, Any]) -> object:
+    """The ground truth of a row: that of its `reward_spec`, or its column `ground_truth`; None without either."""
+    spec = extras.get("reward_spec")
+    return spec.get("ground_truth") if isinstance(spec, Mapping) else extras.get("ground_truth")
 
 
 def signature_of(function: Callable[..., Any]) -> Signature:

@@ -8,9 +8,9 @@ Protocol and reward rule of SkyRL-Gym's search (Search-R1, arXiv:2503.09516).
 
 from __future__ import annotations
 
-import logging
 import re
 import string
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +27,6 @@ TOKEN_VARIABLE = "SKYRL_RETRIEVER_TOKEN"
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_log = logging.getLogger(__name__)
 
 
 class SearchEnv(Env):
@@ -72,7 +71,7 @@ def ask_retriever(settings: SearchEnvConfig, token: str | None, query: str) -> S
     answer = post(settings.search_url, body, seconds=settings.timeout, attempts=ATTEMPTS, headers=headers)
     text = documents(answer.value)
     if settings.log_requests:
-        _log.info("search %r: %r", query[:200], text[:200])
+        print(f"search {query[:200]!r}: {text[:200]!r}", file=sys.stderr)
     return ServiceReply(value=text, retries=answer.retries)
 
 

@@ -17,7 +17,9 @@ arguments against the schema, an exception or a missed deadline of the tool. A s
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
@@ -32,6 +34,9 @@ from skyrl.envs.http_json import ServiceError
 from skyrl.envs.texts import tokenizable
 from skyrl.envs.tool_calls import Call, CallParser, hermes
 from skyrl.errors import SkyRLError, TaskError
+from skyrl.tree.frames import raised_at
+
+_log = logging.getLogger(__name__)
 
 MOST_CALLS = 16
 """Largest number of calls in one turn; each further one is answered with an error."""
@@ -152,11 +157,18 @@ class ToolEnv(Env):
             raise error
         if error is not None:
             self._counts["tool_errors"] += 1
+            _report_once(tool.name, raised_at(error), type(error).__name__)
             return f"Error: {type(error).__name__}: {error}"
         return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
     def _unknown(self, call: Call) -> str:
         return f"there is no tool {call.name!r:.80}; there are {', '.join(tool.name for tool in self.tools)}"
+
+
+@cache
+def _report_once(tool: str, place: str, kind: str) -> None:
+    """The policy reads what its call raised; its author reads the line, once for each."""
+    _log.warning("the tool %s raised %s%s: the answer to the call says so", tool, kind, f" ({place})" if place else "")
 
 
 def _run(tool: Tool, arguments: Mapping[str, Any]) -> tuple[Any, BaseException | None] | None:

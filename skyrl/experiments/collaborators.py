@@ -154,14 +154,15 @@ def parity_canary(run: SkyRLTrainConfig, prompts: Sequence[Sequence[int]]) -> Ca
     """The canary over some of the run's own prompts."""
     engine = run.generator.inference_engine
     return Canary(
-        prompts=canary_prompts(prompts, length=min(CANARY_TOKENS, _longest_sequence(run) - NEW_TOKENS)),
+        prompts=canary_prompts(prompts, length=min(canary_tokens(run), _longest_sequence(run) - NEW_TOKENS)),
         temperature=required(run.trainer.algorithm.temperature, "trainer.algorithm.temperature"),
         bound=required(engine.logprob_parity_bound, "generator.inference_engine.logprob_parity_bound"),
     )
 
 
-CANARY_TOKENS = 160
-"""Tokens of a canary prompt: more than a block of any engine's prefix cache."""
+def canary_tokens(run: SkyRLTrainConfig) -> int:
+    """Tokens of a canary's prompt: more than a block of the engine's prefix cache, or few where it has none."""
+    return 160 if backend_of(run.generator.inference_engine).shares_prefixes else 12
 
 
 def _longest_sequence(run: SkyRLTrainConfig) -> int:
@@ -170,7 +171,7 @@ def _longest_sequence(run: SkyRLTrainConfig) -> int:
     evaluating = required(run.generator.eval_sampling_params, "generator.eval_sampling_params")
     answer = max(run.generator.sampling_params.max_generate_length, evaluating.max_generate_length)
     before = max(run.trainer.max_prompt_length, required(run.generator.max_input_length, "generator.max_input_length"))
-    wanted = max(before + answer, CANARY_TOKENS + NEW_TOKENS)
+    wanted = max(before + answer, canary_tokens(run) + NEW_TOKENS)
     return min(wanted, max_positions(path) or wanted)
 
 

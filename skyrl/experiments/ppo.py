@@ -41,8 +41,9 @@ from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
 from skyrl.models.chat_templates import with_template
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
+from skyrl.rollout.constant_rewards import STEPS, ConstantRewards
 from skyrl.rollout.generator import SkyRLGymGenerator
-from skyrl.runs.inputs import check_data, look_at_the_models, report_unread_variables, sandbox_in_force
+from skyrl.runs.inputs import check_data, look_at_the_models, notice, report_unread_variables, sandbox_in_force
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, RecordedRun, made_with, weight_digests_of
 from skyrl.tracking.jsonlines import sample_records
 from skyrl.tracking.tracker import Tracker
@@ -259,6 +260,7 @@ class BasePPOExp(BaseExp):
             parity_canary(self.cfg, prompts),
             arrived=rollouts.weights_are,
             interval=asynchronous.steps_per_sync if asynchronous.enabled else 1,
+            canary_interval=self.cfg.generator.inference_engine.logprob_parity_interval,
         )
 
     def get_rollouts(self) -> Rollouts:
@@ -300,6 +302,8 @@ class BasePPOExp(BaseExp):
         trace = StepTrace(self.get_sink(), rollouts, weight_digests_of(self.learners, turns), clock)
         interruptible = in_context(self.shutdown.interruptible)
 
+        constant = ConstantRewards(notice, self.folder.path / "trajectories.jsonl", steps=min(STEPS, self.total_steps))
+
         def recorded(groups: Sequence[TrajectoryGroup], version: int) -> None:
             self._record_samples(version + 1, groups)
 
@@ -320,7 +324,7 @@ class BasePPOExp(BaseExp):
                     interruptible,
                     in_context(partial(clock.measure, "generate")),
                     run_before(partial(self._ready_to_sample, sync)),
-                    on_result=[numbers.arrived, position.count, recorded, trace.sampled],
+                    on_result=[numbers.arrived, position.count, constant.count, recorded, trace.sampled],
                 ),
                 metrics=rollouts.metrics,
             ),

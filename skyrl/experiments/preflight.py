@@ -1,8 +1,8 @@
-"""Checks of this machine before a run starts: packages, GPUs, keys, files, models, tasks. Imports nothing heavy.
+"""Checks of this machine before a run starts: packages, GPUs, keys, models, data, folders. Imports nothing heavy.
 
 `PREFLIGHT` has the checks of reinforcement learning, `SUPERVISED_PREFLIGHT` those of supervised runs; `skyrl run` and
-`skyrl doctor` report their problems with those of the configuration. What needs the data and the tokenizer loaded is
-checked later, in `skyrl.runs.inputs`.
+`skyrl doctor` report their problems with those of the configuration. `DOCTOR` also calls reward functions. Checks that
+need all data and the tokenizer loaded come later, in `skyrl.runs.inputs`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,21 @@ from skyrl.config.engines import backend_of
 from skyrl.config.sizes import evaluates, on_ray, samples, sizes_of
 from skyrl.config.trackers import TRACKERS
 from skyrl.config.unimplemented import Unimplemented
+from skyrl.data.hugging_face import dataset_failure
+from skyrl.data.sources import FILES
 from skyrl.envs import find_env
-from skyrl.errors import Problem, TaskError
-from skyrl.models.paths import check_model_path
+from skyrl.errors import DataError, Problem, TaskError
+from skyrl.experiments.first_rows import first_rows_can_be_used, unreadable_rows
+from skyrl.experiments.folder_checks import folders_can_be_written, the_disk_holds_the_checkpoints
+from skyrl.experiments.model_checks import models_are_where_they_are_said_to_be, the_model_is_there, the_policy_can_chat
+from skyrl.hub import beside
 from skyrl.planning.sizes import layout
 from skyrl.tree.rules import Check
 
-# One setting of any kind of run.
+Names = str | tuple[str, ...]
+"""One name, or several."""
 
-_FILES = (".parquet", ".jsonl", ".csv", ".json")
+# One setting of any kind of run.
 
 
 def missing_packages(wanted: Iterable[tuple[str, str, str]]) -> Iterator[Problem]:
@@ -37,28 +43,23 @@ def missing_packages(wanted: Iterable[tuple[str, str, str]]) -> Iterator[Problem
             yield Problem(path=field, message=message, hint=f"pip install 'skyrl[{extra}]'")
 
 
-def missing_model(field: str, path: str | None) -> Iterator[Problem]:
-    """A local folder holds a model; a hub name can only be tried."""
-    why = no_path(path) or check_model_path(path) if path else None
-    if why:
-        yield Problem(path=field, message=why)
-
-
 def missing_data(field: str, sources: Iterable[str]) -> Iterator[Problem]:
-    """A source that names a file is there; a hub name can only be tried."""
+    """A source is a file that is there, a folder, or a name that the hub has."""
     for source in sources:
-        why = no_path(source)
-        if not why and Path(source).suffix in _FILES and not Path(source).expanduser().is_file():
-            why = f"there is no file {source}"
+        try:
+            why = _missing(source)
+        except DataError as error:
+            why = str(error)
         if why:
             yield Problem(path=field, message=why)
 
 
-def unusable_folder_name(field: str, path: str | None) -> Iterator[Problem]:
-    """A folder to write to has a name, and one that this machine takes."""
-    why = "is empty: name a folder" if path == "" else path and no_path(path)
-    if why:
-        yield Problem(path=field, message=why)
+def _missing(source: str) -> str | None:
+    why = no_path(source)
+    if why or Path(source).suffix not in FILES:
+        return why or dataset_failure(source)
+    is_there = Path(source).expanduser().is_file()
+    return None if is_there else f"there is no file {source}{beside(source)}"
 
 
 def missing_checkpoint(field: str, path: str, hint: str = "") -> Iterator[Problem]:
@@ -77,6 +78,32 @@ def no_path(path: str) -> str | None:
     except (OSError, RuntimeError, ValueError) as error:
         return f"{path[:80]!r} is not a path here: {error}"
     return None
+
+
+def missing_trackers(run: SkyRLTrainConfig | SupervisedConfig, path: str) -> Iterator[Problem]:
+    """Problems for trackers that are not implemented; `path` is that of the field that names them."""
+    entry = Unimplemented(path, "trackers other than the console", tuple(TRACKERS))
+    yield from entry.check(run, leaves={path: tuple(TRACKERS)})
+
+
+def trackers_have_their_keys(path: str, logger: Names, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """W&B takes its key from the environment, or from what `wandb login` left in the home folder."""
+    logged_in = (Path(environ.get("HOME", "/")) / ".netrc").is_file()
+    offline = environ.get("WANDB_MODE") in ("offline", "disabled")
+    if "wandb" in _each(logger) and not environ.get("WANDB_API_KEY") and not logged_in and not offline:
+        hint = f"set the variable WANDB_API_KEY, run `wandb login`, or set {path} = console"
+        yield Problem(path=path, message="wandb wants a key, and there is none", hint=hint)
+
+
+def _packages_of_trackers(path: str, logger: Names) -> Iterator[tuple[str, str, str]]:
+    """The path that asks for it, the package, and the extra that brings it."""
+    for name in _each(logger):
+        if name in TRACKERS and TRACKERS[name].package:
+            yield path, TRACKERS[name].package, TRACKERS[name].extra
+
+
+def _each(names: Names) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
 
 
 # Reinforcement learning.
@@ -110,7 +137,7 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
 
     def services_have_their_keys(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield from the_judge_has_its_key(run)
-        yield from trackers_have_their_keys(run)
+        yield from trackers_have_their_keys("trainer.logger", run.trainer.logger, environ)
 
     def the_judge_has_its_key(run: SkyRLTrainConfig) -> Iterator[Problem]:
         """OpenAI answers no request without a key; another service may."""
@@ -120,22 +147,12 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
             hint = "set the variable OPENAI_API_KEY, or name another service that speaks OpenAI's protocol"
             yield Problem(path=path, message="OpenAI, the judge's service, wants a key, and there is none", hint=hint)
 
-    def trackers_have_their_keys(run: SkyRLTrainConfig) -> Iterator[Problem]:
-        """W&B takes its key from the environment, or from what `wandb login` left in the home folder."""
-        logger = run.trainer.logger
-        names = (logger,) if isinstance(logger, str) else logger
-        logged_in = (Path(environ.get("HOME", "/")) / ".netrc").is_file()
-        offline = environ.get("WANDB_MODE") in ("offline", "disabled")
-        if "wandb" in names and not environ.get("WANDB_API_KEY") and not logged_in and not offline:
-            hint = "set the variable WANDB_API_KEY, run `wandb login`, or set trainer.logger = console"
-            yield Problem(path="trainer.logger", message="wandb wants a key, and there is none", hint=hint)
-
     return services_have_their_keys
 
 
 def this_version_has_the_trackers(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """What metrics are to go to is implemented. `skyrl config check` believes the names: a later version may run it."""
-    yield from Unimplemented("trainer.logger", "trackers other than the console", tuple(TRACKERS)).check(run)
+    yield from missing_trackers(run, "trainer.logger")
 
 
 def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
@@ -147,25 +164,13 @@ def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
     backend = backend_of(run.generator.inference_engine)
     if backend.package and samples(run):
         yield "generator.inference_engine.backend", backend.package, backend.extra
-    logger = run.trainer.logger
-    for name in (logger,) if isinstance(logger, str) else logger:
-        if name in TRACKERS and TRACKERS[name].package:
-            yield "trainer.logger", TRACKERS[name].package, TRACKERS[name].extra
+    yield from _packages_of_trackers("trainer.logger", run.trainer.logger)
     if run.trainer.strategy == "deepspeed":
         yield "trainer.strategy", "deepspeed", "deepspeed"
 
 
-def models_are_where_they_are_said_to_be(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A local model folder holds a model; a hub name can only be tried."""
-    paths = {"trainer.policy.model.path": run.trainer.policy.model.path}
-    if run.trainer.algorithm.use_kl_loss and run.trainer.ref.model.path != run.trainer.policy.model.path:
-        paths["trainer.ref.model.path"] = run.trainer.ref.model.path
-    for field, path in paths.items():
-        yield from missing_model(field, path)
-
-
 def data_files_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A source that names a file is there; a hub name can only be tried. Recorded samples need no prompts."""
+    """Each source is there. Recorded samples need no prompts."""
     if not samples(run):
         return
     yield from missing_data("data.train_data", run.data.train_data)
@@ -188,14 +193,6 @@ def the_checkpoint_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield from missing_checkpoint("trainer.resume_path", path)
 
 
-def folders_have_names(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Output of a run goes into folders that the user named."""
-    trainer = run.trainer
-    yield from unusable_folder_name("trainer.run_path", trainer.run_path)
-    yield from unusable_folder_name("trainer.ckpt_path", trainer.ckpt_path)
-    yield from unusable_folder_name("trainer.export_path", trainer.export_path)
-
-
 def the_recording_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A recording that is to be trained on is there."""
     path = run.trainer.rollouts_from
@@ -208,18 +205,24 @@ def the_recording_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="trainer.rollouts_from", message=why)
 
 
-PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
+_PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     packages_are_installed,
     there_are_gpus_for_it,
     this_version_has_the_trackers,
     keys_are_there(os.environ),
+    folders_can_be_written,
     models_are_where_they_are_said_to_be,
+    the_policy_can_chat,
     data_files_exist,
     the_task_can_be_imported,
     the_checkpoint_exists,
-    folders_have_names,
     the_recording_exists,
+    the_disk_holds_the_checkpoints,
 )
+
+PREFLIGHT = (*_PREFLIGHT, first_rows_can_be_used(judge=False))
+
+DOCTOR = (*_PREFLIGHT, first_rows_can_be_used(judge=True))
 
 
 # Supervised runs.
@@ -230,23 +233,20 @@ def packages_are_there(run: SupervisedConfig) -> Iterator[Problem]:
     wanted = [("model.path", "torch", "train"), ("model.path", "transformers", "train")]
     wanted += [("placement.executor", "ray", "ray")] if run.placement.executor == "ray" else []
     wanted += [("strategy", "deepspeed", "deepspeed")] if run.strategy == "deepspeed" else []
-    yield from missing_packages(wanted)
+    yield from missing_packages([*wanted, *_packages_of_trackers("logger", run.logger)])
 
 
-def the_model_is_there(run: SupervisedConfig) -> Iterator[Problem]:
-    """A local folder holds a model; a hub name can only be tried."""
-    yield from missing_model("model.path", run.model.path)
+def the_trackers_are_there(run: SupervisedConfig) -> Iterator[Problem]:
+    """What metrics are to go to is implemented, and has the key that it wants."""
+    yield from missing_trackers(run, "logger")
+    yield from trackers_have_their_keys("logger", run.logger, os.environ)
 
 
 def the_rows_are_there(run: SupervisedConfig) -> Iterator[Problem]:
-    """A source that names a file is there; a hub name can only be tried."""
-    yield from missing_data("train_datasets", run.train_datasets)
-    yield from missing_data("eval_datasets", run.eval_datasets)
-
-
-def _written(run: SupervisedConfig) -> Iterator[tuple[str, str | None]]:
-    for field in ("run_path", "ckpt_path", "export_path", "tokenized_path"):
-        yield field, getattr(run, field)
+    """Each source is there, and its first row can be read."""
+    for field, sources in (("train_datasets", run.train_datasets), ("eval_datasets", run.eval_datasets)):
+        missing = list(missing_data(field, sources))
+        yield from missing or unreadable_rows(field, sources, skip=run.bad_rows == "skip")
 
 
 def the_template_is_there(run: SupervisedConfig) -> Iterator[Problem]:
@@ -256,18 +256,18 @@ def the_template_is_there(run: SupervisedConfig) -> Iterator[Problem]:
         yield Problem(path="chat_template.name_or_path", message=f"there is no file {template.name_or_path}")
 
 
-def the_folders_have_names(run: SupervisedConfig) -> Iterator[Problem]:
-    """Output of a run goes into folders that can be made; a named checkpoint exists."""
-    for field, path in _written(run):
-        yield from unusable_folder_name(field, path)
+def the_named_checkpoint_exists(run: SupervisedConfig) -> Iterator[Problem]:
+    """A checkpoint that is named is there."""
     if run.resume_from not in ("", "latest"):
         yield from missing_checkpoint("resume_from", run.resume_from, "latest, empty, or a checkpoint")
 
 
 SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
     packages_are_there,
+    the_trackers_are_there,
     the_model_is_there,
     the_rows_are_there,
     the_template_is_there,
-    the_folders_have_names,
+    folders_can_be_written,
+    the_named_checkpoint_exists,
 )

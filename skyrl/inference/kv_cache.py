@@ -39,7 +39,7 @@ class RowLayer(CacheLayerMixin):
     is_sliding = False  # all columns are kept; a model with windows gets them from its mask
 
     def __init__(self, window: Window, keys: Tensor, values: Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # not annotated there
         self.window, self.keys, self.values = window, keys, values
         self.is_initialized = True
 

@@ -186,7 +186,7 @@ class VLLMEngine:
         self._gate.open()
 
     async def _load_weights(self, incoming: IncomingWeights, version: int) -> None:
-        plain = incoming if self._backend.shares_memory else as_plain(incoming)  # type: ignore[arg-type]
+        plain = incoming if self._backend.shares_memory else as_plain(incoming)  # type: ignore[arg-type]  # shared: tensors
         try:
             outcomes = await self._backend.call_workers("skyrl_load_weights", plain, self._expected.tied)
             problem = "; ".join(sorted({outcome for outcome in outcomes if outcome}))

@@ -47,6 +47,7 @@ NOT_ARGUMENTS = {
     "weight_sync_backend": "is the transport of weights to the engine",
     "weight_transfer_threshold_cuda_ipc_GB": "is the transport of weights to the engine",
     "logprob_parity_bound": "is what the learner holds the engine to",
+    "logprob_parity_interval": "is how often the learner does so",
     "override_existing_update_group": "is the transport of weights to the engine",
     "enable_http_endpoint": "is the run's own endpoint",
     "http_endpoint_host": "is the run's own endpoint",

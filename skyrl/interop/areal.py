@@ -5,18 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skyrl.interop.areal_allocation import Part, read_allocation
+from skyrl.config.kinds import KINDS
+from skyrl.errors import ConfigError, Problem
+from skyrl.interop.areal_allocation import read_allocation
+from skyrl.interop.areal_backends import backend, engine_backend, engines, per_node, placed, sharding
+from skyrl.interop.areal_defaults import other_defaults
 from skyrl.interop.areal_keys import INTERVALS, KEYS
+from skyrl.interop.areal_keys_2026 import KEYS_2026, LORA_KEYS
+from skyrl.interop.areal_objective import NO_ESTIMATOR, OBJECTIVE_KEYS, estimator, objective
 from skyrl.interop.areal_settings import Tables, apply, convert_setting
-from skyrl.interop.areal_supervised import convert_supervised, is_supervised
-from skyrl.interop.areal_values import ALGORITHM, Becomes, number
-from skyrl.interop.report import Conversion
+from skyrl.interop.areal_supervised import convert_supervised, is_preference, is_supervised
+from skyrl.interop.areal_values import ALGORITHM, Becomes, kl, number
+from skyrl.interop.environment import Read, read_environment
+from skyrl.interop.report import Conversion, Line
 from skyrl.interop.values import flat_file, without_references
 from skyrl.interop.writing import Writing
 
-_ENGINE = "generator.inference_engine."
 _TOGETHER = ("allocation_mode", "cluster.n_nodes", "cluster.n_gpus_per_node", "n_nodes", "n_gpus_per_node")
-_MINI_BATCHES = ("actor.ppo_n_minibatches", "ppo.ppo_n_minibatches")
+_MINI_BATCHES = {
+    "actor.ppo_n_minibatches": "trainer.policy_mini_batch_size",
+    "ppo.ppo_n_minibatches": "trainer.policy_mini_batch_size",
+    "critic.ppo_n_minibatches": "trainer.critic_mini_batch_size",
+}
+_STALENESS = ("rollout.max_head_offpolicyness", "max_head_offpolicyness")
 _PENALTY = ("actor.overlong_tokens", "actor.overlong_penalty_factor")
 _DUAL_CLIP = ("actor.c_clip", "ppo.c_clip")
 _COPIES = {
@@ -34,7 +45,7 @@ _COPIES = {
 }
 """Settings that must be what another one is: we have one place for both."""
 
-_TABLES = Tables(keys=KEYS, copies=_COPIES, intervals=INTERVALS)
+_TABLES = Tables(keys=KEYS_2026 | KEYS, copies=_COPIES, intervals=INTERVALS)
 
 _BATCH = ("train_dataset.batch_size", "dataset.train_bs_n_seqs")
 
@@ -45,33 +56,92 @@ def convert_areal(name: str) -> Conversion:
 
 
 def convert_keys(keys: Mapping[str, Any], where: str = "experiment") -> Conversion:
-    """Flat dotted keys and their values, as they stand in the file."""
+    """Flat dotted keys and their values, as they stand in the file. Raises `ConfigError` for a kind of run that is not
+    implemented.
+    """
     values, copies = without_references(keys)
+    if is_preference(values):
+        hint = "the kinds of run are: " + ", ".join(KINDS)
+        message = "is a DPO experiment: training on preferences without a reward model is not implemented yet"
+        raise ConfigError([Problem(path=where, message=message, hint=hint)], title="Nothing was converted")
     if is_supervised(values):
         return convert_supervised(values, copies, where)
     writing = Writing(where)
     for key, value in values.items():
-        if key in _TOGETHER:
-            _machines(writing, key, value, values)
-        elif key in _MINI_BATCHES:
-            _mini_batches(writing, key, value, values)
-        elif key in _PENALTY and not values.get("actor.overlong_reward_penalty"):
-            apply(writing, key, value, Becomes(needless="the penalty is off"))
-        elif key in _DUAL_CLIP and value is not None:
-            apply(writing, key, value, _dual_clip(value, values))
-        else:
-            convert_setting(writing, _TABLES, key, value, values, copies.get(key, ""))
-    return writing.finish()
+        _convert(writing, key, value, values, copies.get(key, ""))
+    _complete(writing, values)
+    return writing.finish(lambda run: tuple(other_defaults(values, run)))
 
 
-def _mini_batches(writing: Writing, key: str, count: object, values: Mapping[str, Any]) -> None:
+def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any], copy_of: str) -> None:
+    read = Read(value) if _copies_a_table(value, values) else read_environment(value, key)
+    together = _of_several(key, read.value, values)
+    if read.refused:
+        apply(writing, key, value, Becomes(refused=read.refused))
+    elif together is not None:
+        apply(writing, key, value, together)
+    else:
+        convert_setting(writing, _TABLES, key, read.value, values, copy_of)
+
+
+def _copies_a_table(value: Any, values: Mapping[str, Any]) -> bool:
+    """Whether the value refers to a table or a list of tables: `${actor.scheduling_spec}`."""
+    name = value[2:-1] if isinstance(value, str) and value.startswith("${") and value.endswith("}") else ""
+    return bool(name) and any(key.startswith((f"{name}.", f"{name}[")) for key in values)
+
+
+def _of_several(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | None:
+    """The conversion of a setting that depends on others; None for one that does not."""
+    engine, owner = engine_backend(values), key.partition(".")[0]
+    if owner in ("sglang", "vllm") and engine and owner != engine:
+        return Becomes(needless=f"the engines are {engine}'s")
+    if key.endswith(".backend") and key.count(".") == 1:
+        return backend(key, value, values)
+    if key in LORA_KEYS and not values.get("actor.use_lora"):
+        return Becomes(needless="actor.use_lora is off")
+    if key == "actor.use_lora":
+        return Becomes(needless="trainer.policy.model.lora.rank says it") if value else Becomes(needless="off")
+    if key in _TOGETHER:
+        return _machines(key, value, values)
+    if key in _MINI_BATCHES:
+        return _mini_batches(value, values, _MINI_BATCHES[key])
+    if key in _PENALTY and not values.get("actor.overlong_reward_penalty"):
+        return Becomes(needless="the penalty is off")
+    if key in _DUAL_CLIP and value is not None:
+        return _dual_clip(value, values)
+    if key == "actor.kl_ctl":
+        return kl(value, values.get("actor.kl_estimator", "k1"))
+    if key in _STALENESS and "async_training" not in values:
+        return _staleness(value)
+    return objective(key, value, values) if key in OBJECTIVE_KEYS else None
+
+
+def _complete(writing: Writing, values: Mapping[str, Any]) -> None:
+    """What a whole experiment says without a setting of its own: its estimator, its device, the size of adapters."""
+    if not any(key.startswith("actor.") for key in values) or "gconfig.n_samples" not in values:
+        return
+    writing.write("advantages", ALGORITHM + "advantage_estimator", estimator(values) or "grpo")
+    if estimator(values) == "grpo":  # rewards are divided by their deviation before, where reward_norm asks for it
+        writing.write("advantages", ALGORITHM + "grpo_norm_by_std", False)
+    elif not estimator(values) and not any(key.startswith("actor.adv_norm") for key in values):
+        writing.note(Line(outcome="refused", source="actor.adv_norm", why=f"left out, which asks for {NO_ESTIMATOR}"))
+    if values.get("actor.use_lora") and "actor.lora_rank" not in values:
+        writing.write("actor.use_lora", "trainer.policy.model.lora.rank", 32)
+    writing.write("device", "trainer.device", "cuda")
+
+
+def _staleness(value: Any) -> Becomes:
+    """AReaL is asynchronous as far as samples may be stale."""
+    writes = {"trainer.fully_async.enabled": bool(value), "trainer.fully_async.max_staleness_steps": value}
+    return Becomes(writes=writes)
+
+
+def _mini_batches(count: object, values: Mapping[str, Any], path: str) -> Becomes:
     """AReaL counts the mini-batches of a batch, and we the prompts of a mini-batch."""
     batch = next((values[name] for name in _BATCH if name in values), None)
     if not isinstance(batch, int) or not isinstance(count, int) or count < 1 or batch % count:
-        why = f"{count} mini-batches of {batch} prompts: not a whole number of prompts each"
-        apply(writing, key, count, Becomes(refused=why))
-    else:
-        apply(writing, key, count, Becomes(writes={"trainer.policy_mini_batch_size": batch // count}))
+        return Becomes(refused=f"{count} mini-batches of {batch} prompts: not a whole number of prompts each")
+    return Becomes(writes={path: batch // count})
 
 
 def _dual_clip(value: object, values: Mapping[str, Any]) -> Becomes:
@@ -79,48 +149,27 @@ def _dual_clip(value: object, values: Mapping[str, Any]) -> Becomes:
     decoupled one.
     """
     is_decoupled = values.get("actor.use_decoupled_loss") or values.get("ppo.use_decoupled_loss")
+    if values.get("actor.use_sapo_loss") or values.get("actor.importance_sampling_level", "token") != "token":
+        return Becomes(not_yet="a dual clip beside another loss")
     switch = {"decoupled.dual_clip": True} if is_decoupled else {"policy_loss_type": "dual_clip"}
     writes = {"clip_ratio_c": number(value), **switch}
     return Becomes(writes={ALGORITHM + name: each for name, each in writes.items()})
 
 
-def _machines(writing: Writing, key: str, value: object, values: Mapping[str, Any]) -> None:
-    """Nodes, GPUs and degrees of parallelism belong together; `allocation_mode` carries them all."""
+def _machines(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
+    """Nodes, GPUs and degrees of parallelism belong together; `allocation_mode` or the backends carry them all."""
     if key != "allocation_mode":
-        why = "GPUs of models and engines follow from allocation_mode" if "allocation_mode" in values else ""
-        apply(
-            writing, key, value, Becomes(needless=why) if why else Becomes(not_yet="a cluster without allocation_mode")
-        )
-        return
+        given = "allocation_mode" if values.get("allocation_mode") else ""
+        given = given or ("the backends" if any(each.endswith(".backend") for each in values) else "")
+        why = f"GPUs of models and engines follow from {given}" if given else ""
+        return Becomes(needless=why) if why else Becomes(not_yet="a cluster without allocation_mode")
+    if not value:
+        return Becomes(needless="empty: the backends decide")
     parts = read_allocation(str(value))
     if parts is None:
-        apply(writing, key, value, Becomes(not_yet="this form of allocation_mode"))
-        return
-    per_node = values.get("cluster.n_gpus_per_node", values.get("n_gpus_per_node", 8))
-    per_node = per_node if isinstance(per_node, int) and per_node > 0 else 8
+        return Becomes(not_yet="this form of allocation_mode")
     has_reference = any(number(values.get(name, 0)) for name in ("actor.kl_ctl", "ppo.kl_ctl"))
-    models = ("policy", "ref") if has_reference else ("policy",)
-    apply(writing, key, value, Becomes(writes=_placed(*parts, per_node, models)))
-
-
-def _placed(engines: Part, learners: Part, per_node: int, models: tuple[str, ...]) -> dict[str, Any]:
-    """Engines and learners have GPUs of their own, as in AReaL."""
-    nodes, each = max(1, -(-learners.gpus // per_node)), min(learners.gpus, per_node)
-    writes: dict[str, Any] = {
-        "trainer.placement.colocate_all": False,
-        _ENGINE + "backend": "vllm",
-        _ENGINE + "num_engines": engines.data,
-        _ENGINE + "tensor_parallel_size": engines.tensor,
-        _ENGINE + "pipeline_parallel_size": engines.pipeline,
-    }
-    for model in models:
-        writes |= {f"trainer.placement.{model}_num_nodes": nodes, f"trainer.placement.{model}_num_gpus_per_node": each}
-    if learners.backend == "megatron" or learners.tensor > 1 or learners.pipeline > 1:
-        megatron = "trainer.policy.megatron_config."
-        degrees = {"tensor": learners.tensor, "pipeline": learners.pipeline}
-        writes["trainer.strategy"] = "megatron"
-        writes |= {f"{megatron}{name}_model_parallel_size": size for name, size in degrees.items()}
-        writes |= {f"{megatron}context_parallel_size": learners.context}
-    else:
-        writes |= {"trainer.strategy": "fsdp2", "trainer.policy.sequence_parallel_size": learners.context}
-    return writes
+    writes = engines(parts[0]) | sharding(parts[1])
+    for model in ("policy", "ref") if has_reference else ("policy",):
+        writes |= placed(parts[1], model, per_node(values))
+    return Becomes(writes=writes)

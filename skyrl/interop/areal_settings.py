@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
+from skyrl.interop.areal_names import is_known, known_names
 from skyrl.interop.areal_values import Becomes, Entry
 from skyrl.interop.report import Line, Outcome
 from skyrl.interop.writing import Writing
@@ -68,12 +69,17 @@ def _one(writing: Writing, tables: Tables, key: str, value: object, copy_of: str
     keys = tables.keys
     entry = keys.get(key) or next((keys[pattern] for pattern in keys if fnmatchcase(key, pattern)), None)
     if entry is None:
-        meant = nearest(key, tuple(keys))
-        why = "AReaL has no such setting" + (f"; did it mean {meant}?" if meant else "")
-        writing.note(Line(outcome="refused", source=key, value=value, why=why))
+        writing.note(Line(outcome="refused", source=key, value=value, why=_why_unknown(key)))
         return
     become = Becomes(writes={entry: value}) if isinstance(entry, str) else entry(value)
     apply(writing, key, value, become, f"a copy of {copy_of}" if copy_of else "")
+
+
+def _why_unknown(key: str) -> str:
+    if is_known(key):
+        return "a setting of AReaL's that this converter does not convert"
+    meant = nearest(key, known_names())
+    return "not known to this converter" + (f"; did you mean {meant}?" if meant else "")
 
 
 def _copy(writing: Writing, original: str, key: str, value: object, values: Mapping[str, Any]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from attrs import evolve
+
 from skyrl.config import RewardModelConfig, SFTConfig
 from skyrl.interop.areal_allocation import read_training
 from skyrl.interop.areal_settings import Tables, apply, convert_setting
@@ -16,6 +18,7 @@ from skyrl.interop.writing import Writing
 
 _TABLES = Tables(keys=KEYS, copies=COPIES, intervals=INTERVALS)
 _OF_RL = ("actor.", "actor_train.", "ppo.", "gconfig.", "rollout.")
+_SAMPLING = ("ppo.", "gconfig.")
 _TYPE = "train_dataset.type"
 _SPLITS = {"train_dataset.path": ("train_datasets", "train"), "valid_dataset.path": ("eval_datasets", "test")}
 _MACHINES = ("cluster.n_nodes", "cluster.n_gpus_per_node")
@@ -23,20 +26,39 @@ _MACHINES = ("cluster.n_nodes", "cluster.n_gpus_per_node")
 
 def is_supervised(values: Mapping[str, Any]) -> bool:
     """Whether the file configures a single model and no sampling."""
-    if any(key.startswith(_OF_RL) for key in values):
+    if any(key.startswith(_SAMPLING) for key in values):
         return False
+    if any(key.startswith(_OF_RL) for key in values):
+        return values.get(_TYPE) in ("sft", "rw")  # since 2026 the model is an actor there, too
     return values.get(_TYPE) in ("sft", "rw") or any(key.startswith("model.") for key in values)
+
+
+def is_preference(values: Mapping[str, Any]) -> bool:
+    """Whether the file trains on preferences without a reward model: DPO and its kind."""
+    return values.get(_TYPE) == "dpo" or "actor.beta" in values or "actor.loss_type" in values
 
 
 def convert_supervised(values: Mapping[str, Any], copies: Mapping[str, str], where: str) -> Conversion:
     """`values` without references, and which of them copy which."""
+    if not any(key.startswith("actor.") for key in values):
+        return _converted(values, copies, where)
+    found = _converted({_of_model(key): value for key, value in values.items()}, copies, where)
+    names = {_of_model(key): key for key in values}
+    return evolve(found, lines=tuple(evolve(line, source=names[line.source]) for line in found.lines))
+
+
+def _of_model(key: str) -> str:
+    return "model." + key.removeprefix("actor.") if key.startswith("actor.") else key
+
+
+def _converted(values: Mapping[str, Any], copies: Mapping[str, str], where: str) -> Conversion:
     is_reward = values.get(_TYPE) == "rw" or (values.get(_TYPE) != "sft" and values.get("model.is_critic") is True)
     writing = Writing(where, RewardModelConfig if is_reward else SFTConfig)
     for key, value in values.items():
-        if key == "allocation_mode":
+        if key == "allocation_mode" or (key == "model.backend" and "allocation_mode" not in values):
             apply(writing, key, value, _allocation(str(value), values))
-        elif key in _MACHINES and "allocation_mode" in values:
-            apply(writing, key, value, Becomes(needless="the GPUs follow from allocation_mode"))
+        elif key in _MACHINES and {"allocation_mode", "model.backend"} & {*values}:
+            apply(writing, key, value, Becomes(needless="the GPUs follow from allocation_mode or backend"))
         elif key in _SPLITS and value is not None:
             apply(writing, key, value, _source(key, str(value)))
         elif key in (_TYPE, "valid_dataset.type"):
@@ -47,6 +69,7 @@ def convert_supervised(values: Mapping[str, Any], copies: Mapping[str, str], whe
             apply(writing, key, value, Becomes(needless="there is no valid_dataset"))
         else:
             convert_setting(writing, _TABLES, key, value, values, copies.get(key, ""))
+    writing.write("device", "device", "cuda")
     return writing.finish()
 
 

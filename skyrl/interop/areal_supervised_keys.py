@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from skyrl.interop.areal_keys_2026 import KEYS_2026
 from skyrl.interop.areal_values import (
     Becomes,
     Entry,
@@ -13,6 +14,7 @@ from skyrl.interop.areal_values import (
     recovery,
 )
 
+_OF_EVERY_KIND = ("*.", "perf_tracer", "memory_profiler", "enable_offload")
 _ENGINES = "nothing is generated"
 _TRACKERS = "trackers beside the console in supervised runs"
 
@@ -90,4 +92,9 @@ KEYS: dict[str, Entry] = {
     "scheduler.*": not_there("AReaL reads it nowhere"),
     "sglang.*": not_there(_ENGINES),
     "vllm.*": not_there(_ENGINES),
+    "rollout.*": not_there(_ENGINES),
+    "model.temperature": not_there(_ENGINES),
+    "model.archon.*": later("options of Archon, AReaL's engine on FSDP2"),
+    "model.use_lora": later("adapters of AReaL's: model.lora", False),
+    **{key: entry for key, entry in KEYS_2026.items() if key.startswith(_OF_EVERY_KIND)},
 }

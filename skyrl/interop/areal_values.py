@@ -65,8 +65,8 @@ def number(value: object) -> Any:
         return value
 
 
-def kl(value: object) -> Becomes:
-    """AReaL takes `kl_ctl` times the divergence from the rewards, estimated by the plain difference (k1)."""
+def kl(value: object, estimator: object = "k1") -> Becomes:
+    """AReaL takes `kl_ctl` times the divergence from the rewards, estimated as `kl_estimator` says."""
     weight = number(value)
     if weight == 0:
         return Becomes(writes={ALGORITHM + "use_kl_loss": False, ALGORITHM + "use_kl_in_reward": False})
@@ -75,7 +75,7 @@ def kl(value: object) -> Becomes:
             ALGORITHM + "use_kl_loss": False,
             ALGORITHM + "use_kl_in_reward": True,
             ALGORITHM + "kl_loss_coef": weight,
-            ALGORITHM + "kl_estimator_type": "k1",
+            ALGORITHM + "kl_estimator_type": estimator,
         }
     )
 
@@ -143,12 +143,6 @@ def wandb(value: object) -> Becomes:
 def batch_of_one_source(path: str) -> Callable[[Any], Becomes]:
     """One path, where we take a list of them."""
     return lambda value: Becomes(writes={path: value if isinstance(value, list) else [value]})
-
-
-def std(value: object) -> Becomes:
-    """Convert `std_level`: GRPO divides by the group's standard deviation; the batch's comes after GRPO's means."""
-    by_batch = {ALGORITHM + "advantage_norm.std_level": "batch"} if value == "batch" else {}
-    return Becomes(writes={ALGORITHM + "grpo_norm_by_std": value == "group", **by_batch})
 
 
 def level(path: str) -> Callable[[Any], Becomes]:

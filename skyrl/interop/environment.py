@@ -15,6 +15,7 @@ from skyrl.interop.values import yaml_value
 
 _OMEGACONF = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*(?:,([^{}]*))?\}")
 _SHELL = re.compile(r"\$(?:(?P<open>\{)?([A-Za-z_]\w*)(?(open)\}))")
+_SHELL_START = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\}|:?[-=+?]|$)")
 _LEFT = re.compile(r"\$\{[^{}]*\}?|\$\(|\$[A-Za-z_]\w*|\$[\d@*#]")
 _NAMES = ("run_name", "project_name")
 """Fields whose text has no effect on a run: a command of the shell may stand in them unevaluated."""
@@ -65,7 +66,8 @@ def _inside(found: re.Match[str], text: str) -> str:
 def _reason(left: str) -> str:
     if left == "$(":
         return "only a shell can evaluate $(...): write the value out"
-    if name := _name(_OMEGACONF.match(left) or _SHELL.match(left)):
+    if found := _OMEGACONF.match(left) or _SHELL_START.match(left):
+        name = found[1]
         return f"{name} is set outside of the file; env:{name} is read as a whole value only: write the value out"
     if left.startswith("${"):
         return f"{left[:60]} is evaluated by another program: write the value out"

@@ -32,6 +32,7 @@ _ONLY_AROUND_THE_TRAINING = (
     "hydra.*", "*torch_profiler_config*", "*.record_memory", "trainer.tags", "tags", "*enable_ray_gpu_monitor",
     "trainer.log_example_interval", "trainer.print_example_interval", "trainer.num_logger_*", "logger",
     "*.use_expandable_segments", "*.offload_kv_for_weight_sync", "trainer.dump_*",
+    "*run_name", "*project_name",
     # AReaL
     "launcher.*", "scheduler.*", "*scheduling_spec*", "*scheduling_strategy*", "perf_tracer*", "*memory_profiler*",
     "stats_logger*", "*wandb.*", "tensorboard.*", "cpus_per_*", "mem_per_*", "*.log_agent_stats*",

@@ -164,10 +164,12 @@ class ModelWorker:
             self.ranks.leave()
 
     def _refuse_non_finite(self, when: str, *, optimizer: bool = False) -> None:
-        named = [(name, each) for name, each in self.strategy.shards(optimizer=optimizer) if each.numel()]
-        largest = torch._foreach_norm([each.detach().float() for _, each in named], float("inf"))
-        if not torch.stack([each.to(largest[0].device) for each in largest]).isfinite().all():
-            broken = next(name for (name, _), each in zip(named, largest, strict=True) if not each.isfinite())
+        named = [(name, each.detach()) for name, each in self.strategy.shards(optimizer=optimizer) if each.numel()]
+        sums = torch.stack([each.sum().float().to(named[0][1].device) for _, each in named])
+        if sums.isfinite().all():  # NaN and infinity last in a sum: one cheap pass and one look suffice
+            return
+        broken = next((name for name, each in named if not each.isfinite().all()), None)  # or only the sum overflowed
+        if broken is not None:
             raise NonFiniteError(
                 f"{broken} of the {self._title} holds NaN or infinity {when}: it is not saved, and no engine gets it. "
                 f"Lower {joined(self._config_path, 'optimizer_config.lr')}"

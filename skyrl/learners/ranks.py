@@ -13,7 +13,7 @@ from typing import Self
 import torch
 import torch.distributed as dist
 from attrs import frozen
-from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch exports them
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from skyrl.errors import ProcessError

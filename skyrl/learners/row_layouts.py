@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.models.segment_attention import Segment
+from skyrl.models.segment_attention import Segment, Segments
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -69,7 +69,9 @@ def packed(batch: TrainingBatch, *, segmented: bool, share_prompts: bool) -> Row
     predicting = column_of[rows, columns - 1]  # a token is predicted at the one before it
     keep, chosen = predicting.unique(return_inverse=True)
     inputs = {"input_ids": ids.unsqueeze(0), "position_ids": positions.unsqueeze(0), "logits_to_keep": keep}
-    return RowLayout(inputs=inputs | ({"segments": tuple(segments)} if segmented else {}), chosen=chosen)
+    return RowLayout(
+        inputs=inputs | ({"segments": Segments(tuple(segments), ids.device)} if segmented else {}), chosen=chosen
+    )
 
 
 @attrs.frozen(kw_only=True)

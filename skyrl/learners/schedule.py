@@ -36,6 +36,7 @@ def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
         lr=config.lr,
         betas=(beta1, beta2),
         eps=config.adam_eps,
+        fused=True if all(each.device.type == "cpu" for each in model.parameters()) else None,
     )
 
 

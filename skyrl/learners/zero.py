@@ -37,8 +37,10 @@ class Zero(DataParallel):
         self._ranks, self._device = context.ranks, context.device
         zero = config.zero_optimization
         self._stage = zero.stage
-        self._offloads = zero.offload_param.device != "none" or zero.offload_optimizer.device != "none"
-        self._autocast_dtype = torch.float32 if self._stage else context.compute_dtype
+        offloads_weights = zero.offload_param.device != "none" and self._stage == 3
+        self._offloads = offloads_weights or zero.offload_optimizer.device != "none"
+        has_engine = context.optimizer is not None or self._stage == 3  # below stage 3 it only spreads the learning
+        self._autocast_dtype = torch.float32 if has_engine and self._stage else context.compute_dtype
         model = source.load(context.device)
         model.eval()
         self.model: Any = model
@@ -48,7 +50,7 @@ class Zero(DataParallel):
         self._max_grad_norm = (context.optimizer.max_grad_norm if context.optimizer else 0) or float("inf")
         if context.optimizer is None:
             model.requires_grad_(False)
-        if context.optimizer is not None or self._stage == 3:  # below stage 3, an engine only spreads the learning
+        if has_engine:
             settings = engine_config(
                 config,
                 context.optimizer,

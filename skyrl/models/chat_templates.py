@@ -79,15 +79,15 @@ def with_template(
     Raises `ConfigError` for a name that is not built in, and for a file that cannot be read, is too large, or is no
     template that the sandbox takes.
     """
+    text = configured_template(config, path)
+    if text is None:
+        return tokenizer
+    changed = copy.copy(tokenizer)
+    changed.chat_template = text
     try:
-        text = _text(config)
-        if text is None:
-            return tokenizer
-        changed = copy.copy(tokenizer)
-        changed.chat_template = text
         _refuse_broken(changed, str(config.name_or_path))
     except _Unusable as error:
-        raise ConfigError([Problem(path=f"{path}.name_or_path", message=str(error))]) from error
+        raise error.at(path) from error
     return changed
 
 
@@ -95,6 +95,14 @@ def unread_variables(tokenizer: ChatTokenizer, arguments: Mapping[str, Any]) -> 
     """Names of variables that the tokenizer's chat template nowhere mentions, so that they change nothing."""
     template = str(tokenizer.chat_template)
     return [name for name in arguments if not re.search(rf"\b{re.escape(name)}\b", template)]
+
+
+def configured_template(config: ChatTemplateConfig, path: str = "generator.chat_template") -> str | None:
+    """The text of the configured template, or None where the tokenizer's is used. Raises `ConfigError`."""
+    try:
+        return _text(config)
+    except _Unusable as error:
+        raise error.at(path) from error
 
 
 def with_defaults(template: str, arguments: Mapping[str, Any]) -> str:
@@ -113,6 +121,10 @@ def _literal(value: object) -> str:
 
 class _Unusable(Exception):
     """A template that cannot be used, and why."""
+
+    def at(self, path: str) -> ConfigError:
+        """The error for the user, at the field that names the template."""
+        return ConfigError([Problem(path=f"{path}.name_or_path", message=str(self))])
 
 
 def _text(config: ChatTemplateConfig) -> str | None:

@@ -24,7 +24,7 @@ from skyrl.config.trainer_fields import trainer_field
 from skyrl.errors import ModelError
 from skyrl.models.failures import model_error
 from skyrl.models.foreign_code import refuse_foreign_code
-from skyrl.models.paths import check_model_path, local_folder
+from skyrl.models.paths import local_folder, model_failure
 
 _PROBE = "Sort: hgdbha, 12 + 34 = 46!\n\tÜber naïve 東京 #### 7.5  end"
 
@@ -134,10 +134,10 @@ def load_config(path: str) -> PretrainedConfig:
 
 
 def model_source(path: str, *, trust_remote_code: bool = False) -> str:
-    """The name or folder that transformers is given. Raises `ModelError` if it is a folder that cannot be a model, or a
-    model whose configuration asks for code from elsewhere and may not.
+    """The name or folder that transformers is given. Raises `ModelError` if it is a folder that cannot be a model, a
+    name that the hub does not have, or a model whose configuration asks for code from elsewhere and may not.
     """
-    why = check_model_path(path)
+    why = model_failure(path)
     if why:
         raise ModelError(why)
     source = str(local_folder(path) or path)

@@ -13,7 +13,7 @@ Whoever is not a learner gets `X.weight` = W + alpha / rank B A, under the name 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -43,12 +43,14 @@ def with_adapter(model: nn.Module, lora: SkyRLLoraConfig, *, seed: int, field: s
     """
     peft = import_peft()
     is_empty = next(model.parameters()).device.type == "meta"
+    names = [name for name, _ in model.named_modules()]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             peft.inject_adapter_in_model(_settings(lora, initialize=not is_empty), model, low_cpu_mem_usage=is_empty)
         except ValueError as error:
             raise ModelError(f"{field}: no adapter fits this model: {str(error).splitlines()[0]}") from error
+    _refuse_names_of_nothing(names, lora, field)
     _refuse_unsuitable(model, field)
     return model
 
@@ -67,6 +69,18 @@ def _settings(lora: SkyRLLoraConfig, *, initialize: bool) -> Any:
 
 def _names(value: str | tuple[str, ...] | None) -> str | list[str] | None:
     return list(value) if isinstance(value, tuple) else value
+
+
+def _refuse_names_of_nothing(modules: Sequence[str], lora: SkyRLLoraConfig, field: str) -> None:
+    """Refuse a name or an expression that no module of the model has: PEFT would leave it out."""
+    for which in ("target_modules", "exclude_modules"):
+        wanted = getattr(lora, which)
+        if wanted is None or wanted == "all-linear":
+            continue
+        for each in (wanted,) if isinstance(wanted, str) else wanted:
+            by_name = [name for name in modules if f".{name}".endswith(f".{each}")]
+            if not (any(re.fullmatch(each, name) for name in modules) if isinstance(wanted, str) else by_name):
+                raise ModelError(f"{field}.{which}: no module of this model is called {each!r}")
 
 
 def _refuse_unsuitable(model: nn.Module, field: str) -> None:

@@ -1,21 +1,21 @@
-"""Locations of models: a local folder or the Hugging Face hub. Imports no torch, so that a bad path is reported at
-once.
+"""Locations of models: a local folder or the Hugging Face hub, and whether a folder is complete. Imports no torch, so
+that a bad path is reported at once.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+from skyrl.hub import HUB_NAME, beside, hub_failure
+
 _INDEX = "model.safetensors.index.json"
 
 
 def local_folder(path: str) -> Path | None:
     """The folder that `path` names, `~` expanded, or None for a hub name: `owner/name`, and no such folder here."""
     folder = Path(path).expanduser()
-    return None if _HUB_NAME.fullmatch(path) and not folder.is_dir() else folder
+    return None if HUB_NAME.fullmatch(path) and not folder.is_dir() else folder
 
 
 def check_model_path(path: str) -> str | None:
@@ -24,23 +24,60 @@ def check_model_path(path: str) -> str | None:
     if folder is None:
         return None
     if not folder.is_dir():
-        return f"there is no model folder {path} (and a hub name has the form owner/name)"
+        return f"there is no model folder {path}{beside(path)}, and a hub name has the form owner/name"
     if not (folder / "config.json").is_file():
         return f"the folder {path} holds no config.json, so it is not a Hugging Face model"
     return _missing_weights(folder, path)
 
 
+def model_failure(path: str) -> str | None:
+    """A sentence on why no model can be loaded from a folder or hub name, or None. The hub is asked, once."""
+    why = check_model_path(path)
+    if why or local_folder(path) is not None:
+        return why
+    why = hub_failure(path)
+    return why and f"the model {path} cannot be loaded: there is no such folder here{beside(path)}, and {why}"
+
+
 def _missing_weights(folder: Path, path: str) -> str | None:
     """An index names the files that the weights are spread over; without one, any safetensors file will do."""
     index = folder / _INDEX
-    if not index.is_file():
-        found = any(folder.glob("*.safetensors"))
-        return None if found else f"the folder {path} holds no weights in safetensors, the only format that is read"
-    try:
-        files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{_INDEX} in {path} is damaged: copy the model again"
+    if index.is_file():
+        try:
+            files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return f"{_INDEX} in {path} is damaged: copy the model again"
+    else:
+        files = {file.name for file in folder.glob("*.safetensors")}
+    if not files:
+        return f"the folder {path} holds no weights in safetensors, the only format that is read"
     missing = sorted(name for name in files if not (folder / name).is_file())
     if missing:
         return f"the folder {path} lacks {len(missing)} of its {len(files)} weight files, such as {missing[0]}"
-    return None
+    damaged = (f"{name} {why}" for name in sorted(files) if (why := _why_no_weights(folder / name)))
+    first = next(damaged, None)
+    return (
+        first and f"the model {path} cannot be loaded: its weights are damaged or incomplete ({first}): copy them again"
+    )
+
+
+def _why_no_weights(file: Path) -> str | None:
+    """Why a file cannot be weights: copied in part, or a pointer of Git LFS.
+
+    A safetensors file is the length of its header in 8 bytes, the header as JSON, and the tensors.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        start = opened.read(8)
+        if start.startswith(b"version "):
+            return "is a pointer of Git LFS, and not the weights themselves"
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or length > size - 8:
+            return f"has {size} bytes and no header of weights"
+        try:
+            header = json.loads(opened.read(length))
+            ends = [int(each["data_offsets"][1]) for name, each in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+            return "has a damaged header"
+    whole = 8 + length + max(ends, default=0)
+    return f"has {size} of its {whole} bytes" if size < whole else None

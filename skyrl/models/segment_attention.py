@@ -7,6 +7,8 @@ of the row. Here each sequence is attended to on its own, so that a long row cos
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -18,6 +20,16 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 SEGMENTS = "skyrl_segments"
 """The name under which transformers finds `segment_attention`."""
+
+
+CALL = 1_700
+"""Pairs of a query and a key that take as long as calling the kernel once more does, forward and backward.
+
+From 1.8 ms of calls against 63 ns a pair: a model of 4 heads of 64 on one CPU thread.
+"""
+
+CAUSAL_FROM = 512
+"""Tokens from which a causal kernel on a CPU is faster than a masked one that computes fewer pairs."""
 
 
 @attrs.frozen
@@ -33,9 +45,85 @@ class Segment:
     """Tokens of each answer; every one sees the prompt and itself."""
 
     @property
+    def tokens(self) -> int:
+        """Tokens of the prompt and of all answers."""
+        return self.prompt + sum(self.answers)
+
+    @property
     def stop(self) -> int:
         """The position after its last token."""
-        return self.start + self.prompt + sum(self.answers)
+        return self.start + self.tokens
+
+
+@attrs.frozen
+class _Together:
+    """Segments as rows of one padded batch of G rows and T columns."""
+
+    places: Tensor
+    """(G, T) int64: position in the packed row; 0 where a row is padding."""
+
+    seen: Tensor
+    """(G, 1, T, T) bool: whether a token sees another one. Padding sees itself."""
+
+    back: Tensor
+    """(tokens,) int64: for each position of the packed row, its place in the flattened (G, T)."""
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], device: torch.device) -> _Together:
+        """Lay the segments out side by side."""
+        width = max(segment.tokens for segment in segments)
+        lengths = torch.tensor([segment.tokens for segment in segments]).unsqueeze(1)
+        columns = torch.arange(width)
+        filled = columns < lengths
+        places = torch.where(filled, columns + torch.tensor([each.start for each in segments]).unsqueeze(1), 0)
+        parts = torch.stack([_parts(segment, width) for segment in segments])  # 0: prompt, 1, 2, ...: answers
+        same_part = (parts.unsqueeze(2) == parts.unsqueeze(1)) | (parts == 0).unsqueeze(1)
+        seen = (same_part & columns.le(columns.unsqueeze(1)) & filled.unsqueeze(1)) | torch.eye(width, dtype=torch.bool)
+        back = filled.flatten().nonzero().squeeze(1)
+        return cls(places.to(device), seen.unsqueeze(1).to(device), back.to(device))
+
+
+def _parts(segment: Segment, width: int) -> Tensor:
+    sizes = torch.tensor([segment.prompt, *segment.answers, width - segment.tokens])
+    return torch.arange(len(sizes)).repeat_interleave(sizes)
+
+
+@attrs.frozen(eq=False)
+class Segments:
+    """All segments of a packed row, in order and without gaps, and what every layer needs to attend inside them."""
+
+    each: tuple[Segment, ...]
+    device: torch.device
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Tokens of every prompt and of every answer, in the order of the row."""
+        return [tokens for segment in self.each for tokens in (segment.prompt, *segment.answers)]
+
+    @cached_property
+    def together(self) -> _Together | None:
+        """The segments side by side, where one call over all pairs of tokens costs less than one call for each answer:
+        groups of short answers.
+        """
+        masked = len(self.each) * max(segment.tokens for segment in self.each) ** 2
+        apart = len(self.sizes) * CALL + sum(_pairs(segment) for segment in self.each)
+        return _Together.of(self.each, self.device) if masked <= apart else None
+
+    @cached_property
+    def masks(self) -> dict[tuple[int, int], Tensor]:
+        """(answer, prompt + answer) bool by the lengths of both, made when they are needed."""
+        return {}
+
+    def mask(self, prompt: int, answer: int) -> Tensor:
+        """What each token of an answer sees: the prompt and the answer up to itself, (answer, prompt + answer) bool."""
+        if (prompt, answer) not in self.masks:
+            shape = (answer, prompt + answer)
+            self.masks[prompt, answer] = torch.ones(shape, dtype=torch.bool, device=self.device).tril(prompt)
+        return self.masks[prompt, answer]
+
+
+def _pairs(segment: Segment) -> int:
+    return segment.prompt**2 + sum(answer * (segment.prompt + answer) for answer in segment.answers)
 
 
 def register() -> None:
@@ -66,7 +154,7 @@ def segment_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    segments: tuple[Segment, ...] | None = None,
+    segments: Segments | None = None,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -79,42 +167,52 @@ def segment_attention(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
         return result
-    mixed = [_inside(segment, query, key, value, scaling) for segment in segments]
+    if segments.together is not None:
+        return _side_by_side(segments.together, query, key, value, scaling), None
+    queries, keys, values = (each.split(segments.sizes, dim=2) for each in (query, key, value))
+    pieces = zip(queries, keys, values, strict=True)
+    mixed: list[Tensor] = []
+    for segment in segments.each:
+        prompt = next(pieces)
+        mixed.append(_attend(prompt[0], prompt[1], prompt[2], scaling))
+        mixed += [_answer(prompt, next(pieces), segments, scaling) for _ in segment.answers]
     return torch.cat(mixed, dim=2).transpose(1, 2).contiguous(), None
 
 
-def _inside(segment: Segment, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-    """(1, heads, tokens of the segment, D)."""
-    start, stop = segment.start, segment.start + segment.prompt
-    mixed = [
-        scaled_dot_product_attention(
-            query[:, :, start:stop],
-            key[:, :, start:stop],
-            value[:, :, start:stop],
-            is_causal=True,
-            scale=scaling,
-            enable_gqa=True,
-        )
-    ]
-    of_prompt = tuple(each[:, :, start:stop] for each in (query, key, value))
-    for tokens in segment.answers:
-        start, stop = stop, stop + tokens
-        own = tuple(each[:, :, start:stop] for each in (query, key, value))
-        mixed.append(_answer(of_prompt, own, scaling))
-    return torch.cat(mixed, dim=2)
+def _side_by_side(together: _Together, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    """(1, T, heads, D), from one call over padded segments."""
+    rows, columns = together.places.shape
+    query, key, value = (
+        each[0].transpose(0, 1)[together.places.flatten()].view(rows, columns, *each.shape[1::2]).transpose(1, 2)
+        for each in (query, key, value)
+    )
+    mixed = _attend(query, key, value, scaling, seen=together.seen)
+    return mixed.transpose(1, 2).flatten(0, 1)[together.back].unsqueeze(0)
 
 
-def _answer(prompt: tuple[Tensor, ...], own: tuple[Tensor, ...], scaling: float | None) -> Tensor:
+def _answer(prompt: Sequence[Tensor], own: Sequence[Tensor], segments: Segments, scaling: float | None) -> Tensor:
     """(1, heads, tokens of the answer, D): it sees the prompt and itself.
 
-    A causal kernel computes half of a square, one with a mask all of its rectangle: so an answer that is not much
-    shorter than its prompt has the prompt's queries computed once more, and thrown away.
+    A masked kernel computes the rectangle of the answer's queries. A causal one computes half of a square, for which
+    the prompt's queries are computed once more and thrown away: better for long answers, and on CUDA, where the fast
+    kernels take no mask.
     """
     before, tokens = prompt[0].shape[2], own[0].shape[2]
     key, value = (torch.cat(pair, dim=2) for pair in zip(prompt[1:], own[1:], strict=True))
-    if before > 2 * tokens:
-        seen = torch.ones(tokens, before + tokens, dtype=torch.bool, device=key.device).tril(before)
-        return scaled_dot_product_attention(own[0], key, value, attn_mask=seen, scale=scaling, enable_gqa=True)
-    query = torch.cat([prompt[0], own[0]], dim=2)
-    mixed = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+    if before > 2 * tokens or (key.device.type == "cpu" and before + tokens < CAUSAL_FROM):
+        return _attend(own[0], key, value, scaling, seen=segments.mask(before, tokens))
+    mixed = _attend(torch.cat([prompt[0], own[0]], dim=2), key, value, scaling)
     return mixed[:, :, before:]
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, seen: Tensor | None = None) -> Tensor:
+    """(rows, heads, T, D): causal, or what `seen` says. On CUDA a mask together with grouped heads would take the
+    slowest kernel: there the heads are repeated.
+    """
+    grouped = seen is None or key.device.type == "cpu"
+    if not grouped:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=seen, is_causal=seen is None, scale=scaling, enable_gqa=grouped
+    )

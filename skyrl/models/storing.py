@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,9 @@ from skyrl.errors import RunError
 from skyrl.models.loading import generation_ends, load_tokenizer, model_source
 from skyrl.models.lora import adapter_settings
 from skyrl.models.meta_model import causal_lm_skeleton
+
+# Storing a model makes transformers import DeepSpeed, which has a word about its accelerator for those who use it.
+logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to" not in record.getMessage())
 
 
 @frozen(kw_only=True)

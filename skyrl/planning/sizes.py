@@ -45,7 +45,7 @@ def _shared(models: dict[str, Grid], engines: Engines | None = None) -> Layout:
         RankPlacement(role=role, rank=rank, pool=name, gpus=(rank,)) for role in models for rank in range(grid.ranks)
     ]
     for number in range(engines.number if engines else 0):
-        placements.append(_engine(number, name, first=number * engines.gpus, gpus=engines.gpus))  # type: ignore[union-attr]
+        placements.append(_engine(number, name, first=number * engines.gpus, gpus=engines.gpus))  # type: ignore[union-attr]  # an engine has a size here
     return Layout(
         pools=(Pool(name=name, nodes=grid.nodes, gpus_per_node=grid.gpus_per_node),), placements=tuple(placements)
     )

@@ -11,6 +11,7 @@ from attrs import frozen
 
 from skyrl.errors import SkyRLError
 from skyrl.processes.redaction import redacted
+from skyrl.tree.frames import raised_at
 
 Name = tuple[str, str]
 """Module and qualified name, such as `("skyrl.inference.engine", "InferenceEngine.pause")`."""
@@ -66,6 +67,7 @@ def apply(
 
 
 def summary(error: BaseException) -> str:
-    """Type and message of an exception, on one line of at most 500 characters."""
+    """Type and message of an exception, on one line of at most 500 characters, and the user's line that raised it."""
     text = redacted(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"))
-    return text if len(text) <= 500 else text[:497] + "..."
+    place = raised_at(error)
+    return (text if len(text) <= 500 else text[:497] + "...") + (f" ({place})" if place else "")

@@ -58,7 +58,7 @@ class Cluster:
     @property
     def host(self) -> str:
         """Address at which the machines of the cluster reach this one."""
-        return _LOOPBACK if self.folder is not None else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        return _LOOPBACK if self.folder is not None else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray
 
     def close(self) -> None:
         """Disconnects; ends a cluster of our own, with every process that it or its actors started."""

@@ -16,6 +16,7 @@ from skyrl.errors import RewardError, SkipSample, WorkerEnded
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.threads import KeptThreads
 from skyrl.trajectory import Failure, Skipped
+from skyrl.tree.frames import raised_at
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ class EnvCalls:
         if isinstance(error, RewardError):
             raise EpisodeError(Failure(kind="raised", reason=f"{who} {_short(str(error))}")) from error
         if error is not None:
-            said = f"{who} raised {type(error).__name__}: {_short(str(error))}"
+            said = f"{who} raised {_with_place(error)}"
             raise EpisodeError(Failure(kind="raised", reason=said)) from error
         return value, seconds  # type: ignore[return-value]  # the function's own, whatever it is
 
@@ -103,6 +104,12 @@ def _report(
     with suppress(RuntimeError):  # the loop is closed: nobody waits any more
         result = (value, raised, time.perf_counter() - start)
         outcome.get_loop().call_soon_threadsafe(_settle, outcome, result)
+
+
+def _with_place(error: BaseException) -> str:
+    """Type and message, shortened, and the line of the user's code that raised it."""
+    place = raised_at(error)
+    return f"{type(error).__name__}: {_short(str(error))}" + (f" ({place})" if place else "")
 
 
 def _settle(outcome: asyncio.Future[Any], result: object) -> None:

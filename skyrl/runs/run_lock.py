@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import socket
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +15,7 @@ from skyrl.config.check import has_effect
 from skyrl.config.stored import stored_form, stored_tree, tree_of
 from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_tree
+from skyrl.runs.run_owner import LOCK, in_use, sign, unsign
 from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.tree import differences, required
 
@@ -31,7 +29,7 @@ class RunLock:
         """`field` is the dotted path of the configuration that names the folder."""
         self.folder = folder
         self._field, self._run = field, run
-        self._lock = FileLock(folder / ".lock")
+        self._lock = FileLock(folder / LOCK)
         self._signature = folder / "config.json"
         self._is_new = False
 
@@ -43,14 +41,9 @@ class RunLock:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
-            (self.folder / ".owner").write_text(_myself(), encoding="utf-8")
+            sign(self.folder)
         except Timeout:
-            owner = _read_text(self.folder / ".owner")
-            message = (
-                f"{self.folder} is in use by a run that is going on ({owner or 'its owner cannot be read'}): wait for "
-                f"its end, or choose another {self._field}"
-            )
-            raise UserError(message) from None
+            raise UserError(in_use(self.folder, self._field)) from None
         except OSError as error:
             raise UserError(f"{self._field} = {self.folder} cannot be written to: {error.strerror}") from None
         try:
@@ -72,9 +65,11 @@ class RunLock:
         """Give up a folder that this session signed first: it has kept nothing there."""
         if self._is_new:
             self._signature.unlink(missing_ok=True)
+            (self.folder / LOCK).unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Let the next process have it."""
+        """Let the next process have the folder."""
+        unsign(self.folder)
         self._lock.release()
 
     def _compare(self) -> None:
@@ -136,12 +131,6 @@ def _or_say_so(run: AnyRun, changed: Mapping[str, Any], numerics: Mapping[str, A
 
 def _rows(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return "\n".join(f"  {path}: {_short(old)} there, {_short(new)} here" for path, (old, new) in changed.items())
-
-
-def _myself() -> str:
-    """Description of this process. It outlives the lock, and is read only while the lock is held."""
-    now = datetime.now().astimezone().isoformat(timespec="seconds")
-    return f"process {os.getpid()} on {socket.gethostname()}, since {now}"
 
 
 def _folders_beside(run: AnyRun) -> str:

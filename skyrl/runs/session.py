@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from safetensors import SafetensorError
 from skyrl.checkpoint.storage import Disk
 from skyrl.checkpoint.store import Checkpoint
 from skyrl.errors import RunError
+from skyrl.processes.event_loop import run_until_done
 from skyrl.processes.progress import Watchdog
 from skyrl.processes.signals import GOES_ON_FROM_THE_LAST
 from skyrl.runs.experiment import Experiment
@@ -46,7 +46,7 @@ class RunSession:
             if not finished or not self._folder.model.exists():  # the latter: stopped just before the end
                 self._watch_progress()
                 with self._shutdown.in_loop():
-                    asyncio.run(self._train(checkpoint, finished))
+                    run_until_done(self._train(checkpoint, finished))
             return not finished
 
     @contextmanager

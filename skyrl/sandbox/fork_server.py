@@ -171,9 +171,9 @@ def _program(
 def _open_standard_streams() -> None:
     """Open the standard streams, including those that a program returns to after it has redirected its output."""
     given = {
-        "stdin": open(0, encoding="utf-8", errors="surrogateescape", closefd=False),  # noqa: SIM115
-        "stdout": open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False),  # noqa: SIM115
-        "stderr": open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False),  # noqa: SIM115
+        "stdin": open(0, encoding="utf-8", errors="surrogateescape", closefd=False),  # noqa: SIM115 - stays open
+        "stdout": open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False),  # noqa: SIM115 - stays open
+        "stderr": open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False),  # noqa: SIM115 - stays open
     }
     for name, stream in given.items():
         setattr(sys, name, stream)

@@ -70,7 +70,13 @@ class _LiveLine:
         from rich.progress import BarColumn, Progress, TextColumn
 
         console = RichConsole(stderr=True)
-        self._progress = Progress(BarColumn(), TextColumn("{task.description}"), console=console, transient=True)
+        self._progress = Progress(
+            BarColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # output that goes to a file stays there
+        )
         self._task = self._progress.add_task("starting", total=total, completed=first)
         self._progress.start()
 

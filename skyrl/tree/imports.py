@@ -16,6 +16,7 @@ from typing import Any
 
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.tree.classes import assembled, class_name, fields_of, known_class
+from skyrl.tree.frames import described, raised_at
 
 
 def import_object(name: str, error: type[UserError] = UserError) -> Any:
@@ -97,10 +98,12 @@ def _why(where: str, failure: BaseException) -> str:
     match failure:
         case FileNotFoundError() if where.endswith(".py") and not Path(where).expanduser().is_file():
             return f"there is no file {where} (relative paths start at the folder the command runs in)"
+        case ModuleNotFoundError() if place := raised_at(failure):
+            return f"{place.partition(',')[0]} imports the module {failure.name}, which cannot be found: install it"
         case ModuleNotFoundError():
             return f"the module {failure.name} cannot be found; install it, or name a file: path/to/file.py:name"
         case _:
-            return f"importing {where} failed: {type(failure).__name__}: {failure}"
+            return f"importing {where} failed: {described(failure)}"
 
 
 def _taken_apart(config: object) -> tuple[Any, ...]:

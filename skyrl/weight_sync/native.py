@@ -110,7 +110,7 @@ def _source(infos: Sequence[WeightInfo], weights: Weights, digests: dict[str, st
     """The weights as vLLM's `WeightSource`, rounded to the type that was announced; digests of them go to `digests`."""
     base = importlib.import_module(f"{_TRANSFER}.base")
 
-    class Source(base.WeightSource):  # type: ignore[misc, name-defined]
+    class Source(base.WeightSource):  # type: ignore[misc, name-defined]  # the base comes with vLLM
         def metadata(self) -> list[Any]:
             return [base.ParamMeta(name=each.name, dtype=_dtype(each), shape=each.shape) for each in infos]
 

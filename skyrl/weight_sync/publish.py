@@ -25,13 +25,16 @@ class WeightSync:
         canary: Canary,
         arrived: Callable[[int], None] = lambda version: None,
         interval: int = 1,
+        canary_interval: int = 1,
     ) -> None:
         """`arrived` is called with each version that the engines sample from. Engines receive every `interval`th
-        version, the first one there is, and versions that `catch_up` asks for.
+        version, the first one there is, and versions that `catch_up` asks for. The canary compares after the first
+        transfer and after every `canary_interval`th of the later ones.
         """
         self._source, self._client, self._transport, self._canary = source, client, transport, canary
         self._arrived, self._interval = arrived, interval
-        self._newest, self._sent = 0, -1
+        self._canary_interval = canary_interval
+        self._newest, self._sent, self._transfers = 0, -1, 0
 
     async def publish(self, version: int) -> Metrics:
         """The learner's weights are of this version now; the engines get them where their turn has come."""
@@ -69,7 +72,10 @@ class WeightSync:
         except WeightSyncError:
             await self._client.resume()  # who is still in service holds whole weights
             raise
-        metrics = await self._client.inspect(lambda engines: self._canary.compare(self._source, engines, version))
+        metrics: Metrics = {}
+        if self._transfers % self._canary_interval == 0:
+            metrics = await self._client.inspect(lambda engines: self._canary.compare(self._source, engines, version))
+        self._transfers += 1
         self._sent = version
         self._arrived(version)
         await self._client.resume()

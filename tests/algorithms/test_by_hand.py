@@ -15,6 +15,7 @@ from skyrl.algorithms.advantages import (
     group_relative,
     leave_one_out,
     length_weighted,
+    less_the_greedy_score,
     relative_to_mean,
     rescaled_for_silent_groups,
 )
@@ -298,6 +299,14 @@ def test_corrections_go_one_after_the_other_and_count_real_tokens() -> None:
         (
             lambda: relative_to_mean(torch.tensor([float("inf"), 0.0]), torch.zeros(2, dtype=torch.long)),
             r"scores\[0\] is inf",
+        ),
+        (
+            lambda: less_the_greedy_score(torch.zeros(3), torch.zeros(1)),
+            r"baselines has shape \(1,\), scores \(3,\)",
+        ),
+        (
+            lambda: less_the_greedy_score(torch.zeros(2), torch.tensor([0.0, float("-inf")])),
+            r"baselines\[1\] is -inf",
         ),
         (
             lambda: generalized_advantages(

@@ -31,7 +31,7 @@ def naive(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -
     return logs.gather(-1, targets.unsqueeze(-1)).squeeze(-1), -(logs.exp() * logs).sum(-1)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
 @pytest.mark.parametrize("with_entropy", [False, True])
 def test_values_and_gradients_are_those_of_the_whole_table(temperature: float, with_entropy: bool) -> None:
     shares = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(1))
@@ -53,11 +53,18 @@ def test_values_and_gradients_are_those_of_the_whole_table(temperature: float, w
         torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_the_entropy_has_a_gradient_only_if_that_is_asked_for() -> None:
+@pytest.mark.parametrize("plain_up_to", [0, TOKENS * VOCABULARY])
+def test_the_entropy_has_a_gradient_only_if_that_is_asked_for(
+    plain_up_to: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PLAIN_UP_TO", plain_up_to)
     hidden, weight, targets = problem()
-    for wanted in (False, True):
-        entropy = linear_logprobs(hidden, weight, targets, temperature=1.0, entropy_gradient=wanted)[1]
+    for asked, wanted in (({}, False), ({"entropy_gradient": False}, False), ({"entropy_gradient": True}, True)):
+        entropy = linear_logprobs(hidden, weight, targets, temperature=1.0, **asked)[1]
         assert entropy is not None and entropy.requires_grad == wanted
+        with torch.no_grad():
+            entropy = linear_logprobs(hidden, weight, targets, temperature=1.0, **asked)[1]
+        assert entropy is not None and not entropy.requires_grad
 
 
 @pytest.mark.parametrize("plain_up_to", [0, TOKENS * VOCABULARY])
@@ -90,7 +97,7 @@ def test_no_tensor_of_tokens_times_vocabulary_is_ever_made() -> None:
     largest = 0
 
     class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # torch's signature
             nonlocal largest
             result = func(*args, **(kwargs or {}))
             for each in result if isinstance(result, list | tuple) else [result]:
@@ -99,7 +106,7 @@ def test_no_tensor_of_tokens_times_vocabulary_is_ever_made() -> None:
             return result
 
     hidden, weight, targets = problem()
-    with Watch():  # type: ignore[no-untyped-call]
+    with Watch():  # type: ignore[no-untyped-call]  # torch's signature
         linear_logprobs(hidden, weight, targets, temperature=1.0)[0].sum().backward()
     assert largest == VOCABULARY * WIDTH  # the gradient of the matrix; a chunk has 5 x 101
 
@@ -117,6 +124,9 @@ def test_small_tables_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> No
     hidden, weight, targets = problem()
     found = linear_logprobs(hidden, weight, targets, temperature=1.0)
     torch.testing.assert_close(found, naive(hidden, weight, targets, 1.0))
+    monkeypatch.setattr(module, "PLAIN_UP_TO", TOKENS * VOCABULARY - 1)
+    with pytest.raises(AttributeError, match="apply"):  # the other path, which is gone
+        linear_logprobs(hidden, weight, targets, temperature=1.0)
 
 
 def test_targets_of_another_number_are_refused_by_name() -> None:

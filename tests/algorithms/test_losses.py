@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 import math
+import struct
 
 import pytest
 import torch
 from torch import Tensor
 
-from skyrl.algorithms.clipped_losses import GMPOLoss, GSPOLoss, RegularLoss
-from skyrl.algorithms.covariance_losses import ClipCovLoss
+from skyrl.algorithms.clipped_losses import GMPOLoss, GSPOLoss, RegularLoss, SAPOLoss
+from skyrl.algorithms.covariance_losses import ClipCovLoss, KLCovLoss
 from skyrl.algorithms.kl import kl_estimate
 from skyrl.algorithms.kl_control import AdaptiveKLController
-from skyrl.algorithms.logprobs import entropy
+from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.algorithms.losses import LossInputs, PolicyLoss, ppo_clip
 from skyrl.algorithms.reductions import prompt_mean, sequence_mean, token_mean
 from skyrl.algorithms.rollout_losses import DPPOLoss
@@ -247,3 +248,63 @@ def test_the_weight_of_the_penalty_moves_by_at_most_a_fifth_in_a_horizon(
     control = AdaptiveKLController(0.2, target=0.1, horizon=100)
     control.update(divergence, samples)  # 0.2 (1 + (KL / 0.1 - 1) samples / 100), the bracket within +-0.2
     assert control.value == pytest.approx(value)
+
+
+def test_a_log_probability_is_that_of_the_tempered_distribution() -> None:
+    logits = torch.tensor([[2 * math.log(3.0), 0.0]]).expand(2, 2)  # at temperature 2: 3/4 and 1/4
+    found = token_logprobs(logits, torch.tensor([0, 1]), temperature=2.0)
+    assert found.tolist() == pytest.approx([math.log(3 / 4), math.log(1 / 4)])
+
+
+def of_tokens(logprobs: list[float], old: list[float], advantages: list[float]) -> LossInputs:
+    """One answer, all of whose tokens are selected."""
+    new, before, gains = (torch.tensor([each]) for each in (logprobs, old, advantages))
+    mask = torch.ones_like(new, dtype=torch.bool)
+    return LossInputs(logprobs=new, old_logprobs=before, rollout_logprobs=before, advantages=gains, mask=mask)
+
+
+def test_what_is_not_selected_becomes_zero() -> None:
+    mask, nothing = torch.tensor([[True, False]]), torch.tensor([[5.0, math.nan]])
+    names = ("logprobs", "old_logprobs", "rollout_logprobs", "advantages")
+    selected = LossInputs.selected(mask, **dict.fromkeys(names, nothing))
+    assert [getattr(selected, name).tolist() for name in names] == [[[5.0, 0.0]]] * 4
+
+
+def test_gmpo_holds_a_token_beyond_its_bounds_in_the_direction_of_its_advantage_only() -> None:
+    inputs = of_tokens(
+        [-1.0, -0.75, -0.75, -0.75, -2.0, -2.25, -2.25, -2.25],
+        [-1.5, -1.5, -1.5, -1.5, -1.5, -1.5, -1.5, -1.5],  # log-ratios 1/2, then 3/4; -1/2, then -3/4
+        [1.0, 0.25, 0.0, -1.0, -1.0, -0.25, 0.0, 1.0],
+    )
+    found = GMPOLoss(log_low=0.5, log_high=0.5).measure(inputs)["clip_ratio"]
+    assert found.tolist() == [[False, True, False, False, False, True, False, False]]
+
+
+def test_sapo_gates_any_good_token_with_its_own_temperature() -> None:
+    inputs = of_tokens([0.0, 0.0], [-math.log(2.0)] * 2, [0.5, -0.5])  # ratio 2: -(4 / tau) sigmoid(tau) A
+    found = SAPOLoss(tau_pos=1.0, tau_neg=2.0)(inputs)
+    torch.testing.assert_close(found, torch.tensor([[-2 / (1 + math.exp(-1.0)), 1 / (1 + math.exp(-2.0))]]))
+
+
+@pytest.mark.parametrize(("share", "penalised"), [(0.0, {0}), (0.25, {0}), (0.5, {0, 3})])
+def test_kl_cov_penalises_its_share_of_the_tokens_and_at_least_one(share: float, penalised: set[int]) -> None:
+    inputs = of_tokens([-1.0, -2.0, -3.0, -4.0], [-2.0, -3.0, -4.0, -5.0], [3.0, 1.0, 0.0, 0.0])
+    loss = KLCovLoss(share=share, coefficient=7.0)(inputs)  # covariances 3, 0, 0.5, 1.5
+    expected = [-math.e * gain + 7.0 * (place in penalised) for place, gain in enumerate([3.0, 1.0, 0.0, 0.0])]
+    torch.testing.assert_close(loss, torch.tensor([expected]))
+
+
+def lowbias32(value: float) -> int:
+    """Chris Wellons' hash of 32 bits, in plain integers, of a float32."""
+    bits = int.from_bytes(struct.pack("<f", value), "little")
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        bits = ((bits ^ (bits >> shift)) * factor) % 2**32
+    return bits ^ (bits >> 16)
+
+
+def test_clip_cov_draws_the_tokens_whose_log_probabilities_have_the_smallest_hashes() -> None:
+    logprobs = [-0.01 * place for place in range(1, 201)]
+    loss = ClipCovLoss(clip_low=0.2, clip_high=0.2, share=0.25, covariance_low=-9.0, covariance_high=9.0)
+    drawn = loss.measure(of_tokens(logprobs, logprobs, [1.0, -1.0] * 100))["clip_ratio"][0]
+    smallest = sorted(range(200), key=lambda place: lowbias32(logprobs[place]))[:50]
+    assert drawn.nonzero().flatten().tolist() == sorted(smallest)

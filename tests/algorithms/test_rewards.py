@@ -57,6 +57,7 @@ def normalized(
         std_level=std,
         leave_one_out=leave_one_out,
         unbiased=unbiased,
+        eps=1e-5,
     )
     return found.tolist()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -56,18 +57,50 @@ def without(body: Body, key: str) -> None:
     del body[key]
 
 
-MANIFESTS: dict[str, Callable[[Body], Any]] = {
-    **{f"no {key}": partial(without, key=key) for key in ("step", "files", "config", "format")},
-    "another step": lambda body: body.update(step=4),
-    "a later format": lambda body: body.update(format=99),
-    "a file above": lambda body: body["files"].update({"../outside": {"size": 7, "xxh3_128": ZEROS}}),
-    "a file inside and above": lambda body: body["files"].update({"policy/../../x": {"size": 7, "xxh3_128": ZEROS}}),
-    "an absolute file": lambda body: body["files"].update({"/outside": {"size": 7, "xxh3_128": ZEROS}}),
-    "a negative size": lambda body: body["files"]["state.json"].update(size=-1),
-    "a file that is itself": lambda body: body["files"].update({"manifest.json": {"size": 7, "xxh3_128": ZEROS}}),
-    "no state": lambda body: body["files"].pop("state.json") and None,
-    "metrics that are none": lambda body: body.update(metrics={"loss": "low"}),
-    "ranks that are none": lambda body: body.update(world_size={"policy": 0}),
+def a_file(name: str = "other", **of: object) -> Callable[[Body], Any]:
+    """One more file in the manifest, or another entry for one that is there."""
+    return lambda body: body["files"].update({name: {"size": 7, "xxh3_128": ZEROS} | of})
+
+
+def with_(**members: object) -> Callable[[Body], Any]:
+    return lambda body: body.update(members)
+
+
+MANIFESTS: dict[str, tuple[Callable[[Body], Any], str]] = {
+    **{
+        f"no {key}": (partial(without, key=key), f"is not what a run writes: it has no '{key}'")
+        for key in ("step", "files", "config", "format", "fingerprint", "derived", "metrics", "schema_version")
+    },
+    "another step": (with_(step=4), "is of step 4: the folder was renamed"),
+    "a step that is none": (with_(step=-1), "its step is not a whole number from 0"),
+    "a step that is true": (with_(step=True), "its step is not a whole number from 0"),
+    "a later format": (with_(format=99), "has the format 99, and this version reads up to 1"),
+    "a format that is none": (with_(format="1"), "its format is not a whole number from 0"),
+    "a schema version that is none": (with_(schema_version=1.5), "its schema_version is not a whole number from 0"),
+    "a fingerprint that is none": (with_(fingerprint=7), "its fingerprint is not a text"),
+    "a configuration that is none": (with_(config=[]), "its config is not a table"),
+    "derived paths that are a text": (with_(derived="abc"), "derived is no list of paths"),
+    "derived paths that are numbers": (with_(derived=["trainer.seed", 7]), "derived is no list of paths"),
+    "versions that are numbers": (with_(versions={"python": 3}), "its versions are not texts"),
+    "metrics that are none": (with_(metrics={"loss": "low"}), "its metrics are not finite numbers"),
+    "metrics that are true": (with_(metrics={"loss": True}), "its metrics are not finite numbers"),
+    "metrics in a list": (with_(metrics=[0.5]), "its metrics are not finite numbers"),
+    "ranks that are none": (with_(world_size={"policy": 0}), "world_size has no counts of ranks"),
+    "ranks that are halves": (with_(world_size={"policy": 1.5}), "world_size has no counts of ranks"),
+    "files in a list": (with_(files=[]), "its files are not a table"),
+    "a file above": (a_file("../outside"), "'../outside' is not the name of a file in the checkpoint"),
+    "a file inside and above": (a_file("policy/../../x"), "'policy/../../x' is not the name of a file"),
+    "a file beside": (a_file("./x"), "'./x' is not the name of a file"),
+    "an absolute file": (a_file("/outside"), "'/outside' is not the name of a file"),
+    "a file of Windows": (a_file("policy\\x"), "is not the name of a file"),
+    "a file that is itself": (a_file("manifest.json"), "'manifest.json' is not the name of a file"),
+    "a file that is a text": (lambda body: body["files"].update(other="x"), "the size of other is not a whole number"),
+    "a negative size": (a_file("state.json", size=-1), "the size of state.json is not a whole number from 0"),
+    "a digest that is none": (a_file(xxh3_128=7), "the digest of other is not one of xxh3-128"),
+    "a digest that is short": (a_file(xxh3_128=ZEROS[1:]), "the digest of other is not one of xxh3-128"),
+    "a digest that is no number": (a_file(xxh3_128="g" + ZEROS[1:]), "the digest of other is not one of xxh3-128"),
+    "a digest of another file": (a_file("state.json", size=40), "state.json is damaged"),
+    "no state": (lambda body: body["files"].pop("state.json") and None, "state.json is not in the manifest"),
 }
 HEADERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "a header of 18 GB": (b"{}", {"length": 18 * 10**9}),
@@ -91,13 +124,18 @@ HEADERS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"data": bytes(8)},
     ),
     "a start beyond the tensor": (header() | {"__metadata__": {"pieces": '{"w": [[2], 7]}'}}, {"data": bytes(8)}),
+    "a piece that ends beyond the tensor": (
+        header() | {"__metadata__": {"pieces": '{"w": [[2], 1]}'}},
+        {"data": bytes(8)},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_a_manifest_that_somebody_made_up_is_refused_by_its_path(name: str, saved: Path) -> None:
-    make_up(saved, MANIFESTS[name])
-    with pytest.raises(ResumeError, match=str(saved)):
+    change, message = MANIFESTS[name]
+    make_up(saved, change)
+    with pytest.raises(ResumeError, match=f"^{re.escape(str(saved))}/.*{re.escape(message)}"):
         load_checkpoint(saved)
 
 

@@ -84,8 +84,48 @@ def test_what_may_pass_is_tried_again_and_what_will_not_is_raised_at_once() -> N
 
     assert patiently(fails_twice) == "there"
     assert tries == [0, 1, 2]
-    assert not may_pass(FileNotFoundError())
-    assert not may_pass(PermissionError())
+
+
+def of_obstore(name: str, text: str = "") -> Exception:
+    """An exception as obstore raises it: known by its module and its name alone."""
+    kind = type(name, (Exception,), {"__module__": "obstore.exceptions"})
+    error: Exception = kind(text)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "may"),
+    [
+        (OSError("reset"), True),
+        (TimeoutError(), True),
+        (ConnectionError(), True),
+        (FileNotFoundError(), False),
+        (FileExistsError(), False),
+        (PermissionError(), False),
+        (NotADirectoryError(), False),
+        (IsADirectoryError(), False),
+        (ValueError("a mistake of ours"), False),
+        (of_obstore("GenericError", "503 SlowDown"), True),
+        (of_obstore("GenericError", "404: NoSuchBucket"), False),
+        (of_obstore("NotFoundError"), False),
+        (of_obstore("PermissionDeniedError"), False),
+        (of_obstore("UnauthenticatedError"), False),
+        (of_obstore("UnknownConfigurationKeyError"), False),
+    ],
+    ids=repr,
+)
+def test_what_will_not_pass_by_itself_is_not_tried_again(error: Exception, may: bool) -> None:
+    assert may_pass(error) == may
+
+
+def test_errors_of_the_library_become_errors_of_files_and_ours_stay() -> None:
+    def fail(error: Exception) -> None:
+        raise error
+
+    with pytest.raises(OSError, match=r"^NotFoundError: no such key$"):
+        patiently(fail, of_obstore("NotFoundError", "no such key\nand more"))
+    with pytest.raises(ValueError, match="a mistake of ours"):
+        patiently(fail, ValueError("a mistake of ours"))
 
 
 def test_an_address_of_no_known_kind_is_a_message() -> None:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
 import random
+from functools import partial
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from skyrl.checkpoint.handover import WeightFiles
 from skyrl.checkpoint.manifest import read_manifest
 from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
 from skyrl.checkpoint.storage import Disk
-from skyrl.checkpoint.store import CheckpointStore, load_checkpoint
+from skyrl.checkpoint.store import CheckpointStore, load_checkpoint, readable, without_what_is_not_finite
 from skyrl.errors import ResumeError, RunError
 from tests.checkpoint.faulty import (
     DAMAGES,
@@ -315,3 +319,93 @@ def test_the_best_by_a_metric_are_kept_with_the_newest(tmp_path: Path) -> None:
     for step, score in enumerate([0.1, 0.9, 0.3, 0.2, 0.8, 0.1, 0.1], start=1):
         store.save(checkpoint(step, score=score))
     assert store.steps() == [2, 4, 5, 7]
+
+
+# Messages, numbers, files and weights
+
+
+def test_a_checkpoint_of_unknown_size_that_cannot_be_written_has_no_size_in_its_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tired(*arguments: object) -> None:
+        raise OSError("the disk is tired")
+
+    monkeypatch.setattr(Disk, "names", tired)
+    monkeypatch.setattr(Disk, "write", tired)
+    store = CheckpointStore(tmp_path)
+    for write in (partial(store.begin, 3), partial(store.finish, checkpoint(3), [])):
+        with pytest.raises(RunError) as raised:
+            write()
+        assert str(raised.value) == (
+            f"the checkpoint {tmp_path}/global_step_3 cannot be written: the disk is tired. "
+            "The checkpoints before it are intact"
+        )
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1000, "1.0 kB"),
+        (1_500_000, "1.5 MB"),
+        (2 * 10**9, "2.0 GB"),
+        (10**12, "1.0 TB"),
+        (10**16, "10000.0 TB"),
+    ],
+)
+def test_bytes_are_written_in_the_unit_that_makes_a_short_number(size: int, text: str) -> None:
+    assert readable(size) == text
+
+
+def test_numbers_that_json_does_not_have_are_left_out_of_metrics_and_refused_in_the_state(tmp_path: Path) -> None:
+    odd = {"nan": math.nan, "more": math.inf, "less": -math.inf, "loss": -1.5}
+    assert without_what_is_not_finite(odd) == {"loss": -1.5}
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        CheckpointStore(tmp_path).finish(attrs.evolve(checkpoint(1), state=odd), [])
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        CheckpointStore(tmp_path).save(checkpoint(1, **odd))
+
+
+def test_any_part_of_a_file_can_be_read(place: str) -> None:
+    storage = CheckpointStore(place).storage
+    storage.write("folder/file", [b"abc", b"defg"])
+    assert storage.size("folder/file") == 7
+    assert b"".join(map(bytes, storage.chunks("folder/file"))) == b"abcdefg"
+    parts = [(), (0,), (2,), (0, 3), (2, 3), (6, 1), (7, 0), (3, 0)]
+    found = [bytes(storage.read("folder/file", *part)) for part in parts]
+    assert found == [b"abcdefg", b"abcdefg", b"cdefg", b"abc", b"cde", b"g", b"", b""]
+    assert (storage.names(), storage.names("folder"), storage.names("nothing")) == (["folder"], ["file"], [])
+    storage.remove("folder")
+    storage.remove("folder")
+    assert storage.names() == []
+
+
+def test_a_file_that_ends_too_early_is_an_error_that_names_the_byte(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abcdefg")
+    with pytest.raises(OSError, match="file ends before byte 8"):
+        Disk(tmp_path).read("file", 5, 3)
+
+
+def test_making_a_folder_durable_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    Disk(tmp_path).flush("")
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_weights_are_handed_over_in_files_of_at_most_a_size_each_of_whole_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyrl.checkpoint.handover.FILE_BYTES", 16)
+    weights = {name: torch.full((2,), float(number)) for number, name in enumerate("abcde")}  # 8 bytes each
+    hand_over = WeightFiles(storage=Disk(tmp_path), folder="w")
+    assert hand_over(iter(weights.items())) == ("0.safetensors", "1.safetensors", "2.safetensors")
+    assert [list(load_file(tmp_path / "w" / f"{number}.safetensors")) for number in range(3)] == [
+        ["model.a", "model.b"], ["model.c", "model.d"], ["model.e"],
+    ]  # fmt: skip
+    found = StoredTensors(Disk(tmp_path), "w", ("0.safetensors", "1.safetensors", "2.safetensors"))
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        f"model.{name}": weight.tolist() for name, weight in weights.items()
+    }
+    assert hand_over(iter(list(weights.items())[:4])) == ("0.safetensors", "1.safetensors")
+    assert hand_over(iter([])) == ()

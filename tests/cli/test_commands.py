@@ -39,7 +39,7 @@ def run_toml(nano: Path, tmp_path: Path) -> Path:
         *tables, key = path.split(".")
         table = nested
         for name in tables:
-            table = table.setdefault(name, {})  # type: ignore[assignment]
+            table = table.setdefault(name, {})  # type: ignore[assignment]  # goes down one table
         table[key] = value
     file = tmp_path / "run.toml"
     file.write_text(tomli_w.dumps(nested), encoding="utf-8")
@@ -59,6 +59,7 @@ def test_a_run_ends_with_where_everything_is_and_what_it_achieved(run_toml: Path
     assert lines[-1].startswith("accuracy before 0.") and " after 0." in lines[-1]
     assert any("trained model" in line for line in lines)
     assert "step 2/2  reward 0." in done.stderr
+    assert "accelerator" not in done.stdout + done.stderr
     again = skyrl("run", "run.toml", cwd=tmp_path)
     assert again.returncode == 0
     assert "nothing was trained" in again.stdout

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,9 +11,6 @@ from click.testing import CliRunner
 
 from skyrl.cli.main import cli
 from skyrl.errors import ConfigError
-from skyrl.interop.areal import convert_keys
-from skyrl.interop.report import Conversion
-from skyrl.interop.skyrl_scripts import convert_overrides
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -33,7 +27,8 @@ FILES = {
     "    kl_estimator_type: k4\ngenerator:\n  inference_engine:\n    backend: torch\n  top_p: 0.9\n",
     "grpo.yaml": "experiment_name: gsm8k-grpo\ngconfig: {n_samples: 4, temperature: 0.9}\nactor:\n"
     "  path: Qwen/Qwen2.5-1.5B\n  group_size: ${gconfig.n_samples}\n  temperature: ${gconfig.temperature}\n"
-    "  reward_scaling: 10.0\n  optimizer: {lr: 2e-6, type: adam, eps: 1e-5}\n  log_agent_stats: true\n",
+    "  reward_scaling: 10.0\n  kl_ctl: 0.0\n  adv_norm: {mean_level: group, std_level: group}\n"
+    "  optimizer: {lr: 2e-6, type: adam, eps: 1e-5}\n  log_agent_stats: true\n",
     "own.toml": 'extends = "base.toml"\n\n[trainer.algorithm]\nclass = "mine.py:Bonus"\nbrevity = 0.001\n',
 }
 
@@ -77,24 +72,3 @@ def test_an_example_prints_what_its_page_shows(page: str, command: str, output: 
 
 def stripped(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.strip().splitlines())
-
-
-def test_the_page_counts_what_becomes_of_the_settings_of_other_houses() -> None:
-    reference, page = DOCS.parent / "tests" / "reference", (DOCS / "coming-from.md").read_text()
-    scripts = json.loads((reference / "skyrl_overrides_hydra_era.json").read_text())["scripts"]
-    skyrl = sum(
-        (Counter(convert_overrides(each["overrides"], each["script"]).counts()) for each in scripts), Counter[str]()
-    )
-    kept = skyrl["kept"] + skyrl["derived"]
-    assert f"of {skyrl.total()} in its Hydra-era scripts {kept} are kept or derived" in page
-    assert f"{skyrl['renamed']} renamed and {skyrl['refused']} refused" in page.replace("\n", " ")
-    files = json.loads((reference / "areal_yaml_keys.json").read_text())
-    areal = total(convert_keys(keys, name) for name, keys in files.items())
-    assert f"Of the {areal.total()} settings in {len(files)} of AReaL's own examples" in page
-    assert f"{areal['renamed']} are renamed, {areal['derived'] + areal['needless']} need nothing" in page
-    assert f"and {areal['not yet']} wait" in page.replace("\n", " ")
-
-
-def total(conversions: Iterable[Conversion]) -> Counter[str]:
-    """Outcome -> how many settings had it."""
-    return Counter(line.outcome for each in conversions for line in each.lines)

@@ -10,9 +10,13 @@ STEPS: dict[str, Any] = {"generator.step_wise_trajectories": True}
 ANEW: dict[str, Any] = {"generator.chat_template.name_or_path": "qwen3_with_thinking", "generator.max_turns": 2}
 MEGATRON: dict[str, Any] = {"trainer.strategy": "megatron", "generator.inference_engine.backend": "vllm"}
 PROFILER = "trainer.policy.megatron_config.torch_profiler_config."
+DEEPSPEED: dict[str, Any] = {"trainer.strategy": "deepspeed"}
 ZERO = "trainer.policy.deepspeed_config.zero_optimization."
 VLLM: dict[str, Any] = {"generator.inference_engine.backend": "vllm"}
 EXTRA = "generator.sampling_params.additional_kwargs"
+PRESCALE = "trainer.policy.deepspeed_config.prescale_gradients"
+WRAP = "trainer.policy.fsdp_config.wrap_policy"
+APART: dict[str, Any] = {"trainer.placement.colocate_all": False, "trainer.placement.colocate_policy_ref": False}
 LORA: dict[str, Any] = {"trainer.policy.model.lora.rank": 8}
 INIT = "trainer.policy.model.lora.init_method"
 REENTRANT = "trainer.gradient_checkpointing_use_reentrant"
@@ -142,10 +146,47 @@ LEARNER_CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         )
     ],
     "state_on_a_drive_has_a_folder": [
+        ({**DEEPSPEED, ZERO + "offload_optimizer.device": "nvme"}, ZERO + "offload_optimizer.nvme_path"),
         (
-            {"trainer.strategy": "deepspeed", ZERO + "offload_optimizer.device": "nvme"},
-            ZERO + "offload_optimizer.nvme_path",
+            {
+                **DEEPSPEED,
+                ZERO + "stage": 2,
+                ZERO + "offload_optimizer.device": "nvme",
+                ZERO + "offload_optimizer.nvme_path": "/drive",
+            },
+            ZERO + "offload_optimizer.device",
+        ),
+    ],
+    "modules_are_named_in_a_list": [
+        ({**LORA, "trainer.policy.model.lora.exclude_modules": "q_proj"}, "trainer.policy.model.lora.exclude_modules"),
+        ({**LORA, "trainer.policy.model.lora.target_modules": "q_proj"}, "trainer.policy.model.lora.target_modules"),
+        ({**LORA, "trainer.policy.model.lora.target_modules": "*_proj"}, "trainer.policy.model.lora.target_modules"),
+    ],
+    "units_of_sharding_are_named_as_fsdp_reads_them": [
+        ({WRAP: {"min_num_params": 100}}, WRAP),
+        ({WRAP: {"transformer_layer_cls_to_wrap": [1]}}, WRAP),
+    ],
+    "gradients_are_divided_where_deepspeed_can": [
+        ({**DEEPSPEED, PRESCALE: True}, PRESCALE),
+        ({**DEEPSPEED, PRESCALE: True, ZERO + "stage": 2}, PRESCALE),
+    ],
+    "buckets_of_weights_are_aligned": [
+        ({**DEEPSPEED, ZERO + "stage": 1, ZERO + "allgather_bucket_size": 7}, ZERO + "allgather_bucket_size")
+    ],
+    "second_copies_of_the_weights_are_whole": [
+        (
+            {
+                **DEEPSPEED,
+                **APART,
+                "trainer.placement.policy_num_gpus_per_node": 4,
+                ZERO + "zero_hpz_partition_size": 3,
+            },
+            ZERO + "zero_hpz_partition_size",
         )
+    ],
+    "integers_are_made_on_gpus": [
+        ({**DEEPSPEED, ZERO + "zero_quantized_weights": True}, ZERO + "zero_quantized_weights"),
+        ({**DEEPSPEED, ZERO + "zero_quantized_gradients": True}, ZERO + "zero_quantized_gradients"),
     ],
 }
 
@@ -188,6 +229,17 @@ SILENT_CASES: dict[str, dict[str, Any]] = {
         ZERO + "offload_optimizer.device": "nvme",
         ZERO + "offload_optimizer.nvme_path": "/drive",
     },
+    "modules_are_named_in_a_list": {**LORA, "trainer.policy.model.lora.exclude_modules": ["q_proj"]},
+    "units_of_sharding_are_named_as_fsdp_reads_them": {WRAP: {"transformer_layer_cls_to_wrap": ["QwenDecoderLayer"]}},
+    "gradients_are_divided_where_deepspeed_can": {**DEEPSPEED, PRESCALE: True, ZERO + "stage": 0},
+    "buckets_of_weights_are_aligned": {**DEEPSPEED, ZERO + "stage": 1, ZERO + "allgather_bucket_size": 8},
+    "second_copies_of_the_weights_are_whole": {
+        **DEEPSPEED,
+        **APART,
+        "trainer.placement.policy_num_gpus_per_node": 4,
+        ZERO + "zero_hpz_partition_size": 2,
+    },
+    "integers_are_made_on_gpus": {**DEEPSPEED, "trainer.device": "cuda", ZERO + "zero_quantized_weights": True},
 }
 
 SAMPLING = "generator.sampling_params."

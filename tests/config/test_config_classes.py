@@ -307,9 +307,9 @@ def test_type_checkers_know_what_evolving_takes() -> None:
     run: SkyRLTrainConfig = evolve_at(SkyRLTrainConfig(), "trainer.epochs", 2)
     assert trainer.epochs == run.trainer.epochs == 2
     with pytest.raises(ConfigError):
-        attrs.evolve(trainer, epochs="two")  # type: ignore[arg-type]
+        attrs.evolve(trainer, epochs="two")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(TypeError):
-        attrs.evolve(trainer, epoch=2)  # type: ignore[call-arg]
+        attrs.evolve(trainer, epoch=2)  # type: ignore[call-arg]  # wrong on purpose
 
 
 # OmegaConf

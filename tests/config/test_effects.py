@@ -26,18 +26,7 @@ EVALUATION = "generator.eval_sampling_params."
 ENGINE = "generator.inference_engine."
 
 OFF: dict[str, dict[str, Any]] = {
-    **{
-        f"trainer.{model}.optimizer_config.warmup_steps_proportion": {
-            **(CRITIC if model == "critic" else {}),
-            f"trainer.{model}.optimizer_config.scheduler": "constant",
-        }
-        for model in ("policy", "critic")
-    },
-    # effect: what switches it off, and nothing around it, where the run of RUNNABLE does not
-    **{
-        f"trainer.critic.optimizer_config.{name}": CRITIC
-        for name in ("min_lr_ratio", "num_decay_steps", "warmup_start_ratio")
-    },
+    # effect: what switches it off, where the run of RUNNABLE does not
     "trainer.algorithm.kl_loss_coef": NO_KL,
     "trainer.algorithm.kl_estimator_type": NO_KL,
     "trainer.ref": NO_KL,
@@ -46,8 +35,6 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.faults.on_stall": {"trainer.faults.stall_timeout_seconds": None},
     "trainer.placement.ref_num_nodes": NO_KL,
     "trainer.placement.ref_num_gpus_per_node": NO_KL,
-    "trainer.policy.fsdp_config.mixed_precision": {"trainer.strategy": "deepspeed"},
-    "trainer.ref.fsdp_config.mixed_precision": {"trainer.strategy": "deepspeed"},
     "trainer.algorithm.grpo_norm_by_std": {"trainer.algorithm.advantage_estimator": "rloo"},
     "trainer.algorithm.eps_clip_low": {"trainer.algorithm.policy_loss_type": "sapo"},
     "trainer.algorithm.eps_clip_high": {"trainer.algorithm.policy_loss_type": "sapo"},
@@ -60,6 +47,7 @@ OFF: dict[str, dict[str, Any]] = {
     "environment.skyrl_gym.math_equivalence": {"environment.env_class": "multiply"},
     **{effect.path: RECORDED for effect in ROLLOUT_EFFECTS if effect.acts is samples},
     "data.val_data": NO_EVALUATION,
+    **{f"generator.{table}.max_tokens": RECORDED for table in ("sampling_params", "eval_sampling_params")},
     EVALUATION + "temperature": {EVALUATION + "greedy": True},
     "generator.merge_stepwise_output": SINGLE,
     "environment.skyrl_gym.reward_model.timeout": {"environment.env_class": "reward_model"},
@@ -82,9 +70,6 @@ ON: dict[str, dict[str, Any]] = {
         "trainer.placement.colocate_all": False,
     },
     "trainer.faults.max_roll_backs": {"trainer.faults.on_non_finite": "roll_back"},
-    "trainer.critic.optimizer_config": CRITIC,
-    "trainer.critic.fsdp_config": CRITIC,
-    "trainer.critic.deepspeed_config": CRITIC,
     "trainer.placement.critic_num_nodes": CRITIC,
     "trainer.placement.critic_num_gpus_per_node": CRITIC,
     "trainer.critic_mini_batch_size": CRITIC,
@@ -136,23 +121,13 @@ ON: dict[str, dict[str, Any]] = {
     "trainer.algorithm.clip_cov": {"trainer.algorithm.policy_loss_type": "clip_cov"},
     "trainer.algorithm.kl_cov": {"trainer.algorithm.policy_loss_type": "kl_cov"},
     "trainer.algorithm.tis_imp_ratio_cap": {"trainer.algorithm.use_tis": True},
-    "trainer.policy.deepspeed_config": {"trainer.strategy": "deepspeed"},
-    "trainer.ref.deepspeed_config": {"trainer.strategy": "deepspeed"},
-    **{
-        f"trainer.{model}.fsdp_config.{name}": {f"trainer.placement.{model}_num_gpus_per_node": 2}
-        for model in ("policy", "ref")
-        for name in ("cpu_offload", "reshard_after_forward", "fsdp_size", "wrap_policy")
-    },
-    "trainer.policy.optimizer_config.offload_after_step": CUDA,
     "trainer.log_path": RAY,
     "trainer.recover_retries": {"trainer.recover_mode": "auto"},
     "trainer.ckpt_keep_every": {"trainer.max_ckpts_to_keep": 2},
     "trainer.ckpt_keep_best": {"trainer.max_ckpts_to_keep": 2},
     **{f"trainer.{name}": {"trainer.ckpt_keep_best": 2} for name in ("ckpt_best_metric", "ckpt_best_is")},
-    "trainer.policy.model.lora": {"trainer.policy.model.lora.rank": 8},
-    "trainer.critic.model.lora": {**CRITIC, "trainer.critic.model.lora.rank": 8},
     "trainer.placement.colocate_all": RAY,
-    "trainer.placement.colocate_policy_ref": RAY,
+    "trainer.placement.colocate_policy_ref": {**RAY, "trainer.placement.colocate_all": False},
     "trainer.placement.ray_address": RAY,
     "trainer.placement.start_timeout_seconds": RAY,
     "trainer.placement.call_timeout_seconds": RAY,
@@ -178,15 +153,6 @@ ON: dict[str, dict[str, Any]] = {
         "environment.env_class": "reward_model",
         "environment.skyrl_gym.reward_model.url": "http://localhost/score",
     },
-    **{
-        f"trainer.{model}.optimizer_config.{name}": {**more, f"trainer.{model}.optimizer_config.{switch}": value}
-        for model, more in (("policy", {}), ("critic", CRITIC))
-        for name, switch, value in (
-            ("min_lr_ratio", "scheduler", "cosine"),
-            ("num_decay_steps", "scheduler", "warmup_stable_decay"),
-            ("warmup_start_ratio", "num_warmup_steps", 3),
-        )
-    },
     "environment.skyrl_gym.llm_as_a_judge": {"environment.env_class": "llm_as_a_judge"},
     **{
         effect.path: {"generator.inference_engine.backend": "vllm"}
@@ -205,6 +171,10 @@ ON: dict[str, dict[str, Any]] = {
         "generator.inference_engine.backend": "vllm",
     },
 }
+ELSEWHERE = tuple(f"trainer.{model}." for model in ("policy", "critic", "ref"))
+"""Tables whose conditions `test_effects_of_models.py` tests."""
+
+TESTED = [effect for effect in EFFECTS if not effect.path.startswith(ELSEWHERE)]
 
 
 def leaf_in(path: str) -> str:
@@ -225,7 +195,7 @@ def told(path: str, values: dict[str, Any]) -> list[Problem]:
     return [problem for problem in warnings(values) if problem.path == path]
 
 
-@each(EFFECTS)
+@each(TESTED)
 def test_a_written_value_that_does_nothing_is_told(effect: Effect) -> None:
     leaf = leaf_in(effect.path)
     [problem] = told(effect.path, OFF.get(effect.path, {}) | {leaf: OTHERS[leaf]})
@@ -233,30 +203,19 @@ def test_a_written_value_that_does_nothing_is_told(effect: Effect) -> None:
     assert problem.message == f"has no effect in this run: it acts only when {effect.when}"
 
 
-@each(effect for effect in EFFECTS if not any(path.startswith(f"{effect.path}.") for path in RUNNABLE))
+@each(effect for effect in TESTED if not any(path.startswith(f"{effect.path}.") for path in RUNNABLE))
 def test_a_value_that_was_not_written_is_not_told(effect: Effect) -> None:
     assert told(effect.path, OFF.get(effect.path, {})) == []
 
 
-@each(EFFECTS)
+@each(TESTED)
 def test_a_written_value_that_acts_is_not_told(effect: Effect) -> None:
     leaf = leaf_in(effect.path)
     assert told(effect.path, {leaf: OTHERS[leaf]} | ON.get(effect.path, {})) == []
 
 
-@pytest.mark.parametrize("path", ["trainer.placement.colocate_all", "trainer.placement.colocate_policy_ref"])
-def test_who_shares_the_gpu_of_one_process_is_not_told(path: str) -> None:
-    assert told(path, CUDA | {path: False}) == []
-
-
-def test_an_optimizer_that_makes_room_for_nobody_is_told() -> None:
-    path = "trainer.policy.optimizer_config.offload_after_step"
-    apart = {"trainer.placement.colocate_all": False, "trainer.placement.colocate_policy_ref": False}
-    assert told(path, CUDA | {path: False}) == []
-    assert len(told(path, CUDA | apart | {path: False})) == 1
-    with_the_reference = CUDA | {"trainer.placement.colocate_all": False, path: False}
-    assert told(path, with_the_reference) == []
-    assert len(told(path, with_the_reference | NO_KL)) == 1
+def test_who_shares_the_gpu_of_one_process_is_not_told() -> None:
+    assert told("trainer.placement.colocate_all", CUDA | {"trainer.placement.colocate_all": False}) == []
 
 
 def test_nothing_is_told_about_the_run_that_was_not_asked_for_anything() -> None:
@@ -288,6 +247,12 @@ def test_a_table_that_does_nothing_is_told_in_place_of_its_fields() -> None:
 def test_the_share_of_a_gpu_is_told_where_the_cache_has_its_own_size(values: dict[str, Any], is_told: bool) -> None:
     path = ENGINE + "gpu_memory_utilization"
     assert bool(told(path, {ENGINE + "backend": "vllm", path: 0.5} | values)) is is_told
+
+
+@pytest.mark.parametrize(("tokens", "is_told"), [(1535, False), (1536, True)])
+def test_a_limit_that_the_longest_sequence_keeps_is_told(tokens: int, is_told: bool) -> None:
+    path = "generator.sampling_params.max_tokens"  # beside inputs of 512 tokens and answers of 1,024
+    assert bool(told(path, {path: tokens})) is is_told
 
 
 def test_a_single_turn_that_a_stop_text_ends_is_closed_as_conversations_are() -> None:

@@ -102,7 +102,7 @@ def test_the_class_decides_what_a_word_of_the_command_line_means(losses: str) ->
 
 def test_settings_may_be_written_before_the_name(losses: str) -> None:
     before = load([], [f"{ALGORITHM}policy_loss.width=0.5", f"{ALGORITHM}policy_loss_type={losses}"])
-    assert before.config.trainer.algorithm.policy_loss.width == 0.5  # type: ignore[attr-defined]
+    assert before.config.trainer.algorithm.policy_loss.width == 0.5  # type: ignore[attr-defined]  # of a class of one's own
     assert before.origins[f"{ALGORITHM}policy_loss.width"][-1].place == "argument 1"
 
 
@@ -157,7 +157,7 @@ def test_an_instance_may_stand_there() -> None:
     class Own:
         width: float = 0.1
 
-    algorithm = AlgorithmConfig(policy_loss=Own(width=0.7))  # type: ignore[arg-type]
+    algorithm = AlgorithmConfig(policy_loss=Own(width=0.7))  # type: ignore[arg-type]  # of a class of one's own
     assert cattrs.unstructure(algorithm)["policy_loss"] == {"width": 0.7}
 
 

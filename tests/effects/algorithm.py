@@ -37,15 +37,16 @@ def small_batch() -> TrainingBatch:
     def logprobs(spread: float) -> torch.Tensor:
         return torch.where(mask, -2.0 + spread * torch.randn(mask.shape, generator=numbers), 0.0)
 
+    groups = torch.arange(8) // 2
     return TrainingBatch(
-        input_ids=torch.randint(0, 250, mask.shape, generator=numbers),
+        input_ids=torch.where(columns == 0, groups.unsqueeze(1), torch.randint(9, 250, mask.shape, generator=numbers)),
         lengths=lengths,
         loss_mask=mask,
         rollout_logprobs=logprobs(0.7),
         old_logprobs=logprobs(0.7),
         ref_logprobs=logprobs(0.5),
         rewards=torch.where(mask, torch.randn(mask.shape, generator=numbers), 0.0),
-        groups=torch.arange(8) // 2,
+        groups=groups,
         answer_lengths=lengths - 1,
         baselines=torch.randn(8, generator=numbers),
         advantages=torch.where(mask, torch.randn(mask.shape, generator=numbers), 0.0),
@@ -180,7 +181,7 @@ LOSSES: tuple[Probe, ...] = (
     *on(policy_loss, {"use_entropy_loss": True}, entropy_loss_coef=0.5),
     *on(policy_loss, {"policy_loss_type": "dual_clip"}, clip_ratio_c=1.5),
     *loss("sapo", tau_pos=2.0, tau_neg=2.0),
-    *loss("clip_cov", clip_ratio=0.5),
+    *on(policy_loss, {"policy_loss_type": "clip_cov", "clip_cov__clip_cov_lb": -5.0}, clip_cov__clip_ratio=0.5),
     *on(policy_loss, HALF_CUT, clip_cov__clip_cov_lb=-5.0),
     *on(policy_loss, {**HALF_CUT, "clip_cov__clip_cov_lb": -5.0}, clip_cov__clip_cov_ub=0.0),
     *loss("kl_cov", kl_cov_frac=0.5, ppo_kl_coef=0.5),

@@ -10,17 +10,23 @@ import random
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, get_args
 
+import pytest
 import torch
 from click.testing import CliRunner
 from torch import Tensor
 
 from skyrl.cli.main import cli
 from skyrl.config.kinds import kind_of
+from skyrl.config.trackers import TrackerFacts
+from skyrl.config.trainer import Tracker
 from skyrl.errors import UserError
+from skyrl.experiments.collaborators import start_processes
 from skyrl.experiments.experiment import experiment_class
 from skyrl.planning.sizes import layout
+from skyrl.tracking.factory import trackers_of
+from skyrl.tracking.tracker import TrackedRun
 from tests.effects.probe import Scene, observable
 
 TIMED = ("timing/", "per_second", "trajectory_time")
@@ -59,6 +65,38 @@ def printed_plan(scene: Scene) -> object:
     result = CliRunner().invoke(cli, ["plan", *scene.words])
     assert result.exit_code == 0, result.output
     return result.output
+
+
+@observable("the arguments that the processes on Ray are started with")
+def ray_arguments(scene: Scene) -> object:
+    asked: dict[str, object] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skyrl.processes.ray_processes.RayProcesses", lambda layout, **others: asked.update(others))
+        start_processes(scene.run)
+    return {name: str(value).replace(str(Path.cwd()), "") for name, value in asked.items()}
+
+
+@observable("the names and the folder that trackers are given")
+def tracked(scene: Scene) -> object:
+    """Trackers that are not implemented count as made, too."""
+    given: list[TrackedRun] = []
+    made_by = TrackerFacts(made_by=f"{__name__}:GivenNames")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GivenNames, "given", given)
+        patch.setattr("skyrl.tracking.factory.TRACKERS", dict.fromkeys(get_args(Tracker), made_by))
+        trackers_of(scene.run.trainer, total_steps=2, first_step=0)
+    return [(run.project, run.name, run.folder.relative_to(Path.cwd())) for run in given]
+
+
+class GivenNames:
+    """A tracker that notes what it is given."""
+
+    given: ClassVar[list[TrackedRun]] = []
+
+    @classmethod
+    def of_run(cls, run: TrackedRun) -> TrackedRun:
+        cls.given.append(run)
+        return run
 
 
 @observable("a short run: its metrics, files and messages", long=True)

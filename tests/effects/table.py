@@ -7,10 +7,18 @@ from typing import Any
 
 from skyrl.config.kinds import KINDS, kind_named
 from skyrl.tree.plain import shown
-from tests.effects import algorithm, trainer
+from tests.effects import algorithm, data, engines, environments, rollouts, sampling, trainer
 from tests.effects.probe import Probe
 
-PROBES: tuple[Probe, ...] = (*algorithm.PROBES, *trainer.PROBES)
+PROBES: tuple[Probe, ...] = (
+    *algorithm.PROBES,
+    *trainer.PROBES,
+    *rollouts.PROBES,
+    *sampling.PROBES,
+    *engines.PROBES,
+    *environments.PROBES,
+    *data.PROBES,
+)
 """In the order in which the page prints them."""
 
 TITLES = {"rl": "Reinforcement learning", "sft": "Supervised fine-tuning", "reward_model": "Reward models"}

@@ -1,21 +1,10 @@
 """Leaves without a probe, counted by table. The numbers may only fall."""
 
 NOT_PROBED_YET: dict[str, int] = {
-    "rl.data": 7,
     "rl.trainer.placement": 13,
-    "rl.trainer": 52,
     "rl.trainer.policy": 54,
     "rl.trainer.ref": 33,
     "rl.trainer.critic": 54,
-    "rl.trainer.fully_async": 10,
-    "rl.trainer.faults": 7,
-    "rl.generator.inference_engine": 22,
-    "rl.generator.sampling_params": 13,
-    "rl.generator.eval_sampling_params": 13,
-    "rl.generator": 13,
-    "rl.generator.chat_template": 2,
-    "rl.environment": 1,
-    "rl.environment.skyrl_gym": 21,
     "sft.model": 1,
     "sft.model.lora": 6,
     "sft.optimizer_config": 15,

@@ -118,7 +118,7 @@ def request_that(*messages: dict[str, Any]) -> Request:
     left = list(messages)
 
     async def receive() -> dict[str, Any]:
-        return left.pop(0) if left else await asyncio.Event().wait()  # type: ignore[return-value]
+        return left.pop(0) if left else await asyncio.Event().wait()  # type: ignore[return-value]  # never returns
 
     return Request({"type": "http", "method": "POST", "headers": []}, receive)
 

@@ -84,10 +84,15 @@ def test_a_malformed_call_is_answered_with_what_is_wrong_and_counted(action: str
     assert env.get_metrics()["malformed_calls"] == 1
 
 
-def test_what_a_tool_raises_is_told_and_counted() -> None:
+def test_what_a_tool_raises_is_told_and_counted_and_its_author_reads_the_line_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     env = with_tool(lambda: 1 / 0)
-    assert told(env, call("t")) == ["Error: ZeroDivisionError: division by zero"]
-    assert env.get_metrics()["tool_errors"] == 1
+    assert told(env, call("t") + call("t")) == ["Error: ZeroDivisionError: division by zero"] * 2
+    (record,) = caplog.records
+    assert "the tool t raised ZeroDivisionError" in record.getMessage()
+    assert "test_tools.py:" in record.getMessage()
+    assert env.get_metrics()["tool_errors"] == 2
 
 
 def test_a_tool_that_hangs_is_left_behind_at_its_deadline() -> None:

@@ -120,7 +120,7 @@ def test_a_task_that_needs_more_than_an_answer_is_refused() -> None:
         async def right(self, trace: Trace, runtime: Any = None) -> float:
             return 1.0
 
-        async def turns(self, trace: Trace, *, runtime: Any) -> float:  # type: ignore[override]
+        async def turns(self, trace: Trace, *, runtime: Any) -> float:  # type: ignore[override]  # any trace
             return 1.0
 
     with pytest.raises(

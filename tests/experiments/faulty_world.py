@@ -65,10 +65,10 @@ class World:
         self._stream = self.rollouts._stream
         self._stream._sample = self._watched(self._stream._sample)
         self._weights = WeightSync(
-            None,  # type: ignore[arg-type]
+            None,  # type: ignore[arg-type]  # stand-in
             self.client,
             WeightTransport(),
-            Asking(),  # type: ignore[arg-type]
+            Asking(),  # type: ignore[arg-type]  # stand-in
             arrived=self.rollouts.weights_are,
             interval=schedule.interval,
         )

@@ -108,7 +108,7 @@ def tell_of_writing() -> None:
             enter("writing")
             write(self, name, content)
 
-        Disk.write = phased_write  # type: ignore[method-assign]
+        Disk.write = phased_write  # type: ignore[method-assign]  # replaced for the test
 
 
 class Phased(LearningWorker):
@@ -129,7 +129,7 @@ class Phased(LearningWorker):
             enter("optimizer")
             return step()
 
-        self.strategy.backward, self.strategy.step = phased_backward, phased_step  # type: ignore[method-assign]
+        self.strategy.backward, self.strategy.step = phased_backward, phased_step  # type: ignore[method-assign]  # replaced for the test
 
     def _forward(self, model: Any, batch: Any) -> Any:
         enter("forward")
@@ -173,7 +173,7 @@ class PhasedExp(BasePPOExp):
     def get_policy(self) -> LearnerGroup[PolicyWorker]:
         from skyrl.experiments import ppo
 
-        ppo.PolicyWorker = PhasedPolicyWorker  # type: ignore[attr-defined]
+        ppo.PolicyWorker = PhasedPolicyWorker  # type: ignore[attr-defined]  # replaced for the test
         return super().get_policy()
 
 
@@ -187,7 +187,7 @@ class PhasedSFTExp(SFTExp):
     def get_learner(self) -> LearnerGroup[Any]:
         from skyrl.experiments import sft
 
-        sft.SFTWorker = PhasedSFTWorker  # type: ignore[attr-defined]
+        sft.SFTWorker = PhasedSFTWorker  # type: ignore[attr-defined]  # replaced for the test
         return super().get_learner()
 
 
@@ -201,7 +201,7 @@ class PhasedRewardModelExp(RewardModelExp):
     def get_learner(self) -> LearnerGroup[Any]:
         from skyrl.experiments import reward_model
 
-        reward_model.CriticWorker = PhasedCriticWorker  # type: ignore[attr-defined]
+        reward_model.CriticWorker = PhasedCriticWorker  # type: ignore[attr-defined]  # replaced for the test
         return super().get_learner()
 
 
@@ -225,7 +225,7 @@ def command(words: list[str], environment: dict[str, str], folder: Path) -> None
     from skyrl.cli.main import main
     from skyrl.experiments import ppo, reward_model, sft
 
-    ppo.BasePPOExp = PhasedExp  # type: ignore[misc]
-    sft.SFTExp = PhasedSFTExp  # type: ignore[misc]
-    reward_model.RewardModelExp = PhasedRewardModelExp  # type: ignore[misc]
+    ppo.BasePPOExp = PhasedExp  # type: ignore[misc]  # replaced for the test
+    sft.SFTExp = PhasedSFTExp  # type: ignore[misc]  # replaced for the test
+    reward_model.RewardModelExp = PhasedRewardModelExp  # type: ignore[misc]  # replaced for the test
     main(["run", *words])

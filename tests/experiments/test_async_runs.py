@@ -102,8 +102,9 @@ def test_groups_that_are_not_accepted_are_replaced(nano: Path, tmp_path: Path) -
 
 
 def test_a_stall_ends_the_run_and_says_who_was_waited_for(nano: Path, tmp_path: Path) -> None:
-    slow = tmp_path / "slow.py"
-    slow.write_text("import time\n\n\ndef slow(answer, **row):\n    time.sleep(3)\n    return 1.0\n", encoding="utf-8")
+    slow, over = tmp_path / "slow.py", tmp_path / "over"
+    waits = f"while not os.path.exists({str(over)!r}): time.sleep(0.1)"
+    slow.write_text(f"import os, time\n\n\ndef slow(answer, **row):\n    {waits}\n    return 1.0\n", encoding="utf-8")
     settings = {"enabled": True, "stall_timeout_seconds": 0.2}
     with pytest.raises(RunError, match=r"0 of 4 groups are ready, \d+ are being sampled, and none has ended for 0.2 s"):
         train(
@@ -114,6 +115,7 @@ def test_a_stall_ends_the_run_and_says_who_was_waited_for(nano: Path, tmp_path: 
             trainer__eval_before_train=False,
             environment__env_class=f"{slow}:slow",
         )
+    over.touch()
 
 
 def test_a_run_that_goes_on_trains_on_every_prompt_of_its_epoch_once(nano: Path, tmp_path: Path) -> None:

@@ -114,38 +114,34 @@ def moments(count: int, seed: int) -> list[tuple[int, float]]:
     return [(draw.randint(0, 4), draw.uniform(0, 1.5)) for _ in range(count)]
 
 
-@pytest.fixture
-def times(request: pytest.FixtureRequest) -> int:
-    return 10 if request.config.getoption("--long") else 1
+def assert_killed(run: Run, victim: str) -> None:
+    """Kills the process, and expects the end of the run, its name, and nothing left."""
+    folder = run.folder
+    os.kill(run.pid_of(victim), signal.SIGKILL)
+    status, errors = run.ends()
+    assert status == 1
+    assert re.search(rf"{victim} \(process \d+ on .*died: it was killed", errors), errors
+    assert "Traceback" not in errors
+    assert_nothing_is_left(folder)
 
 
-@pytest.mark.parametrize("victim", ["engine-0", "policy-1"])
-def test_a_killed_process_ends_the_run_and_is_named(nano: Path, tmp_path: Path, victim: str, times: int) -> None:
-    for number, (step, pause) in enumerate(moments(times, seed=len(victim))):
-        with running(nano, tmp_path / str(number)) as run:
-            run.wait_for_step(step)
-            time.sleep(pause)
-            folder = run.folder
-            os.kill(run.pid_of(victim), signal.SIGKILL)
-            status, errors = run.ends()
-        assert status == 1
-        assert re.search(rf"{victim} \(process \d+ on .*died: it was killed", errors), errors
-        assert "Traceback" not in errors
-        assert_nothing_is_left(folder)
+def stop_driver_beyond_the_deadline(run: Run) -> None:
+    """SIGSTOP for longer than a process may be silent, then SIGCONT, and two more steps."""
+    run.wait_for_step(1)
+    run.process.send_signal(signal.SIGSTOP)
+    time.sleep(1.5 * HEARTBEAT)
+    run.process.send_signal(signal.SIGCONT)
+    done = (run.out / "run" / "metrics.jsonl").read_text(encoding="utf-8").count("\n")
+    run.wait_for_step(done + 2)
 
 
-def test_a_killed_driver_leaves_nothing(nano: Path, tmp_path: Path, times: int) -> None:
-    for number, (step, pause) in enumerate(moments(times, seed=3)):
-        with running(nano, tmp_path / str(number)) as run:
-            run.wait_for_step(step)
-            time.sleep(pause)
-            folder = run.folder
-            run.process.kill()
-            run.process.communicate()
-        assert_nothing_is_left(folder)
+def test_a_stopped_driver_resumes_and_a_process_that_is_killed_then_ends_the_run(nano: Path, tmp_path: Path) -> None:
+    with running(nano, tmp_path / "out") as run:
+        stop_driver_beyond_the_deadline(run)
+        assert_killed(run, "engine-0")
 
 
-@pytest.mark.parametrize("victim", ["engine-0", "policy-1"])
+@pytest.mark.parametrize("victim", [pytest.param("engine-0", marks=pytest.mark.long), "policy-1"])
 def test_a_stopped_process_ends_the_run_within_the_deadline_and_is_named(
     nano: Path, tmp_path: Path, victim: str
 ) -> None:
@@ -161,15 +157,35 @@ def test_a_stopped_process_ends_the_run_within_the_deadline_and_is_named(
     assert_nothing_is_left(folder)
 
 
-def test_a_stopped_driver_goes_on_where_it_was(nano: Path, tmp_path: Path) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize(("step", "pause"), moments(10, seed=8))
+@pytest.mark.parametrize("victim", ["engine-0", "policy-1"])
+def test_a_killed_process_ends_the_run_and_is_named(
+    nano: Path, tmp_path: Path, victim: str, step: int, pause: float
+) -> None:
     with running(nano, tmp_path / "out") as run:
-        run.wait_for_step(1)
+        run.wait_for_step(step)
+        time.sleep(pause)
+        assert_killed(run, victim)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("step", "pause"), moments(10, seed=3))
+def test_a_killed_driver_leaves_nothing(nano: Path, tmp_path: Path, step: int, pause: float) -> None:
+    with running(nano, tmp_path / "out") as run:
+        run.wait_for_step(step)
+        time.sleep(pause)
         folder = run.folder
-        run.process.send_signal(signal.SIGSTOP)
-        time.sleep(1.5 * HEARTBEAT)
-        run.process.send_signal(signal.SIGCONT)
-        done = (run.out / "run" / "metrics.jsonl").read_text(encoding="utf-8").count("\n")
-        run.wait_for_step(done + 2)
+        run.process.kill()
+        run.process.communicate()
+    assert_nothing_is_left(folder)
+
+
+@pytest.mark.long
+def test_a_stopped_driver_saves_its_step_on_ctrl_c(nano: Path, tmp_path: Path) -> None:
+    with running(nano, tmp_path / "out") as run:
+        stop_driver_beyond_the_deadline(run)
+        folder = run.folder
         os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does it: to the actors, too
         status, errors = run.ends()
     assert status == 130, errors

@@ -13,6 +13,7 @@ from skyrl.config.resolve import resolve_with_origins
 from skyrl.experiments.preflight import (
     keys_are_there,
     packages_are_installed,
+    the_trackers_are_there,
     there_are_gpus_for_it,
     this_version_has_the_trackers,
 )
@@ -63,6 +64,15 @@ def test_wandb_wants_a_key_unless_it_is_offline(tmp_path: Path) -> None:
     assert list(keys_are_there(home)(resolved(trainer__logger="console"))) == []
     (tmp_path / ".netrc").write_text("machine api.wandb.ai")
     assert list(keys_are_there(home)(run)) == []
+
+
+def test_trackers_of_supervised_runs_are_believed_by_check_and_looked_for_before_a_run() -> None:
+    values = {"kind": "sft", "model.path": "m", "train_datasets": ["rows.jsonl"], "logger": ["console", "tensorboard"]}
+    loaded: Any = load([], values)
+    run = resolve_with_origins(loaded.config, loaded.origins)[0]
+    assert [each for each in check(run) if each.path == "logger"] == []
+    [problem] = the_trackers_are_there(run)
+    assert problem.path == "logger" and problem.hint == "what runs: console"
 
 
 def test_a_judge_at_openai_wants_a_key() -> None:

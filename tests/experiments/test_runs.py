@@ -359,3 +359,17 @@ def test_a_reward_function_that_fails_ends_the_run_with_its_name(nano: Path, tmp
     file.write_text("def broken(completion, **others):\n    raise RuntimeError('no')\n", encoding="utf-8")
     with pytest.raises(RewardError, match=r"broken.py:broken, judging .* raised RuntimeError: no"):
         train(nano, tmp_path, environment__env_class=f"{file}:broken")
+
+
+async def test_a_run_trains_under_a_running_event_loop_as_in_a_notebook(nano: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path, trainer__max_training_steps=1, trainer__eval_interval=-1)
+    assert [row["step"] for row in metrics(tmp_path)] == [0, 1]
+    assert not (tmp_path / "run" / ".owner").exists()
+
+
+def test_a_run_that_fails_before_it_kept_anything_leaves_no_lock_behind(nano: Path, tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("def broken(completion, **others):\n    raise RuntimeError('no')\n", encoding="utf-8")
+    with pytest.raises(RewardError, match=r"broken.py:2, in broken"):
+        train(nano, tmp_path, environment__env_class=f"{file}:broken")
+    assert not [*tmp_path.rglob(".lock"), *tmp_path.rglob(".owner")]

@@ -40,7 +40,7 @@ class Host:
         error, result = self._connection.recv()
         if error is not None:
             raise error
-        return result  # type: ignore[no-any-return]
+        return result  # type: ignore[no-any-return]  # as it was sent
 
     def __enter__(self) -> Self:
         return self

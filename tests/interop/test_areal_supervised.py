@@ -75,7 +75,7 @@ def test_the_type_of_the_rows_or_the_value_head_says_which_kind_it_is(keys: dict
         (SFT, "stats_logger.wandb.mode", "online", "not yet", "trackers beside the console"),
         (SFT, "train_dataset.drop_last", False, "not yet", "a last batch that is smaller"),
         (SFT, "valid_dataset.max_length", 99, "not yet", "a longest row for evaluation alone"),
-        (SFT, "model.optimizr.lr", 1e-5, "refused", "did it mean model.optimizer.lr?"),
+        (SFT, "model.optimizr.lr", 1e-5, "refused", "did you mean model.optimizer.lr?"),
     ],
 )
 def test_what_becomes_of_one_setting(keys: dict[str, Any], key: str, value: Any, outcome: str, said: str) -> None:

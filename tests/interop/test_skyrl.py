@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from skyrl.interop.skyrl_scripts import convert_overrides, convert_skyrl
 from skyrl.tree.arguments import split_path
 from skyrl.tree.dump import stored_value
 from skyrl.tree.sparse import as_toml_has_it
+from tests.interop.corpora import hydra_scripts
 
 Script = dict[str, Any]
 
@@ -32,17 +32,9 @@ REFUSED = {**dict.fromkeys(AUTHORS_OWN, "a field of its author's own"), "hydra":
 
 
 @pytest.fixture(scope="module")
-def scripts(reference: Path) -> list[Script]:
-    """The corpus."""
-    found: list[Script] = json.loads((reference / "skyrl_overrides_hydra_era.json").read_text())["scripts"]
-    assert found
-    return found
-
-
-@pytest.fixture(scope="module")
-def converted(scripts: list[Script]) -> list[tuple[Script, Conversion]]:
-    """Each script and what became of it."""
-    return [(script, convert_overrides(script["overrides"], script["script"])) for script in scripts]
+def converted(reference: Path) -> list[tuple[Script, Conversion]]:
+    """Each script of the corpus and what became of it."""
+    return [(each.facts, each.conversion) for each in hydra_scripts(reference)]
 
 
 def loaded(conversion: Conversion, folder: Path) -> SkyRLTrainConfig:

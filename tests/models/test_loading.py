@@ -52,9 +52,8 @@ def test_a_folder_that_cannot_be_a_model_is_told_before_transformers_is_asked(tm
 
 
 def test_a_hub_model_that_cannot_be_fetched_is_told() -> None:
-    with pytest.raises(ModelError, match="nobody/nothing cannot be loaded: .* the hub cannot be reached") as caught:
+    with pytest.raises(ModelError, match="nobody/nothing cannot be loaded: .* the hub cannot be reached"):
         load("nobody/nothing")
-    assert caught.value.__cause__ is not None
 
 
 @pytest.mark.parametrize("damage", [lambda whole: b"garbage", lambda whole: whole[: len(whole) // 2]])

@@ -106,6 +106,20 @@ def test_modules_that_cannot_have_one_are_named(targets: tuple[str, ...], said: 
         adapted(nano, SkyRLLoraConfig(rank=4, alpha=8, target_modules=targets))
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"target_modules": ("q_proj", "w_proj")}, "target_modules: no module of this model is called 'w_proj'"),
+        ({"exclude_modules": ("w_proj",)}, "exclude_modules: no module of this model is called 'w_proj'"),
+        ({"exclude_modules": "self_attn.q_proj"}, "exclude_modules: no module of this model is called"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:You have passed exclude_modules")
+def test_names_that_no_module_has_are_refused(settings: dict[str, Any], said: str, nano: Path) -> None:
+    with pytest.raises(ModelError, match=f"trainer.policy.model.lora.{said}"):
+        adapted(nano, SkyRLLoraConfig(rank=4, alpha=8, **settings))
+
+
 def test_inputs_are_dropped_in_updates_alone_and_as_the_seed_says(nano: Path) -> None:
     lora = SkyRLLoraConfig(rank=4, alpha=8, dropout=0.5)
     model = trained(adapted(nano, lora))

@@ -10,11 +10,14 @@ import pytest
 
 from skyrl.models.paths import check_model_path, local_folder
 
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
+"""A safetensors file: the length of its header, and a header that names no tensor."""
+
 
 def folder_with(folder: Path, files: Iterable[str]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in files:
-        (folder / name).write_bytes(b"{}")
+        (folder / name).write_bytes(NO_TENSORS if name.endswith(".safetensors") else b"{}")
     return folder
 
 

@@ -6,18 +6,23 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from skyrl.models.segment_attention import Segment, segment_attention
+from skyrl.models.segment_attention import Segment, Segments, segment_attention
 
 
 @pytest.mark.parametrize(
-    "segments",
+    ("segments", "together"),
     [
-        (Segment(0, 4), Segment(4, 3)),  # sequences on their own
-        (Segment(0, 5, (3, 1, 9)), Segment(18, 4)),  # answers to one prompt, some longer than it
-        (Segment(0, 9, (3, 2)),),  # answers much shorter than their prompt
+        ((Segment(0, 4), Segment(4, 3)), True),  # sequences on their own
+        ((Segment(0, 5, (3, 1, 9)), Segment(18, 4)), True),  # answers to one prompt, some longer than it
+        ((Segment(0, 9, (3, 2)), Segment(14, 200)), False),  # answers much shorter than their prompt
+        ((Segment(0, 40, (90, 30, 60, 70)), Segment(290, 7)), False),
+        ((Segment(0, 600, (200,)), Segment(800, 2, (300, 520))), False),  # long answers, which are computed causally
     ],
 )
-def test_every_token_sees_its_own_prompt_and_its_own_answer_so_far(segments: tuple[Segment, ...]) -> None:
+def test_every_token_sees_its_own_prompt_and_its_own_answer_so_far(
+    segments: tuple[Segment, ...], together: bool
+) -> None:
+    """Short groups go through one call, `together`; long ones are computed answer by answer."""
     generator = torch.Generator().manual_seed(0)
     tokens = segments[-1].stop
     query = torch.randn(1, 4, tokens, 8, generator=generator)
@@ -33,6 +38,8 @@ def test_every_token_sees_its_own_prompt_and_its_own_answer_so_far(segments: tup
                 seen[token, stretch.start : token + 1] = True
                 if stretch is not prompt:
                     seen[token, prompt.start : prompt.stop] = True
-    found, _ = segment_attention(torch.nn.Identity(), query, key, value, None, segments=segments)
+    row = Segments(segments, query.device)
+    assert (row.together is not None) == together
+    found, _ = segment_attention(torch.nn.Identity(), query, key, value, None, segments=row)
     expected = scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True).transpose(1, 2)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

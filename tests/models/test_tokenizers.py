@@ -68,7 +68,7 @@ def test_a_damaged_tokenizer_is_told(folder: Path) -> None:
 
 
 def test_a_hub_tokenizer_that_cannot_be_fetched_is_told() -> None:
-    with pytest.raises(ModelError, match="the tokenizer of nobody/nothing cannot be loaded: .* cannot be reached"):
+    with pytest.raises(ModelError, match="nobody/nothing cannot be loaded: .* cannot be reached"):
         load_tokenizer("nobody/nothing")
 
 

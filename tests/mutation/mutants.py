@@ -125,11 +125,11 @@ def _of_node(node: ast.AST) -> Iterator[Change]:
 
 def _operator(node: ast.Compare, operators: list[ast.cmpop], place: int) -> Change:
     before, other = ast.unparse(node), _OTHER[type(operators[place])]()
-    kept, operators[place] = operators[place], other  # type: ignore[call-overload]
+    kept, operators[place] = operators[place], other  # type: ignore[call-overload]  # lists of any operators
     after, operators[place] = ast.unparse(node), kept
 
     def change() -> None:
-        operators[place] = other  # type: ignore[call-overload]
+        operators[place] = other  # type: ignore[call-overload]  # lists of any operators
 
     return f"{before} -> {after}", change
 

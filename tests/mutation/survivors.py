@@ -11,9 +11,9 @@ TABLE = Path(__file__).parent / "survivors.tsv"
 _HEAD = "package\tmutant\toutcome\treason"
 
 
-def update(table: Path, package: str, drawn: Sequence[Mutant], survivors: Mapping[str, str]) -> None:
+def update(table: Path, package: str, drawn: Sequence[Mutant], survivors: Mapping[str, str]) -> int:
     """Puts the survivors of a package into the table, with the reasons that stood there; those of `drawn` that are
-    killed now leave it.
+    killed now leave it. Returns how many of the survivors have a reason.
     """
     rows = {(line[0], line[1]): (line[2], line[3]) for line in _read(table)}
     for mutant in drawn:
@@ -22,6 +22,7 @@ def update(table: Path, package: str, drawn: Sequence[Mutant], survivors: Mappin
             rows[package, mutant.name] = (survivors[mutant.name], reason)
     lines = ["\t".join((*key, *rest)) for key, rest in sorted(rows.items())]
     table.write_text("\n".join([_HEAD, *lines]) + "\n", encoding="utf-8")
+    return sum(bool(rows[package, name][1]) for name in survivors)
 
 
 def _read(table: Path) -> list[list[str]]:

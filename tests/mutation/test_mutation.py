@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.forks import in_a_fork
+from tests.mutation.forks import in_a_fork, run_tests
+from tests.mutation.journal import ROOT, Journal, Outcome
 from tests.mutation.mutants import Mutant, mutants_of
+from tests.mutation.sabotages import TABLE as SABOTAGES
+from tests.mutation.sabotages import read
+from tests.mutation.scores import Score, write
 from tests.mutation.survivors import update
 
 MODULE = '''
@@ -61,7 +65,7 @@ def module(tmp_path: Path) -> Path:
 
 
 def returned(mutant: Mutant, module: Path, number: int, **more: bool) -> int:
-    names: dict[str, type] = {"__name__": "module"}  # type: ignore[dict-item]
+    names: dict[str, type] = {"__name__": "module"}  # type: ignore[dict-item]  # a namespace
     exec(mutant.code(module), names)
     added: int = names["Counter"]().add(number, **more)
     return added
@@ -134,7 +138,8 @@ OUTCOMES = {
 def project(tmp_path: Path) -> Path:
     """A project of one function, and one test that looks at one of its branches."""
     shutil.copytree(Path(__file__).parent, tmp_path / "tests" / "mutation")
-    (tmp_path / "tests" / "mutation" / "survivors.tsv").unlink(missing_ok=True)
+    for table in ("survivors.tsv", "scores.tsv"):
+        (tmp_path / "tests" / "mutation" / table).unlink(missing_ok=True)
     (tmp_path / "tests" / "weight_sync").mkdir()
     (tmp_path / "tests" / "weight_sync" / "test_sign.py").write_text(TEST, encoding="utf-8")
     (tmp_path / "skyrl" / "weight_sync").mkdir(parents=True)
@@ -184,10 +189,76 @@ def test_a_reason_stays_with_its_survivor_and_leaves_with_it(module: Path, tmp_p
     assert table.read_text(encoding="utf-8").count("\n") == 1
 
 
-def test_a_fork_that_never_ends_is_ended_at_its_cpu_seconds(tmp_path: Path) -> None:
-    def spin() -> int:
-        while True:
-            pass
+def test_a_test_that_takes_far_longer_than_it_did_is_ended_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.mutation.forks.CPU_SECONDS", 0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    current = tmp_path / "current"
+    (tmp_path / "test_waits.py").write_text("def test_waits():\n    while True:\n        pass\n", encoding="utf-8")
+    nothing, tests = compile("", "none.py", "exec"), {"test_waits.py::test_waits": 0.0}
+    status = in_a_fork(lambda: run_tests(tests, tmp_path / "none.py", nothing, current), tmp_path / "log")
+    assert status == -signal.SIGXCPU
+    assert current.read_text(encoding="utf-8") == "test_waits.py::test_waits"
+    assert in_a_fork(lambda: 3, tmp_path / "log") == 3
 
-    assert in_a_fork(spin, 1, tmp_path / "log") == -signal.SIGXCPU
-    assert in_a_fork(lambda: 3, 60, tmp_path / "log") == 3
+
+def test_a_killed_mutant_is_tried_again_where_its_killer_changed_and_a_survivor_where_anything_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.mutation.journal.ROOT", tmp_path)
+    for name in ("module.py", "other.py", "test_a.py", "test_b.py"):
+        (tmp_path / name).write_text("", encoding="utf-8")
+    outcomes = {
+        "killed": Outcome("killed", "test_a.py::test_x[1]"),
+        "late": Outcome("timeout", "test_b.py::test_y"),
+        "broken": Outcome("killed"),
+        "alive": Outcome("survived"),
+    }
+
+    def journal() -> Journal:
+        return Journal(tmp_path / "journal", ["module.py", "other.py", "test_a.py", "test_b.py"])
+
+    for name, outcome in outcomes.items():
+        journal().add(name, "module.py", outcome)
+
+    def known() -> set[str]:
+        return {name for name, outcome in outcomes.items() if journal().outcome(name, "module.py") == outcome}
+
+    assert known() == outcomes.keys()
+    for changed, left in (("other.py", {"killed", "late", "broken"}), ("test_a.py", {"late", "broken"})):
+        (tmp_path / changed).write_text("pass", encoding="utf-8")
+        assert known() == left
+    (tmp_path / "module.py").write_text("pass", encoding="utf-8")
+    assert known() == set()
+
+
+def test_a_score_leaves_out_what_has_a_reason_and_replaces_the_row_of_its_package(tmp_path: Path) -> None:
+    table = tmp_path / "scores.tsv"
+    for package, killed in (("b", 1), ("a", 2), ("b", 3)):
+        write(table, Score(package=package, mutants=9, tried=6, killed=killed, excused=1), tmp_path)
+    rows = [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines()]
+    assert rows[0] == ["package", "mutants", "tried", "killed", "excused", "percent", "date", "commit"]
+    assert [row[:6] for row in rows[1:]] == [["a", "9", "6", "2", "1", "40.0"], ["b", "9", "6", "3", "1", "60.0"]]
+    assert {row[7] for row in rows[1:]} == {"unknown"}  # not in a repository
+
+
+def test_a_sabotage_changes_the_one_place_that_it_names(tmp_path: Path) -> None:
+    table, module = tmp_path / "sabotages.tsv", tmp_path / "m.py"
+    table.write_text("head\nx is two\tm.py\tx = 1\\n\tx = 2\\n\ttests/a.py tests/b.py\n", encoding="utf-8")
+    [sabotage] = read(table)
+    assert (sabotage.before, sabotage.after, sabotage.tests) == ("x = 1\n", "x = 2\n", ("tests/a.py", "tests/b.py"))
+    module.write_text("x = 1\ny = x\n", encoding="utf-8")
+    names: dict[str, int] = {}
+    exec(sabotage.code(module), names)
+    assert names["y"] == 2
+    module.write_text("x = 1\nx = 1\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="x is two: m.py has 2 times"):
+        sabotage.code(module)
+
+
+def test_every_sabotage_still_names_a_place_of_the_code_and_tests_that_exist() -> None:
+    for sabotage in read(SABOTAGES):
+        sabotage.code(ROOT / sabotage.file)
+        assert [test for test in sabotage.tests if not (ROOT / test).exists()] == [], sabotage.name

@@ -83,5 +83,5 @@ async def test_calls_are_typed(counters: Group[Counter]) -> None:
     with pytest.raises(
         (TypeError, ProcessError), match=r"^unsupported operand|^counter-\d .* failed in Counter.add: TypeError"
     ):
-        await counters.call(Counter.add, "one")  # type: ignore[call-overload]
+        await counters.call(Counter.add, "one")  # type: ignore[call-overload]  # wrong on purpose
     assert number > numbers[0]

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc  # type: ignore[import-untyped]
+import grpc  # type: ignore[import-untyped]  # no stubs
 import psutil
 import pytest
 import ray

@@ -78,7 +78,7 @@ def address(shared_cluster: SharedCluster) -> Iterator[str]:
             patch.delenv(MARK)
             patch.delenv("RAY_TMPDIR")
             yield cluster.address
-            cluster.shutdown()  # type: ignore[no-untyped-call]
+            cluster.shutdown()  # type: ignore[no-untyped-call]  # Ray
         finally:
             kill_tagged(MARK, str(folder), folder)
             shutil.rmtree(folder)

@@ -28,23 +28,23 @@ class Waits(Env):
         super().__init__(extras)
         self.closed = False
 
-    async def init(self, prompt: Any) -> Any:  # type: ignore[override]
+    async def init(self, prompt: Any) -> Any:  # type: ignore[override]  # a coroutine may stand in
         LOOPS.add(id(asyncio.get_running_loop()))
         self.opened = asyncio.get_running_loop().create_future()
         return prompt, {}
 
-    async def step(self, action: str) -> EnvStep:  # type: ignore[override]
+    async def step(self, action: str) -> EnvStep:  # type: ignore[override]  # a coroutine may stand in
         self.opened.set_result(None)  # of another loop, this would raise where it is waited for
         await self.opened
         LOOPS.add(id(asyncio.get_running_loop()))
         return EnvStep(reward=float(action), done=True)
 
-    async def get_metrics(self) -> dict[str, float]:  # type: ignore[override]
+    async def get_metrics(self) -> dict[str, float]:  # type: ignore[override]  # a coroutine may stand in
         return {"measured": 1.0}
 
 
 class Hangs(Env):
-    async def step(self, action: str) -> EnvStep:  # type: ignore[override]
+    async def step(self, action: str) -> EnvStep:  # type: ignore[override]  # a coroutine may stand in
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -54,7 +54,7 @@ class Hangs(Env):
 
 
 class Raises(Env):
-    async def step(self, action: str) -> EnvStep:  # type: ignore[override]
+    async def step(self, action: str) -> EnvStep:  # type: ignore[override]  # a coroutine may stand in
         raise KeyboardInterrupt
 
 

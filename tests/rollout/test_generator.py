@@ -144,7 +144,7 @@ STEP = "    def step(self, action): return EnvStep(reward=1, done=True)\n"
         ("def Task(completion, **others): return float('nan')", "gave the reward nan, which is not a finite number"),
         ("def Task(completion, **others): return 'good'", "gave the reward 'good'"),
         ("def Task(completion, **others): return None", "gave the reward None"),
-        ("def Task(completion, **others): return {}['x']", "raised KeyError: 'x'"),
+        ("def Task(completion, **others): return {}['x']", "raised KeyError: 'x' ({file}:1, in Task)"),
         ("import sys\ndef Task(completion, **others): sys.exit(0)", "raised SystemExit: 0"),
         (CLASS + "    def __init__(self, extras): 1 / 0\n" + STEP, "raised ZeroDivisionError"),
         (CLASS + "    def step(self, action): return 1.0\n", "returned 1.0 from step()"),
@@ -158,7 +158,7 @@ async def test_a_task_that_fails_too_often_stops_the_run_and_names_the_prompt(
     file = tmp_path / "task.py"
     file.write_text(source, encoding="utf-8")
     name = f"{file}:Task"
-    with pytest.raises(RewardError, match=re.escape(said)) as failure:
+    with pytest.raises(RewardError, match=re.escape(said.replace("{file}", str(file)))) as failure:
         await sample(generator(Scripted("the answer", "b"), user_env_class=name), prompt(name))
     assert re.search(r"task.py:Task, (starting on|judging an answer to|closing after) prompt p", str(failure.value))
 

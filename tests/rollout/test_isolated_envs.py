@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -148,7 +149,7 @@ async def test_broken_environments_fail_by_themselves_and_leave_nothing_behind(
     gym = isolated(tier, step_timeout_seconds=8.0, max_attempts=1, max_failed_share=1.0)
     lora, engines = SkyRLLoraConfig(), [Scripted("an answer")]
     unused: Any = None  # no tokenizer: prompts of one turn come as token ids
-    client = InferenceEngineClient(engines, unused, "model", lora, InferenceEngineConfig())  # type: ignore[arg-type]
+    client = InferenceEngineClient(engines, unused, "model", lora, InferenceEngineConfig())  # type: ignore[arg-type]  # stand-ins
     made = SkyRLGymGenerator("model", lora, GeneratorConfig(), gym, client, unused, user_env_class=task)
     prompts = [
         Prompt(
@@ -159,6 +160,7 @@ async def test_broken_environments_fail_by_themselves_and_leave_nothing_behind(
     groups = await made.generate(prompts, sampling=SamplingParams(), samples_per_prompt=1, weight_version=0)
     failed = {group.prompt.id: group.trajectories[0].failures for group in groups if group.dropped}
     assert {how: failure.kind for how, (failure,) in failed.items()} == BROKEN
+    assert re.search(r"task\.py:\d+, in step\)$", failed["raises"][0].reason)
     assert {group.prompt.id: group.rewards for group in groups if not group.dropped} == dict.fromkeys(GOOD, (1.0,))
     counted = measure(groups)
     assert (counted["rollout/failures"], counted["rollout/failures_timeout"]) == (len(BROKEN), 3)
@@ -206,7 +208,7 @@ async def test_isolated_tools_are_shown_and_answer_however_the_conversation_is_r
     name, tokenizer = f"{written(folder, 'shop', SHOP)}:Shop", chat_tokenizer(QWEN)
     engine = Says(tokenizer, [f"{APPLE}<|im_end|>", "3<|im_end|>"])
     lora, settings = SkyRLLoraConfig(), GeneratorConfig(max_turns=3, **ways)
-    client = InferenceEngineClient([engine], tokenizer, "model", lora, InferenceEngineConfig())  # type: ignore[list-item]
+    client = InferenceEngineClient([engine], tokenizer, "model", lora, InferenceEngineConfig())  # type: ignore[list-item]  # stand-ins
     made = SkyRLGymGenerator("model", lora, settings, isolated(HERE[-1]), client, tokenizer, user_env_class=name)
     (group,) = await play(made, chat_prompt(tokenizer, name, prices={"apple": 3}))
     (row,) = group.trajectories

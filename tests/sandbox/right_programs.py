@@ -26,8 +26,8 @@ RIGHT: dict[str, Right] = {
         "import threading\nthreading.Thread(target=lambda: print('late')).start()", "late\n"
     ),
     "a thread that outlasts the main one": Right(
-        "import threading, time\n"
-        "def work():\n  time.sleep(0.2)\n  print(total)\n"
+        "import threading\n"
+        "def work():\n  threading.main_thread().join()\n  print(total)\n"
         "total = 7\nthreading.Thread(target=work).start()\nprint('main')",
         "main\n7\n",
     ),
@@ -139,7 +139,11 @@ RIGHT: dict[str, Right] = {
     ),
     "an alarm": Right(
         "import signal\nsignal.signal(signal.SIGALRM, lambda *_: print('rang'))\n"
-        "signal.setitimer(signal.ITIMER_REAL, 0.05)\nsignal.pause()",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.05)\nsignal.sigwait([signal.SIGALRM])\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.05)\n"
+        "while not signal.sigpending(): pass\n"
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])",
         "rang\n",
     ),
     "an end by KeyboardInterrupt that is caught": Right(

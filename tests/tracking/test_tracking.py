@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
+
+import pytest
 
 from skyrl.tracking.console import Console
 from skyrl.tracking.curve import draw_reward_curve
@@ -65,3 +68,22 @@ def test_the_curve_is_a_picture_even_of_a_run_that_only_evaluated(tmp_path: Path
         picture = tmp_path / f"{number}.png"
         draw_reward_curve(records, picture, "title")
         assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("to_a_terminal", [True, False])
+def test_lines_that_a_reward_prints_stand_above_the_progress_line_or_in_their_file(
+    to_a_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out, err = Terminal() if to_a_terminal else io.StringIO(), Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    console = Console(total_steps=2)
+    print("from the reward")
+    console.close()
+    assert ("from the reward\n" in out.getvalue()) is not to_a_terminal
+    assert ("\x1b[2Kfrom the reward\n" in err.getvalue()) is to_a_terminal  # the line is cleared before

@@ -46,7 +46,7 @@ class Receiver(WeightTransferEngine[NCCLWeightTransferInitInfo, NCCLWeightTransf
         initialize_layerwise_reload(self.model)
 
     def finish_weight_update(self) -> None:
-        finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
+        finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]  # vLLM is not annotated
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
@@ -57,7 +57,7 @@ class Receiver(WeightTransferEngine[NCCLWeightTransferInitInfo, NCCLWeightTransf
             self.group.broadcast(weight, 0).wait()
             if name in FLIP:
                 as_bytes(weight)[5] ^= 1  # a view: it is contiguous and on the CPU
-            self.model.load_weights([(name, weight)])  # type: ignore[operator]
+            self.model.load_weights([(name, weight)])  # type: ignore[operator]  # vLLM is not annotated
 
     def shutdown(self) -> None:
         self.group = None

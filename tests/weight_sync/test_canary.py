@@ -46,7 +46,7 @@ class Scores:
 
 async def compare(*engines: Answers) -> dict[str, float]:
     learner: Any = Scores()
-    return await CANARY.compare(learner, engines, 3)  # type: ignore[arg-type]
+    return await CANARY.compare(learner, engines, 3)  # type: ignore[arg-type]  # stand-ins
 
 
 async def test_the_differences_of_all_engines_are_measured() -> None:

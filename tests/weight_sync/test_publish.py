@@ -79,6 +79,14 @@ async def test_engines_agree_with_the_learner_after_every_update(
     await door.close()
 
 
+async def test_the_canary_compares_after_the_first_transfer_and_every_third_one() -> None:
+    learner, door = HeldModel(nano_model("qwen2, tied", seed=1)), client(engine())
+    sync = WeightSync(learner, door, SharedTransport(), CANARY, canary_interval=3)
+    compared = ["weight_sync/parity_max" in await sync.publish(version) for version in range(4, 9)]
+    assert compared == [True, False, False, True, False]
+    await door.close()
+
+
 def without(name: str) -> Callable[[Weights], Weights]:
     return lambda weights: ((each, tensor) for each, tensor in weights if each != name)
 

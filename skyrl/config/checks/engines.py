@@ -23,7 +23,8 @@ def nccl_has_cuda(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(
             path=f"{_ENGINE}.weight_sync_backend",
             message="nccl sends memory of GPUs, and trainer.device is cpu",
-            hint="leave it out: it is derived; on a CPU, gloo and disk run",
+            hint="leave it out: it is derived; on a CPU, gloo and disk run. To check for a machine with GPUs, set "
+            "trainer.device = cuda",
         )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks.models import checks_of
 from skyrl.config.checks.schedule import schedule_problems
 from skyrl.config.engines import backend_of, backends_that
+from skyrl.config.rl_models import RL_MODELS
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import has_critic, models_of, trained_models
 from skyrl.errors import Problem
-from skyrl.tree import get_at
 from skyrl.tree.rules import Check
 
 _ENGINE = "generator.inference_engine"
@@ -27,23 +28,6 @@ def adapters_have_a_road_to_the_engines(run: SkyRLTrainConfig) -> Iterator[Probl
         able = backends_that(lambda backend: backend.takes_adapters and backend.is_started_by_the_run)
         message = f"adapters are served by {able} engines"
         yield Problem(path=f"{_ENGINE}.backend", message=message, hint="set it to vllm")
-
-
-def adapters_start_in_a_way_that_runs(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Ways that change the weights themselves, or look at data, are not implemented; nor are Megatron's."""
-    for model in trained_models(run):
-        lora, path = getattr(run.trainer, model).model.lora, f"trainer.{model}.model.lora.init_method"
-        if lora.rank == 0:
-            continue
-        if lora.init_method not in ("kaiming", "gaussian", "orthogonal"):
-            yield Problem(
-                path=path,
-                message=f"{lora.init_method!r} does not run in this version, which has not implemented it yet",
-                hint="what runs: kaiming, gaussian or orthogonal",
-            )
-        if lora.init_method == "orthogonal" and lora.rank % 2:
-            message = f"orthogonal splits the rank in two halves, and {lora.rank} is odd"
-            yield Problem(path=path, message=message, hint="take an even rank, or kaiming")
 
 
 def adapters_are_reached_by_gradients(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -88,18 +72,6 @@ def gathering_overlaps_with_reducing(run: SkyRLTrainConfig) -> Iterator[Problem]
             yield Problem(path=path, message="needs overlap_grad_reduce", hint="set that to true, or this to false")
 
 
-def state_on_a_drive_has_a_folder(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """`nvme` says where on the drive, and nothing else does."""
-    if run.trainer.strategy != "deepspeed":
-        return
-    for model in models_of(run):
-        for part in ("offload_param", "offload_optimizer"):
-            path = f"trainer.{model}.deepspeed_config.zero_optimization.{part}"
-            if get_at(run, f"{path}.device") == "nvme" and not get_at(run, f"{path}.nvme_path"):
-                message = "no folder on the drive, and device is nvme"
-                yield Problem(path=f"{path}.nvme_path", message=message, hint="name a folder on the NVMe drive")
-
-
 def the_schedules_have_what_they_need(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The settings of a schedule go together."""
     yield from schedule_problems(run.trainer.policy.optimizer_config, "trainer.policy.optimizer_config")
@@ -121,9 +93,8 @@ LEARNER_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     the_schedules_have_what_they_need,
     repeatable_runs_are_promised_on_a_cpu,
     adapters_have_a_road_to_the_engines,
-    adapters_start_in_a_way_that_runs,
     adapters_are_reached_by_gradients,
     traces_have_ranks_and_a_folder,
     gathering_overlaps_with_reducing,
-    state_on_a_drive_has_a_folder,
+    *checks_of(RL_MODELS),
 )

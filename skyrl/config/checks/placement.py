@@ -20,7 +20,6 @@ from skyrl.config.sizes import (
     starts_engines,
 )
 from skyrl.errors import Problem
-from skyrl.planning.batches import divisors, nearest
 from skyrl.tree.rules import Check
 
 _ENGINE = "generator.inference_engine"
@@ -133,32 +132,6 @@ def an_engine_of_child_processes_has_one_node(run: SkyRLTrainConfig) -> Iterator
         )
 
 
-def copies_of_the_weights_are_whole(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Hybrid sharding splits the ranks into groups of `fsdp_size`, each of which holds all weights."""
-    for model, ranks in _sharded(run):
-        size = getattr(run.trainer, model).fsdp_config.fsdp_size
-        if size != -1 and ranks % size:
-            yield Problem(
-                path=f"trainer.{model}.fsdp_config.fsdp_size",
-                message=f"{size} does not divide the {_NAMES[model]}'s {ranks} ranks",
-                hint=f"nearest divisors: {_listed(nearest(size, divisors(ranks)))}; -1 takes all ranks",
-            )
-
-
-def weights_stay_sharded_over_part_of_a_copy(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A number in `reshard_after_forward` splits the ranks that share one copy of the weights."""
-    for model, ranks in _sharded(run):
-        fsdp = getattr(run.trainer, model).fsdp_config
-        parts, copy = fsdp.reshard_after_forward, ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size
-        if not isinstance(parts, bool) and ranks % copy == 0 and copy % parts:
-            yield Problem(
-                path=f"trainer.{model}.fsdp_config.reshard_after_forward",
-                message=f"{parts} does not divide the {copy} ranks that share one copy of the {_NAMES[model]}'s "
-                "weights (fsdp_size)",
-                hint=f"nearest divisors: {_listed(nearest(parts, divisors(copy)))}; true frees all, false none",
-            )
-
-
 def megatron_has_no_critic(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Megatron learners have no value head."""
     if _is_megatron(run) and has_critic(run):
@@ -216,8 +189,6 @@ PLACEMENT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     engines_of_others_have_an_address,
     experts_take_every_gpu_of_an_engine,
     an_engine_of_child_processes_has_one_node,
-    copies_of_the_weights_are_whole,
-    weights_stay_sharded_over_part_of_a_copy,
     megatron_has_no_critic,
     megatron_feeds_vllm,
     megatron_sends_weights_between_gpus,
@@ -232,16 +203,6 @@ def _one(path: str, number: int, what: str) -> Iterator[Problem]:
         yield Problem(path=path, message=f"{number} {what} not fit into one process", hint=hint)
 
 
-def _sharded(run: SkyRLTrainConfig) -> Iterator[tuple[str, int]]:
-    """(model, ranks) of what FSDP shards: with one rank there is nothing to shard."""
-    if run.trainer.strategy not in ("fsdp", "fsdp2"):
-        return
-    for model in models_of(run):
-        ranks = grid_of(run, model).ranks
-        if ranks > 1:
-            yield model, ranks
-
-
 def _is_megatron(run: SkyRLTrainConfig) -> bool:
     return run.trainer.strategy == "megatron"
 
@@ -250,7 +211,3 @@ def _megatron_models(run: SkyRLTrainConfig) -> tuple[str, ...]:
     if not _is_megatron(run):
         return ()
     return ("policy", "ref") if has_reference(run) else ("policy",)
-
-
-def _listed(sizes: tuple[int, ...]) -> str:
-    return " and ".join(str(size) for size in sizes)

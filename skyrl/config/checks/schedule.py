@@ -30,8 +30,10 @@ def schedule_problems(config: OptimizerConfig, path: str) -> Iterator[Problem]:
     yield from config.problems_at(path)
 
 
-def schedule_reads(path: str, optimizer: Callable[[Any], OptimizerConfig]) -> tuple[Effect, ...]:
-    """Conditions under which the fields of a schedule act."""
+def schedule_reads(
+    path: str, optimizer: Callable[[Any], OptimizerConfig], updates: Callable[[Any], int]
+) -> tuple[Effect, ...]:
+    """Conditions under which the fields of a schedule act; `updates` are optimizer steps in one training step."""
 
     def follows(*names: str) -> Callable[[Any], bool]:
         return lambda run: optimizer(run).scheduler in names
@@ -44,11 +46,21 @@ def schedule_reads(path: str, optimizer: Callable[[Any], OptimizerConfig]) -> tu
             "there is a warm-up, of a schedule that is not transformers' own",
             lambda run: follows(*OURS)(run) and _warms_up(optimizer(run)),
         ),
+        *(
+            Effect(f"{path}.{name}", "scheduler is not constant", lambda run: not follows("constant")(run))
+            for name in ("num_warmup_steps", "warmup_steps_proportion")
+        ),
         Effect(
-            f"{path}.warmup_steps_proportion", "scheduler is not constant", lambda run: not follows("constant")(run)
+            f"{path}.schedule_unit",
+            "the learning rate changes and a training step has several optimizer steps",
+            lambda run: updates(run) > 1 and _changes(optimizer(run)),
         ),
     )
 
 
 def _warms_up(config: OptimizerConfig) -> bool:
-    return bool(config.num_warmup_steps or config.warmup_steps_proportion)
+    return config.scheduler != "constant" and bool(config.num_warmup_steps or config.warmup_steps_proportion)
+
+
+def _changes(config: OptimizerConfig) -> bool:
+    return _warms_up(config) or config.scheduler not in ("constant", "constant_with_warmup")

@@ -11,9 +11,11 @@ from skyrl.config.checks.every_kind import (
     a_model_is_named,
     recovery_begins_where_resuming_does,
 )
+from skyrl.config.checks.models import checks_of
 from skyrl.config.checks.schedule import schedule_problems
 from skyrl.config.generator import CHAT_TEMPLATES
 from skyrl.config.intervals import read_interval
+from skyrl.config.supervised.model import MODEL
 from skyrl.config.supervised.root import RewardModelConfig, SupervisedConfig
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
@@ -137,6 +139,7 @@ SUPERVISED_CHECKS: tuple[Check[Any], ...] = (
     pairs_are_never_cut,
     a_template_that_is_named_is_built_in,
     recovery_and_resuming_agree,
+    *checks_of((MODEL,)),
 )
 
 

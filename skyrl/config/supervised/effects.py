@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from skyrl.config.checks.schedule import schedule_reads
+from skyrl.config.effects_models import model_effects
 from skyrl.config.every_kind import EVERY_KIND_EFFECTS
+from skyrl.config.intervals import read_interval
+from skyrl.config.supervised.model import MODEL
 from skyrl.config.supervised.root import SupervisedConfig
 from skyrl.tree.rules import Effect
 
 
-def _is_fsdp(run: SupervisedConfig) -> bool:
-    return run.strategy in ("fsdp", "fsdp2")
+def evaluates(run: SupervisedConfig) -> bool:
+    """Does this run ever look at evaluation rows?"""
+    return run.eval_before_train or read_interval(run.eval_interval).ever
+
+
+def _saves(run: SupervisedConfig) -> bool:
+    return read_interval(run.ckpt_interval).ever
+
+
+def _resumes(run: SupervisedConfig) -> bool:
+    return run.recover_mode != "disabled" and (run.resume_from != "" or run.recover_mode is not None)
+
+
+def _is_named(run: SupervisedConfig) -> bool:
+    return bool(run.chat_template.name_or_path)
 
 
 SUPERVISED_EFFECTS: tuple[Effect, ...] = (
     *EVERY_KIND_EFFECTS,
-    *schedule_reads("optimizer_config", lambda run: run.optimizer_config),
+    *model_effects(MODEL),
     Effect("optimizer_config.offload_after_step", "engines share the device, and there are none", lambda run: False),
     Effect(
         "optimizer_config.max_skipped_updates",
@@ -23,12 +38,20 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
     ),
     Effect("faults.max_skipped_steps", "a reinforcement-learning run leaves steps out", lambda run: False),
     Effect("faults.max_roll_backs", "a reinforcement-learning run goes back", lambda run: False),
-    Effect("fsdp_config", "the strategy is fsdp2", _is_fsdp),
-    Effect("deepspeed_config", "the strategy is deepspeed", lambda run: run.strategy == "deepspeed"),
     Effect(
         "micro_train_batch_size_per_gpu",
         "max_tokens_per_microbatch is -1",
         lambda run: run.max_tokens_per_microbatch == -1,
     ),
-    Effect("eval_dataset_names", "there are eval_datasets", lambda run: bool(run.eval_datasets)),
+    Effect("eval_datasets", "evaluation is on (eval_before_train or eval_interval)", evaluates),
+    Effect("eval_dataset_names", "evaluation is on (eval_before_train or eval_interval)", evaluates),
+    Effect("chat_template.source", "chat_template.name_or_path is given", _is_named),
+    Effect("max_ckpts_to_keep", "checkpoints are saved (ckpt_interval)", _saves),
+    Effect("ckpt_path", "checkpoints are saved or resumed from", lambda run: _saves(run) or _resumes(run)),
+    Effect("resume_with_changes", "the run may resume (resume_from is not empty)", _resumes),
+    Effect(
+        "export_path",
+        "the model is exported while it trains (hf_save_interval)",
+        lambda run: read_interval(run.hf_save_interval).ever,
+    ),
 )

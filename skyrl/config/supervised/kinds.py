@@ -42,6 +42,7 @@ _supervised = partial(
     data="train_datasets",
     length=("num_epochs",),
     preflight="skyrl.experiments.preflight:SUPERVISED_PREFLIGHT",
+    doctor="skyrl.experiments.preflight:SUPERVISED_PREFLIGHT",
 )
 
 SUPERVISED_KINDS = (

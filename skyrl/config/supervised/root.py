@@ -16,7 +16,7 @@ from skyrl.config.intervals import Interval, interval
 from skyrl.config.learners import CriticConfig, FSDPConfig, OptimizerConfig, PolicyConfig
 from skyrl.config.models import ModelConfig
 from skyrl.config.placement import PlacementConfig
-from skyrl.config.trainer import TrainerConfig
+from skyrl.config.trainer import Tracker, TrainerConfig
 from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
 from skyrl.tree.units import Seconds
 from skyrl.tree.validators import (
@@ -242,7 +242,7 @@ class SupervisedConfig(RunConfig):
     run_name: str = field(default="skyrl_sft_run", metadata=FREE)
     """Name of this run for trackers, and of its folder."""
 
-    logger: Literal["console"] = field(default="console", metadata=FREE)
+    logger: Tracker | tuple[Tracker, ...] = field(default="console", metadata=FREE)
     """Trackers of metrics besides the run's folder: one name, or a list."""
 
     @property

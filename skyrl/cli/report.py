@@ -1,0 +1,28 @@
+"""The lines of `skyrl doctor` about a run that can start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skyrl.config.entry import RunConfig
+
+
+def doctor_report(run: RunConfig) -> Iterator[str]:
+    """Lines on the findings, and on what is only seen when the run starts. `run` has passed all checks."""
+    from skyrl.config.kinds import kind_of
+    from skyrl.tree import get_at
+
+    kind = kind_of(run)
+    trainer: Any = get_at(run, kind.trainer) if kind.trainer else run
+    sources = len(get_at(run, kind.data))
+    model = get_at(run, f"{kind.model}.path")
+    ranks = kind.sizes(run).policy
+    alone = ranks.nodes * ranks.gpus_per_node == 1 and trainer.placement.executor != "ray"
+    how = "in one process" if alone else f"by {trainer.strategy} in {ranks.nodes * ranks.gpus_per_node} processes"
+    yield "The values fit together, and this machine has what they name:"
+    yield f"  model    {model}, trained on {trainer.device} {how}"
+    yield f"  data     {sources} source{'s' if sources != 1 else ''}, whose first rows were read"
+    yield f"  folder   {trainer.run_path}, free and writable"
+    yield "All rows are read, and the model is loaded, when it runs; what a cluster has is seen then, too."

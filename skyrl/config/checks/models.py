@@ -1,0 +1,210 @@
+"""Checks of one model's settings, the same for every model of every kind of run: adapters, FSDP and DeepSpeed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from typing import Any
+
+from skyrl.config.model_tables import ModelTable
+from skyrl.errors import Problem
+from skyrl.planning.batches import divisors, nearest
+from skyrl.tree.rules import Check
+
+WRAPPED = "transformer_layer_cls_to_wrap"
+"""The one entry of `fsdp_config.wrap_policy` that is read."""
+
+_PLAIN_NAME = re.compile(r"\w+")
+
+ModelCheck = Callable[[Any, ModelTable], Iterator[Problem]]
+"""A check of the table of one model in a resolved tree."""
+
+
+def checks_of(models: Sequence[ModelTable]) -> tuple[Check[Any], ...]:
+    """Every check of this module, for each of the models that a run has."""
+    return tuple(_for_each(check, models) for check in MODEL_CHECKS)
+
+
+def _for_each(check: ModelCheck, models: Sequence[ModelTable]) -> Check[Any]:
+    @wraps(check)
+    def of_all(run: Any) -> Iterator[Problem]:
+        for model in models:
+            if model.exists(run):
+                yield from check(run, model)
+
+    return of_all
+
+
+# Adapters.
+
+
+def adapters_start_in_a_way_that_runs(run: Any, model: ModelTable) -> Iterator[Problem]:
+    """Ways that change the weights themselves, or look at data, are not implemented; nor are Megatron's."""
+    lora, path = model.section(run).model.lora, model.at("model.lora.init_method")
+    if lora.rank == 0 or not model.learns:
+        return
+    if lora.init_method not in ("kaiming", "gaussian", "orthogonal"):
+        yield Problem(
+            path=path,
+            message=f"{lora.init_method!r} does not run in this version, which has not implemented it yet",
+            hint="what runs: kaiming, gaussian or orthogonal",
+        )
+    if lora.init_method == "orthogonal" and lora.rank % 2:
+        message = f"orthogonal splits the rank in two halves, and {lora.rank} is odd"
+        yield Problem(path=path, message=message, hint="take an even rank, or kaiming")
+
+
+def modules_are_named_in_a_list(run: Any, model: ModelTable) -> Iterator[Problem]:
+    """A text is a regular expression of the whole name of a module, which a bare name such as `q_proj` never is."""
+    lora = model.section(run).model.lora
+    if lora.rank == 0 or not model.learns:
+        return
+    for field in ("target_modules", "exclude_modules"):
+        value, path = getattr(lora, field), model.at(f"model.lora.{field}")
+        if not isinstance(value, str) or value == "all-linear":
+            continue
+        if _PLAIN_NAME.fullmatch(value):
+            message = f"{value!r} is a regular expression of the whole name of a module, and matches none"
+            yield Problem(path=path, message=message, hint=f'for every module of that name, write ["{value}"]')
+        elif why := _no_expression(value):
+            message = f"{value!r} is not a regular expression: {why}"
+            yield Problem(path=path, message=message, hint="such as .*_proj, or a list of names")
+
+
+def _no_expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        return str(error)
+    return ""
+
+
+# FSDP.
+
+
+def copies_of_the_weights_are_whole(run: Any, model: ModelTable) -> Iterator[Problem]:
+    """Hybrid sharding splits the ranks into groups of `fsdp_size`, each of which holds all weights."""
+    ranks, size = model.ranks(run), model.section(run).fsdp_config.fsdp_size
+    if _is_sharded(run, model) and size != -1 and ranks % size:
+        yield Problem(
+            path=model.at("fsdp_config.fsdp_size"),
+            message=f"{size} does not divide the {model.title}'s {ranks} ranks",
+            hint=f"nearest divisors: {_listed(nearest(size, divisors(ranks)))}; -1 takes all ranks",
+        )
+
+
+def weights_stay_sharded_over_part_of_a_copy(run: Any, model: ModelTable) -> Iterator[Problem]:
+    """A number in `reshard_after_forward` splits the ranks that share one copy of the weights."""
+    fsdp, ranks = model.section(run).fsdp_config, model.ranks(run)
+    parts, copy = fsdp.reshard_after_forward, ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size
+    if not _is_sharded(run, model) or isinstance(parts, bool):
+        return
+    if ranks % copy == 0 and copy % parts:
+        yield Problem(
+            path=model.at("fsdp_config.reshard_after_forward"),
+            message=f"{parts} does not divide the {copy} ranks that share one copy of the {model.title}'s weights "
+            "(fsdp_size)",
+            hint=f"nearest divisors: {_listed(nearest(parts, divisors(copy)))}; true frees all, false none",
+        )
+
+
+def units_of_sharding_are_named_as_fsdp_reads_them(run: Any, model: ModelTable) -> Iterator[Problem]:
+    """`wrap_policy` has one entry: the names of classes."""
+    policy, path = model.section(run).fsdp_config.wrap_policy, model.at("fsdp_config.wrap_policy")
+    hint = f"{WRAPPED} names classes, such as [Qwen2DecoderLayer], and is all that is read"
+    for name in policy:
+        if name != WRAPPED:
+            yield Problem(path=path, message=f"{name!r} is no entry of it", hint=hint)
+    named = policy.get(WRAPPED, ())
+    if not isinstance(named, str) and not (isinstance(named, tuple) and all(isinstance(each, str) for each in named)):
+        yield Problem(path=path, message=f"{WRAPPED} = {named!r} names no classes", hint=hint)
+
+
+# DeepSpeed.
+
+
+def state_on_a_drive_has_a_folder(run: Any, model: ModelTable) -> Iterator[Problem]:
+    """`nvme` says where on the drive, and nothing else does; DeepSpeed has it at stage 3 only."""
+    if not model.by_deepspeed(run):
+        return
+    zero = model.zero(run)
+    parts = {"offload_param": zero.stage == 3, "offload_optimizer": model.learns and zero.stage > 0}
+    for part in (part for part, is_read in parts.items() if is_read):
+        offload, path = getattr(zero, part), _zero(model, part)
+        if offload.device == "nvme" and not offload.nvme_path:
+            message = "no folder on the drive, and device is nvme"
+            yield Problem(path=f"{path}.nvme_path", message=message, hint="name a folder on the NVMe drive")
+        if offload.device == "nvme" and zero.stage < 3:
+            message = f"DeepSpeed writes to a drive at stage 3 only, and zero_optimization.stage is {zero.stage}"
+            yield Problem(path=f"{path}.device", message=message, hint="set it to cpu, or the stage to 3")
+
+
+def gradients_are_divided_where_deepspeed_can(run: Any, model: ModelTable) -> Iterator[Problem]:
+    """Stages 2 and 3 scatter gradients while they sum them, and divide afterwards only."""
+    stage = model.zero(run).stage
+    if _trains_by_deepspeed(run, model) and stage >= 2 and model.section(run).deepspeed_config.prescale_gradients:
+        message = f"DeepSpeed cannot divide before it sums at stage {stage}"
+        hint = "set it to false, or zero_optimization.stage = 0"
+        yield Problem(path=model.at("deepspeed_config.prescale_gradients"), message=message, hint=hint)
+
+
+def buckets_of_weights_are_aligned(run: Any, model: ModelTable) -> Iterator[Problem]:
+    """DeepSpeed gathers an even number of elements at a time."""
+    zero = model.zero(run)
+    size = zero.allgather_bucket_size
+    if _trains_by_deepspeed(run, model) and zero.stage in (1, 2) and size != "auto" and size % 2:
+        path, message = _zero(model, "allgather_bucket_size"), f"{size} is odd, and DeepSpeed gathers pairs of elements"
+        yield Problem(path=path, message=message, hint=f"such as {size + 1}")
+
+
+def second_copies_of_the_weights_are_whole(run: Any, model: ModelTable) -> Iterator[Problem]:
+    """`zero_hpz_partition_size` splits the ranks into groups, each of which holds all weights."""
+    zero, ranks = model.zero(run), model.ranks(run)
+    size = zero.zero_hpz_partition_size
+    if _trains_by_deepspeed(run, model) and zero.stage == 3 and ranks > 1 and ranks % size:
+        yield Problem(
+            path=_zero(model, "zero_hpz_partition_size"),
+            message=f"{size} does not divide the {model.title}'s {ranks} ranks",
+            hint=f"nearest divisors: {_listed(nearest(size, divisors(ranks)))}",
+        )
+
+
+def integers_are_made_on_gpus(run: Any, model: ModelTable) -> Iterator[Problem]:
+    """DeepSpeed has its kernels of quantization for CUDA alone."""
+    if not model.by_deepspeed(run) or model.zero(run).stage != 3 or model.on_cuda(run):
+        return
+    for name in ("zero_quantized_weights", *(["zero_quantized_gradients"] if model.learns else [])):
+        if getattr(model.zero(run), name):
+            yield Problem(path=_zero(model, name), message="needs the device cuda", hint="set it to false")
+
+
+MODEL_CHECKS: tuple[ModelCheck, ...] = (
+    adapters_start_in_a_way_that_runs,
+    modules_are_named_in_a_list,
+    copies_of_the_weights_are_whole,
+    weights_stay_sharded_over_part_of_a_copy,
+    units_of_sharding_are_named_as_fsdp_reads_them,
+    state_on_a_drive_has_a_folder,
+    gradients_are_divided_where_deepspeed_can,
+    buckets_of_weights_are_aligned,
+    second_copies_of_the_weights_are_whole,
+    integers_are_made_on_gpus,
+)
+
+
+def _is_sharded(run: Any, model: ModelTable) -> bool:
+    """With one rank there is nothing to shard."""
+    return model.by_fsdp(run) and model.ranks(run) > 1
+
+
+def _trains_by_deepspeed(run: Any, model: ModelTable) -> bool:
+    return model.learns and model.by_deepspeed(run)
+
+
+def _zero(model: ModelTable, field: str) -> str:
+    return model.at(f"deepspeed_config.zero_optimization.{field}")
+
+
+def _listed(sizes: tuple[int, ...]) -> str:
+    return " and ".join(str(size) for size in sizes)

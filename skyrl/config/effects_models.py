@@ -1,0 +1,205 @@
+"""Conditions under which the settings of a model act: adapter, optimizer, and sharding under each strategy.
+
+They are the same for every model of every kind of run, so each function here takes a `ModelTable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.config.checks.schedule import schedule_reads
+from skyrl.config.deepspeed import OffloadConfig
+from skyrl.config.model_tables import ModelTable
+from skyrl.config.models import SkyRLLoraConfig
+from skyrl.tree.classes import fields_of
+from skyrl.tree.rules import Effect
+
+
+@frozen
+class Condition:
+    """One condition, in words and as a function of a resolved tree."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def effect_where(path: str, *conditions: Condition) -> Effect:
+    """The field acts where all conditions hold."""
+    words = [each.words for each in conditions]
+    return Effect(path, _listed(words), lambda run: all(each.holds(run) for each in conditions))
+
+
+def never(words: str) -> Condition:
+    """A condition that no run of this version meets."""
+    return Condition(words, lambda run: False)
+
+
+def model_effects(model: ModelTable) -> tuple[Effect, ...]:
+    """Conditions under which the fields of a model's table act."""
+    learning = (*_adapter(model), *_optimizer(model)) if model.learns else ()
+    return (*learning, *_fsdp(model), *_deepspeed(model))
+
+
+def exists(model: ModelTable) -> list[Condition]:
+    """The condition under which a run has the model; none where every run has."""
+    return [Condition(model.exists_where, model.exists)] if model.exists_where else []
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 2 else words)
+
+
+def _several_ranks(model: ModelTable) -> Condition:
+    return Condition(f"the {model.title} has several ranks", lambda run: model.ranks(run) > 1)
+
+
+def _on_cuda(model: ModelTable) -> Condition:
+    return Condition("the device is cuda", model.on_cuda)
+
+
+def _where_it_exists(model: ModelTable, table: str) -> Iterator[Effect]:
+    if model.exists_where:
+        yield effect_where(model.at(table), *exists(model))
+
+
+def _gradients(model: ModelTable) -> list[Condition]:
+    """What a field asks for that is about gradients or the optimizer: nothing of a model that learns."""
+    return [] if model.learns else [never("the model learns, which a reference does not")]
+
+
+# Adapters and optimizers.
+
+
+def _adapter(model: ModelTable) -> Iterator[Effect]:
+    adapts = Condition("lora.rank is above 0", lambda run: model.section(run).model.lora.rank > 0)
+    yield from _where_it_exists(model, "model.lora")
+    for name in fields_of(SkyRLLoraConfig):
+        if name not in ("rank", "lora_sync_path"):
+            yield effect_where(model.at(f"model.lora.{name}"), adapts)
+
+
+def _optimizer(model: ModelTable) -> Iterator[Effect]:
+    path = model.at("optimizer_config")
+    yield from _where_it_exists(model, "optimizer_config")
+    decays = Condition("weight_decay is above 0", lambda run: model.section(run).optimizer_config.weight_decay > 0)
+    yield effect_where(f"{path}.weight_decay_on", decays)
+    yield from schedule_reads(path, lambda run: model.section(run).optimizer_config, model.updates)
+
+
+# FSDP.
+
+
+def _fsdp(model: ModelTable) -> Iterator[Effect]:
+    fsdp, several = Condition("the strategy is fsdp2", model.by_fsdp), _several_ranks(model)
+    path = model.at("fsdp_config")
+    yield effect_where(path, *exists(model), fsdp)
+    yield effect_where(f"{path}.cpu_offload", several, _on_cuda(model))
+    for name in ("reshard_after_forward", "fsdp_size", "wrap_policy"):
+        yield effect_where(f"{path}.{name}", several)
+    yield effect_where(f"{path}.mixed_precision.reduce_dtype", several, *_gradients(model))
+
+
+# DeepSpeed.
+
+
+@frozen(kw_only=True)
+class _ZeroField:
+    """Facts about a field of ZeRO."""
+
+    stages: tuple[int, ...] = (3,)
+    """Stages that read it."""
+
+    gradients: bool = False
+    """It is about gradients or the optimizer, which a reference does not have."""
+
+    several: bool = False
+    """It is about the traffic between ranks."""
+
+
+_ZERO: dict[str, _ZeroField] = {
+    "zero_hpz_partition_size": _ZeroField(gradients=True, several=True),
+    "zero_quantized_weights": _ZeroField(),
+    "zero_quantized_gradients": _ZeroField(gradients=True),
+    "round_robin_gradients": _ZeroField(stages=(1, 2), gradients=True, several=True),
+    "reduce_bucket_size": _ZeroField(stages=(1, 2, 3), gradients=True),
+    "allgather_bucket_size": _ZeroField(stages=(1, 2), gradients=True, several=True),
+    "sub_group_size": _ZeroField(gradients=True),
+    "stage3_max_live_parameters": _ZeroField(),
+    "stage3_max_reuse_distance": _ZeroField(),
+    "stage3_prefetch_bucket_size": _ZeroField(),
+    "stage3_param_persistence_threshold": _ZeroField(),
+}
+"""Fields of `zero_optimization` that act under conditions of one form. The others have theirs below."""
+
+
+def _deepspeed(model: ModelTable) -> Iterator[Effect]:
+    path = model.at("deepspeed_config")
+    zero = f"{path}.zero_optimization"
+    yield effect_where(path, *exists(model), Condition("the strategy is deepspeed", model.by_deepspeed))
+    gradients = _gradients(model)
+    if gradients:
+        yield effect_where(f"{path}.communication_data_type", *gradients)
+        yield effect_where(f"{path}.wall_clock_breakdown", *gradients)
+    yield effect_where(f"{path}.prescale_gradients", _stage_is(model, 0), *gradients)
+    for name, facts in _ZERO.items():
+        more = [*(gradients if facts.gradients else []), *([_several_ranks(model)] if facts.several else [])]
+        yield effect_where(f"{zero}.{name}", _stage_is(model, *facts.stages), *more)
+    yield effect_where(f"{zero}.overlap_comm", _overlaps(model))
+    yield effect_where(f"{zero}.contiguous_gradients", _gradients_may_be_scattered(model), *gradients)
+    yield effect_where(
+        f"{zero}.stage3_gather_16bit_weights_on_model_save",
+        never("DeepSpeed saves the model (checkpoints and exports of a run are written without it)"),
+    )
+    yield from _offload(model, f"{zero}.offload_param", (3,))
+    yield from _offload(model, f"{zero}.offload_optimizer", (1, 2, 3), *gradients)
+
+
+def _stage_is(model: ModelTable, *stages: int) -> Condition:
+    *most, last = map(str, stages)
+    words = f"zero_optimization.stage is {', '.join(most)} or {last}" if most else f"zero_optimization.stage is {last}"
+    return Condition(words, lambda run: model.zero(run).stage in stages)
+
+
+def _overlaps(model: ModelTable) -> Condition:
+    """Stages 1 and 2 reduce gradients while backward runs; stage 3 gathers weights on another CUDA stream, too."""
+
+    def overlaps(run: Any) -> bool:
+        stage = model.zero(run).stage
+        return (stage in (1, 2) and model.learns) or (stage == 3 and model.on_cuda(run))
+
+    early = "zero_optimization.stage is 1 or 2, or it is " if model.learns else "zero_optimization.stage is "
+    return Condition(f"{early}3 on a cuda device", overlaps)
+
+
+def _gradients_may_be_scattered(model: ModelTable) -> Condition:
+    """DeepSpeed copies gradients into one buffer whatever is said where stages 1 and 2 offload the optimizer."""
+
+    def matters(run: Any) -> bool:
+        zero = model.zero(run)
+        return zero.stage == 3 or (zero.stage in (1, 2) and zero.offload_optimizer.device == "none")
+
+    return Condition(
+        "zero_optimization.stage is 3, or it is 1 or 2 and the optimizer stays on the device (offload_optimizer)",
+        matters,
+    )
+
+
+def _offload(model: ModelTable, path: str, stages: tuple[int, ...], *more: Condition) -> Iterator[Effect]:
+    def settings(run: Any) -> OffloadConfig:
+        zero = model.zero(run)
+        return zero.offload_param if path.endswith("offload_param") else zero.offload_optimizer
+
+    yield effect_where(path, _stage_is(model, *stages), *more)
+    yield effect_where(
+        f"{path}.device",
+        Condition(
+            "the device is cuda (a CPU has it in its memory already), or this is nvme",
+            lambda run: model.on_cuda(run) or settings(run).device == "nvme",
+        ),
+    )
+    offloads = Condition("its device is cpu or nvme", lambda run: settings(run).device != "none")
+    yield effect_where(f"{path}.pin_memory", offloads, _on_cuda(model))
+    yield effect_where(f"{path}.nvme_path", Condition("its device is nvme", lambda run: settings(run).device == "nvme"))

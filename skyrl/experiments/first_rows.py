@@ -1,0 +1,218 @@
+"""The first row of each source of data, tried before a run starts: read, rendered by the chat template, and judged.
+
+Reads files alone, without torch and transformers; a dataset of the hub is only asked for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from itertools import islice
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.config.sizes import evaluates, samples
+from skyrl.data.prompts import data_source_of, extras_of
+from skyrl.data.sources import FILES, BadRow, Columns, chat_of, first_row, iterate_rows
+from skyrl.envs.env import Env
+from skyrl.envs.group_rewards import GroupReward
+from skyrl.envs.isolated import IsolatedTask
+from skyrl.envs.registry import MakeEnv, find_task
+from skyrl.envs.reward_functions import PlainReward, arguments, ground_truth
+from skyrl.errors import ConfigError, DataError, Problem, TaskError
+from skyrl.experiments.model_checks import readable_files
+from skyrl.models.chat_templates import configured_template
+from skyrl.models.template_text import TemplateRefusal, render_template
+from skyrl.processes.event_loop import run_until_done
+from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
+from skyrl.trajectory import Failure
+from skyrl.tree.frames import defined_at
+from skyrl.tree.rules import Check
+
+
+@frozen(kw_only=True)
+class FirstRow:
+    """The first row of a source, as an environment is given it."""
+
+    source: str
+    field: str
+    """Dotted path of the list of sources."""
+
+    env_class: str | None
+    messages: tuple[Mapping[str, Any], ...]
+    extras: dict[str, Any]
+
+
+def first_rows_can_be_used(*, judge: bool) -> Check[SkyRLTrainConfig]:
+    """The check that each source begins with a prompt. With `judge`, reward functions are called on an empty answer."""
+
+    def first_rows_are_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
+        judged: set[str | None] = set()
+        for field, source in _sources(run):
+            try:
+                row = _read(run, field, source)
+            except (DataError, OSError) as error:
+                yield Problem(path=field, message=str(error))
+                continue
+            yield from _written_by_the_template(run, row)
+            if row.env_class not in judged:
+                judged.add(row.env_class)
+                yield from _judged(run, row, call=judge)
+
+    return first_rows_are_prompts
+
+
+def unreadable_rows(field: str, sources: Sequence[str], *, skip: bool) -> Iterator[Problem]:
+    """Problems of files whose first row cannot be read, whatever its columns; with `skip`, no row."""
+    for source in sources:
+        try:
+            rows = iterate_rows(source) if _is_file(source) else iter(())
+            bad = [row for row in islice(rows, 1) if isinstance(row, BadRow)]
+        except (DataError, OSError) as error:
+            yield Problem(path=field, message=str(error))
+            continue
+        if bad and not skip:
+            yield Problem(path=field, message=bad[0].reason)
+
+
+def _sources(run: SkyRLTrainConfig) -> Iterator[tuple[str, str]]:
+    """Dotted path and name of each source that is a file; another check reports those that are missing."""
+    fields = {"data.train_data": run.data.train_data if samples(run) else ()}
+    fields["data.val_data"] = run.data.val_data if samples(run) and evaluates(run) else ()
+    for field, sources in fields.items():
+        for source in sources:
+            if _is_file(source):
+                yield field, source
+
+
+def _is_file(source: str) -> bool:
+    """Whether it is a file with rows; unlike those of Path, these functions raise nothing for a path that is none."""
+    return source.endswith(FILES) and os.path.isfile(os.path.expanduser(source))
+
+
+def _read(run: SkyRLTrainConfig, field: str, source: str) -> FirstRow:
+    columns = Columns(prompt=run.data.prompt_column, answer=run.data.answer_column)
+    row = first_row(source, columns, skip=run.data.bad_rows == "skip")
+    extras = {"data_source": data_source_of(row), **extras_of(row, columns)}
+    named = row.get("env_class") or run.environment.env_class
+    return FirstRow(
+        source=source, field=field, env_class=named, messages=chat_of(row, 0, source, columns), extras=extras
+    )
+
+
+def _written_by_the_template(run: SkyRLTrainConfig, row: FirstRow) -> Iterator[Problem]:
+    """The chat template takes the messages, and what it writes has room for an answer."""
+    try:
+        files = readable_files(run.trainer.policy.model.path)
+        template = configured_template(run.generator.chat_template)
+        template = template or (files.chat_template if files else None)
+        if files is None or template is None:  # other checks report both
+            return
+        variables = {**files.special_tokens, **run.generator.chat_template_kwargs}
+        text = render_template(template, row.messages, **variables)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    except TemplateRefusal as error:
+        yield Problem(path=row.field, message=f"{row.source}, row 0: the chat template refuses the prompt: {error}")
+        return
+    tokens = files.count_tokens(text) if text else None
+    answer, positions = run.generator.sampling_params.max_generate_length, files.positions
+    if tokens and positions and tokens <= run.trainer.max_prompt_length and answer < positions < tokens + answer:
+        yield Problem(
+            path="generator.sampling_params.max_generate_length",
+            message=f"{answer} tokens and the {tokens} of row 0 of {row.source} do not fit into the {positions} "
+            "positions of the model",
+            hint="lower it, or leave long prompts out with trainer.max_prompt_length",
+        )
+
+
+def _judged(run: SkyRLTrainConfig, row: FirstRow, *, call: bool) -> Iterator[Problem]:
+    """The environment takes the row; a reward function can be called with its columns, and with `call` it is."""
+    if row.env_class is None:
+        yield Problem(
+            path="environment.env_class", message=f"{row.source}, row 0 names no env_class, and neither does this"
+        )
+        return
+    try:
+        make = find_task(row.env_class, run.environment.env_class, run.environment.skyrl_gym)
+        if isinstance(make, type) and issubclass(make, Env) and make.__module__.startswith("skyrl.envs."):
+            make(deepcopy(row.extras))
+    except TaskError as error:
+        if row.env_class != run.environment.env_class or "import" not in str(error):
+            yield Problem(path="environment.env_class", message=f"{row.source}, row 0: {error}")
+        return
+    problems = list(_signature_problems(row, make))
+    yield from problems
+    if call and not any(problem.severity == "error" for problem in problems):
+        yield from _called(run, row, make)
+
+
+def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
+    """A reward function takes what it is called with, and finds a ground truth if it asks for one by name."""
+    match make:
+        case PlainReward(function=function):
+            answers, columns = arguments(function, "", row.messages, row.extras)
+        case GroupReward(function=function):
+            answers, columns = (), make.arguments(row.messages, [""], row.extras)
+        case _:
+            return
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin, of which nothing is known
+        return
+    name = f"{defined_at(function)} {getattr(function, '__name__', row.env_class)}{signature}".strip()
+    try:
+        signature.bind(*answers, **columns)
+    except TypeError as error:
+        given = ", ".join(
+            ["an answer", *(f"{each}=" for each in columns)] if answers else [f"{each}=" for each in columns]
+        )
+        message = f"{name} cannot be called with row 0 of {row.source}: {error}"
+        yield Problem(path="environment.env_class", message=message, hint=f"it is called with {given}")
+    asks = "ground_truth" in signature.parameters
+    if asks and ground_truth(row.extras) is None:
+        yield Problem(
+            path=row.field,
+            message=f"{name} asks for ground_truth, and row 0 of {row.source} has none: neither reward_spec with a "
+            f"ground_truth nor a column of this name, among {', '.join(row.extras)}",
+            hint="name the column of the answers in data.answer_column",
+            severity="warning",
+        )
+
+
+def _called(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
+    """Judge an empty answer as a rollout does, with its deadline, and in a sandbox where that is configured."""
+    if not (isinstance(make, PlainReward | GroupReward) or (isinstance(make, IsolatedTask) and make.is_reward)):
+        return
+    who = f"{row.env_class}, judging an empty answer to row 0 of {row.source},"
+    calls = EnvCalls(1, run.environment.skyrl_gym.step_timeout_seconds)
+    try:
+        given, _ = run_until_done(calls(who, _judgement(make, row)))
+        for reward in given:
+            number(reward, f"{who} gave the reward")
+    except EpisodeError as error:
+        if isinstance(error.outcome, Failure):
+            hint = "a model may answer nothing: give that a reward, or raise skyrl.errors.SkipSample"
+            yield Problem(path="environment.env_class", message=error.outcome.reason, hint=hint)
+
+
+def _judgement(make: MakeEnv, row: FirstRow) -> Callable[[], Sequence[Any]]:
+    """Function that calls the reward function once, and returns its rewards; None among them is no reward."""
+
+    def judge() -> Sequence[Any]:
+        messages, extras = deepcopy(row.messages), deepcopy(row.extras)
+        if isinstance(make, GroupReward):
+            return [each for each in make.rewards(messages, [""], extras) if each is not None]
+        env = make(extras)
+        try:
+            env.init(messages)
+            return [env.step("").reward]
+        finally:
+            env.close()
+
+    return judge

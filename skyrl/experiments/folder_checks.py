@@ -1,0 +1,100 @@
+"""Checks of the folders that a run writes into: they can be made, nobody else has them, and the disk has space."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.config.intervals import read_interval
+from skyrl.config.sizes import has_critic
+from skyrl.errors import Problem
+from skyrl.experiments.model_checks import readable_files
+from skyrl.runs.run_owner import in_use, is_locked
+from skyrl.runs.run_tree import AnyRun, field_path
+
+BYTES_OF_A_WEIGHT = 12
+"""Bytes that a checkpoint holds for a weight that learns: the weight and Adam's two moments, each as a 32-bit float."""
+
+
+def folders_can_be_written(run: AnyRun) -> Iterator[Problem]:
+    """Each folder of the run is named, can be made, and belongs to no other run that is going on."""
+    for field, text in _folders(run).items():
+        if text == "":
+            yield Problem(path=field, message="is empty: name a folder")
+            continue
+        try:
+            folder = Path(text).expanduser().absolute()
+            _try(folder)
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            yield Problem(path=field, message=f"{text[:80]} cannot be written to: {reason}")
+            continue
+        if is_locked(folder):
+            yield Problem(path=field, message=in_use(folder, field))
+
+
+def the_disk_holds_the_checkpoints(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The disk of the checkpoints has space for those that are kept. Sizes are estimated from `config.json`."""
+    trainer = run.trainer
+    size = _checkpoint_bytes(run)
+    if size is None or "://" in trainer.ckpt_path or not read_interval(trainer.ckpt_interval).ever:
+        return
+    try:
+        disk = shutil.disk_usage(_nearest(Path(trainer.ckpt_path).expanduser().absolute()))
+    except (OSError, RuntimeError, ValueError):  # another check reports it
+        return
+    if disk.total == 0:  # no disk at all, such as /proc
+        return
+    free = disk.free
+    kept = 2 if trainer.max_ckpts_to_keep < 1 else trainer.max_ckpts_to_keep + 1  # a new one is whole before one goes
+    if free < size:
+        message = f"a checkpoint of this model takes about {_gb(size)}, and {trainer.ckpt_path} has {_gb(free)} free"
+        yield Problem(path="trainer.ckpt_path", message=message, hint="name a folder on another disk")
+    elif free < kept * size:
+        yield Problem(
+            path="trainer.ckpt_path",
+            message=f"{kept} checkpoints, about {_gb(size)} each, are there at the same time, and {trainer.ckpt_path} "
+            f"has {_gb(free)} free",
+            hint="name a folder on another disk, or keep fewer (trainer.max_ckpts_to_keep)",
+            severity="warning",
+        )
+
+
+def _folders(run: AnyRun) -> Mapping[str, str]:
+    """Dotted path and name of each folder on a disk that the run writes into."""
+    names = ("run_path", "ckpt_path", "export_path")
+    found = {field_path(run, name): getattr(run.trainer, name) for name in names}
+    if (tokenized := getattr(run, "tokenized_path", None)) is not None:
+        found[field_path(run, "tokenized_path")] = tokenized
+    return {field: text for field, text in found.items() if text is not None and "://" not in text}
+
+
+def _try(folder: Path) -> None:
+    """Write a file without a name into the folder, or into the one that it would be made in. Raises OSError."""
+    with tempfile.TemporaryFile(dir=_nearest(folder)):
+        pass
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder itself, or the first above it that exists."""
+    return next(each for each in (folder, *folder.parents) if each.exists())
+
+
+def _checkpoint_bytes(run: SkyRLTrainConfig) -> int | None:
+    """Bytes of one checkpoint of the models that learn; None where the model is not here, or an adapter learns."""
+    trainer = run.trainer
+    models = [trainer.policy.model, *([trainer.critic.model] if has_critic(run) else [])]
+    sizes = [_parameters(model.path) for model in models if not model.lora.rank]
+    return BYTES_OF_A_WEIGHT * sum(size for size in sizes if size) or None
+
+
+def _parameters(path: str | None) -> int | None:
+    files = readable_files(path)
+    return files.parameters if files else None
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"

@@ -1,0 +1,112 @@
+"""Checks of models before a run starts: the folder or hub name, and what lies beside the weights. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from skyrl.config import SkyRLTrainConfig, SupervisedConfig
+from skyrl.config.sizes import has_critic, has_reference, samples
+from skyrl.errors import ConfigError, Problem
+from skyrl.models.chat_templates import configured_template
+from skyrl.models.files import ModelFiles, model_files
+from skyrl.models.paths import model_failure
+
+
+def missing_model(field: str, path: str | None) -> Iterator[Problem]:
+    """A folder holds a whole model with a tokenizer; a hub name is one that the hub has, or a copy of it."""
+    try:
+        why = model_failure(path) if path else None
+    except (OSError, RuntimeError, ValueError) as error:
+        why = f"{str(path)[:80]!r} is not a path here: {error}"
+    if why:
+        yield Problem(path=field, message=why)
+    elif path:
+        files = model_files(path)
+        damage = _unreadable(files) if files else None
+        if damage:
+            yield Problem(path=field, message=damage)
+
+
+def models_are_where_they_are_said_to_be(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Each model that this run loads is there."""
+    policy = run.trainer.policy.model.path
+    paths = {"trainer.policy.model.path": policy}
+    if has_reference(run):
+        paths["trainer.ref.model.path"] = run.trainer.ref.model.path
+    if has_critic(run):
+        paths["trainer.critic.model.path"] = run.trainer.critic.model.path
+    for field, path in paths.items():
+        if field == "trainer.policy.model.path" or path != policy:
+            yield from missing_model(field, path)
+
+
+def the_policy_can_chat(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A chat template writes the prompts, and an answer fits into the positions of the model."""
+    files = readable_files(run.trainer.policy.model.path)
+    if files is None or not samples(run):
+        return
+    try:
+        template = configured_template(run.generator.chat_template)
+        if template is None and files.chat_template is None:
+            yield no_template("trainer.policy.model.path", files, "generator.chat_template")
+    except ConfigError as error:
+        yield from error.problems
+    yield from _answers_that_do_not_fit(run, files.positions)
+
+
+def no_template(field: str, files: ModelFiles, setting: str) -> Problem:
+    """The problem of a model that no chat can be written for."""
+    return Problem(
+        path=field,
+        message=f"the tokenizer of {files.folder} has no chat template, so prompts cannot be written for it",
+        hint=f"take the instruct version of the model, put a chat_template.jinja beside it, or name one in {setting}",
+    )
+
+
+def _answers_that_do_not_fit(run: SkyRLTrainConfig, positions: int | None) -> Iterator[Problem]:
+    answer = run.generator.sampling_params.max_generate_length
+    if positions is None:
+        return
+    field = "generator.sampling_params.max_generate_length"
+    if answer >= positions:
+        yield Problem(path=field, message=f"{answer} tokens do not fit into the {positions} positions of the model")
+    elif run.generator.max_turns > 1 and (run.generator.max_input_length or 0) + answer > positions:
+        message = f"{run.generator.max_input_length} tokens, and max_generate_length = {answer} behind them, do not fit"
+        yield Problem(
+            path="generator.max_input_length", message=f"{message} into the {positions} positions of the model"
+        )
+
+
+def the_model_is_there(run: SupervisedConfig) -> Iterator[Problem]:
+    """The model is there, and has as many positions as the longest row."""
+    yield from missing_model("model.path", run.model.path)
+    files = readable_files(run.model.path)
+    positions = files.positions if files else None
+    if run.max_length is not None and positions is not None and run.max_length > positions:
+        yield Problem(path="max_length", message=f"{run.max_length} tokens, but the model has {positions} positions")
+
+
+def readable_files(path: str | None) -> ModelFiles | None:
+    """The model's files; None where another check reports what is wrong with them."""
+    try:
+        files = model_files(path) if path else None
+    except (OSError, RuntimeError, ValueError):
+        return None
+    return None if files is None or _unreadable(files) else files
+
+
+def _unreadable(files: ModelFiles) -> str | None:
+    """A sentence on what is wrong with the files beside the weights."""
+    parts = (
+        ("config.json", lambda: files.config),
+        ("tokenizer_config.json", lambda: files.special_tokens),
+        ("its chat template", lambda: files.chat_template),
+    )
+    for name, read in parts:
+        try:
+            read()
+        except (OSError, ValueError, RecursionError) as error:
+            return f"{name} in {files.folder} is damaged ({error}): copy it again"
+    if not files.has_tokenizer:
+        return f"the folder {files.folder} holds no tokenizer: copy tokenizer.json and its like beside the model"
+    return None

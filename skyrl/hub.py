@@ -1,0 +1,117 @@
+"""Names on the Hugging Face hub, tried once and with a deadline before a library takes them: libraries try again for
+minutes.
+
+Imports `huggingface_hub` alone, and obeys its variables: HF_HUB_OFFLINE, HF_ENDPOINT, HF_HOME, HF_HUB_ETAG_TIMEOUT.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from functools import cache
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Literal
+
+from skyrl.tree.names import nearest
+
+Kind = Literal["model", "dataset"]
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+"""`owner/name`."""
+
+_SHOWN = 5
+"""Names that a message lists of a folder."""
+
+DEADLINE = 3.0
+"""Seconds that the hub has to answer, unless HF_HUB_ETAG_TIMEOUT gives another number."""
+
+
+@cache
+def hub_failure(name: str, kind: Kind = "model", deadline: float | None = None) -> str | None:
+    """Why the hub has nothing of this name for this machine, as the end of a sentence; None if it has, or if there is a
+    copy in the cache. `deadline` is in seconds. Asks once in the life of a process.
+    """
+    from huggingface_hub import constants
+
+    if cached_folder(name, kind) is not None:
+        return None
+    if constants.is_offline_mode():
+        return (
+            f"HF_HUB_OFFLINE is set, so that the hub cannot be reached, and the cache {constants.HF_HUB_CACHE} has no "
+            "copy: download it where there is a network"
+        )
+    seconds = deadline or float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or DEADLINE)
+    answer: SimpleQueue[Exception | None] = SimpleQueue()
+    threading.Thread(target=lambda: answer.put(_asked(name, kind, seconds)), daemon=True).start()
+    try:
+        error = answer.get(timeout=seconds)  # looking up the name of a host knows no deadline of its own
+    except Empty:
+        return _unreachable(f"gave no answer within {seconds:g} s")
+    return None if error is None else _in_words(error)
+
+
+def cached_folder(name: str, kind: Kind = "model") -> Path | None:
+    """The newest copy of the hub's repository on this machine: a model's files, or the folder of a dataset."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if kind == "model":
+        found = try_to_load_from_cache(name, "config.json")
+        return Path(found).parent if isinstance(found, str) else None
+    owner, _, rest = name.partition("/")
+    datasets = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets"
+    copies = (Path(constants.HF_HUB_CACHE) / f"datasets--{owner}--{rest}", Path(datasets) / f"{owner}___{rest.lower()}")
+    return next((folder for folder in copies if folder.is_dir()), None)
+
+
+def _asked(name: str, kind: Kind, seconds: float) -> Exception | None:
+    """Send the one request; return the exception that it fails with."""
+    from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
+
+    try:
+        if kind == "model":
+            get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=seconds)
+        else:
+            HfApi().dataset_info(name, timeout=seconds)
+    except Exception as error:  # noqa: BLE001 - the client's own, and those of the network below it
+        return error
+    return None
+
+
+def _in_words(error: Exception) -> str:
+    from huggingface_hub import errors
+
+    match error:
+        case errors.GatedRepoError():
+            return "its authors ask for consent: accept their terms on its page and log in with `hf auth login`"
+        case errors.RepositoryNotFoundError() | errors.HFValidationError():
+            return "the hub has nothing of this name that this account may see (`hf auth login` for what is private)"
+        case errors.EntryNotFoundError():
+            return "the hub has it without a config.json, so it is not a model of transformers"
+    first = str(error).strip().partition("\n")[0]
+    return _unreachable(f"{type(error).__name__}: {first}" if first else type(error).__name__)
+
+
+def _unreachable(why: str) -> str:
+    from huggingface_hub import constants
+
+    return (
+        f"the hub cannot be reached to fetch it ({constants.ENDPOINT}: {why}). Download it first, name a mirror in "
+        "HF_ENDPOINT, or set HF_HUB_OFFLINE = 1 where copies are in the cache"
+    )
+
+
+def beside(path: str) -> str:
+    """A suggestion for a path that does not exist, in brackets: a similar name in its folder, or what the folder holds.
+    Empty where the folder does not exist, either.
+    """
+    place = Path(path).expanduser()
+    try:
+        names = sorted(each.name for each in place.parent.iterdir() if not each.name.startswith("."))
+    except OSError:
+        return ""
+    if near := nearest(place.name, names):
+        return f" (did you mean {place.parent / near}?)"
+    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    return f" ({place.parent} holds {shown or 'nothing'})"

@@ -1,0 +1,111 @@
+"""Settings that AReaL gained by May 2026: vLLM's options, adapters, rejection sampling, per-engine backends."""
+
+from __future__ import annotations
+
+from skyrl.interop.areal_values import (
+    ALGORITHM,
+    ENGINE,
+    Becomes,
+    Entry,
+    goes_to,
+    later,
+    not_there,
+    number,
+    only,
+)
+
+_LORA = "trainer.policy.model.lora."
+_PLACES = "how AReaL starts its processes on hosts; here: trainer.placement"
+_ADAPTERS = "the engines get the weights that the adapter is merged into"
+_TRACES = "traces and profiles of AReaL's"
+_TRACKERS = "settings of trackers beyond project and run"
+_SERVICE = "AReaL's rollout services and agents of other programs"
+_VLLM = ENGINE + "engine_init_kwargs."
+
+KEYS_2026: dict[str, Entry] = {
+    # vLLM
+    "vllm.model": not_there("the engines serve the policy"),
+    "vllm.seed": not_there("seeds of samples follow from trainer.seed"),
+    "vllm.skip_tokenizer_init": not_there("engines are given tokens"),
+    "vllm.enforce_eager": goes_to(ENGINE + "enforce_eager"),
+    "vllm.dtype": goes_to(ENGINE + "model_dtype"),
+    "vllm.distributed_executor_backend": goes_to(ENGINE + "distributed_executor_backend"),
+    "vllm.max_num_seqs": goes_to(ENGINE + "max_num_seqs"),
+    "vllm.gpu_memory_utilization": goes_to(ENGINE + "gpu_memory_utilization", convert=number),
+    "vllm.no_enable_chunked_prefill": goes_to(ENGINE + "enable_chunked_prefill", convert=lambda off: not off),
+    "vllm.no_enable_prefix_caching": goes_to(ENGINE + "enable_prefix_caching", convert=lambda off: not off),
+    **{f"vllm.{name}": goes_to(_VLLM + name) for name in (
+        "max_model_len", "block_size", "cpu_offload_gb", "disable_sliding_window",
+    )},
+    "vllm.enable_sleep_mode": not_there("engines sleep where models take turns"),
+    "vllm.worker_extension_cls": not_there("weights arrive through the engines' own transports"),
+    "vllm.uvicorn_log_level": not_there("every engine has a file below trainer.log_path"),
+    "vllm.max_lora_rank": not_there(_ADAPTERS),
+    "vllm.max_loras": not_there(_ADAPTERS),
+    "vllm.lora_modules": not_there(_ADAPTERS),
+    "vllm.enable_lora": not_there(_ADAPTERS),
+    "sglang.enable_lora": not_there(_ADAPTERS),
+    "sglang.max_lora_rank": not_there(_ADAPTERS),
+    # adapters
+    "rollout.use_lora": not_there(_ADAPTERS),
+    "gconfig.lora_name": not_there(_ADAPTERS),
+    "actor.peft_type": only("lora", does="adapters are LoRA's", otherwise="other adapters than LoRA"),
+    "actor.lora_rank": goes_to(_LORA + "rank"),
+    "actor.lora_alpha": goes_to(_LORA + "alpha"),
+    "actor.target_modules": lambda value: Becomes(
+        writes={_LORA + "target_modules": "all-linear" if value == ["all-linear"] else value}
+    ),
+    # the objective
+    "actor.m2_threshold": later("M2PO, which limits the second moment of the ratios"),
+    "actor.rejection_sampling": later("settings of a table as a whole"),
+    "actor.rejection_sampling.level": only("token", does="tokens are judged", otherwise="judging whole sequences"),
+    "actor.rejection_sampling.action": only("mask", does="tokens beyond it do not count", otherwise="clamping ratios"),
+    "actor.rejection_sampling.metric": only("ratio", does="ratios are limited", otherwise="limits of a KL divergence"),
+    "actor.rejection_sampling.agg": not_there("tokens are judged, so that nothing is aggregated"),
+    "actor.rejection_sampling.upper": goes_to(ALGORITHM + "decoupled.behav_imp_weight_cap", convert=number),
+    "actor.rejection_sampling.lower": later("a lower limit of ratios"),
+    "actor.prox_logp_method": only(
+        "recompute", does="they are computed anew", otherwise="proximal log-probabilities by interpolation"
+    ),
+    "actor.enable_tree_training": later("training on trees of common prefixes", False),
+    "ref.enable_tree_training": not_there("the reference is not trained"),
+    "actor.use_kernels": later("kernels of a hub", False),
+    "teacher.*": later("on-policy distillation from a teacher"),
+    "dynamic_bs": later("batches that end when enough samples were seen", False),
+    "eval_gconfig": later("settings of a table as a whole"),
+    "*.mb_spec.n_mbs_divisor": only(1, does="no result depends on it", otherwise="a number of micro-batches"),
+    "ref.optimizer.*": not_there("the reference has no optimizer"),
+    # weights
+    "actor.weight_update_mode": lambda value: (
+        Becomes(writes={ENGINE + "weight_sync_backend": "disk"})
+        if value == "disk"
+        else Becomes(needless="weights are sent from GPU to GPU")
+    ),
+    # places, traces, trackers
+    "*.scheduling_spec": later(_PLACES),
+    "*.scheduling_spec[[]*": later(_PLACES),
+    "*.scheduling_strategy.*": later(_PLACES, "separation"),
+    "ref.scheduling_strategy.type": only("colocation", does="it shares the policy's GPUs", otherwise=_PLACES),
+    "ref.scheduling_strategy.target": only("actor", does="it shares the policy's GPUs", otherwise=_PLACES),
+    "perf_tracer": later(_TRACES),
+    "perf_tracer.enabled": later(_TRACES, False),
+    "perf_tracer.session_tracer.enabled": later(_TRACES, False),
+    "perf_tracer.*": not_there("read with perf_tracer.enabled"),
+    "memory_profiler*": later(_TRACES),
+    "enable_offload": later("offload of everything between phases by torch_memory_saver", False),
+    "rollout.dump_to_file": later("dumps of trajectories as AReaL has them", False),
+    "rollout.tokenizer_path": not_there("the tokenizer is the policy's"),
+    "rollout.pause_grace_period": later("a pause before weights are sent", 0, 0.0),
+    "rollout.agent.*": later(_SERVICE),
+    "rollout._version": later(_SERVICE, "v1"),
+    "rollout.admin_api_key": later(_SERVICE),
+    "stats_logger.swanlab.*": later(_TRACKERS, "disabled"),
+    "stats_logger.tensorboard.*": later(_TRACKERS),
+    "stats_logger.trackio.*": later(_TRACKERS, "disabled"),
+    "actor.archon.*": later("options of Archon, AReaL's engine on FSDP2"),
+    "actor.megatron.*": later("options of Megatron"),
+}  # fmt: skip
+"""As `areal_keys.KEYS`, before which these are looked at."""
+
+LORA_KEYS = tuple(key for key in KEYS_2026 if "lora" in key or key in ("actor.peft_type", "actor.target_modules"))
+"""Settings of adapters: read with `actor.use_lora`."""

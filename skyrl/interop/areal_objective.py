@@ -1,0 +1,105 @@
+"""AReaL's objective, which several of its settings choose together: how rewards become advantages, and these a loss.
+
+There, advantages are always those of GAE, which without a critic takes every value for 0, and are then normalised as
+`adv_norm` says; `reward_norm` decides whether rewards are compared within groups (`PPOActor.compute_advantages`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl.interop.areal_values import ALGORITHM, Becomes, number
+
+_NORM = ALGORITHM + "advantage_norm."
+_BATCH_ALREADY = "the estimator normalises over the tokens of the batch"
+NO_ESTIMATOR = (
+    "advantages that are neither compared within groups nor normalised by mean and deviation over the batch: no "
+    "estimator here gives them"
+)
+OBJECTIVE_KEYS = (
+    "actor.adv_norm", "actor.adv_norm.mean_level", "actor.adv_norm.std_level", "actor.adv_norm.eps",
+    "actor.adv_norm.std_unbiased", "actor.adv_norm.mean_leave1out", "actor.kl_estimator", "actor.gae_lambda",
+    "actor.importance_sampling_level", "actor.use_sapo_loss", "actor.sapo_tau_pos", "actor.sapo_tau_neg",
+)  # fmt: skip
+"""Settings whose conversion depends on others: see `objective`."""
+
+
+def estimator(values: Mapping[str, Any]) -> str:
+    """The advantage estimator of a whole file; empty where no estimator of ours gives its advantages."""
+    levels = (values.get("actor.adv_norm.mean_level"), values.get("actor.adv_norm.std_level"))
+    if has_critic(values):
+        return "gae" if levels == ("batch", "batch") else ""
+    has_kl = bool(number(values.get("actor.kl_ctl", 0.1)))
+    is_flat = all(number(values.get(f"actor.{name}", 1)) == 1 for name in ("discount", "gae_lambda"))
+    is_compared = "group" in (values.get("actor.reward_norm.mean_level"), levels[0])  # a mean over tokens takes GRPO's
+    if is_compared and not has_kl and is_flat:
+        return "grpo"
+    return "reinforce++" if levels == ("batch", "batch") else ""
+
+
+def has_critic(values: Mapping[str, Any]) -> bool:
+    """Whether a critic is configured."""
+    return any(key.startswith("critic.") for key in values) and values.get("critic.path") is not None
+
+
+def objective(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+    """The conversion of one of `OBJECTIVE_KEYS`."""
+    name = key.removeprefix("actor.")
+    if name == "adv_norm" or name.startswith("adv_norm."):
+        return _advantage_norm(name, value, values)
+    if name == "kl_estimator":
+        return _kl_estimator(value, values)
+    if name == "gae_lambda":
+        return _gae_lambda(value, values)
+    if name == "importance_sampling_level":
+        return _level(value, values)
+    return _sapo(name, value, values)
+
+
+def _advantage_norm(name: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+    chosen = estimator(values)
+    if not chosen:
+        return Becomes(refused=NO_ESTIMATOR)
+    if chosen != "grpo":
+        return Becomes(needless=_BATCH_ALREADY)
+    if name == "adv_norm":
+        return Becomes(needless="advantages stay as they are") if value is None else Becomes(refused="it is a table")
+    field = name.removeprefix("adv_norm.")
+    if field.endswith("_level") and value == "none":
+        value = None
+    return Becomes(writes={_NORM + field: number(value)})
+
+
+def _kl_estimator(value: Any, values: Mapping[str, Any]) -> Becomes:
+    if number(values.get("actor.kl_ctl", 0.1)) == 0:
+        return Becomes(needless="there is no KL penalty")
+    return Becomes(writes={ALGORITHM + "kl_estimator_type": value})
+
+
+def _gae_lambda(value: Any, values: Mapping[str, Any]) -> Becomes:
+    """Without values, lambda is one more discount."""
+    if has_critic(values) or not any(key.startswith("actor.adv_norm") for key in values):
+        return Becomes(writes={ALGORITHM + "lambd": number(value)})
+    if number(value) == 1:
+        return Becomes(needless="1: returns are not shortened")
+    discount = number(values.get("actor.discount", 1))
+    return Becomes(
+        writes={ALGORITHM + "gamma": discount * number(value)}, note="the discount times it: there is no critic"
+    )
+
+
+def _level(value: Any, values: Mapping[str, Any]) -> Becomes:
+    if value == "token":
+        return Becomes(needless="ratios are those of tokens")
+    if values.get("actor.use_decoupled_loss"):
+        return Becomes(not_yet="ratios of whole sequences in the decoupled loss")
+    return Becomes(writes={ALGORITHM + "policy_loss_type": "gspo"})
+
+
+def _sapo(name: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+    if not values.get("actor.use_sapo_loss"):
+        return Becomes(needless="the loss is another one: use_sapo_loss is off")
+    if name == "use_sapo_loss":
+        return Becomes(writes={ALGORITHM + "policy_loss_type": "sapo"})
+    return Becomes(writes={f"{ALGORITHM}sapo.{name.removeprefix('sapo_')}": number(value)})

@@ -1,0 +1,123 @@
+"""Facts from the files of a model, read without torch and transformers: for checks before a run starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.hub import cached_folder
+from skyrl.models.paths import local_folder
+
+_TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "*.tiktoken", "tekken.json")
+"""Files of which a tokenizer needs one."""
+
+
+@frozen(slots=False)
+class ModelFiles:
+    """The folder of a model that is on this machine."""
+
+    folder: Path
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """`config.json`; the part about text, of a model that also sees. Raises ValueError if it is damaged."""
+        whole = _table(self.folder / "config.json")
+        text = whole.get("text_config")
+        return text if isinstance(text, dict) else whole
+
+    @property
+    def positions(self) -> int | None:
+        """Tokens of the longest sequence; None where the configuration names no bound."""
+        found = self.config.get("max_position_embeddings")
+        return found if isinstance(found, int) else None
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether a vocabulary lies beside the model."""
+        return any(any(self.folder.glob(pattern)) for pattern in _TOKENIZERS)
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The template that transformers takes, in the order in which it looks; None if there is none."""
+        file = self.folder / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        for name in ("chat_template.json", "tokenizer_config.json"):
+            found = _table(self.folder / name).get("chat_template") if (self.folder / name).is_file() else None
+            if isinstance(found, list):
+                found = next((each.get("template") for each in found if each.get("name") == "default"), None)
+            if found:
+                return str(found)
+        return None
+
+    @cached_property
+    def special_tokens(self) -> dict[str, str]:
+        """`eos_token` and its like, as templates are given them."""
+        given: dict[str, Any] = {}
+        for name in ("special_tokens_map.json", "tokenizer_config.json"):
+            if (self.folder / name).is_file():
+                given |= {key: value for key, value in _table(self.folder / name).items() if key.endswith("_token")}
+        texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in given.items()}
+        return {key: text for key, text in texts.items() if isinstance(text, str)}
+
+    def count_tokens(self, text: str) -> int | None:
+        """Tokens of a text; None without a `tokenizer.json` that the library `tokenizers` reads."""
+        file = self.folder / "tokenizer.json"
+        if not file.is_file():
+            return None
+        from tokenizers import Tokenizer
+
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception:  # noqa: BLE001 - the library raises nothing narrower; transformers reports it when it loads
+            return None
+        tokenizer.no_truncation()
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    @property
+    def parameters(self) -> int | None:
+        """Weights of the model, counted from the sizes in `config.json`; None where they are named otherwise.
+
+        A decoder's embeddings, attention and gated feed-forward layers, experts included; what is left out (norms,
+        biases, routers) is less than a hundredth.
+        """
+        return _parameters(self.config)
+
+
+def model_files(path: str) -> ModelFiles | None:
+    """The files of a local model, or of the cached copy of a hub name; None if there are none on this machine."""
+    folder = local_folder(path) or cached_folder(path)
+    return ModelFiles(folder) if folder is not None and (folder / "config.json").is_file() else None
+
+
+def _table(file: Path) -> dict[str, Any]:
+    """Raises ValueError for what is no JSON object."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError("it is no JSON object")
+    return content
+
+
+def _parameters(config: Mapping[str, Any]) -> int | None:
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    if any(not isinstance(config.get(name), int) for name in sizes):
+        return None
+    vocabulary, hidden, layers, heads, inner = (int(config[name]) for name in sizes)
+    head = config.get("head_dim") or hidden // heads
+    groups = config.get("num_key_value_heads") or heads
+    experts = next(_experts(config), 1)
+    inner = config.get("moe_intermediate_size") or inner if experts > 1 else inner
+    attention = hidden * head * 2 * (heads + groups)
+    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    return int(embeddings + layers * (attention + 3 * hidden * inner * experts))
+
+
+def _experts(config: Mapping[str, Any]) -> Iterator[int]:
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if isinstance(config.get(name), int):
+            yield int(config[name])

@@ -1,0 +1,66 @@
+"""A chat template rendered without transformers, as transformers renders it: for checks before a run starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, UndefinedError
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+class TemplateRefusal(Exception):
+    """A template that is not valid, leaves the sandbox, or refuses the conversation by `raise_exception`."""
+
+
+def render_template(template: str, messages: Sequence[Mapping[str, Any]], **variables: object) -> str | None:
+    """The conversation as the template writes it, with the header of an answer; `variables` are special tokens and
+    `chat_template_kwargs`.
+
+    None where the template misses a variable that only the tokenizer knows. Raises `TemplateRefusal`.
+    """
+    try:
+        compiled = _environment().from_string(template)
+        return compiled.render(
+            messages=[dict(message) for message in messages], add_generation_prompt=True, tools=None, **variables
+        )
+    except UndefinedError:
+        return None
+    except TemplateError as error:
+        line = getattr(error, "lineno", None)
+        raise TemplateRefusal((f"line {line}: " if line else "") + str(error.message)) from error
+    except Exception as error:
+        raise TemplateRefusal(f"{type(error).__name__}: {error}") from error
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what is learned, and writes its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - declared by jinja2
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension]
+    )
+    made.filters["tojson"] = _tojson
+    made.globals["raise_exception"] = _raise
+    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return made
+
+
+def _tojson(value: object, **options: Any) -> str:
+    return json.dumps(value, **{"ensure_ascii": False, **options})
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)

@@ -1,0 +1,44 @@
+"""Notices a task that gives every answer the same reward, from which nothing is learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from skyrl.trajectory import TrajectoryGroup
+
+STEPS = 3
+"""Steps at the beginning of a session whose rewards are compared."""
+
+
+class ConstantRewards:
+    """Reports once, after the first steps, that all their rewards are the same number."""
+
+    def __init__(self, report: Callable[[str], None], samples: Path, steps: int = STEPS) -> None:
+        """`samples` is the file where a person finds the answers with their rewards."""
+        self._report, self._samples, self._steps = report, samples, steps
+        self._seen: set[float] = set()
+        self._rewards = self._cut = self._counted = 0
+
+    def count(self, groups: Sequence[TrajectoryGroup], version: int) -> None:
+        """Take the groups of one more step into account; `version` is that of the weights."""
+        if self._counted == self._steps or len(self._seen) > 1:
+            return
+        kept = [group for group in groups if not group.dropped]
+        rewards = [reward for group in kept for reward in group.rewards]
+        self._seen.update(rewards)
+        self._rewards += len(rewards)
+        self._cut += sum(row.stop_reason == "length" for group in kept for row in group.trajectories)
+        self._counted += 1
+        if self._counted == self._steps and len(self._seen) == 1:
+            self._report(self._words())
+
+    def _words(self) -> str:
+        (reward,) = self._seen
+        steps = "the first step" if self._steps == 1 else f"the first {self._steps} steps"
+        cut = f" ({self._cut} answers were cut at max_generate_length)" if self._cut else ""
+        return (
+            f"warning: all {self._rewards} rewards of {steps} are {reward:g}{cut}: nothing is learned from equal "
+            f"rewards. Read some answers in {self._samples}; see whether the reward compares them with a ground truth "
+            "that the data have (`skyrl doctor`), and whether the prompts are neither too hard nor too easy"
+        )

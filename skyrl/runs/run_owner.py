@@ -1,0 +1,52 @@
+"""Which process has a run's folder, by the files `.lock` and `.owner` in it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+LOCK, _OWNER = ".lock", ".owner"
+
+
+def sign(folder: Path) -> None:
+    """Write who this process is. The text outlives the lock, and is read only while the lock is held."""
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    text = f"process {os.getpid()} on {socket.gethostname()}, since {now}"
+    (folder / _OWNER).write_text(text, encoding="utf-8")
+
+
+def unsign(folder: Path) -> None:
+    """Remove the text; the caller holds the lock."""
+    with suppress(OSError):
+        (folder / _OWNER).unlink()
+
+
+def in_use(folder: Path, field: str) -> str:
+    """The message about a folder that another run has; `field` names the folder in the configuration."""
+    try:
+        owner = (folder / _OWNER).read_text(encoding="utf-8")
+    except OSError:
+        owner = ""
+    return (
+        f"{folder} is in use by a run that is going on ({owner or 'its owner cannot be read'}): wait for its end, or "
+        f"choose another {field}"
+    )
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a run has the folder now. Nothing is created, and a lock that is free is let go at once."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False

@@ -1,0 +1,54 @@
+"""Where a user's own code raised an exception, for the message about it."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+from types import CodeType
+from typing import Literal
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+
+def raised_at(error: BaseException) -> str:
+    """`reward.py:12, in scored`: the innermost frame of user code in the traceback; empty if there is none.
+
+    User code is everything outside this package, the standard library and installed packages. Where there is none of
+    it, the innermost frame of an installed package counts. A syntax error is where the source has it.
+    """
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f"{_short(error.filename)}:{error.lineno}"
+    found = {
+        _owner(frame.f_code.co_filename): (frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)
+    }
+    code, line = found.get("user") or found.get("installed") or (None, 0)
+    return f"{_short(code.co_filename)}:{line}, in {code.co_name}" if code else ""
+
+
+def described(error: BaseException) -> str:
+    """Type, message and place of an exception: `KeyError: 'answer' (reward.py:12, in scored)`."""
+    text, place = str(error), raised_at(error)
+    return type(error).__name__ + (f": {text}" if text else "") + (f" ({place})" if place else "")
+
+
+def defined_at(function: object) -> str:
+    """`reward.py:3`: where a function is defined; empty for one that is not written in Python."""
+    code = getattr(function, "__code__", None)
+    return f"{_short(code.co_filename)}:{code.co_firstlineno}" if isinstance(code, CodeType) else ""
+
+
+def _owner(file: str) -> Literal["user", "installed", "standard", "ours"]:
+    path = os.path.abspath(file)
+    if path.startswith(_OURS):
+        return "ours"
+    if any(part in path for part in _INSTALLED):
+        return "installed"
+    return "standard" if file.startswith("<") or path.startswith(_STANDARD) else "user"
+
+
+def _short(file: str) -> str:
+    """The path from the working directory, where the file lies below it."""
+    return os.path.abspath(file).removeprefix(os.getcwd() + os.sep)

@@ -1,0 +1,150 @@
+"""Probes of `generator.inference_engine`: what engines are started with, and how weights reach them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import make_dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
+from skyrl.errors import SkyRLError
+from skyrl.experiments.collaborators import engine_makers, parity_canary, weight_road
+from skyrl.inference.engine import Completion, GenerationRequest
+from tests.effects.observables import placement
+from tests.effects.probe import Probe, Scene, observable
+
+E, PLACEMENT = "generator.inference_engine.", "trainer.placement."
+ON_RAY: Mapping[str, Any] = {f"{PLACEMENT}executor": "ray"}
+APART: Mapping[str, Any] = {**ON_RAY, f"{PLACEMENT}colocate_all": False}
+VLLM: Mapping[str, Any] = {
+    f"{E}backend": "vllm",
+    f"{PLACEMENT}colocate_all": False,
+    "trainer.device": "cuda",
+    "trainer.deterministic": False,
+}
+SHARED = {**VLLM, f"{PLACEMENT}colocate_all": True}
+"""vLLM engines on the GPUs of the learner."""
+
+SPLIT = {**VLLM, f"{E}tensor_parallel_size": 2}
+
+VLLM_PACKAGE = SimpleNamespace(AsyncEngineArgs=make_dataclass("AsyncEngineArgs", ["max_logprobs", "seed"]))
+"""Stands in for vLLM, of which the names of its arguments are read."""
+
+
+class _Started(SkyRLError):
+    """Ends the start of an engine where vLLM's own begins."""
+
+
+@observable("what the engine is started with")
+def engine(scene: Scene) -> object:
+    def of(name: str) -> Callable[..., object]:
+        def start(*args: object, **more: object) -> object:
+            variables = {each: os.environ[each] for each in sorted(os.environ) if each.startswith("VLLM_")}
+            variables.pop("VLLM_RPC_BASE_PATH", None)  # a folder of its own for each
+            raise _Started(f"{name} {args} {more} {variables}")
+
+        return start
+
+    at = "skyrl.inference.vllm_engine"
+    with (
+        mock.patch.dict(os.environ),
+        mock.patch(f"{at}.import_vllm", return_value=VLLM_PACKAGE),
+        mock.patch(f"{at}.AsyncBackend", of("asynchronous")),
+        mock.patch(f"{at}.SteppedBackend", of("stepped")),
+    ):
+        (make,) = engine_makers(scene.run)
+        try:
+            made = make()
+        except SkyRLError as error:
+            return f"{type(error).__name__}: {error}"
+        asyncio.run(made.close())
+        return type(made).__name__
+
+
+class _OneWeight:
+    """A learner with one weight, which scores every token with 0.105 less than the engine said."""
+
+    async def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
+        return [("weight", (2,), "float32")]
+
+    async def score(self, batch: TrainingBatch) -> Tensor:
+        return batch.rollout_logprobs - 0.005
+
+
+@define
+class _Road(_OneWeight):
+    """Both ends of a transport: what the learner sends with, and what the engines are given."""
+
+    in_service: tuple[object, ...] = (object(),)
+    seen: list[object] = field(factory=list)
+
+    async def stream(self, sender: object, *, everywhere: bool = False) -> object:
+        size = getattr(sender, "bucket_bytes", None) if getattr(sender, "backend", "") == "ipc" else None
+        self.seen.append((type(sender).__name__, size, everywhere))
+        return ()
+
+    async def load_weights(self, incoming: Iterable[object], version: int) -> None:
+        self.seen += [type(each).__name__ for each in incoming]
+
+
+@observable("how weights travel to the engines")
+def road(scene: Scene) -> object:
+    ends: Any = _Road()
+    meeting: Any = SimpleNamespace(address=("127.0.0.1", 1))
+    asyncio.run(weight_road(scene.run, meeting, Path("weights")).send(ends, ends, 1))
+    return sorted(map(str, ends.seen))
+
+
+@observable("whether an engine that differs from the learner by 0.005 nats ends the run")
+def parity(scene: Scene) -> object:
+    class Engine:
+        async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+            four = (1, 2, 3, 4)
+            versions, logprobs = (1,) * 4, (-1.0,) * 4
+            one = Completion(token_ids=four, text="", logprobs=logprobs, weight_versions=versions, stop_reason="length")
+            return (one,) * len(request.keys)
+
+    source: Any = _OneWeight()
+    engines: Any = [Engine()]
+    torch.manual_seed(0)
+    try:
+        return asyncio.run(parity_canary(scene.run, [[1, 2, 3]]).compare(source, engines, 1))
+    except SkyRLError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+VALUES: Mapping[str, Any] = {
+    "model_dtype": "float16",
+    "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 2,
+    "data_parallel_size": 2,
+    "async_engine": False,
+    "vllm_v1_disable_multiproc": False,
+    "enforce_eager": False,
+    "enable_prefix_caching": False,
+    "enable_chunked_prefill": False,
+    "max_num_batched_tokens": 4096,
+    "gpu_memory_utilization": 0.5,
+    "enable_ray_prometheus_stats": True,
+    "engine_init_kwargs": {"max_logprobs": 5},
+}
+
+PROBES: tuple[Probe, ...] = (
+    Probe(f"{E}backend", "vllm", engine, {"trainer.deterministic": False}),
+    Probe(f"{E}num_engines", 2, placement, APART),
+    *(Probe(f"{E}{name}", value, engine, VLLM) for name, value in VALUES.items()),
+    Probe(f"{E}expert_parallel_size", 2, engine, SPLIT),
+    Probe(f"{E}distributed_executor_backend", "mp", engine, SPLIT),
+    Probe(f"{E}weight_sync_backend", "disk", road, ON_RAY),
+    Probe(f"{E}weight_transfer_threshold_cuda_ipc_GB", 0.5, road, SHARED),
+    Probe(f"{E}logprob_parity_bound", 0.1, parity),
+)

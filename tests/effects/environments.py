@@ -1,0 +1,133 @@
+"""Probes of `environment.skyrl_gym`: what an environment asks of services, and how programs are kept apart."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from contextlib import redirect_stderr
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from skyrl.envs import Env, find_env
+from skyrl.errors import SkyRLError
+from tests.effects.probe import Probe, Scene, observable
+
+GYM = "environment.skyrl_gym."
+ACTION = "<think>t</think><search>two and two</search><solution>SELECT 4</solution> \\boxed{\\frac{8}{2}}"
+"""An answer in which several environments find something to do."""
+
+ANSWER = {
+    "result": [[{"document": {"contents": "Four."}, "score": 1.0}]],
+    "scores": [0.5],
+    "choices": [{"message": {"content": "### Final Score: 1"}}],
+}
+"""Reply of every service."""
+
+WRITES = """```python
+open({file!r}, "w").close()
+print("written")
+```"""
+
+TASKS = '''
+calls = []
+
+def count(completion, **others):
+    """How often this process was asked."""
+    calls.append(completion)
+    return len(calls)
+
+def large(completion, **others):
+    """Needs two gigabytes of address space."""
+    return len(bytearray(2 * 10**9))
+'''
+
+
+def env(**named: str) -> Mapping[str, Any]:
+    """A run in which this environment is played."""
+    return {"environment.env_class": named.pop("of"), **{f"{GYM}{name}": value for name, value in named.items()}}
+
+
+class _Services:
+    """Answers every request, and remembers address, body and deadline."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, object, object]] = []
+
+    def open(self, request: Any, timeout: float) -> BytesIO:
+        body = json.loads(request.data)
+        body.pop("messages", None)  # they hold a mark that is drawn anew for each
+        self.asked.append((request.full_url, body, timeout))
+        return BytesIO(json.dumps(ANSWER).encode())
+
+
+def _judged(make: Any, extras: Mapping[str, Any], action: str) -> object:
+    try:
+        found: Env = make(extras)
+        found.init(({"role": "user", "content": "2+2?"},))
+        try:
+            return found.step(action)
+        finally:
+            found.close()
+    except (SkyRLError, MemoryError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@observable("the requests of the environment, its messages, and its reward")
+def step(scene: Scene) -> object:
+    services, printed, name = _Services(), StringIO(), scene.run.environment.env_class
+    _database(Path("databases") / "numbers.sqlite")
+    truth = "SELECT 4" if name == "text2sql" else "4"
+    extras = {"reward_spec": {"ground_truth": truth}, "db_id": "numbers", "max_turns": 2}
+    with mock.patch("skyrl.envs.http_json._OPENER", services), redirect_stderr(printed):
+        end = _judged(find_env(name, scene.run.environment.skyrl_gym), extras, ACTION)
+    return {"end": end, "asked": services.asked, "printed": printed.getvalue()}
+
+
+def _database(file: Path) -> None:
+    file.parent.mkdir()
+    with sqlite3.connect(file) as connection:
+        connection.execute("CREATE TABLE numbers (value INTEGER)")
+
+
+@observable("whether a program of the policy can write files outside its own folder")
+def program(scene: Scene) -> object:
+    tests = [{"input": "", "output": "written", "testtype": "stdin"}]
+    make = find_env("code", scene.run.environment.skyrl_gym)
+    folder = Path.cwd()
+    folder.chmod(0o777)  # where the run is root's, a sandbox has a user of its own
+    return _judged(make, {"reward_spec": {"ground_truth": tests}}, WRITES.format(file=str(folder / "written")))
+
+
+@observable("the rewards of two episodes of a function that counts its calls, and of one that takes memory", long=True)
+def functions(scene: Scene) -> object:
+    file = Path("tasks.py").absolute()
+    file.write_text(TASKS, encoding="utf-8")
+    file.parent.chmod(0o755)  # where the run is root's, a sandbox has a user of its own
+    gym = scene.run.environment.skyrl_gym
+    extras = {"reward_spec": {"ground_truth": "4"}}
+    found = [_judged(find_env(f"{file}:{name}", gym), extras, "four") for name in ("count", "count", "large")]
+    return [each.replace(str(file), "tasks.py") if isinstance(each, str) else each for each in found]
+
+
+REWARD_MODEL, JUDGE, SEARCH = f"{GYM}reward_model.", f"{GYM}llm_as_a_judge.", f"{GYM}search."
+SERVICE = "http://localhost:1/score"
+
+PROBES: tuple[Probe, ...] = (
+    Probe(f"{GYM}sandbox_tier", "namespace", program, env(of="code", sandbox_tier="process")),
+    Probe(f"{GYM}isolate_user_env", True, functions),
+    Probe(f"{GYM}user_env_memory_gb", 1.0, functions, {f"{GYM}isolate_user_env": True}),
+    Probe(f"{GYM}math_equivalence", True, step, env(of="gsm8k")),
+    Probe(f"{GYM}text2sql.db_path", "databases", step, env(of="text2sql")),
+    Probe(f"{JUDGE}model", "another", step, env(of="llm_as_a_judge")),
+    Probe(f"{JUDGE}base_url", "http://localhost:1/v1", step, env(of="llm_as_a_judge")),
+    *(
+        Probe(f"{SEARCH}{name}", value, step, env(of="search"))
+        for name, value in {"search_url": SERVICE, "topk": 5, "timeout": 7, "log_requests": True}.items()
+    ),
+    Probe(f"{REWARD_MODEL}path", "{nano}/model", step, {**env(of="reward_model"), f"{REWARD_MODEL}path": "nowhere"}),
+    Probe(f"{REWARD_MODEL}url", "http://localhost:2", step, {**env(of="reward_model"), f"{REWARD_MODEL}url": SERVICE}),
+    Probe(f"{REWARD_MODEL}timeout", 7, step, {**env(of="reward_model"), f"{REWARD_MODEL}url": SERVICE}),
+)

@@ -1,0 +1,125 @@
+"""Observables of the learner: what passes through its model, and how large the batches are."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from skyrl.batch import TrainingBatch
+from skyrl.errors import DataError, ModelError
+from skyrl.experiments.experiment import experiment_class
+from skyrl.learners.workers import PolicyWorker
+from skyrl.training.objective import policy_objective
+from skyrl.training.trainer import PPOTrainer
+from tests.effects.algorithm import small_batch
+from tests.effects.probe import Scene, observable
+
+
+@observable("the passes through the learner's first layer: shapes, type, attention, recomputation")
+def passes(scene: Scene) -> object:
+    """One scoring and one update of a batch of eight short rows."""
+    trainer, seen = scene.run.trainer, []
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    try:
+        torch.use_deterministic_algorithms(False)
+        rows = trainer.micro_train_batch_size_per_gpu
+        worker = PolicyWorker(trainer, policy_objective(trainer.algorithm, micro_batch_rows=rows))
+
+        def look(module: torch.nn.Module, given: Any, output: torch.Tensor) -> None:
+            seen.append((tuple(output.shape), str(output.dtype), torch.is_grad_enabled()))
+
+        next(module for module in worker.model.modules() if isinstance(module, nn.Linear)).register_forward_hook(look)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "None of the inputs have requires_grad")  # of reentrant checkpoints
+            asyncio.run(worker.score(small_batch()))
+            asyncio.run(worker.update(small_batch()))
+        model: Any = worker.model
+        return [seen, model.config._attn_implementation, torch.are_deterministic_algorithms_enabled()]
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+
+
+@observable("the strategy that holds the learner's model", long=True)
+def strategy(scene: Scene) -> object:
+    trainer = scene.run.trainer
+    worker = PolicyWorker(trainer, policy_objective(trainer.algorithm))
+    try:
+        return type(worker.strategy).__name__
+    finally:
+        worker.close()
+
+
+class Counting:
+    """A learner that notes how many answers each update has."""
+
+    def __init__(self) -> None:
+        self.answers: list[int] = []
+
+    async def score(self, batch: TrainingBatch) -> torch.Tensor:
+        return torch.zeros(batch.input_ids.shape)
+
+    async def update(self, batch: TrainingBatch) -> dict[str, float]:
+        self.answers.append(batch.answers)
+        return {"skipped_updates": 0.0}
+
+
+@observable("the answers in each optimizer step of policy and critic for one batch of eight", refuses=True)
+def optimizer_steps(scene: Scene) -> object:
+    policy, critic, unused = Counting(), Counting(), None
+    parts: dict[str, Any] = dict.fromkeys(("rollouts", "reference", "weights", "shape", "estimate", "position"), unused)
+    trainer = PPOTrainer(scene.run.trainer, policy=policy, critic=critic, targets=lambda batch: batch.rewards, **parts)
+    asyncio.run(trainer.improve(small_batch()))
+    return policy.answers, critic.answers
+
+
+@observable("the type, attention and recomputation that are derived for the learner")
+def derived(scene: Scene) -> object:
+    trainer = scene.run.trainer
+    return trainer.compute_dtype, trainer.attention, trainer.recompute_activations
+
+
+@observable("the tokenizer's implementation")
+def tokenizer(scene: Scene) -> object:
+    experiment: Any = experiment_class(scene.run)(scene.run)
+    try:
+        return experiment.tokenizer.is_fast
+    except ModelError as error:
+        return str(error)
+
+
+@observable("the prompts that are read, and how many are left out")
+def prompts(scene: Scene) -> object:
+    experiment: Any = experiment_class(scene.run)(scene.run)
+    try:
+        found = experiment.eval_dataset
+    except DataError as error:
+        return str(error)
+    return [prompt.id for prompt in found.prompts], found.too_long
+
+
+class Asked:
+    """A generator that notes how many prompts it is given at a time, and samples none."""
+
+    def __init__(self) -> None:
+        self.prompts: list[int] = []
+
+    def tally(self, samples: int) -> None:
+        """Nothing fails."""
+
+    async def generate(self, prompts: Sequence[object], **_: object) -> tuple[()]:
+        self.prompts.append(len(prompts))
+        return ()
+
+
+@observable("the prompts that are evaluated at a time")
+def evaluated(scene: Scene) -> object:
+    experiment: Any = experiment_class(scene.run)(scene.run)
+    experiment.__dict__["generator"] = generator = Asked()
+    evaluation = experiment.get_evaluation()
+    asyncio.run(evaluation.run(0))
+    return generator.prompts

@@ -1,0 +1,142 @@
+"""A stage on which a run samples without an engine, without threads and without waiting: time passes only there.
+
+Engine and environments take a fixed time by the stage's clock, so that what happens in which order, and which deadlines
+are missed, follows from the configuration alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import selectors
+from collections.abc import Awaitable, Callable
+from typing import Any
+from unittest import mock
+
+from skyrl.errors import SkyRLError
+from skyrl.experiments.ppo import BasePPOExp
+from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+from tests.effects.probe import Scene
+
+ENGINE_SECONDS = 0.25
+"""Time of every request."""
+
+FAILING = "cannot be judged"
+"""Answer that makes the environment raise an exception."""
+
+
+class _Clock(selectors.DefaultSelector):
+    """Passes over the time that nothing happens in."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        ready = super().select(0)
+        if not ready:
+            assert timeout is not None, "everything waits for something that never happens"
+            self.now += max(timeout, 0)
+        return ready
+
+
+class StageLoop(asyncio.SelectorEventLoop):
+    """An event loop on which a second takes no time."""
+
+    def __init__(self) -> None:
+        self._clock = _Clock()
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        return self._clock.now
+
+
+class Stage(BasePPOExp):
+    """An experiment whose samples are written down in advance, with a log of what was asked and judged at what time."""
+
+    def __init__(self, scene: Scene, *, failing: bool = False) -> None:
+        """`failing`: the environment never judges the first sample of the first prompt."""
+        super().__init__(scene.run)
+        self.log: list[tuple[float, str, object]] = []
+        self.failing = failing
+
+    def get_inference_client(self) -> InferenceEngineClient:
+        trainer = self.cfg.trainer
+        lora, engine = trainer.policy.model.lora, self.cfg.generator.inference_engine
+        engines: Any = [_Engine(self)]  # which is asked for samples alone
+        return InferenceEngineClient(engines, self.tokenizer, self.model_path, lora, engine)
+
+    def write(self, what: str, of: object) -> None:
+        """Log something that happens now."""
+        self.log.append((round(asyncio.get_running_loop().time(), 3), what, of))
+
+
+class _Engine:
+    """An engine that draws the same tokens for the same sample."""
+
+    weight_version = 0
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage, self._first = stage, ""
+
+    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+        samples = [(key.prompt_id, key.sample_index) for key in request.keys]
+        self._stage.write("asked", (request.prompt_ids, request.sampling, samples))
+        self._first = self._first or request.keys[0].prompt_id
+        await asyncio.sleep(ENGINE_SECONDS)
+        return tuple(self._drawn(key, request) for key in request.keys)
+
+    def _drawn(self, key: SampleKey, request: GenerationRequest) -> Completion:
+        """The second sample of a prompt is cut off; others end, at a stop text where there is one."""
+        fails = self._stage.failing and key.prompt_id == self._first and key.sample_index == 0
+        text = FAILING if fails else f"é{key.attempt}" if key.sample_index == 2 else f"answer {key.turn}"
+        ids = self._stage.tokenizer.encode(text + "".join(request.sampling.stop or ()))
+        reason = "length" if key.sample_index == 1 else "stop"
+        ends = reason == "stop" and not request.sampling.stop
+        ids += [self._stage.tokenizer.eos_token_id] if ends else []
+        nothing = (0.0,) * len(ids)
+        versions = (0,) * len(ids)
+        return Completion(
+            token_ids=tuple(ids),
+            text=text,
+            logprobs=nothing,
+            weight_versions=versions,
+            stop_reason=reason,  # type: ignore[arg-type]  # one of the two
+        )
+
+
+def _calls_on(stage: Stage) -> Callable[[Callable[..., Any], tuple[Any, ...]], None]:
+    """Starts calls of environments, which take a half to two and a half seconds by the stage's clock."""
+    numbers = itertools.count()
+
+    def start(report: Callable[..., Any], given: tuple[Any, ...]) -> None:
+        outcome, coroutines, function, args = given
+        fails = any(isinstance(arg, str) and arg == FAILING for arg in args)
+        stage.write("called", function.__name__)
+        seconds = 0.5 * (1 + next(numbers) % 5)
+        asyncio.get_running_loop().call_later(
+            seconds, report, outcome, coroutines, _raising if fails else function, args
+        )
+
+    return start
+
+
+def _raising(*_: object) -> None:
+    raise RuntimeError("this answer cannot be judged")
+
+
+def staged(stage: Stage, perform: Callable[[Stage], Awaitable[object]]) -> dict[str, object]:
+    """What is performed: its end, or the error that ends it, and the log."""
+
+    async def performed() -> object:
+        return await perform(stage)
+
+    with (
+        mock.patch("skyrl.rollout.env_calls.start_new_thread", _calls_on(stage)),
+        asyncio.Runner(loop_factory=StageLoop) as runner,
+        stage.held,
+    ):
+        try:
+            end = runner.run(performed())
+        except SkyRLError as error:
+            end = f"{type(error).__name__}: {error}"
+    return {"end": end, "log": stage.log}

@@ -1,0 +1,271 @@
+"""`skyrl doctor` looks inside models, data, rewards and folders, and names each broken set-up without loading torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from filelock import FileLock
+
+from skyrl.config import compose
+from skyrl.config.run_kind import RunKind
+from skyrl.errors import ConfigError, Problem
+from skyrl.runs.run_owner import sign
+from tests.nano_run import as_words, overrides
+
+
+def problems(nano: Path, out: Path, changes: Mapping[str, Any] = {}, *, run: bool = False) -> list[Problem]:
+    """Everything that `doctor` says about the nano run; with `run`, what `skyrl run` says before it imports torch."""
+    also = RunKind.preflight_checks if run else RunKind.doctor_checks
+    try:
+        return list(compose([], overrides(nano, out) | dict(changes), also=also).warnings)
+    except ConfigError as error:
+        return list(error.problems)
+
+
+def without_template(model: Path) -> None:
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    file = model / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": None}))
+
+
+def without_tokenizer(model: Path) -> None:
+    for file in model.iterdir():
+        if file.name.startswith(("tokenizer", "vocab", "merges", "chat_template")):
+            file.unlink()
+
+
+def with_a_missing_shard(model: Path) -> None:
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def copied_in_part(model: Path) -> None:
+    os.truncate(model / "model.safetensors", 20_000)
+
+
+def pointing_to_lfs(model: Path) -> None:
+    (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+
+
+def with_a_damaged_configuration(model: Path) -> None:
+    (model / "config.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (without_template, "has no chat template, so prompts cannot be written"),
+        (without_tokenizer, "holds no tokenizer: copy tokenizer.json"),
+        (with_a_missing_shard, "lacks 1 of its 2 weight files, such as model-2.safetensors"),
+        (copied_in_part, "are damaged or incomplete (model.safetensors has 20000 of its"),
+        (pointing_to_lfs, "model.safetensors is a pointer of Git LFS"),
+        (with_a_damaged_configuration, "config.json in "),
+    ],
+)
+def test_a_model_that_is_not_whole_is_named(
+    nano: Path, tmp_path: Path, broken: Callable[[Path], None], said: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(nano / "model", model)
+    broken(model)
+    (problem,) = problems(nano, tmp_path, {"trainer.policy.model.path": str(model)})
+    assert problem.path == "trainer.policy.model.path"
+    assert said in problem.message
+
+
+def test_a_mistyped_model_folder_is_named_with_the_one_beside_it(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(nano.parent)
+    (problem,) = problems(nano, tmp_path, {"trainer.policy.model.path": f"{nano.name}/modle"})
+    assert f"there is no such folder here (did you mean {nano.name}/model?)" in problem.message
+
+
+def empty_parquet(file: Path) -> None:
+    pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), file)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("x.csv", "prompt,answer\nhello,world\n", "row 0: prompt is 'hello', not a list of messages"),
+        ("x.parquet", "no parquet", "cannot be read as parquet"),
+        ("x.parquet", empty_parquet, "holds no rows"),
+        ("x.jsonl", "", "holds no rows"),
+        ("x.jsonl", '{"question": "a"}\n', "has no column 'prompt'; its columns are question"),
+        ("x.jsonl", "[1]\n", "x.jsonl:1 is [1], not an object"),
+        ("x.json", "{", "is not JSON"),
+    ],
+)
+def test_the_first_row_of_each_source_is_read(
+    nano: Path, tmp_path: Path, name: str, content: str | Callable[[Path], None], said: str
+) -> None:
+    file = tmp_path / name
+    content(file) if callable(content) else file.write_text(content, encoding="utf-8")
+    for run in (False, True):
+        (problem,) = problems(nano, tmp_path, {"data.train_data": [str(file)]}, run=run)
+        assert problem.path == "data.train_data"
+        assert said in problem.message
+
+
+def test_a_mistyped_file_is_named_with_the_one_beside_it(nano: Path, tmp_path: Path) -> None:
+    (problem,) = problems(nano, tmp_path, {"data.train_data": [str(nano / "trian.jsonl")]})
+    assert f"(did you mean {nano / 'train.jsonl'}?)" in problem.message
+
+
+REWARDS = """\
+def wrong(text): return 1.0
+def scored(completion, ground_truth, **others):
+    return parsed(completion)
+def parsed(text):
+    return float(text)
+async def awaited(completion, ground_truth, **others):
+    return parsed(completion)
+def nothing(completion, **others): return None
+def skips(completion, **others):
+    from skyrl.errors import SkipSample
+    raise SkipSample("an empty answer")
+async def fine(completion, **others): return 1.0
+def grouped(completions, **columns): return [1.0, 2.0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("wrong", "rewards.py:1 wrong(text) cannot be called with row 0 of"),
+        ("scored", "raised ValueError: could not convert string to float: '' ({file}:5, in parsed)"),
+        ("awaited", "raised ValueError: could not convert string to float: '' ({file}:5, in parsed)"),
+        ("nothing", "gave the reward None, which is not a finite number"),
+        ("grouped", "a TRL reward function gives a list with one number for each completion"),
+    ],
+)
+def test_a_reward_function_is_called_once_on_an_empty_answer(nano: Path, tmp_path: Path, name: str, said: str) -> None:
+    file = tmp_path / "rewards.py"
+    file.write_text(REWARDS, encoding="utf-8")
+    (problem,) = problems(nano, tmp_path, {"environment.env_class": f"{file}:{name}"})
+    assert problem.path == "environment.env_class"
+    assert said.replace("{file}", str(file)) in problem.message
+
+
+@pytest.mark.parametrize("name", ["skips", "fine"])
+def test_a_reward_function_that_takes_an_empty_answer_is_no_problem(nano: Path, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "rewards.py"
+    file.write_text(REWARDS, encoding="utf-8")
+    assert problems(nano, tmp_path, {"environment.env_class": f"{file}:{name}"}) == []
+
+
+def test_a_run_looks_at_the_signature_alone_and_calls_nothing(nano: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rewards.py"
+    file.write_text(REWARDS, encoding="utf-8")
+    (problem,) = problems(nano, tmp_path, {"environment.env_class": f"{file}:wrong"}, run=True)
+    assert "wrong(text) cannot be called" in problem.message
+    assert problems(nano, tmp_path, {"environment.env_class": f"{file}:scored"}, run=True) == []
+
+
+def test_an_isolated_reward_is_called_in_its_sandbox_and_named_with_its_line(nano: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    file = tmp_path / "rewards.py"
+    file.write_text(REWARDS, encoding="utf-8")
+    isolated = {"environment.skyrl_gym.isolate_user_env": True, "environment.env_class": f"{file}:scored"}
+    (problem,) = problems(nano, tmp_path, isolated)
+    assert "rewards.py:5, in parsed" in problem.message
+
+
+def test_a_ground_truth_that_the_reward_asks_for_and_the_data_lack_is_a_warning(nano: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"prompt": [{"role": "user", "content": "a"}], "answer": "b"}\n' * 4, encoding="utf-8")
+    (problem,) = problems(nano, tmp_path, {"data.train_data": [str(file)]})
+    assert problem.severity == "warning"
+    assert "asks for ground_truth, and row 0" in problem.message
+    assert "data.answer_column" in problem.hint
+    assert problems(nano, tmp_path, {"data.train_data": [str(file)], "data.answer_column": "answer"}) == []
+
+
+def test_an_environment_of_ours_is_made_from_the_first_row(nano: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"prompt": [{"role": "user", "content": "a"}]}\n' * 4, encoding="utf-8")
+    changes = {"data.train_data": [str(file)], "data.val_data": [str(file)], "environment.env_class": "gsm8k"}
+    (problem,) = problems(nano, tmp_path, changes)
+    assert "needs the column reward_spec" in problem.message
+
+
+def test_a_template_that_refuses_the_first_row_is_named(nano: Path, tmp_path: Path) -> None:
+    file = tmp_path / "strict.jinja"
+    file.write_text("{% if messages[0].role == 'user' %}{{ raise_exception('no system message') }}{% endif %}")
+    changes = {"generator.chat_template.source": "file", "generator.chat_template.name_or_path": str(file)}
+    found = problems(nano, tmp_path, changes)
+    assert {problem.path for problem in found} == {"data.train_data", "data.val_data"}
+    assert all("row 0: the chat template refuses the prompt: no system message" in each.message for each in found)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (4096, "4096 tokens do not fit into the 64 positions of the model"),
+        (63, "63 tokens and the 2 of row 0 of"),
+    ],
+)
+def test_a_length_beyond_the_models_positions_is_named(nano: Path, tmp_path: Path, answer: int, said: str) -> None:
+    found = problems(nano, tmp_path, {"generator.sampling_params.max_generate_length": answer})
+    assert said in next(each.message for each in found if each.path.endswith("max_generate_length"))
+
+
+def test_a_folder_that_cannot_be_written_is_named(nano: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    (problem,) = problems(nano, tmp_path, {"trainer.run_path": str(file / "run")})
+    assert problem.path == "trainer.run_path"
+    assert "cannot be written to: Not a directory" in problem.message
+
+
+@pytest.mark.parametrize("run", [False, True])
+def test_a_folder_that_another_run_has_is_named_with_its_owner(nano: Path, tmp_path: Path, run: bool) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with FileLock(folder / ".lock"):
+        sign(folder)
+        (problem,) = problems(nano, tmp_path, run=run)
+        assert problem.path == "trainer.run_path"
+        assert f"in use by a run that is going on (process {os.getpid()} on " in problem.message
+    assert problems(nano, tmp_path, run=run) == []
+
+
+def test_a_disk_that_holds_no_checkpoint_is_named(nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 259 x 32 embeddings, and 2 layers of 2 x 32 x 8 x (4 + 2) in attention and 3 x 32 x 48 behind it: 23,648 weights
+    size = 12 * (259 * 32 + 2 * (32 * 8 * 2 * 6 + 3 * 32 * 48))
+    usage = type(shutil.disk_usage(tmp_path))
+    for free, severity in ((size - 1, "error"), (2 * size - 1, "warning")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(10**9, 0, free))
+        (problem,) = problems(nano, tmp_path)
+        assert (problem.path, problem.severity) == ("trainer.ckpt_path", severity)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 0, 2 * size))
+    assert problems(nano, tmp_path) == []
+
+
+def test_doctor_imports_neither_torch_nor_transformers_and_names_no_strategy_for_one_process(
+    nano: Path, tmp_path: Path
+) -> None:
+    program = (
+        "import sys; from skyrl.cli.main import cli; cli.main(sys.argv[1:], standalone_mode=False);"
+        "print(*{'torch', 'transformers', 'datasets', 'ray'} & set(sys.modules))"
+    )
+    words = as_words(overrides(nano, tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", program, "doctor", *words], capture_output=True, text=True, check=True, timeout=240
+    )
+    *lines, imported = done.stdout.split("\n")[:-1]
+    assert imported == ""
+    assert lines[1] == f"  model    {nano / 'model'}, trained on cpu in one process"
+    assert "fsdp2" not in done.stdout
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,241 @@
+"""A conversion of AReaL's files keeps the algorithm, or says truthfully what it does not keep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from skyrl.config import ConfigError, SFTConfig, load
+from skyrl.interop.areal import convert_keys
+from skyrl.interop.areal_defaults import DEFAULTS
+from skyrl.interop.areal_names import is_known, known_names
+from skyrl.interop.report import Conversion, Line
+from skyrl.tree.sparse import as_toml_has_it
+from tests.interop.corpora import Converted, areal_files, total
+
+GRPO: dict[str, Any] = {
+    "actor.path": "a/b",
+    "gconfig.n_samples": 4,
+    "actor.kl_ctl": 0.0,
+    "actor.reward_norm.mean_level": "group",
+    "actor.reward_norm.std_level": "group",
+    "actor.adv_norm.mean_level": "batch",
+    "actor.adv_norm.std_level": "batch",
+}
+"""The objective of AReaL's GRPO example of May 2026."""
+
+
+@pytest.fixture(scope="module")
+def files(reference: Path) -> tuple[Converted, ...]:
+    """AReaL's own experiment files of May 2026."""
+    return areal_files(reference)
+
+
+def loaded(conversion: Conversion, folder: Path) -> Any:
+    file = folder / "converted.toml"
+    file.write_text(tomli_w.dumps(as_toml_has_it(conversion.tables, conversion.root)))
+    return load([file], environ={}).config
+
+
+def line_of(keys: dict[str, Any], source: str) -> Line:
+    return next(line for line in convert_keys(keys).lines if line.source == source)
+
+
+def test_what_is_not_known_is_not_said_to_be_missing_in_areal(files: tuple[Converted, ...]) -> None:
+    for file in files:
+        assert [line.source for line in file.conversion.lines] == list(file.facts)
+        for line in file.conversion.lines:
+            assert "no such setting" not in line.why
+            if line.why.startswith("not known to this converter"):
+                assert not is_known(line.source)
+            elif "does not convert" in line.why:
+                assert is_known(line.source)
+
+
+def test_the_files_of_2026_keep_most_of_what_they_say(files: tuple[Converted, ...], tmp_path: Path) -> None:
+    for file in files:
+        loaded(file.conversion, tmp_path)
+    outcomes = total(files)
+    assert outcomes["refused"] < 0.03 * outcomes.total()
+
+
+def test_every_field_of_areals_classes_is_known(reference: Path) -> None:
+    classes = json.loads((reference / "areal_fields_2026_05.json").read_text())
+    for cls, table in (("actor", "PPOActorConfig"), ("actor", "TrainEngineConfig"), ("critic", "PPOCriticConfig")):
+        assert all(is_known(f"{cls}.{field}") for field in classes[table]["fields"])
+    assert all(is_known(f"vllm.{field}") for field in classes["vLLMConfig"]["fields"])
+    assert is_known("actor.scheduling_spec[0].env_vars.ANY") and not is_known("actor.optimizr.lr")
+    assert len(known_names()) > 700
+
+
+def test_every_known_setting_has_a_true_line_of_its_own() -> None:
+    names = [name for name in known_names() if name not in ("actor.beta", "actor.loss_type")]  # which make it DPO
+    lines = {line.source: line for line in convert_keys(dict.fromkeys(names, "something")).lines}
+    assert {*names} <= {*lines}
+    assert not any("not known" in line.why for line in lines.values())
+
+
+def test_backends_of_each_engine_are_converted(tmp_path: Path) -> None:
+    keys = {"actor.backend": "megatron:d1p2t4", "rollout.backend": "vllm:d2t4", "cluster.n_gpus_per_node": 8}
+    run = loaded(convert_keys(keys), tmp_path)
+    engine, placement = run.generator.inference_engine, run.trainer.placement
+    assert (engine.num_engines, engine.tensor_parallel_size, placement.colocate_all) == (2, 4, False)
+    assert (run.trainer.strategy, placement.policy_num_gpus_per_node) == ("megatron", 8)
+    assert run.trainer.policy.megatron_config.tensor_model_parallel_size == 4
+    assert line_of({"actor.backend": "megatron:(attn:d1|ffn:d1)"}, "actor.backend").outcome == "not yet"
+
+
+def test_only_the_options_of_the_engine_that_is_used_count(tmp_path: Path) -> None:
+    keys = {"rollout.backend": "vllm:d1", "vllm.gpu_memory_utilization": 0.8, "sglang.mem_fraction_static": 0.5}
+    assert loaded(convert_keys(keys), tmp_path).generator.inference_engine.gpu_memory_utilization == 0.8
+    assert line_of(keys, "sglang.mem_fraction_static").why == "the engines are vllm's"
+
+
+@pytest.mark.parametrize(("staleness", "enabled"), [(2, True), (0, False)])
+def test_stale_samples_make_a_run_asynchronous(staleness: int, enabled: bool, tmp_path: Path) -> None:
+    asynchronous = loaded(convert_keys({"rollout.max_head_offpolicyness": staleness}), tmp_path).trainer.fully_async
+    assert (asynchronous.enabled, asynchronous.max_staleness_steps) == (enabled, staleness)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_kl_estimator_is_the_one_that_is_written(estimator: str, order: int, tmp_path: Path) -> None:
+    keys = dict(list({"actor.kl_estimator": estimator, "actor.kl_ctl": 0.1}.items())[::order])
+    assert loaded(convert_keys(keys), tmp_path).trainer.algorithm.kl_estimator_type == estimator
+
+
+@pytest.mark.parametrize(
+    ("changes", "estimator", "levels"),
+    [
+        ({}, "grpo", ("batch", "batch")),
+        ({"actor.adv_norm.std_level": None}, "grpo", ("batch", None)),
+        ({"actor.reward_norm.mean_level": None}, "reinforce++", (None, None)),
+        ({"actor.kl_ctl": 0.001}, "reinforce++", (None, None)),
+        ({"actor.reward_norm.mean_level": None, "actor.adv_norm.mean_level": "group"}, "grpo", ("group", "batch")),
+        ({"critic.path": "c/d"}, "gae", (None, None)),
+    ],
+)
+def test_the_estimator_follows_from_the_norms_the_kl_and_the_critic(
+    changes: dict[str, Any], estimator: str, levels: tuple[Any, Any], tmp_path: Path
+) -> None:
+    conversion = convert_keys(GRPO | changes)
+    algorithm = loaded(conversion, tmp_path).trainer.algorithm
+    assert algorithm.advantage_estimator == estimator
+    assert (algorithm.advantage_norm.mean_level, algorithm.advantage_norm.std_level) == levels
+    assert algorithm.grpo_norm_by_std is (estimator != "grpo")
+    assert conversion.lost == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"actor.reward_norm.mean_level": None, "actor.adv_norm.mean_level": None},
+        {"critic.path": "c/d", "actor.adv_norm.std_level": None},
+    ],
+)
+def test_advantages_that_no_estimator_gives_are_refused(changes: dict[str, Any]) -> None:
+    assert {line.source for line in convert_keys(GRPO | changes).lost} == {
+        "actor.adv_norm.mean_level",
+        "actor.adv_norm.std_level",
+    }
+
+
+def test_advantages_without_any_norm_are_refused_although_no_key_asks_for_them() -> None:
+    [line] = convert_keys({"actor.path": "a", "gconfig.n_samples": 4, "actor.kl_ctl": 0.0}).lost
+    assert (line.source, line.why.startswith("left out")) == ("actor.adv_norm", True)
+
+
+def test_a_critic_brings_its_optimizer_and_its_batches(tmp_path: Path) -> None:
+    keys = GRPO | {
+        "critic.path": "c/d",
+        "critic.optimizer.lr": "3e-6",
+        "critic.eps_clip": 0.5,
+        "critic.ppo_n_minibatches": 2,
+        "train_dataset.batch_size": 64,
+        "actor.gae_lambda": 0.95,
+    }
+    trainer = loaded(convert_keys(keys), tmp_path).trainer
+    assert (trainer.critic.model.path, trainer.critic.optimizer_config.lr) == ("c/d", 3e-6)
+    assert (trainer.critic_mini_batch_size, trainer.algorithm.value_clip, trainer.algorithm.lambd) == (32, 0.5, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("keys", "path", "value"),
+    [
+        ({"actor.importance_sampling_level": "sequence"}, "policy_loss_type", "gspo"),
+        ({"actor.use_sapo_loss": True, "actor.sapo_tau_neg": 1.2}, "policy_loss_type", "sapo"),
+        ({"actor.rejection_sampling.metric": "ratio", "actor.rejection_sampling.upper": 4.0}, "decoupled", 4.0),
+    ],
+)
+def test_losses_that_are_here_are_converted(keys: dict[str, Any], path: str, value: object, tmp_path: Path) -> None:
+    conversion = convert_keys(keys)
+    found = getattr(loaded(conversion, tmp_path).trainer.algorithm, path)
+    assert (found.behav_imp_weight_cap if path == "decoupled" else found) == value
+    assert conversion.lost == ()
+
+
+def test_the_settings_of_adapters_are_ours(tmp_path: Path) -> None:
+    keys = {"actor.use_lora": True, "actor.peft_type": "lora", "actor.lora_rank": 8, "actor.lora_alpha": 32}
+    conversion = convert_keys(keys | {"actor.target_modules": ["all-linear"], "rollout.use_lora": True})
+    lora = loaded(conversion, tmp_path).trainer.policy.model.lora
+    assert (lora.rank, lora.alpha, lora.target_modules, conversion.lost) == (8, 32, "all-linear", ())
+    assert line_of({"actor.use_lora": False, "actor.lora_rank": 8}, "actor.lora_rank").why == "actor.use_lora is off"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("actor.m2_threshold", 0.04, "M2PO"),
+        ("teacher.path", "c/d", "on-policy distillation"),
+        ("actor.rejection_sampling.level", "sequence", "judging whole sequences"),
+        ("actor.enable_tree_training", True, "trees of common prefixes"),
+        ("actor.made_up", 1, "not known to this converter"),
+        ("rollout.poll_interval", 1.0, "a setting of AReaL's that this converter does not convert"),
+    ],
+)
+def test_a_refusal_that_changes_the_training_has_its_true_reason(key: str, value: object, why: str) -> None:
+    [line] = convert_keys({key: value}).lost
+    assert why in line.why
+
+
+@pytest.mark.parametrize("key", ["actor.scheduling_spec[0].cmd", "rollout.dump_to_file", "stats_logger.swanlab.mode"])
+def test_a_refusal_about_processes_and_logs_does_not_change_the_training(key: str) -> None:
+    conversion = convert_keys({key: "something"})
+    assert [line.outcome for line in conversion.lines] == ["not yet"]
+    assert conversion.lost == ()
+
+
+@pytest.mark.parametrize("keys", [{"actor.beta": 0.1}, {"train_dataset.type": "dpo"}])
+def test_a_dpo_experiment_is_refused_as_a_kind_of_run(keys: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="is a DPO experiment"):
+        convert_keys({"actor.path": "a/b"} | keys)
+
+
+def test_a_supervised_experiment_of_2026_has_an_actor(tmp_path: Path) -> None:
+    keys = {"actor.path": "a/b", "actor.backend": "fsdp:d8", "train_dataset.type": "sft", "actor.optimizer.lr": 1e-5}
+    conversion = convert_keys(keys)
+    run = loaded(conversion, tmp_path)
+    assert isinstance(run, SFTConfig)
+    assert (run.model.path, run.placement.num_gpus_per_node, run.optimizer_config.lr) == ("a/b", 8, 1e-5)
+    assert [line.source for line in conversion.lines] == list(keys)
+
+
+def test_defaults_that_differ_are_those_of_areals_classes(reference: Path) -> None:
+    classes = json.loads((reference / "areal_fields_2026_05.json").read_text())
+    tables = {"actor": "PPOActorConfig", "actor.optimizer": "OptimizerConfig", "gconfig": "GenerationHyperparameters"}
+    tables |= {"sglang": "SGLangConfig", "": "BaseExperimentConfig"}
+    for key, (theirs, _, _) in DEFAULTS.items():
+        table, _, field = key.rpartition(".")
+        assert classes[tables[table]]["fields"][field]["default"] == theirs, key
+
+
+def test_settings_that_are_left_out_are_listed_where_the_default_differs() -> None:
+    conversion = convert_keys(GRPO | {"seed": 1, "gconfig.max_new_tokens": 1024})
+    sources = [row.source for row in conversion.other_defaults]
+    assert "actor.reward_clip" in sources and "actor.optimizer.lr" in sources
+    assert {"seed", "gconfig.max_new_tokens", "actor.kl_ctl"} & {*sources} == set()
+    assert f"with another default here ({len(sources)}):" in conversion.report()
