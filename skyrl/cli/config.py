@@ -118,9 +118,13 @@ def explain(path: str, arguments: tuple[str, ...], machine: bool) -> None:
 @click.option("--json", "machine", is_flag=True, help="Print it as JSON.")
 @click.option("--written", is_flag=True, help="Compare before anything is derived.")
 def diff(before: str, after: str, machine: bool, written: bool) -> None:
-    """Compare two configurations: files, folders of runs, or presets (preset:NAME). Exit code 1 if they differ."""
+    """Compare two configurations: files, folders of runs, or presets (preset:NAME). Exit code 1 if they differ.
+
+    Of two runs, the files of their own code (rewards, environments, losses) are compared, too, by digests.
+    """
     import json
 
+    from skyrl.config.code_digests import changed_code, stored_digests
     from skyrl.config.resolve import resolve_with_origins
     from skyrl.tree import differences
     from skyrl.tree.masking import masked
@@ -132,6 +136,7 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
     kinds = (trees[0].kind, trees[1].kind)
     found = differences(trees[0], trees[1]) if len(set(kinds)) == 1 else {"kind": kinds}  # other fields, other meanings
     found = {path: (masked(old, path), masked(new, path)) for path, (old, new) in found.items()}
+    found |= changed_code(stored_digests(before), stored_digests(after))
     if machine:
         rows = [{"path": path, "before": old, "after": new} for path, (old, new) in found.items()]
         click.echo(json.dumps(rows, indent=2, ensure_ascii=False))

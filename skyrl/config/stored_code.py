@@ -41,18 +41,18 @@ def code_that_is_only_stored(run: RunConfig, origins: Origins) -> Iterator[Probl
 def named_code(run: RunConfig) -> Iterator[tuple[str, Any, str]]:
     """Path, value and danger of each place of the tree that names code."""
     for path in IMPORTED:
-        value = _value(run, path)
+        value = value_at(run, path)
         if isinstance(value, str) and is_import_path(value):
             yield path, value, "naming code is running it"
-    for name, value in (_value(run, _ENGINE) or {}).items():
+    for name, value in (value_at(run, _ENGINE) or {}).items():
         yield f"{_ENGINE}.{name}", value, "the engine may run code for it"
     for path in _CLUSTERS:
-        if value := _value(run, path):
+        if value := value_at(run, path):
             yield path, value, "a Ray cluster hands over pickles, which run code"
 
 
-def _value(run: RunConfig, path: str) -> Any:
-    """None for a path that this kind of run does not have."""
+def value_at(run: RunConfig, path: str) -> Any:
+    """The value of a field; None for a path that this kind of run does not have."""
     try:
         return get_at(run, path)
     except AttributeError:

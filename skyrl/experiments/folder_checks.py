@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.code_digests import changed_code, code_digests, stored_digests
 from skyrl.config.intervals import read_interval
 from skyrl.config.sizes import has_critic
 from skyrl.errors import Problem
@@ -34,6 +35,22 @@ def folders_can_be_written(run: AnyRun) -> Iterator[Problem]:
             continue
         if is_locked(folder):
             yield Problem(path=field, message=in_use(folder, field))
+
+
+def the_code_is_that_of_the_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Code that the run names is what it was when the run in this folder was last started. A change is a warning, and
+    with `--strict` refused.
+    """
+    before = stored_digests(str(run.trainer.run_path))
+    for name in changed_code(before, code_digests(run)):
+        field, _, file = name.partition(": ")
+        yield Problem(
+            path=field,
+            message=f"{file} is not what it was when the run in {run.trainer.run_path} was last started",
+            hint="the steps after a checkpoint are then judged by other code: choose another trainer.run_path to begin "
+            "anew",
+            severity="warning",
+        )
 
 
 def the_disk_holds_the_checkpoints(run: SkyRLTrainConfig) -> Iterator[Problem]:

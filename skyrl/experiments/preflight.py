@@ -23,7 +23,11 @@ from skyrl.data.sources import FILES
 from skyrl.envs import find_env
 from skyrl.errors import DataError, Problem, TaskError
 from skyrl.experiments.first_rows import first_rows_can_be_used, unreadable_rows
-from skyrl.experiments.folder_checks import folders_can_be_written, the_disk_holds_the_checkpoints
+from skyrl.experiments.folder_checks import (
+    folders_can_be_written,
+    the_code_is_that_of_the_run,
+    the_disk_holds_the_checkpoints,
+)
 from skyrl.experiments.model_checks import models_are_where_they_are_said_to_be, the_model_is_there, the_policy_can_chat
 from skyrl.hub import beside
 from skyrl.planning.sizes import layout
@@ -218,6 +222,7 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     the_checkpoint_exists,
     the_recording_exists,
     the_disk_holds_the_checkpoints,
+    the_code_is_that_of_the_run,
 )
 
 PREFLIGHT = (*_PREFLIGHT, first_rows_can_be_used(judge=False))

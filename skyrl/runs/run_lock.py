@@ -12,6 +12,7 @@ import cattrs
 from filelock import FileLock, Timeout
 
 from skyrl.config.check import has_effect
+from skyrl.config.code_digests import code_digests
 from skyrl.config.stored import stored_form, stored_tree, tree_of
 from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_tree
@@ -53,12 +54,11 @@ class RunLock:
             raise
 
     def write_config(self) -> None:
-        """Write the resolved configuration and its fingerprint into `config.json`."""
+        """Write the resolved configuration, its fingerprint and digests of the user's code into `config.json`."""
         self._is_new = not self._signature.exists()
         scratch = self._signature.with_suffix(".tmp")
-        scratch.write_text(
-            json.dumps(redacted_tree(stored_form(self._run)), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        stored = stored_form(self._run) | {"code": code_digests(self._run)}
+        scratch.write_text(json.dumps(redacted_tree(stored), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         scratch.replace(self._signature)
 
     def remove_config(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
+from skyrl.config.code_digests import changed_code, stored_digests
 from skyrl.errors import UserError
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.stored_runs import stored_run
@@ -23,6 +24,9 @@ class Parting:
 
     configuration: dict[str, tuple[Any, Any]]
     """Fields that determine a run's numbers and differ: both values."""
+
+    code: dict[str, tuple[str | None, str | None]]
+    """Files of the runs' own code that differ: both digests. See `skyrl.config.code_digests`."""
 
     compared: tuple[int, ...]
     """Steps that were compared; the last of them is the first that differs, if any does."""
@@ -59,6 +63,7 @@ def bisect(one: Path, other: Path) -> Parting:
             break
     return Parting(
         configuration=changed,
+        code=changed_code(stored_digests(str(one)), stored_digests(str(other))),
         compared=tuple(compared),
         recorded=recorded,
         found=found,

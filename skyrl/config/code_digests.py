@@ -1,0 +1,119 @@
+"""Digests of the source of a user's own code: files of the rewards, environments, losses and estimators of a run.
+
+They are stored in the run's `config.json`, and compared when the run resumes, by `skyrl config diff` and by `bisect`.
+Files are read as text; nothing is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from skyrl.config.entry import RunConfig
+from skyrl.config.import_paths import is_import_path
+from skyrl.config.stored import file_of
+from skyrl.config.stored_code import IMPORTED, value_at
+
+Digests = Mapping[str, str]
+"""sha256 of each file, by the field that names the code and the file's path from the folder of the named file:
+`environment.env_class: reward.py`."""
+
+_MOST = 200
+"""Files that are followed from one import path."""
+
+
+def code_digests(run: RunConfig) -> dict[str, str]:
+    """Digests of every file that an import path of the run names, and of what those import from their own folder or
+    package. A file that cannot be read has none: importing it reports why.
+    """
+    found: dict[str, str] = {}
+    for field in IMPORTED:
+        name = value_at(run, field)
+        if isinstance(name, str) and is_import_path(name):
+            root, files = _sources(name.rpartition(":")[0])
+            found |= {f"{field}: {file.relative_to(root).as_posix()}": _digest(file) for file in files}
+    return found
+
+
+def stored_digests(name: str) -> dict[str, str]:
+    """The digests in the `config.json` of a run's folder; empty where there are none, as of earlier versions."""
+    try:
+        stored = json.loads(Path(file_of(name)).expanduser().read_text(encoding="utf-8"))["code"]
+        return {str(file): str(digest) for file, digest in stored.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def changed_code(before: Digests, now: Digests) -> dict[str, tuple[str | None, str | None]]:
+    """Files whose digests differ, with both, shortened; nothing where either side has no digests at all."""
+    if not before or not now:
+        return {}
+    names = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
+    return {name: (_short(before.get(name)), _short(now.get(name))) for name in names}
+
+
+def _sources(where: str) -> tuple[Path, list[Path]]:
+    """A folder, and files below it: the named one, and those that it imports from there, directly or not."""
+    first = _file_of_module(where) if not where.endswith(".py") else Path(where).expanduser().absolute()
+    if first is None or not first.is_file():
+        return Path(), []
+    package = None if where.endswith(".py") else where.partition(".")[0]
+    root = first.parents[where.count(".") + (first.name == "__init__.py")] if package else first.parent
+    found, waiting = [first], [first]
+    while waiting and len(found) < _MOST:
+        file = waiting.pop()
+        new = [each for each in _imports(file, root, package) if each not in found]
+        found += dict.fromkeys(new)
+        waiting += dict.fromkeys(new)
+    return root, sorted(found)
+
+
+def _file_of_module(name: str) -> Path | None:
+    """The source of a module, looked for as imports do, with the working directory last."""
+    top, *rest = name.split(".")
+    spec = PathFinder.find_spec(top, [*sys.path, os.getcwd()])
+    if spec is None or spec.origin is None:
+        return None
+    place = Path(spec.origin).parent.joinpath(*rest) if rest else Path(spec.origin).with_suffix("")
+    return next((each for each in (place.with_suffix(".py"), place / "__init__.py") if each.is_file()), None)
+
+
+def _imports(file: Path, root: Path, package: str | None) -> Iterator[Path]:
+    """Files below `root` that a file imports; of a package, its own alone."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                modules = [(root, each.name) for each in node.names]
+            case ast.ImportFrom():
+                base = file.parents[node.level - 1] if 0 < node.level <= len(file.parents) else root
+                start = node.module or ""
+                modules = [(base, start), *((base, f"{start}.{each.name}".lstrip(".")) for each in node.names)]
+            case _:
+                continue
+        for base, module in modules:
+            place = base.joinpath(*module.split("."))
+            for each in (place.with_suffix(".py"), place / "__init__.py"):
+                inside = each.is_relative_to(root / package if package else root)
+                if module and inside and each.is_file():
+                    yield each
+
+
+def _digest(file: Path) -> str:
+    try:
+        return sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _short(digest: str | None) -> str | None:
+    return digest and digest[:12]
