@@ -17,6 +17,7 @@ from threading import Lock
 
 from skyrl.errors import ProcessError
 from skyrl.sandbox import fork_server
+from skyrl.sandbox.memory_groups import MemoryGroup, MemoryGroups, sweep
 from skyrl.sandbox.tiers import Tier, command, has_namespaces, needed_by_python
 
 START_SECONDS = 60.0
@@ -44,6 +45,8 @@ class ForkClient:
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._folder = ""
+        self.groups = MemoryGroups()
+        """Control groups for the programs of this server."""
 
     @property
     def folder(self) -> str:
@@ -51,19 +54,28 @@ class ForkClient:
         self._expect()
         return self._folder
 
-    def fork(self, module: str, files: Sequence[int], limits: Mapping[str, float], folder: str) -> socket.socket:
+    def fork(
+        self,
+        module: str,
+        files: Sequence[int],
+        limits: Mapping[str, float],
+        folder: str,
+        group: MemoryGroup | None = None,
+    ) -> socket.socket:
         """A new process, of the program in `files[0]` or else of `module`, whose `main` it calls; the other files are
         its standard input, output and errors. On the socket the supervisor says how it ended; closing it ends it.
+        `group` limits the memory of all its processes.
 
         Raises `ProcessError` if there is no server.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = json.dumps({"module": module, "limits": dict(limits), "folder": folder}).encode()
+        asked = {"module": module, "limits": dict(limits), "folder": folder, "group": group is not None}
+        request, grouped = json.dumps(asked).encode(), [] if group is None else [group.descriptor]
         with theirs:
             for _ in range(2):
                 server = self._expect()
                 try:
-                    socket.send_fds(server, [request], [*files, theirs.fileno()])
+                    socket.send_fds(server, [request], [*files, *grouped, theirs.fileno()])
                     return ours
                 except OSError:
                     self._forget(server)
@@ -77,6 +89,7 @@ class ForkClient:
                 self._end()
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._folder = ""
+                self.groups.close()
 
     def _expect(self) -> socket.socket:
         with self._start_lock:
@@ -106,6 +119,7 @@ class ForkClient:
 
     def _start(self) -> None:
         if self._owner != os.getpid() or not self._folder:
+            sweep()
             self._folder = tempfile.mkdtemp(prefix="skyrl-sandbox-")
         if has_namespaces(self._tier):
             os.chmod(self._folder, 0o755)  # empty: each process mounts a folder of its own over it

@@ -5,8 +5,9 @@
         init        where there are namespaces: process 1 of them, which mounts, reaps, and takes all others with it
           program   gives up its rights, limits itself, and becomes the program
 
-A request is JSON and open files: standard input, output and errors, and a socket on which the supervisor says how it
-ended. Who closes the other end of that socket wants an end at once. Of the standard library alone.
+A request is JSON and open files: standard input, output and errors, a control group if it has one, and a socket on
+which the supervisor says how it ended. Who closes the other end of that socket wants an end at once. Of the standard
+library alone.
 """
 
 import gc
@@ -84,6 +85,8 @@ def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[in
     """Wait until nothing of the program is left; report on the control socket how it ended."""
     deadline = time.monotonic() + request["limits"]["seconds"]
     control = socket.socket(fileno=files.pop())
+    group = files.pop() if request["group"] else None
+    kills = memory.kills_in(group)
     code = TIMED_OUT
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -97,10 +100,14 @@ def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[in
             os.chown(request["folder"], user, user)
         child = os.fork()
         if child == 0:
+            if group is not None and os.geteuid() == 0:
+                memory.join(group)
+            _close(group)
             (_init if settings["namespaces"] else _program)(settings, request, files, control, user)
         for number in files:
             os.close(number)
-        code = _wait(child, control, deadline, request["limits"]["memory_bytes"])
+        limit = request["limits"]["memory_bytes"]
+        code = _wait(child, control, deadline, lambda: memory.is_over(limit) or memory.kills_in(group) > kills)
         _sweep(None if settings["namespaces"] else user)
         control.sendall(f"code: {code}".encode())
     except OSError as error:
@@ -196,10 +203,15 @@ def _run_program(source: int) -> None:
     loader.exec_module(program)
 
 
-def _wait(child: int, control: socket.socket, deadline: float, memory_bytes: int) -> int:
+def _close(number: int | None) -> None:
+    if number is not None:
+        os.close(number)
+
+
+def _wait(child: int, control: socket.socket, deadline: float, is_over: Callable[[], bool]) -> int:
     """The child's exit code, 128 + the number of the signal that ended it, or `TIMED_OUT`; then it is no more.
 
-    Whoever uses more than `memory_bytes` in all its processes is killed, as the kernel kills.
+    Whoever uses more memory than its limit in all its processes is killed, as the kernel kills.
     """
     number = os.pidfd_open(child)
     waiting = select.poll()
@@ -209,7 +221,7 @@ def _wait(child: int, control: socket.socket, deadline: float, memory_bytes: int
     while not (ended or killed or asked) and (left := deadline - time.monotonic()) > 0:
         ready = [place for place, _ in waiting.poll(min(left, _GLANCE) * 1000)]
         ended, asked = number in ready, control.fileno() in ready
-        killed = not ended and memory.is_over(memory_bytes)
+        killed = not ended and is_over()
     if not ended:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)

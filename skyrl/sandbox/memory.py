@@ -20,6 +20,23 @@ def is_over(limit: int) -> bool:
     return sum(map(_share, processes)) > limit
 
 
+def join(group: int) -> None:
+    """Put this process, and all that it starts, into the control group of this descriptor."""
+    procs = os.open("cgroup.procs", os.O_WRONLY, dir_fd=group)
+    try:
+        os.write(procs, b"0")
+    finally:
+        os.close(procs)
+
+
+def kills_in(group: int | None) -> int:
+    """How often the kernel has ended a process of the control group for its limit; 0 without a group."""
+    for name in ("memory.events", "memory.oom_control") if group is not None else ():
+        with suppress(OSError), open(os.open(name, os.O_RDONLY, dir_fd=group), encoding="ascii") as lines:
+            return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return 0
+
+
 def _below() -> list[int]:
     """In namespaces, /proc is that of the program alone, and this process is not in it."""
     if os.path.exists("/proc/self/stat"):

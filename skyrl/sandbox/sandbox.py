@@ -107,7 +107,12 @@ class Sandbox:
 
     def record(self) -> dict[str, object]:
         """The tier and limits in force, for the run's record."""
-        return {"tier": self.tier, "own_user_for_each_program": other_user() is not None}
+        group = self.run("print(open('/proc/self/cgroup').read())").stdout
+        return {
+            "tier": self.tier,
+            "own_user_for_each_program": other_user() is not None,
+            "memory_group_for_each_program": b"skyrl-sandbox-" in group,
+        }
 
     def may_open(self, file: Path) -> bool:
         """Can programs open this file by its name?"""
@@ -154,10 +159,12 @@ def why_unavailable(tier: Tier) -> str:
 
 def _run(client: ForkClient, tier: Tier, program: str, stdin: bytes, limits: ResourceLimits) -> Ran:
     folder = folder_of(client, tier)
+    groups = client.groups
+    group = groups.take(limits.memory_bytes)
     files = [_in_memory(program.encode(errors="replace")), _in_memory(stdin)]
     outputs = [os.pipe(), os.pipe()]
     try:
-        control = client.fork("", [*files, *(write for _, write in outputs)], asdict(limits), folder)
+        control = client.fork("", [*files, *(write for _, write in outputs)], asdict(limits), folder, group)
         for write in [*files, *(write for _, write in outputs)]:
             os.close(write)
         files, outputs = [], [(read, -1) for read, _ in outputs]
@@ -167,6 +174,7 @@ def _run(client: ForkClient, tier: Tier, program: str, stdin: bytes, limits: Res
     finally:
         for number in [*files, *(end for pair in outputs for end in pair if end >= 0)]:
             os.close(number)
+        groups.give_back(group)
         remove_folder(folder, tier)
     if not whole:
         return Ran(ended="output", code=-1, stdout=kept[0], stderr=kept[1])

@@ -8,7 +8,8 @@
                  memory. Readable files stay in reach.
     bwrap        besides, a file system of its own (bubblewrap): Python and what it was given to read, nothing else.
 
-A run of root's moreover gives each program a user id of its own, in every tier.
+A run of root's moreover gives each program a user id of its own, in every tier, and a control group for its memory
+where the machine lets it make some (`memory_groups.py`).
 """
 
 from __future__ import annotations

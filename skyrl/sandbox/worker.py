@@ -37,10 +37,15 @@ class Worker:
         self._line, theirs = socket.socketpair()
         self._left = b""
         nothing = os.open(os.devnull, os.O_RDWR)
+        self._groups = sandbox.client.groups
+        self._group = self._groups.take(limits.memory_bytes)
         taken = asdict(limits) | {"seconds": _FOREVER}
         try:
             ends = [nothing, theirs.fileno(), theirs.fileno(), nothing]
-            self._control: socket.socket | None = sandbox.client.fork(module, ends, taken, self._folder)
+            self._control: socket.socket | None = sandbox.client.fork(module, ends, taken, self._folder, self._group)
+        except BaseException:
+            self._groups.give_back(self._group)
+            raise
         finally:
             os.close(nothing)
             theirs.close()
@@ -73,6 +78,7 @@ class Worker:
                     control.shutdown(socket.SHUT_WR)
                 receive(control, 10 * GRACE)
         self._line.close()
+        self._groups.give_back(self._group)
         remove_folder(self._folder, self._tier)
         return _in_words(said or "")
 

@@ -23,6 +23,7 @@ def table() -> str:
     lines = ["| what a program wants | `process` | `namespace` | `bwrap` |", "|---|---|---|---|"]
     lines += [f"| {wanted} | {' | '.join(verdicts)} |" for wanted, (_, verdicts) in ALL_ESCAPES.items()]
     lines += [_row(f"more memory than its limit, {where}", "ended") for where in HOARDS]
+    lines += [_row("more memory than its limit, for less than 20 ms", "only with a control group")]
     lines += [_row(f"never to end: {kind}", "ended") for kind in NEVER_END]
     lines += [_row(f"a reward for {kind}", "no reward") for kind in FORGERIES]
     return "\n".join(lines)

@@ -22,6 +22,18 @@ KERNEL_ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
         ALL,
     ),
     "more memory than its limit": ("x = bytearray(3 << 30)\nprint('escaped')", ALL),
+    "to leave the control group that limits its memory": (
+        "import os\n"
+        "for line in open('/proc/self/cgroup'):\n"
+        "  _, names, path = line.strip().split(':', 2)\n"
+        "  if 'skyrl-sandbox-' not in path: continue\n"
+        "  above = '/sys/fs/cgroup/' + names + os.path.dirname(path)\n"
+        "  for file, text in ('/cgroup.procs', '0'), (f'/{os.path.basename(path)}/memory.limit_in_bytes', '-1'):\n"
+        "    try: open(above + file, 'w').write(text)\n"
+        "    except OSError: continue\n"
+        "    print('escaped')",
+        ALL,
+    ),
     "memory in files without a name": ("import os\nos.memfd_create('x')\nprint('escaped')", ALL),
     "a file larger than its limit": (
         "import signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
