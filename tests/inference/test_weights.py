@@ -115,3 +115,19 @@ async def test_weights_are_cast_to_the_type_of_the_model() -> None:
     await engine.load_weights(shared({name: tensor.bfloat16() for name, tensor in learned().items()}), version=2)
     await engine.resume()
     assert len(await engine.generate(ASKED)) == 2
+
+
+@pytest.mark.parametrize(
+    ("came", "said"),
+    [
+        ([("a", torch.ones(2), digest(torch.zeros(2)))], "^a was changed on its way: digest .* arrived, .* was sent$"),
+        ([("a", torch.ones(3), digest(torch.ones(3)))], "^a came twice, unannounced, or with another shape or type"),
+        ([("z", torch.ones(2), digest(torch.ones(2)))], "^z came twice, unannounced, or with"),
+        ([("a", torch.ones(2), digest(torch.ones(2)))] * 2, "^a came twice"),
+    ],
+)
+def test_a_weight_that_is_not_what_was_announced_and_sent_is_named(
+    came: list[tuple[str, torch.Tensor, str]], said: str
+) -> None:
+    with pytest.raises(WeightSyncError, match=said):
+        list(verified(iter(came), [weight_info("a", torch.ones(2)), weight_info("b", torch.ones(2))]))

@@ -1,0 +1,165 @@
+"""One step of the algorithm with collaborators that write down what they are asked, and its averages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
+from skyrl.config import TrainerConfig
+from skyrl.training.describe import average
+from skyrl.training.position import RolloutPosition
+from skyrl.training.shaping import reward_shaping
+from skyrl.training.trainer import PPOTrainer
+from skyrl.trajectory import TrajectoryGroup
+from tests.training.test_metrics import answer, group
+
+GROUPS = (group(answer("11", 1.0), answer("1", 0.0)), group(answer("111", 0.0), answer("0", 0.0)))
+
+
+class Model:
+    """Scores every token alike, and counts what it learns from."""
+
+    def __init__(self, name: str, score: float, calls: list[str]) -> None:
+        self._name, self._score, self._calls = name, score, calls
+        self.seen: list[TrainingBatch] = []
+
+    async def score(self, batch: TrainingBatch) -> Tensor:
+        self._calls.append(f"{self._name} scores {len(batch)}")
+        return torch.full(batch.loss_mask.shape, self._score)
+
+    async def update(self, batch: TrainingBatch) -> dict[str, float]:
+        self._calls.append(f"{self._name} learns {len(batch)}")
+        self.seen.append(batch)
+        return {"loss": float(len(self.seen)), "skipped_updates": 0.0}
+
+
+class World:
+    """A trainer at version 5."""
+
+    def __init__(self, *, others: bool, epochs: int, mini: int) -> None:
+        self.calls: list[str] = []
+        self.policy, self.critic = Model("policy", -1.0, self.calls), Model("critic", 3.0, self.calls)
+        self.epoch = 4
+        config = evolve(
+            TrainerConfig(update_epochs_per_batch=epochs),
+            policy_mini_batch_size_in_samples=mini,
+            critic_mini_batch_size_in_samples=4,
+        )
+        world: Any = self
+        self.trainer = PPOTrainer(
+            config,
+            rollouts=world,
+            policy=self.policy,
+            reference=Model("reference", -2.0, self.calls) if others else None,
+            critic=self.critic if others else None,
+            weights=world,
+            shape=lambda batch: (batch.rewards + 1, {"shaped": 1.0}),
+            estimate=lambda batch: batch.rewards * batch.loss_mask,
+            targets=lambda batch: torch.full(batch.loss_mask.shape, 7.0),
+            position=RolloutPosition(world, reward_shaping(config.algorithm)),
+        )
+        self.trainer.version = 5
+
+    async def next_batch(self, version: int) -> tuple[TrajectoryGroup, ...]:
+        self.calls.append(f"sample by {version}")
+        return GROUPS
+
+    def metrics(self) -> dict[str, float]:
+        return {"rollout/replaced": 2.0}
+
+    async def publish(self, version: int) -> dict[str, float]:
+        self.calls.append(f"publish {version}")
+        return {"weight_sync/parity_mean": 0.5}
+
+    def state(self) -> dict[str, Any]:
+        return {"place": 9}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.epoch = state["place"]
+
+
+EXPECTED = {
+    "policy/loss": 2.5,  # of four updates, 1 to 4
+    "critic/loss": 1.5,
+    "policy/mini_batches_without_a_token": 0,
+    "policy/response_length": 6 / 4,
+    "reward/avg_raw_reward": 0.25,
+    "rollout/replaced": 2.0,
+    "loss/avg_final_rewards": (1 + 4 * 5) / 4,  # 1 more at each of 4 x 5 places
+    "shaped": 1.0,
+    "weight_sync/parity_mean": 0.5,
+}
+
+
+async def test_a_step_goes_from_samples_to_new_weights_in_the_engines() -> None:
+    world = World(others=True, epochs=2, mini=2)
+    metrics = await world.trainer.step()
+    assert world.calls == [
+        *("sample by 5", "policy scores 4", "reference scores 4", "critic scores 4"),
+        *("critic learns 4", "critic learns 4"),
+        *("policy learns 2",) * 4,
+        "publish 6",
+    ]
+    batch = world.critic.seen[0]
+    assert batch.old_logprobs is not None and batch.ref_logprobs is not None and batch.values is not None
+    known = (batch.old_logprobs, batch.ref_logprobs, batch.values)
+    assert [each[0, 0].item() for each in known] == [-1.0, -2.0, 3.0]
+    assert batch.returns is not None and batch.returns[0, 0] == 7.0
+    assert world.policy.seen[0].returns is not None  # the policy learns from what the critic's step made
+    assert {name: metrics[name] for name in EXPECTED} == pytest.approx(EXPECTED)
+
+
+async def test_a_single_update_needs_no_old_probabilities_and_no_other_model() -> None:
+    world = World(others=False, epochs=1, mini=4)
+    metrics = await world.trainer.step()
+    assert world.calls == ["sample by 5", "policy learns 4", "publish 6"]
+    assert world.policy.seen[0].old_logprobs is None
+    assert not any(name.startswith("critic/") for name in metrics)
+    assert await world.trainer.begin() == {"weight_sync/parity_mean": 0.5}
+    assert world.calls[-1] == "publish 5"
+
+
+async def test_a_mini_batch_without_a_token_is_not_learned_from_and_is_counted() -> None:
+    world = World(others=False, epochs=1, mini=1)  # the last answer has no token that is trained on
+    metrics = await world.trainer.step()
+    assert (metrics["policy/mini_batches_without_a_token"], len(world.policy.seen)) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("updates", "expected"),
+    [
+        ([], {"skipped_updates": 0.0}),
+        (
+            [{"loss": 1.0, "skipped_updates": 0.0}, {"loss": 3.0, "norm": 5.0, "skipped_updates": 0.0}],
+            {"loss": 2.0, "norm": 5.0, "skipped_updates": 0.0},
+        ),
+        (
+            [{"loss": 1.0, "skipped_updates": 0.0}, {"loss": math.nan, "skipped_updates": 1.0}],
+            {"loss": 1.0, "skipped_updates": 1.0},
+        ),
+        ([{"loss": math.nan, "norm": 2.0, "skipped_updates": 1.0}] * 2, {"norm": 2.0, "skipped_updates": 2.0}),
+    ],
+)
+def test_updates_are_averaged_without_those_that_were_skipped(
+    updates: list[dict[str, float]], expected: dict[str, float]
+) -> None:
+    assert average(updates) == expected
+
+
+def test_the_position_counts_samples_and_tokens_and_is_stored() -> None:
+    position = World(others=False, epochs=1, mini=4).trainer.position
+    for _ in range(2):
+        position.count(GROUPS, 5)
+    assert position.metrics() == {"trainer/epoch": 4, "trainer/samples_seen": 8, "trainer/tokens_seen": 14}
+    state = position.state()
+    assert state == {"samples_seen": 8, "tokens_seen": 14, "rollouts": {"place": 9}, "rewards": {}}
+    again = World(others=False, epochs=1, mini=4).trainer.position
+    again.load_state(state)
+    assert again.metrics() == {"trainer/epoch": 9, "trainer/samples_seen": 8, "trainer/tokens_seen": 14}

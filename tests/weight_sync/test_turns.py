@@ -1,0 +1,204 @@
+"""When weights travel, in which order, in which parts, and which failure is raised, without a model or an engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import torch
+
+from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
+from skyrl.inference.engine import Completion
+from skyrl.weight_sync.canary import canary_prompts, rows
+from skyrl.weight_sync.native import _Workers
+from skyrl.weight_sync.publish import WeightSync
+from skyrl.weight_sync.senders import buckets
+from skyrl.weight_sync.transports import TransferRendezvous, _both, _nearness_to_the_cause
+
+
+class World:
+    """Client, transport and canary in one, which write down what they are asked."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.calls: list[str] = []
+        self.holds_weights = True
+        self.metrics = {"engines": 2.0}
+        self.broken = False
+        world: Any = self
+        self.sync = WeightSync(world, world, world, world, lambda v: self.calls.append(f"arrived {v}"), **settings)
+
+    async def pause(self) -> None:
+        self.calls.append("pause")
+
+    async def resume(self) -> None:
+        self.calls.append("resume")
+
+    async def send(self, source: object, client: object, version: int) -> None:
+        self.calls.append(f"send {version}")
+        self.holds_weights = True
+        if self.broken:
+            raise WeightSyncError("torn")
+
+    async def inspect(self, look: Callable[[object], Awaitable[Any]]) -> Any:
+        return await look(())
+
+    async def compare(self, source: object, engines: object, version: int) -> dict[str, float]:
+        self.calls.append(f"compare {version}")
+        return {"parity": 0.5}
+
+    def sent(self) -> list[str]:
+        return [call for call in self.calls if call.startswith("send")]
+
+
+async def test_engines_are_paused_until_new_weights_are_there_and_compared() -> None:
+    world = World()
+    assert world.sync.is_behind
+    assert await world.sync.publish(1) == {"parity": 0.5, "engines": 2.0}
+    assert world.calls == ["pause", "send 1", "compare 1", "arrived 1", "resume"]
+    assert not world.sync.is_behind
+
+
+async def test_engines_that_kept_their_old_weights_work_on_and_stay_behind() -> None:
+    world = World()
+    world.broken = True
+    with pytest.raises(WeightSyncError, match="torn"):
+        await world.sync.publish(1)
+    assert world.calls == ["pause", "send 1", "resume"]
+    assert world.sync.is_behind
+
+
+async def test_every_third_version_is_sent_the_first_one_and_what_is_asked_for() -> None:
+    world = World(interval=3)
+    results = [await world.sync.publish(version) for version in (1, 2, 3, 4, 5, 6)]
+    assert world.sent() == ["send 1", "send 3", "send 6"]
+    assert [len(result) for result in results] == [2, 1, 2, 1, 1, 2]  # else how many engines there are
+    await world.sync.publish(7)
+    assert world.sync.is_behind
+    await world.sync.catch_up()
+    await world.sync.catch_up()  # once
+    assert world.sent()[3:] == ["send 7"]
+
+
+async def test_engines_are_never_ahead_of_a_learner_that_went_back_and_never_empty() -> None:
+    world = World(interval=3)
+    for version in (1, 3, 3, 2):
+        await world.sync.publish(version)
+    assert world.sent() == ["send 1", "send 3", "send 3", "send 2"]
+    world.holds_weights = False  # they slept
+    assert world.sync.is_behind and world.sync.is_missing
+    await world.sync.publish(4)
+    world.holds_weights = False
+    await world.sync.catch_up()
+    assert world.sent()[4:] == ["send 4", "send 4"]
+
+
+@pytest.mark.parametrize(("every", "compared"), [(1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (4, [1, 5])])
+async def test_the_canary_compares_after_the_first_transfer_and_every_so_many(every: int, compared: list[int]) -> None:
+    world = World(canary_interval=every)
+    for version in range(1, 6):
+        await world.sync.publish(version)
+    assert [call for call in world.calls if call.startswith("compare")] == [f"compare {each}" for each in compared]
+
+
+# The parts that travel
+
+
+@pytest.mark.parametrize(
+    ("size", "parts"),
+    [(1, ["a", "b", "c", "d"]), (8, ["a", "b", "c", "d"]), (9, ["ab", "cd"]), (24, ["abc", "d"]), (99, ["abcd"])],
+)
+def test_weights_travel_in_parts_of_about_a_size_rounded_and_whole(size: int, parts: list[str]) -> None:
+    weights = [(name, torch.full((2, 4), 1.001, dtype=torch.float64).T) for name in "abcd"]  # 8 x 1 byte each
+    found = list(buckets(iter(weights), "int8", size))
+    assert ["".join(part) for part in found] == parts
+    assert {tensor.dtype for part in found for tensor in part.values()} == {torch.int8}
+    assert all(tensor.is_contiguous() and tensor.shape == (4, 2) for part in found for tensor in part.values())
+    assert list(buckets(iter([]), "int8")) == []
+
+
+def test_each_meeting_has_a_name_of_its_own_and_ranks_in_turn() -> None:
+    place = TransferRendezvous("here", 29, workers=2, timeout=7.0)
+    first, engines = place.call(3, senders=4)
+    assert (first.host, first.port, first.timeout, first.rank, first.size) == ("here", 29, 7.0, 0, 4 + 3 * 2)
+    assert [(engine.rank, engine.size, engine.name) for engine in engines] == [
+        (rank, 10, first.name) for rank in (4, 6, 8)
+    ]
+    second, (only,) = TransferRendezvous("here", 29, timeout=7.0).call(1)
+    assert (second.size, only.rank) == (2, 1)
+    assert place.call(1)[0].name != first.name != second.name
+
+
+async def test_when_one_end_fails_the_other_is_told_why_and_the_cause_is_raised() -> None:
+    told: list[str] = []
+    gone = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def abort(why: str) -> None:
+        told.append(why)
+        loop.call_soon_threadsafe(gone.set)
+
+    async def waits() -> None:
+        await gone.wait()
+        raise RuntimeError("connection closed by peer")
+
+    async def fails() -> None:
+        raise WeightSyncError("the engine has no room")
+
+    for ends in ((fails(), waits()), (waits(), fails())):
+        gone.clear()
+        with pytest.raises(WeightSyncError, match="the engine has no room"):
+            await _both(*ends, abort)
+    assert told == ["the engine has no room"] * 2
+
+
+def test_the_end_of_a_process_is_nearer_to_the_cause_than_an_error_of_ours_and_that_than_one_of_a_library() -> None:
+    errors = [RuntimeError(), WeightSyncError("w"), ProcessError("p"), SkyRLError("s")]
+    assert [type(error) for error in sorted(errors, key=_nearness_to_the_cause)] == [
+        ProcessError, WeightSyncError, SkyRLError, RuntimeError,
+    ]  # fmt: skip
+
+
+def test_workers_of_vllm_compare_digests_before_the_update_is_finished() -> None:
+    asked: list[tuple[str, Any]] = []
+
+    class Requests:
+        def ask(self, what: str, content: Any) -> None:
+            asked.append((what, content))
+
+    requests: Any = Requests()
+    workers = _Workers(requests)
+    workers.digests["w"] = "abc"
+    workers.init_weight_transfer_engine({"rank": 1})
+    workers.start_weight_update()
+    workers.update_weights({"names": ["w"]})
+    workers.finish_weight_update()
+    workers.end()
+    assert asked[:3] == [("init", {"rank": 1}), ("start", {}), ("update", {"names": ["w"]})]
+    assert asked[3:5] == [("compare", {"digests": {"w": "abc"}}), ("finish", {})]
+    assert len(asked) == 6
+
+
+# The canary's prompts
+
+
+def test_prompts_are_repeated_up_to_a_length_and_the_first_ones_suffice() -> None:
+    prompts = [[1, 2, 3], [4], [5, 6]]
+    assert canary_prompts(prompts, length=5) == ((1, 2, 3, 1, 2), (4, 4, 4, 4, 4))
+    assert canary_prompts(prompts, length=3, number=1) == ((1, 2, 3),)
+    assert canary_prompts(prompts, length=2, number=9) == ((1, 2), (4, 4), (5, 6))
+
+
+def test_rows_hold_prompt_and_completion_with_the_engines_numbers() -> None:
+    def answer(*logprobs: float) -> Completion:
+        count = len(logprobs)
+        return Completion(
+            token_ids=(7, 8)[:count], text="", logprobs=logprobs, weight_versions=(3,) * count, stop_reason="length"
+        )
+
+    batch = rows([((1, 2), answer(-0.5, -0.25)), ((3,), answer(-1.0))])
+    assert batch.input_ids.tolist() == [[1, 2, 7, 8], [3, 7, 0, 0]]
+    assert batch.loss_mask.int().tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
+    assert batch.rollout_logprobs.tolist() == [[0.0, 0.0, -0.5, -0.25], [0.0, -1.0, 0.0, 0.0]]
+    assert (batch.lengths.tolist(), batch.groups.tolist()) == ([4, 2], [0, 1])
