@@ -261,7 +261,7 @@ def test_attrs_own_validators_become_problems() -> None:
 
 
 def test_a_fields_own_converter_runs_for_files_as_in_python() -> None:
-    assert assign(TreeBuilder(Foreign()), "minutes", "1h").build() == Foreign(minutes="1h") == Foreign(minutes=60.0)  # type: ignore[arg-type]
+    assert assign(TreeBuilder(Foreign()), "minutes", "1h").build() == Foreign(minutes="1h") == Foreign(minutes=60.0)  # type: ignore[arg-type]  # converted
 
 
 def test_what_a_class_refuses_as_a_whole_keeps_the_table_and_breaks_it() -> None:

@@ -50,7 +50,7 @@ def test_every_field_has_its_type_although_annotations_are_postponed() -> None:
         "decay": float,
         "betas": tuple[float, ...],
     }
-    assert Faster(window=[3]).window == (3,)  # type: ignore[arg-type]
+    assert Faster(window=[3]).window == (3,)  # type: ignore[arg-type]  # converted or refused
 
 
 @pytest.mark.parametrize("wrong", [{"lr": "fast"}, {"window": [1.5]}, {"decay": True}, {"betas": 1}])
@@ -81,7 +81,7 @@ def test_everything_that_does_not_fit_is_told_at_once() -> None:
 def test_a_default_is_frozen_and_has_to_fit_like_any_other_value() -> None:
     @frozen
     class Defaults:
-        names: tuple[str, ...] = ["a"]  # type: ignore[assignment]
+        names: tuple[str, ...] = ["a"]  # type: ignore[assignment]  # converted or refused
         table: Mapping[str, Any] = attrs.field(factory=lambda: {"a": [1]})
         rate: float = 1
 
@@ -90,7 +90,7 @@ def test_a_default_is_frozen_and_has_to_fit_like_any_other_value() -> None:
 
     @frozen
     class Wrong:
-        rate: float = "fast"  # type: ignore[assignment]
+        rate: float = "fast"  # type: ignore[assignment]  # converted or refused
 
     with pytest.raises(ConfigError, match="'fast' is not a number"):
         Wrong()
@@ -183,7 +183,7 @@ def test_a_new_default_without_a_type_is_refused_since_it_would_not_be_a_field()
 def test_an_annotation_that_does_not_exist_at_run_time_is_told() -> None:
     @frozen
     class Local:
-        path: Nowhere | None = None  # type: ignore[name-defined]  # noqa: F821
+        path: Nowhere | None = None  # type: ignore[name-defined]  # noqa: F821 - there is no such class
 
     with pytest.raises(TypeError, match=r"a field of .*Local is annotated with Nowhere"):
         Local()
@@ -264,9 +264,9 @@ def test_a_converter_of_the_fields_own_runs_before_the_type_is_looked_at() -> No
         stop: float = field(default=1.0, converter=lambda value: 60.0 if value == "1h" else value)
         table: Mapping[str, Any] = field(default=FrozenDict(), converter=dict)
 
-    assert Minutes(stop="1h", table=[("a", [1])]) == Minutes(stop=60.0, table={"a": [1]})  # type: ignore[arg-type]
+    assert Minutes(stop="1h", table=[("a", [1])]) == Minutes(stop=60.0, table={"a": [1]})  # type: ignore[arg-type]  # converted or refused
     with pytest.raises(ConfigError, match="'2h' is not a number"):
-        Minutes(stop="2h")  # type: ignore[arg-type]
+        Minutes(stop="2h")  # type: ignore[arg-type]  # converted or refused
 
 
 @pytest.mark.parametrize(

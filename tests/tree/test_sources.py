@@ -410,7 +410,7 @@ class Judge:
 
 
 def test_a_secret_is_a_reference_that_shows_as_stars() -> None:
-    judge = Judge(token="env:JUDGE_TOKEN")  # type: ignore[arg-type]
+    judge = Judge(token="env:JUDGE_TOKEN")  # type: ignore[arg-type]  # converted or refused
     stored = json.loads(json.dumps(to_dict(judge)))
     assert stored["token"] == "*** (env:JUDGE_TOKEN)"
     assert "***" in repr(judge)
@@ -430,7 +430,7 @@ def test_a_secret_that_stands_in_the_configuration_is_refused_and_never_repeated
     assert "sk-very-secret" not in f"{problem}"
     assert problem.hint == 'write "env:NAME", a variable'
     with pytest.raises(ConfigError) as caught:
-        Judge(token="sk-very-secret")  # type: ignore[arg-type]
+        Judge(token="sk-very-secret")  # type: ignore[arg-type]  # converted or refused
     assert "sk-very-secret" not in str(caught.value)
 
 

@@ -64,7 +64,7 @@ ACCEPTED: list[tuple[Any, Any, Any]] = [
     (str | None, "none", None),
     (str | None, "null", "null"),
     (Optional[float], 3, 3.0),  # noqa: UP045  # the older spelling counts, too
-    (Union[int, None], 3, 3),  # noqa: UP007
+    (Union[int, None], 3, 3),  # noqa: UP007 - the older spelling is tested
     (Literal["none", "a"], "none", "none"),
     (Literal["none", "a"] | None, "none", "none"),
     (Literal["none", "a"] | None, None, None),
