@@ -9,7 +9,7 @@ class FieldsCommand(click.Command):
     """A command whose unknown options are looked for among the fields of the tree."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's; the message for an unknown option names the fields that may be meant."""
+        """Option like click's; the message for an unknown option names the fields that may be meant."""
         words = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -40,7 +40,7 @@ def _as_field(option: str, words: list[str]) -> str:
 
 
 def _value_of(option: str, words: list[str]) -> str:
-    """What was given with the option: `--lr=1e-5`, `--lr 1e-5`."""
+    """Text given with the option: `--lr=1e-5`, `--lr 1e-5`."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if name == option:

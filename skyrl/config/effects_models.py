@@ -66,7 +66,7 @@ def _where_it_exists(model: ModelTable, table: str) -> Iterator[Effect]:
 
 
 def _gradients(model: ModelTable) -> list[Condition]:
-    """What a field asks for that is about gradients or the optimizer: nothing of a model that learns."""
+    """Conditions of a field about gradients or the optimizer; none for a model that learns."""
     return [] if model.learns else [never("the model learns, which a reference does not")]
 
 

@@ -117,7 +117,7 @@ def _of_several(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | No
 
 
 def _complete(writing: Writing, values: Mapping[str, Any]) -> None:
-    """What a whole experiment says without a setting of its own: its estimator, its device, the size of adapters."""
+    """Settings that an experiment implies without naming them: its estimator, its device, the size of adapters."""
     if not any(key.startswith("actor.") for key in values) or "gconfig.n_samples" not in values:
         return
     writing.write("advantages", ALGORITHM + "advantage_estimator", estimator(values) or "grpo")

@@ -105,7 +105,7 @@ KEYS_2026: dict[str, Entry] = {
     "actor.archon.*": later("options of Archon, AReaL's engine on FSDP2"),
     "actor.megatron.*": later("options of Megatron"),
 }  # fmt: skip
-"""As `areal_keys.KEYS`, before which these are looked at."""
+"""Keys in the form of `areal_keys.KEYS`, looked up before those."""
 
 LORA_KEYS = tuple(key for key in KEYS_2026 if "lora" in key or key in ("actor.peft_type", "actor.target_modules"))
 """Settings of adapters: read with `actor.use_lora`."""

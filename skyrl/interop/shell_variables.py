@@ -39,7 +39,7 @@ def unset_variable(text: str) -> str:
 
 
 def _variable(text: str, dollar: int, variables: dict[str, str], depth: int) -> tuple[str, int]:
-    """What stands for the variable that begins at `dollar`, and where the text continues."""
+    """Value of the variable that begins at `dollar`, and the place where the text continues."""
     if text.startswith("${", dollar):
         end = _closing(text, dollar + 2)
         if end < 0:

@@ -98,7 +98,7 @@ _DEFAULTS = {
     "optimizer_config.lr": (1e-6, "optimizer_config.lr"),
     "resume_from": ("", "resume_from"),
 }
-"""Their key -> their default and our path, where the defaults differ."""
+"""SkyRL's key -> its default and our path, where the defaults differ."""
 
 
 def is_sft(keys: Iterable[str]) -> bool:

@@ -115,7 +115,7 @@ class Segments:
         return {}
 
     def mask(self, prompt: int, answer: int) -> Tensor:
-        """What each token of an answer sees: the prompt and the answer up to itself, (answer, prompt + answer) bool."""
+        """Mask of the tokens that each token of an answer sees, those up to itself: (answer, prompt + answer) bool."""
         if (prompt, answer) not in self.masks:
             shape = (answer, prompt + answer)
             self.masks[prompt, answer] = torch.ones(shape, dtype=torch.bool, device=self.device).tril(prompt)
