@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from skyrl.errors import ProcessError, Stopped, UserError
 
@@ -19,6 +20,42 @@ LONGEST_BODY = 4 << 20
 
 BODY_SECONDS = 60.0
 """Time for the body of a request to come, after its headers."""
+
+
+HEADER_SECONDS = 20.0
+"""Time for the head of a request to come, from the connection or the end of the request before it."""
+
+MOST_CONNECTIONS = 1024
+"""Connections and requests at once; a request beyond them is answered with 503, which clients try again."""
+
+
+class _TimedProtocol(H11Protocol):
+    """HTTP of uvicorn, which by itself waits without end for a client that sends half of a request's head."""
+
+    _limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._wait_for_a_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._limit is not None and self.cycle is not None and not self.cycle.response_complete:
+            self._limit.cancel()
+            self._limit = None
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._limit is None:
+            self._wait_for_a_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._limit is not None:
+            self._limit.cancel()
+
+    def _wait_for_a_head(self) -> None:
+        self._limit = self.loop.call_later(HEADER_SECONDS, self.transport.close)
 
 
 def listen(host: str, port: int, token: str | None, variable: str) -> socket.socket:
@@ -47,9 +84,21 @@ def listen(host: str, port: int, token: str | None, variable: str) -> socket.soc
 
 def serve(app: Starlette, bound: socket.socket) -> None:
     """Answer until SIGINT or SIGTERM, which ends a service as it should end."""
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
     with suppress(KeyboardInterrupt, Stopped):  # what the signal means to the command, once the server is down
-        uvicorn.Server(config).run(sockets=[bound])
+        server_of(app).run(sockets=[bound])
+
+
+def server_of(app: Starlette) -> uvicorn.Server:
+    """A server that no slow client can hold: heads and bodies have deadlines, and connections a number."""
+    config = uvicorn.Config(
+        app,
+        http=_TimedProtocol,
+        limit_concurrency=MOST_CONNECTIONS,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=5,
+    )
+    return uvicorn.Server(config)
 
 
 async def body_of(request: Request) -> bytes:

@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -39,13 +39,19 @@ class ShutdownSignal:
     """
 
     def __init__(
-        self, *, grace: float, stop_before: float | str | None = None, field: str = "trainer.faults.stop_before"
+        self,
+        *,
+        grace: float,
+        stop_before: float | str | None = None,
+        field: str = "trainer.faults.stop_before",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`grace` is in seconds; `stop_before` as `trainer.faults.stop_before` has it: the run is told the grace period
-        before it. `field` is the path of that field in messages.
+        """`grace` is in seconds; `stop_before` as `trainer.faults.stop_before` has it: the run is asked to stop the
+        grace period before it. `field` is the path of that field in messages. `clock` gives the seconds by which the
+        deadline and the length of steps are measured.
         """
-        self._grace, self._field = grace, field
-        self._deadline = float("inf") if stop_before is None else time.monotonic() + seconds_until(stop_before) - grace
+        self._grace, self._field, self.now = grace, field, clock
+        self._deadline = float("inf") if stop_before is None else self.now() + seconds_until(stop_before) - grace
         self.reason = ""
         """How the message of the end begins; empty as long as the run is not to stop."""
         self._exit_code = EXIT_REQUEUE
@@ -90,7 +96,7 @@ class ShutdownSignal:
     @property
     def seconds_left(self) -> float:
         """Seconds until the run is asked to stop for its deadline."""
-        return self._deadline - time.monotonic()
+        return self._deadline - self.now()
 
     def request(self, reason: str, exit_code: int = EXIT_REQUEUE) -> None:
         """Ask the run to stop; only the first reason counts. Thread-safe."""

@@ -6,7 +6,6 @@ the reference, save, export and stop, what follows a non-finite value, and what 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
@@ -175,7 +174,7 @@ class TrainingLoop:
             self.shutdown.request_before_deadline()
         self.shutdown.check()
         before = self._before = self.trainer.position.state()
-        began = time.monotonic()
+        began = self.shutdown.now()
         with self.clock.measure("step"):
             try:
                 metrics = await self.trainer.step()
@@ -184,7 +183,7 @@ class TrainingLoop:
             else:
                 self._passed()
             await self._refresh_reference()
-        self._longest_step = max(self._longest_step, time.monotonic() - began)
+        self._longest_step = max(self._longest_step, self.shutdown.now() - began)
         self.trainer.version, self._before = self.trainer.version + 1, None
         return metrics | self.trainer.position.metrics() | {"trainer/global_step": self.trainer.version}
 

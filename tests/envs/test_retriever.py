@@ -3,27 +3,29 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
-import uvicorn
 from click.testing import CliRunner
 
 from skyrl.cli.main import cli
 from skyrl.config.environment import SearchEnvConfig
+from skyrl.envs import service
 from skyrl.envs.corpus import Document, SearchIndex, read_corpus
 from skyrl.envs.http_json import ServiceError
 from skyrl.envs.retriever import retriever_app
 from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
-from skyrl.envs.service import listen
+from skyrl.envs.service import listen, server_of
 from skyrl.errors import DataError, ProcessError, UserError
 
 CORPUS: tuple[Document, ...] = (
@@ -37,8 +39,7 @@ CORPUS: tuple[Document, ...] = (
 def retriever(token: str | None = None) -> Iterator[str]:
     """The real service, on a port of its own."""
     with listen("127.0.0.1", 0, token, TOKEN_VARIABLE) as bound:
-        app = retriever_app(SearchIndex(CORPUS), token)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))
+        server = server_of(retriever_app(SearchIndex(CORPUS), token))
         thread = Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         try:
@@ -46,6 +47,10 @@ def retriever(token: str | None = None) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2].partition("/")[0])
 
 
 def post(url: str, body: Any, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
@@ -130,6 +135,35 @@ async def test_a_body_without_end_is_not_read_to_its_end() -> None:
     scope = {"type": "http", "method": "POST", "path": "/retrieve", "headers": [], "query_string": b""}
     await retriever_app(SearchIndex(CORPUS))(scope, receive, send)
     assert (sent[0]["status"], pieces) == (400, [5])
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"POST /retri", b"POST /retrieve HTTP/1.1\r\nHost: a\r\n", b"GET /health HTTP/1.1\r\nHost: a\r\n\r\nGET"],
+)
+def test_a_client_that_sends_half_a_head_is_hung_up_on(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "HEADER_SECONDS", 0.05)
+    with retriever() as url, socket.create_connection(("127.0.0.1", port_of(url)), timeout=60) as slow:
+        slow.sendall(sent)
+        answer = b"".join(iter(lambda: slow.recv(4096), b""))  # ends where the other side hangs up
+    assert answer.count(b"200 OK") == (sent[:3] == b"GET")
+
+
+def test_a_client_is_waited_for_between_the_head_and_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = Event()
+
+    def slow_search(*_: Any, **__: Any) -> tuple[()]:
+        began.wait(60)
+        return ()
+
+    monkeypatch.setattr(SearchIndex, "search", slow_search)
+    monkeypatch.setattr(service, "HEADER_SECONDS", 0.05)
+    with retriever() as url, ThreadPoolExecutor() as threads:
+        answer = threads.submit(post, url, {"query": "Tiber"})
+        with socket.create_connection(("127.0.0.1", port_of(url)), timeout=60) as idle:
+            assert idle.recv(1) == b""  # a head's deadline has passed since the request began
+        began.set()
+        assert answer.result() == (200, {"result": [[]]})
 
 
 def test_with_a_token_only_those_who_have_it_are_answered() -> None:

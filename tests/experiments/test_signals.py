@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from skyrl.checkpoint.storage import Disk
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.errors import Stopped
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.processes.shutdown import ShutdownSignal
 from tests.experiments.forked import RunSession, run, tiny
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same
@@ -111,19 +111,24 @@ def test_a_second_signal_ends_a_run_at_once(nano: Path, tmp_path: Path) -> None:
     assert "at once" in session.said
 
 
-class Late(BasePPOExp):
-    """A run that finds in its third step that there is no time for a fourth."""
+class Slow(BasePPOExp):
+    """A run whose steps take a quarter of an hour by its clock."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        self.seconds = 0.0
+        self.shutdown = ShutdownSignal(grace=1.0, stop_before=3600.0, clock=lambda: self.seconds)
 
     def _record_samples(self, step: int, groups: Any) -> None:
         super()._record_samples(step, groups)
-        if step == 3:
-            self.shutdown._deadline = time.monotonic()
+        self.seconds += 900.0
 
 
-def test_a_run_saves_and_ends_before_its_deadline(nano: Path, tmp_path: Path) -> None:
+def test_a_run_begins_no_step_that_would_not_be_over_by_its_deadline(nano: Path, tmp_path: Path) -> None:
+    """After three steps 3600 - 1 - 3 * 900 = 899 seconds are left, and a step takes 900."""
     changes = {"trainer__faults__stop_before": "1h", "trainer__ckpt_interval": 1000}
     with pytest.raises(Stopped, match=r"^Stopped before the deadline of .*stop_before\. Step 3 is saved") as stopped:
-        Late(config(nano, tmp_path, **changes)).run()
+        Slow(config(nano, tmp_path, **changes)).run()
     assert (stopped.value.exit_code, saved(tmp_path)) == (75, [3])
     train(nano, tmp_path, **changes)
     assert saved(tmp_path) == [3, 6]
