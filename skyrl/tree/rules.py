@@ -257,8 +257,8 @@ class _Watched:
     def __init__(self, config: object, path: str, reads: set[str]) -> None:
         self._config, self._path, self._reads = config, path, reads
 
-    @property
-    def __class__(self) -> type[Any]:  # type: ignore[misc]  # `isinstance` answers as for the tree itself
+    @property  # type: ignore[misc]  # `isinstance` answers as for the tree itself
+    def __class__(self) -> type[Any]:
         return type(self._config)
 
     def __getattr__(self, name: str) -> Any:
