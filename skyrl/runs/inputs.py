@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.config import SkyRLTrainConfig
+from skyrl.config import EnvironmentConfig, SkyRLTrainConfig
 from skyrl.config.engines import backend_of
 from skyrl.config.sizes import has_reference
 from skyrl.data.cursor import batches
 from skyrl.data.prompts import PromptDataset
+from skyrl.data.sources import Columns, answered
 from skyrl.envs.registry import find_task, uses_sandbox
 from skyrl.errors import DataError
 from skyrl.inference.vllm_arguments import refuse_unsuitable
@@ -19,6 +20,7 @@ from skyrl.inference.vllm_model import model_facts
 from skyrl.models.chat_templates import unread_variables
 from skyrl.models.loading import max_positions, refuse_small_vocabulary
 from skyrl.sandbox.sandbox import Sandbox
+from skyrl.trajectory import Prompt
 
 
 def check_data(run: SkyRLTrainConfig, train: PromptDataset, evaluation: PromptDataset | None) -> None:
@@ -36,6 +38,24 @@ def check_data(run: SkyRLTrainConfig, train: PromptDataset, evaluation: PromptDa
                 f"{len(dataset.bad_rows)} {name} rows are no prompts and left out (data.bad_rows), the first:{first}"
             )
     _tell_the_tail(run, len(train))
+    _report_unread_fields(run, [prompt for each in (train, evaluation) if each for prompt in each.prompts])
+
+
+def _report_unread_fields(run: SkyRLTrainConfig, prompts: Sequence[Prompt]) -> None:
+    """Report fields for rows that lack something, where none does."""
+    env_class, column = run.environment.env_class, run.data.answer_column
+    own = sorted({prompt.env_class for prompt in prompts})
+    if env_class not in (*own, None, EnvironmentConfig().env_class):
+        notice(f"environment.env_class = {env_class} has no effect: every row names its own ({', '.join(own)})")
+    if column is not None and not any(_has_answer(prompt.extras, column) for prompt in prompts):
+        notice(f"data.answer_column = {column} has no effect: every row has a reward_spec of its own")
+
+
+def _has_answer(row: Mapping[str, Any], column: str) -> bool:
+    """Is the row's ground truth what this column says?"""
+    if row.get(column) is None:
+        return False
+    return bool(answered({column: row[column]}, 0, "", Columns(answer=column))["reward_spec"] == row["reward_spec"])
 
 
 def _tell_the_tail(run: SkyRLTrainConfig, prompts: int) -> None:

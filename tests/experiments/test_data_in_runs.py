@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from skyrl.errors import ResumeError
-from tests.nano_run import metrics, train
+from skyrl.experiments.ppo import BasePPOExp
+from skyrl.runs.inputs import check_data
+from tests.nano_run import config, metrics, train
 
 
 def more(folder: Path, answer: str = "x") -> Path:
@@ -75,3 +77,32 @@ def test_what_epochs_leave_out_is_in_the_metrics_and_other_labels_are_other_data
             trainer__eval_interval=-1,
             trainer__eval_before_train=False,
         )
+
+
+def reported(nano: Path, folder: Path, row: dict[str, Any], capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
+    """What is reported about four such rows."""
+    file = folder / "rows.jsonl"
+    file.write_text((json.dumps({"prompt": [{"role": "user", "content": "z"}], **row}) + "\n") * 4, encoding="utf-8")
+    sources = {"data__train_data": [str(file)], "data__val_data": [str(file)]}
+    experiment = BasePPOExp(config(nano, folder, **sources, **changes))
+    check_data(experiment.cfg, experiment.train_dataset, None)
+    return capsys.readouterr().err
+
+
+def test_an_environment_that_no_row_is_played_in_is_reported(
+    nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = reported(nano, tmp_path, {"env_class": "gsm8k", "reward_spec": {"ground_truth": "4"}}, capsys)
+    assert said.endswith("in_ascii has no effect: every row names its own (gsm8k)\n")
+    assert reported(nano, tmp_path, {"reward_spec": {"ground_truth": "4"}}, capsys) == ""
+
+
+def test_an_answer_column_that_no_row_needs_is_reported(
+    nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = {"answer": "They are #### 4"}
+    own = reported(
+        nano, tmp_path, {**answers, "reward_spec": {"ground_truth": "5"}}, capsys, data__answer_column="answer"
+    )
+    assert own == "data.answer_column = answer has no effect: every row has a reward_spec of its own\n"
+    assert reported(nano, tmp_path, answers, capsys, data__answer_column="answer") == ""
