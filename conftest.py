@@ -111,8 +111,23 @@ def _lacks(sandbox: bool, skipped: int) -> Iterator[str]:
         for tier in TIERS:
             if why := why_unavailable(tier):
                 yield f"NOT TESTED: sandbox tier {tier}: {why}"
+        yield from _lacks_for_root()
     if skipped:
         yield f"NOT TESTED: {skipped} tests that need CUDA devices"
+
+
+def _lacks_for_root() -> Iterator[str]:
+    """Tests of sandboxes that need root, and control groups."""
+    from skyrl.sandbox.memory_groups import MemoryGroups
+
+    if os.geteuid() != 0:
+        yield "NOT TESTED: sandboxes of a run as root: the tests run as an ordinary user"
+    groups = MemoryGroups()
+    group = groups.take(1 << 30)
+    groups.give_back(group)
+    groups.close()
+    if group is None:
+        yield "NOT TESTED: control groups of sandboxes: this user may make none on this machine"
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import conftest
+
 
 def test_a_sandbox_tier_that_is_not_there_is_named_at_the_end(tmp_path: Path) -> None:
     done = subprocess.run(
@@ -20,3 +24,12 @@ def test_a_sandbox_tier_that_is_not_there_is_named_at_the_end(tmp_path: Path) ->
     assert done.returncode == 0, done.stdout
     assert "NOT TESTED: sandbox tier bwrap: there is no command 'bwrap'; install bubblewrap" in done.stdout
     assert "sandbox tier process: 1 tests" in done.stdout
+
+
+def test_what_an_ordinary_user_cannot_test_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("skyrl.sandbox.memory_groups._parents", lambda: iter(()))
+    assert list(conftest._lacks_for_root()) == [
+        "NOT TESTED: sandboxes of a run as root: the tests run as an ordinary user",
+        "NOT TESTED: control groups of sandboxes: this user may make none on this machine",
+    ]
