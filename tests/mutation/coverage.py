@@ -32,12 +32,15 @@ class Coverage:
 
     def of(self, mutant: Mutant) -> dict[str, float]:
         """Tests that run the mutant's lines, with their CPU seconds, fastest first. For lines that run at import, these
-        are the tests that run anything in its module.
+        are the tests that run anything in its module; all tests, where it holds nothing that runs later.
         """
         lines = {(mutant.file, line) for line in range(mutant.line, mutant.last_line + 1)}
-        if lines & self.imported:
+        at_import = bool(lines & self.imported)
+        if at_import:
             lines |= {line for _, ran in self.tests.values() for line in ran if line[0] == mutant.file}
         fastest = sorted((seconds, name) for name, (seconds, ran) in self.tests.items() if ran & lines)
+        if at_import and not fastest:
+            fastest = sorted((seconds, name) for name, (seconds, _) in self.tests.items())
         chosen: dict[str, float] = {}
         for seconds, name in fastest:
             if chosen and sum(chosen.values()) + seconds > PATIENCE:

@@ -80,3 +80,11 @@ def test_splitting_trims_padding_and_loses_no_row() -> None:
     first, second = batch.split(1)
     assert first.input_ids.tolist() == [[5, 7]]
     assert second.input_ids.tolist() == [[5, 7, 8, 9]]
+
+
+def test_rows_have_the_baseline_of_their_prompt_where_every_prompt_has_one() -> None:
+    one, other = trajectory((5,), (7,), 1.0), trajectory((5,), (8,), 0.0, 1)
+    groups = [evolve(group(one, other), baseline=0.5), evolve(group(one), baseline=2.0)]
+    baselines = collate(groups).baselines
+    assert baselines is not None and baselines.tolist() == [0.5, 0.5, 2.0]
+    assert collate([groups[0], evolve(groups[1], baseline=None)]).baselines is None

@@ -54,3 +54,9 @@ def test_the_kl_penalty_is_taken_from_each_token_and_its_weight_is_kept() -> Non
     torch.testing.assert_close(rewards, expected)
     assert said["loss/avg_kl"] == pytest.approx(0.2)
     assert shaping.state() == {"kl_coef": 0.5}
+
+
+def test_a_reward_at_an_earlier_token_keeps_its_place_scaled() -> None:
+    batch = attrs.evolve(batch_of(), rewards=torch.tensor([[0.0, 1.0, 2.0], [0.0, 0.0, 0.0]]))
+    rewards, _ = reward_shaping(AlgorithmConfig(reward_shaping=RewardShapingConfig(bias=1.0, scale=3.0)))(batch)
+    assert rewards.tolist() == [[0.0, 3.0, 9.0], [0.0, 0.0, 3.0]]  # (3 + 1) 3 in all, and (0 + 1) 3

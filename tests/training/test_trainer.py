@@ -12,7 +12,7 @@ from attrs import evolve
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.config import TrainerConfig
+from skyrl.config import AlgorithmConfig, TrainerConfig
 from skyrl.training.describe import average
 from skyrl.training.position import RolloutPosition
 from skyrl.training.shaping import reward_shaping
@@ -65,6 +65,7 @@ class World:
             targets=lambda batch: torch.full(batch.loss_mask.shape, 7.0),
             position=RolloutPosition(world, reward_shaping(config.algorithm)),
         )
+        assert self.trainer.version == 0
         self.trainer.version = 5
 
     async def next_batch(self, version: int) -> tuple[TrajectoryGroup, ...]:
@@ -163,3 +164,17 @@ def test_the_position_counts_samples_and_tokens_and_is_stored() -> None:
     again = World(others=False, epochs=1, mini=4).trainer.position
     again.load_state(state)
     assert again.metrics() == {"trainer/epoch": 9, "trainer/samples_seen": 8, "trainer/tokens_seen": 14}
+
+
+def test_the_weight_of_the_penalty_is_stored_with_the_position_and_taken_back() -> None:
+    def position() -> RolloutPosition:
+        rollouts: Any = World(others=False, epochs=1, mini=4)
+        return RolloutPosition(
+            rollouts, reward_shaping(AlgorithmConfig(use_kl_in_reward=True, use_kl_loss=False, kl_loss_coef=0.5))
+        )
+
+    here, changed = position(), position()
+    changed.load_state({**here.state(), "rewards": {"kl_coef": 0.25}})
+    assert changed.state()["rewards"] == {"kl_coef": 0.25}
+    changed.take_back_shaping(here.state())
+    assert changed.state()["rewards"] == {"kl_coef": 0.5}
