@@ -69,6 +69,7 @@ class Side:
     """One trainer in a process of its own."""
 
     def __init__(self, name: str, steps: int, seed: int, folder: str) -> None:
+        self._name = name
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--side", name, str(steps), str(seed), folder],
             stdin=subprocess.PIPE,
@@ -87,7 +88,7 @@ class Side:
             if line.startswith('{"cpu'):
                 self._steps.append(json.loads(line))
                 return
-        raise SystemExit(f"{' '.join(map(str, self._process.args))} ended: see it with VERBOSE=1")
+        raise SystemExit(f"{self._name} ended: see why with VERBOSE=1")
 
     def result(self) -> dict[str, Any]:
         """Medians of what it reported."""
