@@ -13,8 +13,10 @@ from skyrl.tree.validators import left_alone, positive, rule_of_one_field
 
 Auto = Literal["auto"]
 
-_size = rule_of_one_field(lambda value: value == "auto" or value >= 0, 'zero or positive, or "auto"')
-_positive_size = rule_of_one_field(lambda value: value == "auto" or value > 0, 'positive, or "auto"')
+_size = rule_of_one_field(lambda value: value == "auto" or value >= 0, 'zero or positive, or "auto"', minimum=0)
+_positive_size = rule_of_one_field(
+    lambda value: value == "auto" or value > 0, 'positive, or "auto"', exclusiveMinimum=0
+)
 
 
 @frozen

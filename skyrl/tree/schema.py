@@ -86,14 +86,14 @@ def _or_environment(described: dict[str, Any]) -> dict[str, Any]:
     """Any field takes `env:NAME`, for what that variable holds."""
     arms = described.get("anyOf", [described])
     takes_text = any(arm == {} or (arm.get("type") == "string" and "pattern" not in arm) for arm in arms)
-    is_secret = any("pattern" in arm for arm in arms)
+    is_secret = any(arm.get("pattern") == _REFERENCE["pattern"] for arm in arms)
     return described if takes_text or is_secret else {"anyOf": [*arms, {"$ref": f"#/$defs/{_ENVIRONMENT}"}]}
 
 
 def _of_type(kind: object, bounds: Mapping[str, Any]) -> dict[str, Any]:
     unit, kind = unit_of(kind), bare(kind)
     if unit:
-        text = {"type": "string", "description": f"with a unit, such as {unit.example}"}
+        text = {"type": "string", "pattern": unit.pattern, "description": f"with a unit, such as {unit.example}"}
         return {"anyOf": [_of_type(kind, bounds), text]}
     if kind is Secret:
         return {"type": "string", "pattern": f"^{REFERENCE.pattern}$"}

@@ -27,6 +27,11 @@ class Unit:
     example: str
     factors: Mapping[str, float]
 
+    @property
+    def pattern(self) -> str:
+        """A regular expression, in the words of JSON Schema, for the texts that `read` takes."""
+        return rf"^\s*{_TEXT.pattern.replace('[A-Za-z]+', '|'.join(self.factors))}\s*$"
+
     def read(self, text: str) -> float | None:
         """The number that `text` gives in this unit; None if it has no unit at all. Raises `TypeMismatch` for
         another.
