@@ -104,17 +104,17 @@ class _Engine:
         )
 
 
-def _calls_on(stage: Stage) -> Callable[[Callable[..., Any], tuple[Any, ...]], None]:
+def _calls_on(stage: Stage) -> Callable[[partial[None]], None]:
     """Starts calls of environments, which take a half to two and a half seconds by the stage's clock."""
     numbers = itertools.count()
 
-    def start(report: Callable[..., Any], given: tuple[Any, ...]) -> None:
-        outcome, coroutines, function, args = given
+    def start(job: partial[None]) -> None:
+        outcome, coroutines, function, args = job.args
         fails = any(isinstance(arg, str) and arg == FAILING for arg in args)
         stage.write("called", function.__name__)
         seconds = 0.5 * (1 + next(numbers) % 5)
         asyncio.get_running_loop().call_later(
-            seconds, report, outcome, coroutines, _raising if fails else function, args
+            seconds, job.func, outcome, coroutines, _raising if fails else function, args
         )
 
     return start
@@ -131,7 +131,7 @@ def staged(stage: Stage, perform: Callable[[Stage], Awaitable[object]]) -> dict[
         return await perform(stage)
 
     with (
-        mock.patch("skyrl.rollout.env_calls.start_new_thread", _calls_on(stage)),
+        mock.patch("skyrl.rollout.env_calls._THREADS.run", _calls_on(stage)),
         asyncio.Runner(loop_factory=StageLoop) as runner,
         stage.held,
     ):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
-from skyrl.config.kinds import KINDS, kind_named
-from skyrl.tree.plain import shown
+from skyrl.config.kinds import KINDS, kind_named, root_of
+from skyrl.tree.classes import leaf_paths
+from skyrl.tree.frozen import thaw
 from tests.effects import algorithm, data, engines, environments, rollouts, sampling, trainer
 from tests.effects.probe import Probe
 
@@ -20,6 +22,12 @@ PROBES: tuple[Probe, ...] = (
     *data.PROBES,
 )
 """In the order in which the page prints them."""
+
+WITHOUT_EFFECT: dict[str, str] = {
+    "kind": "selects the tree, and has one value in each",
+    "trainer.sequence_parallel_backend": "has one value",
+}
+"""Leaves that change nothing by nature, with the reason."""
 
 TITLES = {"rl": "Reinforcement learning", "sft": "Supervised fine-tuning", "reward_model": "Reward models"}
 
@@ -36,6 +44,25 @@ def _head() -> Iterator[str]:
     yield '"where", and what stands under "what changes" has to become another. `skyrl config check` reports a field'
     yield "that has no effect in a run; the second table of each kind lists what this version does not implement."
     yield "`make pages` writes this page from `tests/effects/`."
+    yield ""
+    yield "| kind | " + " | ".join(counts("rl")) + " |"
+    yield "|---|---|---|---|---|---|"
+    for kind in KINDS:
+        yield f"| `{kind}` | " + " | ".join(map(str, counts(kind).values())) + " |"
+
+
+def counts(kind: str) -> dict[str, int]:
+    """Leaves of a kind of run: all, and those that are probed, refused or warned about in this version, or constant."""
+    known, leaves = kind_named(kind), [path for path, _ in leaf_paths(root_of(kind))]
+    later = {path: entry.severity for entry in known.unimplemented for path in entry.leaves(known.root)}
+    severities = [later.get(path) for path in leaves if path not in WITHOUT_EFFECT]
+    return {
+        "fields": len(leaves),
+        "probed": len({probe.path for probe in PROBES if probe.kind == kind}),
+        "refused": severities.count("error"),
+        "warned about": severities.count("warning"),
+        "constant": sum(path in WITHOUT_EFFECT for path in leaves),
+    }
 
 
 def _section(kind: str) -> Iterator[str]:
@@ -61,4 +88,8 @@ def _row(probe: Probe) -> str:
 
 
 def _spelled(value: Any) -> str:
-    return shown(value).replace("{nano}/", "").replace("|", "\\|")
+    """As an argument of the command has it, cut short where it is long."""
+    plain = thaw(value)
+    text = plain if isinstance(plain, str) and plain else json.dumps(plain)
+    text = text.replace("{nano}/", "").replace("|", "\\|").replace("\n", "\\n")
+    return text if len(text) <= 60 else f"{text[:45]} ... {text[-10:]}"

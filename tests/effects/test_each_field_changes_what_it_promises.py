@@ -14,14 +14,8 @@ from skyrl.tree.classes import leaf_paths
 from tests.config.leaves import each, other_values
 from tests.effects.probe import Probe
 from tests.effects.scenes import Sight, problems_of
-from tests.effects.table import PROBES, page
+from tests.effects.table import PROBES, WITHOUT_EFFECT, page
 from tests.effects.unprobed import NOT_PROBED_YET
-
-WITHOUT_EFFECT: dict[str, str] = {
-    "kind": "selects the tree, and has one value in each",
-    "trainer.sequence_parallel_backend": "has one value",
-}
-"""Leaves that change nothing by nature, with the reason."""
 
 LEAVES = [(kind, path) for kind in KINDS for path, _ in leaf_paths(root_of(kind))]
 PROBED = {(probe.kind, probe.path) for probe in PROBES}
