@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import selectors
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
