@@ -68,6 +68,13 @@ def _closes_turns(run: SkyRLTrainConfig) -> bool:
     return _has_turns(run) and generator.use_conversation_multi_turn and not anew and _turns_are_stopped(run)
 
 
+def _counts_the_longest_answer(run: SkyRLTrainConfig) -> bool:
+    """Whether samples, a loss or a reward depend on the largest length. A recording has its answers already."""
+    algorithm = run.trainer.algorithm
+    by_length = algorithm.loss_reduction == "seq_mean_token_sum_norm"
+    return samples(run) or by_length or algorithm.reward_shaping.overlong.buffer_len is not None
+
+
 def _limits_answers(table: str) -> Condition:
     def limits(run: SkyRLTrainConfig) -> bool:
         sampling, longest = getattr(run.generator, table), run.generator.max_input_length
@@ -155,6 +162,12 @@ _GENERATOR_EFFECTS: tuple[Effect, ...] = (
             *("min_new_tokens", "top_p", "min_p", "top_k", "repetition_penalty", "frequency_penalty"),
             *("stop", "stop_token_ids", "additional_kwargs"),
         )
+    ),
+    Effect(
+        "generator.sampling_params.max_generate_length",
+        "the policy samples (trainer.rollouts_from is none), or loss_reduction is seq_mean_token_sum_norm, or "
+        "reward_shaping.overlong.buffer_len is given",
+        _counts_the_longest_answer,
     ),
     *(
         Effect(

@@ -49,6 +49,7 @@ OFF: dict[str, dict[str, Any]] = {
     "generator.eval_n_samples_per_prompt": NO_EVALUATION,
     "environment.skyrl_gym.math_equivalence": {"environment.env_class": "multiply"},
     **{effect.path: RECORDED for effect in ROLLOUT_EFFECTS if effect.acts is samples},
+    "generator.sampling_params.max_generate_length": RECORDED,
     "data.val_data": NO_EVALUATION,
     **{f"generator.{table}.max_tokens": RECORDED for table in ("sampling_params", "eval_sampling_params")},
     EVALUATION + "temperature": {EVALUATION + "greedy": True},
@@ -129,6 +130,12 @@ def test_a_table_that_does_nothing_is_told_in_place_of_its_fields() -> None:
 def test_the_share_of_a_gpu_is_told_where_the_cache_has_its_own_size(values: dict[str, Any], is_told: bool) -> None:
     path = ENGINE + "gpu_memory_utilization"
     assert bool(told(path, {ENGINE + "backend": "vllm", path: 0.5} | values)) is is_told
+
+
+def test_the_longest_answer_of_a_recording_is_told_unless_the_loss_divides_by_it() -> None:
+    path = "generator.sampling_params.max_generate_length"
+    assert len(told(path, RECORDED | {path: 8})) == 1
+    assert told(path, RECORDED | {path: 8, "trainer.algorithm.loss_reduction": "seq_mean_token_sum_norm"}) == []
 
 
 @pytest.mark.parametrize(("tokens", "is_told"), [(1535, False), (1536, True)])
