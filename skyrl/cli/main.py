@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import os
 import signal
 import sys
@@ -32,8 +33,10 @@ from skyrl.cli.serve_reward import serve_reward
 from skyrl.cli.simulate import simulate
 from skyrl.cli.templates import templates
 from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, SkyRLError, Stopped
+from skyrl.processes.progress import Progress
 from skyrl.processes.redaction import RedactedStream
 from skyrl.processes.signals import GOES_ON_FROM_THE_LAST, handled_signals
+from skyrl.processes.silence import Silence
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -57,7 +60,8 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
     composed = compose_arguments(arguments, strict=strict, also=RunKind.preflight_checks)
     # Threads of torch that wait for each other by spinning bring a shared machine to a stop; read by torch on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from skyrl.experiments.experiment import experiment_class
+    with _said_if_long("the import of torch and transformers"):
+        from skyrl.experiments.experiment import experiment_class
     from skyrl.runs.recovery import attempts
     from skyrl.runs.session import RunSession
     from skyrl.runs.summary import summary
@@ -67,7 +71,8 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
     kind = kind_of(composed.config)
     if any(origin.kind == "rule" for origin in composed.origins.get(kind.path("logger"), ())):
         click.echo(f"Metrics go to the console: the default of {kind.path('logger')}, wandb, cannot be had.", err=True)
-    make = experiment_class(composed.config)
+    with _said_if_long("the import of what the run is made of"):
+        make = experiment_class(composed.config)
     for attempt in attempts(composed.config.trainer):
         experiment = make(composed.config)
         experiment.is_another_try = attempt.is_another_try
@@ -124,6 +129,14 @@ cli.add_command(bisect)
 
 
 cli.add_command(config)
+
+
+@contextlib.contextmanager
+def _said_if_long(what: str) -> Iterator[None]:
+    """Around a wait before there is a run."""
+    progress = Progress()
+    with Silence(progress, functools.partial(click.echo, err=True)), progress.waiting_for(what):
+        yield
 
 
 @contextlib.contextmanager

@@ -90,7 +90,8 @@ class BaseExp:
 
     @cached_property
     def processes(self) -> Processes:
-        with self.shutdown.at_any_point():  # a cluster may take minutes to answer, or never do
+        starting = self.progress.waiting_for(f"the start of {self.cfg.trainer.placement.executor}")
+        with starting, self.shutdown.at_any_point():  # a cluster may take minutes to answer, or never do
             processes = self.started_processes = self.get_processes()
         processes.progress = self.progress
         self.held.callback(processes.close)

@@ -185,7 +185,7 @@ class BasePPOExp(BaseExp):
 
     def get_generator(self) -> SkyRLGymGenerator:
         """Generator of rewarded trajectories."""
-        return SkyRLGymGenerator(
+        generator = SkyRLGymGenerator(
             self.model_path,
             self.cfg.trainer.policy.model.lora,
             self.cfg.generator,
@@ -195,6 +195,8 @@ class BasePPOExp(BaseExp):
             user_env_class=self.cfg.environment.env_class,
             seed=self.cfg.trainer.seed,
         )
+        self.progress.details = generator.in_flight.__str__
+        return generator
 
     def get_policy(self) -> LearnerGroup[PolicyWorker]:
         """The model that learns, on all its ranks."""

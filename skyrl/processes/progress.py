@@ -10,14 +10,30 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from attrs import frozen
+
+
+@frozen
+class Wait:
+    """One open wait."""
+
+    number: int
+    """Number among all waits of the run."""
+
+    what: str
+    seconds: float
+    """Seconds since it began."""
+
 
 class Progress:
     """Open waits by name. Any thread may begin and end one; each beginning and end is progress."""
 
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._numbers, self._clock = itertools.count(), clock
         self._open: dict[int, tuple[str, float]] = {}
-        self._last = time.monotonic()
+        self._last = clock()
+        self.details: Callable[[], str] = str
+        """More about the waits, such as how many samples are not finished; empty where there is nothing to add."""
 
     @contextlib.contextmanager
     def waiting_for(self, what: str) -> Iterator[None]:
@@ -33,17 +49,21 @@ class Progress:
 
     def note(self) -> None:
         """Something came to its end."""
-        self._last = time.monotonic()
+        self._last = self._clock()
 
     @property
     def seconds_without(self) -> float:
         """Since the last progress."""
-        return time.monotonic() - self._last
+        return self._clock() - self._last
 
     def waits(self) -> list[str]:
         """`engine-0 in InferenceEngine.generate (for 31 s)`, ..., in the order in which they began."""
-        now = time.monotonic()
-        return [f"{what} (for {now - since:.0f} s)" for what, since in list(self._open.values())]
+        return [f"{wait.what} (for {wait.seconds:.0f} s)" for wait in self.open_waits()]
+
+    def open_waits(self) -> list[Wait]:
+        """The waits in the order in which they began."""
+        now = self._clock()
+        return [Wait(number, what, now - since) for number, (what, since) in list(self._open.items())]
 
 
 class Watchdog:

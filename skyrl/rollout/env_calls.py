@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 from skyrl.envs.coroutines import noted, settled
 from skyrl.errors import RewardError, SkipSample, WorkerEnded
 from skyrl.processes.redaction import redacted
+from skyrl.rollout.in_flight import SamplesInFlight
 from skyrl.rollout.threads import KeptThreads
 from skyrl.trajectory import Failure, Skipped
 from skyrl.tree.frames import raised_at
@@ -45,8 +46,11 @@ class EnvCalls:
     the next call nor the end of the program. What must be ended for certain belongs into a worker process.
     """
 
-    def __init__(self, at_a_time: int, deadline: float | None) -> None:
-        """`deadline` is in seconds for each call, from when it begins to run; None: any time."""
+    def __init__(self, at_a_time: int, deadline: float | None, in_flight: SamplesInFlight | None = None) -> None:
+        """`deadline` is in seconds for each call, from when it begins to run; None: any time. Calls are counted in
+        `in_flight`.
+        """
+        self._in_flight = in_flight or SamplesInFlight()
         self._slots = asyncio.Semaphore(at_a_time)
         self._deadline = deadline
 
@@ -55,17 +59,8 @@ class EnvCalls:
         begins the sentence.
         """
         async with self._slots:
-            outcome: asyncio.Future[tuple[T | None, BaseException | None, float]]
-            outcome = asyncio.get_running_loop().create_future()
-            coroutines: list[Future[Any]] = []
-            _THREADS.run(partial(_report, outcome, coroutines, function, args))
-            try:
-                value, error, seconds = await asyncio.wait_for(outcome, self._deadline)
-            except TimeoutError:
-                for coroutine in coroutines:
-                    coroutine.cancel()
-                said = f"{who} gave no answer within {self._deadline:g} s (environment.skyrl_gym.step_timeout_seconds)"
-                raise EpisodeError(Failure(kind="timeout", reason=said)) from None
+            with self._in_flight.in_environment():
+                value, error, seconds = await self._outcome(who, function, args)
         if isinstance(error, EpisodeError):
             raise error
         if isinstance(error, SkipSample):
@@ -78,6 +73,22 @@ class EnvCalls:
             said = f"{who} raised {_with_place(error)}"
             raise EpisodeError(Failure(kind="raised", reason=said)) from error
         return value, seconds  # type: ignore[return-value]  # the function's own, whatever it is
+
+    async def _outcome(
+        self, who: str, function: Callable[..., T], args: tuple[object, ...]
+    ) -> tuple[T | None, BaseException | None, float]:
+        """Value or exception of the function, and the seconds that it ran. Raises `EpisodeError` if it is late."""
+        outcome: asyncio.Future[tuple[T | None, BaseException | None, float]]
+        outcome = asyncio.get_running_loop().create_future()
+        coroutines: list[Future[Any]] = []
+        _THREADS.run(partial(_report, outcome, coroutines, function, args))
+        try:
+            return await asyncio.wait_for(outcome, self._deadline)
+        except TimeoutError:
+            for coroutine in coroutines:
+                coroutine.cancel()
+            said = f"{who} gave no answer within {self._deadline:g} s (environment.skyrl_gym.step_timeout_seconds)"
+            raise EpisodeError(Failure(kind="timeout", reason=said)) from None
 
 
 def number(value: Any, what: str) -> float:

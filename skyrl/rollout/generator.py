@@ -19,6 +19,7 @@ from skyrl.rollout.chats import Chat, chat_of
 from skyrl.rollout.env_calls import EnvCalls
 from skyrl.rollout.episode import EpisodeContext
 from skyrl.rollout.failures import FailureTally
+from skyrl.rollout.in_flight import SamplesInFlight
 from skyrl.rollout.sampling_session import SamplingSession
 from skyrl.trajectory import Prompt, TrajectoryGroup
 
@@ -52,6 +53,8 @@ class SkyRLGymGenerator:
         self._tokenizer = with_template(tokenizer, generator_cfg.chat_template)
         self._seed = seed
         self._user_env_class = user_env_class
+        self.in_flight = SamplesInFlight()
+        """Samples that are being drawn, of all calls together."""
 
     async def generate(
         self,
@@ -123,6 +126,7 @@ class SkyRLGymGenerator:
             samples_per_prompt=samples_per_prompt,
             user_env_class=self._user_env_class,
             together=together,
+            in_flight=self.in_flight,
         )
 
     def tally(self, samples: int) -> FailureTally:
@@ -134,7 +138,7 @@ class SkyRLGymGenerator:
         """Calls of environments in training, evaluation and baselines together: `max_env_workers` is a limit of the
         run.
         """
-        return EnvCalls(self._gym.max_env_workers, self._gym.step_timeout_seconds)
+        return EnvCalls(self._gym.max_env_workers, self._gym.step_timeout_seconds, self.in_flight)
 
     @cached_property
     def _chat(self) -> Chat:

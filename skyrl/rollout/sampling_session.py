@@ -20,6 +20,7 @@ from skyrl.rollout.episode import Episode, EpisodeContext
 from skyrl.rollout.failures import FailureTally
 from skyrl.rollout.filters import backfilled, masked_out
 from skyrl.rollout.group_judge import GroupJudge
+from skyrl.rollout.in_flight import SamplesInFlight
 from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup
 
 _MANY = 2**62
@@ -41,9 +42,10 @@ class SamplingSession:
         samples_per_prompt: int,
         user_env_class: str | None,
         together: int | None,
+        in_flight: SamplesInFlight | None = None,
     ) -> None:
         """`key` names the samples but for their prompt, weights and attempt."""
-        self.tally = tally
+        self.tally, self._in_flight = tally, in_flight or SamplesInFlight()
         self._context, self._gym, self._key = context, gym, key
         self._samples, self._user_env_class = samples_per_prompt, user_env_class
         self._attempts = Attempts(gym, tally, self._first_turns)
@@ -68,10 +70,12 @@ class SamplingSession:
         keys = [evolve(key, sample_index=index) for index in range(self._samples)]
         async with self._slots:
             self.tally.begins(self._samples)
+            self._in_flight.begin(self._samples)
             try:
                 return await self._group(prompt, self.task_of(prompt), keys)
             finally:
                 self.tally.ends(self._samples)
+                self._in_flight.end(self._samples)
 
     async def _group(self, prompt: Prompt, make: MakeEnv, keys: Sequence[SampleKey]) -> TrajectoryGroup:
         """Samples of a prompt, each with an environment of its own."""

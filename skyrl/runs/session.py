@@ -15,6 +15,7 @@ from skyrl.errors import RunError
 from skyrl.processes.event_loop import run_until_done
 from skyrl.processes.progress import Watchdog
 from skyrl.processes.signals import GOES_ON_FROM_THE_LAST
+from skyrl.processes.silence import Silence
 from skyrl.runs.experiment import Experiment
 from skyrl.runs.inputs import notice
 from skyrl.runs.resume import find_start
@@ -40,7 +41,7 @@ class RunSession:
 
         Raises `Stopped` when a signal or the deadline ends it before.
         """
-        with self._shutdown, self._causes_named(), self._experiment.held:
+        with self._shutdown, self._causes_named(), Silence(self._experiment.progress, notice), self._experiment.held:
             checkpoint = self._find_start()
             finished = checkpoint is not None and checkpoint.step >= self._experiment.total_steps
             if not finished or not self._folder.model.exists():  # the latter: stopped just before the end
@@ -65,7 +66,8 @@ class RunSession:
     def _find_start(self) -> Checkpoint | None:
         """Check the inputs, lock the folders, and find the checkpoint to continue from."""
         experiment, held = self._experiment, self._experiment.held
-        sandbox = experiment.check_inputs()
+        with experiment.progress.waiting_for("data and tokenizer"):
+            sandbox = experiment.check_inputs()
         for lock in self._locks:
             lock.acquire()
             held.callback(lock.release)

@@ -874,3 +874,10 @@ def test_a_base_file_and_one_on_top_of_it_are_two_layers(tmp_path: Path) -> None
     (tmp_path / "run.toml").write_text('extends = "base.toml"\n[trainer]\nrun_path = "runs/new"')
     with pytest.raises(ConfigError, match="runs/old/checkpoints is in the folder of another run"):
         compose([tmp_path / "run.toml"])
+
+
+@pytest.mark.parametrize(("turns", "hint"), [(1, "leave it out in single-turn runs"), (3, "raise it to the longest")])
+def test_the_cure_of_a_short_input_depends_on_the_turns(turns: int, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([], {**RUNNABLE, "generator.max_input_length": 100, "generator.max_turns": turns})
+    assert hint in next(each.hint for each in caught.value.problems if each.path == "generator.max_input_length")

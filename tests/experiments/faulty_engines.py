@@ -22,6 +22,7 @@ from skyrl.inference.gate import Gate
 from skyrl.processes.calls import apply, name_of
 from skyrl.processes.progress import Progress
 from skyrl.rollout.env_calls import EpisodeError
+from skyrl.rollout.in_flight import SamplesInFlight
 from skyrl.rollout.stream import StreamLimits
 from skyrl.trajectory import Failure
 
@@ -173,7 +174,7 @@ class EngineHandle:
 class VirtualEnvCalls:
     """`EnvCalls` without threads: a call takes time of the clock, fails or hangs, and has the same deadline."""
 
-    def __init__(self, schedule: Schedule, at_a_time: int, deadline: float | None) -> None:
+    def __init__(self, schedule: Schedule, at_a_time: int, deadline: float | None, _: SamplesInFlight) -> None:
         self._faults, self._deadline = schedule.faults, deadline
         self._random = Random(f"{schedule.seed}:environment")
         self._slots = asyncio.Semaphore(at_a_time)

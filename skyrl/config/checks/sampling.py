@@ -75,7 +75,9 @@ def a_single_turn_is_given_the_prompt(run: SkyRLTrainConfig) -> Iterator[Problem
     yield Problem(
         path="generator.max_input_length",
         message=f"{longest} is not {wanted} trainer.max_prompt_length = {prompt} (max_turns = {turns})",
-        hint="leave it out in single-turn runs: it is derived",
+        hint="leave it out in single-turn runs: it is derived"
+        if turns == 1
+        else "raise it to the longest conversation before an answer, or lower trainer.max_prompt_length",
     )
 
 

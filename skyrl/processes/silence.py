@@ -1,0 +1,74 @@
+"""Says what a long wait is for, so that a run whose console is silent is told from one that hangs.
+
+waiting for: generate (for 10 s); 3 of 128 samples, 3 in their environments, the oldest for 9 s
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from skyrl.processes.progress import Progress, Wait
+
+AFTER = 10.0
+"""Seconds after which a wait is reported."""
+
+_SHOWN = 4
+"""Waits that one line names."""
+
+_WHOLE = "step"
+"""A wait around others, which say more."""
+
+
+class Silence:
+    """Reports each wait once, when it has lasted `after` seconds; a wait of a kind that was seen before, when it has
+    lasted twice as long as the longest of that kind. Steps that take a minute each do not repeat it.
+    """
+
+    def __init__(self, progress: Progress, report: Callable[[str], None], *, after: float = AFTER) -> None:
+        """`report` is given one line, in the thread that looks."""
+        self._progress, self._report, self._after = progress, report, after
+        self._longest: dict[str, float] = {}
+        self._seen: dict[int, Wait] = {}  # open at the last look
+        self._reported: set[int] = set()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="skyrl-silence", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def look(self) -> None:
+        """Report what is waited for, if there is a wait that has to be reported now."""
+        waits = [wait for wait in self._progress.open_waits() if wait.what != _WHOLE]
+        self._remember_the_ended({wait.number: wait for wait in waits})
+        new = [wait for wait in waits if wait.number not in self._reported]
+        if not any(wait.seconds >= self._patience(wait.what) for wait in new):
+            return
+        self._reported |= {wait.number for wait in waits}
+        named = [f"{wait.what} (for {wait.seconds:.0f} s)" for wait in waits[:_SHOWN]]
+        more = [f"and {len(waits) - _SHOWN} more"] if len(waits) > _SHOWN else []
+        details = self._progress.details()
+        self._report("waiting for: " + "; ".join([*named, *more, *([details] if details else [])]))
+
+    def _remember_the_ended(self, waits: dict[int, Wait]) -> None:
+        for number in self._seen.keys() - waits.keys():
+            ended = self._seen[number]
+            self._longest[ended.what] = max(ended.seconds, self._longest.get(ended.what, 0.0))
+            self._reported.discard(number)
+        self._seen = waits
+
+    def _patience(self, what: str) -> float:
+        return max(self._after, 2 * self._longest.get(what, 0.0))
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._after / 10):
+            self.look()

@@ -1,0 +1,72 @@
+"""What a long wait is for is reported once, and again only where it takes much longer than before."""
+
+from __future__ import annotations
+
+import threading
+
+from skyrl.processes.progress import Progress
+from skyrl.processes.silence import Silence
+from skyrl.rollout.in_flight import SamplesInFlight
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_wait_is_reported_once_after_ten_seconds_and_a_longer_one_of_its_kind_after_twice_the_time() -> None:
+    time, said = Time(), list[str]()
+    progress = Progress(time)
+    silence = Silence(progress, said.append)
+    with progress.waiting_for("step"), progress.waiting_for("generate"):
+        for time.now in (9.0, 10.0, 11.0, 30.0):
+            silence.look()
+    assert said == ["waiting for: generate (for 10 s)"]
+    with progress.waiting_for("generate"):
+        for time.now in (50.0, 89.0, 90.0, 95.0):
+            silence.look()
+    assert said[1:] == ["waiting for: generate (for 60 s)"]
+
+
+def test_waits_are_named_together_with_what_is_known_of_the_samples() -> None:
+    time, said = Time(), list[str]()
+    progress, samples = Progress(time), SamplesInFlight(time)
+    progress.details = samples.__str__
+    silence = Silence(progress, said.append)
+    with progress.waiting_for("generate"):
+        samples.begin(128)
+        samples.end(125)
+        time.now = 3.0
+        with samples.in_environment():
+            time.now = 15.0
+            silence.look()
+    assert said == [
+        "waiting for: generate (for 15 s); 3 of 128 samples, 1 call of environments, the oldest for 12 s",
+    ]
+
+
+def test_samples_that_no_environment_has_are_in_the_engines_and_a_new_batch_is_counted_anew() -> None:
+    samples = SamplesInFlight()
+    assert str(samples) == ""
+    samples.begin(4)
+    samples.end(1)
+    assert str(samples) == "3 of 4 samples, all of them in the engines"
+    samples.end(3)
+    samples.begin(2)
+    assert str(samples) == "2 of 2 samples, all of them in the engines"
+
+
+def test_a_thread_looks_while_the_context_lasts() -> None:
+    progress, said = Progress(), list[str]()
+
+    heard = threading.Event()
+
+    def report(text: str) -> None:
+        said.append(text)
+        heard.set()
+
+    with Silence(progress, report, after=0.01), progress.waiting_for("the start of ray"):
+        assert heard.wait(60)
+    assert said[0].startswith("waiting for: the start of ray (for ")
