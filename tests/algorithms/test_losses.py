@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 
 import pytest
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from skyrl.algorithms.clipped_losses import GMPOLoss, GSPOLoss, RegularLoss, SAPOLoss
@@ -13,8 +15,10 @@ from skyrl.algorithms.kl import kl_estimate
 from skyrl.algorithms.kl_control import AdaptiveKLController
 from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.algorithms.losses import LossInputs, PolicyLoss, ppo_clip
-from skyrl.algorithms.reductions import prompt_mean, sequence_mean, token_mean
-from skyrl.algorithms.rollout_losses import DPPOLoss
+from skyrl.algorithms.off_policy import Bounds, OffPolicyCorrection
+from skyrl.algorithms.reductions import prompt_mean, sequence_mean, sequence_sum_by_length, token_mean
+from skyrl.algorithms.returns import discounted_returns, generalized_advantages
+from skyrl.algorithms.rollout_losses import DecoupledLoss, DPPOLoss
 from skyrl.config import AlgorithmConfig
 from skyrl.training.objective import PolicyObjective, policy_objective
 from skyrl.training.policy_losses import policy_loss
@@ -308,3 +312,57 @@ def test_clip_cov_draws_the_tokens_whose_log_probabilities_have_the_smallest_has
     drawn = loss.measure(of_tokens(logprobs, logprobs, [1.0, -1.0] * 100))["clip_ratio"][0]
     smallest = sorted(range(200), key=lambda place: lowbias32(logprobs[place]))[:50]
     assert drawn.nonzero().flatten().tolist() == sorted(smallest)
+
+
+def test_a_single_token_has_the_whole_share_and_lengths_divide_rows_as_well() -> None:
+    mask = torch.tensor([[False, True], [False, False]])
+    assert token_mean(mask).tolist() == [[0.0, 1.0], [0.0, 0.0]]
+    assert (
+        sequence_sum_by_length(torch.tensor([[True, True, True]] * 2), length=5).tolist()
+        == [[pytest.approx(0.1)] * 3] * 2
+    )
+
+
+def test_decoupled_ppo_bounds_a_bad_token_by_the_dual_clip_and_counts_weights_above_the_cap() -> None:
+    inputs = of_tokens([-1.0, -1.0], [-1.0 - math.log(8.0)] * 2, [-0.5, 0.5])  # ratio 8, clipped to 1.2 where A > 0
+    assert DecoupledLoss(clip_low=0.2, clip_high=0.2, bound=3.0)(inputs).tolist()[0] == pytest.approx([1.5, -0.6])
+    off = evolve(inputs, rollout_logprobs=inputs.old_logprobs - torch.tensor([[math.log(2.0), 0.0]]))  # weights 2 and 1
+    for cap, over in ((None, [False, False]), (1.5, [True, False]), (2.5, [False, False])):
+        measured = DecoupledLoss(clip_low=0.2, clip_high=0.2, cap=cap).measure(off)
+        assert measured["behave_capped_ratio"].tolist() == [over]
+        assert measured["behave_weight"].tolist()[0] == pytest.approx([2.0, 1.0])
+
+
+def test_dppo_cuts_a_bad_token_of_any_advantage() -> None:
+    assert dppo_cuts(0.5, 0.9, -0.25, low=0.1, high=9.0)
+    assert dppo_cuts(0.5, 0.9, -4.0, low=0.1, high=9.0)
+    assert not dppo_cuts(0.5, 0.9, 0.25, low=0.1, high=0.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda r, m: discounted_returns(r, m[:, 1:], gamma=1.0), r"mask has shape \(1, 1\), rewards \(1, 2\)"),
+        (lambda r, m: discounted_returns(r * math.inf, m, gamma=1.0), r"rewards\[0, 0\] is inf"),
+        (lambda r, m: generalized_advantages(r * math.inf, r, m, gamma=1.0, lambd=1.0), r"rewards\[0, 0\] is inf"),
+    ],
+)
+def test_returns_refuse_what_does_not_belong_together_or_is_not_finite(
+    call: Callable[[Tensor, Tensor], object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "any_of_them"),
+    [
+        (OffPolicyCorrection(), False),
+        (OffPolicyCorrection(outlier_token=Bounds(low=0.1)), True),
+        (OffPolicyCorrection(token_mask=Bounds(high=9.0)), True),
+        (OffPolicyCorrection(tis="token"), True),
+        (OffPolicyCorrection(sequence_metric="product"), True),
+    ],
+)
+def test_one_correction_is_a_correction(wanted: OffPolicyCorrection, any_of_them: bool) -> None:
+    assert bool(wanted) == any_of_them
