@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from skyrl.cli.config import config
+from skyrl.cli.main import main
 from skyrl.config import compose, load, resolve
 from skyrl.config.stored import stored_form
 from skyrl.errors import ConfigError
@@ -67,17 +68,36 @@ def planted() -> tuple[list[str], dict[str, Any]]:
     return canaries, values
 
 
-def test_nothing_that_prints_or_stores_a_configuration_holds_one_of_100_canaries(tmp_path: Path) -> None:
-    canaries, values = planted()
-    assert len(canaries) == 100
-    file = tmp_path / "run.json"
+def written(folder: Path, values: dict[str, Any]) -> Path:
+    """The values as a file of nested tables."""
     nested: dict[str, Any] = {}
     for path, value in values.items():
         table = nested
         for name in path.split(".")[:-1]:
             table = table.setdefault(name, {})
         table[path.rpartition(".")[2]] = value
-    file.write_text(json.dumps(nested))
+    (folder / "run.json").write_text(json.dumps(nested))
+    return folder / "run.json"
+
+
+@pytest.mark.parametrize("command", ["run", "doctor", "plan"])
+def test_what_a_command_refuses_holds_none_of_100_canaries(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command as it is started, whose output has no secrets: its refusals quote what they found."""
+    canaries, values = planted()
+    with pytest.raises(SystemExit) as ended:
+        main([command, str(written(tmp_path, values)), "trainer.device=cpu", "trainer.policy.model.path=owner/name"])
+    said = "".join(capsys.readouterr())
+    assert ended.value.code == 2
+    assert "train_data" in said or command == "plan"
+    assert [canary for canary in canaries if canary in said] == []
+
+
+def test_nothing_that_prints_or_stores_a_configuration_holds_one_of_100_canaries(tmp_path: Path) -> None:
+    canaries, values = planted()
+    assert len(canaries) == 100
+    file = written(tmp_path, values)
     said = [json.dumps(stored_form(resolve(load([file]))))]
     commands = [
         ["show"], ["show", "--format", "yaml"], ["show", "--format", "toml"], ["show", "--sparse"],

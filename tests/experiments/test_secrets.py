@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from skyrl.errors import ConfigError
 from skyrl.processes.redaction import redacted, redacted_tree
+from skyrl.tree.masking import masked
 from tests.experiments.forked import TINY, _context
 from tests.experiments.phases import command
 from tests.nano_run import config, overrides
@@ -84,6 +86,13 @@ def judge(completion, ground_truth, **others):
         logging.getLogger("judge").warning("%s", text)
     return float(bool(completion) and completion.isascii())
 """
+FORMS_IN_TEXTS = [
+    text
+    for text in ast.literal_eval(IN_TEXTS.partition("FORMS = ")[2].partition("\n]\n")[0] + "]")
+    if not text.startswith(("Cookie", "api_key"))
+]
+"""Headers of other names are hidden in logs alone: an answer may mention cookies."""
+
 CANARIES = [f"canary{number:02}" for number in range(1, 101)]
 
 
@@ -169,6 +178,29 @@ def test_secrets_are_known_by_their_value(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert redacted("abcdefgh /another/secret") == "abcdefgh ***"
     told = {"/another/secret": [1, ["/another/secret", None]], "n": [1.5]}
     assert redacted_tree(told) == {"***": [1, ["***", None]], "n": [1.5]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *FORMS_IN_TEXTS,
+        "https://bucket.s3.amazonaws.com/x?X-Amz-Signature=canary01signature",
+        "key AIzacanary02aaaaaaaaaaaaaaa",
+    ],
+)
+def test_a_form_that_is_hidden_in_logs_is_hidden_in_configurations_and_recordings(text: str) -> None:
+    assert "canary" in text
+    assert "canary" not in json.dumps(masked({"a": [text]}))
+    assert "canary" not in json.dumps(redacted_tree({"a": [text]}))
+    assert "canary" not in redacted(text)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["Authorization", "X-Api-Key", "api_token", "secret_key", "cookie", "passwd", "webhook_url", "connection_string"],
+)
+def test_a_key_that_is_hidden_in_recordings_is_hidden_in_configurations(key: str) -> None:
+    assert redacted_tree({key: "a"}) == masked({key: "a"}) == {key: "***"}
 
 
 def test_secrets_are_known_by_their_key_in_tables() -> None:
