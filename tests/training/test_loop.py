@@ -29,7 +29,7 @@ class World:
         """Number of the batch, counted from 1 -> what its step raises."""
 
         self.seconds_left, self.stop_at, self.reason = math.inf, math.inf, ""
-        self.version, self.taken = 0, 0
+        self.version, self.taken, self.looks = 0, 0, 0
         self.tokens, self.position = "tokens", self
         given = Hooks(evaluate=self.evaluate, export=self.export, refresh_reference=self.refresh)
         self.loop = TrainingLoop(
@@ -42,6 +42,13 @@ class World:
             shutdown=self,  # type: ignore[arg-type]
             checkpoints=self,
         )
+
+    # the shutdown's clock
+
+    def now(self) -> float:
+        """Seconds; each look at the clock takes one."""
+        self.looks += 1
+        return float(self.looks)
 
     # the trainer
 
