@@ -37,7 +37,7 @@ class Trainer:
 
 def guard(policy: str, *, skipped: int = 2, back: int = 2) -> tuple[NonFiniteGuard, Trainer]:
     trainer: Any = Trainer()
-    config = FaultsConfig(on_non_finite=policy, max_skipped_steps=skipped, max_roll_backs=back)  # type: ignore[arg-type]
+    config = FaultsConfig(on_non_finite=policy, max_skipped_steps=skipped, max_roll_backs=back)  # type: ignore[arg-type]  # one of the names
     return NonFiniteGuard(config, trainer), trainer
 
 

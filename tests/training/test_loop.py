@@ -37,9 +37,9 @@ class World:
             self,
             evolve(given, **hooks),
             total_steps=total_steps,
-            tracker=self,  # type: ignore[arg-type]
+            tracker=self,  # type: ignore[arg-type]  # a stand-in
             clock=Clock(),
-            shutdown=self,  # type: ignore[arg-type]
+            shutdown=self,  # type: ignore[arg-type]  # a stand-in
             checkpoints=self,
         )
 

@@ -114,9 +114,9 @@ def test_each_bound_of_a_correction_arrives_where_it_belongs(tis: str, cap: floa
     assert off_policy_correction(config.off_policy_correction) == OffPolicyCorrection(
         outlier_token=Bounds(low=0.11, high=11.0),
         token_mask=Bounds(low=0.12, high=12.0),
-        tis=tis,  # type: ignore[arg-type]
+        tis=tis,  # type: ignore[arg-type]  # one of the names
         tis_cap=cap,
-        sequence_metric=metric,  # type: ignore[arg-type]
+        sequence_metric=metric,  # type: ignore[arg-type]  # one of the names
         sequence_mask=bounds,
     )
 
