@@ -128,7 +128,9 @@ def test_overrides_of_another_house_each_have_a_fate(words: list[str]) -> None:
 
 @given(st.dictionaries(keys_of_areal, scalars | st.none(), max_size=6))
 def test_settings_of_another_house_each_have_a_fate(keys: dict[str, Any]) -> None:
-    assert [line.source for line in convert_keys(keys).lines] == list(keys)
+    lines = convert_keys(keys).lines
+    assert [line.source for line in lines[: len(keys)]] == list(keys)
+    assert [line.source for line in lines[len(keys) :]] in ([], ["actor.adv_norm"])  # left out, and not for nothing
 
 
 @given(st.text(max_size=200))

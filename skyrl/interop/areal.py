@@ -12,7 +12,7 @@ from skyrl.interop.areal_backends import backend, engine_backend, engines, per_n
 from skyrl.interop.areal_defaults import other_defaults
 from skyrl.interop.areal_keys import INTERVALS, KEYS
 from skyrl.interop.areal_keys_2026 import KEYS_2026, LORA_KEYS
-from skyrl.interop.areal_objective import NO_ESTIMATOR, OBJECTIVE_KEYS, estimator, objective
+from skyrl.interop.areal_objective import NO_ESTIMATOR, OBJECTIVE_KEYS, estimator, has_critic, objective
 from skyrl.interop.areal_settings import Tables, apply, convert_setting
 from skyrl.interop.areal_supervised import convert_supervised, is_preference, is_supervised
 from skyrl.interop.areal_values import ALGORITHM, Becomes, kl, number
@@ -118,9 +118,11 @@ def _of_several(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | No
 
 def _complete(writing: Writing, values: Mapping[str, Any]) -> None:
     """Settings that an experiment implies without naming them: its estimator, its device, the size of adapters."""
-    if not any(key.startswith("actor.") for key in values) or "gconfig.n_samples" not in values:
+    is_whole = "actor.path" in values or has_critic(values)
+    if not is_whole or any(key.startswith("ppo.") for key in values):  # a few settings alone; AReaL's older system
         return
-    writing.write("advantages", ALGORITHM + "advantage_estimator", estimator(values) or "grpo")
+    nearest_one = "gae" if has_critic(values) else "grpo"
+    writing.write("advantages", ALGORITHM + "advantage_estimator", estimator(values) or nearest_one)
     if estimator(values) == "grpo":  # rewards are divided by their deviation before, where reward_norm asks for it
         writing.write("advantages", ALGORITHM + "grpo_norm_by_std", False)
     elif not estimator(values) and not any(key.startswith("actor.adv_norm") for key in values):

@@ -14,8 +14,8 @@ from skyrl.interop.areal_values import ALGORITHM, Becomes, number
 _NORM = ALGORITHM + "advantage_norm."
 _BATCH_ALREADY = "the estimator normalises over the tokens of the batch"
 NO_ESTIMATOR = (
-    "advantages that are neither compared within groups nor normalised by mean and deviation over the batch: no "
-    "estimator here gives them"
+    "advantages that are not normalised by mean and deviation over the batch, and not compared within groups alone: "
+    "no estimator here gives them"
 )
 OBJECTIVE_KEYS = (
     "actor.adv_norm", "actor.adv_norm.mean_level", "actor.adv_norm.std_level", "actor.adv_norm.eps",

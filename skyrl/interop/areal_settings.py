@@ -6,13 +6,17 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from skyrl.interop.areal_names import is_known, known_names
 from skyrl.interop.areal_values import Becomes, Entry
 from skyrl.interop.report import Line, Outcome
 from skyrl.interop.writing import Writing
 from skyrl.tree.names import nearest
+
+_UNKNOWN = "not known to this converter"
+_LINES_WITH_SUGGESTIONS = 200
+"""Lines of a report up to which near names are looked for; experiments have fewer."""
 
 _UNITS: dict[str, Callable[[Any], Any]] = {
     "steps": lambda number: number,
@@ -28,11 +32,18 @@ class Tables:
     keys: Mapping[str, Entry]
     """The first pattern that fits counts, an exact key before any pattern."""
 
+    patterns: tuple[str, ...] = field(init=False)
+    """Those of the keys that stand for several settings, in order."""
+
     copies: Mapping[str, str]
     """Settings that must be what another one is, which have one place here."""
 
     intervals: Mapping[str, str]
     """`saver.freq_`, of which `epochs`, `steps` and `secs` may be given -> our path."""
+
+    @patterns.default
+    def _(self) -> tuple[str, ...]:
+        return tuple(key for key in self.keys if "*" in key or "[" in key)
 
 
 def convert_setting(
@@ -66,20 +77,25 @@ def apply(writing: Writing, key: str, value: object, become: Becomes, note: str 
 
 
 def _one(writing: Writing, tables: Tables, key: str, value: object, copy_of: str) -> None:
-    keys = tables.keys
-    entry = keys.get(key) or next((keys[pattern] for pattern in keys if fnmatchcase(key, pattern)), None)
+    entry = tables.keys.get(key)
     if entry is None:
-        writing.note(Line(outcome="refused", source=key, value=value, why=_why_unknown(key)))
+        entry = next((tables.keys[each] for each in tables.patterns if fnmatchcase(key, each)), None)
+    if entry is None:
+        is_early = len(writing.lines) < _LINES_WITH_SUGGESTIONS
+        writing.note(Line(outcome="refused", source=key, value=value, why=_why_unknown(key, suggest=is_early)))
         return
     become = Becomes(writes={entry: value}) if isinstance(entry, str) else entry(value)
     apply(writing, key, value, become, f"a copy of {copy_of}" if copy_of else "")
 
 
-def _why_unknown(key: str) -> str:
+def _why_unknown(key: str, *, suggest: bool) -> str:
     if is_known(key):
         return "a setting of AReaL's that this converter does not convert"
-    meant = nearest(key, known_names())
-    return "not known to this converter" + (f"; did you mean {meant}?" if meant else "")
+    if not suggest:
+        return _UNKNOWN
+    beside = [name for name in known_names() if name.partition(".")[0] == key.partition(".")[0]]
+    meant = nearest(key, beside or known_names())
+    return _UNKNOWN + (f"; did you mean {meant}?" if meant else "")
 
 
 def _copy(writing: Writing, original: str, key: str, value: object, values: Mapping[str, Any]) -> None:

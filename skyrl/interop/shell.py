@@ -22,6 +22,10 @@ _WHOLE_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _ROOTS = ("data", "trainer", "generator", "environment", "hydra", "deepspeed_config")
 
 
+LONGEST_LINE = 200_000
+"""Characters of a line whose quotes are read; in a longer one, words end at spaces."""
+
+
 def overrides_in(script: str, roots: tuple[str, ...] = _ROOTS) -> list[str]:
     """Every override, in order, with quotes removed as a shell would.
 
@@ -30,6 +34,8 @@ def overrides_in(script: str, roots: tuple[str, ...] = _ROOTS) -> list[str]:
     variables = {"HOME": "~"}  # paths of a configuration may begin with it
     found: list[str] = []
     for line in _logical_lines(script):
+        if "=" not in line and not line.startswith(":") and "~" not in line and "$" not in line:
+            continue  # a line without assignments and overrides
         words = _words(line)
         array = _ARRAY.match(words[0]) if words else None
         if words[:1] == [":"]:  # `: "${NAME:=default}"` sets NAME
@@ -71,7 +77,7 @@ def _without_comment(line: str) -> str:
 
 def _words(line: str) -> list[str]:
     try:
-        words = shlex.split(line, comments=True)
+        words = shlex.split(line, comments=True) if len(line) <= LONGEST_LINE else line.split()
     except ValueError:  # a quote that another line closes
         words = line.split()
     if words[:1] and words[0] in _DECLARATIONS:

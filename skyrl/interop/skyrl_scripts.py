@@ -12,8 +12,8 @@ from typing import Any
 from skyrl.interop.report import Conversion, Line
 from skyrl.interop.shell import overrides_in
 from skyrl.interop.skyrl_settings import convert_one
-from skyrl.interop.skyrl_sft import SFT_ROOTS, convert_sft, is_sft
-from skyrl.interop.values import filled, flat_file, is_script, text_of, without_references, yaml_value
+from skyrl.interop.skyrl_sft import SFT_ROOTS, convert_settings, convert_sft, is_sft
+from skyrl.interop.values import References, flat_file, is_script, text_of, without_references, yaml_value
 from skyrl.interop.writing import Writing
 
 _DEFAULTS_OF_HYDRA = "it takes a default of Hydra's away; ours has none"
@@ -38,15 +38,18 @@ def convert_overrides(overrides: Iterable[str], where: str = "overrides") -> Con
     """A list of `path=value`, as Hydra or a later SkyRL took them. The last of several for one path wins."""
     read = [_Override(override) for override in overrides]
     values = {each.key: each.value for each in read if not each.takes_away}
+    references = References(values)
     if is_sft(values):
-        given = {key: filled(value, values) for key, value in values.items()}
-        return convert_sft(given, where, [_taken_away(each) for each in read if each.takes_away])
+        settings = [
+            _taken_away(each) if each.takes_away else (each.key, references.filled(each.value)) for each in read
+        ]
+        return convert_settings(settings, where)
     writing = Writing(where)
     for each in read:
         if each.takes_away:
             writing.note(_taken_away(each))
         else:
-            convert_one(writing, each.key, filled(each.value, values), each.text, added=each.is_added)
+            convert_one(writing, each.key, references.filled(each.value), each.text, added=each.is_added)
     return _finished(writing, values)
 
 

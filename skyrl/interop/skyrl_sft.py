@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from skyrl.config import SFTConfig
@@ -107,20 +107,29 @@ def is_sft(keys: Iterable[str]) -> bool:
     return bool(tops & {*SFT_ROOTS}) and not tops & {*_OF_RL}
 
 
-def convert_sft(values: Mapping[str, Any], where: str, lines: Iterable[Line] = ()) -> Conversion:
-    """Settings of `main_sft`, with references between them filled in. `lines` are those of what was refused before."""
+def convert_sft(values: Mapping[str, Any], where: str) -> Conversion:
+    """The settings of a file, with references between them filled in."""
+    return convert_settings(list(values.items()), where)
+
+
+def convert_settings(settings: Sequence[tuple[str, Any] | Line], where: str) -> Conversion:
+    """Settings in order, of which the last one for a key counts, and lines of what was refused before."""
     writing = Writing(where, SFTConfig)
-    writing.lines += lines
-    read = {key: read_environment(value, key) for key, value in values.items()}
-    known = {key: each.value for key, each in read.items() if not each.refused}
-    for key, value in values.items():
-        if read[key].refused:
-            writing.note(Line(outcome="refused", source=key, value=value, why=read[key].refused))
+    given = [each for each in settings if not isinstance(each, Line)]
+    known = {key: read_environment(value, key).value for key, value in given}
+    for each in settings:
+        if isinstance(each, Line):
+            writing.note(each)
+            continue
+        key, value = each
+        read = read_environment(value, key)
+        if read.refused:
+            writing.note(Line(outcome="refused", source=key, value=value, why=read.refused))
         else:
-            _convert(writing, key, known[key], known)
-    if "device" not in values:
+            _convert(writing, key, read.value, known | {key: read.value})
+    if "device" not in known:
         writing.write("device", "device", "cuda")
-    return writing.finish(lambda run: tuple(_other_defaults(values, run)))
+    return writing.finish(lambda run: tuple(_other_defaults(known, run)))
 
 
 def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) -> None:

@@ -64,18 +64,42 @@ def without_references(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     copies = {
         key: found[1] for key, value in values.items() if (found := _whole_reference(value)) and found[1] in values
     }
-    return {key: filled(value, values) for key, value in values.items()}, copies
+    references = References(values)
+    return {key: references.filled(value) for key, value in values.items()}, copies
 
 
-def filled(value: object, values: Mapping[str, Any], depth: int = 0) -> Any:
-    """`value` with each `${a.b}` in it replaced by the value of that key; references that lead nowhere stay."""
-    if isinstance(value, list) and depth < _DEEPEST:
-        return [filled(item, values, depth + 1) for item in value]
-    if not isinstance(value, str) or depth == _DEEPEST or len(value) > LONGEST:
-        return value
-    if whole := _whole_reference(value):
-        return filled(values[whole[1]], values, depth + 1) if whole[1] in values else value
-    return _REFERENCE.sub(lambda found: str(filled(values.get(found[1], found[0]), values, depth + 1)), value)
+class References:
+    """The values of a file, of which one may name another as `${a.b}`."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self._filled: dict[str, Any] = {}
+        self._open: set[str] = set()
+
+    def filled(self, value: object) -> Any:
+        """`value` with each reference replaced by the value of that key. References that lead nowhere, in a circle,
+        or to more text than a value has, stay.
+        """
+        if isinstance(value, list):
+            return [self._text(item) if isinstance(item, str) else item for item in value]
+        if whole := _whole_reference(value):
+            return self._of(whole[1], value)
+        return self._text(value) if isinstance(value, str) else value
+
+    def _text(self, text: str) -> str:
+        if len(text) > LONGEST or "${" not in text:
+            return text
+        found = _REFERENCE.sub(lambda found: str(self._of(found[1], found[0])), text)
+        return found if len(found) <= LONGEST else text
+
+    def _of(self, key: str, unchanged: object) -> Any:
+        if key not in self._values or key in self._open or len(self._open) > _DEEPEST:
+            return unchanged
+        if key not in self._filled:
+            self._open.add(key)
+            self._filled[key] = self.filled(self._values[key])
+            self._open.discard(key)
+        return self._filled[key]
 
 
 def text_of(name: str) -> str:

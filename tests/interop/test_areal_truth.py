@@ -145,8 +145,15 @@ def test_advantages_that_no_estimator_gives_are_refused(changes: dict[str, Any])
 
 
 def test_advantages_without_any_norm_are_refused_although_no_key_asks_for_them() -> None:
-    [line] = convert_keys({"actor.path": "a", "gconfig.n_samples": 4, "actor.kl_ctl": 0.0}).lost
+    [line] = convert_keys({"actor.path": "a", "actor.kl_ctl": 0.0}).lost
     assert (line.source, line.why.startswith("left out")) == ("actor.adv_norm", True)
+
+
+def test_a_critic_never_becomes_grpo_in_silence() -> None:
+    keys = {"actor.path": "a", "actor.backend": "megatron:d1p2t4", "rollout.backend": "vllm:d2t4", "critic.path": "a"}
+    conversion = convert_keys(keys)
+    assert conversion.tables["trainer"]["algorithm"]["advantage_estimator"] == "gae"
+    assert [line.source for line in conversion.lost] == ["actor.adv_norm"]
 
 
 def test_a_critic_brings_its_optimizer_and_its_batches(tmp_path: Path) -> None:
