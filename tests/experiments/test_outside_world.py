@@ -38,6 +38,37 @@ def test_a_run_on_local_files_looks_up_no_name_and_connects_to_nobody(
     assert len(metrics(tmp_path)) >= 2
 
 
+NO_NETWORK = """
+import os, socket
+
+def refuse(*where, **_):
+    with open(os.environ["ATTEMPTS"], "a") as file:
+        print(os.getpid(), where, file=file)
+    raise OSError("there is no network")
+
+socket.getaddrinfo = refuse
+socket.socket.connect = socket.socket.connect_ex = lambda self, address: refuse(address)
+"""
+"""A `sitecustomize` for a command and every Python process below it."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", ["run", "doctor"])
+def test_no_process_of_a_command_on_local_files_connects_to_anybody(command: str, nano: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
+    attempts, out = tmp_path / "attempts", tmp_path / "out"
+    out.mkdir()
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    environ = {**os.environ, "PYTHONPATH": path, "ATTEMPTS": str(attempts), "HF_HUB_OFFLINE": "0"}
+    probe = "import socket; socket.create_connection(('127.0.0.1', 9))"
+    assert subprocess.run([sys.executable, "-c", probe], env=environ, capture_output=True).returncode == 1
+    assert "127.0.0.1" in attempts.read_text(encoding="utf-8")  # an attempt would be seen
+    attempts.unlink()
+    words = as_words(overrides(nano, out, **STEPS))
+    subprocess.run([sys.executable, "-m", "skyrl.cli", command, *words], env=environ, check=True, cwd=out)
+    assert not attempts.exists() or attempts.read_text(encoding="utf-8") == ""
+
+
 @pytest.mark.long
 def test_a_run_is_the_same_under_another_hash_seed_time_zone_and_locale(nano: Path, tmp_path: Path) -> None:
     surroundings = (
