@@ -38,7 +38,8 @@ def row_page(run: Any, source: int, place: int) -> str:
 
 def _page(run: object, tokenizer: ChatTokenizer, row: Row) -> str:
     if isinstance(run, SFTConfig):
-        ids, mask = SupervisedForms(tokenizer, run)(row)
+        ids, weights = SupervisedForms(tokenizer, run)(row)
+        mask = weights > 0
         return f"{marked_text(tokenizer, ids, mask)}\n\n{len(ids)} tokens, {int(mask.sum())} of them learned"
     assert isinstance(run, RewardModelConfig)
     chosen, rejected, margin = PreferenceForms(tokenizer, run)(row)
