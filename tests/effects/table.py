@@ -9,7 +9,19 @@ from typing import Any
 from skyrl.config.kinds import KINDS, kind_named, root_of
 from skyrl.tree.classes import leaf_paths
 from skyrl.tree.frozen import thaw
-from tests.effects import algorithm, data, engines, environments, rollouts, sampling, trainer
+from tests.effects import (
+    algorithm,
+    data,
+    engines,
+    environments,
+    models,
+    placement,
+    rollouts,
+    sampling,
+    supervised,
+    trainer,
+)
+from tests.effects.never import NEVER
 from tests.effects.probe import Probe
 
 PROBES: tuple[Probe, ...] = (
@@ -20,6 +32,9 @@ PROBES: tuple[Probe, ...] = (
     *engines.PROBES,
     *environments.PROBES,
     *data.PROBES,
+    *models.PROBES,
+    *placement.PROBES,
+    *supervised.PROBES,
 )
 """In the order in which the page prints them."""
 
@@ -46,13 +61,15 @@ def _head() -> Iterator[str]:
     yield "`make pages` writes this page from `tests/effects/`."
     yield ""
     yield "| kind | " + " | ".join(counts("rl")) + " |"
-    yield "|---|---|---|---|---|---|"
+    yield "|---|---|---|---|---|---|---|"
     for kind in KINDS:
         yield f"| `{kind}` | " + " | ".join(map(str, counts(kind).values())) + " |"
 
 
 def counts(kind: str) -> dict[str, int]:
-    """Leaves of a kind of run: all, and those that are probed, refused or warned about in this version, or constant."""
+    """Leaves of a kind of run: all, and those that are probed, refused or warned about in this version, never
+    act, or are constant.
+    """
     known, leaves = kind_named(kind), [path for path, _ in leaf_paths(root_of(kind))]
     later = {path: entry.severity for entry in known.unimplemented for path in entry.leaves(known.root)}
     severities = [later.get(path) for path in leaves if path not in WITHOUT_EFFECT]
@@ -61,6 +78,7 @@ def counts(kind: str) -> dict[str, int]:
         "probed": len({probe.path for probe in PROBES if probe.kind == kind}),
         "refused": severities.count("error"),
         "warned about": severities.count("warning"),
+        "never act": sum(of == kind for of, _ in NEVER),
         "constant": sum(path in WITHOUT_EFFECT for path in leaves),
     }
 
@@ -75,11 +93,19 @@ def _section(kind: str) -> Iterator[str]:
         yield "|---|---|---|---|"
         yield from map(_row, probes)
     yield ""
+    yield from _never(kind)
     yield "| field | not implemented yet | other values are |"
     yield "|---|---|---|"
     known = kind_named(kind)
     for entry in (*known.unimplemented, *known.unimplemented_values):
         yield f"| `{entry.path}` | {entry.what} | {'refused' if entry.severity == 'error' else 'warned about'} |"
+
+
+def _never(kind: str) -> Iterator[str]:
+    yield "| field | never acts, and is reported |"
+    yield "|---|---|"
+    yield from (f"| `{path}` | {why} |" for (of, path), why in NEVER.items() if of == kind)
+    yield ""
 
 
 def _row(probe: Probe) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import pytest
 from skyrl.config.kinds import KINDS, kind_named, root_of
 from skyrl.tree.classes import leaf_paths
 from tests.config.leaves import each, other_values
+from tests.effects.never import NEVER
 from tests.effects.probe import Probe
 from tests.effects.scenes import Sight, problems_of
 from tests.effects.table import PROBES, WITHOUT_EFFECT, page
-from tests.effects.unprobed import NOT_PROBED_YET
 
 LEAVES = [(kind, path) for kind in KINDS for path, _ in leaf_paths(root_of(kind))]
 PROBED = {(probe.kind, probe.path) for probe in PROBES}
@@ -33,11 +32,6 @@ def marked(probes: Iterable[Probe]) -> list[Any]:
     return [pytest.param(probe, marks=[pytest.mark.long] * probe.is_long, id=str(probe)) for probe in probes]
 
 
-def table_of(kind: str, path: str) -> str:
-    """The name under which the leaf's table is counted: the kind and at most two parts of the path."""
-    return ".".join([kind, *path.split(".")[:-1][:2]])
-
-
 @pytest.mark.parametrize("probe", marked(PROBES))
 def test_a_field_that_is_changed_alone_changes_what_it_promises(probe: Probe, sight: Sight) -> None:
     assert sight.changes(probe, probe.context), f"{probe.seen_in.shows}: the same with {probe.path} = {probe.value}"
@@ -51,13 +45,22 @@ def test_a_field_that_is_seen_to_act_is_not_reported_as_one_that_does_not(probe:
 
 
 def test_every_leaf_is_probed_or_refused_or_warned_about() -> None:
-    missing = [leaf for leaf in LEAVES if leaf not in PROBED | UNIMPLEMENTED and leaf[1] not in WITHOUT_EFFECT]
-    assert Counter(table_of(*leaf) for leaf in missing) == NOT_PROBED_YET
+    known = PROBED | UNIMPLEMENTED | set(NEVER)
+    missing = [leaf for leaf in LEAVES if leaf not in known and leaf[1] not in WITHOUT_EFFECT]
+    assert missing == []
 
 
 def test_no_leaf_is_both_probed_and_listed_as_one_without_effect() -> None:
     assert not PROBED & (UNIMPLEMENTED | {(kind, path) for kind in KINDS for path in WITHOUT_EFFECT})
     assert PROBED <= set(LEAVES)
+
+
+@each(NEVER)
+def test_a_leaf_that_never_acts_is_reported_wherever_it_is_written(leaf: tuple[str, str], nano: Path) -> None:
+    kind, path = leaf
+    assert leaf in LEAVES and leaf not in PROBED
+    for value in list(other_values(root_of(kind), path)) or [0.5]:  # the latter for a field that stays empty
+        assert any(covers(each.path, path) for each in problems_of(kind, {path: value}, nano)), value
 
 
 @each(KINDS)

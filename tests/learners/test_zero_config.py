@@ -11,7 +11,9 @@ import torch
 
 from skyrl.config import DeepSpeedConfig, OffloadConfig, OptimizerConfig, ZeroOptimizationConfig
 from skyrl.errors import UserError
-from skyrl.learners.zero import import_deepspeed
+from skyrl.learners.ranks import Ranks
+from skyrl.learners.strategy import ModelSource, StrategyContext
+from skyrl.learners.zero import Zero, import_deepspeed
 from skyrl.learners.zero_config import engine_config
 from skyrl.tree import evolve_at
 
@@ -102,3 +104,15 @@ def test_without_deepspeed_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(UserError, match=r'pip install "skyrl\[deepspeed\]"'):
         import_deepspeed(CPU)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_model_that_never_changes_computes_in_the_configured_type_below_stage_3(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyrl.learners.zero.import_deepspeed", lambda *_: None)  # there is no engine
+    source = ModelSource(load=lambda device: torch.nn.Linear(2, 2), meta_model=lambda: None)
+    context = StrategyContext(ranks=Ranks(), device=CPU, compute_dtype=torch.bfloat16, optimizer=None)
+    zero = Zero(source, DeepSpeedConfig(zero_optimization=ZeroOptimizationConfig(stage=stage)), context)
+    with zero.computing():
+        assert zero.model(torch.ones(1, 2)).dtype is torch.bfloat16

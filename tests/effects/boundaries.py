@@ -1,0 +1,138 @@
+"""Learners as a run makes them, up to the calls of FSDP and DeepSpeed, whose arguments are kept and which are not made.
+
+The model is the nano model, which is read from its folder once.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from attrs import frozen
+from torch import nn
+
+from skyrl.config.model_tables import ModelTable
+from skyrl.learners.learning_worker import LearningWorker
+from skyrl.learners.model_worker import ModelWorker
+from skyrl.learners.ranks import Ranks
+from skyrl.learners.regression import ReturnRegression
+from skyrl.learners.supervised import BradleyTerry, CrossEntropy
+from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker, SFTWorker
+from skyrl.models.loading import load_causal_lm
+from skyrl.training.objective import policy_objective
+from tests.effects.probe import Scene
+
+STEPS = 12
+"""Optimizer steps that the schedules of these learners are laid out over."""
+
+
+class Reached(Exception):
+    """A library was about to be called, with `arguments`."""
+
+    def __init__(self, arguments: object) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+
+@frozen(kw_only=True)
+class Unmet(Ranks):
+    """One of several ranks that never meet."""
+
+    def join(self, device: torch.device) -> None:
+        """Does nothing."""
+
+    def leave(self) -> None:
+        """Does nothing."""
+
+    def mesh(self, device: torch.device, *, shard_size: int = -1) -> Any:
+        """The size of a copy of the weights."""
+        return shard_size
+
+
+def worker_of(scene: Scene, model: ModelTable, ranks: Ranks = Unmet()) -> ModelWorker:
+    """The learner of this model, on one of its ranks."""
+    trainer, kind = scene.run.trainer, scene.run.kind
+    objective: Any = policy_objective(trainer.algorithm) if kind == "rl" else CrossEntropy()
+    match kind, model.path:
+        case "rl", "trainer.policy":
+            make: Any = partial(PolicyWorker, trainer, objective, STEPS)
+        case "rl", "trainer.critic":
+            make = partial(CriticWorker, trainer, ReturnRegression(value_clip=trainer.algorithm.value_clip), STEPS)
+        case "rl", "trainer.ref":
+            make = partial(RefWorker, trainer)
+        case "sft", _:
+            make = partial(SFTWorker, trainer, objective, STEPS, config_path="")
+        case _:
+            make = partial(CriticWorker, trainer, BradleyTerry(), STEPS, config_path="")
+    with read_once():
+        worker: ModelWorker = make(ranks=ranks)
+    return worker
+
+
+def learner_of(scene: Scene, model: ModelTable) -> LearningWorker:
+    """The learner of a model that is trained, alone."""
+    worker = worker_of(scene, model)
+    assert isinstance(worker, LearningWorker)
+    return worker
+
+
+@contextmanager
+def read_once() -> Iterator[None]:
+    """A block in which a model is a copy of the one that was read first, and rests in CPU memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skyrl.learners.workers.load_causal_lm", _copy)
+        yield
+
+
+def _copy(path: str, *, dtype: torch.dtype, attention: str, device: torch.device, table: str = "trainer") -> nn.Module:
+    return copy.deepcopy(_loaded(path, dtype, attention, table))
+
+
+@cache
+def _loaded(path: str, dtype: torch.dtype, attention: str, table: str) -> nn.Module:
+    return load_causal_lm(path, dtype=dtype, attention=attention, device=torch.device("cpu"), table=table)
+
+
+def given_to_fsdp(scene: Scene, model: ModelTable) -> object:
+    """The unit, and the arguments, of every call of `fully_shard`, on the second of two ranks."""
+    calls: list[object] = []
+
+    def shard(module: nn.Module, **arguments: Any) -> None:
+        calls.append([type(module).__name__, {name: str(value) for name, value in arguments.items()}])
+        if len(calls) > 1 and isinstance(module, roots):
+            raise Reached(calls)
+
+    from transformers import PreTrainedModel
+
+    from skyrl.models.value_head import ValueModel
+
+    roots = (PreTrainedModel, ValueModel)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skyrl.learners.fsdp2.fully_shard", shard)
+        return _reached(scene, model, Unmet(rank=1, size=model.ranks(scene.run)))
+
+
+def given_to_deepspeed(scene: Scene, model: ModelTable) -> object:
+    """The configuration that `deepspeed.initialize` gets; None where it is not called."""
+
+    class DeepSpeed:
+        @staticmethod
+        def initialize(*, model: nn.Module, optimizer: object, config: dict[str, Any]) -> None:
+            raise Reached(config)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skyrl.learners.zero.import_deepspeed", lambda *_: DeepSpeed)
+        return _reached(scene, model, Unmet(size=model.ranks(scene.run)))
+
+
+def _reached(scene: Scene, model: ModelTable, ranks: Ranks) -> object:
+    try:
+        worker_of(scene, model, ranks)
+    except Reached as stop:
+        return stop.arguments
+    return None

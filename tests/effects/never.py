@@ -1,0 +1,48 @@
+"""Leaves that act in no run of their kind and are reported wherever they are written, with the reason."""
+
+from __future__ import annotations
+
+_SAVES = "DeepSpeed saves no model: checkpoints and exports gather it otherwise"
+_CLIPPING = "`optimizer_config.max_grad_norm` clips under every strategy"
+_FROZEN = "a reference has neither gradients nor an optimizer"
+_ZERO = "deepspeed_config.zero_optimization."
+
+_OF_GRADIENTS = (
+    "fsdp_config.mixed_precision.reduce_dtype",
+    "deepspeed_config.communication_data_type",
+    "deepspeed_config.prescale_gradients",
+    "deepspeed_config.wall_clock_breakdown",
+    f"{_ZERO}zero_hpz_partition_size",
+    f"{_ZERO}zero_quantized_gradients",
+    f"{_ZERO}contiguous_gradients",
+    f"{_ZERO}round_robin_gradients",
+    f"{_ZERO}reduce_bucket_size",
+    f"{_ZERO}allgather_bucket_size",
+    f"{_ZERO}sub_group_size",
+    *(f"{_ZERO}offload_optimizer.{name}" for name in ("device", "pin_memory", "nvme_path")),
+)
+_MODELS = (*(("rl", f"trainer.{model}.") for model in ("policy", "critic", "ref")), ("sft", ""), ("reward_model", ""))
+
+NEVER: dict[tuple[str, str], str] = {
+    **{
+        (kind, f"{table}{field}"): why
+        for kind, table in _MODELS
+        for field, why in (
+            (f"{_ZERO}stage3_gather_16bit_weights_on_model_save", _SAVES),
+            ("deepspeed_config.gradient_clipping", _CLIPPING),
+        )
+    },
+    **{("rl", f"trainer.ref.{field}"): _FROZEN for field in _OF_GRADIENTS},
+    **{
+        (kind, field): why
+        for kind in ("sft", "reward_model")
+        for field, why in (
+            ("optimizer_config.offload_after_step", "no engines share the device"),
+            ("optimizer_config.schedule_unit", "one batch is one optimizer step"),
+            ("faults.max_skipped_steps", "`optimizer_config.max_skipped_updates` counts what is left out"),
+            ("faults.max_roll_backs", "a step that goes wrong would go wrong again on the same rows"),
+        )
+    },
+    ("reward_model", "too_long"): "a score is read at the end of a chat, so that longer pairs are left out",
+}
+"""(kind, path) -> reason."""

@@ -1,0 +1,63 @@
+"""Probes of placement, of every kind of run: where processes are, and what starts them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.experiments.collaborators import start_processes
+from tests.effects.models import APART, WITH_CRITIC, WITH_KL
+from tests.effects.observables import placement
+from tests.effects.probe import Probe, Scene, observable
+
+P = "trainer.placement."
+RAY = {"placement.executor": "ray"}
+ON_RAY = {f"{P}executor": "ray"}
+
+
+@observable("the executor of processes, and what Ray is asked for")
+def processes(scene: Scene) -> object:
+    asked: dict[str, Any] = {}
+
+    def start(layout: object, **arguments: Any) -> None:
+        asked.update({name: _relative(value) for name, value in arguments.items()}, layout=layout)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skyrl.processes.ray_processes.RayProcesses", start)
+        started = start_processes(scene.run)
+    return asked or type(started).__name__
+
+
+def _relative(value: object) -> object:
+    return str(value.relative_to(Path.cwd())) if isinstance(value, Path) and value.is_relative_to(Path.cwd()) else value
+
+
+STARTED = {
+    "ray_address": "head:6379",
+    "start_timeout_seconds": 5.0,
+    "call_timeout_seconds": 5.0,
+    "heartbeat_timeout_seconds": 5.0,
+}
+
+PROBES: tuple[Probe, ...] = (
+    Probe(f"{P}executor", "ray", processes),
+    *(Probe(P + name, value, processes, ON_RAY) for name, value in STARTED.items()),
+    Probe(f"{P}colocate_all", False, placement, ON_RAY),
+    Probe(f"{P}colocate_policy_ref", False, placement, {**ON_RAY, **WITH_KL, f"{P}colocate_all": False}),
+    *(
+        Probe(f"{P}{model}_{name}", 2, placement, {**context, **APART})
+        for model, context in (("policy", {}), ("critic", WITH_CRITIC), ("ref", WITH_KL))
+        for name in ("num_nodes", "num_gpus_per_node")
+    ),
+    *(
+        probe
+        for kind in ("sft", "reward_model")
+        for probe in (
+            Probe("placement.executor", "ray", processes, kind=kind),
+            *(Probe(f"placement.{name}", value, processes, RAY, kind) for name, value in STARTED.items()),
+            *(Probe(f"placement.{name}", 2, placement, kind=kind) for name in ("num_nodes", "num_gpus_per_node")),
+        )
+    ),
+)

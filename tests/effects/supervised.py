@@ -1,0 +1,338 @@
+"""Probes of supervised runs: rows, order, passes, and what a run keeps. Their model is probed in `models.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from torch import nn
+
+from skyrl.config.stored import stored_tree
+from skyrl.config.supervised.model import MODEL
+from skyrl.data.order import Shuffled
+from skyrl.errors import ResumeError, RunError, UserError
+from skyrl.experiments.experiment import experiment_class
+from skyrl.models.loading import load_causal_lm
+from skyrl.runs.recovery import attempts
+from skyrl.runs.resume import beginning
+from skyrl.runs.run_lock import refuse_changed
+from skyrl.runs.session import RunSession
+from skyrl.tracking.factory import trackers_of
+from skyrl.tree import evolve_at, get_at
+from tests.effects.boundaries import Reached, given_to_deepspeed, learner_of, worker_of
+from tests.effects.models import REWARD_PLACE, SFT_PLACE, batch_for
+from tests.effects.observables import planned_steps, run, what_is_left
+from tests.effects.placement import processes
+from tests.effects.probe import Observable, Probe, Scene, observable
+
+Values = dict[str, Any]
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+CHAT = ("ab", "AB", "c", "CCCC")
+OTHER = ("x", "Y", "zz", "ZZ")
+TEMPLATE = (
+    "{% if tools %}{{ tools | length }} tools<|end|>{% endif %}{% if loud %}loud<|end|>{% endif %}"
+    "{% for message in messages %}{{ message['role'][0] }}:{{ message['content'] }}<|end|>{% endfor %}"
+)
+
+
+def messages(words: tuple[str, ...]) -> list[dict[str, str]]:
+    """Turns of a user and an assistant, one after the other."""
+    return [{"role": ("user", "assistant")[place % 2], "content": word} for place, word in enumerate(words)]
+
+
+def rows_of(kind: str) -> list[Values]:
+    """Rows with a second column for every one that a field can name; the last is longer than the others."""
+    common = {"functions": [TOOL], "rules": "obey"}
+    if kind == "sft":
+        chats = [CHAT, CHAT[:2], ("ab", "A" * 24)]
+        return [{"messages": messages(words), "chat": messages(OTHER), **common} for words in chats]
+    sides = {"prompt": "ab", "chosen": "xyz", "rejected": "m", "margin": 0.5}
+    others = {"ask": "cd", "better": "yy", "worse": "oo", "by": 0.25}
+    return [{**sides, **others, **common, "chosen": "x" * length} for length in (2, 3, 24)]
+
+
+def _of_length(kind: str, letters: int) -> Values:
+    return {"messages": messages(("ab", "A" * letters))} if kind == "sft" else {"chosen": "x" * letters}
+
+
+@contextmanager
+def files(kind: str) -> Iterator[None]:
+    """The working directory with `rows.jsonl`, `bad.jsonl`, which has a row without anything, and `template.jinja`."""
+    lines = [json.dumps(row) for row in rows_of(kind)]
+    Path("rows.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    Path("bad.jsonl").write_text("".join(f"{line}\n" for line in [*lines, "{}"]))
+    long = [{**json.loads(lines[0]), **_of_length(kind, 80)}]  # the model has 64 positions
+    Path("long.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in [*rows_of(kind), *long]))
+    Path("template.jinja").write_text(TEMPLATE)
+    yield
+
+
+def _rows(scene: Scene, source: str) -> object:
+    with files(scene.run.kind), redirect_stderr(StringIO()) as reported:
+        try:
+            experiment: Any = experiment_class(scene.run)(scene.run)
+            experiment.check_inputs()
+            found = experiment.load((source,))
+        except UserError as error:
+            return f"{type(error).__name__}: {error}"
+    kept = sorted(str(path) for path in Path().iterdir())
+    return [[row.to_bytes() for row in found.rows], found.tally.too_long, found.tally.cut, kept, reported.getvalue()]
+
+
+@observable("the tokens that are learned of some rows, and what is reported", refuses=True)
+def rows(scene: Scene) -> object:
+    return _rows(scene, "rows.jsonl")
+
+
+@observable("the tokens that are learned of rows of which one is bad", refuses=True)
+def bad_rows(scene: Scene) -> object:
+    return _rows(scene, "bad.jsonl")
+
+
+@observable("the tokens that are learned of rows of which one is too long", refuses=True)
+def long_rows(scene: Scene) -> object:
+    return _rows(scene, "long.jsonl")
+
+
+@observable("the training rows")
+def training_rows(scene: Scene) -> object:
+    with files(scene.run.kind):
+        experiment: Any = experiment_class(scene.run)(scene.run)
+        return [row.to_bytes() for row in experiment.train_dataset.rows]
+
+
+@observable("the order of rows in the first two epochs")
+def order(scene: Scene) -> object:
+    with files(scene.run.kind):
+        experiment: Any = experiment_class(scene.run)(scene.run)
+        sets = experiment.train_dataset
+        planned = experiment.get_order() or Shuffled(len(sets), scene.run.seed)
+        return [planned.epoch(number).tolist() for number in range(2)]
+
+
+@observable("a short run with these rows: its metrics, files and messages", long=True)
+def run_with_rows(scene: Scene) -> object:
+    with files(scene.run.kind):
+        return what_is_left(scene)
+
+
+@observable("the sizes of the model's inputs in an update, and how often its layers compute")
+def passes(scene: Scene) -> object:
+    learner, sizes, layers = learner_of(scene, MODEL), [], []
+
+    def before(module: nn.Module, arguments: Any, named: Any) -> None:
+        sizes.append(tuple(named["input_ids"].shape))
+
+    inner: Any = learner.model
+    inner.register_forward_pre_hook(before, with_kwargs=True)
+    for name, module in inner.named_modules():
+        if name.endswith(".mlp"):
+            module.register_forward_pre_hook(lambda *_: layers.append(1))
+    asyncio.run(learner.update(batch_for(scene)))
+    return [sizes, len(layers)]
+
+
+@observable("the device of the model, or why it is not there")
+def device(scene: Scene) -> object:
+    try:
+        experiment_class(scene.run)(scene.run)  # as in a run, nothing is replaced here
+        load_causal_lm(
+            str(scene.nano / "model"), dtype=torch.float32, attention="sdpa", device=torch.device(scene.run.device)
+        )
+    except UserError as error:
+        return str(error)
+    return scene.run.device
+
+
+@observable("the attention that transformers is asked for")
+def attention(scene: Scene) -> object:
+    def load(path: str, *, attention: str, **_: Any) -> nn.Module:
+        raise Reached(attention)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.effects.boundaries._copy", load)
+        try:
+            worker_of(scene, MODEL)
+        except Reached as stop:
+            return stop.arguments
+    return None
+
+
+@observable("whether activations are computed again, as it is derived")
+def recomputes(scene: Scene) -> object:
+    return scene.run.recompute_activations
+
+
+@observable("whether torch computes deterministically")
+def determinism(scene: Scene) -> object:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        worker_of(scene, MODEL)
+        return torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@observable("the trackers, or why there are none")
+def trackers(scene: Scene) -> object:
+    try:
+        return [type(each).__name__ for each in trackers_of(scene.run.trainer, total_steps=3, first_step=0)]
+    except UserError as error:
+        return str(error)
+
+
+@observable("where a run begins, and how often a failing one does")
+def beginnings(scene: Scene) -> object:
+    tried = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skyrl.runs.recovery.PAUSE", 0.0)
+        try:
+            for attempt in attempts(scene.run.trainer):
+                with attempt, redirect_stderr(StringIO()):
+                    tried += 1
+                    raise RunError("no")
+        except RunError:
+            pass
+    trainer = scene.run.trainer
+    return [tried, trainer.resume_path, beginning(scene.run, again=False), beginning(scene.run, again=True)]
+
+
+@observable("whether a checkpoint of a run with another learning rate is resumed from")
+def changed(scene: Scene) -> object:
+    path = "optimizer_config.lr"
+    other = evolve_at(scene.run, path, 2 * get_at(scene.run, path))
+    try:
+        refuse_changed(stored_tree(other), scene.run, "a checkpoint", "ckpt_path")
+    except ResumeError:
+        return "refused"
+    return "resumed"
+
+
+@observable("the deadline of the run, and its distance from the grace period's")
+def deadline(scene: Scene) -> object:
+    shutdown = experiment_class(scene.run)(scene.run).shutdown
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skyrl.processes.shutdown.time.monotonic", lambda: 0.0)
+        left = shutdown.seconds_left
+    return [math.isfinite(left), shutdown._grace]
+
+
+@observable("what watches for stalls, and what a stall does")
+def watch(scene: Scene) -> object:
+    found: list[object] = []
+
+    class Watch:
+        def __init__(self, progress: object, seconds: float, *, on_stall: Any, **_: object) -> None:
+            on_stall("nothing moves")
+            found.append(seconds)
+
+        def close(self) -> None:
+            """Nothing was started."""
+
+    session = RunSession(experiment_class(scene.run)(scene.run))
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(StringIO()):
+        patch.setattr("skyrl.runs.session.Watchdog", Watch)
+        session._watch_progress()
+    return [found, session._shutdown.requested]
+
+
+WRITTEN: Values = {"chat_template.name_or_path": "template.jinja", "chat_template.source": "file"}
+EVALUATED: Values = {"eval_datasets": ["out/train.jsonl"]}
+TWICE: Values = {"train_datasets": ["out/train.jsonl", "out/train.jsonl"]}
+
+COMMON: tuple[tuple[str, Any, Observable, Values], ...] = (
+    ("strategy", "deepspeed", Observable("what DeepSpeed gets", lambda it: given_to_deepspeed(it, MODEL)), {}),
+    ("faults.stop_before", "2099-01-01", deadline, {}),
+    ("faults.grace_period_seconds", 5.0, deadline, {}),
+    ("faults.stall_timeout_seconds", 5.0, watch, {}),
+    ("faults.on_stall", "stop", watch, {}),
+    ("train_datasets", TWICE["train_datasets"], training_rows, {}),
+    ("train_dataset_weights", [1.0, 3.0], order, TWICE),
+    ("sampler", "sequential", order, {}),
+    ("seed", 1, order, {}),
+    ("bad_rows", "skip", bad_rows, {}),
+    ("max_length", 16, rows, {}),
+    ("tokenized_path", "tokens", rows, {}),
+    ("disable_fast_tokenizer", True, rows, {}),
+    ("chat_template.name_or_path", "template.jinja", rows, {"chat_template.source": "file"}),
+    ("chat_template.source", "file", rows, {"chat_template.name_or_path": "template.jinja"}),
+    ("chat_template_kwargs", {"loud": True}, rows, WRITTEN),
+    ("tools_key", "functions", rows, WRITTEN),
+    ("system_key", "rules", rows, WRITTEN),
+    ("num_epochs", 0, planned_steps, {}),
+    ("num_steps", 1, planned_steps, {}),
+    ("max_training_samples", 8, planned_steps, {}),
+    ("batch_size", 16, run, {}),
+    ("micro_train_batch_size_per_gpu", 1, passes, {}),
+    ("max_tokens_per_microbatch", 8, passes, {}),
+    ("use_sequence_packing", False, passes, {}),
+    ("recompute_activations", True, passes, {}),
+    ("device", "cuda", device, {}),
+    ("attention", "eager", attention, {}),
+    ("flash_attn", False, attention, {"device": "cuda"}),
+    ("gradient_checkpointing", False, recomputes, {"device": "cuda"}),
+    ("deterministic", False, determinism, {}),
+    ("logger", "tensorboard", trackers, {}),
+    ("resume_from", "", beginnings, {}),
+    ("recover_mode", "fault", beginnings, {}),
+    ("recover_retries", 1, beginnings, {"recover_mode": "auto"}),
+    ("resume_with_changes", True, changed, {}),
+    ("log_path", "elsewhere", processes, {"placement.executor": "ray"}),
+    ("eval_before_train", True, run, EVALUATED),
+    ("eval_interval", 1, run, EVALUATED),
+    ("eval_datasets", ["rows.jsonl"], run_with_rows, {**EVALUATED, "eval_before_train": True}),
+    ("eval_dataset_names", ["held_out"], run, {**EVALUATED, "eval_before_train": True}),
+    ("ckpt_path", "elsewhere", run, {"ckpt_interval": 1}),
+    ("ckpt_interval", 1, run, {}),
+    ("max_ckpts_to_keep", 1, run, {"ckpt_interval": 1}),
+    ("hf_save_interval", 1, run, {}),
+    ("export_path", "elsewhere", run, {"hf_save_interval": 1}),
+    ("run_path", "elsewhere", run, {}),
+    ("run_name", "other", run, {"run_path": None}),
+)
+"""Field, value, what is seen, and where."""
+
+OWN: dict[str, tuple[tuple[str, Any, Observable, Values], ...]] = {
+    "sft": (
+        ("too_long", "truncate", long_rows, {}),
+        ("train_on_what", "all_assistant_messages", rows, {}),
+        ("messages_key", "chat", rows, {}),
+    ),
+    "reward_model": (
+        ("chosen_key", "better", rows, {}),
+        ("rejected_key", "worse", rows, {}),
+        ("prompt_key", "ask", rows, {}),
+        ("margin_key", "by", rows, {}),
+    ),
+}
+
+WRITTEN_DTYPE: Values = {"strategy": "deepspeed", "device": "cuda", "attention": "sdpa"}
+
+PROBES: tuple[Probe, ...] = (
+    *(Probe(path, value, seen_in, context, "sft") for path, value, seen_in, context in (*COMMON, *OWN["sft"])),
+    *(
+        Probe(path, value, evolve(seen_in, long=True), context, "reward_model")  # by the same code
+        for path, value, seen_in, context in COMMON
+    ),
+    *(Probe(path, value, seen_in, context, "reward_model") for path, value, seen_in, context in OWN["reward_model"]),
+    *(
+        probe
+        for place in (SFT_PLACE, REWARD_PLACE)
+        for probe in (
+            place.probe("faults.on_non_finite", "skip", place.sights.left_out()),
+            place.probe("compute_dtype", "bfloat16", place.sights.scored()),
+            place.probe("bf16", False, place.sights.deepspeed(), WRITTEN_DTYPE),
+        )
+    ),
+)
