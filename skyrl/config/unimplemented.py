@@ -1,7 +1,7 @@
 """Fields and values of the tree that this version does not implement. The table may only become shorter.
 
-A field is either read by a component or covered here; a test proves it and prints the count. An entry names the values
-that run; any other value that would have an effect is refused with the capability that is missing.
+A field is either seen to act by a probe of `tests/effects` or covered here. An entry names the values that run; any
+other value is refused or warned about, with the capability that is missing.
 """
 
 from __future__ import annotations
