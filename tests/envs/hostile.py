@@ -32,6 +32,10 @@ FRAMES = (
     "\\boxed{{{}}}",
     "<answer>{}</answer>",
     "<think>a</think><solution>{}</solution>",
+    "The answer is ${}$.",
+    "```python\n{}\n```",
+    "<search>{}</search>",
+    "\\text{{{}}}",
 )
 
 
@@ -45,7 +49,7 @@ def endless() -> Iterator[str]:
     """The payloads that repeat something, 16 times as long, up to 3.2 million characters: what looks at every pair of
     characters takes an hour for one of them, and what looks at each takes milliseconds.
     """
-    for payload, frame in product((payload for payload in PAYLOADS if len(payload) > 900), FRAMES[::3]):
+    for payload, frame in product((payload for payload in PAYLOADS if len(payload) > 900), FRAMES[:6:3]):
         yield frame.format(payload * 16)
 
 

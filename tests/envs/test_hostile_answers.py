@@ -23,7 +23,7 @@ EXTRAS = {"reward_spec": {"ground_truth": "271828"}, "max_turns": 1}
 def test_hostile_answers_neither_run_nor_pay(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     hostile = list(answers())
-    assert len(hostile) >= 300
+    assert len(hostile) >= 500
     assert [answer[:80] for answer in hostile if find_env(name)(EXTRAS).step(answer).reward > GRADERS[name]] == []
     assert list(tmp_path.iterdir()) == []
 
