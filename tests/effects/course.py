@@ -24,7 +24,7 @@ from skyrl.training.loop import Hooks, TrainingLoop
 from tests.effects.probe import Scene, observable
 
 
-class Course:
+class ScriptedLoop:
     """A loop over six steps of three epochs, whose collaborators do nothing but note that they were called."""
 
     def __init__(self, trainer: Any, bad_steps: Mapping[int, int] | None = None) -> None:
@@ -120,12 +120,12 @@ class Course:
 
 @observable("the steps of six after which the loop evaluates, saves, exports and refreshes the reference")
 def course(scene: Scene) -> object:
-    return Course(scene.run.trainer).run()
+    return ScriptedLoop(scene.run.trainer).run()
 
 
 @observable("the course of a run in which the batches of some steps hold NaN")
 def course_with_nan(scene: Scene) -> object:
-    return Course(scene.run.trainer, bad_steps={3: 2, 4: 1, 5: 1}).run()
+    return ScriptedLoop(scene.run.trainer, bad_steps={3: 2, 4: 1, 5: 1}).run()
 
 
 @observable("the attempts at a run that fails each time")

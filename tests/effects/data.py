@@ -13,7 +13,7 @@ from skyrl.errors import SkyRLError
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.sampling import read_prompts
 from tests.effects.probe import Probe, Scene, observable
-from tests.effects.stage import Stage, staged
+from tests.effects.stage import SimulatedRun, staged
 
 D, TEMPLATE = "data.", "generator.chat_template"
 QWEN: Mapping[str, Any] = {f"{TEMPLATE}.name_or_path": "qwen3_with_thinking", "trainer.max_prompt_length": 58}
@@ -57,10 +57,10 @@ def broken(scene: Scene) -> object:
 
 @observable("the order of prompts")
 def order(scene: Scene) -> object:
-    async def three(stage: Stage) -> object:
+    async def three(stage: SimulatedRun) -> object:
         return [[group.prompt.id for group in await stage.rollouts.next_batch(number)] for number in range(3)]
 
-    return staged(Stage(scene), three)["end"]
+    return staged(SimulatedRun(scene), three)["end"]
 
 
 TWO = {f"{D}train_data": ["{nano}/train.jsonl", "{nano}/validation.jsonl"]}

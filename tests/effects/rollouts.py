@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.effects.probe import Probe, Scene, observable
-from tests.effects.stage import Stage, staged
+from tests.effects.stage import SimulatedRun, staged
 
 G = "generator."
 GYM = "environment.skyrl_gym."
@@ -15,27 +15,27 @@ TURNS: Mapping[str, Any] = {"environment.env_class": "multiply", f"{G}max_turns"
 STOPPED = {**TURNS, f"{SAMPLING}stop": ["</s>"]}
 
 
-async def _samples(stage: Stage) -> object:
+async def _samples(stage: SimulatedRun) -> object:
     return [group.trajectories for group in await stage.rollouts.next_batch(0)]
 
 
 @observable("the samples of a batch, and the order in which they are asked for and judged")
 def batch(scene: Scene) -> object:
-    return staged(Stage(scene), _samples)
+    return staged(SimulatedRun(scene), _samples)
 
 
 @observable("what becomes of samples whose environment fails")
 def failures(scene: Scene) -> object:
-    return staged(Stage(scene, failing=True), _samples)
+    return staged(SimulatedRun(scene, failing=True), _samples)
 
 
 @observable("what an evaluation asks the engine for, and its scores")
 def evaluation(scene: Scene) -> object:
-    async def evaluated(stage: Stage) -> object:
+    async def evaluated(stage: SimulatedRun) -> object:
         found = stage.get_evaluation()
         return found and await found.run(0)
 
-    return staged(Stage(scene), evaluated)
+    return staged(SimulatedRun(scene), evaluated)
 
 
 PROBES: tuple[Probe, ...] = (

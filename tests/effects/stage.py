@@ -51,7 +51,7 @@ class StageLoop(asyncio.SelectorEventLoop):
         return self._clock.now
 
 
-class Stage(BasePPOExp):
+class SimulatedRun(BasePPOExp):
     """An experiment whose samples are written down in advance, with a log of what was asked and judged at what time."""
 
     def __init__(self, scene: Scene, *, failing: bool = False) -> None:
@@ -76,7 +76,7 @@ class _Engine:
 
     weight_version = 0
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: SimulatedRun) -> None:
         self._stage, self._first = stage, ""
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
@@ -105,7 +105,7 @@ class _Engine:
         )
 
 
-def _calls_on(stage: Stage) -> Callable[[partial[None]], None]:
+def _calls_on(stage: SimulatedRun) -> Callable[[partial[None]], None]:
     """Starts calls of environments, which take a half to two and a half seconds by the stage's clock."""
     numbers = itertools.count()
 
@@ -125,7 +125,7 @@ def _raising(*_: object) -> None:
     raise RuntimeError("this answer cannot be judged")
 
 
-def staged(stage: Stage, perform: Callable[[Stage], Awaitable[object]]) -> dict[str, object]:
+def staged(stage: SimulatedRun, perform: Callable[[SimulatedRun], Awaitable[object]]) -> dict[str, object]:
     """What is performed: its end, or the error that ends it, and the log."""
 
     async def performed() -> object:

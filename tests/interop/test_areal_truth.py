@@ -17,7 +17,7 @@ from skyrl.interop.report import Conversion, Line
 from skyrl.tree.sparse import as_toml_has_it
 from tests.interop.corpora import Converted, areal_files, total
 
-GRPO: dict[str, Any] = {
+GRPO_EXAMPLE: dict[str, Any] = {
     "actor.path": "a/b",
     "gconfig.n_samples": 4,
     "actor.kl_ctl": 0.0,
@@ -122,7 +122,7 @@ def test_the_kl_estimator_is_the_one_that_is_written(estimator: str, order: int,
 def test_the_estimator_follows_from_the_norms_the_kl_and_the_critic(
     changes: dict[str, Any], estimator: str, levels: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    conversion = convert_keys(GRPO | changes)
+    conversion = convert_keys(GRPO_EXAMPLE | changes)
     algorithm = loaded(conversion, tmp_path).trainer.algorithm
     assert algorithm.advantage_estimator == estimator
     assert (algorithm.advantage_norm.mean_level, algorithm.advantage_norm.std_level) == levels
@@ -138,7 +138,7 @@ def test_the_estimator_follows_from_the_norms_the_kl_and_the_critic(
     ],
 )
 def test_advantages_that_no_estimator_gives_are_refused(changes: dict[str, Any]) -> None:
-    assert {line.source for line in convert_keys(GRPO | changes).lost} == {
+    assert {line.source for line in convert_keys(GRPO_EXAMPLE | changes).lost} == {
         "actor.adv_norm.mean_level",
         "actor.adv_norm.std_level",
     }
@@ -157,7 +157,7 @@ def test_a_critic_never_becomes_grpo_in_silence() -> None:
 
 
 def test_a_critic_brings_its_optimizer_and_its_batches(tmp_path: Path) -> None:
-    keys = GRPO | {
+    keys = GRPO_EXAMPLE | {
         "critic.path": "c/d",
         "critic.optimizer.lr": "3e-6",
         "critic.eps_clip": 0.5,
@@ -241,7 +241,7 @@ def test_defaults_that_differ_are_those_of_areals_classes(reference: Path) -> No
 
 
 def test_settings_that_are_left_out_are_listed_where_the_default_differs() -> None:
-    conversion = convert_keys(GRPO | {"seed": 1, "gconfig.max_new_tokens": 1024})
+    conversion = convert_keys(GRPO_EXAMPLE | {"seed": 1, "gconfig.max_new_tokens": 1024})
     sources = [row.source for row in conversion.other_defaults]
     assert "actor.reward_clip" in sources and "actor.optimizer.lr" in sources
     assert {"seed", "gconfig.max_new_tokens", "actor.kl_ctl"} & {*sources} == set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.checks.models import checks_of
+from skyrl.config.checks.models import model_checks
 from skyrl.config.checks.schedule import schedule_problems
 from skyrl.config.engines import backend_of, backends_that
 from skyrl.config.rl_models import RL_MODELS
@@ -96,5 +96,5 @@ LEARNER_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     adapters_are_reached_by_gradients,
     traces_have_ranks_and_a_folder,
     gathering_overlaps_with_reducing,
-    *checks_of(RL_MODELS),
+    *model_checks(RL_MODELS),
 )

@@ -21,7 +21,7 @@ ModelCheck = Callable[[Any, ModelTable], Iterator[Problem]]
 """A check of the table of one model in a resolved tree."""
 
 
-def checks_of(models: Sequence[ModelTable]) -> tuple[Check[Any], ...]:
+def model_checks(models: Sequence[ModelTable]) -> tuple[Check[Any], ...]:
     """Every check of this module, for each of the models that a run has."""
     return tuple(_for_each(check, models) for check in MODEL_CHECKS)
 

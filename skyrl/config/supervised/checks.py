@@ -11,7 +11,7 @@ from skyrl.config.checks.every_kind import (
     a_model_is_named,
     recovery_begins_where_resuming_does,
 )
-from skyrl.config.checks.models import checks_of
+from skyrl.config.checks.models import model_checks
 from skyrl.config.checks.schedule import schedule_problems
 from skyrl.config.generator import CHAT_TEMPLATES
 from skyrl.config.intervals import read_interval
@@ -139,7 +139,7 @@ SUPERVISED_CHECKS: tuple[Check[Any], ...] = (
     pairs_are_never_cut,
     a_template_that_is_named_is_built_in,
     recovery_and_resuming_agree,
-    *checks_of((MODEL,)),
+    *model_checks((MODEL,)),
 )
 
 
