@@ -33,7 +33,7 @@ class Tables:
     """The first pattern that fits counts, an exact key before any pattern."""
 
     patterns: tuple[str, ...] = field(init=False)
-    """Those of the keys that stand for several settings, in order."""
+    """The keys that stand for several settings, in order."""
 
     copies: Mapping[str, str]
     """Settings that must be what another one is, which have one place here."""
