@@ -61,7 +61,7 @@ FOREIGN = (
     "actor.path", "actor.optimizer.lr", "actor.group_size", "actor.ppo_n_minibatches", "allocation_mode",
     "cluster.n_nodes", "cluster.fileroot", "gconfig.n_samples", "gconfig.temperature", "rollout.max_head_offpolicyness",
     "train_dataset.path", "train_dataset.batch_size", "total_train_epochs", "seed", "saver.freq_epochs", "kl_ctl",
-    "ref.path", "actor.backend", "rollout.backend", "async_training",
+    "ref.path", "actor.backend", "rollout.backend", "async_training", "recover.mode",
 )  # fmt: skip
 """Settings of AReaL's files."""
 

@@ -130,8 +130,8 @@ def _recovery(value: object, path: str) -> Becomes:
     modes = {"off": "disabled", "on": "auto"} | {mode: mode for mode in ("disabled", "auto", "fault", "resume")}
     if value is False or value is True:  # YAML 1.1 reads `off` and `on` so
         value = "on" if value else "off"
-    if value not in modes:
-        return Becomes(refused=f"there is no way {value!r} to go on; there are: {', '.join(modes)}")
+    if not isinstance(value, str) or value not in modes:
+        return Becomes(refused=f"AReaL has no recovery mode {value!r}; it has: {', '.join(modes)}")
     return Becomes(writes={path: modes[value]})
 
 

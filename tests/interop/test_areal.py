@@ -170,7 +170,8 @@ def test_intervals_of_one_thing_are_one_setting(tmp_path: Path) -> None:
         ("actor.overlong_tokens", 512, "needless", "the penalty is off"),
         ("stats.freq_secs", 3600, "not yet", "intervals of other things"),
         ("actor.optimizr.lr", 1e-5, "refused", "not known to this converter; did you mean actor.optimizer.lr?"),
-        ("recover.mode", "sometimes", "refused", "there is no way 'sometimes'"),
+        ("recover.mode", "sometimes", "refused", "AReaL has no recovery mode 'sometimes'"),
+        ("recover.mode", [], "refused", "AReaL has no recovery mode []"),
         ("actor.optimizer.lr", "fast", "refused", "'fast' is not a number"),
     ],
 )
