@@ -99,9 +99,6 @@ class Bucket:
     def __getstate__(self) -> dict[str, Any]:
         return {"address": self.address}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     @cached_property
     def _system(self) -> Any:
         kind = self.address.partition("://")[0]

@@ -167,9 +167,6 @@ class StoredTensors(Mapping[str, Tensor]):
     def __getstate__(self) -> dict[str, Any]:
         return {"storage": self.storage, "folder": self.folder, "files": self.files}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     def _numbers(self, place: _Place, start: int, count: int) -> Tensor:
         size = place.dtype.itemsize
         content = self.storage.read(f"{self.folder}/{place.file}", place.offset + start * size, count * size)

@@ -131,3 +131,19 @@ def test_errors_of_the_library_become_errors_of_files_and_ours_stay() -> None:
 def test_an_address_of_no_known_kind_is_a_message() -> None:
     with pytest.raises(UserError, match="nonsense"):
         CheckpointStore("nonsense://bucket/run").steps()
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [("s3", "pip install 'skyrl\\[s3\\]'"), ("gs", "pip install 'skyrl\\[s3\\]'"), ("sftp", "install it")],
+)
+def test_an_address_whose_library_is_missing_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, kind: str, remedy: str
+) -> None:
+    def missing(kind: str) -> None:
+        raise ImportError("its library", name="its library")
+
+    monkeypatch.setattr("obstore.fsspec.register", missing)
+    monkeypatch.setattr("fsspec.filesystem", missing)
+    with pytest.raises(UserError, match=f"^{kind}://bucket/run needs its library: {remedy}$"):
+        CheckpointStore(f"{kind}://bucket/run").steps()

@@ -314,6 +314,10 @@ def test_what_cannot_be_deleted_is_said_and_tried_again(
     assert [path.name for path in tmp_path.iterdir()] == ["global_step_3"]
 
 
+def test_all_are_kept_unless_a_rule_says_otherwise() -> None:
+    assert Retention().kept([1, 2, 3]) == {1, 2, 3}
+
+
 def test_the_best_by_a_metric_are_kept_with_the_newest(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, Retention(last=1, every=4, best=2, metric="score"))
     for step, score in enumerate([0.1, 0.9, 0.3, 0.2, 0.8, 0.1, 0.1], start=1):
@@ -333,7 +337,12 @@ def test_a_checkpoint_of_unknown_size_that_cannot_be_written_has_no_size_in_its_
     monkeypatch.setattr(Disk, "names", tired)
     monkeypatch.setattr(Disk, "write", tired)
     store = CheckpointStore(tmp_path)
-    for write in (partial(store.begin, 3), partial(store.finish, checkpoint(3), [])):
+
+    def save_a_file() -> None:
+        with store.saving(3):
+            tired()
+
+    for write in (partial(store.begin, 3), partial(store.finish, checkpoint(3), []), save_a_file):
         with pytest.raises(RunError) as raised:
             write()
         assert str(raised.value) == (
