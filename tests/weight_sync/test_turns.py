@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ import torch
 
 from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
 from skyrl.inference.engine import Completion
+from skyrl.inference.incoming_weights import Folder
 from skyrl.weight_sync.canary import canary_prompts, rows
 from skyrl.weight_sync.native import _Workers
 from skyrl.weight_sync.publish import WeightSync
 from skyrl.weight_sync.senders import buckets
-from skyrl.weight_sync.transports import TransferRendezvous, _both, _nearness_to_the_cause
+from skyrl.weight_sync.transports import FolderTransport, TransferRendezvous, _both, _nearness_to_the_cause
 
 
 class World:
@@ -94,6 +96,26 @@ async def test_engines_are_never_ahead_of_a_learner_that_went_back_and_never_emp
     assert world.sent()[4:] == ["send 4", "send 4"]
 
 
+@pytest.mark.parametrize(
+    ("versions", "sent"),
+    [((0, 1), ["send 0"]), ((1, 1), ["send 1"]), ((1, 2, 3), ["send 1", "send 3"]), ((2, 1), ["send 2", "send 1"])],
+)
+async def test_a_version_that_is_not_the_first_nor_a_third_one_nor_older_is_not_sent(
+    versions: tuple[int, ...], sent: list[str]
+) -> None:
+    world = World(interval=3)
+    for version in versions:
+        await world.sync.publish(version)
+    assert world.sent() == sent
+
+
+async def test_weights_of_a_learner_that_has_published_none_are_version_0() -> None:
+    world = World()
+    await world.sync.catch_up()
+    assert world.calls == ["pause", "send 0", "compare 0", "arrived 0", "resume"]
+    assert not world.sync.is_behind
+
+
 @pytest.mark.parametrize(("every", "compared"), [(1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (4, [1, 5])])
 async def test_the_canary_compares_after_the_first_transfer_and_every_so_many(every: int, compared: list[int]) -> None:
     world = World(canary_interval=every)
@@ -116,6 +138,32 @@ def test_weights_travel_in_parts_of_about_a_size_rounded_and_whole(size: int, pa
     assert {tensor.dtype for part in found for tensor in part.values()} == {torch.int8}
     assert all(tensor.is_contiguous() and tensor.shape == (4, 2) for part in found for tensor in part.values())
     assert list(buckets(iter([]), "int8")) == []
+
+
+async def test_the_folder_for_weights_is_made_with_its_parents_and_empty_once_they_are_loaded(tmp_path: Path) -> None:
+    seen: list[tuple[list[str], int]] = []
+
+    def look(folder: Path, version: int) -> None:
+        seen.append((sorted(each.name for each in folder.iterdir()), version))
+
+    class Ends:
+        in_service = ("first", "second")
+
+        async def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
+            return [("w", (2,), "float32")]
+
+        async def stream(self, consume: Callable[[Any], None]) -> None:
+            consume(iter([("w", torch.ones(2))]))
+
+        async def load_weights(self, incoming: list[Folder], version: int) -> None:
+            assert len(incoming) == 2
+            look(Path(incoming[0].path), version)
+
+    ends: Any = Ends()
+    for version in (1, 2):  # the second time the folder is there
+        await FolderTransport(tmp_path / "run" / "weights", dtype="float32").send(ends, ends, version)
+    assert seen == [(["00000.json", "00000.safetensors"], 1), (["00000.json", "00000.safetensors"], 2)]
+    assert list((tmp_path / "run" / "weights").iterdir()) == []
 
 
 def test_each_meeting_has_a_name_of_its_own_and_ranks_in_turn() -> None:
