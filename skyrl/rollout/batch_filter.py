@@ -31,7 +31,7 @@ class BatchFilter:
         config: GeneratorConfig,
         algorithm: AlgorithmConfig,
         *,
-        seed: int = 0,
+        seed: int,
     ) -> None:
         """`seed` is the run's; random choices follow from it and the version. `generator` samples baselines."""
         self._draw, self._generator = draw, generator

@@ -48,7 +48,7 @@ class SynchronousRollouts:
         config: GeneratorConfig,
         algorithm: AlgorithmConfig,
         *,
-        seed: int = 0,
+        seed: int,
     ) -> None:
         """`seed` is the run's; random choices follow from it and the version."""
         self._cursor = cursor

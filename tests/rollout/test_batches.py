@@ -41,6 +41,19 @@ async def test_filter_draws_until_the_batch_is_full_of_groups_that_teach() -> No
     assert [(asked["weight_version"], asked["attempt"]) for asked in generator.asked] == [(3, 0), (3, 1), (3, 2)]
 
 
+async def test_a_batch_that_is_not_filtered_is_the_first_draw_of_its_version() -> None:
+    generator = Scripted([ALL_RIGHT, GOOD])
+    assert [group.rewards for group in await rollouts(generator).next_batch(3)] == [ALL_RIGHT, GOOD]
+    assert [(asked["weight_version"], asked["attempt"]) for asked in generator.asked] == [(3, 0)]
+
+
+@pytest.mark.parametrize("unlimited", [0, -1])
+async def test_filter_without_a_limit_draws_until_the_batch_is_full(unlimited: int) -> None:
+    generator = Scripted([ALL_RIGHT, ALL_WRONG], [GOOD, GOOD])
+    source = rollouts(generator, **sampling(type="filter", max_sample_batches=unlimited))
+    assert [group.rewards for group in await source.next_batch(0)] == [GOOD, GOOD]
+
+
 async def test_filter_gives_up_at_its_limit_and_says_how_far_it_came() -> None:
     generator = Scripted([GOOD, ALL_RIGHT], [ALL_RIGHT, ALL_WRONG])
     source = rollouts(generator, **sampling(type="filter", max_sample_batches=2))

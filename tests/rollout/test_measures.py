@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from skyrl.rollout.measures import measure
-from skyrl.trajectory import Failure, Prompt, Trajectory, TrajectoryGroup, TurnReward
+from skyrl.trajectory import Failure, Prompt, TokenRow, Trajectory, TrajectoryGroup, TurnReward
 
 
 def row(mask: list[int], rewards: list[float], **more: Any) -> Trajectory:
@@ -40,3 +40,17 @@ def test_failures_are_counted_by_kind_and_a_dropped_group_is_measured_nowhere_el
     assert (found["rollout/failures_timeout"], found["rollout/failures_raised"]) == (2, 1)
     assert (found["rollout/replaced_samples"], found["rollout/dropped_groups"]) == (1, 1)
     assert found["generate/avg_num_tokens"] == 1.5
+
+
+def test_rows_are_counted_for_each_trajectory() -> None:
+    """One trajectory of 2 rows and one of 1: 3 rows over 2 trajectories."""
+    earlier = TokenRow(
+        prompt_ids=(1,),
+        response_ids=(5,),
+        loss_mask=(1,),
+        rollout_logprobs=(0.0,),
+        weight_versions=(0,),
+        rewards=(TurnReward(token=0, reward=0.0),),
+    )
+    found = measure(groups(row([1], [1], earlier=(earlier,)), row([1], [1])))
+    assert (found["generate/avg_num_rows"], found["generate/avg_num_turns"]) == (1.5, 1.5)

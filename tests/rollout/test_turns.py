@@ -1,0 +1,88 @@
+"""Where a turn ends: ends that are withdrawn or added, measures at the end alone, and answers that did not stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from skyrl.config import SkyRLGymConfig
+from skyrl.envs import Env, register
+from skyrl.envs.group_rewards import GroupReward
+from tests.rollout.chats import Counts, Says, chat_tokenizer, generator, play, prompt
+
+TOKENIZER = chat_tokenizer()
+
+
+class Measured(Counts):
+    """Counts how often it is measured."""
+
+    asked = 0
+
+    def get_metrics(self) -> dict[str, float]:
+        self.asked += 1
+        return {"asked": float(self.asked)}
+
+
+class StepsWrongly(Env):
+    """Returns a number in the place of a step."""
+
+    def step(self, action: str) -> Any:
+        return 1.0
+
+
+register("tests-measured", Measured)
+register("tests-steps-wrongly", StepsWrongly)
+register("tests-pays-all-2", GroupReward(lambda completions, **columns: [2.0] * len(completions)))
+
+
+async def text_of(*turns: str, **config: Any) -> str:
+    """What was sampled and placed, as text."""
+    (group,) = await play(generator(Says(TOKENIZER, turns), TOKENIZER, **config), prompt(TOKENIZER, "tests-measured"))
+    return str(TOKENIZER.decode(group.trajectories[0].response_ids))
+
+
+@pytest.mark.parametrize(
+    ("turns", "text"),
+    [
+        (("ab<|im_end|>", "c<|im_end|>", "d"), "absaw abcsaw cd"),
+        (("ab", "c", "d"), "absaw abcsaw cd"),
+        (("ab", "", "d"), "absaw absaw d"),
+    ],
+)
+async def test_in_one_message_an_end_is_withdrawn_and_nothing_else(turns: Sequence[str], text: str) -> None:
+    assert await text_of(*turns, use_conversation_multi_turn=False) == text
+
+
+@pytest.mark.parametrize("most", [2, 3])
+async def test_the_last_turn_is_closed_where_a_stop_text_ended_it_however_few_turns_there_are(most: int) -> None:
+    assert (await text_of("a", "b", "c", max_turns=most)).endswith("abc"[most - 1] + "<|im_end|>")
+
+
+async def test_an_environment_is_measured_once_when_the_episode_is_over() -> None:
+    engine = Says(TOKENIZER, ["a<|im_end|>"] * 3)
+    (group,) = await play(generator(engine, TOKENIZER), prompt(TOKENIZER, "tests-measured"))
+    assert (len(engine.requests), group.trajectories[0].metrics) == (3, {"asked": 1.0})
+
+
+async def test_what_is_no_step_is_shown_though_other_turns_would_follow() -> None:
+    gym = SkyRLGymConfig(max_failed_share=1.0, max_attempts=1)
+    made = generator(Says(TOKENIZER, ["a"]), TOKENIZER, gym, max_turns=5)
+    (group,) = await play(made, prompt(TOKENIZER, "tests-steps-wrongly"))
+    (failure,) = group.trajectories[0].failures
+    assert failure.kind == "wrong_type"
+    assert "returned 1.0 from step() instead of an EnvStep" in failure.reason
+
+
+@pytest.mark.parametrize(
+    ("stop_reason", "zeroed", "reward"),
+    [("stop", True, 2.0), ("length", True, 0.0), ("length", False, 2.0), ("stop", False, 2.0)],
+)
+async def test_a_group_reward_is_denied_to_an_answer_that_was_cut_off_where_that_is_asked_for(
+    stop_reason: str, zeroed: bool, reward: float
+) -> None:
+    engine = Says(TOKENIZER, ["a"], ["b"], stop_reason=stop_reason)
+    made = generator(engine, TOKENIZER, max_turns=1, zero_reward_on_non_stop=zeroed)
+    (group,) = await play(made, prompt(TOKENIZER, "tests-pays-all-2"), samples=2)
+    assert group.rewards == (reward, reward)
