@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 from pathlib import Path
 
 import pytest
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, the runs that tests start would ignore it, too
 
 
 @pytest.fixture(scope="session")

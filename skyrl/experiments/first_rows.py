@@ -27,7 +27,7 @@ from skyrl.errors import ConfigError, DataError, Problem, TaskError
 from skyrl.experiments.model_checks import readable_files
 from skyrl.models.chat_templates import configured_template
 from skyrl.models.template_text import TemplateRefusal, render_template
-from skyrl.processes.event_loop import run_until_done
+from skyrl.processes.event_loop import event_loop
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
 from skyrl.trajectory import Failure
 from skyrl.tree.frames import defined_at
@@ -192,7 +192,8 @@ def _called(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Pro
     who = f"{row.env_class}, judging an empty answer to row 0 of {row.source},"
     calls = EnvCalls(1, run.environment.skyrl_gym.step_timeout_seconds)
     try:
-        given, _ = run_until_done(calls(who, _judgement(make, row)))
+        with event_loop() as run_until_done:
+            given, _ = run_until_done(calls(who, _judgement(make, row)))
         for reward in given:
             number(reward, f"{who} gave the reward")
     except EpisodeError as error:

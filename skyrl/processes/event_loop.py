@@ -1,22 +1,29 @@
-"""Running a coroutine to its end from code that is not asynchronous, also where an event loop runs already."""
+"""Running coroutines to their end from code that is not asynchronous, also where an event loop runs already."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import Any
 
-R = TypeVar("R")
 
-
-def run_until_done(coroutine: Coroutine[Any, Any, R]) -> R:
-    """The coroutine's result. Under a running event loop, such as a notebook's, it gets a loop in a thread of its own,
-    and the caller's loop waits.
+@contextmanager
+def event_loop() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
+    """A function that runs a coroutine and returns its result. Under a running event loop, such as a notebook's, the
+    coroutine gets a loop in a thread of its own, and the caller's loop waits.
     """
+    if not _is_running():
+        yield asyncio.run
+        return
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="skyrl-run") as thread:
+        yield lambda coroutine: thread.submit(asyncio.run, coroutine).result()
+
+
+def _is_running() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="skyrl-run") as thread:
-        return thread.submit(asyncio.run, coroutine).result()
+        return False
+    return True

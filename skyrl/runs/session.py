@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from skyrl.checkpoint.storage import Disk
 from skyrl.checkpoint.store import Checkpoint
 from skyrl.errors import RunError
-from skyrl.processes.event_loop import run_until_done
+from skyrl.processes.event_loop import event_loop
 from skyrl.processes.progress import Watchdog
 from skyrl.processes.signals import GOES_ON_FROM_THE_LAST
 from skyrl.processes.silence import Silence
@@ -46,8 +46,8 @@ class RunSession:
             finished = checkpoint is not None and checkpoint.step >= self._experiment.total_steps
             if not finished or not self._folder.model.exists():  # the latter: stopped just before the end
                 self._watch_progress()
-                with self._shutdown.in_loop():
-                    run_until_done(self._train(checkpoint, finished))
+                with self._shutdown.in_loop(), event_loop() as run:
+                    run(self._train(checkpoint, finished))
             return not finished
 
     @contextmanager

@@ -54,7 +54,9 @@ async def test_the_model_goes_first_then_two_slots_for_each_weight(small: Traine
     assert sorted(shapes[: len(parameters) + buffers]) == sorted(
         [*parameters, *(tuple(buffer.shape) for buffer in policy.model.buffers())]
     )
-    assert shapes[len(parameters) + buffers :] == [shape for shape in parameters for _ in range(2)]
+    stepped = [tuple(each.shape) for group in policy.optimizer.param_groups for each in group["params"]]
+    assert sorted(stepped) == sorted(parameters)
+    assert shapes[len(parameters) + buffers :] == [shape for shape in stepped for _ in range(2)]
     assert all(parameter.grad is None for parameter in policy.model.parameters())
 
 

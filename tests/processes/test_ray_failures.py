@@ -77,7 +77,8 @@ async def test_a_strangers_exception_is_one_line_and_its_traceback_is_in_the_log
     log = logs / "stays-0.log"
     assert "\n" not in message
     assert re.fullmatch(
-        rf"stays-0 \(process \d+ on \S+, node \w+\) failed in Counter.stumble: ValueError: a tensor of two lines; "
+        rf"stays-0 \(process \d+ on \S+, node \w+\) failed in Counter.stumble: ValueError: a tensor of two lines "
+        rf"\(tests/processes/objects.py:\d+, in stumble\); "
         rf"log: {log}",
         message,
     )
@@ -114,7 +115,9 @@ def test_a_group_that_cannot_be_made_leaves_no_process(processes: RayProcesses, 
 
 
 def test_the_message_of_an_exception_that_cannot_travel_arrives(processes: RayProcesses) -> None:
-    with pytest.raises(ProcessError, match=r"broken-0 .* failed in start: Odd: loss 2\.0 in step 3; log: "):
+    with pytest.raises(
+        ProcessError, match=r"broken-0 .* failed in start: Odd: loss 2\.0 in step 3 \(.*, in odd\); log: "
+    ):
         processes.start("broken", [odd])
 
 
