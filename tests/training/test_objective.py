@@ -146,6 +146,7 @@ def steps_of(batch: TrainingBatch) -> TrainingBatch:
         (Reduction(name="sequence_mean"), [1 / 4, 1 / 4, 1 / 2], [1 / 3, 1 / 3, 1 / 3]),
         (Reduction(name="prompt_mean"), [1 / 3, 1 / 3, 1 / 3], [1 / 3, 1 / 3, 1 / 3]),
         (Reduction(name="seq_mean_token_sum_norm", max_seq_len=10), [0.05, 0.05, 0.05], [0.1, 0.1, 0.1]),
+        (Reduction(name="token_mean_legacy"), [1 / 4, 1 / 4, 1 / 2], [1 / 4, 1 / 4, 1 / 2]),
         (Reduction(name="token_mean_legacy", micro_batch_rows=1), [1 / 4, 1 / 4, 1 / 2], [1 / 4, 1 / 4, 1 / 2]),
         (Reduction(name="token_mean_legacy", micro_batch_rows=2), [1 / 3, 1 / 3, 1 / 3], [1 / 3, 1 / 3, 1 / 3]),
     ],

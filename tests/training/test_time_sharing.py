@@ -114,3 +114,12 @@ async def test_models_may_share_without_the_engines_and_others_are_left_alone() 
     ):
         await turn
     assert device.events == ["-policy weights+optimizer", "-ref optimizer", "-ref weights", "+policy weights"]
+
+
+async def test_engines_leave_before_a_model_learns() -> None:
+    device = Device()
+    turns = sharing(device)
+    await turns.for_engines()
+    device.events.clear()
+    await turns.for_learning("policy")
+    assert device.events == ["engines pause", "engines sleep", "+policy weights+optimizer"]

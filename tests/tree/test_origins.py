@@ -6,7 +6,7 @@ from pathlib import Path
 
 from skyrl.tree.arguments import read_argument
 from skyrl.tree.builder import TreeBuilder
-from skyrl.tree.origins import DEFAULT, Origin, dotted, place_of, written_paths
+from skyrl.tree.origins import DEFAULT, KeyLines, Origin, dotted, place_of, written_paths
 from skyrl.tree.toml_file import read_toml
 from tests.tree.trees import Model, Optimizer, Run, arguments, toml, values
 
@@ -79,3 +79,9 @@ def test_a_place_is_told_as_a_person_would() -> None:
 def test_a_dotted_path_quotes_what_has_to_be_quoted() -> None:
     assert dotted(("a", "b-c", "d")) == "a.b-c.d"
     assert dotted(("a", "b.c", "", 'd"e', "f g")) == 'a."b.c"."".' + r'"d\"e"' + '."f g"'
+
+
+def test_an_item_has_the_line_of_the_list_around_it() -> None:
+    lines = KeyLines(lambda: {("a",): 3, ("a", "b"): 4})
+    found = [lines.line_of(path) for path in [("a", "b"), ("a", "b", "0"), ("a", "c"), ("d",), ()]]
+    assert found == [4, 4, 3, None, None]

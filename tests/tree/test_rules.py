@@ -8,7 +8,7 @@ import pytest
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import evolve_at
-from skyrl.tree.origins import DEFAULT, Origin
+from skyrl.tree.origins import DEFAULT, Origin, Origins
 from skyrl.tree.rules import derive, find_problems, paths_read, rule, touches
 from tests.tree.trees import Model, Optimizer, Run
 
@@ -143,3 +143,38 @@ def test_a_tree_that_is_watched_is_of_the_class_that_it_stands_for() -> None:
 
     [problem] = find_problems(Run(), (the_class_is_told,), {}, {"seed"})
     assert problem.message == "Run True"
+
+
+@rule(writes="steps", reads=())
+def there_is_one_step(run: Run) -> int:
+    return 1
+
+
+@rule(writes="judge.path", reads=("steps",), table="judge", given="steps")
+def the_judge_is_named_after_the_steps(run: Run) -> str:
+    return f"after {run.steps}"
+
+
+@pytest.mark.parametrize(("steps", "path"), [(None, None), (1, None), (2, "after 2")])
+def test_in_a_bare_tree_a_value_that_a_rule_would_give_is_not_given_by_hand(
+    steps: int | None, path: str | None
+) -> None:
+    rules = (there_is_one_step, the_judge_is_named_after_the_steps)
+    run, _, _ = derive(Run(steps=steps, judge=Model()), rules, {}, leaf_by_leaf=True)
+    assert run.judge == Model(path=path)
+
+
+@pytest.mark.parametrize(
+    ("origins", "path"),
+    [
+        ({"judge.extra": ARGUMENT}, "after 2"),
+        ({"judge": (Origin(kind="python", value=Model()),)}, None),
+        ({}, None),
+    ],
+)
+def test_a_table_that_was_given_whole_stands_as_it_is_and_one_that_was_written_leaf_by_leaf_is_filled(
+    origins: Origins, path: str | None
+) -> None:
+    written = {"steps": ARGUMENT, **origins}
+    run, _, _ = derive(Run(steps=2, judge=Model()), (the_judge_is_named_after_the_steps,), written)
+    assert run.judge == Model(path=path)

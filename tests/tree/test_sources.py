@@ -445,3 +445,21 @@ def test_an_assignment_may_be_moved_below_a_path() -> None:
     moved: Assignment = assignment.below(("x", "y"))
     assert moved.path == ("x", "y", "a")
     assert isinstance(OPEN.presets, Mapping)
+
+
+def test_text_is_written_in_quotes_where_it_needs_them_alone() -> None:
+    assert yaml_text({"plain": "two words", "escaped": "a\rb"}) == 'plain: two words\nescaped: "a\\rb"\n'
+
+
+def test_what_is_inside_a_field_that_is_no_table_is_refused_with_the_fields_whole_name() -> None:
+    message = only_problem(words("policy.path.x=1")).message
+    assert message.startswith("no such field: policy.path is ")
+
+
+def test_a_module_of_the_folder_that_the_command_runs_in_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", ".")])
+    write(tmp_path, besidethecommand_py="answer = 42\n")
+    assert import_object("besidethecommand:answer") == 42
