@@ -8,7 +8,7 @@ from pathlib import Path
 
 from skyrl.errors import ConfigError, Problem
 
-_TITLE = "This is no configuration of skyrl"
+_TITLE = "This is not a configuration of skyrl"
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _ROWS = (".parquet", ".jsonl", ".csv", ".arrow")
 _SHELLS = (".sh", ".bash", ".zsh", ".sbatch", ".slurm")
@@ -17,7 +17,7 @@ _OF_A_MODEL = ("config.json", "adapter_config.json", "model.safetensors", "model
 _SCRIPT = "this is a shell script, not a configuration"
 _TRL_COMMANDS = ("grpo", "sft", "dpo", "rloo", "reward")
 _TRL = "these are arguments of TRL, which skyrl does not convert"
-_BY_HAND = "docs/coming-from.md shows the fields to write, and `skyrl templates` has files to begin with"
+_BY_HAND = "begin with examples/quickstart/grpo.toml; `skyrl config docs` and docs/configuration.md describe the fields"
 
 
 def refuse_other_files(name: str) -> None:

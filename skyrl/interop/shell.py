@@ -14,6 +14,9 @@ from collections.abc import Iterator
 from skyrl.interop.shell_variables import expanded
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_COMPUTED = re.compile(r"\s*(?:(?:export|readonly|local|declare|typeset)\s+)?([A-Za-z_]\w*)=[\"']?(?:\$\(|`)")
+"""A variable that the output of a command is assigned to."""
+
 _DECLARATIONS = ("export", "readonly", "local", "declare", "typeset")
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_]\w*(?:\.[\w\"-]+)*=.*|~[A-Za-z_]\w*(?:\.\w+)+", re.DOTALL)
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
@@ -36,6 +39,9 @@ def overrides_in(script: str, roots: tuple[str, ...] = _ROOTS) -> list[str]:
     for line in _logical_lines(script):
         if "=" not in line and not line.startswith(":") and "~" not in line and "$" not in line:
             continue  # a line without assignments and overrides
+        if computed := _COMPUTED.match(line):
+            variables[computed[1]] = "$(...)"  # which is refused where a setting needs it
+            continue
         words = _words(line)
         array = _ARRAY.match(words[0]) if words else None
         if words[:1] == [":"]:  # `: "${NAME:=default}"` sets NAME

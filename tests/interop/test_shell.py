@@ -45,6 +45,12 @@ def test_each_way_to_set_a_variable_is_read(before: str) -> None:
     assert overrides_in(f"{before}\npython x trainer.epochs=$NUM_GPUS") == ["trainer.epochs=4"]
 
 
+@pytest.mark.parametrize("before", ["GPUS=$(nvidia-smi -L | wc -l)", 'export GPUS="$(nproc)"', "GPUS=`nproc`"])
+def test_a_variable_that_a_command_computes_is_left_for_the_converter_to_refuse(before: str) -> None:
+    script = f"{before}\npython -m main trainer.placement.policy_num_gpus_per_node=$GPUS trainer.epochs=2"
+    assert overrides_in(script) == ["trainer.placement.policy_num_gpus_per_node=$(...)", "trainer.epochs=2"]
+
+
 def test_overrides_of_an_array_and_of_a_variable_are_found() -> None:
     script = (
         'ARGS=(trainer.epochs=2)\nARGS+=(trainer.seed=3)\nMORE="data.train_data=a generator.n_samples_per_prompt=4"\n'
