@@ -291,3 +291,12 @@ PLAUSIBLE_SILENT: dict[str, dict[str, Any]] = {
     "checkpoints_and_exports_have_folders_of_their_own": {"trainer.run_path": "x"},
     "a_run_name_is_the_name_of_a_folder": {"trainer.run_name": "", "trainer.run_path": "x"},
 }
+
+OPTIMIZER = "trainer.policy.optimizer_config."
+
+EDGES: list[tuple[str, dict[str, Any]]] = [
+    # further runs on which a check is silent: the last value before it fires, or one of two that do not go together
+    ("importance_ratios_are_not_cut_below_one", {**RATIOS, CAP: 1.0}),
+    ("the_schedules_have_what_they_need", {OPTIMIZER + "num_warmup_steps": 3}),
+    ("the_schedules_have_what_they_need", {OPTIMIZER + "warmup_steps_proportion": 0.1}),
+]

@@ -20,6 +20,7 @@ from skyrl.tree.classes import table_paths
 from skyrl.tree.rules import paths_read
 from tests.config.check_cases import (
     ASYNC_CASES,
+    EDGES,
     LEARNER_CASES,
     PLAUSIBLE_CASES,
     PLAUSIBLE_SILENT,
@@ -600,9 +601,37 @@ def test_a_check_is_silent_on_a_run_without_mistakes(name: str) -> None:
     assert list(NAMED[name](resolved({}))) == []
 
 
-@pytest.mark.parametrize("name", SILENT)
-def test_a_check_is_silent_near_by(name: str) -> None:
-    assert list(NAMED[name](resolved(SILENT[name]))) == []
+@pytest.mark.parametrize(("name", "values"), [*SILENT.items(), *EDGES])
+def test_a_check_is_silent_near_by(name: str, values: dict[str, Any]) -> None:
+    assert list(NAMED[name](resolved(values))) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "which"),
+    [
+        ({"generator.chat_template.name_or_path": "qwen3_with_thinking"}, "generator.chat_template"),
+        ({"generator.step_wise_trajectories": True}, "generator.step_wise_trajectories"),
+    ],
+)
+def test_the_setting_that_makes_several_samples_of_a_trajectory_is_named(values: dict[str, Any], which: str) -> None:
+    [problem] = NAMED["several_samples_have_no_time_in_common"](resolved(CRITIC | TURNS | values))
+    assert f"with {which} a trajectory can be several" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "hint"),
+    [
+        ("trainer.rope_theta", 1e4, "what runs: none"),
+        ("trainer.policy.record_memory", True, "what runs: false"),
+        ("trainer.policy.model_config_kwargs", {"key": 1}, "what runs: empty"),
+        ("trainer.policy.sequence_parallel_size", 2, "what runs: 1"),
+        ("trainer.strategy", "megatron", "what runs: fsdp or fsdp2 or deepspeed"),
+    ],
+)
+def test_the_values_that_run_are_spelled_as_a_file_has_them(path: str, value: Any, hint: str) -> None:
+    [entry] = [each for each in ENTRIES if each.path == path]
+    [problem] = entry.check(evolve_at(SkyRLTrainConfig(), path, value))
+    assert problem.hint == hint
 
 
 @pytest.mark.parametrize(("name", "values", "path"), CASES)

@@ -10,7 +10,7 @@ import pytest
 from skyrl.cli.explain import as_text
 from skyrl.config import ConfigError, load
 from skyrl.config.explain import Explanation, explain
-from skyrl.config.reference import reference_page
+from skyrl.config.reference import reference_page, reference_section
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.config.root import SkyRLTrainConfig
 from tests.config.leaves import LEAVES
@@ -29,6 +29,7 @@ def test_a_derived_value_is_traced_to_what_was_written() -> None:
     assert (default.place, default.value) == ("default", None)
     assert rule.place == "derived by policy_logits_use_the_rollout_temperature"
     assert rule.reads == (("generator.sampling_params.temperature", 0.7, "argument 1"),)
+    assert rule.because == "Log-probabilities are only comparable at the temperature the tokens were drawn at."
 
 
 def test_every_shadowed_value_is_in_the_chain(tmp_path: Path) -> None:
@@ -51,6 +52,18 @@ def test_a_field_says_when_it_acts() -> None:
     off = explained("trainer.algorithm.kl_loss_coef", "trainer.algorithm.use_kl_loss=false")
     assert (off.acts_when, off.acts) == ("a KL term is on", False)
     assert explained("trainer.algorithm.kl_loss_coef").acts
+
+
+@pytest.mark.parametrize(
+    ("field", "when"),
+    [
+        ("lambd", "the estimator is gae"),
+        ("grpo_norm_by_std", "the estimator is grpo"),
+        ("clip_ratio_c", "the loss is dual_clip, or decoupled with decoupled.dual_clip"),
+    ],
+)
+def test_the_estimators_and_losses_that_read_a_field_are_named(field: str, when: str) -> None:
+    assert explained(f"trainer.algorithm.{field}").acts_when == when
 
 
 def test_a_key_of_a_free_form_table_is_explained() -> None:
@@ -92,3 +105,9 @@ def test_the_reference_page_has_every_leaf() -> None:
         table, _, name = path.rpartition(".")
         section = page.partition(f"## {table or 'The root'}\n")[2].partition("\n## ")[0]
         assert f"- **`{name}`**" in section, path
+
+
+def test_the_section_of_one_field_says_what_the_page_does() -> None:
+    section = reference_section(SkyRLTrainConfig(), "trainer.algorithm.lambd")
+    assert section in reference_page(SkyRLTrainConfig())
+    assert section.endswith("  Has an effect when the estimator is gae.")

@@ -283,6 +283,14 @@ def test_a_wrong_file_is_told_with_line_and_column(tmp_path: Path) -> None:
     assert (problem.path, problem.place) == (file, f"{file}:2:10")
 
 
+def test_the_kind_of_a_run_stands_at_the_top_alone(tmp_path: Path) -> None:
+    inside = {"generator.chat_template_kwargs": {"kind": "sft"}}
+    assert load([], inside).config.generator.chat_template_kwargs == inside["generator.chat_template_kwargs"]
+    (tmp_path / "run.json").write_text('{"kind": "sft"}', encoding="utf-8")
+    supervised: Any = load([tmp_path / "run.json"]).config
+    assert supervised.kind == "sft"
+
+
 def test_what_is_no_text_is_no_argument() -> None:
     overrides: Any = [5, None, b"trainer.epochs=2"]
     assert [problem.place for problem in refused([], overrides)] == ["argument 1", "argument 2", "argument 3"]

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from skyrl.config import ConfigError, load
+from skyrl.config import ConfigError, SkyRLTrainConfig, load
 from skyrl.config.migrations import MIGRATIONS
 from skyrl.config.newer_upstream_fields import NEWER_UPSTREAM_FIELDS
 from skyrl.tree import get_at
 from tests.config.leaves import OTHERS
+
+ENGINE = "generator.inference_engine."
 
 MOVED = dict(
     line.split()
@@ -135,3 +137,51 @@ def test_a_name_that_is_gone_and_asks_for_nothing_is_left_out_with_a_warning(old
     loaded = load([], {old: False})
     assert loaded.config == load([]).config
     assert "asks for nothing" in loaded.warnings[0].message
+
+
+NEWER: list[tuple[str, tuple[Any, ...], Any]] = [
+    # path of a later SkyRL, values that ask for nothing, a value that asks for something
+    ("data.dataloader", (None, 0, False), 4),
+    (ENGINE + "language_model_only", (False,), True),
+    ("generator.vision_language_generator", (False,), True),
+    (ENGINE + "enable_pd", (False,), True),
+    (ENGINE + "num_prefill", (0,), 1),
+    (ENGINE + "router_init_kwargs", (), {}),
+    (ENGINE + "enable_return_routed_experts", (False,), True),
+    (ENGINE + "delta_weight_sync", (None,), "disk"),
+    (ENGINE + "offload_kv_for_weight_sync", (False,), True),
+    (ENGINE + "speculative_config", (None,), {"num_speculative_tokens": 2}),
+    ("trainer.mtp", (False, None, 0), True),
+    ("trainer.use_expandable_segments", (False,), True),
+    ("generator.use_cache_salt", (True,), False),
+    ("trainer.policy.model.fake_int4_qat", (False, None), True),
+    ("trainer.policy.model.lora.max_loras", (1, None), 2),
+    ("trainer.enable_ray_gpu_monitor", (False,), True),
+    ("trainer.fully_async.sample_full_batch", (False,), True),
+    ("trainer.fully_async.simulate_training", (False,), True),
+    ("trainer.logprobs_chunk_size", (False, True, None, 0, 512, 1024, "torch"), 256),
+    ("trainer.recompute_old_logprobs_per_minibatch", (), False),
+    ("trainer.log_example_interval", (-1, 0), 1),
+    ("trainer.tags", (None,), ["a"]),
+    ("trainer.policy.inference_only_init", (False,), True),
+    ("trainer.policy.torch_profiler_config", (False,), True),
+    ("trainer.policy.megatron_config.freeze_moe_router", (False, None), True),
+]
+"""One path of each capability that SkyRL added later."""
+
+
+def test_every_capability_that_skyrl_added_later_has_a_case() -> None:
+    reason = {migration.old: migration.why for migration in NEWER_UPSTREAM_FIELDS}
+    assert {reason[path] for path, _, _ in NEWER} == set(reason.values())
+
+
+@pytest.mark.parametrize(("path", "nothing", "something"), NEWER)
+def test_a_field_that_skyrl_added_later_is_left_out_where_it_asks_for_nothing(
+    path: str, nothing: tuple[Any, ...], something: Any
+) -> None:
+    for value in nothing:
+        loaded = load([], {path: value})
+        assert [warning.path for warning in loaded.warnings] == [path]
+        assert loaded.config == SkyRLTrainConfig()
+    with pytest.raises(ConfigError, match="SkyRL added this after March 2026"):
+        load([], {path: something})

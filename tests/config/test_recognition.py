@@ -49,7 +49,7 @@ def test_a_model_folder_is_the_value_of_an_argument(files: list[str], folder: Pa
         ("run", "#!/usr/bin/env bash\ntrue\n", "a shell script", "skyrl config convert run --from skyrl"),
         ("verl.sh", VERL, "a script for verl, which skyrl does not convert", "examples/quickstart/grpo.toml"),
         ("trl.sh", TRL, "arguments of TRL, which skyrl does not convert", "examples/quickstart/grpo.toml"),
-        ("verl.yaml", "data: {a: 1}\nactor_rollout_ref: {model: {path: a}}\n", "a verl configuration", "quickstart/grpo.toml"),
+        ("verl.yaml", "data: {a: 1}\nactor_rollout_ref: {model: {path: a}}\n", "a verl configuration", "grpo.toml"),
         ("trl.yaml", "model_name_or_path: a/b\nlearning_rate: 1e-5\n", "arguments of TRL", "quickstart/grpo.toml"),
         ("areal.yaml", "experiment_name: a\ntrial_name: b\nactor: {path: c}\n", "an AReaL", "areal.yaml --from areal"),
         ("sky.yaml", "resources: {cpus: 4}\nrun: python x\n", "a task for SkyPilot", "the configuration that"),

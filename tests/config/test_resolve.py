@@ -118,6 +118,11 @@ EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
         3.0,
     ),
     (
+        {"trainer.algorithm.use_tis": True, "trainer.algorithm.tis_imp_ratio_cap": 0.5},
+        "trainer.algorithm.off_policy_correction.token_tis_ratio_clip_high",
+        0.5,
+    ),
+    (
         {"trainer.algorithm.tis_imp_ratio_cap": 3},
         "trainer.algorithm.off_policy_correction.token_tis_ratio_clip_high",
         2.0,

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.sizes import Model, data_parallel_of, replicas_of
+from skyrl.config.losses import POLICY_LOSSES
+from skyrl.config.sizes import Model, data_parallel_of, replicas_of, scores_old_logprobs, work_of
 from skyrl.tree import evolve_at
 
 MEGATRON = {
@@ -34,3 +35,33 @@ def test_ranks_that_share_a_copy_of_the_model_get_the_same_rows(
         run = evolve_at(run, path, value)
     found = replicas_of(run, model)
     assert (found.of_rank, found.count) == (of_rank, data_parallel_of(run, model))
+
+
+@pytest.mark.parametrize(
+    ("mini", "model", "steps", "scored"),
+    [
+        # 1,024 prompts with 5 samples each are 5,120 rows on one rank
+        (256, "policy", 4, 5_120),
+        (1_024, "policy", 1, 0),  # before the only update, the policy is the old one
+        (256, "ref", 0, 5_120),
+        (1_024, "ref", 0, 5_120),
+    ],
+)
+def test_a_batch_is_scored_where_its_old_logprobs_are_used(mini: int, model: Model, steps: int, scored: int) -> None:
+    found = work_of(evolve_at(SkyRLTrainConfig(), "trainer.policy_mini_batch_size", mini), model)
+    assert (found.optimizer_steps, found.rows_scored) == (steps, scored)
+
+
+def test_losses_against_the_engine_or_against_nothing_need_no_old_logprobs() -> None:
+    algorithm = SkyRLTrainConfig().trainer.algorithm
+    by_name = {name: evolve_at(algorithm, "policy_loss_type", name) for name in POLICY_LOSSES}
+    without = {name for name, each in by_name.items() if not scores_old_logprobs(each, updates=2)}
+    assert without == {"rollout_is", "dppo", "cross_entropy"}
+
+
+def test_rows_without_advantage_are_skipped_but_by_losses_of_likelihood_and_of_covariance() -> None:
+    assert {name for name, facts in POLICY_LOSSES.items() if not facts.vanishes_without_advantage} == {
+        "cross_entropy",  # has no advantage
+        "clip_cov",  # both choose tokens among those of all rows
+        "kl_cov",
+    }

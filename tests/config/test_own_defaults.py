@@ -1,0 +1,73 @@
+"""Defaults that the seeds' tree has no counterpart of: written out once more, so that none can change unnoticed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skyrl.config import SkyRLTrainConfig, load
+from skyrl.tree import get_at
+
+OF_A_RUN: dict[str, Any] = {
+    "environment.skyrl_gym.step_timeout_seconds": 300.0,
+    "environment.skyrl_gym.max_attempts": 3,
+    "environment.skyrl_gym.max_failed_share": 0.2,
+    "environment.skyrl_gym.isolate_user_env": False,
+    "environment.skyrl_gym.user_env_memory_gb": 4.0,
+    "environment.skyrl_gym.math_equivalence": False,
+    "environment.skyrl_gym.reward_model.timeout": 60,
+    "generator.sampling_params.frequency_penalty": 0.0,
+    "trainer.algorithm.reward_shaping.norm.mean_leave1out": False,
+    "trainer.algorithm.reward_shaping.norm.std_unbiased": True,
+    "trainer.algorithm.reward_shaping.norm.eps": 1e-5,
+    "trainer.algorithm.reward_shaping.overlong.penalty_factor": 1.0,
+    "trainer.algorithm.reward_shaping.overlong.floor": True,
+    "trainer.algorithm.reward_shaping.bias": 0.0,
+    "trainer.algorithm.reward_shaping.scale": 1.0,
+    "trainer.algorithm.gmpo.log_clip_low": 0.4,
+    "trainer.algorithm.gmpo.log_clip_high": 0.4,
+    "trainer.algorithm.decoupled.dual_clip": False,
+    "trainer.algorithm.clip_cov.clip_cov_lb": 1.0,
+}
+
+OF_A_SUPERVISED_RUN: dict[str, Any] = {
+    "seed": 42,
+    "num_epochs": 1,
+    "batch_size": 4,
+    "micro_train_batch_size_per_gpu": 2,
+    "max_tokens_per_microbatch": -1,
+    "use_sequence_packing": True,
+    "deterministic": False,
+    "eval_before_train": False,
+    "eval_interval": 0,
+    "ckpt_interval": 0,
+    "max_ckpts_to_keep": -1,
+    "resume_with_changes": False,
+    "recover_retries": 3,
+    "hf_save_interval": 0,
+    "optimizer_config.lr": 2e-5,
+    "placement.num_nodes": 1,
+    "placement.num_gpus_per_node": 1,
+    "placement.start_timeout_seconds": 600.0,
+    "placement.call_timeout_seconds": 3600.0,
+    "placement.heartbeat_timeout_seconds": 60.0,
+}
+
+
+def test_defaults_of_our_own_fields() -> None:
+    default = SkyRLTrainConfig()
+    assert {path: get_at(default, path) for path in OF_A_RUN} == OF_A_RUN
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("sft", 2), ("reward_model", 4)])
+def test_defaults_of_supervised_runs_reach_the_learner(kind: str, rows: int) -> None:
+    run: Any = load([], {"kind": kind}).config
+    assert {path: get_at(run, path) for path in OF_A_SUPERVISED_RUN} == OF_A_SUPERVISED_RUN
+    trainer = run.trainer
+    assert (trainer.seed, trainer.policy.optimizer_config.lr, trainer.placement.policy_num_nodes) == (42, 2e-5, 1)
+    assert (trainer.train_batch_size, trainer.policy_mini_batch_size, trainer.micro_train_batch_size_per_gpu) == (
+        4,
+        4,
+        rows,  # a pair is two rows
+    )
