@@ -64,7 +64,7 @@ class ChatMasks:
         chat of which the template leaves something out. Raises `DataError` for a chat without anything to learn, and
         for what the template cannot write so that learning it is right.
         """
-        weights = self._message_weights(messages)
+        weights = message_weights(messages, all_messages=self._all)
         learned = tuple(weights)
         chat = [{key: value for key, value in each.items() if key != "weight"} for each in messages[: learned[-1] + 1]]
         layout = self._layout(chat, tools, learned, allow_dropped=allow_dropped)
@@ -105,17 +105,6 @@ class ChatMasks:
         token = self._ends.added.last(end)
         return end, text_tokens(self._tokenizer, token)[-1] if token else None
 
-    def _message_weights(self, messages: Sequence[Message]) -> dict[int, float]:
-        """Place of every message that is learned -> its weight."""
-        said = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
-        if not said:
-            raise DataError("no message is an assistant's, so that nothing can be learned")
-        usual = said if self._all else said[-1:]
-        weights = {place: _weight(messages[place], place in usual) for place in said}
-        if not any(weights.values()):
-            raise DataError("the weight of every assistant message is 0, so that nothing can be learned")
-        return {place: weight for place, weight in weights.items() if weight}
-
     def _layouts(self, tools: Sequence[Any] | None, spelling: Spelling) -> Layouts:
         shown = {"tools": [dict(tool) for tool in tools]} if tools else {}
         as_given = spelling.thoughts == "given"
@@ -136,6 +125,18 @@ class ChatMasks:
         if not layout.ended:
             ids, weights = [*ids, self._tokenizer.eos_token_id], [*weights, of_message[layout.spans[-1].place]]
         return np.asarray(ids, dtype=np.int64), np.asarray(weights, dtype=np.float32)
+
+
+def message_weights(messages: Sequence[Message], *, all_messages: bool = False) -> dict[int, float]:
+    """Place of every message that is learned -> its weight. Raises `DataError` where there is none."""
+    said = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+    if not said:
+        raise DataError("no message is an assistant's, so that nothing can be learned")
+    usual = said if all_messages else said[-1:]
+    weights = {place: _weight(messages[place], place in usual) for place in said}
+    if not any(weights.values()):
+        raise DataError("the weight of every assistant message is 0, so that nothing can be learned")
+    return {place: weight for place, weight in weights.items() if weight}
 
 
 def _weight(message: Message, usual: bool) -> float:

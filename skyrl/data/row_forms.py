@@ -27,14 +27,36 @@ ALLOW_DROPPED = "allow_dropped_content"
 """Column of a row that is trained on although the chat template leaves some of it out."""
 
 
+def learns_all(run: SFTConfig) -> bool:
+    """Whether every message of an assistant is learned, where no weight says otherwise."""
+    return run.train_on_what == "all_assistant_messages"
+
+
+def chat_in(row: Row, run: SFTConfig) -> list[Message] | None:
+    """The messages of a row of supervised fine-tuning; None for a row that is no chat. Raises `DataError`."""
+    if row.get(run.messages_key) is not None:
+        return messages_of(row[run.messages_key], run.messages_key)
+    if row.get("conversations") is not None:
+        return messages_of(row["conversations"], "conversations")
+    if row.get("input_ids") is not None:
+        return None
+    if isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str):
+        asked = "\n\n".join(filter(None, (row["instruction"], row.get("input"))))
+        return [{"role": "user", "content": asked}, {"role": "assistant", "content": row["output"]}]
+    prompt, completion = row.get("prompt"), row.get("completion")
+    if prompt is None or completion is None or isinstance(prompt, str) or isinstance(completion, str):
+        return None
+    before = [{"weight": 0, **each} for each in messages_of(prompt, "prompt")]
+    return [*before, *messages_of(completion, "completion")]
+
+
 class SupervisedForms:
     """Tokenizes rows of supervised fine-tuning, whatever their form."""
 
     def __init__(self, tokenizer: ChatTokenizer, run: SFTConfig) -> None:
         """`tokenizer` has the run's chat template."""
         self._tokenizer, self._run, self._has_chats = tokenizer, run, False
-        learns_all = run.train_on_what == "all_assistant_messages"
-        self._masks = ChatMasks(tokenizer, all_messages=learns_all, arguments=run.chat_template_kwargs)
+        self._masks = ChatMasks(tokenizer, all_messages=learns_all(run), arguments=run.chat_template_kwargs)
 
     @property
     def turn_end(self) -> tuple[str, int | None] | None:
@@ -50,18 +72,12 @@ class SupervisedForms:
         """Token ids and the weight of each in the loss, 0 where it is not learned. Raises `DataError`."""
         refuse_media(row)
         run = self._run
-        if row.get(run.messages_key) is not None:
-            return self._chat(messages_of(row[run.messages_key], run.messages_key), row)
-        if row.get("conversations") is not None:
-            return self._chat(messages_of(row["conversations"], "conversations"), row)
+        chat = chat_in(row, run)
+        if chat is not None:
+            return self._chat(chat, row)
         if row.get("input_ids") is not None:
             ids, mask = tokenized_row(row, len(self._tokenizer))
             return ids, mask.astype(np.float32)
-        if isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str):
-            asked = "\n\n".join(filter(None, (row["instruction"], row.get("input"))))
-            return self._chat(
-                [{"role": "user", "content": asked}, {"role": "assistant", "content": row["output"]}], row
-            )
         if row.get("prompt") is not None and row.get("completion") is not None:
             return self._completion(row)
         if isinstance(row.get("text"), str) and row["text"]:
@@ -83,10 +99,7 @@ class SupervisedForms:
         prompt, completion = row["prompt"], row["completion"]
         if isinstance(prompt, str) and isinstance(completion, str):
             return self._text(prompt, completion)
-        if isinstance(prompt, str) or isinstance(completion, str):
-            raise DataError("prompt and completion are not both texts, nor both lists of messages")
-        before = [{"weight": 0, **each} for each in messages_of(prompt, "prompt")]
-        return self._chat([*before, *messages_of(completion, "completion")], row)
+        raise DataError("prompt and completion are not both texts, nor both lists of messages")
 
     def _text(self, before: str, learned: str) -> tuple[Ids, Weights]:
         """Plain text behind the tokenizer's beginning of a sequence, with an end of it."""

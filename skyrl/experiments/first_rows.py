@@ -14,10 +14,15 @@ from typing import Any
 
 from attrs import frozen
 
-from skyrl.config import SkyRLTrainConfig
+from skyrl.chats.masks import message_weights
+from skyrl.chats.spellings import spellings
+from skyrl.chats.text import Message
+from skyrl.config import SFTConfig, SkyRLTrainConfig
 from skyrl.config.sizes import evaluates, samples
+from skyrl.data.conversations import tools_of, with_system
 from skyrl.data.prompts import data_source_of, extras_of
-from skyrl.data.sources import FILES, BadRow, Columns, chat_of, first_row, iterate_rows
+from skyrl.data.row_forms import chat_in, learns_all
+from skyrl.data.sources import FILES, BadRow, Columns, Row, chat_of, first_row, iterate_rows
 from skyrl.envs.env import Env
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
@@ -77,6 +82,45 @@ def unreadable_rows(field: str, sources: Sequence[str], *, skip: bool) -> Iterat
             continue
         if bad and not skip:
             yield Problem(path=field, message=bad[0].reason)
+
+
+def unlearnable_rows(field: str, sources: Sequence[str], run: SFTConfig) -> Iterator[Problem]:
+    """Problems of files whose first row is a chat of which nothing can be learned, or that the template refuses."""
+    for source in () if run.bad_rows == "skip" else filter(_is_file, sources):
+        row = next(iter(iterate_rows(source)), None)
+        if row is None or isinstance(row, BadRow):  # another check reports both
+            continue
+        try:
+            chat = chat_in(row, run)
+            if chat is not None:
+                message_weights(chat, all_messages=learns_all(run))
+                _write_chat(chat, row, run)
+        except ConfigError as error:
+            yield from error.problems
+        except DataError as error:
+            yield Problem(path=field, message=f"{source}, row 0: {error}")
+        except TemplateRefusal as error:
+            yield Problem(path=field, message=f"{source}, row 0: the chat template refuses the chat: {error}")
+
+
+def _write_chat(chat: Sequence[Message], row: Row, run: SFTConfig) -> None:
+    """Write the chat by its template. Raises `TemplateRefusal` if it is refused in every spelling of its thoughts."""
+    files = readable_files(run.model.path)
+    template = configured_template(run.chat_template) or (files.chat_template if files else None)
+    if files is None or template is None:  # other checks report both
+        return
+    tools = tools_of(row.get(run.tools_key), run.tools_key)
+    variables = {**files.special_tokens, **({"tools": list(tools)} if tools else {}), **run.chat_template_kwargs}
+    whole = with_system(list(chat), row.get(run.system_key))
+    refusals = []
+    for spelling in spellings(whole):
+        try:
+            render_template(template, spelling.of(whole), **variables)
+        except TemplateRefusal as error:
+            refusals.append(error)
+        else:
+            return
+    raise refusals[0]
 
 
 def _sources(run: SkyRLTrainConfig) -> Iterator[tuple[str, str]]:

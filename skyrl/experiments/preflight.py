@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from skyrl.config import SkyRLTrainConfig, SupervisedConfig
+from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.engines import backend_of
 from skyrl.config.sizes import evaluates, on_ray, samples, sizes_of
 from skyrl.config.trackers import TRACKERS
@@ -22,7 +22,7 @@ from skyrl.data.hugging_face import dataset_failure
 from skyrl.data.sources import FILES
 from skyrl.envs import find_env
 from skyrl.errors import DataError, Problem, TaskError
-from skyrl.experiments.first_rows import first_rows_can_be_used, unreadable_rows
+from skyrl.experiments.first_rows import first_rows_can_be_used, unlearnable_rows, unreadable_rows
 from skyrl.experiments.folder_checks import (
     folders_can_be_written,
     the_code_is_that_of_the_run,
@@ -251,7 +251,10 @@ def the_rows_are_there(run: SupervisedConfig) -> Iterator[Problem]:
     """Each source is there, and its first row can be read."""
     for field, sources in (("train_datasets", run.train_datasets), ("eval_datasets", run.eval_datasets)):
         missing = list(missing_data(field, sources))
-        yield from missing or unreadable_rows(field, sources, skip=run.bad_rows == "skip")
+        problems = missing or list(unreadable_rows(field, sources, skip=run.bad_rows == "skip"))
+        yield from problems
+        if not problems and isinstance(run, SFTConfig):
+            yield from unlearnable_rows(field, sources, run)
 
 
 def the_template_is_there(run: SupervisedConfig) -> Iterator[Problem]:

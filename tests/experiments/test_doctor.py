@@ -16,10 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 from filelock import FileLock
 
-from skyrl.config import compose
+from skyrl.config import SFTConfig, compose
 from skyrl.config.run_kind import RunKind
 from skyrl.errors import ConfigError, Problem
+from skyrl.experiments.preflight import the_rows_are_there
 from skyrl.runs.run_owner import sign
+from tests import supervised_run
 from tests.nano_run import as_words, overrides
 
 
@@ -269,3 +271,29 @@ def test_doctor_imports_neither_torch_nor_transformers_and_names_no_strategy_for
     assert lines[1] == f"  model    {nano / 'model'}, trained on cpu in one process"
     assert "fsdp2" not in done.stdout
     assert not (tmp_path / "run").exists()
+
+
+def asked(**message: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", **message}]}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (asked(), ""),
+        (asked(weight=0.5), ""),
+        (asked(weight=-1), "row 0: the weight of a message is -1"),
+        (asked(weight=0), "row 0: the weight of every assistant message is 0"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "row 0: no message is an assistant's"),
+        ({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}, ""),
+        ({"instruction": "a", "output": "b"}, ""),
+        ({"text": "a"}, ""),
+    ],
+)
+def test_a_first_chat_of_which_nothing_can_be_learned_is_named(
+    row: dict[str, object], said: str, nano: Path, tmp_path: Path
+) -> None:
+    source = supervised_run.write(tmp_path / "rows.jsonl", [row])
+    composed = compose([], supervised_run.settings(nano, tmp_path, "sft", train_datasets=(source,)), SFTConfig)
+    found = [problem.message for problem in the_rows_are_there(composed.config)]
+    assert [f"{source}, {said}" in message for message in found] == ([True] if said else [])
