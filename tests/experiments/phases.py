@@ -211,9 +211,9 @@ def in_ascii(completion: str, ground_truth: str, **others: Any) -> float:
     return float(bool(completion) and completion.isascii())
 
 
-def command(words: list[str], environment: dict[str, str], folder: Path) -> None:
-    """`skyrl run` in this process, with the variables, in the folder; output goes to the file `said` there, or with the
-    variable NOBODY_READS into a pipe that nobody reads.
+def command(words: list[str], environment: dict[str, str], folder: Path, verbs: tuple[str, ...] = ("run",)) -> None:
+    """`skyrl run`, or another command, in this process, with the variables, in the folder; output goes to the file
+    `said` there, or with the variable NOBODY_READS into a pipe that nobody reads.
     """
     os.environ.update(environment)
     said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -228,4 +228,4 @@ def command(words: list[str], environment: dict[str, str], folder: Path) -> None
     ppo.BasePPOExp = PhasedExp  # type: ignore[misc]  # replaced for the test
     sft.SFTExp = PhasedSFTExp  # type: ignore[misc]  # replaced for the test
     reward_model.RewardModelExp = PhasedRewardModelExp  # type: ignore[misc]  # replaced for the test
-    main(["run", *words])
+    main([*verbs, *words])

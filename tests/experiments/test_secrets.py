@@ -111,7 +111,7 @@ def with_notes(nano: Path, out: Path) -> Path:
     return file
 
 
-def run(nano: Path, out: Path, *, broken: bool, **changes: Any) -> str:
+def run(nano: Path, out: Path, *, broken: bool, verb: str = "run", **changes: Any) -> str:
     (out.parent / "judges").mkdir(exist_ok=True)
     judge = out.parent / "judges" / f"{out.name}.py"
     judge.write_text(f"BROKEN = {broken}\n{IN_TEXTS}", encoding="utf-8")
@@ -120,11 +120,16 @@ def run(nano: Path, out: Path, *, broken: bool, **changes: Any) -> str:
     values |= {"trainer.recording": "jsonl", "data.train_data": [str(with_notes(nano, out))]}
     values |= IN_THE_CONFIGURATION | {"environment.env_class": f"{judge}:judge"}
     words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
-    process = _context.Process(target=command, args=(words, IN_VARIABLES, out))
+    return said_by(words, out, verb, exit_code=1 if broken else 0)
+
+
+def said_by(words: list[str], out: Path, *verbs: str, exit_code: int = 0) -> str:
+    """What a command prints in a process whose environment holds the secrets."""
+    process = _context.Process(target=command, args=(words, IN_VARIABLES, out, verbs))
     process.start()
     process.join(240)
     said = (out / "said").read_text(encoding="utf-8")
-    assert process.exitcode == (1 if broken else 0), said
+    assert process.exitcode == exit_code, said
     return said
 
 
@@ -141,6 +146,20 @@ def test_a_hundred_secrets_are_nowhere_in_what_a_run_leaves(nano: Path, tmp_path
     if not broken:  # and what is stored without them is still the same run
         again = run(nano, tmp_path / "out", broken=broken, trainer__max_training_steps=3)
         assert "Going on after step 2" in again
+
+
+def test_a_hundred_secrets_are_nowhere_in_what_a_look_at_a_run_prints(nano: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(nano, out, broken=False)
+    looked = {
+        "doctor": run(nano, tmp_path / "another", broken=False, verb="doctor"),
+        "ckpt list": said_by([str(out / "checkpoints")], out, "ckpt", "list"),
+        "ckpt verify": said_by([str(out / "checkpoints")], out, "ckpt", "verify"),
+        "config show": said_by([str(out / "run" / "config.json")], out, "config", "show"),
+    }
+    assert "all that is there" in looked["doctor"]  # the reward was called, and printed
+    for said in looked.values():
+        assert said and [canary for canary in CANARIES if canary in said] == []
 
 
 def test_what_was_hidden_cannot_be_used_by_mistake(nano: Path, tmp_path: Path) -> None:
