@@ -12,10 +12,15 @@ from skyrl.errors import WorkerEnded
 from skyrl.sandbox.sandbox import why_unavailable
 from skyrl.sandbox.tiers import TIERS
 from tests.envs.hostile import PAYLOADS
-from tests.processes.left_over import left_over
+from tests.processes.left_over import a_test_begins, left_over
 
 HERE = [tier for tier in TIERS if not why_unavailable(tier)]
 GYM = SkyRLGymConfig(math_equivalence=True)
+
+
+@pytest.fixture(autouse=True)
+def _what_runs_already() -> None:
+    a_test_begins()
 
 
 @pytest.fixture(params=HERE, scope="module")

@@ -9,6 +9,14 @@ from pathlib import Path
 
 import psutil
 
+_EARLIER: set[int] = set()
+
+
+def a_test_begins() -> None:
+    """What runs now is another test's, such as the warm interpreters that environments share and keep."""
+    _EARLIER.clear()
+    _EARLIER.update(child.pid for child in psutil.Process().children(recursive=True))
+
 
 def left_over(patience: float = 10.0) -> list[psutil.Process]:
     """Processes below a fork server of this process, or that have lost theirs, once `patience` seconds have passed."""
@@ -30,7 +38,8 @@ def _found() -> list[psutil.Process]:
     servers = {child.pid for child, parent, _ in below if parent == here.pid}
     servers |= {child.pid for child, parent, _ in below if parent in servers and _is_bubblewrap(parent)}
     orphans = [child for child, parent, line in _alive(psutil.process_iter()) if parent == 1 and "fork_server" in line]
-    return [child for child, _, line in below if "fork_server" in line and child.pid not in servers] + orphans
+    known = servers | _EARLIER
+    return [child for child, _, line in below if "fork_server" in line and child.pid not in known] + orphans
 
 
 def _alive(processes: Iterable[psutil.Process]) -> list[tuple[psutil.Process, int, str]]:

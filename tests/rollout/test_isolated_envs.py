@@ -25,7 +25,7 @@ from skyrl.sandbox.sandbox import why_unavailable
 from skyrl.sandbox.tiers import TIERS, Tier
 from skyrl.trajectory import Prompt
 from tests.processes.clusters import soon
-from tests.processes.left_over import left_over, process_beside
+from tests.processes.left_over import a_test_begins, left_over, process_beside
 from tests.rollout.chats import Says, chat_tokenizer, play
 from tests.rollout.chats import prompt as chat_prompt
 from tests.rollout.test_generator import Scripted
@@ -116,6 +116,11 @@ BROKEN = {
 GOOD = ("well", "forks", "prints a gigabyte", "secrets")
 NO_THOUGHTS = ChatTemplateConfig(name_or_path="qwen3_without_thinking")
 HERE = [tier for tier in TIERS if not why_unavailable(tier)]
+
+
+@pytest.fixture(autouse=True)
+def _what_runs_already() -> None:
+    a_test_begins()
 
 
 def isolated(tier: Tier | Literal["auto"], **more: Any) -> SkyRLGymConfig:

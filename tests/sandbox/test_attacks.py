@@ -20,7 +20,7 @@ from skyrl.envs.code import CodeEnv
 from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
 from skyrl.sandbox.tiers import TIERS
 from tests.processes.clusters import soon
-from tests.processes.left_over import left_over, process_beside
+from tests.processes.left_over import a_test_begins, left_over, process_beside
 from tests.sandbox.attacks import ALL_ESCAPES, ATTACKS, FORGERIES
 from tests.sandbox.endless import HOARDS, NEVER_END
 from tests.sandbox.escapes import OPEN, ROOTS, TWICE
@@ -30,6 +30,11 @@ ROOT = Path(__file__).parents[2]
 SECURITY = ROOT / "SECURITY.md"
 LIMITS = ResourceLimits(seconds=30.0, memory_bytes=1 << 30)
 SHORT = ResourceLimits(seconds=0.4, cpu_seconds=2)
+
+
+@pytest.fixture(autouse=True)
+def _what_runs_already() -> None:
+    a_test_begins()
 
 
 def every_tenth(names: Iterable[str]) -> list[Any]:
