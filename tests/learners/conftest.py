@@ -18,9 +18,6 @@ from skyrl.config import (
 )
 from tests.learners.pool import Pool
 
-LEARNS = OptimizerConfig(lr=1e-3, weight_decay=0.1, weight_decay_on="matrices")
-"""An optimizer of two groups of weights, one that decays and one that does not."""
-
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
@@ -41,7 +38,7 @@ def small(nano: Path) -> TrainerConfig:
     """Nothing of it is left to be derived. The model's head is tied to its embeddings."""
     model = ModelConfig(path=str(nano / "model"))
     return TrainerConfig(
-        policy=PolicyConfig(model=model, optimizer_config=LEARNS),
+        policy=PolicyConfig(model=model, optimizer_config=OptimizerConfig(lr=1e-3)),
         critic=CriticConfig(model=model, optimizer_config=OptimizerConfig(lr=1e-2)),
         ref=RefConfig(model=model),
         algorithm=AlgorithmConfig(temperature=1.0, use_kl_loss=True, kl_loss_coef=0.1),

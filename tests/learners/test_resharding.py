@@ -21,6 +21,11 @@ from tests.learners.test_strategies import DEEPSPEED, ZERO, changed, mini_batch
 pytestmark = pytest.mark.xdist_group("ranks")
 
 FSDP2: dict[str, Any] = {"strategy": "fsdp2"}
+TWO_GROUPS: dict[str, Any] = {
+    "policy.optimizer_config.weight_decay": 0.1,
+    "policy.optimizer_config.weight_decay_on": "matrices",
+}
+"""Weights that decay and weights that do not, each with optimizer state of its own."""
 
 
 def policy(pool: Pool, small: TrainerConfig, changes: dict[str, Any], ranks: int) -> LearnerGroup[PolicyWorker]:
@@ -48,6 +53,28 @@ async def assert_resumes(
 @pytest.mark.parametrize("ranks", [1, 4])
 async def test_fsdp2_goes_on_with_other_ranks(ranks: int, pool: Pool, small: TrainerConfig, tmp_path: Path) -> None:
     await assert_resumes(policy(pool, small, FSDP2, 2), lambda: policy(pool, small, FSDP2, ranks), tmp_path)
+
+
+async def test_fsdp2_resumes_both_groups_of_weights(pool: Pool, small: TrainerConfig, tmp_path: Path) -> None:
+    way = FSDP2 | TWO_GROUPS
+    await assert_resumes(policy(pool, small, way, 2), lambda: policy(pool, small, way, 2), tmp_path)
+
+
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.long), 3])
+async def test_deepspeed_resumes_both_groups_of_weights(
+    stage: int, zero_pool: Pool, small: TrainerConfig, tmp_path: Path
+) -> None:
+    way = {**DEEPSPEED, ZERO + "stage": stage} | TWO_GROUPS
+    await assert_resumes(policy(zero_pool, small, way, 2), lambda: policy(zero_pool, small, way, 2), tmp_path)
+
+
+async def losses(learners: LearnerGroup[PolicyWorker]) -> list[float]:
+    return [(await learners.update(mini_batch(step)))["final_loss"] for step in range(5)]
+
+
+async def test_both_groups_of_weights_learn_on_two_ranks_as_on_one(pool: Pool, small: TrainerConfig) -> None:
+    alone = await losses(policy(pool, small, TWO_GROUPS, 1))
+    assert await losses(policy(pool, small, FSDP2 | TWO_GROUPS, 2)) == pytest.approx(alone, abs=1e-5)
 
 
 @pytest.fixture(scope="module", params=[1, 4])
