@@ -151,13 +151,19 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
 @click.option("--from", "house", type=click.Choice(["skyrl-hydra", "skyrl", "areal"]), required=True)
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the TOML there, not to standard output.")
 @click.option("--keep-going", is_flag=True, help="Write the rest where settings that change the training are refused.")
-def convert(source: str, house: str, output: str | None, keep_going: bool) -> None:
+@click.option("--force", is_flag=True, help="Replace an output file that exists.")
+def convert(source: str, house: str, output: str | None, keep_going: bool, force: bool) -> None:
     """Write our TOML from a configuration of SkyRL's or AReaL's, and say what became of each of its settings.
 
     Exit code 1, and nothing written, where a setting that may change the training is refused; see --keep-going.
     """
+    from pathlib import Path
+
     from skyrl.config.recognition import refuse_other_sources
     from skyrl.errors import UserError, render
+
+    if output and not force and Path(output).exists():
+        raise UserError(f"{output} exists already: name another file, or replace it with --force")
 
     refuse_other_sources(source)
     if house == "areal":
@@ -173,6 +179,8 @@ def convert(source: str, house: str, output: str | None, keep_going: bool) -> No
     click.echo(converted.report(), err=True)
     if converted.problems:
         click.echo("\n" + render(converted.problems, "What `skyrl config check` says about it"), err=True)
+    if is_written and output:
+        click.echo(f"\nWrote {output}.", err=True)
     if not is_written:
         number = len(converted.lost)
         click.echo(

@@ -21,20 +21,27 @@ BYTES_OF_A_WEIGHT = 12
 
 
 def folders_can_be_written(run: AnyRun) -> Iterator[Problem]:
-    """Each folder of the run is named, can be made, and belongs to no other run that is going on."""
+    """Each folder of the run is named, can be written to, and is not in use by another run. A folder inside one that is
+    reported is not reported again.
+    """
+    reported: list[Path] = []
     for field, text in _folders(run).items():
         if text == "":
             yield Problem(path=field, message="is empty: name a folder")
             continue
         try:
             folder = Path(text).expanduser().absolute()
+            if any(folder.is_relative_to(each) for each in reported):
+                continue
             _try(folder)
         except (OSError, RuntimeError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             yield Problem(path=field, message=f"{text[:80]} cannot be written to: {reason}")
+            reported.append(Path(text).absolute())
             continue
         if is_locked(folder):
             yield Problem(path=field, message=in_use(folder, field))
+            reported.append(folder)
 
 
 def the_code_is_that_of_the_run(run: SkyRLTrainConfig) -> Iterator[Problem]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from attrs import evolve
+
 from skyrl.config.kinds import KINDS
 from skyrl.errors import ConfigError, Problem
 from skyrl.interop.areal_allocation import read_allocation
@@ -47,6 +49,12 @@ _COPIES = {
 
 _TABLES = Tables(keys=KEYS_2026 | KEYS, copies=_COPIES, intervals=INTERVALS)
 
+_DATA = "data"
+_IN_PYTHON = (
+    "AReaL's training script, and not its file, chooses the reward function and the splits of the datasets: "
+    "set environment.env_class to the reward (rewards.py:my_reward) and write a split behind its source (NAME:SPLIT)."
+)
+
 _BATCH = ("train_dataset.batch_size", "dataset.train_bs_n_seqs")
 
 
@@ -70,7 +78,8 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment") -> Conversi
     for key, value in values.items():
         _convert(writing, key, value, values, copies.get(key, ""))
     _complete(writing, values)
-    return writing.finish(lambda run: tuple(other_defaults(values, run)))
+    converted = writing.finish(lambda run: tuple(other_defaults(values, run)))
+    return evolve(converted, remarks=(_IN_PYTHON,)) if _DATA in converted.tables else converted
 
 
 def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any], copy_of: str) -> None:

@@ -61,9 +61,9 @@ def convert_setting(
 def apply(writing: Writing, key: str, value: object, become: Becomes, note: str = "") -> None:
     """Write what a value becomes, and note it."""
     reasons: dict[Outcome, str] = {"refused": become.refused, "not yet": become.not_yet, "needless": become.needless}
-    for outcome, why in reasons.items():
+    for refusal, why in reasons.items():
         if why:
-            writing.note(Line(outcome=outcome, source=key, value=value, why=why))
+            writing.note(Line(outcome=refusal, source=key, value=value, why=why))
             return
     written: list[str] = []
     for path, ours in become.writes.items():
@@ -73,7 +73,8 @@ def apply(writing: Writing, key: str, value: object, become: Becomes, note: str 
             writing.note(Line(outcome="refused", source=key, value=value, why=f"{path}: {errors[0].message}"))
             return
         written += paths
-    writing.note(Line(outcome="renamed", source=key, value=value, targets=tuple(written), why=note or become.note))
+    outcome: Outcome = "kept" if written == [key] else "renamed"
+    writing.note(Line(outcome=outcome, source=key, value=value, targets=tuple(written), why=note or become.note))
 
 
 def _one(writing: Writing, tables: Tables, key: str, value: object, copy_of: str) -> None:

@@ -100,6 +100,9 @@ class Conversion:
     other_defaults: tuple[OtherDefault, ...] = ()
     """Settings that the file leaves out, as far as their defaults are known to differ."""
 
+    remarks: tuple[str, ...] = ()
+    """Sentences on what the foreign system has outside its files, and what this one therefore needs to be given."""
+
     def counts(self) -> dict[str, int]:
         """How many settings had each fate."""
         counted = Counter(line.outcome for line in self.lines)
@@ -129,6 +132,7 @@ class Conversion:
         if self.other_defaults:
             head = f"not in the file, and with another default here ({len(self.other_defaults)}):"
             parts += ["", head, *(f"  {_default_row(each)}" for each in self.other_defaults)]
+        parts += [line for remark in self.remarks for line in ("", remark)]
         return "\n".join(parts)
 
     def header(self) -> str:

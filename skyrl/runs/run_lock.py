@@ -134,11 +134,16 @@ def _rows(changed: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def _folders_beside(run: AnyRun) -> str:
-    """Arguments that give the run a folder of its own, with everything it writes inside."""
+    """Arguments that give the run a folder of its own, with everything it writes inside. The folders of checkpoints and
+    exports follow `run_path`, but for those that were put elsewhere.
+    """
     own = required(run.trainer.run_path, field_path(run, "run_path")).rstrip("/")
     names = itertools.chain([own], (f"{own}-{number}" for number in itertools.count(2)))
     free = next(name for name in names if not (Path(name).expanduser() / "config.json").exists())
-    folders = {"run_path": free, "ckpt_path": f"{free}/checkpoints", "export_path": f"{free}/exports"}
+    folders = {"run_path": free}
+    for field, name in (("ckpt_path", "checkpoints"), ("export_path", "exports")):
+        if getattr(run.trainer, field) != f"{own}/{name}":
+            folders[field] = f"{free}/{name}"
     return " ".join(f"{field_path(run, field)}={folder}" for field, folder in folders.items())
 
 

@@ -32,7 +32,7 @@ def in_use(folder: Path, field: str) -> str:
     except OSError:
         owner = ""
     return (
-        f"{folder} is in use by a run that is going on ({owner or 'its owner cannot be read'}): wait for its end, or "
+        f"{folder} is in use by another run ({owner or 'its owner cannot be read'}): wait for its end, or "
         f"choose another {field}"
     )
 

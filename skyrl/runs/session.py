@@ -80,11 +80,11 @@ class RunSession:
         return checkpoint
 
     def _make_locks(self) -> tuple[RunLock, ...]:
-        """One for every folder that this run writes into."""
-        fields = {self._experiment.exports: "export_path"}
+        """One for every folder that this run writes into, the run's own first."""
+        fields = {self._folder.path: "run_path"}
         if isinstance(self._checkpoints.storage, Disk):  # in an object store, each checkpoint is compared
-            fields[self._checkpoints.storage.path] = "ckpt_path"
-        fields[self._folder.path] = "run_path"
+            fields.setdefault(self._checkpoints.storage.path, "ckpt_path")
+        fields.setdefault(self._experiment.exports, "export_path")
         return tuple(RunLock(path, field_path(self._cfg, field), self._cfg) for path, field in fields.items())
 
     def _free_if_empty(self, lock: RunLock) -> None:

@@ -129,6 +129,18 @@ def test_conversion_writes_a_file_that_loads_and_a_report() -> None:
     assert (done.exit_code, done.stdout) == (0, "")
     assert load(["new.toml"]).config.generator.inference_engine.num_engines == 2
     assert done.stderr.startswith("kept 1, renamed 1, derived 0, needless 0, refused 0\n")
+    assert done.stderr.endswith("\nWrote new.toml.\n")
+
+
+@pytest.mark.usefixtures("run_toml")
+def test_conversion_replaces_a_file_only_when_asked_to() -> None:
+    Path("new.toml").write_text("mine")
+    script = "python -m x trainer.epochs=3\n"
+    refused = converted(script, "-o", "new.toml")
+    assert str(refused.exception) == "new.toml exists already: name another file, or replace it with --force"
+    assert Path("new.toml").read_text() == "mine"
+    assert converted(script, "-o", "new.toml", "--force").exit_code == 0
+    assert load(["new.toml"]).config.trainer.epochs == 3
 
 
 @pytest.mark.usefixtures("run_toml")

@@ -231,6 +231,14 @@ def test_a_folder_that_cannot_be_written_is_named(nano: Path, tmp_path: Path) ->
     assert "cannot be written to: Not a directory" in problem.message
 
 
+def test_a_folder_inside_one_that_cannot_be_written_is_not_reported_beside_it(nano: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    inside = {f"trainer.{name}": str(file / "run" / name) for name in ("ckpt_path", "export_path")}
+    (problem,) = problems(nano, tmp_path, {"trainer.run_path": str(file / "run"), **inside})
+    assert problem.path == "trainer.run_path"
+
+
 @pytest.mark.parametrize("run", [False, True])
 def test_a_folder_that_another_run_has_is_named_with_its_owner(nano: Path, tmp_path: Path, run: bool) -> None:
     folder = tmp_path / "run"
@@ -239,7 +247,7 @@ def test_a_folder_that_another_run_has_is_named_with_its_owner(nano: Path, tmp_p
         sign(folder)
         (problem,) = problems(nano, tmp_path, run=run)
         assert problem.path == "trainer.run_path"
-        assert f"in use by a run that is going on (process {os.getpid()} on " in problem.message
+        assert f"in use by another run (process {os.getpid()} on " in problem.message
     assert problems(nano, tmp_path, run=run) == []
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skyrl.config import SkyRLTrainConfig, resolve
+from skyrl.config import SkyRLTrainConfig, compose, resolve
 from skyrl.errors import ResumeError
 from skyrl.runs.run_lock import refuse_changed
 from skyrl.tree import evolve_at, to_dict
@@ -46,3 +48,26 @@ def test_a_default_that_changed_since_counts_only_where_it_acts(loss: str, count
         return
     with pytest.raises(ResumeError, match="cispo_eps_clip_high: 9.5 there"):
         refuse_changed(stored, run, "the folder", "trainer.run_path")
+
+
+@pytest.mark.parametrize(
+    ("ours", "offered"),
+    [
+        ({}, "trainer.run_path=runs/b-2"),
+        (
+            {"trainer.export_path": "/exports"},
+            "trainer.run_path=runs/b-2 trainer.export_path=runs/b-2/exports",
+        ),
+    ],
+)
+def test_a_new_run_is_offered_the_folders_that_do_not_follow_by_themselves(
+    ours: dict[str, str], offered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/b").mkdir(parents=True)
+    (tmp_path / "runs/b/config.json").touch()
+    paths = {"trainer.policy.model.path": "a/b", "trainer.run_path": "runs/b", **ours}
+    run = compose([], paths).config
+    stored = to_dict(evolve_at(run, "trainer.seed", 7))
+    with pytest.raises(ResumeError, match=re.escape(f"for example:\n  {offered}") + "$"):
+        refuse_changed(stored, run, "runs/b", "trainer.run_path")

@@ -273,7 +273,7 @@ def test_a_second_process_in_the_same_folder_is_told_who_has_it(nano: Path, tmp_
         holder = RunLock(tmp_path / folder, field, config(nano, tmp_path))
         holder.acquire()
         try:
-            with pytest.raises(UserError, match=rf"in use by a run that is going on(.|\n)*{field}"):
+            with pytest.raises(UserError, match=rf"in use by another run(.|\n)*{field}"):
                 train(nano, tmp_path)
         finally:
             holder.release()

@@ -160,5 +160,5 @@ def test_a_second_run_in_the_same_folder_is_told_whose_it_is(nano: Path, tmp_pat
         train(nano, tmp_path)
     lock.release()
     owner = rf"\(process {os.getpid()} on {re.escape(socket.gethostname())}, since \d{{4}}-\d\d-\d\dT"
-    assert re.search(rf"run is in use by a run that is going on {owner}", str(caught.value))
+    assert re.search(rf"run is in use by another run {owner}", str(caught.value))
     train(nano, tmp_path)  # the note of the owner alone keeps nobody out

@@ -190,3 +190,9 @@ def test_a_file_is_read_with_its_references(tmp_path: Path) -> None:
     conversion = convert_areal(str(file))
     assert {line.source for line in conversion.lines if line.outcome == "derived"} == {"actor.temperature", "ref.path"}
     assert loaded(conversion, tmp_path).trainer.policy.optimizer_config.lr == 1e-5
+
+
+def test_the_report_says_what_stands_in_the_training_script() -> None:
+    converted = convert_keys({"train_dataset.path": "openai/gsm8k", "train_dataset.batch_size": 8})
+    assert "set environment.env_class to the reward" in converted.report()
+    assert converted.remarks and not convert_keys({"seed": 1}).remarks
