@@ -23,6 +23,8 @@ def doctor_report(run: RunConfig) -> Iterator[str]:
     how = "in one process" if alone else f"by {trainer.strategy} in {ranks.nodes * ranks.gpus_per_node} processes"
     yield "The values fit together, and this machine has what they name:"
     yield f"  model    {model}, trained on {trainer.device} {how}"
+    if trainer.device == "cuda":
+        yield f"  compute  {trainer.compute_dtype}, attention by {trainer.attention}"
     yield f"  data     {sources} source{'s' if sources != 1 else ''}, whose first rows were read"
     yield f"  folder   {trainer.run_path}, free and writable"
     yield "All rows are read, and the model is loaded, when it runs; what a cluster has is seen then, too."

@@ -6,6 +6,7 @@ one. `below("trainer")` lifts them into the first.
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,6 +24,17 @@ def has_cuda_device() -> bool:
     return any(Path("/proc/driver/nvidia/gpus").glob("*"))
 
 
+def has_flash_attention() -> bool:
+    """Is the package `flash-attn` installed? No library is imported. FlashAttention 4 has another distribution, whose
+    kernels transformers does not take for `flash_attention_2`.
+    """
+    try:
+        distribution("flash-attn")
+    except PackageNotFoundError:
+        return False
+    return True
+
+
 @rule(writes="device", reads=(), unset="auto")
 def device_is_what_the_machine_has(trainer: Trainer) -> str:
     """A CUDA device where there is one, the CPU otherwise."""
@@ -36,9 +48,10 @@ def bf16_is_for_accelerators(trainer: Trainer) -> str:
 
 
 @rule(writes="attention", reads=("flash_attn", "device"))
-def flash_attention_needs_cuda(trainer: Trainer) -> str:
-    """FlashAttention has no CPU kernel; torch's own scaled dot-product attention serves there."""
-    return "flash_attention_2" if trainer.flash_attn and trainer.device == "cuda" else "sdpa"
+def flash_attention_needs_cuda_and_its_package(trainer: Trainer) -> str:
+    """Torch's own attention serves where FlashAttention has no kernel (a CPU) or its package is not installed."""
+    wanted = trainer.flash_attn and trainer.device == "cuda"
+    return "flash_attention_2" if wanted and has_flash_attention() else "sdpa"
 
 
 @rule(writes="recompute_activations", reads=("gradient_checkpointing", "device"))
@@ -67,7 +80,7 @@ def folder_of(trainer: Trainer) -> str:
 EVERY_KIND_RULES: tuple[Rule[Any], ...] = (
     device_is_what_the_machine_has,
     bf16_is_for_accelerators,
-    flash_attention_needs_cuda,
+    flash_attention_needs_cuda_and_its_package,
     checkpointing_saves_device_memory,
     a_run_has_a_folder_of_its_name,
     logs_lie_in_the_runs_folder,

@@ -28,6 +28,7 @@ from skyrl.experiments.folder_checks import (
     the_code_is_that_of_the_run,
     the_disk_holds_the_checkpoints,
 )
+from skyrl.experiments.gpu_checks import flash_attention_is_installed
 from skyrl.experiments.model_checks import models_are_where_they_are_said_to_be, the_model_is_there, the_policy_can_chat
 from skyrl.hub import beside
 from skyrl.planning.sizes import layout
@@ -212,6 +213,7 @@ def the_recording_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
 _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     packages_are_installed,
     there_are_gpus_for_it,
+    flash_attention_is_installed,
     this_version_has_the_trackers,
     keys_are_there(os.environ),
     folders_can_be_written,
@@ -272,6 +274,7 @@ def the_named_checkpoint_exists(run: SupervisedConfig) -> Iterator[Problem]:
 
 SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
     packages_are_there,
+    flash_attention_is_installed,
     the_trackers_are_there,
     the_model_is_there,
     the_rows_are_there,

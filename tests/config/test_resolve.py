@@ -38,7 +38,6 @@ EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
     ({"trainer.device": "cuda"}, "trainer.compute_dtype", "bfloat16"),
     ({"trainer.device": "cuda", "trainer.bf16": False}, "trainer.compute_dtype", "float32"),
     ({"trainer.device": "cpu"}, "trainer.compute_dtype", "float32"),
-    ({"trainer.device": "cuda"}, "trainer.attention", "flash_attention_2"),
     ({"trainer.device": "cuda", "trainer.flash_attn": False}, "trainer.attention", "sdpa"),
     ({"trainer.device": "cpu"}, "trainer.attention", "sdpa"),
     ({"trainer.device": "cuda"}, "trainer.recompute_activations", True),
@@ -217,6 +216,16 @@ def test_what_follows_can_be_redone_by_hand(values: dict[str, Any], path: str, d
 
 def test_every_rule_has_an_example() -> None:
     assert {rule.writes for rule in RULES} - {path for _, path, _ in EXAMPLES} == {"trainer.device"}
+
+
+@pytest.mark.parametrize(("installed", "attention"), [(True, "flash_attention_2"), (False, "sdpa")])
+def test_attention_on_cuda_is_what_is_installed(
+    installed: bool, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["skyrl.config.every_kind"], "has_flash_attention", lambda: installed)
+    assert resolve(written({"trainer.device": "cuda"})).trainer.attention == attention
+    on_a_cpu = resolve(written({"trainer.device": "cpu"}))
+    assert on_a_cpu.trainer.attention == "sdpa"
 
 
 @pytest.mark.parametrize(("found", "device"), [(True, "cuda"), (False, "cpu")])

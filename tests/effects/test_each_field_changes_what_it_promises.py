@@ -30,6 +30,12 @@ def sight(nano: Path) -> Sight:
     return Sight(nano)
 
 
+@pytest.fixture(autouse=True)
+def flash_attn_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the package, its fields act only in so far as nothing is reported."""
+    monkeypatch.setattr("skyrl.config.every_kind.has_flash_attention", lambda: True)
+
+
 def marked(probes: Iterable[Probe]) -> list[Any]:
     """The probes as parameters, those that take long marked so."""
     return [pytest.param(probe, marks=[pytest.mark.long] * probe.is_long, id=str(probe)) for probe in probes]

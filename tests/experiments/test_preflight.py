@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from skyrl.cli.report import doctor_report
 from skyrl.config import SkyRLTrainConfig, check, load
+from skyrl.config.kinds import kind_of
 from skyrl.config.resolve import resolve_with_origins
+from skyrl.experiments import gpu_checks
+from skyrl.experiments.gpu_checks import flash_attention_is_installed
 from skyrl.experiments.preflight import (
     keys_are_there,
     packages_are_installed,
@@ -52,6 +56,22 @@ def test_a_run_that_takes_more_gpus_than_there_are_is_told(monkeypatch: pytest.M
     assert list(there_are_gpus_for_it(resolved(trainer__device="cpu"))) == []
     elsewhere = resolved(trainer__device="cuda", trainer__placement__ray_address="host:6379", **four)
     assert list(there_are_gpus_for_it(elsewhere)) == []
+
+
+def test_without_flash_attn_a_cuda_run_starts_and_says_what_it_takes_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyrl.config.every_kind.has_flash_attention", lambda: False)
+    monkeypatch.setattr(gpu_checks, "has_flash_attention", lambda: False)
+    values = {"kind": "sft", "model.path": "m", "train_datasets": ["rows.jsonl"], "device": "cuda"}
+    tuned: Any = load([], values)
+    supervised: Any = resolve_with_origins(tuned.config, tuned.origins)[0]
+    for run, path in ((resolved(trainer__device="cuda"), "trainer.flash_attn"), (supervised, "flash_attn")):
+        [problem] = flash_attention_is_installed(run)
+        assert (problem.path, problem.severity) == (path, "warning")
+        assert problem.message == "the package flash-attn is not installed: attention is sdpa, torch's own"
+        assert flash_attention_is_installed in kind_of(run).preflight_checks()
+    assert "  compute  bfloat16, attention by sdpa" in doctor_report(resolved(trainer__device="cuda"))
+    assert list(flash_attention_is_installed(resolved(trainer__device="cuda", trainer__flash_attn=False))) == []
+    assert list(flash_attention_is_installed(resolved(trainer__device="cpu"))) == []
 
 
 def test_wandb_wants_a_key_unless_it_is_offline(tmp_path: Path) -> None:

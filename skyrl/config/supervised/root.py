@@ -161,8 +161,9 @@ class SupervisedConfig(RunConfig):
     """Use FlashAttention where the device is cuda; see `attention`."""
 
     attention: Literal["sdpa", "flash_attention_2", "eager"] | None = None
-    """Implementation of attention. None: flash_attention_2 where `flash_attn` is on and the device is cuda, sdpa
-    otherwise."""
+    """Implementation of attention. None: flash_attention_2 where `flash_attn` is on, the device is cuda and the package
+    flash-attn is installed; sdpa otherwise, which is torch's own and on CUDA takes the FlashAttention kernels that
+    torch brings."""
 
     gradient_checkpointing: bool = field(default=True, metadata=FREE)
     """Keep only the layers' inputs and compute the rest again in backward, on cuda; see `recompute_activations`."""
