@@ -23,6 +23,7 @@ from skyrl.cli.arguments import ARGUMENTS, STRICT, compose_arguments
 from skyrl.cli.checkpoints import ckpt
 from skyrl.cli.config import config
 from skyrl.cli.data import data
+from skyrl.cli.evaluate import evaluate, generate
 from skyrl.cli.export import export
 from skyrl.cli.extras import missing_package
 from skyrl.cli.options import Commands
@@ -124,6 +125,8 @@ cli.add_command(serve_reward)
 cli.add_command(templates)
 cli.add_command(data)
 cli.add_command(export)
+cli.add_command(evaluate)
+cli.add_command(generate)
 cli.add_command(replay)
 cli.add_command(bisect)
 

@@ -18,6 +18,7 @@ from skyrl.inference.vllm_engine import VLLMEngine
 from skyrl.learners.model_worker import required_device
 from skyrl.learners.ranks import Rendezvous
 from skyrl.models.loading import max_positions
+from skyrl.planning.layout import Layout
 from skyrl.planning.sizes import layout
 from skyrl.processes.handles import Deadlines, Processes
 from skyrl.processes.in_process import InProcess
@@ -41,8 +42,10 @@ LOOPBACK: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo"}
 """Address for ranks on one machine, which no other machine can reach."""
 
 
-def start_processes(run: AnyRun) -> Processes:
-    """The executor of `placement.executor`; with `ray`, a cluster that is there when this returns."""
+def start_processes(run: AnyRun, seats: Layout | None = None) -> Processes:
+    """The executor of `placement.executor`; with `ray`, a cluster that is there when this returns. `seats` are those of
+    all processes; None: of everything that a training has.
+    """
     placement = run.trainer.placement
     if placement.executor == "in_process":
         for name, value in LOOPBACK.items():
@@ -55,7 +58,7 @@ def start_processes(run: AnyRun) -> Processes:
         raise UserError(f"{field} = ray needs {error.name}: pip install 'skyrl[ray]'") from error
 
     return RayProcesses(
-        layout(kind_of(run).sizes(run)),
+        seats or layout(kind_of(run).sizes(run)),
         deadlines=Deadlines(
             start=placement.start_timeout_seconds,
             call=placement.call_timeout_seconds,

@@ -52,12 +52,14 @@ class FirstRow:
     extras: dict[str, Any]
 
 
-def first_rows_can_be_used(*, judge: bool) -> Check[SkyRLTrainConfig]:
-    """The check that each source begins with a prompt. With `judge`, reward functions are called on an empty answer."""
+def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRLTrainConfig]:
+    """The check that each source begins with a prompt. With `judge`, reward functions are called on an empty answer;
+    without `training`, only sources of evaluation prompts are read.
+    """
 
     def first_rows_are_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
         judged: set[str | None] = set()
-        for field, source in _sources(run):
+        for field, source in _sources(run, training=training):
             try:
                 row = _read(run, field, source)
             except (DataError, OSError) as error:
@@ -123,9 +125,9 @@ def _write_chat(chat: Sequence[Message], row: Row, run: SFTConfig) -> None:
     raise refusals[0]
 
 
-def _sources(run: SkyRLTrainConfig) -> Iterator[tuple[str, str]]:
+def _sources(run: SkyRLTrainConfig, *, training: bool) -> Iterator[tuple[str, str]]:
     """Dotted path and name of each source that is a file; another check reports those that are missing."""
-    fields = {"data.train_data": run.data.train_data if samples(run) else ()}
+    fields = {"data.train_data": run.data.train_data if training and samples(run) else ()}
     fields["data.val_data"] = run.data.val_data if samples(run) and evaluates(run) else ()
     for field, sources in fields.items():
         for source in sources:

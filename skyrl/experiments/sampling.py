@@ -18,12 +18,16 @@ from skyrl.trajectory import Prompt
 from skyrl.tree.imports import import_object
 
 
-def read_prompts(run: SkyRLTrainConfig, sources: Sequence[str], tokenizer: ChatTokenizer) -> PromptDataset:
-    """The prompts of these sources, tokenized. Raises `DataError`."""
+def read_prompts(
+    run: SkyRLTrainConfig, sources: Sequence[str], tokenizer: ChatTokenizer, *, env_class: str | None = None
+) -> PromptDataset:
+    """The prompts of these sources, tokenized. Raises `DataError`. `env_class` is the task of rows that name none, by
+    default that of the run.
+    """
     return load_prompts(
         sources,
         tokenizer,
-        env_class=run.environment.env_class,
+        env_class=env_class or run.environment.env_class,
         max_prompt_length=run.trainer.max_prompt_length,
         chat_template_kwargs=run.generator.chat_template_kwargs,
         columns=Columns(prompt=run.data.prompt_column, answer=run.data.answer_column),

@@ -6,7 +6,7 @@ engines elsewhere (`colocate_policy_ref`); or every model on GPUs of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from skyrl.planning.layout import Layout, Pool, RankPlacement
 from skyrl.planning.topology import Engines, Grid, Sizes
@@ -27,6 +27,15 @@ def layout(sizes: Sizes) -> Layout:
     parts = [_shared(models)] if together else [_shared({role: grid}) for role, grid in models.items()]
     if engines is not None:
         parts += _engines(engines, sizes.gpus_per_node)
+    return _joined(parts)
+
+
+def layout_of_engines(sizes: Sizes) -> Layout:
+    """The pools and seats of a run that samples and trains nothing: each engine has GPUs of its own."""
+    return _joined([] if sizes.engines is None else list(_engines(sizes.engines, sizes.gpus_per_node)))
+
+
+def _joined(parts: Sequence[Layout]) -> Layout:
     return Layout(
         pools=tuple(pool for part in parts for pool in part.pools),
         placements=tuple(placed for part in parts for placed in part.placements),

@@ -23,8 +23,10 @@ from skyrl.sandbox.sandbox import Sandbox
 from skyrl.trajectory import Prompt
 
 
-def check_data(run: SkyRLTrainConfig, train: PromptDataset, evaluation: PromptDataset | None) -> None:
-    """Every prompt has a task; prompts that are left out are counted. Raises `TaskError`."""
+def check_data(run: SkyRLTrainConfig, train: PromptDataset | None, evaluation: PromptDataset | None) -> None:
+    """Every prompt has a task; prompts that are left out are counted. Raises `TaskError`. `train` is None where nothing
+    is trained.
+    """
     for name, dataset in (("training", train), ("evaluation", evaluation)):
         if dataset is None:
             continue
@@ -37,7 +39,8 @@ def check_data(run: SkyRLTrainConfig, train: PromptDataset, evaluation: PromptDa
             notice(
                 f"{len(dataset.bad_rows)} {name} rows are no prompts and left out (data.bad_rows), the first:{first}"
             )
-    _tell_the_tail(run, len(train))
+    if train is not None:
+        _tell_the_tail(run, len(train))
     _report_unread_fields(run, [prompt for each in (train, evaluation) if each for prompt in each.prompts])
 
 
@@ -84,7 +87,7 @@ def sandbox_in_force(run: SkyRLTrainConfig, *datasets: PromptDataset | None) -> 
 
 
 def look_at_the_models(
-    run: SkyRLTrainConfig, tokenizer: ChatTokenizer, train: PromptDataset, evaluation: PromptDataset | None
+    run: SkyRLTrainConfig, tokenizer: ChatTokenizer, train: PromptDataset | None, evaluation: PromptDataset | None
 ) -> None:
     """Models know every token, hold the longest prompt with its answer, and suit the engine.
 

@@ -10,10 +10,11 @@ Samples of a prompt are not independent, so standard errors are clustered by pro
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import comb, sqrt
+from math import comb
 from statistics import fmean
 
-from skyrl.trajectory import TrajectoryGroup
+from skyrl.training.intervals import clustered_error, mean_interval, share_interval
+from skyrl.trajectory import Trajectory, TrajectoryGroup
 
 Metrics = dict[str, float]
 
@@ -24,23 +25,43 @@ def scores(groups: Sequence[TrajectoryGroup], samples: int) -> Metrics:
     A sample counts as right for pass@k and maj@N if its reward is positive. Samples that stand in for failed ones
     (`failed_samples = "fill"`) are left out; a prompt with fewer than k others is left out of pass@k.
     """
-    rows = [[row for row in group.trajectories if not row.filled] for group in groups]
-    rewards = [[row.reward for row in own] for own in rows if own]
-    exact = [[float(reward == 1.0) for reward in own] for own in rewards]
-    flat = [reward for own in rewards for reward in own]
+    rewards = _rewards(groups)
     found = {
-        **_with_error("avg_score", rewards),
-        "mean_positive_reward": fmean(max(reward, 0.0) for reward in flat),
-        **_with_error("accuracy", exact),
+        "mean_positive_reward": fmean(max(reward, 0.0) for own in rewards for reward in own),
         f"best_at_{samples}": fmean(max(own) for own in rewards),
     }
+    for name, clusters in {"avg_score": rewards, **shares(groups, samples)}.items():
+        found |= _with_error(name, clusters)
+    return found
+
+
+def shares(groups: Sequence[TrajectoryGroup], samples: int) -> dict[str, list[list[float]]]:
+    """`accuracy`, `pass_at_<k>` and `maj_at_<samples>`, each as values between 0 and 1, one list for each prompt."""
+    rewards = _rewards(groups)
+    found = {"accuracy": [[float(reward == 1.0) for reward in own] for own in rewards]}
     for k in _powers_of_two(samples):
         passed = [[pass_at_k(len(own), sum(r > 0 for r in own), k)] for own in rewards if len(own) >= k]
-        found |= _with_error(f"pass_at_{k}", passed) if passed else {}
-    votes = [majority([(row.answer, row.reward) for row in own]) for own in rows if own]
+        found |= {f"pass_at_{k}": passed} if passed else {}
+    rows = _counted(groups)
     if any(row.answer is not None for own in rows for row in own):
-        found |= _with_error(f"maj_at_{samples}", [[vote] for vote in votes])
+        found[f"maj_at_{samples}"] = [[majority([(row.answer, row.reward) for row in own])] for own in rows]
     return found
+
+
+def intervals(groups: Sequence[TrajectoryGroup], samples: int) -> dict[str, tuple[float, float]]:
+    """95 % confidence intervals of `avg_score` and of every share, by the names that `scores` has for them."""
+    bounds = {name: share_interval(clusters) for name, clusters in shares(groups, samples).items()}
+    return {"avg_score": mean_interval(_rewards(groups)), **bounds}
+
+
+def _counted(groups: Sequence[TrajectoryGroup]) -> list[list[Trajectory]]:
+    """The samples of each prompt that has some, without copies that stand in for others."""
+    rows = ([row for row in group.trajectories if not row.filled] for group in groups)
+    return [own for own in rows if own]
+
+
+def _rewards(groups: Sequence[TrajectoryGroup]) -> list[list[float]]:
+    return [[row.reward for row in own] for own in _counted(groups)]
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
@@ -63,18 +84,6 @@ def majority(votes: Sequence[tuple[str | None, float]]) -> float:
             by_answer.setdefault(answer, []).append(float(reward > 0))
     most = max(map(len, by_answer.values()), default=0)
     return fmean(fmean(right) for right in by_answer.values() if len(right) == most) if most else 0.0
-
-
-def clustered_error(clusters: Sequence[Sequence[float]]) -> float:
-    """Standard error of the mean over all values, where those of one cluster hang together.
-
-    Miller, "Adding error bars to evals", arXiv:2411.00640, eq. 4, times sqrt(G / (G - 1)) for G clusters, so that
-    clusters of one value give the usual standard error. Needs two clusters.
-    """
-    count = sum(map(len, clusters))
-    mean = fmean(value for cluster in clusters for value in cluster)
-    squares = sum(sum(value - mean for value in cluster) ** 2 for cluster in clusters)
-    return sqrt(squares * len(clusters) / (len(clusters) - 1)) / count
 
 
 def _with_error(name: str, clusters: Sequence[Sequence[float]]) -> Mapping[str, float]:

@@ -48,6 +48,14 @@ class Evaluation:
         Groups whose environment failed for good have no score: `eval/dropped_groups` counts them, and `eval/failures`
         with its kinds every attempt that failed, where there were any.
         """
+        groups = await self.sample(version)
+        metrics = self.measure(groups)
+        if self._dump_folder is not None:
+            self.dump(self._dump_folder / f"global_step_{version}_evals", version, groups, metrics)
+        return metrics
+
+    async def sample(self, version: int) -> tuple[TrajectoryGroup, ...]:
+        """A group of rewarded samples for each prompt, in order; `version` is part of the seed of each sample."""
         groups: list[TrajectoryGroup] = []
         tally = self._generator.tally(len(self._prompts) * self._samples)
         for start in range(0, len(self._prompts), self._batch_size):
@@ -59,27 +67,36 @@ class Evaluation:
                 purpose="eval",
                 tally=tally,
             )
-        failures = {name.replace("rollout/", "eval/"): count for name, count in count_failures(groups).items() if count}
-        groups = [group for group in groups if not group.dropped]
-        by_source: dict[str, list[TrajectoryGroup]] = {}
-        for group in groups:
-            by_source.setdefault(group.prompt.data_source, []).append(group)
+        return tuple(groups)
+
+    def measure(self, groups: Sequence[TrajectoryGroup]) -> Metrics:
+        """The metrics that `run` returns, for groups that `sample` returned."""
+        found = count_failures(groups).items()
+        failures = {name.replace("rollout/", "eval/"): count for name, count in found if count}
         metrics: Metrics = {}
-        for source, own in by_source.items():
-            metrics |= self._score(source, own)
-        if groups:
-            metrics |= self._score("all", groups)
-        metrics |= failures
-        if self._dump_folder is not None:
-            self._dump(self._dump_folder / f"global_step_{version}_evals", version, by_source, metrics)
-        return metrics
+        for source, own in with_all(groups).items():
+            metrics |= {f"eval/{source}/{name}": value for name, value in scores(own, self._samples).items()}
+        return metrics | failures
 
-    def _score(self, source: str, groups: Sequence[TrajectoryGroup]) -> Metrics:
-        return {f"eval/{source}/{name}": value for name, value in scores(groups, self._samples).items()}
-
-    def _dump(self, folder: Path, step: int, by_source: dict[str, list[TrajectoryGroup]], metrics: Metrics) -> None:
+    def dump(self, folder: Path, step: int, groups: Sequence[TrajectoryGroup], metrics: Metrics) -> None:
+        """Write every sample that has a score, a file for each data source, and the metrics."""
         folder.mkdir(parents=True, exist_ok=True)
-        for source, groups in by_source.items():
-            records = map(redacted_tree, sample_records(step, groups, self._decode))
+        for source, own in by_source(groups).items():
+            records = map(redacted_tree, sample_records(step, own, self._decode))
             (folder / f"{quote(source, safe='')}.jsonl").write_text("".join(map(json_line, records)), encoding="utf-8")
         (folder / "aggregated_results.jsonl").write_text(json_line(metrics), encoding="utf-8")
+
+
+def by_source(groups: Sequence[TrajectoryGroup]) -> dict[str, list[TrajectoryGroup]]:
+    """The groups that were not dropped, in order, by the name of their data source."""
+    found: dict[str, list[TrajectoryGroup]] = {}
+    for group in groups:
+        if not group.dropped:
+            found.setdefault(group.prompt.data_source, []).append(group)
+    return found
+
+
+def with_all(groups: Sequence[TrajectoryGroup]) -> dict[str, list[TrajectoryGroup]]:
+    """The groups by data source, and all of them together as `all`; empty where every group was dropped."""
+    found = by_source(groups)
+    return {**found, "all": [group for group in groups if not group.dropped]} if found else {}

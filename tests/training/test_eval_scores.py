@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from itertools import combinations
 from math import sqrt
+from random import Random
 from statistics import fmean, stdev
 
 import pytest
 
-from skyrl.training.eval_scores import clustered_error, majority, pass_at_k, scores
+from skyrl.training.eval_scores import majority, pass_at_k, scores
+from skyrl.training.intervals import clustered_error, mean_interval, share_interval
 from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
 
 
@@ -87,3 +89,31 @@ def test_a_sample_that_stands_in_for_another_counts_once() -> None:
     found = scores([group(("7", 1.0), ("8", 0.0), ("7", 1.0), filled=1)], 3)
     assert (found["avg_score"], found["maj_at_3"]) == (0.5, 0.5)
     assert "pass_at_3" not in found
+
+
+def test_an_interval_of_a_share_is_wilsons_where_each_prompt_has_one_sample() -> None:
+    """8 of 10 by hand: error sqrt(0.16 / 9), so 9 effective samples; Wilson's bounds for p = 0.8 and n = 9."""
+    low, high = share_interval([[1.0]] * 8 + [[0.0]] * 2)
+    z = 1.959963984540054
+    center, half = (0.8 + z**2 / 18) / (1 + z**2 / 9), z / (1 + z**2 / 9) * sqrt(0.16 / 9 + z**2 / 324)
+    assert (low, high) == pytest.approx((center - half, center + half))
+    assert share_interval([[1.0, 1.0]] * 8 + [[0.0, 0.0]] * 2) == pytest.approx((low, high)), "copies add nothing"
+
+
+def test_a_perfect_score_is_not_certain() -> None:
+    low, high = share_interval([[1.0]] * 20)
+    assert (round(low, 3), high) == (0.839, 1.0)  # Wilson: n / (n + z^2)
+    assert share_interval([[0.0]] * 20) == pytest.approx((0.0, 1 - low))
+
+
+@pytest.mark.long
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+    """400 evaluations of 40 prompts, 4 samples each, of which a prompt's own difficulty decides: truth is 0.6 and 2."""
+    random, covered = Random(0), [0, 0]
+    for _ in range(400):
+        chances = [random.betavariate(1.2, 0.8) for _ in range(40)]
+        right = [[float(random.random() < chance) for _ in range(4)] for chance in chances]
+        rewards = [[random.gauss(center, 1) for _ in range(4)] for center in (random.gauss(2, 1) for _ in range(40))]
+        for place, (truth, (low, high)) in enumerate([(0.6, share_interval(right)), (2.0, mean_interval(rewards))]):
+            covered[place] += low <= truth <= high
+    assert all(0.92 <= count / 400 <= 0.98 for count in covered), covered

@@ -1,0 +1,81 @@
+"""`skyrl eval` and `skyrl generate`: a model, a run or a checkpoint is sampled from, and nothing is trained."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+from skyrl.cli.arguments import complete_word, split_words, warn
+
+_ARGUMENTS = click.argument(
+    "arguments", nargs=-1, metavar="[FILE...] [PATH=VALUE...]", type=click.UNPROCESSED, shell_complete=complete_word
+)
+_TARGET = click.argument("target", metavar="MODEL|RUN|CHECKPOINT")
+_STEP = click.option("--step", type=click.IntRange(min=1), help="A checkpoint of RUN [default: its trained model].")
+
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command("eval")
+@_TARGET
+@_ARGUMENTS
+@_STEP
+@click.option("--to", type=_FOLDER, help="A folder for the results [default: RUN/evaluations/step_N].")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path | None, as_json: bool) -> None:
+    """Evaluate a model on data.val_data: scores, pass@k and their 95 % confidence intervals.
+
+    MODEL is a folder in Hugging Face format or a hub name, RUN the folder of a run, CHECKPOINT one of its checkpoints.
+    Without FILE, a run is evaluated by its own configuration. Samples are drawn as generator.eval_sampling_params and
+    generator.eval_n_samples_per_prompt say; the draws are those of the run's own evaluation after the same step.
+    Intervals of shares are Wilson's, those of rewards are bootstrapped; both count a prompt's samples as one cluster.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from skyrl.tools.sampling_alone import prepared
+    from skyrl.tools.sampling_target import find_target
+
+    found = find_target(target, step)
+    files, overrides = split_words(arguments)
+    with prepared(found, files, overrides, rewarded=True, to=to, warn=warn) as sampling:
+        from skyrl.tools.evaluating import evaluate as run
+        from skyrl.tools.evaluating import failures, table
+
+        results = run(found, sampling)
+        if as_json:
+            click.echo(json.dumps(results, indent=2))
+            return
+        for line in (*table(results), *failures(results)):
+            click.echo(line)
+        click.echo(f"results and samples in {sampling.folder.path}")
+
+
+@click.command()
+@_TARGET
+@_ARGUMENTS
+@click.option("--prompts", multiple=True, help="A source of prompts, in place of data.val_data; may be repeated.")
+@_STEP
+@click.option("--to", type=_FOLDER, help="A folder for the answers [default: RUN/generations/step_N].")
+def generate(
+    target: str, arguments: tuple[str, ...], prompts: tuple[str, ...], step: int | None, to: Path | None
+) -> None:
+    """Write a model's answers to prompts as JSON lines, without an environment and without rewards.
+
+    MODEL, RUN, CHECKPOINT and FILE are those of `skyrl eval`, and so are sampling settings and draws.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from skyrl.tools.sampling_alone import prepared
+    from skyrl.tools.sampling_target import find_target
+
+    found = find_target(target, step)
+    files, overrides = split_words(arguments)
+    if prompts:
+        overrides.append(f"data.val_data={json.dumps(prompts)}")
+    with prepared(found, files, overrides, rewarded=False, to=to, warn=warn) as sampling:
+        from skyrl.tools.generating import generate as run
+
+        count, file = run(found, sampling)
+        click.echo(f"{count} answers in {file}")

@@ -1,0 +1,94 @@
+"""Engines, prompts and environments of a run without its learners: for evaluation and generation alone.
+
+The policy is the model at `trainer.policy.model.path`, whole, as the engines themselves load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any, TypeVar
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.config.sizes import on_ray, sizes_of
+from skyrl.errors import Problem, Stopped
+from skyrl.experiments.collaborators import start_processes
+from skyrl.experiments.first_rows import first_rows_can_be_used
+from skyrl.experiments.model_checks import models_are_where_they_are_said_to_be, the_policy_can_chat
+from skyrl.experiments.ppo import BasePPOExp
+from skyrl.experiments.preflight import (
+    keys_are_there,
+    missing_data,
+    packages_are_installed,
+    the_task_can_be_imported,
+)
+from skyrl.planning.sizes import layout_of_engines
+from skyrl.processes.event_loop import event_loop
+from skyrl.processes.handles import Processes
+from skyrl.processes.silence import Silence
+from skyrl.runs.inputs import check_data, look_at_the_models, notice, report_unread_variables, sandbox_in_force
+from skyrl.tree.rules import Check
+
+R = TypeVar("R")
+
+
+class StandaloneSampling(BasePPOExp):
+    """Samples from a model that is not trained. Single use.
+
+    Example: `StandaloneSampling(run).run(sample)`, where `sample` is a coroutine function that uses `generator`.
+    """
+
+    def get_processes(self) -> Processes:
+        """Processes of the engines."""
+        return start_processes(self.cfg, layout_of_engines(sizes_of(self.cfg)) if on_ray(self.cfg) else None)
+
+    def check_inputs(self) -> Mapping[str, object] | None:
+        """The evaluation prompts and the model; the sandbox that answers are judged in, if there is one."""
+        prompts = self.eval_dataset
+        sandbox = sandbox_in_force(self.cfg, prompts)
+        check_data(self.cfg, None, prompts)
+        variables = self.cfg.generator.chat_template_kwargs
+        report_unread_variables("generator.chat_template_kwargs", self.tokenizer, variables)
+        look_at_the_models(self.cfg, self.tokenizer, None, prompts)
+        return sandbox
+
+    def sample(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """Start the engines, run `work`, and end everything that was started. Raises `Stopped` on a signal or at the
+        deadline.
+        """
+        try:
+            with self.shutdown, Silence(self.progress, notice), self.held:
+                with self.shutdown.in_loop(), event_loop() as run:
+                    found: R = run(self._with_engines(work))
+                return found
+        except Stopped:
+            raise self.shutdown.stopped("Nothing was finished: the same command begins anew.") from None
+
+    async def _with_engines(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        client = self.client
+        try:
+            with self.shutdown.interruptible():
+                return await work()
+        finally:
+            await client.close()
+
+
+def the_prompts_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Each source of evaluation prompts is there."""
+    if not run.data.val_data:
+        yield Problem(path="data.val_data", message="is empty: name the prompts to sample answers to")
+    yield from missing_data("data.val_data", run.data.val_data)
+
+
+def packages_for_sampling(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Packages that the engine and the executor import are installed; those of trackers and learners are not needed."""
+    unused = ("trainer.logger", "trainer.strategy")
+    yield from (problem for problem in packages_are_installed(run) if problem.path not in unused)
+
+
+def preflight(environ: Mapping[str, str], *, rewarded: bool) -> tuple[Check[SkyRLTrainConfig], ...]:
+    """Checks of the machine before a model is sampled from, and before its answers are `rewarded` by environments.
+    `environ` has the keys of services.
+    """
+    model = (packages_for_sampling, models_are_where_they_are_said_to_be, the_policy_can_chat, the_prompts_exist)
+    judges = (keys_are_there(environ), the_task_can_be_imported, first_rows_can_be_used(judge=False, training=False))
+    return (*model, *judges) if rewarded else model

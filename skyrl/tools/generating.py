@@ -1,0 +1,81 @@
+"""Answers of a model to prompts, without rewards: one line of JSON for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from skyrl.experiments.sampling import read_prompts
+from skyrl.experiments.standalone import StandaloneSampling
+from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+from skyrl.processes.together import gather_or_cancel
+from skyrl.tools.sampling_target import Target
+from skyrl.tracking.jsonlines import JsonLines
+from skyrl.trajectory import Prompt
+from skyrl.tree import required
+
+NO_ENVIRONMENT = "none"
+"""Name of the environment of prompts whose answers nothing judges."""
+
+
+def generate(target: Target, sampling: StandaloneSampling) -> tuple[int, Path]:
+    """Sample `eval_n_samples_per_prompt` answers to each prompt under `eval_sampling_params`, without an environment.
+
+    Returns how many answers there are, and the file, which is written in the order of the prompts, a batch at a time.
+    Raises `DataError`.
+    """
+    run = sampling.cfg
+    rows = read_prompts(run, run.data.val_data, sampling.tokenizer, env_class=NO_ENVIRONMENT).prompts
+    file = sampling.folder.path / "answers.jsonl"
+    file.unlink(missing_ok=True)
+    lines, size = JsonLines(file), run.trainer.eval_batch_size
+
+    async def work() -> int:
+        count = 0
+        for start in range(0, len(rows), size):
+            for prompt, completions in await _answers(target, sampling, rows[start : start + size]):
+                for number, completion in enumerate(completions):
+                    lines.append(_record(prompt, number, completion))
+                    count += 1
+        return count
+
+    return sampling.sample(work), file
+
+
+async def _answers(
+    target: Target, sampling: StandaloneSampling, prompts: Sequence[Prompt]
+) -> list[tuple[Prompt, tuple[Completion, ...]]]:
+    run = sampling.cfg
+    drawn = required(run.generator.eval_sampling_params, "generator.eval_sampling_params")
+    requests = [
+        GenerationRequest(
+            prompt_ids=prompt.token_ids,
+            sampling=drawn,
+            keys=tuple(
+                SampleKey(
+                    run_seed=run.trainer.seed,
+                    weight_version=target.step,
+                    prompt_id=prompt.id,
+                    sample_index=number,
+                    purpose="eval",
+                )
+                for number in range(run.generator.eval_n_samples_per_prompt)
+            ),
+        )
+        for prompt in prompts
+    ]
+    completions = await gather_or_cancel([sampling.client.generate(request) for request in requests])
+    return list(zip(prompts, completions, strict=True))
+
+
+def _record(prompt: Prompt, number: int, completion: Completion) -> dict[str, Any]:
+    return {
+        "prompt_id": prompt.id,
+        "sample": number,
+        "prompt": [dict(message) for message in prompt.messages],
+        "response": completion.text,
+        "stop_reason": completion.stop_reason,
+        "response_ids": list(completion.token_ids),
+        "logprob": sum(completion.logprobs),
+    }

@@ -1,0 +1,130 @@
+"""Prepares a model and a configuration for sampling without training: `skyrl eval` and `skyrl generate`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.config.load import Composed, compose
+from skyrl.config.run_kind import RunKind
+from skyrl.config.stored import stored_form
+from skyrl.errors import Problem, RunError, UserError
+from skyrl.tools.sampling_target import Target, stored_configuration
+from skyrl.tree import evolve_at, required
+
+if TYPE_CHECKING:
+    from skyrl.experiments.standalone import StandaloneSampling
+
+
+@contextmanager
+def prepared(
+    target: Target,
+    files: Sequence[str],
+    overrides: Sequence[str],
+    *,
+    rewarded: bool,
+    to: Path | None,
+    warn: Callable[[Sequence[Problem]], None],
+) -> Iterator[StandaloneSampling]:
+    """The sampling of `target` by a configuration, which is the run's own where `files` is empty.
+
+    Answers are `rewarded` by environments, or only sampled. Results go to `to`, or to a new folder below the run's:
+    `RUN/evaluations/step_<n>`, without rewards `RUN/generations/step_<n>`. Weights of a checkpoint are stored
+    there as a model as long as they are needed. Raises `ConfigError`, `UserError`, `ResumeError`, and `RunError` where
+    the folder cannot be made.
+    """
+    files = files or stored_configuration(target)
+    if not (files or overrides):
+        raise UserError(
+            f"{target.name} is a model: name a configuration with data and an environment, such as run.toml"
+        )
+    overrides = [*overrides, "trainer.eval_before_train=true"]
+    checks = partial(_machine, rewarded=rewarded)
+    composed = _composed(files, [*overrides, f"trainer.policy.model.path={target.model}"])
+    kind = "evaluations" if rewarded else "generations"
+    folder = to or _free_folder(_run_path(target, composed.config) / kind / f"step_{target.step}")
+    scratch = folder / "model"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be made: {error.strerror or error}") from error
+    try:
+        if target.checkpoint is not None:
+            _store_model(target.checkpoint, target.step, scratch)
+        model = target.model if target.checkpoint is None else scratch
+        composed = _composed(files, [*overrides, f"trainer.policy.model.path={model}"], checks)
+        warn(composed.warnings)
+        run = _without_training(composed.config, folder)
+        (folder / "config.json").write_text(json.dumps(stored_form(run), indent=2) + "\n", encoding="utf-8")
+        from skyrl.experiments.standalone import StandaloneSampling
+
+        yield StandaloneSampling(run)
+    finally:
+        if target.checkpoint is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+        _remove_if_empty(folder)
+
+
+def _store_model(checkpoint: Path, step: int, folder: Path) -> None:
+    from skyrl.tools.exporting import export
+
+    export(checkpoint, step=step, to=folder, checkpoints=checkpoint.absolute().parent)
+
+
+def _machine(_: object, *, rewarded: bool) -> Sequence[Any]:
+    from skyrl.experiments.standalone import preflight
+
+    return preflight(os.environ, rewarded=rewarded)
+
+
+def _composed(
+    files: Sequence[str], overrides: Sequence[str], also: Callable[[RunKind], Sequence[Any]] | None = None
+) -> Composed[SkyRLTrainConfig]:
+    """The configuration, resolved and checked; `also` gives the checks of this machine."""
+    composed = compose(files, overrides, also=also, environ=os.environ)
+    if not isinstance(composed.config, SkyRLTrainConfig):
+        raise UserError(f"kind = {composed.config.kind}: name a reinforcement-learning configuration")
+    return composed
+
+
+def _without_training(run: SkyRLTrainConfig, folder: Path) -> SkyRLTrainConfig:
+    """The run with everything that it writes below `folder`; adapters are merged into the weights already."""
+    changes: Mapping[str, object] = {
+        "trainer.run_path": str(folder),
+        "trainer.export_path": str(folder),
+        "trainer.log_path": str(folder / "logs"),
+        "trainer.rollouts_from": None,
+        "trainer.policy.model.lora.rank": 0,
+    }
+    for path, value in changes.items():
+        run = evolve_at(run, path, value)
+    return run
+
+
+def _run_path(target: Target, run: SkyRLTrainConfig) -> Path:
+    return target.run or Path(required(run.trainer.run_path, "trainer.run_path")).expanduser().absolute()
+
+
+def _free_folder(wanted: Path) -> Path:
+    """The folder, or with a number behind it where it is there already."""
+    number = 1
+    folder = wanted
+    while folder.exists():
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")
+    return folder
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """A folder in which nothing was written is not left behind."""
+    try:
+        folder.rmdir()
+    except OSError:
+        return

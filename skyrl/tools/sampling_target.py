@@ -1,0 +1,127 @@
+"""The model that `skyrl eval` and `skyrl generate` sample from: a model, a run, or one of its checkpoints.
+
+skyrl eval Qwen/Qwen3-0.6B run.toml             a model: a folder in Hugging Face format, or a name on its hub
+skyrl eval runs/mine                            a run: the trained model, or with --step its checkpoint of that step
+skyrl eval runs/mine/checkpoints/global_step_40 a checkpoint
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from attrs import evolve, frozen
+
+from skyrl.checkpoint.manifest import FILE as MANIFEST
+from skyrl.checkpoint.names import name_of, step_of
+from skyrl.errors import ResumeError, UserError
+from skyrl.runs.stored_runs import Run, checkpoints_of, run_of, stored_run
+from skyrl.tree import required
+from skyrl.tree.files import is_stored_form
+
+
+@frozen(kw_only=True)
+class Target:
+    """A model to sample from, before anything is loaded."""
+
+    name: str
+    """Name that the user gave."""
+
+    step: int
+    """Steps of training that the weights have behind them; 0 where they are not known. It is part of the seed of every
+    sample, as in the run's own evaluation after that step."""
+
+    model: str
+    """Model folder or hub name; of a checkpoint, the model that the run began with."""
+
+    run: Path | None = None
+    """The run's folder, where the user named a run."""
+
+    checkpoint: Path | None = None
+    """Folder of the checkpoint whose weights are sampled from. None: the weights are those of `model`."""
+
+    @property
+    def stored(self) -> str | None:
+        """Folder with the configuration of the run that made it, where there is one."""
+        folder = self.run or self.checkpoint
+        return None if folder is None else str(folder)
+
+
+def find_target(name: str, step: int | None = None) -> Target:
+    """What `name` stands for; `step` picks a checkpoint of a run.
+
+    Raises `UserError` for `step` with anything but a run, and `ResumeError` for a checkpoint that is not there.
+    """
+    folder = Path(name).expanduser()
+    if (folder / MANIFEST).is_file():
+        target = _checkpoint(name, folder)
+    elif _is_run(folder):
+        return _of_run(name, folder, step)
+    else:
+        target = Target(name=name, step=_exported_after(folder), model=name if not folder.is_dir() else str(folder))
+    if step is not None:
+        raise UserError(f"--step {step}: {name} is not the folder of a run, whose checkpoints could be chosen from")
+    return target
+
+
+def _of_run(name: str, folder: Path, step: int | None) -> Target:
+    model = folder / "model"
+    if step is None and model.is_dir():
+        return Target(name=name, step=_last_step(folder), model=str(model), run=folder)
+    checkpoints = Path(checkpoints_of(str(folder)))
+    if step is None:
+        there = [found for each in checkpoints.glob(name_of(0).rstrip("0") + "*") if (found := step_of(each.name))]
+        if not there:
+            raise ResumeError(f"{folder} holds neither a trained model nor a checkpoint: it has saved nothing yet")
+        step = max(there)
+    place = checkpoints / name_of(step)
+    if not (place / MANIFEST).is_file():
+        raise ResumeError(f"there is no checkpoint of step {step} in {checkpoints}")
+    return evolve(_checkpoint(name, place), run=folder)
+
+
+def _checkpoint(name: str, folder: Path) -> Target:
+    try:
+        stored = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["config"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ResumeError(f"{folder / MANIFEST} cannot be read: {error}") from error
+    run: Run = run_of(stored, str(folder / MANIFEST))
+    model = required(run.trainer.policy.model.path, "the path of the model")
+    return Target(name=name, step=step_of(folder.absolute().name) or 0, model=model, checkpoint=folder)
+
+
+def _is_run(folder: Path) -> bool:
+    """A model's folder has a `config.json`, too."""
+    try:
+        return is_stored_form(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return False
+
+
+def _last_step(folder: Path) -> int:
+    """The last step of a finished run."""
+    from skyrl.runs.run_folder import RunFolder
+
+    steps: Sequence[int] = [int(record["step"]) for record in RunFolder(folder).metrics.read()]
+    return max(steps, default=0)
+
+
+def _exported_after(folder: Path) -> int:
+    """The step in the path of an exported model, such as `exports/global_step_40/policy`; a trained run's last step."""
+    if folder.name == "model" and _is_run(folder.parent):
+        return _last_step(folder.parent)
+    found = re.search(r"global_step_(\d+)/[^/]+/?$", str(folder))
+    return int(found[1]) if found and folder.is_dir() else 0
+
+
+def stored_configuration(target: Target) -> list[str]:
+    """The file layers to use where the user named no configuration: the run's own, where there is one.
+
+    Raises `UserError` for a run of another kind.
+    """
+    run = stored_run(target.run) if target.run else None
+    if run is not None and run.kind != "rl":
+        raise UserError(f"{target.name} is a run of kind = {run.kind}: name a reinforcement-learning configuration")
+    return [] if target.stored is None else [target.stored]

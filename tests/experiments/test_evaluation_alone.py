@@ -1,0 +1,117 @@
+"""`skyrl eval` and `skyrl generate`: what a run's own evaluation found is found again, from each of its forms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from skyrl.cli.main import cli
+from skyrl.errors import ConfigError, ResumeError, UserError
+from tests.nano_run import all_metrics, as_words, overrides, train
+
+
+def skyrl(*words: str) -> Result:
+    return CliRunner().invoke(cli, words, standalone_mode=False)
+
+
+def found(*words: str) -> dict[str, Any]:
+    """The results that the command prints as JSON."""
+    result = skyrl("eval", *words, "--json")
+    if result.exception is not None:
+        raise result.exception
+    printed: dict[str, Any] = json.loads(result.stdout)
+    return printed
+
+
+def of_training(out: Path, step: int) -> dict[str, float]:
+    """What the run itself measured after this step."""
+    [record] = [record for record in all_metrics(out) if record["step"] == step and "eval/all/accuracy" in record]
+    return {name: value for name, value in record.items() if name.startswith("eval/")}
+
+
+@pytest.fixture(scope="module")
+def trained(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder around a run of six steps that was evaluated before and after every third of them."""
+    out = tmp_path_factory.mktemp("trained")
+    train(nano, out, generator__eval_n_samples_per_prompt=3, trainer__ckpt_interval=3)
+    return out
+
+
+def words(nano: Path, out: Path, **changes: Any) -> list[str]:
+    return as_words(overrides(nano, out, **{"generator__eval_n_samples_per_prompt": 3, **changes}))
+
+
+def test_each_form_of_a_model_gives_exactly_the_scores_of_the_runs_own_evaluation(
+    nano: Path, trained: Path, tmp_path: Path
+) -> None:
+    run, reward = str(trained / "run"), f"environment.env_class={nano / 'reward.py'}:in_ascii"
+    assert found(run, reward)["metrics"] == of_training(trained, 6)
+    assert found(run, reward, "--step", "3")["metrics"] == of_training(trained, 3)
+    checkpoint = str(trained / "checkpoints" / "global_step_3")
+    assert found(checkpoint, *words(nano, tmp_path))["metrics"] == of_training(trained, 3)
+    before = found(str(nano / "model"), *words(nano, tmp_path))
+    assert before["metrics"] == of_training(trained, 0)
+    assert of_training(trained, 0) != of_training(trained, 6), "the comparison would notice nothing"
+
+
+def test_results_and_samples_are_in_a_new_folder_and_the_model_of_a_checkpoint_is_not(
+    nano: Path, trained: Path, tmp_path: Path
+) -> None:
+    result = skyrl("eval", str(trained / "checkpoints" / "global_step_6"), *words(nano, tmp_path))
+    assert result.exception is None
+    folder = tmp_path / "run" / "evaluations" / "step_6"
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "results.json", "samples"]
+    assert len((folder / "samples" / "letters.jsonl").read_text().splitlines()) == 6 * 3
+    assert "pass_at_2" in result.stdout
+    assert result.stdout.splitlines()[-1].endswith(f"{folder}")
+    skyrl("eval", str(nano / "model"), *words(nano, tmp_path), "--to", str(tmp_path / "mine"))
+    assert json.loads((tmp_path / "mine" / "results.json").read_text())["prompts"] == {"letters": 6, "all": 6}
+    again = skyrl("eval", str(trained / "checkpoints" / "global_step_6"), *words(nano, tmp_path))
+    assert again.stdout.splitlines()[-1].endswith("step_6-2"), "earlier results are kept"
+
+
+def test_answers_to_prompts_of_a_file_are_written_without_an_environment(nano: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": [{"role": "user", "content": letter}]} for letter in "ab"]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = words(nano, tmp_path, environment__env_class="nowhere.py:never")
+    result = skyrl("generate", str(nano / "model"), *run, "--prompts", str(prompts), "--to", str(tmp_path / "out"))
+    assert result.exception is None
+    lines = [json.loads(line) for line in (tmp_path / "out" / "answers.jsonl").read_text().splitlines()]
+    asked = [(line["prompt"][0]["content"], line["sample"]) for line in lines]
+    assert asked == [(letter, number) for letter in "ab" for number in range(3)]
+    assert all(line["response_ids"] and line["logprob"] < 0 for line in lines)
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("ray")
+@pytest.mark.parametrize("engines", [1, 2])
+def test_greedy_answers_of_engines_on_ray_are_those_of_this_process(nano: Path, tmp_path: Path, engines: int) -> None:
+    greedy = {"generator__eval_sampling_params__temperature": 0.0, "generator__eval_n_samples_per_prompt": 1}
+    ray = {
+        "trainer__placement__executor": "ray",
+        "trainer__placement__colocate_all": False,
+        "generator__inference_engine__num_engines": engines,
+    }
+    here = found(str(nano / "model"), *words(nano, tmp_path / "here", **greedy))
+    there = found(str(nano / "model"), *words(nano, tmp_path / "there", **greedy, **ray))
+    assert there["metrics"] == here["metrics"]
+
+
+def test_what_cannot_be_evaluated_is_refused_with_what_to_do(nano: Path, trained: Path, tmp_path: Path) -> None:
+    model = str(nano / "model")
+    with pytest.raises(UserError, match="is a model: name a configuration"):
+        found(model)
+    with pytest.raises(ConfigError, match="stands only in a stored configuration"):
+        found(str(trained / "run"))
+    with pytest.raises(ResumeError, match="no checkpoint of step 4"):
+        found(str(trained / "run"), "--step", "4")
+    with pytest.raises(UserError, match="is not the folder of a run"):
+        found(model, *words(nano, tmp_path), "--step", "4")
+    with pytest.raises(ConfigError, match="data.val_data"):
+        found(model, *words(nano, tmp_path, data__val_data=[]))
+    assert not (tmp_path / "run" / "evaluations" / "step_0").exists(), "a refused command leaves no folder"
