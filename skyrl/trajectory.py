@@ -125,6 +125,9 @@ class Trajectory:
     metrics: Mapping[str, float] = field(factory=dict)
     """Measurements of the environment, for logging only."""
 
+    components: Mapping[str, float] = field(factory=dict)
+    """Parts of the reward by name, summed over turns, as the environment reported them; for logging only."""
+
     timings: Mapping[str, float] = field(factory=dict, eq=False)
     """Seconds: `completion` from first request to last token, of which `llm` waited for the engine and `env` for the
     environment. Empty if nothing was measured."""

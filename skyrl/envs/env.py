@@ -33,6 +33,10 @@ class EnvStep:
     """The answer that was read, in one spelling for equal ones: samples vote by it in evaluation (maj@N). None: no
     answer was found, or the task has none that could be compared."""
 
+    components: Mapping[str, float] = field(factory=dict)
+    """Parts of the reward by name, such as `{"correct": 1.0, "format": 0.2}`: logged and stored beside the
+    reward, summed over turns. The policy is trained on `reward` alone. Must be finite."""
+
     metadata: Mapping[str, Any] = field(factory=dict)
     """Details for logs only."""
 

@@ -97,7 +97,16 @@ def _stepped(step: object) -> dict[str, object] | str:
     if not isinstance(step, EnvStep):
         return repr(step)[:200]
     shown = _plain_messages(step.observations)
-    return {"reward": _plain(step.reward), "done": bool(step.done), "observations": shown, "answer": step.answer}
+    given: dict[str, object] = {
+        "reward": _plain(step.reward),
+        "done": bool(step.done),
+        "observations": shown,
+        "answer": step.answer,
+    }
+    parts: object = step.components
+    if isinstance(parts, Mapping):
+        return given | {"components": {str(name): _plain(part) for name, part in parts.items()}}
+    return given | {"components": repr(parts)[:200]}
 
 
 def _plain(value: Any) -> float | str:

@@ -1,6 +1,6 @@
 """Reward functions as one environment, in the signatures that their users already have.
 
-    skyrl   function(completion, ground_truth=..., **columns) -> number
+    skyrl   function(completion, ground_truth=..., **columns) -> number, or a dict with `reward` and its components
     TRL     function(completions=[...], **columns) -> list of numbers, None where it has no reward for a sample
     verl    function(data_source=..., solution_str=..., ground_truth=..., extra_info=...) -> number or dict with `score`
 
@@ -40,12 +40,16 @@ class RewardFunctionEnv(Env):
     def step(self, action: str) -> EnvStep:
         answers, columns = arguments(self._function, action, self._prompt, self.extras)
         given = settled(self._function(*answers, **columns))
+        components: Mapping[str, float] = {}
         match signature_of(self._function):
             case "trl":
                 given = _only(given)
             case "verl" if isinstance(given, Mapping):
                 given = self._measure(given)
-        return EnvStep(reward=given, done=True, answer=self._answer)
+            case "skyrl" if isinstance(given, Mapping) and "reward" in given:
+                components = {name: part for name, part in given.items() if name != "reward"}
+                given = given["reward"]
+        return EnvStep(reward=given, done=True, answer=self._answer, components=components)
 
     def get_metrics(self) -> dict[str, float]:
         return self._measured

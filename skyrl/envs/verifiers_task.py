@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class VerifiersTaskEnv(Env):
-    """The weighted sum of the task's rewards; its metrics, and each reward by its name, are measured."""
+    """The weighted sum of the task's rewards, each of which is a component of the reward; its metrics are measured."""
 
     def __init__(self, extras: Mapping[str, Any], task: Task) -> None:
         """Raises `TaskError` for a task that needs more than an answer."""
@@ -51,9 +51,9 @@ class VerifiersTaskEnv(Env):
     def step(self, action: str) -> EnvStep:
         trace = _trace(self._task, self._prompt, action)
         asyncio.run(self._task.score(trace))
-        rewards = {f"reward_{name}": reward.score for name, reward in trace.rewards.items() if reward is not None}
-        self._measured = rewards | {name: value for name, value in trace.metrics.items() if value is not None}
-        return EnvStep(reward=trace.reward, done=True)
+        rewards = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
+        self._measured = {name: value for name, value in trace.metrics.items() if value is not None}
+        return EnvStep(reward=trace.reward, done=True, components=rewards)
 
     def get_metrics(self) -> dict[str, float]:
         return self._measured

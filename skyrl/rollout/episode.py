@@ -67,6 +67,7 @@ class Episode:
         self._turns = 0
         self._answer: str | None = None
         self._metrics: dict[str, float] = {}
+        self._components: dict[str, float] = {}
         self._seconds = {"llm": 0.0, "env": 0.0, "env_run": 0.0}
         self._begun = time.perf_counter()
 
@@ -155,6 +156,10 @@ class Episode:
             raise _wrong(f"{who} read the answer {step.answer!r:.200}, which is not a text")
         self._answer = step.answer
         self._transcript.credit(number(step.reward, f"{who} gave the reward"))
+        if not isinstance(step.components, Mapping):
+            raise _wrong(f"{who} gave the components {step.components!r:.200}, which are not numbers by name")
+        for name, part in _numbers(step.components, who).items():
+            self._components[name] = self._components.get(name, 0.0) + part
         if not step.done and self._context.config.max_turns == 1:
             raise _wrong(f"{who} wants another turn, but generator.max_turns is 1")
         self._metrics = _numbers(metrics, who)
@@ -179,6 +184,7 @@ class Episode:
             stop_reason=reason,
             answer=self._answer,
             metrics=self._metrics,
+            components=self._components,
             timings={"completion": time.perf_counter() - self._begun, **self._seconds},
         )
         return drop_truncated(made) if config.apply_overlong_filtering else made

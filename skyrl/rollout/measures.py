@@ -13,11 +13,14 @@ Metrics = dict[str, float]
 
 
 def measure(groups: Sequence[TrajectoryGroup]) -> Metrics:
-    """Metrics `generate/...` and `environment/...` over the groups that count, and failures over all."""
+    """Metrics `generate/...`, `environment/...` and `reward/component/...` over the groups that count, and failures
+    over all.
+    """
     rows = [row for group in groups if not group.dropped for row in group.trajectories]
     if not rows:
         return count_failures(groups)
-    return {**_lengths(rows), **_turns(rows), **_times(rows), **_environment(rows), **count_failures(groups)}
+    parts = (_lengths(rows), _turns(rows), _times(rows), _environment(rows), _components(rows), count_failures(groups))
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def _lengths(rows: Sequence[Trajectory]) -> Metrics:
@@ -34,7 +37,19 @@ def _lengths(rows: Sequence[Trajectory]) -> Metrics:
         "generate/avg_assistant_tokens_zero_rewards": _mean([sampled[place] for place in bad]),
         "generate/truncated_ratio": fmean(row.stop_reason == "length" for row in rows),
         "generate/num_tokens": sum(counts),
+        "generate/repeated_ratio": fmean(_repeated(row) for row in rows[:: -(-len(rows) // _LOOKED_AT)]),
     }
+
+
+_LOOKED_AT, _LAST, _RUN = 64, 1024, 4
+"""Answers that are searched for repetitions in a step, tokens of each, the last ones, and tokens of a run."""
+
+
+def _repeated(row: Trajectory) -> float:
+    """Share of the runs of four sampled tokens that the answer had before; 0 where it is shorter than that."""
+    sampled = [token for token, mine in zip(row.response_ids, row.loss_mask, strict=True) if mine][-_LAST:]
+    runs = [tuple(sampled[start : start + _RUN]) for start in range(len(sampled) - _RUN + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
 def _turns(rows: Sequence[Trajectory]) -> Metrics:
@@ -74,6 +89,15 @@ def _environment(rows: Sequence[Trajectory]) -> Metrics:
     """Mean of what each environment measured, over the trajectories that have it."""
     names = dict.fromkeys(name for row in rows for name in row.metrics)
     return {f"environment/{name}": fmean(row.metrics[name] for row in rows if name in row.metrics) for name in names}
+
+
+def _components(rows: Sequence[Trajectory]) -> Metrics:
+    """Mean of each part of the reward, over the trajectories that have it."""
+    names = dict.fromkeys(name for row in rows for name in row.components)
+    return {
+        f"reward/component/{name}": fmean(row.components[name] for row in rows if name in row.components)
+        for name in names
+    }
 
 
 def count_failures(groups: Sequence[TrajectoryGroup]) -> Metrics:

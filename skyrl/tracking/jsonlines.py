@@ -80,6 +80,7 @@ def sample_records(
                 "prompt": [dict(message) for message in group.prompt.messages],
                 "response": decode(trajectory.response_ids),
                 "reward": reward if isfinite(reward := trajectory.reward) else str(reward),
+                **({"components": dict(trajectory.components)} if trajectory.components else {}),
                 "stop_reason": trajectory.stop_reason,
                 "response_ids": list(trajectory.response_ids),
                 "weight_version": max(trajectory.weight_versions, default=None),

@@ -72,6 +72,11 @@ _REWARDS = (
     MetricSpec(
         "reward/num_zero_variance_filtered", "prompts", "Groups of equal rewards that zero_variance_filter left out."
     ),
+    MetricSpec(
+        "reward/component/<name>",
+        "reward",
+        "Part of the reward that environments report by name, mean over answers that have it.",
+    ),
     MetricSpec("loss/avg_final_rewards", "reward", "Mean reward of an answer as it is trained on, after shaping."),
     MetricSpec("loss/avg_raw_advantages", "1", "Mean advantage over trained tokens."),
     MetricSpec("loss/avg_raw_advantages_abs", "1", "Mean absolute advantage over trained tokens."),
@@ -125,6 +130,11 @@ _GENERATE = (
     ),
     MetricSpec("generate/avg_assistant_tokens_zero_rewards", "tokens", "Sampled tokens where the reward is 0, mean."),
     MetricSpec("generate/truncated_ratio", "share", "Answers that reached their longest length."),
+    MetricSpec(
+        "generate/repeated_ratio",
+        "share",
+        "Runs of four sampled tokens that the answer had before, mean over at most 64 answers.",
+    ),
     MetricSpec("generate/num_tokens", "tokens", "Tokens of all answers of the step."),
     MetricSpec("generate/avg_num_turns", "turns", "Turns of an answer, mean."),
     MetricSpec("generate/avg_num_rows", "rows", "Training rows that an answer makes, mean."),

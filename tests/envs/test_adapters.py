@@ -31,6 +31,12 @@ def test_a_function_of_trl_sees_a_batch_of_one_in_lists() -> None:
     assert judged(accuracy, "5") == (0.0, {})
 
 
+def test_a_function_of_skyrl_may_name_the_parts_of_its_reward() -> None:
+    env = RewardFunctionEnv(EXTRAS, lambda completion, **columns: {"reward": 1.5, "correct": 1.0, "format": 0.5})
+    step = env.step("4")
+    assert (step.reward, step.components) == (1.5, {"correct": 1.0, "format": 0.5})
+
+
 def test_a_function_of_trl_that_gives_no_list_of_one_is_a_failure() -> None:
     def broken(completions: Any, **others: Any) -> list[float]:
         return [1.0, 1.0]

@@ -88,8 +88,8 @@ def test_a_task_of_verifiers_scores_an_answer_by_its_weighted_rewards(answer: st
         {"role": "user", "content": "2+2?"},
     )
     step = env.step(answer)
-    assert (step.reward, step.done) == (reward, True)
-    assert env.get_metrics() == {"reward_right": reward / 2, "turns": 1.0}
+    assert (step.reward, step.done, step.components) == (reward, True, {"right": reward / 2})
+    assert env.get_metrics() == {"turns": 1.0}
 
 
 def test_a_task_without_a_prompt_takes_the_rows(tmp_path: Path) -> None:

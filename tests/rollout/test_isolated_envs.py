@@ -72,7 +72,8 @@ class Task(Env):
         if how == "memory": bytearray(10**11)
         if how == "hostile metrics": self.metrics = {"depth": "low"}
         if how == "secrets" and "SKYRL_SECRET" in os.environ: reward = 7
-        return EnvStep(reward=reward, done=True)
+        parts = {"well": {"shown": 0.25}}.get(how, {})
+        return EnvStep(reward=reward, done=True, components=parts)
 
     def get_metrics(self): return getattr(self, "metrics", {"steps": 1})
 """
@@ -167,6 +168,8 @@ async def test_broken_environments_fail_by_themselves_and_leave_nothing_behind(
     assert {how: failure.kind for how, (failure,) in failed.items()} == BROKEN
     assert re.search(r"task\.py:\d+, in step\)$", failed["raises"][0].reason)
     assert {group.prompt.id: group.rewards for group in groups if not group.dropped} == dict.fromkeys(GOOD, (1.0,))
+    [well] = [group.trajectories[0] for group in groups if group.prompt.id == "well"]
+    assert well.components == {"shown": 0.25}
     counted = measure(groups)
     assert (counted["rollout/failures"], counted["rollout/failures_timeout"]) == (len(BROKEN), 3)
     assert left_over() == []

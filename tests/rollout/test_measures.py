@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from attrs import evolve
+
 from skyrl.rollout.measures import measure
 from skyrl.trajectory import Failure, Prompt, TokenRow, Trajectory, TrajectoryGroup, TurnReward
 
@@ -54,3 +57,17 @@ def test_rows_are_counted_for_each_trajectory() -> None:
     )
     found = measure(groups(row([1], [1], earlier=(earlier,)), row([1], [1])))
     assert (found["generate/avg_num_rows"], found["generate/avg_num_turns"]) == (1.5, 1.5)
+
+
+def test_parts_of_the_reward_are_averaged_by_name_over_the_answers_that_have_them() -> None:
+    right, short = {"correct": 1.0, "format": 0.5}, {"correct": 0.0}
+    found = measure(groups(row([1], [1], components=right), row([1], [1], components=short), row([1], [1])))
+    assert (found["reward/component/correct"], found["reward/component/format"]) == (0.5, 0.5)
+
+
+def test_repeated_text_is_the_share_of_runs_of_four_tokens_that_came_before() -> None:
+    """`abcdabcd` has the runs abcd, bcda, cdab, dabc, abcd: one of five came before. Three tokens have no run."""
+    twice = evolve(row([1] * 8, [1]), response_ids=(1, 2, 3, 4) * 2)
+    assert measure(groups(twice))["generate/repeated_ratio"] == pytest.approx(1 / 5)
+    assert measure(groups(twice, row([1] * 3, [1])))["generate/repeated_ratio"] == pytest.approx(1 / 10)
+    assert measure(groups(evolve(twice, loss_mask=(1, 1, 1, 1, 0, 0, 0, 0))))["generate/repeated_ratio"] == 0.0

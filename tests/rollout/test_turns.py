@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from skyrl.config import SkyRLGymConfig
-from skyrl.envs import Env, register
+from skyrl.data.group_lines import as_object, group_of
+from skyrl.envs import Env, EnvStep, register
 from skyrl.envs.group_rewards import GroupReward
+from skyrl.tracking.jsonlines import sample_records
 from tests.rollout.chats import Counts, Says, chat_tokenizer, generator, play, prompt
 
 TOKENIZER = chat_tokenizer()
@@ -86,3 +89,31 @@ async def test_a_group_reward_is_denied_to_an_answer_that_was_cut_off_where_that
     made = generator(engine, TOKENIZER, max_turns=1, zero_reward_on_non_stop=zeroed)
     (group,) = await play(made, prompt(TOKENIZER, "tests-pays-all-2"), samples=2)
     assert group.rewards == (reward, reward)
+
+
+class Parts(Counts):
+    """Reports what each turn was worth, and once what is no number."""
+
+    def step(self, action: str) -> EnvStep:
+        part: Any = "much" if action == "bad" else 0.5
+        return evolve(super().step(action), components={"turns": part})
+
+
+register("tests-parts", Parts)
+
+
+async def test_parts_of_the_reward_are_summed_over_turns_and_stored_with_the_trajectory() -> None:
+    engine = Says(TOKENIZER, ["a<|im_end|>"] * 3)
+    (group,) = await play(generator(engine, TOKENIZER), prompt(TOKENIZER, "tests-parts"))
+    (trajectory,) = group.trajectories
+    assert (trajectory.reward, trajectory.components) == (6.0, {"turns": 1.5})
+    (record,) = sample_records(1, [group], TOKENIZER.decode)
+    assert record["components"] == {"turns": 1.5}
+    assert group_of(as_object(group)) == group, "a recording keeps them"
+
+
+async def test_a_part_of_the_reward_that_is_no_number_is_a_failure() -> None:
+    gym = SkyRLGymConfig(max_failed_share=1.0, max_attempts=1)
+    made = generator(Says(TOKENIZER, ["bad<|im_end|>"]), TOKENIZER, gym)
+    (group,) = await play(made, prompt(TOKENIZER, "tests-parts"))
+    assert "measured turns = 'much', which is not a finite number" in group.trajectories[0].failures[0].reason
