@@ -102,7 +102,7 @@ def once(model: Any, batch: TrainingBatch, reads: ForwardOptions, case: Case) ->
     tokens, total, start = int(batch.loss_mask.sum()), 0.0, time.process_time()
     [planned] = budget.plan([batch])
     for _, micro in micro_batches(planned, case.rows):
-        loss = -compute_logprobs(model, micro, reads, temperature=1.0).values.sum() / tokens
+        loss = -compute_logprobs(model, reads.prepare(micro), reads, temperature=1.0).values.sum() / tokens
         loss.backward()
         total += loss.item()
     seconds = time.process_time() - start

@@ -64,6 +64,10 @@ class TrainingBatch:
     micro_batches: Tensor | None = None
     """(B,) int64: number of the micro-batch that each row is in, from 0 without gaps. None: they are cut by rows."""
 
+    selected: Tensor | None = None
+    """(N,) int64: where `loss_mask` is true, as an index into its B x L flattened places. Filled on the host before a
+    micro-batch goes to a device: there, a mask as an index would make the host wait for the device."""
+
     old_logprobs: Tensor | None = None
     """(B, L) float32: under the policy before this batch's first update. None where it would equal the current one, or
     where nothing reads it."""
@@ -98,7 +102,7 @@ class TrainingBatch:
         """
         for name, value in fields.items():
             wanted = self.lengths.shape if name in PER_ROW else self.input_ids.shape
-            if isinstance(value, Tensor) and value.shape != wanted:
+            if name != "selected" and isinstance(value, Tensor) and value.shape != wanted:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, the batch {tuple(self.input_ids.shape)}")
         filled: Mapping[str, Any] = fields
         return attrs.evolve(self, **filled)
@@ -114,6 +118,14 @@ class TrainingBatch:
             return values
         sums = torch.zeros(int(self.trajectories.max()) + 1, dtype=values.dtype, device=values.device)
         return sums.index_add_(0, self.trajectories, values)[self.trajectories]
+
+    def with_selected(self) -> Self:
+        """A copy that knows where its selected tokens are; called where the batch is on the host."""
+        return attrs.evolve(self, selected=self.loss_mask.flatten().nonzero().squeeze(1))
+
+    def pick(self, values: Tensor) -> Tensor:
+        """(B, L) -> (N,): the values at the selected tokens, row by row."""
+        return values[self.loss_mask] if self.selected is None else values.flatten()[self.selected]
 
     def select(self, rows: Tensor) -> Self:
         """The rows at these indices (K,), in this order, padding trimmed to the longest of them."""
@@ -147,12 +159,23 @@ class TrainingBatch:
             yield self.rows(start, stop)
 
     def to(self, device: torch.device | str) -> Self:
-        """A copy of the batch on another device."""
-        return self._map(lambda tensor: tensor.to(device))
+        """A copy of the batch on another device; the host does not wait for it."""
+        moved = None if self.selected is None else to_device(self.selected, device)
+        return attrs.evolve(self._map(lambda tensor: to_device(tensor, device)), selected=moved)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        tensors = {each.name: getattr(self, each.name) for each in attrs.fields(type(self))}
-        return attrs.evolve(self, **{name: change(tensor) for name, tensor in tensors.items() if tensor is not None})
+        tensors = {each.name: getattr(self, each.name) for each in attrs.fields(type(self)) if each.name != "selected"}
+        changed = {name: change(tensor) for name, tensor in tensors.items() if tensor is not None}
+        return attrs.evolve(self, selected=None, **changed)
+
+
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """The tensor, of any shape, on `device`. From host memory to a GPU it travels from page-locked memory, while the
+    host continues.
+    """
+    if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 PER_ROW = frozenset(

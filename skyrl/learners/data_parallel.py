@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from skyrl.batch import TrainingBatch
+from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.strategy import nan_unless_finite
 
 T = TypeVar("T")
@@ -45,16 +45,16 @@ class DataParallel(ABC):
         with self.scoring():
             return look(self.model)
 
-    def forward(self, micro_batches: Sequence[TrainingBatch], read: Callable[[Any, TrainingBatch], T]) -> list[T]:
+    def forward(self, micro_batches: Sequence[MicroBatch], read: Callable[[Any, MicroBatch], T]) -> list[T]:
         """`read(model, micro_batch)` of each micro-batch, one after the other. See `Strategy.forward`."""
         with self.scoring():
             return [self._read(micro.to(self._device), read) for micro in micro_batches]
 
     def accumulate(
         self,
-        micro_batches: Sequence[TrainingBatch],
-        read: Callable[[Any, TrainingBatch], T],
-        loss_of: Callable[[T, TrainingBatch], Tensor],
+        micro_batches: Sequence[MicroBatch],
+        read: Callable[[Any, MicroBatch], T],
+        loss_of: Callable[[T, MicroBatch], Tensor],
     ) -> None:
         """Accumulate the gradient of the sum of `loss_of(read(model, micro_batch), micro_batch)`, a scalar, one
         micro-batch after the other. See `Strategy.accumulate`.
@@ -65,6 +65,6 @@ class DataParallel(ABC):
             loss = loss_of(self._read(moved, read), moved)
             self.backward(nan_unless_finite(loss), last=number == len(micro_batches))
 
-    def _read(self, micro: TrainingBatch, read: Callable[[Any, TrainingBatch], T]) -> T:
+    def _read(self, micro: MicroBatch, read: Callable[[Any, MicroBatch], T]) -> T:
         with self.computing():
             return read(self.model, micro)

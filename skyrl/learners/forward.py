@@ -14,9 +14,9 @@ from skyrl.algorithms.linear_logprobs import linear_logprobs
 from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.batch import TrainingBatch
 from skyrl.errors import ModelError
-from skyrl.learners.row_layouts import RowLayout, packed, padded
+from skyrl.learners.row_layouts import MicroBatch, RowLayout, packed, padded
 from skyrl.models.output_head import has_plain_head, in_place_of_the_head
-from skyrl.models.segment_attention import takes_segments
+from skyrl.models.segment_attention import takes_lengths, takes_segments
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -43,6 +43,9 @@ class ForwardOptions:
     segmented: bool
     """Whether the model's attention takes the segments of a packed row."""
 
+    lengths_given: bool
+    """Whether the model's attention takes the lengths of the rows of a packed row."""
+
     share_prompts: bool
     """Lay neighbouring rows of one prompt behind one copy of it, where the attention takes segments."""
 
@@ -53,7 +56,13 @@ class ForwardOptions:
         """How the rows go through the model."""
         if not self.pack:
             return padded(batch)
-        return packed(batch, segmented=self.segmented, share_prompts=self.share_prompts)
+        return packed(
+            batch, segmented=self.segmented, lengths_given=self.lengths_given, share_prompts=self.share_prompts
+        )
+
+    def prepare(self, batch: TrainingBatch) -> MicroBatch:
+        """The rows with the way that they go through the model; `batch` is on the host."""
+        return MicroBatch(rows=batch.with_selected(), layout=self.layout(batch))
 
     def answer(self, model: nn.Module, layout: RowLayout) -> Tensor:
         """The model's output in the place of logits, at the columns that are kept."""
@@ -61,13 +70,13 @@ class ForwardOptions:
         return logits
 
 
-ForwardFn = Callable[[Any, TrainingBatch, ForwardOptions], Outputs]
-"""A role's forward pass over a batch."""
+ForwardFn = Callable[[Any, MicroBatch, ForwardOptions], Outputs]
+"""A role's forward pass over the rows of a micro-batch."""
 
 
 def compute_logprobs(
     model: nn.Module,
-    batch: TrainingBatch,
+    micro: MicroBatch,
     options: ForwardOptions,
     *,
     temperature: float,
@@ -81,8 +90,8 @@ def compute_logprobs(
     `model` is a transformers causal language model. The entropy has a gradient only if that is asked for. `measured`
     False leaves it and the distance out: nobody sampled the tokens.
     """
-    targets = batch.input_ids[batch.loss_mask]
-    layout, learns = options.layout(batch), torch.is_grad_enabled() and measured
+    batch, layout, learns = micro.rows, micro.layout, torch.is_grad_enabled() and measured
+    targets = batch.pick(batch.input_ids)
     if options.plain_head:
         read = partial(
             linear_logprobs,
@@ -101,7 +110,7 @@ def compute_logprobs(
                 spread = [entropy(logits, temperature=temperature)]
     if not learns:
         return Outputs(values=_in_place(found, batch))
-    distance = (found.detach() - batch.rollout_logprobs[batch.loss_mask]).abs()
+    distance = (found.detach() - batch.pick(batch.rollout_logprobs)).abs()
     return Outputs(
         values=_in_place(found, batch),
         entropy=_in_place(spread[0], batch),
@@ -113,14 +122,13 @@ def _stacked(found: tuple[Tensor, Tensor | None]) -> Tensor:
     return torch.stack([each for each in found if each is not None])
 
 
-def read_values(model: nn.Module, batch: TrainingBatch, options: ForwardOptions) -> Outputs:
+def read_values(model: nn.Module, micro: MicroBatch, options: ForwardOptions) -> Outputs:
     """A critic's `ForwardFn`: the value of the state in which each selected token was sampled, the token excluded.
 
     `model` has one logit.
     """
-    layout = options.layout(batch)
-    values = layout.pick(options.answer(model, layout)).float().squeeze(-1)
-    return Outputs(values=_in_place(values, batch), numbers={"critic_values": values.detach()})
+    values = micro.layout.pick(options.answer(model, micro.layout)).float().squeeze(-1)
+    return Outputs(values=_in_place(values, micro.rows), numbers={"critic_values": values.detach()})
 
 
 def _in_place(found: Tensor, batch: TrainingBatch) -> Tensor:
@@ -147,11 +155,16 @@ def probe_forward(
     alone = _logits(model, ids[5:])
     if _differ(_logits(model, ids[5:-2]), alone[:-2]):
         raise ModelError("this model's output at a token depends on later tokens: it is not a causal language model")
-    segmented = pack and takes_segments(model)
-    options = ForwardOptions(pack=pack, segmented=segmented, share_prompts=False, plain_head=False)
+    options = ForwardOptions(
+        pack=pack,
+        segmented=pack and takes_segments(model),
+        lengths_given=pack and takes_lengths(model),
+        share_prompts=False,
+        plain_head=False,
+    )
     if not pack:
         return attrs.evolve(options, plain_head=has_plain_head(model, device))
-    if _differ(options.answer(model, options.layout(_probe(ids, (5, 9))))[0][-9:], alone):
+    if _differ(options.answer(model, options.layout(_probe(ids, (5, 9))).to(device))[0][-9:], alone):
         raise ModelError(
             f"rows of this model see each other when they are packed into one: set {packing_field} = false"
         )
@@ -159,19 +172,20 @@ def probe_forward(
 
 
 def _probe(ids: Tensor, lengths: tuple[int, ...]) -> TrainingBatch:
-    """Rows of these lengths, all tokens but the first of each selected, and the one after the last."""
+    """Rows of these lengths on the host, all tokens but the first of each selected, and the one after the last."""
+    ids = ids.cpu()
     rows = torch.nn.utils.rnn.pad_sequence(list(ids.split(lengths)), batch_first=True)
     rows = torch.nn.functional.pad(rows, (0, 1))
-    sizes = torch.tensor(lengths, device=ids.device)
-    mask = torch.arange(rows.shape[1], device=ids.device).expand_as(rows) <= sizes.unsqueeze(1)
-    mask = mask & (torch.arange(rows.shape[1], device=ids.device) > 0)
+    sizes = torch.tensor(lengths)
+    mask = torch.arange(rows.shape[1]).expand_as(rows) <= sizes.unsqueeze(1)
+    mask = mask & (torch.arange(rows.shape[1]) > 0)
     return TrainingBatch(
         input_ids=rows,
         lengths=sizes,
         loss_mask=mask,
-        rollout_logprobs=torch.zeros(rows.shape, device=ids.device),
-        rewards=torch.zeros(rows.shape, device=ids.device),
-        groups=torch.arange(len(rows), device=ids.device),
+        rollout_logprobs=torch.zeros(rows.shape),
+        rewards=torch.zeros(rows.shape),
+        groups=torch.arange(len(rows)),
     )
 
 

@@ -17,8 +17,9 @@ from skyrl.learners.budget import micro_batches
 from skyrl.learners.forward import ForwardFn, Outputs
 from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.moving import DeviceMover
-from skyrl.learners.rank_metrics import Metrics, Moments, RankMetrics, added
+from skyrl.learners.rank_metrics import Measurements, Metrics, Moments, RankMetrics
 from skyrl.learners.ranks import Ranks
+from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.schedule import (
     learning_rate_schedule,
     move_schedule,
@@ -42,9 +43,10 @@ class Objective(Protocol):
 
     def __call__(
         self, outputs: Tensor, batch: TrainingBatch, entropy: Tensor | None, /
-    ) -> tuple[Tensor, Metrics, dict[str, Tensor]]:
-        """Loss of one micro-batch, a scalar with gradient; its parts, which add up over micro-batches; and by name
-        numbers (N,) of tokens, sequences or pairs, whose mean over all micro-batches is logged.
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """Loss of one micro-batch, a scalar with gradient; its parts, scalars without gradient that add up over
+        micro-batches; and by name numbers (N,) of tokens, sequences or pairs, whose mean over all micro-batches is
+        logged. All of it may stay on the device: it is read once, at the end of the optimizer step.
 
         `outputs` and `entropy` are (B, L): what the model says of each selected token.
         """
@@ -109,19 +111,16 @@ class LearningWorker(ModelWorker):
 
     def _accumulate(self, batch: TrainingBatch) -> tuple[Metrics, dict[str, Moments]]:
         """Gradients for the next step; the parts of the loss and what was measured on the way."""
-        sums: Metrics = {}
-        seen: dict[str, Moments] = {}
+        measured = Measurements()
 
-        def loss_of(outputs: Outputs, micro: TrainingBatch) -> Tensor:
-            loss, parts, numbers = self.objective(outputs.values, micro, outputs.entropy)
-            sums.update(added(sums, parts))
-            for name, values in (outputs.numbers | numbers).items():
-                seen[name] = seen.get(name, Moments()) + Moments.from_tensor(values)
+        def loss_of(outputs: Outputs, micro: MicroBatch) -> Tensor:
+            loss, parts, numbers = self.objective(outputs.values, micro.rows, outputs.entropy)
+            measured.add(parts, outputs.numbers | numbers)
             return loss
 
-        cut = [micro for _, micro in micro_batches(batch, self._train_rows)]
+        cut = [self._options.prepare(micro) for _, micro in micro_batches(batch, self._train_rows)]
         self.strategy.accumulate(cut, self._forward, loss_of)
-        return sums, seen
+        return measured.read()
 
     def _finite_learning_rate(self) -> float:
         """The learning rate of the next optimizer step. Raises `NonFiniteError`."""

@@ -22,7 +22,9 @@ from skyrl.errors import NonFiniteError, RunError
 from skyrl.learners.budget import TokenBudget, micro_batches
 from skyrl.learners.forward import ForwardFn, Outputs, probe_forward
 from skyrl.learners.moving import DeviceMover
+from skyrl.learners.rank_metrics import on_the_host
 from skyrl.learners.ranks import Ranks
+from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.strategies import ModelSection, strategy_named
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.tree import joined, required
@@ -102,11 +104,11 @@ class ModelWorker:
         if batch.micro_batches is None:
             [batch] = self._budget.plan([batch])
         cut = list(micro_batches(batch, self._forward_rows))
-        found = self.strategy.forward([micro for _, micro in cut], self._score)
+        found = self.strategy.forward([self._options.prepare(micro) for _, micro in cut], self._score)
         scored = torch.zeros(batch.input_ids.shape)
         if not self.ranks.reports:
             return scored[:0]
-        for (index, _), values in zip(cut, found, strict=True):
+        for (index, _), values in zip(cut, on_the_host(found), strict=True):
             scored[index, : values.shape[1]] = values
         return scored
 
@@ -175,11 +177,11 @@ class ModelWorker:
                 f"Lower {joined(self._config_path, 'optimizer_config.lr')}"
             )
 
-    def _forward(self, model: nn.Module, batch: TrainingBatch) -> Outputs:
-        return self._read(model, batch, self._options)
+    def _forward(self, model: nn.Module, micro: MicroBatch) -> Outputs:
+        return self._read(model, micro, self._options)
 
-    def _score(self, model: nn.Module, batch: TrainingBatch) -> Tensor:
-        return self._forward(model, batch).values.cpu()
+    def _score(self, model: nn.Module, micro: MicroBatch) -> Tensor:
+        return self._forward(model, micro).values
 
 
 def token_budget(trainer: TrainerConfig) -> TokenBudget:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -14,7 +15,7 @@ SPREAD = frozenset({"rollout_train_logprobs_abs_diff", "critic_values", "is_rati
 """Numbers per token of which extremes and standard deviation are logged besides the mean."""
 
 
-@frozen(kw_only=True)
+@frozen
 class Moments:
     """Count, mean, sum of squared deviations and extremes of numbers, in double precision."""
 
@@ -29,17 +30,12 @@ class Moments:
     @classmethod
     def from_tensor(cls, values: Tensor) -> Moments:
         """Moments of the elements of a tensor of any shape."""
-        if not values.numel():
-            return cls()
-        exact = values.detach().double()
-        mean = exact.mean()
-        return cls(
-            count=exact.numel(),
-            mean=mean.item(),
-            deviation=(exact - mean).square().sum().item(),
-            largest=exact.max().item(),
-            smallest=exact.min().item(),
-        )
+        return cls.of(values.numel(), _moments(values))
+
+    @classmethod
+    def of(cls, count: int, rest: Tensor) -> Moments:
+        """Moments of `count` numbers from (4,): their mean, sum of squared deviations, largest and smallest."""
+        return cls(count, *rest.tolist()) if count else cls()
 
     def __add__(self, other: Moments) -> Moments:
         """Moments of the numbers of both (Chan, Golub and LeVeque, 1979: the update of pairwise variance)."""
@@ -101,6 +97,45 @@ def merged(parts: Sequence[RankMetrics]) -> RankMetrics:
     )
 
 
-def added(one: Metrics, other: Metrics) -> Metrics:
-    """Sums name by name; a name that only one side has keeps its value."""
-    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in one | other}
+class Measurements:
+    """What is measured on the micro-batches of an optimizer step: it stays where it was computed until it is read, in
+    one transfer, so that the host does not wait for the device in between.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[str, Tensor]] = []
+        self._numbers: list[tuple[str, int, Tensor]] = []  # name, count and `_moments`
+
+    def add(self, parts: Mapping[str, Tensor], numbers: Mapping[str, Tensor]) -> None:
+        """One micro-batch: parts of the loss, scalars, and numbers of tokens, tensors of any shape, by name."""
+        self._parts += [(name, value.detach().double().reshape(1)) for name, value in parts.items()]
+        self._numbers += [(name, values.numel(), _moments(values)) for name, values in numbers.items()]
+
+    def read(self) -> tuple[Metrics, dict[str, Moments]]:
+        """The sums of the parts and the moments of the numbers, over all micro-batches in order."""
+        sums: Metrics = {}
+        found: dict[str, Moments] = {}
+        values = iter(on_the_host([part for _, part in self._parts] + [rest for _, _, rest in self._numbers]))
+        for (name, _), part in zip(self._parts, values, strict=False):
+            sums[name] = sums.get(name, 0.0) + part.item()
+        for (name, count, _), rest in zip(self._numbers, values, strict=True):
+            found[name] = found.get(name, Moments()) + Moments.of(count, rest)
+        return sums, found
+
+
+def _moments(values: Tensor) -> Tensor:
+    """(4,) float64 of a tensor of any shape: mean, sum of squared deviations, largest and smallest; 0 of none."""
+    exact = values.detach().double()
+    if not values.numel():
+        return exact.new_zeros(4)
+    mean = exact.mean()
+    return torch.stack([mean, (exact - mean).square().sum(), exact.max(), exact.min()])
+
+
+def on_the_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of any shapes and of one type, in host memory: what is elsewhere comes in one transfer."""
+    if all(each.device.type == "cpu" for each in tensors):
+        return list(tensors)
+    flat = torch.cat([each.flatten() for each in tensors]).cpu()
+    pieces = flat.split([each.numel() for each in tensors])
+    return [piece.view(each.shape) for piece, each in zip(pieces, tensors, strict=True)]

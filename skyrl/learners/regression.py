@@ -24,7 +24,7 @@ class ReturnRegression:
 
     def __call__(
         self, values: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """Loss of one micro-batch (a scalar with gradient), its parts, sums over tokens, and for each selected token
         whether its value was clipped.
 
@@ -35,4 +35,4 @@ class ReturnRegression:
         losses = value_loss(values, batch.values, batch.returns, clip=self.value_clip)
         loss = (torch.where(batch.loss_weights != 0, losses, 0.0) * batch.loss_weights).sum()
         clipped = value_is_clipped(values.detach(), batch.values, batch.returns, clip=self.value_clip)
-        return loss, {"critic_loss": loss.item()}, {"values_clipfrac": clipped[batch.loss_mask]}
+        return loss, {"critic_loss": loss.detach()}, {"values_clipfrac": batch.pick(clipped)}

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import torch
 from torch import Tensor
 
-from skyrl.batch import TrainingBatch
+from skyrl.batch import TrainingBatch, to_device
 from skyrl.models.segment_attention import Segment, Segments
 
 
@@ -25,13 +25,46 @@ class RowLayout:
     """Keyword arguments of the model; `logits_to_keep` names the columns that anything is asked of."""
 
     chosen: Tensor
-    """Index of the N selected tokens, in row order, into the (rows, kept columns, ...) output of the model."""
+    """(N,) int64: places of the selected tokens, in row order, in the flattened rows x kept columns of the output."""
 
     def pick(self, answer: Tensor) -> Tensor:
         """(rows, kept columns, ...) -> (N, ...)."""
-        if self.chosen.dtype == torch.bool:
-            return answer[self.chosen]
-        return answer[0][self.chosen]
+        return answer.flatten(0, 1)[self.chosen]
+
+    def to(self, device: torch.device) -> Self:
+        """The layout of a batch on another device; the host does not wait for it."""
+        return attrs.evolve(
+            self,
+            inputs={name: _moved(value, device) for name, value in self.inputs.items()},
+            chosen=to_device(self.chosen, device),
+        )
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    match value:
+        case Tensor():
+            return to_device(value, device)
+        case Segments():
+            return attrs.evolve(value, device=device)
+        case _:
+            return value
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class MicroBatch:
+    """Rows that go through the model together, and how. Everything that depends on their lengths is found on the host,
+    before they go to a device: from there on the host waits for no device.
+    """
+
+    rows: TrainingBatch
+    layout: RowLayout
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def to(self, device: torch.device) -> Self:
+        """The same on another device."""
+        return attrs.evolve(self, rows=self.rows.to(device), layout=self.layout.to(device))
 
 
 def padded(batch: TrainingBatch) -> RowLayout:
@@ -43,17 +76,17 @@ def padded(batch: TrainingBatch) -> RowLayout:
     used = batch.loss_mask.any(0)
     first = int(used.int().argmax()) if used.any() else len(used)  # no column before it is ever selected
     columns = torch.arange(first - 1, batch.input_ids.shape[1] - 1, device=batch.input_ids.device)
-    return RowLayout(
-        inputs={"input_ids": batch.input_ids, "logits_to_keep": columns}, chosen=batch.loss_mask[:, first:]
-    )
+    chosen = batch.loss_mask[:, first:].flatten().nonzero().squeeze(1)
+    return RowLayout(inputs={"input_ids": batch.input_ids, "logits_to_keep": columns}, chosen=chosen)
 
 
-def packed(batch: TrainingBatch, *, segmented: bool, share_prompts: bool) -> RowLayout:
+def packed(batch: TrainingBatch, *, segmented: bool, share_prompts: bool, lengths_given: bool = False) -> RowLayout:
     """One row without padding, in which positions start again with each sequence.
 
     `segmented`: the model's attention takes `segments`. Where it does not, transformers isolates packed sequences by
     their positions, and only when there is neither an attention mask nor a cache: with either, sequences see each other
-    and nothing warns. `share_prompts` puts neighbouring rows of one prompt behind one copy of it; it needs segments.
+    and nothing warns. `lengths_given`: the kernels of FlashAttention are told the lengths, which every layer would
+    look for otherwise. `share_prompts` puts neighbouring rows of one prompt behind one copy of it; it needs segments.
     """
     places = list(_units(batch, share_prompts and segmented))
     pieces = [piece for unit in places for piece in unit.pieces]
@@ -68,10 +101,23 @@ def packed(batch: TrainingBatch, *, segmented: bool, share_prompts: bool) -> Row
     rows, columns = batch.loss_mask.nonzero(as_tuple=True)
     predicting = column_of[rows, columns - 1]  # a token is predicted at the one before it
     keep, chosen = predicting.unique(return_inverse=True)
-    inputs = {"input_ids": ids.unsqueeze(0), "position_ids": positions.unsqueeze(0), "logits_to_keep": keep}
-    return RowLayout(
-        inputs=inputs | ({"segments": Segments(tuple(segments), ids.device)} if segmented else {}), chosen=chosen
-    )
+    inputs: dict[str, Any] = {
+        "input_ids": ids.unsqueeze(0),
+        "position_ids": positions.unsqueeze(0),
+        "logits_to_keep": keep,
+    }
+    if segmented:
+        inputs["segments"] = Segments(tuple(segments), ids.device)
+    elif lengths_given:
+        inputs |= _lengths(batch)
+    return RowLayout(inputs=inputs | {"logits_to_keep": keep}, chosen=chosen)
+
+
+def _lengths(batch: TrainingBatch) -> dict[str, Any]:
+    """Where each row begins in the packed one, (B + 1,) int32, and the longest, as transformers names both."""
+    bounds = torch.nn.functional.pad(batch.lengths.cumsum(0), (1, 0)).int()
+    longest = int(batch.lengths.max())
+    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
 
 
 @attrs.frozen(kw_only=True)

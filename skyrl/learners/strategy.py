@@ -13,11 +13,11 @@ import torch
 from attrs import field, frozen
 from torch import Tensor, nn
 
-from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import OptimizerConfig
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import Ranks
+from skyrl.learners.row_layouts import MicroBatch
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class Strategy(Protocol):
     def probe(self, look: Callable[[Any], T]) -> T:
         """`look(model)`, without gradient, in the type of the weights where computing in another one is a choice."""
 
-    def forward(self, micro_batches: Sequence[TrainingBatch], read: Callable[[Any, TrainingBatch], T]) -> list[T]:
+    def forward(self, micro_batches: Sequence[MicroBatch], read: Callable[[Any, MicroBatch], T]) -> list[T]:
         """`read(model, micro_batch)` of each micro-batch, without gradient, in order; the micro-batches that `read`
         gets are on the device. Afterwards no gathered weights are left.
 
@@ -76,9 +76,9 @@ class Strategy(Protocol):
 
     def accumulate(
         self,
-        micro_batches: Sequence[TrainingBatch],
-        read: Callable[[Any, TrainingBatch], T],
-        loss_of: Callable[[T, TrainingBatch], Tensor],
+        micro_batches: Sequence[MicroBatch],
+        read: Callable[[Any, MicroBatch], T],
+        loss_of: Callable[[T, MicroBatch], Tensor],
     ) -> None:
         """Accumulate for `step` the gradient of the sum of `loss_of(read(model, micro_batch), micro_batch)`, a scalar,
         over the micro-batches of all ranks that have rows of their own. What was accumulated before is dropped.

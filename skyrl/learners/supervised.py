@@ -24,14 +24,14 @@ class CrossEntropy:
 
     def __call__(
         self, logprobs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """Loss of one micro-batch (a scalar with gradient), and the same as its part of the whole, in nats.
 
         `logprobs` (B, L). Nothing is asked of the entropy.
         """
         assert batch.loss_weights is not None
         loss = -(logprobs * batch.loss_weights).sum()
-        return loss, {"loss": loss.item()}, {}
+        return loss, {"loss": loss.detach()}, {}
 
 
 @attrs.frozen(kw_only=True)
@@ -51,7 +51,7 @@ class BradleyTerry:
 
     def __call__(
         self, values: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """Loss of one micro-batch, its part of the whole, and for each pair whether the better one has more, by how
         much, and what both have.
 
@@ -68,7 +68,7 @@ class BradleyTerry:
             "chosen_score": chosen.detach(),
             "rejected_score": rejected.detach(),
         }
-        return loss, {"loss": loss.item()}, numbers
+        return loss, {"loss": loss.detach()}, numbers
 
 
 def pair_scores(values: Tensor) -> tuple[Tensor, Tensor]:

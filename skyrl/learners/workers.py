@@ -130,7 +130,7 @@ def _causal_lm(trainer: TrainerConfig, model: ModelConfig, config_path: str, *, 
     field, table = joined(config_path, "model"), table_above(config_path)
     source = required(model.path, f"{field}.path")
     attention: str = required(trainer.attention, trainer_field(table, "attention"))
-    if attention == "sdpa" and trainer.use_sample_packing and segments_fit(load_config(source)):
+    if attention == "sdpa" and segments_fit(load_config(source)):
         register()
         attention = SEGMENTS
 

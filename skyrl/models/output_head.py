@@ -47,7 +47,8 @@ def in_place_of_the_head(model: nn.Module, read: Callable[[Tensor, Tensor], Tens
 
     def replaced(hidden: Tensor) -> Tensor:
         kind = hidden.device.type
-        weight = head.weight.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else head.weight
+        casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        weight = head.weight.to(torch.get_autocast_dtype(kind)) if casts else head.weight
         return read(hidden.to(weight.dtype), weight)
 
     with _forward_of(head, replaced):

@@ -15,7 +15,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
+from transformers import AttentionInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 SEGMENTS = "skyrl_segments"
@@ -127,9 +127,10 @@ def _pairs(segment: Segment) -> int:
 
 
 def register() -> None:
-    """Makes the attention known to transformers. No masks are built: a row is causal, or comes with its segments."""
+    """Makes the attention known to transformers. It has no kind of mask there, so that none is built and no positions
+    are searched for packed rows, for which the host would wait: a row is causal, or comes with its segments.
+    """
     AttentionInterface.register(SEGMENTS, segment_attention)
-    AttentionMaskInterface.register(SEGMENTS, lambda *_, **__: None)
 
 
 def segments_fit(config: PretrainedConfig) -> bool:
@@ -145,6 +146,14 @@ def takes_segments(model: nn.Module) -> bool:
     """Was the model loaded with this attention? DeepSpeed's engine has a `config` of its own around the model's."""
     inner: Any = getattr(model, "module", model)
     return bool(inner.config._attn_implementation == SEGMENTS)
+
+
+def takes_lengths(model: nn.Module) -> bool:
+    """Does the model's attention take the lengths of packed rows? FlashAttention's does, and otherwise every layer
+    finds them again, for which the host waits.
+    """
+    inner: Any = getattr(model, "module", model)
+    return str(inner.config._attn_implementation).startswith("flash_attention")
 
 
 def segment_attention(

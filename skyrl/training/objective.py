@@ -109,7 +109,7 @@ class PolicyObjective:
 
     def __call__(
         self, logprobs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """Loss of one micro-batch (a scalar with gradient), its parts, each a sum to be added over micro-batches, and
         by name numbers for each token or sequence, whose mean is to be taken over all of them.
 
@@ -119,22 +119,22 @@ class PolicyObjective:
         assert batch.loss_weights is not None
         inputs = self._inputs(logprobs, batch)
         losses = self.policy_loss(inputs)
-        numbers = {name: values[inputs.mask] for name, values in measured(self.policy_loss, inputs).items()}
+        numbers = {name: batch.pick(values) for name, values in measured(self.policy_loss, inputs).items()}
         if self.correction:
             left = correct(inputs.old_logprobs, inputs.rollout_logprobs, inputs.mask, self.correction)
             losses = torch.where(left.mask, losses * left.weights, 0.0)
             numbers |= left.numbers
         loss = _weighted_sum(losses, batch.loss_weights)
-        parts = {"policy_loss": loss.item()}
+        parts = {"policy_loss": loss.detach()}
         if self.kl_loss_coef:
             assert batch.ref_logprobs is not None and batch.kl_weights is not None
             ref = torch.where(inputs.mask, batch.ref_logprobs, 0.0)
             kl = _weighted_sum(kl_estimate(inputs.logprobs, ref, self.kl_estimator), batch.kl_weights)
-            loss, parts["policy_kl"] = loss + self.kl_loss_coef * kl, kl.item()
+            loss, parts["policy_kl"] = loss + self.kl_loss_coef * kl, kl.detach()
         if self.wants_entropy:
             assert entropy is not None and batch.entropy_weights is not None
             loss = loss - self.entropy_loss_coef * _weighted_sum(entropy, batch.entropy_weights)
-        return loss, parts | {"final_loss": loss.item()}, numbers
+        return loss, parts | {"final_loss": loss.detach()}, numbers
 
     def _inputs(self, logprobs: Tensor, batch: TrainingBatch) -> LossInputs:
         assert batch.advantages is not None

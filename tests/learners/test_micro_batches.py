@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.errors import ConfigError
 from skyrl.learners.fsdp2 import Fsdp2
+from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.strategies import STRATEGIES, StrategyKind
 from skyrl.learners.workers import PolicyWorker
 from skyrl.training.objective import policy_objective
@@ -28,16 +28,16 @@ class AllForwardFirst(Fsdp2):
 
     def accumulate(
         self,
-        micro_batches: Sequence[TrainingBatch],
-        read: Callable[[Any, TrainingBatch], T],
-        loss_of: Callable[[T, TrainingBatch], Tensor],
+        micro_batches: Sequence[MicroBatch],
+        read: Callable[[Any, MicroBatch], T],
+        loss_of: Callable[[T, MicroBatch], Tensor],
     ) -> None:
         self.zero_grad()
         outputs = [read(self.model, micro) for micro in micro_batches]
         for output, micro in reversed(list(zip(outputs, micro_batches, strict=True))):
             loss_of(output, micro).backward()
 
-    def forward(self, micro_batches: Sequence[TrainingBatch], read: Callable[[Any, TrainingBatch], T]) -> list[T]:
+    def forward(self, micro_batches: Sequence[MicroBatch], read: Callable[[Any, MicroBatch], T]) -> list[T]:
         with torch.no_grad():
             return [read(self.model, micro) for micro in reversed(micro_batches)][::-1]
 

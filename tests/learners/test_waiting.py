@@ -1,0 +1,125 @@
+"""What depends on the lengths of rows is found on the host, once: from there on it waits for no device.
+
+Tensors on the meta device have no values, so that everything for which a host would wait raises there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import pytest
+import torch
+from transformers.modeling_flash_attention_utils import _flash_attention_forward
+
+from skyrl.config import AlgorithmConfig, TrainerConfig
+from skyrl.learners.forward import ForwardOptions, Outputs, compute_logprobs
+from skyrl.learners.rank_metrics import Measurements, Moments, on_the_host
+from skyrl.learners.row_layouts import MicroBatch, packed
+from skyrl.learners.strategy import nan_unless_finite
+from skyrl.learners.workers import PolicyWorker
+from skyrl.models.meta_model import causal_lm_skeleton
+from skyrl.models.segment_attention import SEGMENTS, register, takes_segments
+from skyrl.training.objective import policy_objective
+from tests.learners.rows import batch
+
+META = torch.device("meta")
+PACKED = ForwardOptions(pack=True, segmented=True, lengths_given=False, share_prompts=True, plain_head=True)
+PADDED = attrs.evolve(PACKED, pack=False, segmented=False, plain_head=False)
+EVERY_TERM = AlgorithmConfig(
+    temperature=0.7, use_kl_loss=True, kl_loss_coef=0.1, use_entropy_loss=True, entropy_loss_coef=0.1
+)
+
+
+@pytest.mark.parametrize("options", [PACKED, PADDED], ids=["packed", "padded"])
+def test_forward_loss_metrics_and_backward_look_at_no_number(nano: Path, options: ForwardOptions) -> None:
+    register()
+    objective, measured = policy_objective(EVERY_TERM), Measurements()
+    rows = objective.weigh(batch().given(ref_logprobs=torch.zeros(6, 12), old_logprobs=torch.zeros(6, 12)))
+    model = causal_lm_skeleton(str(nano / "model"), attention=SEGMENTS)
+    micro = options.prepare(rows).to(META)
+    outputs = compute_logprobs(model, micro, options, temperature=0.7, entropy_gradient=True)
+    loss, parts, numbers = objective(outputs.values, micro.rows, outputs.entropy)
+    measured.add(parts, outputs.numbers | numbers)
+    nan_unless_finite(loss).backward()
+    assert all(each.grad is not None for each in model.parameters())
+    with pytest.raises(NotImplementedError):  # so it does look in the end
+        measured.read()
+
+
+def test_rows_that_were_prepared_pick_what_their_mask_selects() -> None:
+    rows = batch()
+    prepared = rows.with_selected()
+    assert prepared.selected is not None and len(prepared.selected) == int(rows.loss_mask.sum())
+    assert torch.equal(prepared.pick(rows.input_ids), rows.input_ids[rows.loss_mask])
+    assert prepared.rows(2, 4).selected is None  # another shape, other places
+
+
+def test_measurements_of_an_optimizer_step_are_those_of_its_micro_batches() -> None:
+    measured = Measurements()
+    measured.add({"loss": torch.tensor(0.5)}, {"ratio": torch.tensor([1.0, 3.0]), "nothing": torch.empty(0)})
+    measured.add({"loss": torch.tensor(0.25)}, {"ratio": torch.tensor([True, False])})
+    sums, moments = measured.read()
+    assert sums == {"loss": 0.75}
+    assert moments["ratio"] == Moments.from_tensor(torch.tensor([1.0, 3.0])) + Moments.from_tensor(torch.tensor([1, 0]))
+    assert moments["nothing"] == Moments()
+
+
+def test_flash_attention_is_told_the_lengths_by_the_names_that_transformers_reads() -> None:
+    rows = batch(3)  # of 5, 12 and 8 tokens
+    inputs = packed(rows, segmented=False, share_prompts=False, lengths_given=True).inputs
+    told = {name: inputs[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")}
+    assert set(told) <= set(inspect.signature(_flash_attention_forward).parameters)
+    assert told["cu_seq_lens_q"].tolist() == told["cu_seq_lens_k"].tolist() == [0, 5, 17, 25]
+    assert told["cu_seq_lens_q"].dtype == torch.int32  # as the kernels want it
+    assert told["max_length_q"] == told["max_length_k"] == 12
+    assert "cu_seq_lens_q" not in packed(rows, segmented=False, share_prompts=False).inputs
+
+
+def test_tensors_on_the_host_stay_what_they_are() -> None:
+    tensors = [torch.ones(2, 3), torch.zeros(1)]
+    assert all(one is other for one, other in zip(on_the_host(tensors), tensors, strict=True))
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Everything for which the host waits for the GPU raises."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("packs", [True, False])
+async def test_on_a_gpu_the_host_waits_once_an_update(small: TrainerConfig, packs: bool) -> None:
+    trainer = attrs.evolve(small, device="cuda", use_sample_packing=packs)
+    objective = policy_objective(trainer.algorithm)
+    worker = PolicyWorker(trainer, objective)
+    rows = batch().given(ref_logprobs=torch.zeros(6, 12))
+    await worker.update(rows)  # kernels are loaded
+    micro = worker._options.prepare(objective.weigh(rows))
+    measured = Measurements()
+
+    def loss_of(outputs: Outputs, given: MicroBatch) -> torch.Tensor:
+        loss, parts, numbers = objective(outputs.values, given.rows, outputs.entropy)
+        measured.add(parts, numbers)
+        return loss
+
+    assert takes_segments(worker.model)
+    with no_waiting():
+        worker.strategy.accumulate([micro], worker._forward, loss_of)
+    sums, _ = measured.read()
+    assert set(sums) == {"policy_loss", "policy_kl", "final_loss"}
+
+
+@pytest.mark.gpu
+def test_from_a_gpu_everything_comes_in_one_transfer() -> None:
+    tensors = [torch.arange(6.0).view(2, 3), torch.tensor(7.0), torch.empty(0)]
+    found = on_the_host([each.cuda() for each in tensors])
+    assert all(torch.equal(one, other) for one, other in zip(found, tensors, strict=True))
