@@ -98,8 +98,8 @@ def merged(parts: Sequence[RankMetrics]) -> RankMetrics:
 
 
 class Measurements:
-    """What is measured on the micro-batches of an optimizer step: it stays where it was computed until it is read, in
-    one transfer, so that the host does not wait for the device in between.
+    """Measurements of the micro-batches of an optimizer step. They stay where they were computed until they are read,
+    in one transfer, so that the host does not wait for the device in between.
     """
 
     def __init__(self) -> None:
