@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from skyrl.chats.masks import Ids, Mask
+from skyrl.chats.masks import Ids, Mask, Weights
 from skyrl.chats.tokenizer import ChatTokenizer
 
 OPEN, CLOSE = "⟦", "⟧"
 """Marks around learned text."""
 
 
-def marked_text(tokenizer: ChatTokenizer, ids: Ids, mask: Mask) -> str:
-    """The text of a row, special tokens included, in which what is learned stands between ⟦ and ⟧."""
+def marked_text(tokenizer: ChatTokenizer, ids: Ids, weights: Mask | Weights) -> str:
+    """The text of a row, special tokens included, in which what is learned stands between ⟦ and ⟧, followed by its
+    weight in the loss where that is not 1: `⟦Four.⟧×0.5`.
+    """
     pieces = []
-    for learned, group in groupby(zip(ids.tolist(), mask.tolist(), strict=True), key=lambda pair: pair[1]):
+    for weight, group in groupby(zip(ids.tolist(), weights.tolist(), strict=True), key=lambda pair: pair[1]):
         text = tokenizer.decode([token for token, _ in group], clean_up_tokenization_spaces=False)
-        pieces.append(f"{OPEN}{text}{CLOSE}" if learned else text)
+        factor = "" if weight == 1 else f"×{weight:.4g}"
+        pieces.append(f"{OPEN}{text}{CLOSE}{factor}" if weight else text)
     return "".join(pieces)

@@ -17,7 +17,10 @@ def data() -> None:
 @click.option("--row", "place", default=0, show_default=True, type=click.IntRange(0), help="Row, counted from 0.")
 @click.option("--source", default=0, show_default=True, type=click.IntRange(0), help="Training source, counted from 0.")
 def show(arguments: tuple[str, ...], place: int, source: int) -> None:
-    """Print a row as the model gets it, special tokens included, with the learned tokens between ⟦ and ⟧."""
+    """Print a row as the model gets it, special tokens included, with the learned tokens between ⟦ and ⟧.
+
+    A weight in the loss other than 1 follows the bracket: ⟦Four.⟧×0.5.
+    """
     run = compose_arguments(arguments).config
     from skyrl.tools.row_view import row_page
 

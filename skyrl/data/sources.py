@@ -110,6 +110,12 @@ def in_table(source: str) -> bool:
     return Path(source).suffix not in (".json", ".jsonl")
 
 
+_TEXT_HINT = (
+    ". A text becomes one message of the user under any other column name: rename the column, and name it in "
+    "data.prompt_column"
+)
+
+
 def chat_of(row: Row, number: int, source: str, columns: Columns | None = None) -> tuple[Mapping[str, Any], ...]:
     """The row's chat. Raises `DataError` with the row's number (from 0) if it has none."""
     column = (columns or Columns()).prompt
@@ -120,6 +126,7 @@ def chat_of(row: Row, number: int, source: str, columns: Columns | None = None) 
     if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
         raise DataError(
             f"{where}: {column} is {_short(prompt)}, not a list of messages such as {{'role': 'user', 'content': ...}}"
+            + (_TEXT_HINT if isinstance(prompt, str) and prompt else "")
         )
     for message in prompt:
         if not isinstance(message, Mapping) or not all(

@@ -231,6 +231,10 @@ def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
         )
 
 
+_OF_AN_EMPTY_ANSWER = "a model may answer nothing: give that a reward, or raise skyrl.errors.SkipSample"
+_OF_ITS_VALUE = "return one finite number for each answer"
+
+
 def _called(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
     """Judge an empty answer as a rollout does, with its deadline, and in a sandbox where that is configured."""
     if not (isinstance(make, PlainReward | GroupReward) or (isinstance(make, IsolatedTask) and make.is_reward)):
@@ -244,7 +248,7 @@ def _called(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Pro
             number(reward, f"{who} gave the reward")
     except EpisodeError as error:
         if isinstance(error.outcome, Failure):
-            hint = "a model may answer nothing: give that a reward, or raise skyrl.errors.SkipSample"
+            hint = _OF_ITS_VALUE if error.outcome.kind in ("wrong_type", "not_finite") else _OF_AN_EMPTY_ANSWER
             yield Problem(path="environment.env_class", message=error.outcome.reason, hint=hint)
 
 

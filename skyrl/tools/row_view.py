@@ -39,8 +39,9 @@ def row_page(run: Any, source: int, place: int) -> str:
 def _page(run: object, tokenizer: ChatTokenizer, row: Row) -> str:
     if isinstance(run, SFTConfig):
         ids, weights = SupervisedForms(tokenizer, run)(row)
-        mask = weights > 0
-        return f"{marked_text(tokenizer, ids, mask)}\n\n{len(ids)} tokens, {int(mask.sum())} of them learned"
+        return (
+            f"{marked_text(tokenizer, ids, weights)}\n\n{len(ids)} tokens, {int((weights != 0).sum())} of them learned"
+        )
     assert isinstance(run, RewardModelConfig)
     chosen, rejected, margin = PreferenceForms(tokenizer, run)(row)
     texts = (tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (chosen, rejected))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,15 @@ def test_a_row_of_ones_own_data_is_shown_as_it_is_learned(nano: Path, tmp_path: 
     assert learned[:2].isupper() and f"{len(learned[: learned.index('<')]) + 1} of them learned" in shown.output
     missing = CliRunner().invoke(cli, ["data", "show", file, "--row", "32"])
     assert missing.exit_code == 1 and "has no row 32" in str(missing.exception or missing.output)
+
+
+def test_a_message_with_a_weight_of_its_own_is_shown_with_it(nano: Path, tmp_path: Path) -> None:
+    said = [("user", "a", None), ("assistant", "A", 0.5), ("user", "b", None), ("assistant", "B", 1)]
+    chat = [{"role": role, "content": text} | ({"weight": w} if w is not None else {}) for role, text, w in said]
+    rows = write(tmp_path / "rows.jsonl", [{"messages": chat}])
+    file = toml_file(tmp_path / "run.toml", settings(nano, tmp_path, "sft", train_datasets=(rows,)))
+    shown = CliRunner().invoke(cli, ["data", "show", file]).output
+    assert re.findall("⟦(.).*?⟧(×[0-9.]+)?", shown) == [("A", "×0.5"), ("B", "")]
 
 
 def test_a_row_that_cannot_be_learned_says_why(nano: Path, tmp_path: Path) -> None:

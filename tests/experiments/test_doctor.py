@@ -101,6 +101,7 @@ def empty_parquet(file: Path) -> None:
     ("name", "content", "said"),
     [
         ("x.csv", "prompt,answer\nhello,world\n", "row 0: prompt is 'hello', not a list of messages"),
+        ("x.csv", "prompt,answer\nhello,world\n", "rename the column, and name it in data.prompt_column"),
         ("x.parquet", "no parquet", "cannot be read as parquet"),
         ("x.parquet", empty_parquet, "holds no rows"),
         ("x.jsonl", "", "holds no rows"),
@@ -148,7 +149,7 @@ def grouped(completions, **columns): return [1.0, 2.0]
         ("wrong", "rewards.py:1 wrong(text) cannot be called with row 0 of"),
         ("scored", "raised ValueError: could not convert string to float: '' ({file}:5, in parsed)"),
         ("awaited", "raised ValueError: could not convert string to float: '' ({file}:5, in parsed)"),
-        ("nothing", "gave the reward None, which is not a finite number"),
+        ("nothing", "gave the reward None, which is not a finite number\nreturn one finite number for each answer"),
         ("grouped", "a TRL reward function gives a list with one number for each completion"),
     ],
 )
@@ -157,7 +158,7 @@ def test_a_reward_function_is_called_once_on_an_empty_answer(nano: Path, tmp_pat
     file.write_text(REWARDS, encoding="utf-8")
     (problem,) = problems(nano, tmp_path, {"environment.env_class": f"{file}:{name}"})
     assert problem.path == "environment.env_class"
-    assert said.replace("{file}", str(file)) in problem.message
+    assert said.replace("{file}", str(file)) in f"{problem.message}\n{problem.hint}"
 
 
 @pytest.mark.parametrize("name", ["skips", "fine"])
