@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch, to_device
-from skyrl.models.segment_attention import Segment, Segments
+from skyrl.models.segment_attention import Segments
+from skyrl.models.segments import Segment
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -7,7 +7,7 @@ of the row. Here each sequence is attended to on its own, so that a long row cos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from skyrl.models.segments import Segment
+from skyrl.models.varlen_attention import LARGEST_HEAD, Sequences, has_varlen_kernels, varlen_attention
 
 SEGMENTS = "skyrl_segments"
 """The name under which transformers finds `segment_attention`."""
@@ -30,29 +33,6 @@ From 1.8 ms of calls against 63 ns a pair: a model of 4 heads of 64 on one CPU t
 
 CAUSAL_FROM = 512
 """Tokens from which a causal kernel on a CPU is faster than a masked one that computes fewer pairs."""
-
-
-@attrs.frozen
-class Segment:
-    """A stretch of a packed row, positions `start` to `start + prompt + sum(answers)`: a prompt, then answers to it.
-
-    A sequence on its own is a prompt without answers.
-    """
-
-    start: int
-    prompt: int
-    answers: tuple[int, ...] = ()
-    """Tokens of each answer; every one sees the prompt and itself."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the prompt and of all answers."""
-        return self.prompt + sum(self.answers)
-
-    @property
-    def stop(self) -> int:
-        """The position after its last token."""
-        return self.start + self.tokens
 
 
 @attrs.frozen
@@ -80,7 +60,8 @@ class _Together:
         same_part = (parts.unsqueeze(2) == parts.unsqueeze(1)) | (parts == 0).unsqueeze(1)
         seen = (same_part & columns.le(columns.unsqueeze(1)) & filled.unsqueeze(1)) | torch.eye(width, dtype=torch.bool)
         back = filled.flatten().nonzero().squeeze(1)
-        return cls(places.to(device), seen.unsqueeze(1).to(device), back.to(device))
+        columns_of_each = (places, seen.unsqueeze(1), back)
+        return cls(*(each.to(device, non_blocking=True) for each in columns_of_each))
 
 
 def _parts(segment: Segment, width: int) -> Tensor:
@@ -108,6 +89,11 @@ class Segments:
         masked = len(self.each) * max(segment.tokens for segment in self.each) ** 2
         apart = len(self.sizes) * CALL + sum(_pairs(segment) for segment in self.each)
         return _Together.of(self.each, self.device) if masked <= apart else None
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        """The segments as sequences of their own, for variable-length kernels."""
+        return Sequences.of(self.each, self.device)
 
     @cached_property
     def masks(self) -> dict[tuple[int, int], Tensor]:
@@ -176,8 +162,40 @@ def segment_attention(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
         return result
-    if segments.together is not None:
-        return _side_by_side(segments.together, query, key, value, scaling), None
+    kernel = next(each for each in KERNELS if each.suits(segments, query))
+    return kernel.attend(segments, query, key, value, scaling), None
+
+
+def _computed_in(tensor: Tensor) -> torch.dtype:
+    """The type that torch's own attention would compute in."""
+    kind = tensor.device.type
+    casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if casts else tensor.dtype
+
+
+def _takes_varlen(segments: Segments, query: Tensor) -> bool:
+    head = query.shape[-1]
+    fits = head % 8 == 0 and head <= LARGEST_HEAD and _computed_in(query).itemsize == 2
+    return fits and has_varlen_kernels(query.device)
+
+
+def _varlen(segments: Segments, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    dtype = _computed_in(query)
+    query, key, value = (each.to(dtype) for each in (query, key, value))
+    return varlen_attention(segments.sequences, query, key, value, scaling)
+
+
+def _has_short_groups(segments: Segments, query: Tensor) -> bool:
+    return segments.together is not None
+
+
+def _side_by_side(segments: Segments, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    assert segments.together is not None
+    return _in_one_batch(segments.together, query, key, value, scaling)
+
+
+def _one_by_one(segments: Segments, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    """(1, T, heads, D), from one call for each prompt and each answer."""
     queries, keys, values = (each.split(segments.sizes, dim=2) for each in (query, key, value))
     pieces = zip(queries, keys, values, strict=True)
     mixed: list[Tensor] = []
@@ -185,10 +203,10 @@ def segment_attention(
         prompt = next(pieces)
         mixed.append(_attend(prompt[0], prompt[1], prompt[2], scaling))
         mixed += [_answer(prompt, next(pieces), segments, scaling) for _ in segment.answers]
-    return torch.cat(mixed, dim=2).transpose(1, 2).contiguous(), None
+    return torch.cat(mixed, dim=2).transpose(1, 2).contiguous()
 
 
-def _side_by_side(together: _Together, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+def _in_one_batch(together: _Together, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
     """(1, T, heads, D), from one call over padded segments."""
     rows, columns = together.places.shape
     query, key, value = (
@@ -225,3 +243,24 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, se
     return scaled_dot_product_attention(
         query, key, value, attn_mask=seen, is_causal=seen is None, scale=scaling, enable_gqa=grouped
     )
+
+
+@attrs.frozen(kw_only=True)
+class Kernel:
+    """One way to compute attention inside segments."""
+
+    suits: Callable[[Segments, Tensor], bool]
+    """Whether it runs for these segments and this query, (1, heads, T, D)."""
+
+    attend: Callable[[Segments, Tensor, Tensor, Tensor, float | None], Tensor]
+    """Segments, query, key, value and scaling, as `segment_attention` has them -> (1, T, heads, D)."""
+
+
+KERNELS = (
+    Kernel(suits=_takes_varlen, attend=_varlen),
+    Kernel(suits=_has_short_groups, attend=_side_by_side),
+    Kernel(suits=lambda segments, query: True, attend=_one_by_one),
+)
+"""Ways to compute attention inside segments: the first that suits is taken. On CUDA in 16 bits that is the kernel for
+sequences of any lengths; masks are for the CPU and for float32, where CUDA's fast kernels take no mask.
+"""

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from skyrl.models.segment_attention import Segment, Segments, segment_attention
+from skyrl.models.segment_attention import Segments, segment_attention
+from skyrl.models.segments import Segment
 
 
 @pytest.mark.parametrize(
