@@ -13,11 +13,11 @@ OPEN, CLOSE = "⟦", "⟧"
 
 def marked_text(tokenizer: ChatTokenizer, ids: Ids, weights: Mask | Weights) -> str:
     """The text of a row, special tokens included, in which what is learned stands between ⟦ and ⟧, followed by its
-    weight in the loss where that is not 1: `⟦Four.⟧×0.5`.
+    weight in the loss where that is not 1: `⟦Four.⟧*0.5`.
     """
     pieces = []
     for weight, group in groupby(zip(ids.tolist(), weights.tolist(), strict=True), key=lambda pair: pair[1]):
         text = tokenizer.decode([token for token, _ in group], clean_up_tokenization_spaces=False)
-        factor = "" if weight == 1 else f"×{weight:.4g}"
+        factor = "" if weight == 1 else f"*{weight:.4g}"
         pieces.append(f"{OPEN}{text}{CLOSE}{factor}" if weight else text)
     return "".join(pieces)

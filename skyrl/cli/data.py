@@ -19,7 +19,7 @@ def data() -> None:
 def show(arguments: tuple[str, ...], place: int, source: int) -> None:
     """Print a row as the model gets it, special tokens included, with the learned tokens between ⟦ and ⟧.
 
-    A weight in the loss other than 1 follows the bracket: ⟦Four.⟧×0.5.
+    A weight in the loss other than 1 follows the bracket: ⟦Four.⟧*0.5.
     """
     run = compose_arguments(arguments).config
     from skyrl.tools.row_view import row_page

@@ -40,7 +40,7 @@ def test_a_message_with_a_weight_of_its_own_is_shown_with_it(nano: Path, tmp_pat
     rows = write(tmp_path / "rows.jsonl", [{"messages": chat}])
     file = toml_file(tmp_path / "run.toml", settings(nano, tmp_path, "sft", train_datasets=(rows,)))
     shown = CliRunner().invoke(cli, ["data", "show", file]).output
-    assert re.findall("⟦(.).*?⟧(×[0-9.]+)?", shown) == [("A", "×0.5"), ("B", "")]
+    assert re.findall(r"⟦(.).*?⟧(\*[0-9.]+)?", shown) == [("A", "*0.5"), ("B", "")]
 
 
 def test_a_row_that_cannot_be_learned_says_why(nano: Path, tmp_path: Path) -> None:
