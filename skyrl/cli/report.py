@@ -25,6 +25,22 @@ def doctor_report(run: RunConfig) -> Iterator[str]:
     yield f"  model    {model}, trained on {trainer.device} {how}"
     if trainer.device == "cuda":
         yield f"  compute  {trainer.compute_dtype}, attention by {trainer.attention}"
+    if slower := _slower_than_the_preset(run):
+        yield f'  speed    extends = "preset:cuda" sets what is faster: {", ".join(slower)}'
     yield f"  data     {sources} source{'s' if sources != 1 else ''}, whose first rows were read"
     yield f"  folder   {trainer.run_path}, free and writable"
     yield "All rows are read, and the model is loaded, when it runs; what a cluster has is seen then, too."
+
+
+def _slower_than_the_preset(run: RunConfig) -> list[str]:
+    """Paths that act in a run on CUDA and have another value than the preset `cuda` gives them."""
+    from skyrl.config import SkyRLTrainConfig, load
+    from skyrl.config.check import has_effect
+    from skyrl.tree import get_at
+    from skyrl.tree.origins import written_paths
+
+    if not isinstance(run, SkyRLTrainConfig) or run.trainer.device != "cuda":
+        return []
+    fast = load(["preset:cuda"])
+    paths = sorted(written_paths(fast.origins) - {"trainer.device"})
+    return [path for path in paths if has_effect(run, path) and get_at(run, path) != get_at(fast.config, path)]

@@ -74,6 +74,20 @@ def test_without_flash_attn_a_cuda_run_starts_and_says_what_it_takes_instead(mon
     assert list(flash_attention_is_installed(resolved(trainer__device="cpu"))) == []
 
 
+def test_doctor_names_what_the_preset_for_cuda_makes_faster() -> None:
+    fast: Any = load(["preset:cuda"], {"trainer.attention": "sdpa"})
+    quick: Any = resolve_with_origins(fast.config, fast.origins)[0]
+    assert not [line for line in doctor_report(quick) if "preset" in line]
+    slow = resolved(trainer__device="cuda", trainer__max_tokens_per_microbatch=4096, trainer__flash_attn=False)
+    [line] = [line for line in doctor_report(slow) if "preset" in line]
+    settings = "generator.inference_engine.enforce_eager, trainer.max_tokens_per_microbatch"
+    assert line == f'  speed    extends = "preset:cuda" sets what is faster: {settings}'
+    embedded = resolved(trainer__device="cuda", trainer__flash_attn=False, generator__inference_engine__backend="torch")
+    [line] = [line for line in doctor_report(embedded) if "preset" in line]
+    assert line.endswith("faster: trainer.max_tokens_per_microbatch")  # the torch engine has no CUDA graphs
+    assert not [line for line in doctor_report(resolved(trainer__device="cpu")) if "preset" in line]
+
+
 def test_wandb_wants_a_key_unless_it_is_offline(tmp_path: Path) -> None:
     run = resolved(trainer__logger=["console", "wandb"])
     home = {"HOME": str(tmp_path)}
