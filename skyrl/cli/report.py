@@ -37,10 +37,9 @@ def _slower_than_the_preset(run: RunConfig) -> list[str]:
     from skyrl.config import SkyRLTrainConfig, load
     from skyrl.config.check import has_effect
     from skyrl.tree import get_at
-    from skyrl.tree.origins import written_paths
 
     if not isinstance(run, SkyRLTrainConfig) or run.trainer.device != "cuda":
         return []
     fast = load(["preset:cuda"])
-    paths = sorted(written_paths(fast.origins) - {"trainer.device"})
+    paths = sorted(path for path in fast.origins if path != "trainer.device")
     return [path for path in paths if has_effect(run, path) and get_at(run, path) != get_at(fast.config, path)]
