@@ -18,7 +18,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores already
 
 # No test may fail because a machine is slow, so Hypothesis measures no time.
-settings.register_profile("skyrl", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile(
+    "skyrl", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 settings.register_profile("long", parent=settings.get_profile("skyrl"), max_examples=3_000)
 settings.load_profile("skyrl")
 

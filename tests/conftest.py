@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, the runs that tests start would ignore it, too
+# Under nohup or behind `&`, these are ignored, and the runs that tests start would ignore them, too.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -27,8 +27,8 @@ def server() -> Iterator[ObjectStore]:
 def test_of_many_saves_with_one_error_in_twenty_requests_none_is_lost(
     server: ObjectStore, pytestconfig: pytest.Config
 ) -> None:
-    """8 saves; 1,000 under --long, of eight runs at a time, since most of it is waiting."""
-    runs, count = (8, 125) if pytestconfig.getoption("--long") else (1, 8)
+    """3 saves; 1,000 under --long, of eight runs at a time, since most of it is waiting."""
+    runs, count = (8, 125) if pytestconfig.getoption("--long") else (1, 3)
     before = server.refused
     with ThreadPoolExecutor(runs) as threads:
         assert list(threads.map(save_and_lose_none, range(runs), [count] * runs)) == [count] * runs

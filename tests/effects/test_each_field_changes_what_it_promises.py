@@ -12,7 +12,7 @@ from skyrl.config.kinds import KINDS, kind_named, root_of
 from skyrl.tree.classes import leaf_paths
 from tests.config.leaves import each, other_values
 from tests.effects.never import NEVER
-from tests.effects.probe import Probe
+from tests.effects.probe import Observable, Probe
 from tests.effects.scenes import Sight, problems_of
 from tests.effects.table import PROBES, WITHOUT_EFFECT, page
 
@@ -37,8 +37,15 @@ def flash_attn_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def marked(probes: Iterable[Probe]) -> list[Any]:
-    """The probes as parameters, those that take long marked so."""
-    return [pytest.param(probe, marks=[pytest.mark.long] * probe.is_long, id=str(probe)) for probe in probes]
+    """The probes as parameters; by default one runs of each kind of run and observable, the others under --long."""
+    seen: set[tuple[str, Observable]] = set()
+    params = []
+    for probe in probes:
+        scene = (probe.kind, probe.seen_in)
+        is_long = probe.is_long or (scene in seen and not probe.quick)
+        seen |= set() if probe.is_long else {scene}
+        params.append(pytest.param(probe, marks=[pytest.mark.long] * is_long, id=str(probe)))
+    return params
 
 
 @pytest.mark.parametrize("probe", marked(PROBES))

@@ -15,6 +15,7 @@ from skyrl.errors import ResumeError, RunError
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.learners.fsdp2 import Fsdp2
 from tests.experiments.test_guards import SETTINGS, assert_only_numbers_were_saved, logprob, weight
+from tests.long_cases import long_except
 from tests.nano_run import config, metrics, train
 
 ASYNC: dict[str, Any] = {"trainer__fully_async__enabled": True, "trainer__algorithm__policy_loss_type": "decoupled"}
@@ -34,13 +35,18 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
     return load_file(out / "run" / "model" / "model.safetensors")
 
 
-def test_without_staleness_a_run_is_the_synchronous_one_token_for_token(nano: Path, tmp_path: Path) -> None:
-    """Twenty steps: the same tokens, rewards and weights, bit for bit."""
-    same: dict[str, Any] = {"trainer__deterministic": True, "trainer__epochs": 20, "trainer__max_training_steps": 20}
+@pytest.mark.parametrize("steps", long_except([6, 20], 6))
+def test_without_staleness_a_run_is_the_synchronous_one_token_for_token(nano: Path, tmp_path: Path, steps: int) -> None:
+    """The same tokens, rewards and weights, bit for bit."""
+    same: dict[str, Any] = {
+        "trainer__deterministic": True,
+        "trainer__epochs": steps,
+        "trainer__max_training_steps": steps,
+    }
     train(nano, tmp_path / "sync", **same)
     train(nano, tmp_path / "async", trainer__fully_async={"enabled": True, "max_staleness_steps": 0}, **same)
     assert sampled(tmp_path / "sync") == sampled(tmp_path / "async")
-    assert len({record["step"] for record in sampled(tmp_path / "async")}) == 20
+    assert len({record["step"] for record in sampled(tmp_path / "async")}) == steps
     one, other = weights(tmp_path / "sync"), weights(tmp_path / "async")
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -66,7 +72,9 @@ def test_new_weights_may_come_every_other_step_and_evaluation_sees_the_newest(na
     assert set(versions.values()) <= {0, 2, 3, 4, 6}, "3 was sent for the evaluation of step 3"
 
 
-@pytest.mark.parametrize("settings", [{}, {"enabled": True, "max_staleness_steps": 2, "steps_per_sync": 2}])
+@pytest.mark.parametrize(
+    "settings", long_except([{}, {"enabled": True, "max_staleness_steps": 2, "steps_per_sync": 2}], {})
+)
 def test_engines_that_lose_their_weights_while_learners_work_sample_from_whole_ones(
     nano: Path, tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,8 +135,15 @@ def test_a_run_that_goes_on_trains_on_every_prompt_of_its_epoch_once(nano: Path,
     assert sorted(prompts) == sorted(every_prompt(nano))
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
-@pytest.mark.parametrize("poison", [weight, logprob])
+@pytest.mark.parametrize(
+    ("poison", "staleness"),
+    [
+        (weight, 0),
+        (logprob, 2),
+        pytest.param(weight, 2, marks=pytest.mark.long),
+        pytest.param(logprob, 0, marks=pytest.mark.long),
+    ],
+)
 def test_a_run_goes_back_to_its_last_checkpoint_and_on_with_other_prompts(
     nano: Path,
     tmp_path: Path,

@@ -18,6 +18,7 @@ from skyrl.checkpoint.store import CheckpointStore
 from skyrl.processes.orphans import tagged
 from tests.experiments.forked import RunSession, tiny
 from tests.experiments.phases import Fault
+from tests.long_cases import long_except
 from tests.processes.clusters import soon
 
 pytestmark = pytest.mark.xdist_group("forked")
@@ -82,13 +83,9 @@ def test_a_run_ends_with_its_exit_code_and_leaves_nothing(nano: Path, tmp_path: 
     assert ("Traceback" in session.said) == (name == "failed")
 
 
-@pytest.mark.parametrize("name", ENDINGS)
+@pytest.mark.parametrize("name", long_except(ENDINGS, "Ctrl-C", "SIGHUP"))
 def test_a_run_that_nobody_reads_any_more_ends_alike(nano: Path, tmp_path: Path, name: str) -> None:
     end(nano, tmp_path, ENDINGS[name], {"NOBODY_READS": "1"})
-
-
-def test_a_run_on_ray_ends_alike_when_its_terminal_is_closed(nano: Path, tmp_path: Path) -> None:
-    end(nano, tmp_path, ENDINGS["SIGHUP"], {"NOBODY_READS": "1"}, trainer__placement__executor="ray")
 
 
 @pytest.mark.long

@@ -121,6 +121,7 @@ def test_a_run_with_dropout_in_its_adapter_repeats_itself(nano: Path, tmp_path: 
     assert not torch.equal(ends[0], ends[2])
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("vllm_engine")
 def test_vllm_serves_an_exported_model_and_an_exported_adapter(nano: Path, tmp_path: Path) -> None:
     base = that_vllm_takes(nano, tmp_path / "base")

@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from skyrl.processes.orphans import RUN, tagged
+from tests.long_cases import long_except
 from tests.nano_run import overrides
 
-HEARTBEAT = 15.0
+HEARTBEAT = 8.0
 PATIENCE = 240.0
 
 ON_RAY = {
@@ -135,13 +136,14 @@ def stop_driver_beyond_the_deadline(run: Run) -> None:
     run.wait_for_step(done + 2)
 
 
+@pytest.mark.long
 def test_a_stopped_driver_resumes_and_a_process_that_is_killed_then_ends_the_run(nano: Path, tmp_path: Path) -> None:
     with running(nano, tmp_path / "out") as run:
         stop_driver_beyond_the_deadline(run)
         assert_killed(run, "engine-0")
 
 
-@pytest.mark.parametrize("victim", [pytest.param("engine-0", marks=pytest.mark.long), "policy-1"])
+@pytest.mark.parametrize("victim", long_except(["engine-0", "policy-1"], "policy-1"))
 def test_a_stopped_process_ends_the_run_within_the_deadline_and_is_named(
     nano: Path, tmp_path: Path, victim: str
 ) -> None:

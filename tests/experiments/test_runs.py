@@ -23,6 +23,7 @@ from skyrl.runs.checkpoint_manager import CheckpointManager
 from skyrl.runs.run_lock import RunLock
 from skyrl.runs.summary import summary
 from skyrl.training.objective import policy_objective
+from tests.long_cases import long_except
 from tests.nano_run import config, metrics, train
 
 DETERMINISTIC: dict[str, Any] = {"trainer__deterministic": True}
@@ -103,7 +104,7 @@ OTHER_SETTINGS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("settings", OTHER_SETTINGS)
+@pytest.mark.parametrize("settings", long_except(OTHER_SETTINGS, OTHER_SETTINGS[-1]))
 @pytest.mark.parametrize("moment", ["_record_samples", "save", "after save", "export"])
 def test_a_run_that_died_at_any_moment_ends_like_one_that_did_not(
     nano: Path, tmp_path: Path, moment: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -206,6 +206,7 @@ def test_an_engine_process_that_hangs_is_ended_and_named(host: Host, folder: Pat
     assert not left_after(pids, 10)
 
 
+@pytest.mark.long
 def test_bytes_that_were_changed_put_the_engine_out_of_service_and_closing_leaves_no_process(
     host: Host, folder: Path, tmp_path: Path
 ) -> None:
@@ -226,7 +227,7 @@ def shared_memory(pids: set[int]) -> set[Path]:
     return {Path("/" + line.split(" /", 1)[1]) for line in lines if " /dev/shm/" in line and "(deleted)" not in line}
 
 
-@pytest.mark.parametrize("disable_multiproc", [pytest.param(True, marks=pytest.mark.long), False])
+@pytest.mark.parametrize("disable_multiproc", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_nothing_is_left_when_the_process_that_hosts_an_engine_is_killed(folder: Path, disable_multiproc: bool) -> None:
     with Host() as host:
         pids = host.run(start, folder, disable_multiproc=disable_multiproc)

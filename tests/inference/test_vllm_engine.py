@@ -72,8 +72,13 @@ async def largest_differences(folder: Path, family: str, tied: bool, updates: in
     return found
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+MODELS = [(family, tied) for family in ("qwen2", "qwen3", "llama") for tied in (True, False)]
+
+
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [pytest.param(*model, marks=[pytest.mark.long] * (model != ("qwen3", True))) for model in MODELS],
+)
 def test_log_probabilities_are_the_learners_after_every_update(
     host: Host, tmp_path: Path, family: str, tied: bool
 ) -> None:

@@ -17,6 +17,7 @@ from skyrl.learners.workers import PolicyWorker
 from skyrl.training.objective import policy_objective
 from tests.learners.pool import Pool
 from tests.learners.test_strategies import DEEPSPEED, ZERO, changed, mini_batch
+from tests.long_cases import long_except
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -50,7 +51,7 @@ async def assert_resumes(
     assert found == [pytest.approx(loss, rel=1e-6, abs=1e-6) for loss in expected]
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("ranks", long_except([1, 4], 1))
 async def test_fsdp2_goes_on_with_other_ranks(ranks: int, pool: Pool, small: TrainerConfig, tmp_path: Path) -> None:
     await assert_resumes(policy(pool, small, FSDP2, 2), lambda: policy(pool, small, FSDP2, ranks), tmp_path)
 
@@ -60,7 +61,7 @@ async def test_fsdp2_resumes_both_groups_of_weights(pool: Pool, small: TrainerCo
     await assert_resumes(policy(pool, small, way, 2), lambda: policy(pool, small, way, 2), tmp_path)
 
 
-@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize("stage", long_except([1, 2, 3], 3))
 async def test_deepspeed_resumes_both_groups_of_weights(
     stage: int, zero_pool: Pool, small: TrainerConfig, tmp_path: Path
 ) -> None:

@@ -71,9 +71,6 @@ class Counter:
     def crash(self) -> None:
         ctypes.string_at(0)
 
-    def rest(self, seconds: float) -> None:
-        time.sleep(seconds)
-
     def rest_until(self, file: Path) -> None:
         """Returns when there is such a file."""
         while not file.exists():

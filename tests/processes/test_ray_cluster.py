@@ -20,6 +20,7 @@ from skyrl.errors import ProcessError
 from skyrl.processes.handles import Deadlines
 from skyrl.processes.orphans import RUN, sweep, tagged
 from skyrl.processes.ray_processes import RayProcesses
+from tests.long_cases import long_except
 from tests.processes.clusters import family, layout, lives, soon
 from tests.processes.conftest import SharedCluster
 
@@ -81,7 +82,7 @@ def _list_nodes(token: str | None) -> bytes:
         return answer
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("end", long_except([signal.SIGKILL, signal.SIGINT], signal.SIGKILL))
 def test_a_driver_that_is_ended_leaves_nothing(tmp_path: Path, end: signal.Signals) -> None:
     driver, started, folder = _start_driver(tmp_path)
     assert all(lives(pid) for pid in started) and folder.exists()

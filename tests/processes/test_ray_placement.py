@@ -1,4 +1,4 @@
-"""Eight machines with eight GPUs each that are all this one: what Ray reserves is what `planning` says."""
+"""Machines with eight GPUs each that are all this one: what Ray reserves is what `planning` says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,28 +35,39 @@ MARK = "SKYRL_TEST_CLUSTER"
 _nodes: Any = ray.nodes
 _available: Any = ray.available_resources
 
-POLICY = Grid(nodes=4, gpus_per_node=8)
-LAYOUTS = {
-    "all on the same GPUs": Sizes(
-        policy=Grid(nodes=8, gpus_per_node=8), ref=Grid(nodes=8, gpus_per_node=8), engines=Engines(number=16, tensor=4)
+LAYOUTS: dict[str, Callable[[int], Sizes]] = {
+    "all on the same GPUs": lambda machines: Sizes(
+        policy=Grid(nodes=machines, gpus_per_node=8),
+        ref=Grid(nodes=machines, gpus_per_node=8),
+        engines=Engines(number=2 * machines, tensor=4),
     ),
-    "policy and reference on the same GPUs": Sizes(
-        policy=POLICY, ref=POLICY, engines=Engines(number=8, tensor=4), colocate_all=False
+    "policy and reference on the same GPUs": lambda machines: Sizes(
+        policy=Grid(nodes=machines // 2, gpus_per_node=8),
+        ref=Grid(nodes=machines // 2, gpus_per_node=8),
+        engines=Engines(number=machines, tensor=4),
+        colocate_all=False,
     ),
-    "every model on its own GPUs": Sizes(
-        policy=Grid(nodes=3, gpus_per_node=8),
-        critic=Grid(nodes=3, gpus_per_node=4),
-        ref=Grid(nodes=2, gpus_per_node=4),
-        engines=Engines(number=5, tensor=4),
+    "every model on its own GPUs": lambda machines: Sizes(
+        policy=Grid(nodes=machines // 2, gpus_per_node=4),
+        critic=Grid(nodes=machines // 2, gpus_per_node=4),
+        ref=Grid(nodes=machines // 2, gpus_per_node=4),
+        engines=Engines(number=machines // 2, tensor=4),
         colocate_all=False,
         colocate_policy_ref=False,
     ),
 }
 
 
+@pytest.fixture(scope="module", params=[2, pytest.param(8, marks=pytest.mark.long)])
+def machines(request: pytest.FixtureRequest) -> int:
+    """Number of machines of the cluster."""
+    number: int = request.param
+    return number
+
+
 @pytest.fixture(scope="module")
-def address(shared_cluster: SharedCluster) -> Iterator[str]:
-    """Of a cluster without authentication, which this process is not connected to."""
+def address(shared_cluster: SharedCluster, machines: int) -> Iterator[str]:
+    """Address of a cluster without authentication, which this process is not connected to."""
     shared_cluster.end()
     folder = Path(tempfile.mkdtemp(prefix="skyrl-fake-", dir="/tmp"))
     machine = {"num_cpus": 0, "num_gpus": 8, "object_store_memory": 80 << 20}
@@ -72,7 +83,7 @@ def address(shared_cluster: SharedCluster) -> Iterator[str]:
                 initialize_head=True,
                 head_node_args={**machine, "include_dashboard": False, "no_monitor": True},
             )
-            for _ in range(7):
+            for _ in range(machines - 1):
                 cluster.add_node(wait=False, **machine)
             cluster.wait_for_nodes()
             patch.delenv(MARK)
@@ -93,8 +104,8 @@ def attached(address: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_process_is_where_the_plan_says(attached: None, name: str) -> None:
-    planned = layout(LAYOUTS[name])
+def test_every_process_is_where_the_plan_says(attached: None, machines: int, name: str) -> None:
+    planned = layout(LAYOUTS[name](machines))
     ids = sorted(node["NodeID"] for node in _nodes())  # their addresses are all the same
     expected = assign(planned, [Node(id=node, gpus=8) for node in ids])
     placement = Placement(planned, "cuda", 120)
@@ -113,12 +124,14 @@ def test_every_process_is_where_the_plan_says(attached: None, name: str) -> None
         taken[placed.pool] |= {(place.node, gpu) for gpu in place.gpus}
     assert len(set().union(*taken.values())) == sum(len(gpus) for gpus in taken.values()) == planned.gpus
     placement.remove()
-    assert soon(lambda: sum(node.gpus for node in placement.free()) == 64)
+    assert soon(lambda: sum(node.gpus for node in placement.free()) == 8 * machines)
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_reserved(attached: None) -> None:
-    planned = layout(Sizes(policy=Grid(nodes=9, gpus_per_node=8), engines=Engines(number=18, tensor=4)))
-    with pytest.raises(ProcessError, match=r"does not fit .*needs 9 nodes with 8 free GPUs, the cluster has 8"):
+def test_what_does_not_fit_is_refused_before_anything_is_reserved(attached: None, machines: int) -> None:
+    more = machines + 1
+    planned = layout(Sizes(policy=Grid(nodes=more, gpus_per_node=8), engines=Engines(number=2 * more, tensor=4)))
+    message = rf"does not fit .*needs {more} nodes with 8 free GPUs, the cluster has {machines}"
+    with pytest.raises(ProcessError, match=message):
         Placement(planned, "cuda", 60)
     assert ray.util.placement_group_table() == {} or all(
         group["state"] == "REMOVED" for group in ray.util.placement_group_table().values()
@@ -126,7 +139,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_reserved(attached: None
 
 
 async def test_a_run_on_a_running_cluster_leaves_the_cluster_and_takes_its_own(
-    address: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    address: str, machines: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     placements = (
         RankPlacement(role="policy", rank=0, pool="few", gpus=(1,)),
@@ -145,7 +158,7 @@ async def test_a_run_on_a_running_cluster_leaves_the_cluster_and_takes_its_own(
     assert soon(lambda: not any(lives(pid) for pid in pids))
     assert "asks for no token" in capfd.readouterr().err
     cluster = ray_cluster.attach(address, 60)
-    assert soon(lambda: _available().get("GPU") == 64.0)
+    assert soon(lambda: _available().get("GPU") == 8.0 * machines)
     cluster.close()
 
 
