@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
@@ -19,19 +21,22 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
     Raises `RunError` if every answer was cut off and none may be trained on.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    rows = [step for trajectory in trajectories for step in trajectory.steps]
-    numbers = [n for n, group in enumerate(groups) for trajectory in group.trajectories for _ in trajectory.steps]
+    steps = [trajectory.steps for trajectory in trajectories]
+    rows = [row for own in steps for row in own]
+    per_row = np.repeat(np.arange(len(trajectories)), [len(own) for own in steps])  # its trajectory
+    numbers = np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])[per_row]
     lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
     shape = (len(rows), max(lengths))
-    input_ids = torch.zeros(shape, dtype=torch.long)
-    loss_mask = torch.zeros(shape, dtype=torch.bool)
-    logprobs = torch.zeros(shape)
-    rewards = torch.zeros(shape)
-    for index, row in enumerate(rows):
-        answer = slice(len(row.prompt_ids), lengths[index])
-        input_ids[index, : lengths[index]] = torch.tensor(row.prompt_ids + row.response_ids)
-        loss_mask[index, answer] = torch.tensor(row.loss_mask, dtype=torch.bool)
-        logprobs[index, answer] = torch.tensor(row.rollout_logprobs)
+    input_ids = np.zeros(shape, dtype=np.int64)  # numpy reads tuples ten times as fast as torch
+    loss_mask = np.zeros(shape, dtype=np.bool_)
+    logprobs = np.zeros(shape, dtype=np.float32)
+    rewards = np.zeros(shape, dtype=np.float32)
+    for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        prompt = len(row.prompt_ids)
+        input_ids[index, :prompt] = row.prompt_ids
+        input_ids[index, prompt:length] = row.response_ids
+        loss_mask[index, prompt:length] = row.loss_mask
+        logprobs[index, prompt:length] = row.rollout_logprobs
         _credit(rewards[index], row)
     cut_off = [trajectory.stop_reason != "stop" for trajectory in trajectories]
     if not loss_mask.any() and all(cut_off):
@@ -40,28 +45,27 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
             "raise generator.sampling_params.max_generate_length"
         )
     return TrainingBatch(
-        input_ids=input_ids,
+        input_ids=torch.from_numpy(input_ids),
         lengths=torch.tensor(lengths),
-        loss_mask=loss_mask,
-        rollout_logprobs=logprobs,
-        rewards=rewards,
-        groups=torch.tensor(numbers),
+        loss_mask=torch.from_numpy(loss_mask),
+        rollout_logprobs=torch.from_numpy(logprobs),
+        rewards=torch.from_numpy(rewards),
+        groups=torch.from_numpy(numbers),
         answer_lengths=torch.tensor([len(row.response_ids) for row in rows]),
-        baselines=_baselines(groups),
-        **_steps(trajectories),
+        baselines=_baselines(groups, numbers),
+        **_steps(trajectories, per_row),
     )
 
 
-def _steps(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:
+def _steps(trajectories: Sequence[Trajectory], per_row: NDArray[np.int64]) -> dict[str, Tensor]:
     """The trajectory of each row, and whether the row is its last; None where each is a row."""
     if not any(trajectory.earlier for trajectory in trajectories):
         return {}
-    numbers = [number for number, trajectory in enumerate(trajectories) for _ in trajectory.steps]
-    last = [step == len(one.earlier) for one in trajectories for step in range(len(one.steps))]
-    return {"trajectories": torch.tensor(numbers), "last_step": torch.tensor(last)}
+    last = np.append(per_row[1:] != per_row[:-1], True)
+    return {"trajectories": torch.from_numpy(per_row), "last_step": torch.from_numpy(last)}
 
 
-def _credit(rewards: Tensor, row: TokenRow) -> None:
+def _credit(rewards: NDArray[np.float32], row: TokenRow) -> None:
     """Put each turn's reward on the last token of it that is trained on; where there is none, on its last token, and
     where the turn sampled nothing, on the last token of the prompt.
     """
@@ -70,8 +74,7 @@ def _credit(rewards: Tensor, row: TokenRow) -> None:
         rewards[len(row.prompt_ids) + next(trained, turn.token)] += turn.reward
 
 
-def _baselines(groups: Sequence[TrajectoryGroup]) -> Tensor | None:
+def _baselines(groups: Sequence[TrajectoryGroup], numbers: NDArray[np.int64]) -> Tensor | None:
     """The reward of each prompt's greedy answer, for each of its rows; None unless all have one."""
-    rewards = [group.baseline for group in groups for trajectory in group.trajectories for _ in trajectory.steps]
-    known = [reward for reward in rewards if reward is not None]
-    return torch.tensor(known) if len(known) == len(rewards) else None
+    known = [group.baseline for group in groups if group.baseline is not None]
+    return torch.tensor(known)[torch.from_numpy(numbers)] if len(known) == len(groups) else None
