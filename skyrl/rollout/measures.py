@@ -24,10 +24,12 @@ def measure(groups: Sequence[TrajectoryGroup]) -> Metrics:
 
 
 def _lengths(rows: Sequence[Trajectory]) -> Metrics:
-    counts = [sum(len(step.response_ids) for step in row.steps) for row in rows]
-    sampled = [sum(sum(step.loss_mask) for step in row.steps) for row in rows]
-    good = [place for place, row in enumerate(rows) if row.reward != 0]
-    bad = [place for place, row in enumerate(rows) if row.reward == 0]
+    steps = [row.steps for row in rows]
+    counts = [sum(len(step.response_ids) for step in own) for own in steps]
+    sampled = [sum(sum(step.loss_mask) for step in own) for own in steps]
+    rewards = [row.reward for row in rows]
+    good = [place for place, reward in enumerate(rewards) if reward != 0]
+    bad = [place for place, reward in enumerate(rewards) if reward == 0]
     return {
         **_spread("generate/{}_num_tokens", counts),
         "generate/avg_tokens_non_zero_rewards": _mean([counts[place] for place in good]),
