@@ -29,6 +29,9 @@ _OF_A_PLACE = re.compile(r"(?:_PATH|_FILE|_DIR|_FOLDER|_HOME|_SOCK|_SOCKET|_ROOT
 """Names of variables that hold the place of a secret and not the secret."""
 
 _PLACES = ("OLDPWD", "XAUTHORITY", "KUBECONFIG")
+_PLAIN = frozenset({int, float, bool, type(None)})
+"""Types that hold no text: a list of nothing else is left as it is, which is faster to see than item by item."""
+
 _SHORTEST = 8
 """Letters of a value that is looked for: a shorter one would be found in words."""
 
@@ -82,26 +85,37 @@ def _redacted(text: str, values: re.Pattern[str]) -> str:
 
 def redacted_tree(data: object) -> Any:
     """A copy of JSON-able data with every text redacted, keys included; headers stay: an answer may mention cookies."""
-    values = _of_values()
-
-    def clean(data: object) -> Any:
-        match data:
-            case str():
-                return _redacted(data, values)
-            case Mapping():
-                return {clean(key): HIDDEN if _holds_a_secret(key, each) else clean(each) for key, each in data.items()}
-            case list() | tuple() if any(isinstance(item, str | Mapping | list | tuple) for item in data):
-                return [clean(item) for item in data]
-            case _:
-                return data
-
-    return clean(data)
+    return _clean(data, _of_values())
 
 
-def _holds_a_secret(key: object, value: object) -> bool:
-    """A reference such as `env:NAME` says where a secret is, and is none."""
-    is_text = isinstance(value, str) and bool(value) and not REFERENCE.fullmatch(value)
-    return is_text and isinstance(key, str) and bool(_KEYS.fullmatch(key))
+def _clean(data: object, values: re.Pattern[str]) -> Any:
+    match data:
+        case str():
+            return _redacted(data, values)
+        case Mapping():
+            return dict(_clean_item(key, each, values) for key, each in data.items())
+        case list() | tuple() if not _PLAIN.issuperset(map(type, data)):
+            return [_clean(item, values) for item in data]
+        case _:
+            return data
+
+
+def _clean_item(key: object, value: object, values: re.Pattern[str]) -> tuple[object, object]:
+    if not isinstance(key, str):
+        return _clean(key, values), _clean(value, values)
+    clean, names_a_secret = _clean_key(key, values)
+    return clean, HIDDEN if names_a_secret and _is_secret(value) else _clean(value, values)
+
+
+@functools.lru_cache(maxsize=4096)
+def _clean_key(key: str, values: re.Pattern[str]) -> tuple[str, bool]:
+    """The key without secrets, and whether the value under it is one: records have the same few keys, line by line."""
+    return _redacted(key, values), bool(_KEYS.fullmatch(key))
+
+
+def _is_secret(value: object) -> bool:
+    """Whether a value under the name of a secret is a secret. A reference such as `env:NAME` says where one is."""
+    return isinstance(value, str) and bool(value) and not REFERENCE.fullmatch(value)
 
 
 class RedactedStream:
