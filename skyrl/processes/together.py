@@ -34,9 +34,17 @@ async def gather_or_cancel(
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(tasks)
 
 
-def _failures(tasks: Iterable[asyncio.Task[Any]]) -> list[BaseException]:
+async def ended(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Return when all tasks are over, with any outcome; no error is reported as never retrieved."""
+    pending = [task for task in tasks if not task.done()]
+    if pending:
+        await asyncio.gather(*pending, return_exceptions=True)
+    _failures(tasks)
+
+
+def _failures(tasks: Iterable[asyncio.Future[Any]]) -> list[BaseException]:
     errors = (None if task.cancelled() else task.exception() for task in tasks)
     return [error for error in errors if error is not None]

@@ -52,7 +52,7 @@ class Attempts:
             outcome = await attempt
             match outcome:
                 case Trajectory():
-                    return evolve(outcome, failures=(*failures, *outcome.failures))
+                    return evolve(outcome, failures=(*failures, *outcome.failures)) if failures else outcome
                 case Skipped():
                     return episode.skipped(outcome, tuple(failures))
             failures.append(outcome)
@@ -65,6 +65,8 @@ class Attempts:
 
     async def closed(self, episode: Episode, until: float | None = None) -> Failure | Skipped | None:
         """Close its environment, at the latest a moment after the sample's time is over. What went wrong, or None."""
+        if not episode.is_open:
+            return None
         until = self._from_now() if until is None else until
         at = None if until is None else max(until, _now()) + CLOSING_SECONDS
         return await outcome_of(self._in_time(episode, episode.close(), at))
@@ -104,6 +106,8 @@ class Attempts:
         return evolve(trajectory, failures=(failure,))  # it was judged, and keeps its reward
 
     async def _in_time(self, episode: Episode, work: Coroutine[Any, Any, T], until: float | None) -> T:
+        if until is None:
+            return await work
         try:
             async with asyncio.timeout_at(until) as limit:
                 return await work

@@ -78,17 +78,22 @@ class EnvCalls:
         self, who: str, function: Callable[..., T], args: tuple[object, ...]
     ) -> tuple[T | None, BaseException | None, float]:
         """Value or exception of the function, and the seconds that it ran. Raises `EpisodeError` if it is late."""
-        outcome: asyncio.Future[tuple[T | None, BaseException | None, float]]
-        outcome = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[tuple[T | None, BaseException | None, float] | None] = loop.create_future()
         coroutines: list[Future[Any]] = []
         _THREADS.run(partial(_report, outcome, coroutines, function, args))
+        timer = None if self._deadline is None else loop.call_later(self._deadline, _settle, outcome, None)
         try:
-            return await asyncio.wait_for(outcome, self._deadline)
-        except TimeoutError:
-            for coroutine in coroutines:
-                coroutine.cancel()
-            said = f"{who} gave no answer within {self._deadline:g} s (environment.skyrl_gym.step_timeout_seconds)"
-            raise EpisodeError(Failure(kind="timeout", reason=said)) from None
+            found = await outcome
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if found is not None:
+            return found
+        for coroutine in coroutines:
+            coroutine.cancel()
+        said = f"{who} gave no answer within {self._deadline:g} s (environment.skyrl_gym.step_timeout_seconds)"
+        raise EpisodeError(Failure(kind="timeout", reason=said))
 
 
 def number(value: Any, what: str) -> float:

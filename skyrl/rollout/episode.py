@@ -134,10 +134,15 @@ class Episode:
         """The trajectory of an episode that was too long before its first turn."""
         return self._trajectory("length")
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is an environment that has something to close."""
+        return self._env is not None and type(self._env).close is not Env.close
+
     async def close(self) -> None:
         """Close the environment, if there is one and it has something to close. Raises `EpisodeError`."""
-        env, self._env = self._env, None
-        if env is not None and type(env).close is not Env.close:
+        env, self._env, is_open = self._env, None, self.is_open
+        if env is not None and is_open:
             await self._in_env(self._who("closing after"), env.close)
 
     def waited_for_the_engine(self, seconds: float) -> None:

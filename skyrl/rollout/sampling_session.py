@@ -14,7 +14,7 @@ from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.registry import MakeEnv, find_task
 from skyrl.errors import RunError
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
-from skyrl.processes.together import gather_or_cancel
+from skyrl.processes.together import ended, gather_or_cancel
 from skyrl.rollout.attempts import Attempts, FirstOutcome, outcome_of
 from skyrl.rollout.episode import Episode, EpisodeContext
 from skyrl.rollout.failures import FailureTally
@@ -83,7 +83,7 @@ class SamplingSession:
         try:
             trajectories = await self._play(episodes)
         finally:
-            await gather_or_cancel([self._attempts.closed(episode) for episode in episodes])
+            await gather_or_cancel([self._attempts.closed(episode) for episode in episodes if episode.is_open])
         if isinstance(make, GroupReward):
             trajectories = await self._judge.together(prompt, make, trajectories)
         group = TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectories))
@@ -105,7 +105,7 @@ class SamplingSession:
         finally:
             for begin in begins:
                 begin.cancel()
-            await asyncio.gather(*begins, return_exceptions=True)
+            await ended(begins)
         rows = dict(zip(chain(*waves), chain(*played), strict=True))
         return [rows[place] for place in places]
 
@@ -114,7 +114,7 @@ class SamplingSession:
     ) -> list[Trajectory]:
         """Sample the episodes at `places` together, once they have started."""
         own = [episodes[place] for place in places]
-        begun = await asyncio.gather(*(begins[place] for place in places))
+        begun = [await begins[place] for place in places]
         first = await self._first_turns(own, begun)
         if self._all_sampled:
             await self._all_sampled.wait()
