@@ -1,18 +1,21 @@
-"""CPU-seconds of a GRPO step of the quick start's task, beside TRL's GRPOTrainer: one JSON line.
+"""CPU-seconds of a GRPO step of the quick start's task, beside a bare loop and TRL's GRPOTrainer: one JSON line.
 
     make demo                                   the quick start's model and data, once
     pip install trl -c constraints.txt
-    python benchmarks/grpo_step.py [STEPS] [SEED ...]
+    python benchmarks/grpo_step.py [--sides skyrl,bare,trl] [--against ROOT] [STEPS] [SEED ...]
 
 Same model, prompts, reward, batch (16 prompts, 8 answers of at most 12 tokens), optimizer, schedule, float32, one torch
-thread. Both sides run in processes of their own and take turns step for step, so that other work on the machine slows
-both. What counts is the process's CPU time of a whole step: sampling, reward, update, weight transfer, metrics and
-samples written by skyrl. Orders of prompts and random numbers differ. `to_0.8` is the first step at which the mean
-reward of the last five is 0.8, where STEPS (20) are enough to get there.
+thread. Each side runs in a process of its own, and they take turns step for step, so that other work on the machine
+slows all of them. What counts is the process's CPU time of a whole step: sampling, reward, update, weight transfer,
+metrics and samples written by skyrl. Orders of prompts and random numbers differ. `bare` is `bare_grpo.py`, the same
+work without a framework; `--against` adds skyrl as it is in another checkout. `to_0.8` is the first step at which the
+mean reward of the last five is 0.8, where STEPS (20) are enough to get there. `ratios` are the medians over seeds of
+each other side's CPU-seconds per step over ours; `phases` is where ours spends them.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -21,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,31 +38,38 @@ WARM_UP = 2
 
 
 def main() -> None:
-    """Runs each seed on both sides and prints the medians over seeds."""
-    steps, seeds = int((sys.argv[1:] or ["20"])[0]), [int(seed) for seed in sys.argv[2:]] or [0]
-    rounds = [one_seed(steps, seed) for seed in seeds]
-    ours, theirs = ([each[side] for each in rounds] for side in ("skyrl", "trl"))
-    ratios = [b["cpu_seconds"] / a["cpu_seconds"] for a, b in zip(ours, theirs, strict=True)]
-    memory = median(a["peak_mb"] / b["peak_mb"] for a, b in zip(ours, theirs, strict=True))
-    print(
-        json.dumps(
-            {
-                "benchmark": "grpo_step",
-                "steps": steps,
-                "seeds": seeds,
-                "skyrl": ours,
-                "trl": theirs,
-                "ratio": round(median(ratios), 2),
-                "memory_ratio": round(memory, 2),
-            }
-        )
-    )
+    """Runs each seed on all sides and prints the medians over seeds."""
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("--sides", default="skyrl,bare,trl")
+    parser.add_argument("--against", type=Path)
+    parser.add_argument("steps", type=int, nargs="?", default=20)
+    parser.add_argument("seeds", type=int, nargs="*", default=[0])
+    given = parser.parse_args()
+    sources = dict.fromkeys(given.sides.split(","), ROOT) | ({"against": given.against} if given.against else {})
+    rounds = [one_seed(sources, given.steps, seed) for seed in given.seeds]
+    others = [side for side in sources if side != "skyrl"]
+    found = {
+        "benchmark": "grpo_step",
+        "steps": given.steps,
+        "seeds": given.seeds,
+        **{side: [each[side] for each in rounds] for side in sources},
+        "ratios": {side: round(median(over_ours(each, side, "cpu_seconds") for each in rounds), 2) for side in others},
+        "memory_ratios": {
+            side: round(median(1 / over_ours(each, side, "peak_mb") for each in rounds), 2) for side in others
+        },
+    }
+    print(json.dumps(found))
 
 
-def one_seed(steps: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Both sides, step by step in turns."""
+def over_ours(results: Mapping[str, Mapping[str, float]], side: str, name: str) -> float:
+    """What another side needs for each of what we need."""
+    return results[side][name] / results["skyrl"][name]
+
+
+def one_seed(sources: Mapping[str, Path], steps: int, seed: int) -> dict[str, dict[str, Any]]:
+    """All sides, step by step in turns."""
     with tempfile.TemporaryDirectory() as folder:
-        sides = {name: Side(name, steps, seed, folder) for name in ("skyrl", "trl")}
+        sides = {name: Side(name, root, steps, seed, folder) for name, root in sources.items()}
         for _ in range(steps):
             for side in sides.values():
                 side.step()
@@ -66,9 +77,9 @@ def one_seed(steps: int, seed: int) -> dict[str, dict[str, Any]]:
 
 
 class Side:
-    """One trainer in a process of its own."""
+    """One trainer in a process of its own, with the code under `root`."""
 
-    def __init__(self, name: str, steps: int, seed: int, folder: str) -> None:
+    def __init__(self, name: str, root: Path, steps: int, seed: int, folder: str) -> None:
         self._name = name
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--side", name, str(steps), str(seed), folder],
@@ -76,8 +87,9 @@ class Side:
             stdout=subprocess.PIPE,
             stderr=None if os.environ.get("VERBOSE") else subprocess.DEVNULL,
             text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))},
         )
-        self._steps: list[dict[str, float]] = []
+        self._steps: list[dict[str, Any]] = []
 
     def step(self) -> None:
         """Lets it take one step, and waits for it."""
@@ -101,7 +113,14 @@ class Side:
             "to_0.8": next(enough, None),
             "last_reward": round(rewards[-1], 3),
             "peak_mb": round(max(each["peak_mb"] for each in self._steps)),
+            **({"phases": self._phases()} if "phases" in self._steps[0] else {}),
         }
+
+    def _phases(self) -> dict[str, float]:
+        """Median CPU-seconds of each phase of a step."""
+        counted = [each["phases"] for each in self._steps[WARM_UP:]]
+        names = dict.fromkeys(name for each in counted for name in each)
+        return {name: round(median(each.get(name, 0.0) for each in counted), 4) for name in names}
 
 
 class Turns:
@@ -117,10 +136,10 @@ class Turns:
         sys.stdin.readline()
         self._began = time.process_time()
 
-    def report(self, reward: float) -> None:
+    def report(self, reward: float, **more: object) -> None:
         """The step that ends here."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        taken = {"cpu": time.process_time() - self._began, "reward": reward, "peak_mb": peak}
+        taken = {"cpu": time.process_time() - self._began, "reward": reward, "peak_mb": peak, **more}
         self._out.write(json.dumps(taken) + "\n")
         self._out.flush()
 
@@ -129,7 +148,16 @@ def run_skyrl(steps: int, seed: int, folder: Path) -> None:
     """The quick start's file, without evaluation and checkpoints."""
     from skyrl.config import SkyRLTrainConfig, compose
     from skyrl.experiments.ppo import BasePPOExp
+    from skyrl.tracking.timing import Clock
     from skyrl.tracking.tracker import Tracker, Trackers
+
+    phases: dict[str, float] = {}
+
+    @contextmanager
+    def cpu_time(name: str) -> Iterator[None]:
+        began = time.process_time()
+        yield
+        phases[name] = phases.get(name, 0.0) + time.process_time() - began
 
     class TakesTurns:
         """A tracker: step 0 is logged before the first step, and each step when it is over."""
@@ -139,7 +167,8 @@ def run_skyrl(steps: int, seed: int, folder: Path) -> None:
 
         def log(self, step: int, metrics: Mapping[str, float]) -> None:
             if step:
-                self._turns.report(metrics["reward/avg_raw_reward"])
+                self._turns.report(metrics["reward/avg_raw_reward"], phases=phases)
+            phases.clear()
             if step < steps:
                 self._turns.wait()
 
@@ -147,6 +176,10 @@ def run_skyrl(steps: int, seed: int, folder: Path) -> None:
             """Does nothing: no resource is held."""
 
     class Measured(BasePPOExp):
+        def __init__(self, config: SkyRLTrainConfig) -> None:
+            super().__init__(config)
+            self.clock = Clock(cpu_time)
+
         def get_tracker(self, first_step: int) -> Tracker:
             return Trackers([super().get_tracker(first_step), TakesTurns()])
 
@@ -160,6 +193,14 @@ def run_skyrl(steps: int, seed: int, folder: Path) -> None:
     }
     os.chdir(ROOT)
     Measured(compose(["examples/quickstart/grpo.toml"], changes, SkyRLTrainConfig).config).run()
+
+
+def run_bare(steps: int, seed: int, folder: Path) -> None:
+    """The same work without a framework."""
+    from benchmarks import bare_grpo
+
+    turns = Turns()
+    bare_grpo.run(BASE, steps, seed, begin=turns.wait, end=turns.report)
 
 
 def run_trl(steps: int, seed: int, folder: Path) -> None:
@@ -235,6 +276,7 @@ def arguments() -> Iterator[Any]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--side"]:
-        (run_skyrl if sys.argv[2] == "skyrl" else run_trl)(*arguments())
+        runs = {"skyrl": run_skyrl, "against": run_skyrl, "bare": run_bare, "trl": run_trl}
+        runs[sys.argv[2]](*arguments())
     else:
         main()
