@@ -1,7 +1,8 @@
 """A Hugging Face causal language model as the engine uses it: prompts to keys and values, then one token per row.
 
-This is the only module that knows how transformers wants its masks, positions and caches. Any causal LM will do whose
-only state is keys and values; models with a recurrent state (Mamba, linear attention) are refused.
+Models that `FusedDecoder` supports are computed by it, if their attention is `sdpa`; this module knows how transformers
+wants its masks, positions and caches for all others. Any causal LM will do whose only state is keys and values; models
+with a recurrent state (Mamba, linear attention) are refused.
 """
 
 from __future__ import annotations
@@ -11,34 +12,23 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from skyrl.errors import ModelError
 from skyrl.inference import attention
+from skyrl.inference.fused_decoder import FusedDecoder, Prefix
 from skyrl.inference.kv_cache import RowCache
 
 _PADDING = 8
-"""Prompts are prefilled together when their lengths round up to the same multiple of this."""
+"""Prompts are padded to one length when their lengths round up to the same multiple of this."""
 
 _KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer)
 """Layer types that transformers plans for models whose only state is keys and values."""
 
 _PREFILL_TOKENS = 4096
 """Largest prefill in one forward pass, in tokens, padding included; a longer prompt goes alone."""
-
-
-@frozen(kw_only=True, eq=False)
-class Prefix:
-    """A prompt of P tokens, computed."""
-
-    layers: tuple[tuple[Tensor, Tensor], ...]
-    """Keys and values per layer, (kv_heads, P, head_dim) each."""
-
-    logits: Tensor
-    """Logits after the last token of the prefix, (V,)."""
 
 
 class CausalLM:
@@ -52,6 +42,7 @@ class CausalLM:
                 f"{type(model).__name__} keeps a state other than keys and values ({', '.join(sorted(foreign))}); "
                 "the torch engine cannot sample from it, use another inference backend"
             )
+        fused = model.config._attn_implementation == "sdpa" and FusedDecoder.supports(model)
         if model.config._attn_implementation == "sdpa":
             attention.register()
             model.set_attn_implementation(attention.GROUPED_QUERY)
@@ -60,12 +51,24 @@ class CausalLM:
         windows = any(isinstance(layer, DynamicSlidingWindowLayer) for layer in layers)
         self._own_mask = model.config._attn_implementation in ("sdpa", attention.GROUPED_QUERY) and not windows
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._fused = FusedDecoder(self.model) if fused else None
+
+    def refresh(self) -> None:
+        """Computes with the weights that the model has now, after they were replaced or moved."""
+        if self._fused is not None:
+            self._fused.refresh()
+
+    def release(self) -> None:
+        """Gives back the memory of prepared weights; nothing can be computed until `refresh`."""
+        if self._fused is not None:
+            self._fused.release()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
-        """Each prompt as if it were alone, in order; prompts of similar length share a forward pass."""
+        """Each prompt as if it were alone, in order; several share a forward pass."""
+        compute = self._prefill_together if self._fused is None else self._fused.prefill
         done: dict[int, Prefix] = {}
-        for bucket in _similar_lengths(prompts):
-            done.update(zip(bucket, self._prefill_together([prompts[i] for i in bucket]), strict=True))
+        for bucket in _by_length(prompts, padded=self._fused is None):
+            done.update(zip(bucket, compute([prompts[i] for i in bucket]), strict=True))
         return [done[i] for i in range(len(prompts))]
 
     def decode(self, cache: RowCache, starts: Tensor, *, ragged: bool) -> Tensor:
@@ -75,6 +78,9 @@ class CausalLM:
         """
         window = cache.window
         ids = cache.tokens[: window.rows, 0, window.end : window.end + 1]
+        if self._fused is not None:
+            mask = self._mask(window.start, window.end + 1, starts) if ragged else None
+            return self._fused.decode(cache, ids, window.end - starts, mask)
         result: Tensor = self.model(
             input_ids=ids,
             position_ids=(window.end - starts).unsqueeze(1),
@@ -102,17 +108,17 @@ class CausalLM:
             yield Prefix(layers=layers, logits=logits[row, ends.index(length) if keep else length - 1])
 
 
-def _similar_lengths(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Indices of prompts that may be padded to one length, within the token budget."""
+def _by_length(prompts: Sequence[Sequence[int]], *, padded: bool) -> Iterator[list[int]]:
+    """Indices of prompts, by length, that are computed together within the token budget; `padded` to one length."""
     bucket: list[int] = []
+    tokens = 0
     for index in sorted(range(len(prompts)), key=lambda i: len(prompts[i])):
         length = len(prompts[index])
-        if bucket and (
-            -(-length // _PADDING) != -(-len(prompts[bucket[0]]) // _PADDING)
-            or length * (len(bucket) + 1) > _PREFILL_TOKENS
-        ):
+        tokens = length * (len(bucket) + 1) if padded else tokens + length
+        dissimilar = padded and bucket and -(-length // _PADDING) != -(-len(prompts[bucket[0]]) // _PADDING)
+        if bucket and (dissimilar or tokens > _PREFILL_TOKENS):
             yield bucket
-            bucket = []
+            bucket, tokens = [], length
         bucket.append(index)
     if bucket:
         yield bucket

@@ -79,6 +79,11 @@ class RowCache(Cache):
         self.versions = torch.zeros((0, 1, 0), dtype=torch.int64, device=device)
         """Same shape: versions of the weights that sampled them."""
 
+    @property
+    def row_layers(self) -> Sequence[RowLayer]:
+        """The layers, without transformers' view of them."""
+        return self._layers
+
     def reserve(self, rows: int, *, before: int, ahead: int) -> int:
         """Reserve storage for `rows` more rows, for `before` columns left of `end`, and for the next token of every
         row.

@@ -102,23 +102,29 @@ class TorchEngine:
         """
         if not self._scheduler.idle:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
-        await asyncio.to_thread(replace_weights, self._model.model, incoming)
+        await asyncio.to_thread(self._replace_weights, incoming)
         self._weight_version = version
         _log.info("weights of version %d", version)
         self._scheduler.weights_are(version)
 
     async def sleep(self) -> bool:
         """Moves the model to the memory of the host, where the weights survive."""
+        self._model.release()
         await asyncio.to_thread(self._model.model.to, "cpu")
         return False
 
     async def wake(self) -> None:
         """Moves the model back to where it computes."""
         await asyncio.to_thread(self._model.model.to, self._device)
+        await asyncio.to_thread(self._model.refresh)
 
     async def close(self) -> None:
         """Finishes what is running; requests that still wait raise `RunError`, and so do later ones."""
         await self._scheduler.close()
+
+    def _replace_weights(self, incoming: IncomingWeights) -> None:
+        replace_weights(self._model.model, incoming)
+        self._model.refresh()
 
     def _new_batch(self) -> DecodeBatch:
         return DecodeBatch(self._model, self._tokenizer, eos_ids=self._eos_ids, weight_version=self._weight_version)

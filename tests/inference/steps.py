@@ -66,7 +66,7 @@ class Steps:
 def gate_of_model(model: Any) -> Steps:
     """A step is a forward pass of this transformers model; a prefill counts, too."""
     steps = Steps()
-    model.register_forward_pre_hook(steps)
+    model.get_input_embeddings().register_forward_pre_hook(steps)
     return steps
 
 

@@ -13,10 +13,11 @@ from tests.inference.steps import gate_of_model
 
 
 class Shapes(list[tuple[int, int]]):
-    """The (rows, tokens) of every forward pass."""
+    """The (rows, tokens) of every forward pass. Prompts that are computed together are one row."""
 
-    def note(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        rows, tokens = kwargs["input_ids"].shape
+    def note(self, embedding: Any, args: Any) -> None:
+        (ids,) = args
+        rows, tokens = ids.shape
         self.append((rows, tokens))
 
 
@@ -26,7 +27,7 @@ def watched(**options: Any) -> tuple[TorchEngine, Shapes, Any]:
     model.generation_config.eos_token_id = None
     tokenizer = nano_tokenizer()
     tokenizer.eos_token = None
-    model.register_forward_pre_hook(shapes.note, with_kwargs=True)
+    model.get_input_embeddings().register_forward_pre_hook(shapes.note)
     return TorchEngine(model, tokenizer, **{"max_num_seqs": 16, **options}), shapes, model
 
 
@@ -34,7 +35,7 @@ async def test_requests_made_together_share_every_forward_pass_and_prompts_are_c
     engine, shapes, _ = watched()
     asked = [request(p, count=4, max_generate_length=5) for p in prompts(5, 8, 20)]
     await asyncio.gather(*map(engine.generate, asked))
-    assert shapes == [(2, 8), (1, 20), *[(12, 1)] * 4]  # the first of five tokens comes from the prefill
+    assert shapes == [(1, 33), *[(12, 1)] * 4]  # the first of five tokens comes from the prefill
 
 
 async def test_rows_that_finished_leave_the_batch() -> None:
@@ -92,7 +93,7 @@ async def test_a_model_that_fails_fails_every_request_in_the_batch_and_none_hang
     def explode(*_: object) -> None:
         raise raised("out of memory")
 
-    hook = model.model.layers[1].register_forward_hook(explode)
+    hook = model.get_input_embeddings().register_forward_hook(explode)
     asked = [request(p, count=2, max_generate_length=5) for p in prompts(3, 4, 5, 6, 7)]
     answers = await asyncio.wait_for(asyncio.gather(*map(engine.generate, asked), return_exceptions=True), 30)
     assert [type(answer) for answer in answers] == [seen] * 5
@@ -139,7 +140,7 @@ async def test_a_request_that_nobody_waits_for_leaves_the_batch() -> None:
     wanted = asyncio.create_task(engine.generate(request((2,), max_generate_length=20)))
     await steps.held()
     forgotten.cancel()
-    await asyncio.sleep(0)
+    await asyncio.gather(forgotten, return_exceptions=True)
     steps.release()
     assert len((await wanted)[0].token_ids) == 20
     assert shapes[-15:] == [(1, 1)] * 15

@@ -95,7 +95,7 @@ async def test_a_name_sent_twice_is_refused() -> None:
 
 async def test_weights_are_refused_unless_paused_and_idle() -> None:
     model, computing = nano_model(), threading.Event()
-    model.register_forward_pre_hook(lambda *_: computing.set())
+    model.get_input_embeddings().register_forward_pre_hook(lambda *_: computing.set())
     engine = TorchEngine(model, nano_tokenizer(), max_num_seqs=8)
     with pytest.raises(WeightSyncError, match="pause"):
         await engine.load_weights(shared(learned()), version=1)

@@ -138,6 +138,7 @@ class Deceived(TorchEngine):
         old = {name: tensor.clone() for name, tensor in self._held.state_dict().items()}
         await super().load_weights(incoming, version)
         self._spoil(self._held, old)
+        self._model.refresh()  # what it computes with is what the model holds now
 
 
 def keep_old_head(model: Any, old: dict[str, Tensor]) -> None:
