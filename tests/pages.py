@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from skyrl.config.alarms import DEFAULT_ALARMS
 from skyrl.tracking import metric_table
 from tests import guarantees
 from tests.effects.table import page as page_of_fields
@@ -32,6 +33,16 @@ def with_sections(page: str, sections: str) -> str:
     return page[: page.index("\n## ") + 1] + sections
 
 
+def default_alarms() -> str:
+    """The table of default alarms."""
+    rows = ["| alarm | metric | condition | likely cause |", "|---|---|---|---|"]
+    for name, alarm in DEFAULT_ALARMS.items():
+        config = alarm.config
+        condition = f"{config.when} {config.threshold:g}" + (f" against `{config.against}`" if config.against else "")
+        rows.append(f"| `{name}` | `{config.metric}` | {condition}, window {config.window} | {alarm.meaning} |")
+    return "\n".join(rows)
+
+
 def main() -> None:
     for file, made in PAGES.items():
         path = ROOT / file
@@ -40,6 +51,7 @@ def main() -> None:
 
 PAGES: Mapping[str, Callable[[str], str]] = {
     "SECURITY.md": lambda page: with_table(page, attacks.table()),
+    "docs/alarms.md": lambda page: with_table(page, default_alarms()),
     "docs/fields.md": lambda page: page_of_fields(),
     "docs/guarantees.md": lambda page: with_sections(page, "## Promises and tests\n\n" + guarantees.page()),
     "docs/metrics.md": lambda page: with_sections(page, metric_table.page()),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from skyrl.config.alarms import AlarmConfig
 from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.entry import BaseConfig
 from skyrl.config.faults import FaultsConfig
@@ -238,6 +239,14 @@ class TrainerConfig(BaseConfig):
     logger: Tracker | tuple[Tracker, ...] = field(default="wandb", metadata=FREE)
     """Trackers of metrics besides the run's folder: one name, or a list. Left at its default, it is the console where
     this version has no such tracker."""
+
+    alarms: tuple[AlarmConfig, ...] = field(default=(), metadata=FREE)
+    """Conditions on metrics, each with what follows: a warning, a checkpoint, or the end of the run, which is early
+    stopping. Written as `[[trainer.alarms]]`; see docs/alarms.md."""
+
+    default_alarms: bool = field(default=True, metadata=FREE)
+    """Whether the default alarms are on, such as for collapsed entropy and exploding lengths. They warn, and change
+    nothing else; one of them is changed by an entry of its name in `alarms`."""
 
     recording: Literal["off", "jsonl", "jsonl.gz"] = field(default="off", metadata=FREE)
     """Keep every batch and what came of it below `run_path`, exactly: for `skyrl replay`, `skyrl bisect` and

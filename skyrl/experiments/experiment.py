@@ -11,9 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+import attrs
 from torch import Tensor
 
 from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.config.alarms import alarms_of
 from skyrl.config.kinds import kind_of
 from skyrl.experiments.collaborators import start_processes
 from skyrl.learners.group import LearnerGroup, ScorerGroup
@@ -27,6 +29,7 @@ from skyrl.processes.handles import Processes
 from skyrl.processes.progress import Progress
 from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.runs.checkpoint_manager import CheckpointManager, checkpoint_store
+from skyrl.runs.inputs import notice
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.runs.session import RunSession
@@ -34,6 +37,7 @@ from skyrl.tracking.factory import trackers_of
 from skyrl.tracking.jsonlines import MetricsFile
 from skyrl.tracking.timing import Clock
 from skyrl.tracking.tracker import LastMetrics, Tracker, Trackers
+from skyrl.training.alarms import Alarms, RaisedAlarm
 from skyrl.training.loop import TrainingLoop
 from skyrl.training.time_sharing import TimeSharing
 from skyrl.tree import required
@@ -147,6 +151,17 @@ class BaseExp:
     def get_loop(self, tracker: Tracker) -> TrainingLoop:
         """The training loop, at its beginning."""
         raise TypeError(f"{type(self).__name__} does not define get_loop()")
+
+    def get_alarms(self) -> Alarms:
+        """The alarms of the configuration."""
+        trainer = self.cfg.trainer
+        return Alarms(alarms_of(trainer.alarms, defaults=trainer.default_alarms))
+
+    def report_alarm(self, raised: RaisedAlarm) -> None:
+        """Tell of a raised alarm on the console and in the run's folder."""
+        self.folder.alarms.append(attrs.asdict(raised))
+        ends = " The run ends with this step." if raised.action == "stop" else ""
+        notice(f"warning: step {raised.step}, alarm {raised.name}: {raised.reason}{ends}")
 
     def get_export(self, folder: Path) -> Callable[[Iterator[tuple[str, Tensor]]], None]:
         """Function that stores the gathered weights in `folder`."""

@@ -366,6 +366,8 @@ class BasePPOExp(BaseExp):
                 export=lambda step: self.export(self.exports / f"global_step_{step}" / "policy"),
                 refresh_reference=self.refresh_reference,
                 guard=NonFiniteGuard(self.cfg.trainer.faults, trainer),
+                alarms=self.get_alarms(),
+                report_alarm=self.report_alarm,
             ),
             total_steps=self.total_steps,
             tracker=tracker,

@@ -22,6 +22,7 @@ from skyrl.data.hugging_face import dataset_failure
 from skyrl.data.sources import FILES
 from skyrl.envs import find_env
 from skyrl.errors import DataError, Problem, TaskError
+from skyrl.experiments.alarm_checks import alarms_watch_metrics_of_this_version
 from skyrl.experiments.first_rows import first_rows_can_be_used, unlearnable_rows, unreadable_rows
 from skyrl.experiments.folder_checks import (
     folders_can_be_written,
@@ -223,6 +224,7 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     the_task_can_be_imported,
     the_checkpoint_exists,
     the_recording_exists,
+    alarms_watch_metrics_of_this_version,
     the_disk_holds_the_checkpoints,
     the_code_is_that_of_the_run,
 )
@@ -281,4 +283,5 @@ SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
     the_template_is_there,
     folders_can_be_written,
     the_named_checkpoint_exists,
+    alarms_watch_metrics_of_this_version,
 )

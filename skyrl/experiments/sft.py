@@ -134,7 +134,12 @@ class SupervisedExp(BaseExp):
         return TrainingLoop(
             cfg.trainer,
             SupervisedTrainer(RowPosition(cursor, self.total_steps, cfg), self.collate, learner),
-            Hooks(evaluate=evaluate, export=lambda step: self.export(self.exports / f"global_step_{step}" / "model")),
+            Hooks(
+                evaluate=evaluate,
+                export=lambda step: self.export(self.exports / f"global_step_{step}" / "model"),
+                alarms=self.get_alarms(),
+                report_alarm=self.report_alarm,
+            ),
             total_steps=self.total_steps,
             tracker=tracker,
             clock=self.clock,

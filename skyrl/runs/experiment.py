@@ -15,6 +15,7 @@ from skyrl.runs.checkpoint_manager import CheckpointManager
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_tree import AnyRun
 from skyrl.tracking.tracker import LastMetrics, Tracker
+from skyrl.training.alarms import Alarms
 from skyrl.training.loop import TrainingLoop
 
 
@@ -63,6 +64,9 @@ class Experiment(Protocol):
 
         Raises `TaskError`, `DataError`, `ModelError`, `ConfigError`.
         """
+
+    def get_alarms(self) -> Alarms:
+        """Alarms of the configuration, which have seen nothing yet."""
 
     def get_tracker(self, first_step: int) -> Tracker:
         """Tracker of metrics; `first_step` steps are recorded already."""

@@ -2,6 +2,7 @@
 
     config.json           the resolved configuration, and its fingerprint
     metrics.jsonl         one line for each step
+    alarms.jsonl          alarms that were raised, one line for each
     trajectories.jsonl    sampled answers with their rewards, for people
     recording/            every step exactly, where trainer.recording asks for it: `skyrl.tracking.recording`
     reward_curve.png
@@ -30,6 +31,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = JsonLines(path / "metrics.jsonl")
+        self.alarms = JsonLines(path / "alarms.jsonl")
         self.trajectories = JsonLines(path / "trajectories.jsonl")
         self.model = path / "model"
         self.adapter = path / "adapter"
@@ -42,7 +44,8 @@ class RunFolder:
         """Drop what was recorded of later steps, which will happen again; and the record of this one where it is still
         to come.
         """
-        self.metrics.forget_after(step if recorded else step - 1)
+        for lines in (self.metrics, self.alarms):
+            lines.forget_after(step if recorded else step - 1)
         self.trajectories.forget_after(step)
         self.recording().forget_after(step)
 

@@ -43,7 +43,7 @@ class RunSession:
         """
         with self._shutdown, self._causes_named(), Silence(self._experiment.progress, notice), self._experiment.held:
             checkpoint = self._find_start()
-            finished = checkpoint is not None and checkpoint.step >= self._experiment.total_steps
+            finished = checkpoint is not None and self._is_last(checkpoint)
             if not finished or not self._folder.model.exists():  # the latter: stopped just before the end
                 self._watch_progress()
                 with self._shutdown.in_loop(), event_loop() as run:
@@ -78,6 +78,14 @@ class RunSession:
         if sandbox is not None:
             self._folder.record_sandbox(sandbox)
         return checkpoint
+
+    def _is_last(self, checkpoint: Checkpoint) -> bool:
+        """Whether nothing comes after the checkpoint: it is of the last step, or an alarm ended the run there."""
+        alarms = self._experiment.get_alarms()
+        alarms.load_state(checkpoint.state["trainer"].get("alarms", {}))
+        if alarms.stopped_by:
+            notice(f"Alarm {alarms.stopped_by} ended this run at step {checkpoint.step}; change it to go on.")
+        return bool(alarms.stopped_by) or checkpoint.step >= self._experiment.total_steps
 
     def _make_locks(self) -> tuple[RunLock, ...]:
         """One for every folder that this run writes into, the run's own first."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 from skyrl.config import TrainerConfig
 from skyrl.errors import NonFiniteError, Stopped
 from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.tracking.timing import Clock
 from skyrl.tracking.tracker import Tracker
+from skyrl.training.alarms import Alarms, RaisedAlarm
 from skyrl.training.describe import Metrics
 from skyrl.training.triggers import Trigger
 
@@ -109,6 +110,12 @@ class Hooks:
     guard: StepGuard | None = None
     """None: a non-finite value ends the run."""
 
+    alarms: Alarms = field(factory=lambda: Alarms(()))
+    """Conditions on metrics."""
+
+    report_alarm: Callable[[RaisedAlarm], None] = lambda raised: None
+    """Tell of a raised alarm."""
+
 
 class TrainingLoop:
     """Runs a trainer from its current step to the last, with evaluation, checkpoints and export."""
@@ -147,7 +154,7 @@ class TrainingLoop:
         """
         try:
             await self._begin()
-            while self.trainer.version < self.total_steps:
+            while self.trainer.version < self.total_steps and not self._hooks.alarms.stopped_by:
                 try:
                     metrics = await self.step()
                     await self._conclude(metrics | self._timings(metrics), evaluate=self._is_due("evaluate"))
@@ -163,6 +170,7 @@ class TrainingLoop:
             metrics = await self.trainer.begin()
             if self.trainer.version == 0:
                 metrics |= await self._evaluate() if self._evaluates_first else {}
+                metrics, _ = self._raise_alarms(metrics)
                 self.tracker.log(0, metrics | self.clock.take())
             self.clock.take()
         if self._unrecorded is not None:
@@ -223,12 +231,22 @@ class TrainingLoop:
             with self.shutdown.interruptible():
                 metrics = metrics | await self._evaluate()
         self._unrecorded = None
+        metrics, wants_saving = self._raise_alarms(metrics)
         self.tracker.log(self.trainer.version, metrics | self.clock.take())
-        save = self._is_due("save")
+        save = self._is_due("save") or wants_saving
         if self._is_due("export"):
             await self._hooks.export(self.trainer.version)
         if save and self.trainer.version > self._saved:
             await self._keep()
+
+    def _raise_alarms(self, metrics: Metrics) -> tuple[Metrics, bool]:
+        """The metrics with an `alarm/<name>` for each alarm that they raise, and whether one asks for a checkpoint."""
+        raised = self._hooks.alarms.look(self.trainer.version, metrics)
+        for alarm in raised:
+            self._hooks.report_alarm(alarm)
+        actions = {alarm.action for alarm in raised}
+        wants_saving = "save" in actions or ("stop" in actions and self._triggers["save"].ever)
+        return metrics | {f"alarm/{alarm.name}": 1.0 for alarm in raised}, wants_saving
 
     async def _keep(self) -> None:
         with self.clock.measure("save_checkpoints"):
@@ -269,6 +287,7 @@ class TrainingLoop:
             "seconds": self.clock.total,
             **(self._before or self.trainer.position.state()),
             "triggers": {what: trigger.state() for what, trigger in self._triggers.items()},
+            "alarms": self._hooks.alarms.state(),
             "unrecorded": self._unrecorded,  # metrics of the last step, where its evaluation is still to come
         }
 
@@ -279,5 +298,6 @@ class TrainingLoop:
         self.trainer.position.load_state(state)
         for what, trigger in self._triggers.items():
             trigger.load_state(state.get("triggers", {}).get(what, {}))
+        self._hooks.alarms.load_state(state.get("alarms", {}))
         self._unrecorded = state.get("unrecorded")
         self._before = None

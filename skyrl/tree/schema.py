@@ -8,13 +8,13 @@ from typing import Any, Literal, get_args, get_origin
 
 import attrs
 
-from skyrl.tree.classes import fields_of, table_class
+from skyrl.tree.classes import fields_of, is_config, table_class
 from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import stored_value
 from skyrl.tree.files import EXTENDS
 from skyrl.tree.masking import REFERENCE
 from skyrl.tree.secrets import Secret
-from skyrl.tree.types import bare, is_mapping, is_union, unit_of
+from skyrl.tree.types import bare, is_mapping, is_union, item_kind, list_arm, unit_of
 from skyrl.tree.validators import bounds_of, wanted_by
 
 _ENVIRONMENT = "FromEnvironment"
@@ -74,6 +74,10 @@ def _define(table: object, definitions: dict[str, Any]) -> None:
 
 def _of_field(attribute: attrs.Attribute[Any], value: object, definitions: dict[str, Any]) -> dict[str, Any]:
     nested = table_class(attribute, value)
+    item = item_kind(list_arm(attribute.type))
+    if nested is None and is_config(item):
+        _define(item(), definitions)
+        return {"type": "array", "items": {"$ref": f"#/$defs/{item.__name__}"}}
     if nested is None:
         return _or_environment(_of_type(attribute.type, bounds_of(attribute.validator)))
     inner: Any = nested() if value is None else value

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 import attrs
 import cattrs
 
+from skyrl.errors import ConfigError
 from skyrl.tree.frozen import FrozenDict
 from skyrl.tree.literals import NULL_WORDS, is_bracketed, literal, quoting_hint
 from skyrl.tree.plain import NAMES, TypeMismatch, key_of_table, number, plain, scalar, shown
@@ -323,5 +324,8 @@ def _by_cattrs(value: object, kind: Any) -> Any:
         return value
     try:
         return cattrs.structure(value, kind)
+    except ConfigError as error:
+        first = error.problems[0]
+        raise TypeMismatch(f"{first.path}: {first.message}", hint=first.hint) from None
     except Exception as error:  # noqa: BLE001  # a hook of somebody else's may raise anything
         raise TypeMismatch(f"{shown(value)} is not {describe(kind)} ({type(error).__name__}: {error})") from None

@@ -13,7 +13,7 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.errors import ConfigError
 from skyrl.tree import evolve_at
 from skyrl.tree.access import default_at
-from skyrl.tree.classes import fields_of, leaf_paths
+from skyrl.tree.classes import fields_of, is_config, leaf_paths
 from skyrl.tree.types import bare, config_class, is_list, is_mapping, is_union
 
 LEAVES: dict[str, attrs.Attribute[Any]] = dict(leaf_paths(SkyRLTrainConfig))
@@ -63,6 +63,8 @@ def _candidates(kind: Any, default: Any) -> Iterator[Any]:
                 yield from _candidates(arm, default)
     elif get_origin(kind) is Literal:
         yield from get_args(kind)
+    elif is_list(kind) and is_config(get_args(kind)[0]):
+        yield [{"metric": "eval/all/avg_score"}]
     elif is_list(kind):
         yield from ([item, item] for item in _candidates(get_args(kind)[0], None))
     elif is_mapping(kind):

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from skyrl.cli.main import cli
+from skyrl.config.alarms import alarms_of
 from skyrl.config.kinds import kind_of
 from skyrl.config.trackers import TrackerFacts
 from skyrl.config.trainer import Tracker
@@ -97,6 +98,12 @@ class GivenNames:
     def of_run(cls, run: TrackedRun) -> TrackedRun:
         cls.given.append(run)
         return run
+
+
+@observable("the alarms of the run")
+def alarms(scene: Scene) -> object:
+    trainer = scene.run.trainer
+    return [str(alarm) for alarm in alarms_of(trainer.alarms, defaults=trainer.default_alarms)]
 
 
 @observable("a short run: its metrics, files and messages", long=True)

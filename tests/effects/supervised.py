@@ -30,7 +30,7 @@ from skyrl.tracking.factory import trackers_of
 from skyrl.tree import evolve_at, get_at
 from tests.effects.boundaries import Reached, given_to_deepspeed, learner_of, worker_of
 from tests.effects.models import REWARD_PLACE, SFT_PLACE, batch_for
-from tests.effects.observables import planned_steps, run, what_is_left
+from tests.effects.observables import alarms, planned_steps, run, what_is_left
 from tests.effects.placement import processes
 from tests.effects.probe import Observable, Probe, Scene, observable
 
@@ -284,6 +284,7 @@ COMMON: tuple[tuple[str, Any, Observable, Values], ...] = (
     ("gradient_checkpointing", False, recomputes, {"device": "cuda"}),
     ("deterministic", False, determinism, {}),
     ("logger", "tensorboard", trackers, {}),
+    ("alarms", [{"metric": "eval/all/loss", "when": "stalls"}], alarms, {}),
     ("resume_from", "", beginnings, {}),
     ("recover_mode", "fault", beginnings, {}),
     ("recover_retries", 1, beginnings, {"recover_mode": "auto"}),

@@ -1,10 +1,10 @@
-"""Checks of where a run begins, and of which checkpoints it keeps."""
+"""Checks of where a run begins, of which checkpoints it keeps, and of alarms that may end it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.checks.every_kind import recovery_begins_where_resuming_does
+from skyrl.config.checks.every_kind import alarms_name_a_metric, recovery_begins_where_resuming_does
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
@@ -41,8 +41,14 @@ def the_best_checkpoints_have_a_measure(run: SkyRLTrainConfig) -> Iterator[Probl
         )
 
 
+def alarms_can_be_raised(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Each alarm says what it watches."""
+    yield from alarms_name_a_metric(run.trainer.alarms, "trainer.alarms")
+
+
 CHECKPOINT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     a_resumed_run_has_a_path,
     recovery_and_resuming_agree,
     the_best_checkpoints_have_a_measure,
+    alarms_can_be_raised,
 )

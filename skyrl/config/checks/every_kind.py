@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from skyrl.config.alarms import DEFAULT_ALARMS, AlarmConfig
 from skyrl.config.models import ModelConfig
 from skyrl.errors import Problem
 
@@ -13,6 +14,19 @@ def a_model_is_named(model: ModelConfig, path: str) -> Iterator[Problem]:
     if not model.path:
         hint = "give a local folder or a hub name, such as Qwen/Qwen2.5-1.5B-Instruct"
         yield Problem(path=f"{path}.path", message="no model to train", hint=hint)
+
+
+def alarms_name_a_metric(alarms: Sequence[AlarmConfig], path: str) -> Iterator[Problem]:
+    """Each alarm has a metric of its own, or changes a default alarm, and no two have one name."""
+    seen: set[str] = set()
+    for number, alarm in enumerate(alarms):
+        name = alarm.name or alarm.metric
+        if not alarm.metric and alarm.name not in DEFAULT_ALARMS:
+            message = f"alarm {number} names neither a metric nor a default alarm"
+            yield Problem(path=path, message=message, hint=f"default alarms: {', '.join(DEFAULT_ALARMS)}")
+        elif name in seen:
+            yield Problem(path=path, message=f"two alarms are called {name}", hint="give one of them another name")
+        seen.add(name)
 
 
 def recovery_begins_where_resuming_does(

@@ -9,6 +9,7 @@ from typing import Any
 
 from skyrl.config.checks.every_kind import (
     a_model_is_named,
+    alarms_name_a_metric,
     recovery_begins_where_resuming_does,
 )
 from skyrl.config.checks.models import model_checks
@@ -125,6 +126,11 @@ def recovery_and_resuming_agree(run: SupervisedConfig) -> Iterator[Problem]:
     yield from recovery_begins_where_resuming_does(run.recover_mode, resume, path="recover_mode", written=written)
 
 
+def alarms_can_be_raised(run: SupervisedConfig) -> Iterator[Problem]:
+    """Each alarm says what it watches."""
+    yield from alarms_name_a_metric(run.alarms, "alarms")
+
+
 SUPERVISED_CHECKS: tuple[Check[Any], ...] = (
     there_is_a_model_to_train,
     there_are_rows_to_learn_from,
@@ -136,6 +142,7 @@ SUPERVISED_CHECKS: tuple[Check[Any], ...] = (
     one_process_holds_one_rank,
     the_schedule_has_what_it_needs,
     there_is_a_step_to_go_back_to,
+    alarms_can_be_raised,
     pairs_are_never_cut,
     a_template_that_is_named_is_built_in,
     recovery_and_resuming_agree,

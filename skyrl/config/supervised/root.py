@@ -7,6 +7,7 @@ for models, optimizers and sharding, and have the names of SkyRL's `SFTConfig` w
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from skyrl.config.alarms import AlarmConfig
 from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.deepspeed import DeepSpeedConfig
 from skyrl.config.entry import BaseConfig, RunConfig
@@ -237,6 +238,10 @@ class SupervisedConfig(RunConfig):
     log_path: str | None = field(default=None, metadata=FREE)
     """Folder of the logs of processes on Ray. None: `logs` in the run's folder."""
 
+    alarms: tuple[AlarmConfig, ...] = field(default=(), metadata=FREE)
+    """Conditions on metrics, each with what follows, such as early stopping on `eval/all/loss`. Written as
+    `[[alarms]]`; see docs/alarms.md."""
+
     project_name: str = field(default="skyrl_sft", metadata=FREE)
     """Name under which trackers group runs."""
 
@@ -299,7 +304,7 @@ _OF_A_TRAINER = (
     "strategy", "faults", "device", "seed", "deterministic", "max_tokens_per_microbatch", "compute_dtype", "attention",
     "recompute_activations", "disable_fast_tokenizer", "eval_before_train", "eval_interval", "resume_with_changes",
     "recover_mode", "recover_retries", "ckpt_interval", "max_ckpts_to_keep", "hf_save_interval", "run_path",
-    "project_name", "run_name", "logger",
+    "project_name", "run_name", "logger", "alarms",
 )  # fmt: skip
 """Fields that `TrainerConfig` has under the same name."""
 

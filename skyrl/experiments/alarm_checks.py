@@ -1,0 +1,24 @@
+"""The check that alarms watch metrics which a run logs. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from skyrl.errors import Problem
+from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.tracking.metric_table import METRICS, unknown
+from skyrl.tree.names import nearest
+
+
+def alarms_watch_metrics_of_this_version(run: AnyRun) -> Iterator[Problem]:
+    """Each alarm is about a metric that skyrl logs. A loss of your own may log others, so that this is a warning."""
+    names = [spec.name for _, specs in METRICS for spec in specs]
+    for alarm in run.trainer.alarms:
+        for missing in unknown(filter(None, (alarm.metric, alarm.against))):
+            near = nearest(missing, names)
+            yield Problem(
+                path=field_path(run, "alarms"),
+                message=f"no metric of skyrl is called {missing}: the alarm is silent unless your own code logs it",
+                hint=f"did you mean {near}?" if near else "docs/metrics.md lists all metrics",
+                severity="warning",
+            )

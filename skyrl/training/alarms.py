@@ -1,0 +1,202 @@
+"""Watches metrics for what goes wrong in training: each alarm of the configuration sees every record of the run.
+
+    alarms = Alarms(alarms_of(trainer.alarms, defaults=True))
+    for raised in alarms.look(step, metrics): ...
+
+An alarm keeps a bounded number of values, which a checkpoint stores, so that a resumed run raises what an undisturbed
+one raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite, sqrt
+from statistics import fmean
+from typing import Any, Literal
+
+import attrs
+
+from skyrl.config.alarms import DEFAULT_ALARMS, AlarmConfig
+
+Metrics = dict[str, float]
+
+
+@attrs.frozen(kw_only=True)
+class RaisedAlarm:
+    """An alarm whose condition became true."""
+
+    step: int
+    name: str
+    metric: str
+    action: Literal["warn", "save", "stop", "off"]
+    reason: str
+    """Sentence with the numbers."""
+
+
+@attrs.define
+class _Peak:
+    """The best value so far, its standard error, and the mean of the other metric at that time."""
+
+    value: float
+    error: float
+    against: float | None
+
+
+@attrs.define
+class _Seen:
+    """Values that an alarm remembers."""
+
+    first: list[float] = attrs.Factory(list)
+    last: list[float] = attrs.Factory(list)
+    best_before: float | None = None
+    """The best value before the last ones."""
+
+    against: list[float] = attrs.Factory(list)
+    peak: _Peak | None = None
+    is_raised: bool = False
+
+
+class Alarm:
+    """One alarm and what it has seen."""
+
+    def __init__(self, config: AlarmConfig) -> None:
+        self.config = config
+        self._seen = _Seen()
+
+    def look(self, metrics: Mapping[str, float]) -> str | None:
+        """A sentence if the condition is true from this record on; None if it is false, or was true before."""
+        self._note_other(metrics)
+        value = metrics.get(self.config.metric)
+        if value is None or not isfinite(value):
+            return None
+        self._note(value)
+        reason = self._reason(value, metrics)
+        was_raised, self._seen.is_raised = self._seen.is_raised, reason is not None
+        return None if was_raised else reason
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint stores, with the condition that it belongs to."""
+        return {"condition": self._condition(), "seen": attrs.asdict(self._seen)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken; that of another condition is left aside."""
+        if state.get("condition") == self._condition():
+            seen = dict(state["seen"])
+            peak = seen.pop("peak")
+            self._seen = _Seen(**seen, peak=None if peak is None else _Peak(**peak))
+
+    def _condition(self) -> dict[str, Any]:
+        return attrs.asdict(self.config, filter=lambda attribute, _: attribute.name not in ("name", "action"))
+
+    def _note(self, value: float) -> None:
+        """Remember a value of the metric."""
+        seen, window = self._seen, self.config.window
+        if len(seen.first) < window:
+            seen.first.append(value)
+        seen.last.append(value)
+        if len(seen.last) > window:
+            oldest = seen.last.pop(0)
+            seen.best_before = oldest if seen.best_before is None else self._better(oldest, seen.best_before)
+
+    def _note_other(self, metrics: Mapping[str, float]) -> None:
+        other = metrics.get(self.config.against)
+        if other is not None and isfinite(other):
+            self._seen.against = [*self._seen.against, other][-self.config.window :]
+
+    def _reason(self, value: float, metrics: Mapping[str, float]) -> str | None:
+        seen, config = self._seen, self.config
+        if config.when == "drops":
+            return self._dropped(value, metrics.get(f"{config.metric}_stderr"))
+        if len(seen.last) < config.window:
+            return None
+        mean, since = fmean(seen.last), f"over the last {config.window} values"
+        bound = config.threshold * (fmean(seen.first) if config.when in ("rises", "falls") else 1.0)
+        match config.when:
+            case "above" | "rises" if mean > bound:
+                return f"{config.metric} is {mean:.4g} {since}, above {bound:.4g}{self._compared()}"
+            case "below" | "falls" if mean < bound:
+                return f"{config.metric} is {mean:.4g} {since}, below {bound:.4g}{self._compared()}"
+            case "stalls" if seen.best_before is not None and not self._improved(seen.best_before):
+                return f"{config.metric} has not been better than {seen.best_before:.4g} {since}"
+        return None
+
+    def _compared(self) -> str:
+        """What the bound of `rises` and `falls` is made of."""
+        if self.config.when not in ("rises", "falls"):
+            return ""
+        return f" ({self.config.threshold:g} times the {fmean(self._seen.first):.4g} of the first)"
+
+    def _dropped(self, value: float, error: float | None) -> str | None:
+        """The reason if the value is far below the best, while the other metric has risen since then."""
+        seen, config = self._seen, self.config
+        against = fmean(seen.against) if seen.against else None
+        if seen.peak is None or self._better(value, seen.peak.value) != seen.peak.value:
+            seen.peak = _Peak(value, 0.0 if error is None else error, against)
+            return None
+        unit = 1.0 if error is None else sqrt(seen.peak.error**2 + error**2)
+        if abs(value - seen.peak.value) <= config.threshold * unit:
+            return None
+        return self._while_risen(f"{config.metric} is {value:.4g} after {seen.peak.value:.4g}", against)
+
+    def _while_risen(self, dropped: str, against: float | None) -> str | None:
+        """The whole reason, where the other metric has risen since the best value, or none has to."""
+        before = self._seen.peak.against if self._seen.peak else None
+        if not self.config.against:
+            return dropped
+        if before is None or against is None or against <= before:
+            return None
+        return f"{dropped}, while {self.config.against} rose from {before:.4g} to {against:.4g}"
+
+    def _improved(self, before: float) -> bool:
+        best = max(self._seen.last) if self.config.better == "max" else min(self._seen.last)
+        gain = best - before if self.config.better == "max" else before - best
+        return gain > self.config.threshold
+
+    def _better(self, one: float, other: float) -> float:
+        return max(one, other) if self.config.better == "max" else min(one, other)
+
+
+class Alarms:
+    """All alarms of a run."""
+
+    def __init__(self, configs: Sequence[AlarmConfig]) -> None:
+        self._alarms = {config.name: Alarm(config) for config in configs}
+        self._stopped_by = ""
+
+    @property
+    def stopped_by(self) -> str:
+        """Name of the alarm that ended the run; empty as long as none has."""
+        return self._stopped_by
+
+    def look(self, step: int, metrics: Mapping[str, float]) -> list[RaisedAlarm]:
+        """The alarms that this record raises, in the order of the configuration."""
+        found = []
+        for name, alarm in self._alarms.items():
+            reason = alarm.look(metrics)
+            if reason is None:
+                continue
+            known = DEFAULT_ALARMS.get(name)
+            told = f"{reason}. {known.meaning}" if known else reason
+            action = alarm.config.action
+            found.append(RaisedAlarm(step=step, name=name, metric=alarm.config.metric, action=action, reason=told))
+            if action == "stop":
+                self._stopped_by = self._stopped_by or name
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint stores."""
+        return {
+            "stopped_by": self._stopped_by,
+            "alarms": {name: alarm.state() for name, alarm in self._alarms.items()},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken. An alarm that was removed, or does not stop any more, has ended nothing."""
+        stored = state.get("alarms", {})
+        for name, alarm in self._alarms.items():
+            if name in stored:
+                alarm.load_state(stored[name])
+        name = str(state.get("stopped_by", ""))
+        by = self._alarms.get(name)
+        is_the_same = by is not None and by.state()["condition"] == stored.get(name, {}).get("condition")
+        self._stopped_by = name if by is not None and by.config.action == "stop" and is_the_same else ""

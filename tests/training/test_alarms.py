@@ -1,0 +1,129 @@
+"""Alarms on recorded metrics: each default one on the course that it is for, and the conditions by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+import pytest
+
+from skyrl.config import compose
+from skyrl.config.alarms import DEFAULT_ALARMS, AlarmConfig, alarms_of
+from skyrl.errors import ConfigError
+from skyrl.tracking.metric_table import unknown
+from skyrl.training.alarms import Alarm, Alarms
+
+Records = Iterable[Mapping[str, float]]
+
+
+def course(metric: str, values: Sequence[float], **others: float) -> list[dict[str, float]]:
+    return [{metric: value, **others} for value in values]
+
+
+def raised(records: Records, *written: AlarmConfig, defaults: bool = True) -> list[tuple[int, str]]:
+    """Step and name of every alarm that the records raise."""
+    alarms = Alarms(alarms_of(written, defaults=defaults))
+    return [(each.step, each.name) for step, record in enumerate(records, 1) for each in alarms.look(step, record)]
+
+
+ILL: dict[str, tuple[list[dict[str, float]], int]] = {
+    "entropy_collapse": (course("policy/policy_entropy", [1.0] * 5 + [0.05] * 5), 10),
+    "entropy_explosion": (course("policy/policy_entropy", [0.5] * 5 + [2.1] * 5), 10),
+    "kl_blow_up": (course("policy/policy_kl", [0.1, 0.2, 0.5, 1.0, 2.0, 4.0]), 6),
+    "kl_penalty_blow_up": (course("loss/avg_kl", [0.1, 0.2, 0.5, 1.0, 2.0, 4.0]), 6),
+    "length_explosion": (course("generate/avg_assistant_tokens", [100.0] * 5 + [301.0] * 5), 10),
+    "truncated_answers": (course("generate/truncated_ratio", [0.6] * 5), 5),
+    "repeated_text": (course("generate/repeated_ratio", [0.7] * 5), 5),
+    "no_signal": (course("reward/zero_variance_groups", [1.0] * 10), 10),
+    "train_rollout_difference": (course("policy/rollout_train_logprobs_abs_diff_mean", [0.2] * 5), 5),
+    "throughput_halved": (course("trainer/tokens_per_second", [100.0] * 10 + [49.0] * 10), 20),
+    "evaluation_falls": (
+        [
+            {"reward/avg_raw_reward": 0.2, "eval/all/avg_score": 0.5, "eval/all/avg_score_stderr": 0.03},
+            {"reward/avg_raw_reward": 0.4},
+            {"reward/avg_raw_reward": 0.6, "eval/all/avg_score": 0.4, "eval/all/avg_score_stderr": 0.03},
+            {"reward/avg_raw_reward": 0.8, "eval/all/avg_score": 0.3, "eval/all/avg_score_stderr": 0.03},
+        ],
+        4,  # 0.2 below is more than 3 sqrt(2) 0.03 = 0.127; 0.1 was not
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULT_ALARMS)
+def test_each_default_alarm_is_raised_once_on_the_course_that_it_is_for(name: str) -> None:
+    records, step = ILL[name]
+    assert raised(records) == [(step, name)]
+
+
+def test_default_alarms_watch_metrics_that_are_logged() -> None:
+    watched = {
+        name for alarm in DEFAULT_ALARMS.values() for name in (alarm.config.metric, alarm.config.against) if name
+    }
+    assert unknown(watched) == []
+
+
+def test_an_evaluation_that_falls_with_the_reward_is_another_matter() -> None:
+    falls = [
+        {**record, "reward/avg_raw_reward": 1 - step / 10} for step, record in enumerate(ILL["evaluation_falls"][0])
+    ]
+    assert raised(falls) == []
+
+
+def test_an_alarm_is_raised_again_only_after_its_condition_was_false() -> None:
+    alarm = AlarmConfig(metric="a", when="above", threshold=1.0, window=2)
+    records = course("a", [2.0, 2.0, 2.0, 0.0, 0.0, 2.0, 2.0])  # means from the second on: 2, 2, 1, 0, 1, 2
+    assert raised(records, alarm, defaults=False) == [(2, "a"), (7, "a")]
+
+
+def test_patience_counts_evaluations_and_small_gains_are_none() -> None:
+    alarm = AlarmConfig(metric="e", when="stalls", threshold=0.05, window=2)
+    gaps = [{"e": value} if value else {} for value in (0.1, 0, 0.3, 0, 0.33, 0.0, 0.34, 0.2)]
+    assert raised(gaps, alarm, defaults=False) == [(7, "e")]
+    loss = AlarmConfig(metric="e", when="stalls", window=2, better="min")
+    assert raised(course("e", [3.0, 2.0, 1.0, 1.5, 1.0]), loss, defaults=False) == [(5, "e")]
+
+
+def test_values_that_are_not_finite_and_steps_without_the_metric_are_passed_over() -> None:
+    alarm = AlarmConfig(metric="a", when="below", threshold=0.0, window=2)
+    records = [{"a": -1.0}, {"a": float("nan")}, {}, {"a": -1.0}]
+    assert raised(records, alarm, defaults=False) == [(4, "a")]
+
+
+def test_a_default_alarm_is_changed_by_its_name_and_left_out_where_it_is_off() -> None:
+    stops = alarms_of([AlarmConfig(name="kl_blow_up", action="stop")], defaults=True)
+    (changed,) = [alarm for alarm in stops if alarm.name == "kl_blow_up"]
+    assert (changed.metric, changed.threshold, changed.action) == ("policy/policy_kl", 1.0, "stop")
+    off = alarms_of([AlarmConfig(name="kl_blow_up", action="off")], defaults=True)
+    assert {alarm.name for alarm in off} == DEFAULT_ALARMS.keys() - {"kl_blow_up"}
+    assert alarms_of([], defaults=False) == ()
+
+
+@pytest.mark.parametrize("name", DEFAULT_ALARMS)
+def test_state_taken_anywhere_and_given_to_a_new_alarm_changes_nothing(name: str) -> None:
+    records, _ = ILL[name]
+    records = [*records, *records]
+    whole = raised(records)
+    for cut in range(len(records)):
+        before, after = Alarms(alarms_of((), defaults=True)), Alarms(alarms_of((), defaults=True))
+        found = [(each.step, each.name) for n, record in enumerate(records[:cut], 1) for each in before.look(n, record)]
+        after.load_state(json.loads(json.dumps(before.state())))
+        found += [
+            (each.step, each.name) for n, record in enumerate(records[cut:], cut + 1) for each in after.look(n, record)
+        ]
+        assert found == whole
+
+
+def test_the_state_of_another_condition_is_left_aside() -> None:
+    one, other = (Alarm(AlarmConfig(name="a", metric="a", threshold=bound, window=2)) for bound in (1.0, 2.0))
+    one.look({"a": 9.0})
+    other.load_state(one.state())
+    assert other.look({"a": 9.0}) is None, "it has seen one value alone"
+
+
+def test_an_alarm_without_a_metric_and_two_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="alarm 0 names neither a metric nor a default alarm"):
+        compose([], {"trainer.alarms": [{"when": "above"}]})
+    with pytest.raises(ConfigError, match="two alarms are called a"):
+        compose([], {"trainer.alarms": [{"metric": "a"}, {"metric": "b", "name": "a"}]})
+    with pytest.raises(ConfigError, match=r"item 0: metrik: no such field"):
+        compose([], {"trainer.alarms": [{"metrik": "a"}]})
