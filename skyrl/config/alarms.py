@@ -54,7 +54,7 @@ class DefaultAlarm:
 
     config: AlarmConfig
     meaning: str
-    """What is likely to be wrong."""
+    """Likely cause, and what to do."""
 
 
 DEFAULT_ALARMS: Mapping[str, DefaultAlarm] = {

@@ -75,7 +75,7 @@ class Alarm:
         return None if was_raised else reason
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores, with the condition that it belongs to."""
+        """State for a checkpoint, with the condition that it belongs to."""
         return {"condition": self._condition(), "seen": attrs.asdict(self._seen)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -121,7 +121,7 @@ class Alarm:
         return None
 
     def _compared(self) -> str:
-        """What the bound of `rises` and `falls` is made of."""
+        """Words on how the bound of `rises` and `falls` came about."""
         if self.config.when not in ("rises", "falls"):
             return ""
         return f" ({self.config.threshold:g} times the {fmean(self._seen.first):.4g} of the first)"
@@ -184,7 +184,7 @@ class Alarms:
         return found
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores."""
+        """State for a checkpoint."""
         return {
             "stopped_by": self._stopped_by,
             "alarms": {name: alarm.state() for name, alarm in self._alarms.items()},
