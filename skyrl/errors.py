@@ -7,6 +7,7 @@
     |   +-- DataError           a dataset: the file, the row number, what was expected
     |   |   +-- TextError       ... or a text that no tokenizer takes: half of a UTF-16 pair (a lone surrogate)
     |   +-- ModelError          a model or tokenizer that cannot be loaded
+    |   +-- TemplateTimeoutError    a chat template that computes without an end
     |   +-- TaskError           an environment or reward function that cannot be found or used
     |   +-- ResumeError         a checkpoint or run folder that this run must not continue
     +-- RunError                the run itself: exit code 1, what was saved stays
@@ -93,6 +94,10 @@ class TextError(DataError):
 
 class ModelError(UserError):
     """A model or tokenizer cannot be loaded."""
+
+
+class TemplateTimeoutError(UserError):
+    """A chat template has computed for longer than any conversation takes."""
 
 
 class TaskError(UserError):

@@ -6,22 +6,34 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from skyrl.chats.deadline import bounded
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.errors import DataError, TextError
+from skyrl.errors import DataError, TemplateTimeoutError, TextError
 
 Message = Mapping[str, Any]
 
 
 def chat_text(tokenizer: ChatTokenizer, messages: Sequence[Message], *, ask: bool, **arguments: object) -> str:
-    """The text; `ask` adds the header of an answer. Raises `DataError`, whatever the template raises."""
+    """The text; `ask` adds the header of an answer. Raises `DataError`, whatever the template raises, and
+    `TemplateTimeoutError` for one that computes without an end.
+    """
     try:
-        text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=ask, tokenize=False, **arguments
-        )
+        with bounded(template_name(tokenizer)):
+            text: str = tokenizer.apply_chat_template(
+                [dict(message) for message in messages], add_generation_prompt=ask, tokenize=False, **arguments
+            )
+    except TemplateTimeoutError:
+        raise
     except Exception as error:  # a template is a program of the model's author: it may raise anything
         roles = ", ".join(str(message.get("role")) for message in messages)
         raise DataError(f"the chat template refuses a conversation of {roles}: {error}") from error
     return text
+
+
+def template_name(tokenizer: ChatTokenizer) -> str:
+    """How messages name the tokenizer's chat template."""
+    path = getattr(tokenizer, "name_or_path", "")
+    return f"the chat template of {path}" if path else "the chat template"
 
 
 def text_tokens(tokenizer: ChatTokenizer, text: str, **options: object) -> list[int]:

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
+from skyrl.chats.deadline import bounded
+from skyrl.chats.text import template_name
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, read_rows
-from skyrl.errors import DataError
+from skyrl.errors import DataError, TemplateTimeoutError
 from skyrl.trajectory import Prompt
 
 _OWN_COLUMNS = ("env_class", "data_source")
@@ -138,25 +140,30 @@ class _Reader:
         """All at once, which is quicker; one by one where the template refuses one of them."""
         try:
             return dict(zip(chats, self._encode(list(chats.values())), strict=True))
+        except TemplateTimeoutError:
+            raise
         except Exception:  # noqa: BLE001 - a template is a program of the model's author: it may raise anything
             return {place: self._one(chat, place, source) for place, chat in chats.items()}
 
     def _one(self, chat: object, place: int, source: str) -> list[int] | BadRow:
         try:
             return self._encode([chat])[0]
+        except TemplateTimeoutError:
+            raise
         except Exception as error:  # noqa: BLE001 - as above
             return BadRow(f"{source}, row {place}: the tokenizer's chat template refuses the prompt: {error}")
 
     def _encode(self, chats: Sequence[Any]) -> list[list[int]]:
         if not chats:
             return []
-        encoded: list[list[int]] = self.tokenizer.apply_chat_template(
-            [list(chat) for chat in chats],
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-            **self.template_kwargs,
-        )
+        with bounded(template_name(self.tokenizer), len(chats)):
+            encoded: list[list[int]] = self.tokenizer.apply_chat_template(
+                [list(chat) for chat in chats],
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+                **self.template_kwargs,
+            )
         return encoded
 
     def _prompt(self, row: Row, chat: tuple[Mapping[str, str], ...], token_ids: Sequence[int], row_id: str) -> Prompt:

@@ -14,9 +14,10 @@ from typing import Any
 
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
+from skyrl.chats.deadline import bounded
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import ChatTemplateConfig
-from skyrl.errors import ConfigError, Problem
+from skyrl.errors import ConfigError, Problem, TemplateTimeoutError
 
 LARGEST_FILE = 1 << 20
 """Bytes. The largest published templates have some tens of thousands."""
@@ -153,15 +154,18 @@ def _read(path: Path) -> str:
 
 
 def _refuse_broken(tokenizer: ChatTokenizer, name: str) -> None:
-    """Refuse a template for faults that show without a conversation of the run's own: invalid Jinja, or leaving the
-    sandbox.
+    """Refuse a template for faults that show without a conversation of the run's own: invalid Jinja, leaving the
+    sandbox, or a loop without an end.
     """
     asked = [{"role": "user", "content": "?"}]
     try:
-        tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+        with bounded(f"the chat template {name}"):
+            tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    except TemplateTimeoutError as error:
+        raise _Unusable(str(error)) from error
     except TemplateSyntaxError as error:
         raise _Unusable(f"{name}, line {error.lineno} is not a Jinja template: {error.message}") from error
     except SecurityError as error:
         raise _Unusable(f"{name} does what the sandbox of chat templates forbids: {error}") from error
-    except Exception:  # noqa: BLE001 - it may want other messages, and is asked again with those of the data
-        pass
+    except Exception:  # noqa: BLE001 - a program of somebody else may raise anything at messages that it does not expect
+        pass  # those of the data come next, and a refusal of those is an error

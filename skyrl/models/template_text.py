@@ -13,9 +13,14 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from skyrl.chats.deadline import bounded
+from skyrl.errors import TemplateTimeoutError
+
 
 class TemplateRefusal(Exception):
-    """A template that is not valid, leaves the sandbox, or refuses the conversation by `raise_exception`."""
+    """A template that is not valid, leaves the sandbox, computes without an end, or refuses the conversation by
+    `raise_exception`.
+    """
 
 
 def render_template(template: str, messages: Sequence[Mapping[str, Any]], **variables: object) -> str | None:
@@ -26,14 +31,17 @@ def render_template(template: str, messages: Sequence[Mapping[str, Any]], **vari
     """
     try:
         compiled = _environment().from_string(template)
-        return compiled.render(
-            messages=[dict(message) for message in messages], add_generation_prompt=True, tools=None, **variables
-        )
+        with bounded("the chat template"):
+            return compiled.render(
+                messages=[dict(message) for message in messages], add_generation_prompt=True, tools=None, **variables
+            )
     except UndefinedError:
         return None
     except TemplateError as error:
         line = getattr(error, "lineno", None)
         raise TemplateRefusal((f"line {line}: " if line else "") + str(error.message)) from error
+    except TemplateTimeoutError as error:
+        raise TemplateRefusal(str(error)) from error
     except Exception as error:
         raise TemplateRefusal(f"{type(error).__name__}: {error}") from error
 

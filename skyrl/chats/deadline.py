@@ -1,0 +1,76 @@
+"""A limit on how long a chat template computes: its author may have written a loop without an end."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from skyrl.errors import TemplateTimeoutError
+
+CPU_SECONDS = 10.0
+"""Seconds of processor time for one call. A conversation takes a published template milliseconds."""
+
+CPU_SECONDS_PER_CHAT = 0.01
+"""Seconds more for each conversation that is written by the same call."""
+
+
+class _Overdue(BaseException):
+    """Raised in the thread that runs a template. Jinja catches `Exception`, and must not catch this."""
+
+
+@contextmanager
+def bounded(template: str, chats: int = 1) -> Iterator[None]:
+    """Interrupts what this thread computes in the block, at its limit of processor time.
+
+    Python sees the interruption between two operations of the template: a loop or a recursion ends, a single huge
+    operation (`10 ** 10 ** 10`) does not.
+
+    Raises `TemplateTimeoutError`, which names the `template`.
+    """
+    seconds = CPU_SECONDS + CPU_SECONDS_PER_CHAT * (chats - 1)
+    watch = _Watch(threading.get_ident(), seconds)
+    watch.start()
+    try:
+        try:
+            yield
+        finally:
+            watch.end()
+    except _Overdue:
+        raise TemplateTimeoutError(
+            f"{template} computed for {seconds:g} s of processor time without an end and was stopped: it loops for too "
+            "long or forever; use another template"
+        ) from None
+
+
+class _Watch(threading.Thread):
+    """Raises `_Overdue` in a thread that has used so much processor time since now, unless it is ended before."""
+
+    def __init__(self, watched: int, seconds: float) -> None:
+        super().__init__(name="skyrl-template-deadline", daemon=True)
+        self._watched, self._seconds = watched, seconds
+        self._clock = time.pthread_getcpuclockid(watched)
+        self._limit = time.clock_gettime(self._clock) + seconds
+        self._ended, self._lock, self._fired = threading.Event(), threading.Lock(), False
+
+    def run(self) -> None:
+        while not self._ended.wait(self._seconds / 4):
+            with self._lock:
+                if not self._ended.is_set() and time.clock_gettime(self._clock) > self._limit:
+                    self._fired = True
+                    _raise_in(self._watched, _Overdue)
+                    return
+
+    def end(self) -> None:
+        """To be called by the watched thread, which nothing is raised in afterwards."""
+        with self._lock:
+            self._ended.set()
+        if self._fired:
+            _raise_in(self._watched, None)  # it may still be under way
+
+
+def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
+    """Has an exception raised in a thread, or takes back one that has not been raised yet."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), kind and ctypes.py_object(kind))
