@@ -22,7 +22,7 @@ CODE := conftest.py skyrl tests $(wildcard property_tests examples benchmarks)
 # Threads that wait for each other give up their core, which somebody else may need.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-long mutants lint fmt schemas pages constraints clean demo-clean
+.PHONY: demo test test-long gpu mutants lint fmt schemas pages constraints clean demo-clean
 .DELETE_ON_ERROR:
 
 demo: .venv/train.stamp
@@ -34,6 +34,10 @@ test: lint
 
 test-long: .venv/dev.stamp
 	$(BIN)/pytest -n $(WORKERS) --long --record-guarantees --hypothesis-profile=long -o faulthandler_timeout=3600 --durations=25 $(PYTEST_ARGS)
+
+# On one CUDA GPU, offline, with what is installed: tests marked gpu, then speed beside a plain loop (docs/gpu.md).
+gpu:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu --tests --out runs/gpu --page docs/gpu.md
 
 # Do the tests of a package notice when one of its lines is wrong? make mutants PACKAGES="algorithms tree"; it resumes.
 mutants: .venv/dev.stamp
