@@ -209,7 +209,6 @@ def settings(shape: Shape, folder: Path, run: Path, device: str, **more: Any) ->
     """A run of GRPO on the model in `folder`, with dotted paths."""
     return {
         "data.train_data": [str(folder / "train.jsonl")],
-        "data.val_data": [],
         "environment.env_class": f"{folder / 'reward.py'}:score",
         "generator.n_samples_per_prompt": shape.samples,
         "generator.sampling_params.max_generate_length": shape.answer_tokens,

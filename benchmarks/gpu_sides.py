@@ -189,15 +189,18 @@ def step(shape: Shape, folder: Path, device: torch.device) -> Result:
 
 def step_vllm(shape: Shape, folder: Path, device: torch.device) -> Result:
     """Whole GRPO steps of a run on Ray, in which a vLLM engine and the learner take turns on the GPU."""
-    more = {
-        "generator.inference_engine.backend": "vllm",
-        "generator.inference_engine.enforce_eager": False,
-        "generator.inference_engine.gpu_memory_utilization": 0.4,
-        "trainer.placement.executor": "ray",
-        "trainer.placement.colocate_all": True,
-        "trainer.placement.policy_num_gpus_per_node": 1,
-    }
-    return {"skyrl_vllm": _steps(shape, folder, device, "vllm", **more)}
+    return {"skyrl_vllm": _steps(shape, folder, device, "vllm", **VLLM_ON_ONE_GPU)}
+
+
+VLLM_ON_ONE_GPU: Mapping[str, Any] = {
+    "generator.inference_engine.backend": "vllm",
+    "generator.inference_engine.enforce_eager": False,
+    "generator.inference_engine.gpu_memory_utilization": 0.4,
+    "trainer.placement.executor": "ray",
+    "trainer.placement.colocate_all": True,
+    "trainer.placement.policy_num_gpus_per_node": 1,
+}
+"""Settings of a run in which one engine and the learner take turns."""
 
 
 def _steps(shape: Shape, folder: Path, device: torch.device, name: str, **more: Any) -> Result:

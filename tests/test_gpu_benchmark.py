@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.gpu import SECTIONS, Section, main, with_measurements
-from benchmarks.gpu_shapes import SHAPES, rollouts, training_flops
+from benchmarks.gpu_shapes import SHAPES, rollouts, settings, training_flops
+from benchmarks.gpu_sides import VLLM_ON_ONE_GPU
+from skyrl.config import compose
 
 
 def test_all_sections_run_on_a_cpu_and_say_what_they_left_out(
@@ -55,6 +59,13 @@ def test_a_shared_prompt_is_work_once() -> None:
     alone, shared = (training_flops(shape, batch, shared=each) for each in (False, True))
     assert alone - shared == 6.0 * 2 * layer * 6 * 12 + 12.0 * 64 * 2 * 6 * 12**2 / 2  # 8 prompts less 2, of 12 tokens
     assert shared > 6.0 * (2 * layer * (24 + answers) + 384 * 64 * answers)
+
+
+@pytest.mark.parametrize("more", [{}, VLLM_ON_ONE_GPU], ids=["embedded", "vllm"])
+def test_the_runs_on_cuda_are_configurations_without_a_problem(tmp_path: Path, more: Mapping[str, Any]) -> None:
+    run = compose([], settings(SHAPES["0.5b"], tmp_path, tmp_path / "run", "cuda", **more))
+    assert [str(each) for each in run.warnings] == []
+    assert run.config.trainer.compute_dtype == "bfloat16"
 
 
 def test_the_page_gets_the_measurements_of_a_run() -> None:
