@@ -253,6 +253,10 @@ class TrainerConfig(BaseConfig):
     `rollouts_from`. About 55 bytes for each token of a batch, prompts counted with every sample, half of that in
     jsonl.gz; and all weights are gathered once more in each step, for their digests. off: samples for people alone."""
 
+    samples_per_step_kept: int = field(default=-1, validator=positive_or_minus_one("all"), metadata=FREE)
+    """Samples of each step that are kept for people, in `trajectories.jsonl` and `tokens` below `run_path`: groups that
+    the step's number draws, the last perhaps in part. They take about 20 bytes a token. -1: all."""
+
     rollouts_from: str | None = field(default=None, metadata=IDENTITY)
     """Folder of a run with a recording, whose batches are trained on: no engine is started, nothing is sampled, and
     `max_training_steps` alone may shorten it. None: the policy samples."""

@@ -45,7 +45,7 @@ from skyrl.rollout.constant_rewards import STEPS, ConstantRewards
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.runs.inputs import check_data, look_at_the_models, notice, report_unread_variables, sandbox_in_force
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, RecordedRun, made_with, weight_digests_of
-from skyrl.tracking.jsonlines import sample_records
+from skyrl.tracking.sample_files import SampleSink
 from skyrl.tracking.tracker import Tracker
 from skyrl.training.advantage import advantage_estimator, critic_targets
 from skyrl.training.describe import Metrics
@@ -60,6 +60,7 @@ from skyrl.training.middleware import (
     LayeredScorer,
     in_context,
     layered,
+    run_after,
     run_before,
 )
 from skyrl.training.objective import policy_objective
@@ -291,23 +292,28 @@ class BasePPOExp(BaseExp):
             decode=self._decode,
         )
 
-    def get_sink(self) -> Sink | None:
-        """Sink of everything that a step computes; None where the run makes no recording."""
+    @cached_property
+    def sample_sink(self) -> SampleSink:
+        """Sink of the samples that are kept for people, written in the background."""
+        return self.folder.samples.sink(self._decode, self.cfg.trainer.samples_per_step_kept)
+
+    def get_sinks(self) -> list[Sink]:
+        """Receivers of what a step computes: the samples for people, and the recording where there is one."""
         form = self.cfg.trainer.recording
-        return None if form == "off" else self.folder.recording(compress=form == "jsonl.gz")
+        recording = [] if form == "off" else [self.folder.recording(compress=form == "jsonl.gz")]
+        return [self.sample_sink, *recording]
 
     def get_trainer(self, rollouts: Rollouts, sync: WeightSync | NoEngines) -> PPOTrainer:
         """The algorithm with its collaborators. The layers of every call are listed here, the outermost first."""
         turns, clock, algorithm = self.time_sharing, self.clock, self.cfg.trainer.algorithm
         shaping, numbers = reward_shaping(algorithm), FiniteNumbers()
         position = RolloutPosition(rollouts, shaping)
-        trace = StepTrace(self.get_sink(), rollouts, weight_digests_of(self.learners, turns), clock)
+        sinks = self.get_sinks()
+        digests = {} if sinks == [self.sample_sink] else weight_digests_of(self.learners, turns)
+        trace = StepTrace(sinks, rollouts, digests, clock)
         interruptible = in_context(self.shutdown.interruptible)
 
         constant = ConstantRewards(notice, self.folder.path / "trajectories.jsonl", steps=min(STEPS, self.total_steps))
-
-        def recorded(groups: Sequence[TrajectoryGroup], version: int) -> None:
-            self._record_samples(version + 1, groups)
 
         def score(name: str, model: ScorerGroup[ModelWorker], timing: str) -> Call[[TrainingBatch], Tensor]:
             turn = run_before(partial(turns.for_scoring, name))
@@ -318,11 +324,15 @@ class BasePPOExp(BaseExp):
             measured = in_context(partial(clock.measure, timing))
             return layered(model.update, measured, turn, on_result=[trace.learned(name)])
 
+        def recorded(groups: Sequence[TrajectoryGroup], version: int) -> None:
+            self._record_samples(version + 1, groups)
+
         return PPOTrainer(
             self.cfg.trainer,
             rollouts=LayeredRollouts(
                 next_batch=layered(
                     rollouts.next_batch,
+                    run_after(self._samples_written),
                     interruptible,
                     in_context(partial(clock.measure, "generate")),
                     run_before(partial(self._ready_to_sample, sync)),
@@ -385,6 +395,11 @@ class BasePPOExp(BaseExp):
             await sync.catch_up()
         await self.time_sharing.for_engines()
 
+    async def _samples_written(self) -> None:
+        """The samples of one step at a time wait to be written, so that a slow disk costs time and no memory."""
+        with self.clock.measure("write_samples"):
+            await self.folder.samples.finished()
+
     def check_inputs(self) -> Mapping[str, object] | None:
         """Prompts and models; the sandbox that answers are judged in, if there is one."""
         if self.recorded:  # it was checked when it was recorded
@@ -411,6 +426,7 @@ class BasePPOExp(BaseExp):
         await self.rollouts.close()
         if not self.recorded:
             await self.client.close()
+        self.sample_sink.write_uncomputed()
 
     async def finish(self) -> None:
         """Write the trained model, and draw the curve of rewards."""
@@ -432,8 +448,7 @@ class BasePPOExp(BaseExp):
         return self.ranks_of(role, grid_of(self.cfg, role).ranks, replicas_of(self.cfg, role))
 
     def _record_samples(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
-        for record in sample_records(step, groups, self._decode):
-            self.folder.trajectories.append(record)
+        self.sample_sink.keep(step, groups)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)

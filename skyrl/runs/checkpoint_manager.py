@@ -61,6 +61,7 @@ class CheckpointManager:
         before it could not.
         """
         await self._pending.finish()
+        await self._folder.samples.finished()
         for name, model in self._models.items():
             await self._turns.for_learning(name)
             await model.refuse_non_finite_state()

@@ -4,6 +4,7 @@
     metrics.jsonl         one line for each step
     alarms.jsonl          alarms that were raised, one line for each
     trajectories.jsonl    sampled answers with their rewards, for people
+    tokens/               log-probabilities, advantages and more of each token of these: `skyrl.tracking.token_file`
     recording/            every step exactly, where trainer.recording asks for it: `skyrl.tracking.recording`
     reward_curve.png
     sandbox.json          the sandbox tier in force, where something ran in sandboxes
@@ -23,6 +24,9 @@ from pathlib import Path
 from skyrl.tracking.curve import draw_reward_curve
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tracking.recording import FOLDER, Recording
+from skyrl.tracking.sample_files import SampleFiles
+from skyrl.tracking.token_file import FOLDER as TOKENS
+from skyrl.tracking.token_file import TokenFiles
 
 
 class RunFolder:
@@ -32,7 +36,7 @@ class RunFolder:
         self.path = path
         self.metrics = JsonLines(path / "metrics.jsonl")
         self.alarms = JsonLines(path / "alarms.jsonl")
-        self.trajectories = JsonLines(path / "trajectories.jsonl")
+        self.samples = SampleFiles(JsonLines(path / "trajectories.jsonl"), TokenFiles(path / TOKENS))
         self.model = path / "model"
         self.adapter = path / "adapter"
 
@@ -46,7 +50,7 @@ class RunFolder:
         """
         for lines in (self.metrics, self.alarms):
             lines.forget_after(step if recorded else step - 1)
-        self.trajectories.forget_after(step)
+        self.samples.forget_after(step)
         self.recording().forget_after(step)
 
     def record_sandbox(self, in_force: Mapping[str, object]) -> None:

@@ -71,6 +71,7 @@ class RunSession:
         for lock in self._locks:
             lock.acquire()
             held.callback(lock.release)
+        held.callback(self._folder.samples.close)
         checkpoint = find_start(self._cfg, self._checkpoints, self._folder, again=experiment.is_another_try)
         for lock in self._locks:
             lock.write_config()
@@ -110,6 +111,7 @@ class RunSession:
             try:
                 await loop.run()
                 await experiment.saving.finish()
+                await self._folder.samples.finished()
             except BaseException as error:
                 await experiment.saving.finish_after(error)
                 raise

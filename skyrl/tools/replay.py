@@ -139,5 +139,5 @@ class _Again(BasePPOExp):
         assert self.recorded is not None
         return int(self.recorded.about["total_steps"])
 
-    def get_sink(self) -> Sink:
-        return self.kept
+    def get_sinks(self) -> list[Sink]:
+        return [self.kept]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from skyrl.processes.redaction import redacted_tree
-from skyrl.trajectory import TrajectoryGroup
+from skyrl.trajectory import Trajectory, TrajectoryGroup
 
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 
@@ -27,8 +27,13 @@ class JsonLines:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one line."""
-        with self._path.open("a", encoding="utf-8") as lines:
-            lines.write(json_line(redacted_tree(record)))
+        self.extend([record])
+
+    def extend(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Add a line for each record, each flushed when the next is made."""
+        with self._path.open("a", encoding="utf-8", buffering=1) as lines:
+            for record in records:
+                lines.write(json_line(redacted_tree(record)))
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Every complete line; one that a kill cut short is left out."""
@@ -65,26 +70,43 @@ class MetricsFile:
 def sample_records(
     step: int, groups: Sequence[TrajectoryGroup], decode: Callable[[Sequence[int]], str]
 ) -> Iterator[dict[str, Any]]:
-    """Each trajectory as a record: prompt, answer, reward, why it ended, or why it was not judged. `decode` turns token
-    ids into text.
-    """
-    for group in groups:
+    """The record of each trajectory, see `sample_record`."""
+    for number, group in enumerate(groups):
         for trajectory in group.trajectories:
-            earlier = [
-                {"response": decode(s.response_ids), "response_ids": [*s.response_ids]} for s in trajectory.earlier
-            ]
-            yield {
-                "step": step,
-                "prompt_id": group.prompt.id,
-                "sample": trajectory.sample_index,
-                "prompt": [dict(message) for message in group.prompt.messages],
-                "response": decode(trajectory.response_ids),
-                "reward": reward if isfinite(reward := trajectory.reward) else str(reward),
-                **({"components": dict(trajectory.components)} if trajectory.components else {}),
-                "stop_reason": trajectory.stop_reason,
-                "response_ids": list(trajectory.response_ids),
-                "weight_version": max(trajectory.weight_versions, default=None),
-                **({"earlier": earlier} if earlier else {}),
-                **({"failures": [each.reason for each in trajectory.failures]} if trajectory.failures else {}),
-                **({"skipped": trajectory.skipped} if trajectory.skipped else {}),
-            }
+            yield sample_record(step, number, group, trajectory, decode)
+
+
+def sample_record(
+    step: int, number: int, group: TrajectoryGroup, trajectory: Trajectory, decode: Callable[[Sequence[int]], str]
+) -> dict[str, Any]:
+    """A trajectory as a record: prompt, answer, reward, why it ended, or why it was not judged.
+
+    `number` counts the groups of the step; `decode` turns token ids into text.
+    """
+    earlier = [{"response": decode(s.response_ids), "response_ids": [*s.response_ids]} for s in trajectory.earlier]
+    turns = [turn for step in trajectory.steps for turn in step.rewards]
+    metrics = {name: _number(value) for name, value in trajectory.metrics.items()}
+    return {
+        "step": step,
+        "group": number,
+        "source": group.prompt.data_source,
+        "prompt_id": group.prompt.id,
+        "sample": trajectory.sample_index,
+        "prompt": [dict(message) for message in group.prompt.messages],
+        "response": decode(trajectory.response_ids),
+        "reward": _number(trajectory.reward),
+        **({"components": dict(trajectory.components)} if trajectory.components else {}),
+        "stop_reason": trajectory.stop_reason,
+        "response_ids": list(trajectory.response_ids),
+        "weight_version": max(trajectory.weight_versions, default=None),
+        **({"turn_rewards": [_number(turn.reward) for turn in turns]} if len(turns) > 1 else {}),
+        **({"metrics": metrics} if metrics else {}),
+        **({"earlier": earlier} if earlier else {}),
+        **({"failures": [each.reason for each in trajectory.failures]} if trajectory.failures else {}),
+        **({"skipped": trajectory.skipped} if trajectory.skipped else {}),
+    }
+
+
+def _number(value: float) -> float | str:
+    """JSON has no word for NaN and infinity."""
+    return value if isfinite(value) else str(value)

@@ -255,6 +255,7 @@ _RUN = (
     MetricSpec("timing/sync_weights", "s", "Sending weights to the engines."),
     MetricSpec("timing/update_ref_with_policy", "s", "Copying the policy into the reference model."),
     MetricSpec("timing/record", "s", "Writing the recording."),
+    MetricSpec("timing/write_samples", "s", "Waiting until the samples of the step before are written."),
     MetricSpec("timing/eval", "s", "Evaluation."),
     MetricSpec("timing/save_checkpoints", "s", "Saving a checkpoint, as far as the run waits for it."),
     MetricSpec(

@@ -61,6 +61,17 @@ def run_before(prepare: Callable[[], Awaitable[None]]) -> Callable[..., Abstract
     return prepared
 
 
+def run_after(conclude: Callable[[], Awaitable[None]]) -> Callable[..., AbstractAsyncContextManager[None]]:
+    """A layer that awaits `conclude()` after each call that returned."""
+
+    @asynccontextmanager
+    async def concluded(*_: object, **__: object) -> AsyncIterator[None]:
+        yield
+        await conclude()
+
+    return concluded
+
+
 def in_context(enter: Callable[[], AbstractContextManager[object]]) -> Callable[..., AbstractAsyncContextManager[None]]:
     """A layer that runs each call in a context of its own, made by `enter()`."""
 

@@ -6,7 +6,7 @@ need of the results. When new weights are about to leave for the engines the ste
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -51,14 +51,14 @@ class Sink(Protocol):
 
 
 class StepTrace:
-    """The computations of one trainer's step, collected by the layers that it offers and written to a sink."""
+    """The computations of one trainer's step, collected by the layers that it offers and written to sinks."""
 
-    def __init__(self, sink: Sink | None, rollouts: Rollouts, digests: Mapping[str, Digests], clock: Clock) -> None:
+    def __init__(self, sinks: Sequence[Sink], rollouts: Rollouts, digests: Mapping[str, Digests], clock: Clock) -> None:
         """`digests` are asked, by learner, at the end of each step; what that takes is measured by `clock`.
 
-        Without a `sink` the layers only pass calls on.
+        Without `sinks` the layers only pass calls on.
         """
-        self._sink, self._rollouts, self._digests, self._clock = sink, rollouts, digests, clock
+        self._sinks, self._rollouts, self._digests, self._clock = sinks, rollouts, digests, clock
         self._step = 0
         self._batch: TrainingBatch | None = None
         self._updates: list[Update] = []
@@ -66,10 +66,11 @@ class StepTrace:
     def sampled(self, groups: tuple[TrajectoryGroup, ...], version: int) -> None:
         """A listener to `Rollouts.next_batch`."""
         self._step, self._batch, self._updates = version + 1, None, []
-        if self._sink is None:
+        if not self._sinks:
             return
         sampled = Sampled(groups=groups, metrics=self._rollouts.metrics(), epoch=self._rollouts.epoch)
-        self._sink.write_sampled(self._step, sampled)
+        for sink in self._sinks:
+            sink.write_sampled(self._step, sampled)
 
     def learned(self, learner: str) -> Callable[[Metrics, TrainingBatch], None]:
         """A listener to the updates of a learner."""
@@ -86,8 +87,8 @@ class StepTrace:
         Weights that a session starts with belong to no step.
         """
         batch, self._batch = self._batch, None
-        if self._sink is not None and batch is not None and version == self._step:
-            await self._complete(self._sink, batch)
+        if self._sinks and batch is not None and version == self._step:
+            await self._complete(batch)
         yield
 
     def shaping(self, shape: Shape) -> Shape:
@@ -120,16 +121,16 @@ class StepTrace:
 
         return targeted
 
-    async def _complete(self, sink: Sink, batch: TrainingBatch) -> None:
+    async def _complete(self, batch: TrainingBatch) -> None:
         with self._clock.measure("record"):
-            sink.write_computed(
-                Computed(
-                    step=self._step,
-                    tensors=_tensors(batch),
-                    updates=tuple(self._updates),
-                    weights={learner: await ask() for learner, ask in self._digests.items()},
-                )
+            computed = Computed(
+                step=self._step,
+                tensors=_tensors(batch),
+                updates=tuple(self._updates),
+                weights={learner: await ask() for learner, ask in self._digests.items()},
             )
+            for sink in self._sinks:
+                sink.write_computed(computed)
 
 
 def weight_digests(weights: Iterator[tuple[str, Tensor]]) -> dict[str, str]:

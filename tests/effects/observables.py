@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -27,6 +28,7 @@ from skyrl.experiments.collaborators import start_processes
 from skyrl.experiments.experiment import experiment_class
 from skyrl.planning.sizes import layout
 from skyrl.tracking.factory import trackers_of
+from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tracking.tracker import TrackedRun
 from tests.effects.probe import Scene, observable
 
@@ -124,6 +126,13 @@ def what_is_left(scene: Scene) -> dict[str, object]:
     here = Path.cwd()
     files = sorted(str(path.relative_to(here)) for path in here.rglob("*") if path.is_file())
     return {"end": end, "files": files, "metrics": metrics(Path(scene.run.trainer.run_path))}
+
+
+@observable("how many samples of each step of a short run are kept")
+def samples(scene: Scene) -> object:
+    what_is_left(scene)
+    kept = JsonLines(Path(scene.run.trainer.run_path) / "trajectories.jsonl").read()
+    return Counter(line["step"] for line in kept)
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

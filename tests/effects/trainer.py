@@ -7,7 +7,7 @@ from typing import Any
 from tests.effects.algorithm import CRITIC
 from tests.effects.checkpoints import kept, start, start_after_a_change, verified, waits
 from tests.effects.course import attempts, course, course_with_nan, grace, stall, stop
-from tests.effects.observables import alarms, placement, planned_steps, ray_arguments, run, tracked
+from tests.effects.observables import alarms, placement, planned_steps, ray_arguments, run, samples, tracked
 from tests.effects.passes import derived, evaluated, optimizer_steps, passes, prompts, strategy, tokenizer
 from tests.effects.probe import Observable, Probe
 from tests.effects.streams import ahead, first_batch, interruption, versions_sent
@@ -68,6 +68,7 @@ CHECKPOINTS: tuple[Probe, ...] = (
 
 FILES: tuple[Probe, ...] = (
     *on(run, {}, run_path="elsewhere", export_path="elsewhere", dump_eval_results=False, recording="jsonl"),
+    *on(samples, {}, samples_per_step_kept=2),
     *on(tracked, {}, project_name="other", run_name="other", logger=["console", "wandb"]),
     *on(alarms, {}, alarms=[{"metric": "eval/all/avg_score", "when": "stalls"}], default_alarms=False),
     *on(ray_arguments, {"placement__executor": "ray"}, log_path="elsewhere"),

@@ -35,7 +35,7 @@ class NoRollouts:
 async def publish(sink: Kept | None, *, shaped: bool, version: int) -> None:
     """The step of version 4 makes the weights of version 5; those of `version` leave."""
     rollouts: Any = NoRollouts()
-    trace = StepTrace(sink, rollouts, {}, Clock())
+    trace = StepTrace([] if sink is None else [sink], rollouts, {}, Clock())
     trace.sampled((), 4)
     if shaped:
         trace.shaping(lambda batch: (batch.rewards, {}))(batch_of())

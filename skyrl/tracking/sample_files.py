@@ -1,0 +1,114 @@
+"""Samples of a run for people: a readable line for each, and the numbers of every token.
+
+    RUN/trajectories.jsonl           one line for each sample: `sample_records` in `jsonlines.py`
+    RUN/tokens/step_000003.arrow     columns of every token: `token_file.py`
+
+Both are written on a thread of their own. A step's lines are there before its checkpoint, so that a run that resumes
+can cut the files back to it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+
+from skyrl.tracking.background_writer import BackgroundWriter
+from skyrl.tracking.jsonlines import JsonLines, sample_record
+from skyrl.tracking.recording import Computed, Sampled
+from skyrl.tracking.token_file import COMPUTED, KeptGroup, TokenFiles
+from skyrl.trajectory import TrajectoryGroup
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids -> text."""
+
+
+class SampleFiles:
+    """Both files of one run. What waits to be written is bounded to one step by `finished`."""
+
+    def __init__(self, lines: JsonLines, tokens: TokenFiles) -> None:
+        self.lines, self.tokens = lines, tokens
+        self._writer = BackgroundWriter()
+
+    def sink(self, decode: Decode, most: int) -> SampleSink:
+        """Receiver of the samples of steps; at most `most` of each step are kept, -1 for all."""
+        return SampleSink(self, decode, most)
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run `job` on the writer's thread. Raises what an earlier one failed with."""
+        self._writer.submit(job)
+
+    async def finished(self) -> None:
+        """Return once everything is written. Raises what writing failed with: OSError for a full disk."""
+        await self._writer.finished()
+
+    def close(self) -> None:
+        """Write what there is, and end the thread."""
+        self._writer.close()
+
+    def forget_after(self, step: int) -> None:
+        """Drop what was written of later steps."""
+        self._writer.finish()
+        self.lines.forget_after(step)
+        self.tokens.forget_after(step)
+
+
+class SampleSink:
+    """A `Sink` of traced steps: lines are written when a batch has come, tokens when its step is computed."""
+
+    def __init__(self, files: SampleFiles, decode: Decode, most: int) -> None:
+        self._files, self._decode, self._most = files, decode, most
+        self._pending: tuple[int, list[KeptGroup]] | None = None
+
+    def keep(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
+        """Write the lines of a batch, in the background. Raises what writing the batches before it failed with."""
+        self.write_uncomputed()
+        kept = kept_groups(step, groups, self._most)
+        self._pending = step, kept
+        self._files.submit(partial(self._write_lines, step, kept))
+
+    def write_sampled(self, step: int, sampled: Sampled) -> None:
+        """Does nothing: the batch is given to `keep`, which a subclass of the experiment may want to watch."""
+
+    def write_computed(self, computed: Computed) -> None:
+        tensors = {name: computed.tensors[name].numpy() for name in COMPUTED if name in computed.tensors}
+        self._write_tokens(tensors)
+
+    def write_uncomputed(self) -> None:
+        """Write the tokens of a step that was given up: it has no advantages."""
+        self._write_tokens({})
+
+    def _write_tokens(self, computed: Mapping[str, np.ndarray]) -> None:
+        if self._pending is None:
+            return
+        step, kept = self._pending
+        self._pending = None
+        self._files.submit(partial(self._files.tokens.write, step, kept, computed, self._decode))
+
+    def _write_lines(self, step: int, kept: Sequence[KeptGroup]) -> None:
+        self._files.lines.extend(
+            sample_record(step, number, each.group, one, self._decode)
+            for number, each in enumerate(kept)
+            for one in each.trajectories
+        )
+
+
+def kept_groups(step: int, groups: Sequence[TrajectoryGroup], most: int) -> list[KeptGroup]:
+    """Groups of a step that are kept, in their order, until there are `most` samples; -1 keeps all.
+
+    They are drawn by the step's number, because an asynchronous batch begins with the groups that were done first,
+    which are the short ones. The last group may be kept in part.
+    """
+    rows = [sum(len(one.steps) for one in group.trajectories) for group in groups]
+    first = list(accumulate(rows, initial=0))
+    left = sum(len(group.trajectories) for group in groups) if most < 0 else most
+    samples: dict[int, int] = {}
+    for number in random.Random(step).sample(range(len(groups)), len(groups)):
+        if left <= 0:
+            break
+        samples[number] = min(left, len(groups[number].trajectories))
+        left -= samples[number]
+    return [KeptGroup(group=groups[n], first_row=first[n], samples=samples[n]) for n in sorted(samples)]

@@ -1,0 +1,189 @@
+"""Numbers of every token of the trajectories that a run keeps: `RUN/tokens/step_000003.arrow`, one file a step.
+
+The form is Arrow's IPC file (Feather 2) with buffers in zstd, which pyarrow, pandas, polars and DuckDB read. A record
+batch holds the rows of one group, so that one group is read without the others. A row is what the policy saw in one
+go: a trajectory, or one of its turns where a trajectory has several rows. Columns:
+
+    prompt_id, sample, turn    text, int32, int32: which row it is; `turn` counts the rows of a trajectory from 0
+    prompt_ids                 list of int32
+    response_ids               list of int32; each list below has as many entries
+    loss_mask                  list of bool: the policy sampled the token
+    weight_versions            list of int32
+    rollout_logprobs           list of float32: under the engine, in nats, 0 where `loss_mask` is false
+    rewards, advantages        list of float32, where the step came so far: as they were trained on
+    old_logprobs, ref_logprobs, values, returns
+                               list of float32, where the run computes them: under the learner before the update, under
+                               the reference model; of the critic
+
+The schema's metadata holds `skyrl.version` and `skyrl.pieces`: JSON, text of each token id in the file on its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import field, frozen
+
+from skyrl.errors import DataError
+from skyrl.trajectory import TokenRow, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FOLDER = "tokens"
+"""Name of the folder in the run folder."""
+
+VERSION = 1
+"""Version of the form. It rises when a reader of an older one would misread the columns."""
+
+COMPUTED = ("rewards", "advantages", "old_logprobs", "ref_logprobs", "values", "returns")
+"""Columns that a step computes from its batch, by the names of `TrainingBatch`."""
+
+
+@frozen(kw_only=True)
+class KeptGroup:
+    """A group of which some samples are kept, and where its samples stand in the step's batch."""
+
+    group: TrajectoryGroup
+    first_row: int
+    """Row of the batch that its first sample begins at."""
+
+    samples: int
+    """How many of its samples are kept, from the first."""
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """The samples that are kept."""
+        return self.group.trajectories[: self.samples]
+
+
+@frozen(kw_only=True)
+class TokenTable:
+    """One group as it is read: name of a column -> one entry for each row."""
+
+    columns: Mapping[str, Sequence[Any]]
+    pieces: Mapping[int, str] = field(factory=dict)
+    """Text of a token id on its own."""
+
+
+class TokenFiles:
+    """The files of a run, one for each step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._pieces: dict[int, str] = {}
+
+    def path(self, step: int) -> Path:
+        """The file of a step, which may not be there."""
+        return self.folder / f"step_{step:06}.arrow"
+
+    def write(
+        self,
+        step: int,
+        kept: Sequence[KeptGroup],
+        computed: Mapping[str, np.ndarray],
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
+        """Write the file of a step. `computed` has (B, L) arrays of the whole batch; `decode` turns ids into text.
+
+        The file takes its name when it is whole. Raises OSError if it cannot be written.
+        """
+        import pyarrow as pa
+
+        batches = [_batch(each, computed) for each in kept]
+        if not batches:
+            return
+        metadata = {"skyrl.version": str(VERSION), "skyrl.pieces": json.dumps(self._pieces_of(batches, decode))}
+        schema = batches[0].schema.with_metadata(metadata)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        scratch = self.path(step).with_suffix(".tmp")
+        with (
+            scratch.open("wb") as file,
+            pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer,
+        ):
+            for batch in batches:
+                writer.write_batch(batch)
+        scratch.replace(self.path(step))
+
+    def read(self, step: int, group: int) -> TokenTable | None:
+        """The rows of the n-th kept group of a step, from 0; None if there are none. Raises `DataError`."""
+        import pyarrow as pa
+
+        path = self.path(step)
+        try:
+            with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+                metadata = reader.schema.metadata or {}
+                if metadata.get(b"skyrl.version") != str(VERSION).encode():
+                    raise DataError(f"{path} is not of the form that this version reads")
+                if not 0 <= group < reader.num_record_batches:
+                    return None
+                pieces = json.loads(metadata[b"skyrl.pieces"])
+                return TokenTable(
+                    columns=reader.get_batch(group).to_pydict(), pieces={int(key): text for key, text in pieces.items()}
+                )
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            raise DataError(f"{path} cannot be read: {error}") from error
+
+    def forget_after(self, step: int) -> None:
+        """Drop the files of later steps, which will be written again, and what a kill left half written."""
+        for path in self.folder.glob("step_*"):
+            number = path.stem.removeprefix("step_")
+            if path.suffix == ".tmp" or (number.isdecimal() and int(number) > step):
+                path.unlink()
+
+    def _pieces_of(self, batches: Sequence[pa.RecordBatch], decode: Callable[[Sequence[int]], str]) -> dict[int, str]:
+        """Text of every token id in the batches, each decoded once in a run."""
+        columns = (batch.column(name) for batch in batches for name in ("prompt_ids", "response_ids"))
+        ids = np.unique(np.concatenate([column.values.to_numpy() for column in columns])).tolist()
+        self._pieces |= {each: _piece(each, decode) for each in ids if each not in self._pieces}
+        return {each: self._pieces[each] for each in ids}
+
+
+def _piece(token: int, decode: Callable[[Sequence[int]], str]) -> str:
+    """Text of a token after another one: some tokenizers drop the space that a text begins with."""
+    alone = decode([token])
+    twice = decode([token, token])
+    return twice.removeprefix(alone) if twice.startswith(alone) else alone
+
+
+def _batch(kept: KeptGroup, computed: Mapping[str, np.ndarray]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    rows = [(one, turn, row) for one in kept.trajectories for turn, row in enumerate(one.steps)]
+    steps = [row for *_, row in rows]
+    columns: dict[str, pa.Array] = {
+        "prompt_id": pa.array([kept.group.prompt.id] * len(rows)),
+        "sample": pa.array([one.sample_index for one, *_ in rows], pa.int32()),
+        "turn": pa.array([turn for _, turn, _ in rows], pa.int32()),
+        "prompt_ids": _lists([np.asarray(row.prompt_ids, np.int32) for row in steps]),
+        "response_ids": _lists([np.asarray(row.response_ids, np.int32) for row in steps]),
+        "loss_mask": _lists([np.asarray(row.loss_mask, np.bool_) for row in steps]),
+        "weight_versions": _lists([np.asarray(row.weight_versions, np.int32) for row in steps]),
+        "rollout_logprobs": _lists([np.asarray(row.rollout_logprobs, np.float32) for row in steps]),
+    }
+    for name in COMPUTED:
+        if name in computed:
+            columns[name] = _lists(
+                [_answer(computed[name], kept.first_row + number, row) for number, row in enumerate(steps)]
+            )
+    return pa.record_batch(columns)
+
+
+def _answer(values: np.ndarray, number: int, row: TokenRow) -> np.ndarray:
+    """The part of a batch's row that is the answer; values of what the environment put there included."""
+    first = len(row.prompt_ids)
+    return values[number, first : first + len(row.response_ids)].astype(np.float32)
+
+
+def _lists(values: Sequence[np.ndarray]) -> pa.Array:
+    """A list array of these entries."""
+    import pyarrow as pa
+
+    offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(values)))
