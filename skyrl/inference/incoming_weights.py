@@ -18,7 +18,8 @@ from typing import Any, Protocol
 import attrs
 import torch
 import xxhash
-from attrs import frozen
+from attrs import field, frozen
+from attrs.validators import instance_of
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -72,7 +73,7 @@ class Shared:
 class Folder:
     """Weights in safetensors files of a folder that learner and engine share."""
 
-    path: str
+    path: str = field(validator=instance_of(str))
     weights: tuple[WeightInfo, ...]
 
     def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
@@ -81,11 +82,11 @@ class Folder:
     def _read(self) -> Iterator[tuple[str, Tensor, str]]:
         try:
             for index in sorted(Path(self.path).glob("*.json")):
-                digests = json.loads(index.read_text(encoding="utf-8"))
+                digests = _digests(index.read_bytes())
                 with safe_open(index.with_suffix(".safetensors"), framework="pt") as file:
                     for name, digest in digests.items():
                         yield name, file.get_tensor(name), digest
-        except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        except (OSError, SafetensorError) as error:
             raise WeightSyncError(f"the weights in {self.path} cannot be read: {error}") from error
 
 
@@ -105,7 +106,7 @@ class Broadcast:
 
     def _receive(self, group: Channel) -> Iterator[tuple[str, Tensor, str]]:
         infos = {info.name: info for info in self.weights}
-        while header := json.loads(bytes(group.receive_bytes())):
+        while header := _digests(group.receive_bytes().numpy().tobytes()):
             payload = group.receive_bytes()
             start = 0
             for name, digest in header.items():
@@ -114,6 +115,8 @@ class Broadcast:
                 info = infos[name]
                 dtype = getattr(torch, info.dtype)
                 size = torch.Size(info.shape).numel() * dtype.itemsize
+                if start + size > len(payload):
+                    raise WeightSyncError(f"{name} has {size} bytes, and {max(0, len(payload) - start)} came")
                 yield name, payload[start : start + size].view(dtype).reshape(info.shape), digest
                 start += size
 
@@ -125,7 +128,7 @@ class Native:
     group: TransferGroup
     """The group in which learner and workers agree on what comes next, with the rank of this engine's first worker."""
 
-    backend: str
+    backend: str = field(validator=instance_of(str))
     """`nccl`, `ipc`, or another name that is registered with vLLM's `WeightTransferEngineFactory`."""
 
     weights: tuple[WeightInfo, ...]
@@ -150,14 +153,38 @@ def as_plain(incoming: RemoteWeights) -> dict[str, Any]:
 
 
 def from_plain(plain: Mapping[str, Any]) -> RemoteWeights:
-    """The set of weights that `as_plain` described."""
-    infos = tuple(WeightInfo(**{**info, "shape": tuple(info["shape"])}) for info in plain["weights"])
-    if plain["kind"] == "folder":
-        return Folder(path=plain["path"], weights=infos)
-    group = TransferGroup(**plain["group"])
-    if plain["kind"] == "native":
-        return Native(group=group, backend=plain["backend"], weights=infos)
-    return Broadcast(group=group, weights=infos)
+    """The set of weights that `as_plain` described. Raises `WeightSyncError` for anything else."""
+    try:
+        members = {name: value for name, value in plain.items() if name != "kind"}
+        members["weights"] = tuple(_info(**info) for info in plain["weights"])
+        if "group" in members:
+            members["group"] = TransferGroup(**plain["group"])
+        return _KINDS[plain["kind"]](**members)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise WeightSyncError(
+            f"new weights were announced in a form that is not skyrl's ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _info(name: object, shape: Sequence[object], dtype: object) -> WeightInfo:
+    """The description of a weight as it came. Raises `TypeError` or `ValueError`."""
+    sizes = tuple(size for size in shape if type(size) is int and size >= 0)
+    if not isinstance(name, str) or len(sizes) != len(shape):
+        raise ValueError(f"no name and shape: {name!r}, {shape!r}")
+    if not isinstance(dtype, str) or not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise ValueError(f"{dtype!r} is not a type of torch's")
+    return WeightInfo(name=name, shape=sizes, dtype=dtype)
+
+
+def _digests(message: bytes) -> dict[str, str]:
+    """Digests by name of the weights that come next, as a sender writes them. Raises `WeightSyncError`."""
+    try:
+        digests = json.loads(message)
+    except (ValueError, RecursionError) as error:
+        raise WeightSyncError(f"the digests of weights did not arrive as they were sent: {error}") from error
+    if not isinstance(digests, dict) or not all(isinstance(each, str) for each in digests.values()):
+        raise WeightSyncError("the digests of weights did not arrive as they were sent: they are not a table of texts")
+    return digests
 
 
 def for_worker(incoming: IncomingWeights, worker: int) -> IncomingWeights:

@@ -17,7 +17,8 @@ from typing import Any
 
 import attrs
 import torch
-from attrs import frozen
+from attrs import field, frozen
+from attrs.validators import instance_of
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore
 
@@ -41,16 +42,16 @@ for a key occupies its connection."""
 class TransferGroup:
     """One member's view of a group: where the members find each other, and this member's rank."""
 
-    host: str
-    port: int
+    host: str = field(validator=instance_of(str))
+    port: int = field(validator=instance_of(int))
     """Port of the driver's `TCPStore`."""
 
-    name: str
+    name: str = field(validator=instance_of(str))
     """No two meetings of a run have the same name."""
 
-    rank: int
-    size: int
-    timeout: float
+    rank: int = field(validator=instance_of(int))
+    size: int = field(validator=instance_of(int))
+    timeout: float = field(validator=instance_of((float, int)))
     """Seconds that a member waits for the others: for all to come, and for each message."""
 
     @contextmanager

@@ -27,6 +27,7 @@ from skyrl.envs.retriever import retriever_app
 from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
 from skyrl.envs.service import listen, server_of
 from skyrl.errors import DataError, ProcessError, UserError
+from tests.processes.clusters import soon
 
 CORPUS: tuple[Document, ...] = (
     {"id": "a", "contents": "Paris is the capital of France"},
@@ -164,6 +165,38 @@ def test_a_client_is_waited_for_between_the_head_and_the_answer(monkeypatch: pyt
             assert idle.recv(1) == b""  # a head's deadline has passed since the request began
         began.set()
         assert answer.result() == (200, {"result": [[]]})
+
+
+def test_connections_beyond_the_bound_are_answered_503_and_served_once_others_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searching, over = Event(), Event()
+    found = SearchIndex.search
+
+    def slow_search(index: SearchIndex, query: str, topk: int) -> Any:
+        searching.set()
+        assert over.wait(60)
+        return found(index, query, topk)
+
+    monkeypatch.setattr(SearchIndex, "search", slow_search)
+    monkeypatch.setattr(service, "MOST_CONNECTIONS", 2)
+    with retriever() as url, ThreadPoolExecutor() as threads:
+        first = threads.submit(post, url, {"query": "Tiber", "topk": 1})
+        assert searching.wait(60)
+        refused = urllib.request.Request(url, b'{"query": "Rome"}')
+        with pytest.raises(urllib.error.HTTPError, match="503: Service Unavailable") as refusal:
+            urllib.request.urlopen(refused, timeout=30)
+        refusal.value.close()
+        over.set()
+        assert first.result()[0] == 200
+        assert soon(lambda: post_status(url) == 200)  # once the server has noticed that the first has hung up
+
+
+def post_status(url: str) -> int:
+    try:
+        return post(url, {"query": "Rome"})[0]
+    except json.JSONDecodeError:  # a 503 is text
+        return 503
 
 
 def test_with_a_token_only_those_who_have_it_are_answered() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.nano_run import as_words, metrics, overrides, train
 
-STEPS = {"trainer__max_training_steps": 2, "trainer__deterministic": True}
+STEPS: dict[str, Any] = {"trainer__max_training_steps": 2, "trainer__deterministic": True}
 
 
 def test_a_run_on_local_files_looks_up_no_name_and_connects_to_nobody(
@@ -67,6 +67,15 @@ def test_no_process_of_a_command_on_local_files_connects_to_anybody(command: str
     words = as_words(overrides(nano, out, **STEPS))
     subprocess.run([sys.executable, "-m", "skyrl.cli", command, *words], env=environ, check=True, cwd=out)
     assert not attempts.exists() or attempts.read_text(encoding="utf-8") == ""
+
+
+def test_a_run_is_the_same_with_any_number_of_workers(nano: Path, tmp_path: Path) -> None:
+    found = []
+    for workers in (1, 8):
+        out = tmp_path / str(workers)
+        train(nano, out, **STEPS, environment__skyrl_gym__max_env_workers=workers)
+        found.append((metrics(out), (out / "run" / "model" / "model.safetensors").read_bytes()))
+    assert found[0] == found[1]
 
 
 @pytest.mark.long
