@@ -13,9 +13,10 @@ Plan = Mapping[str, Any]
 def table(plan: Plan) -> str:
     """The plan for people: one line for the whole, then who sits where, then who does what in one training step."""
     slot = "gpus" if plan["device"] == "cuda" else "slots"
-    placements = [["process", "ranks", "where"], *_seats(plan, slot)]
+    placements = _columns([["process", "ranks", "where"], *_seats(plan, slot)])
     work = [["model", "ranks", "data parallel", "one training step of each rank"], *map(_work, plan["models"])]
-    return "\n".join([*_heading(plan), "", *_columns(placements), "", *_columns(work), *_engines(plan)])
+    seats = [] if plan["executor"] == "in_process" else [*placements, ""]
+    return "\n".join([*_heading(plan), "", *seats, *_columns(work), *_engines(plan)])
 
 
 def _heading(plan: Plan) -> list[str]:

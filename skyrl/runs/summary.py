@@ -24,9 +24,15 @@ def summary(run: SkyRLTrainConfig, folder: RunFolder) -> Iterator[str]:
     )
     for name, path in places:
         if path.exists() and (name != "checkpoints" or any(path.glob("global_step_*"))):
-            yield f"  {name:<14} {path}"
+            yield f"  {name:<14} {_from_here(path)}"
     yield from _scores(folder)
     yield from _losses(folder)
+
+
+def _from_here(path: Path) -> Path:
+    """The path as seen from the working directory, where it lies inside it, and the whole path elsewhere."""
+    whole, here = path.absolute(), Path.cwd()
+    return whole.relative_to(here) if whole.is_relative_to(here) else whole
 
 
 def _losses(folder: RunFolder) -> Iterator[str]:

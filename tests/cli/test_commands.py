@@ -57,7 +57,7 @@ def test_a_run_ends_with_where_everything_is_and_what_it_achieved(run_toml: Path
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[-1].startswith("accuracy before 0.") and " after 0." in lines[-1]
-    assert any("trained model" in line for line in lines)
+    assert {"  trained model  run/model", "  checkpoints    checkpoints"} < {*lines}
     assert "step 2/2  reward 0." in done.stderr
     assert "accelerator" not in done.stdout + done.stderr
     again = skyrl("run", "run.toml", cwd=tmp_path)

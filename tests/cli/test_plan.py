@@ -189,7 +189,7 @@ def test_a_machine_that_is_too_small_is_told() -> None:
 
 def test_the_command_prints_the_table_or_json() -> None:
     said = CliRunner().invoke(plan, RUN, catch_exceptions=False)
-    assert said.output.startswith("Everything runs in the process of the command.\n")
+    assert said.output.startswith("Everything runs in the process of the command.\n\nmodel ")  # and sits nowhere else
     data = json.loads(CliRunner().invoke(plan, [*RUN, "--json"], catch_exceptions=False).output)
     assert (data["executor"], data["actors"], data["batch"]["samples"]) == ("in_process", 0, 5120)
 
