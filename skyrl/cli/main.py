@@ -33,6 +33,7 @@ from skyrl.cli.serve_retriever import serve_retriever
 from skyrl.cli.serve_reward import serve_reward
 from skyrl.cli.simulate import simulate
 from skyrl.cli.templates import templates
+from skyrl.cli.view import view
 from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, SkyRLError, Stopped
 from skyrl.processes.progress import Progress
 from skyrl.processes.redaction import RedactedStream
@@ -119,6 +120,7 @@ def completion(shell: str) -> None:
 
 cli.add_command(ckpt)
 cli.add_command(plan)
+cli.add_command(view)
 cli.add_command(serve_retriever)
 cli.add_command(simulate)
 cli.add_command(serve_reward)

@@ -1,0 +1,55 @@
+"""`skyrl view`: the samples of a run in a browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from skyrl.errors import UserError
+
+_HOST = "127.0.0.1"
+
+
+@click.command()
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--port", default=8008, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
+@click.option("--index", type=click.Path(dir_okay=False, path_type=Path), help="Index file [default: in RUN].")
+def view(run: Path, port: int, index: Path | None) -> None:
+    """Browse the samples of RUN in a browser, while the run continues or later.
+
+    RUN is the folder of a run. The page is served to this machine alone, and changes nothing. An index of the samples
+    is kept in RUN/trajectories.index, and may be deleted.
+    """
+    missing = [name for name in ("starlette", "uvicorn", "jinja2", "pyarrow") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"view needs {', '.join(missing)}: pip install 'skyrl[view]'")
+    samples = run / "trajectories.jsonl"
+    if not samples.is_file():
+        raise UserError(f"{run} holds no trajectories.jsonl: a run that samples writes it with its first step")
+    from skyrl.envs.service import listen, serve
+    from skyrl.tracking.token_file import FOLDER, TokenFiles
+    from skyrl.viewer.pages import Pages
+    from skyrl.viewer.sample_index import SampleIndex
+    from skyrl.viewer.server import IndexKeeper, view_app
+
+    with ExitStack() as held:
+        bound = held.enter_context(listen(_HOST, port, None, ""))
+        found = SampleIndex(samples, index or _index_file(run, held))
+        keeper = IndexKeeper(found)
+        found.update()  # the first page has something to show
+        keeper.start()
+        held.callback(keeper.close)
+        click.echo(f"{run} at http://{_HOST}:{bound.getsockname()[1]}/ (Ctrl-C ends it)")
+        serve(view_app(Pages(run.absolute(), found, TokenFiles(run / FOLDER)), found, keeper), bound)
+    click.echo("The view has been closed.")
+
+
+def _index_file(run: Path, held: ExitStack) -> Path:
+    """In the run's folder, or where nobody may write there in a folder that goes when the command ends."""
+    folder = run if os.access(run, os.W_OK) else Path(held.enter_context(tempfile.TemporaryDirectory()))
+    return folder / "trajectories.index"

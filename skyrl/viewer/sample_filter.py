@@ -1,0 +1,111 @@
+"""Which samples a list shows, and in which order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import asdict, frozen
+
+ORDERS: Mapping[str, str] = {
+    "newest": "step DESC, id",
+    "oldest": "id",
+    "highest reward": "reward DESC, id",
+    "lowest reward": "reward IS NULL, reward, id",
+    "longest": "length DESC, id",
+    "shortest": "length, id",
+}
+"""Orders by the name that a page shows, as SQL."""
+
+_WORDS = re.compile(r'"([^"]*)"|(\S+)')
+
+
+@frozen(kw_only=True)
+class SampleFilter:
+    """Every condition has to hold; None and an empty text are no condition."""
+
+    words: str = ""
+    """Words that all have to be in prompt, answer or failure, in any order; `"a phrase"` has to be as it is. A word may
+    be longer than what is written."""
+
+    step: int | None = None
+    source: str = ""
+    prompt: str = ""
+    stop: str = ""
+    failed: bool | None = None
+    """A failure of the environment, or a sample that it did not judge."""
+
+    least_reward: float | None = None
+    most_reward: float | None = None
+    least_length: int | None = None
+    most_length: int | None = None
+    order: str = "newest"
+
+    def condition(self) -> tuple[str, tuple[Any, ...]]:
+        """An SQL condition and its values."""
+        checks: tuple[tuple[str, Any], ...] = (
+            ("step = ?", self.step),
+            ("source = ?", self.source or None),
+            ("prompt_id = ?", self.prompt or None),
+            ("stop_reason = ?", self.stop or None),
+            ("failed = ?", self.failed),
+            ("reward >= ?", self.least_reward),
+            ("reward <= ?", self.most_reward),
+            ("length >= ?", self.least_length),
+            ("length <= ?", self.most_length),
+            ("id IN (SELECT rowid FROM words WHERE words MATCH ?)", match_of(self.words) or None),
+        )
+        wanted = [(check, value) for check, value in checks if value is not None]
+        return " AND ".join(check for check, _ in wanted) or "1", tuple(value for _, value in wanted)
+
+    def sorting(self) -> str:
+        """The SQL of the order."""
+        return ORDERS[self.order]
+
+    def query(self) -> dict[str, str]:
+        """The conditions as the parameters of an address."""
+        given = {name: value for name, value in asdict(self).items() if value not in (None, "")}
+        return {name: str(int(value)) if isinstance(value, bool) else str(value) for name, value in given.items()}
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> SampleFilter:
+        """The filter of an address. Raises `ValueError` with a sentence for who typed it."""
+        order = query.get("order", "newest")
+        if order not in ORDERS:
+            raise ValueError(f"order is one of {', '.join(ORDERS)}")
+        return cls(
+            words=query.get("words", "")[:1000],
+            step=_whole(query, "step"),
+            source=query.get("source", ""),
+            prompt=query.get("prompt", ""),
+            stop=query.get("stop", ""),
+            least_reward=_number(query, "least_reward"),
+            most_reward=_number(query, "most_reward"),
+            least_length=_whole(query, "least_length"),
+            most_length=_whole(query, "most_length"),
+            failed={"0": False, "1": True}.get(query.get("failed", "")),
+            order=order,
+        )
+
+
+def match_of(words: str) -> str:
+    """The query of FTS5 for what a person typed: every word quoted, so that none of them is an operator."""
+    terms = [(phrase or word, bool(word)) for phrase, word in _WORDS.findall(words)]
+    quoted = ['"' + text.replace('"', '""') + '"' + ("*" if is_word else "") for text, is_word in terms]
+    return " ".join(term for term, (text, _) in zip(quoted, terms, strict=True) if any(map(str.isalnum, text)))
+
+
+def _number(query: Mapping[str, str], name: str) -> float | None:
+    text = query.get(name, "")
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise ValueError(f"{name} is a number") from None
+
+
+def _whole(query: Mapping[str, str], name: str) -> int | None:
+    text = query.get(name, "")
+    if text and not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise ValueError(f"{name} is a whole number from 0")
+    return int(text) if text else None

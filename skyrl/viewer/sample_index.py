@@ -1,0 +1,216 @@
+"""An index of `trajectories.jsonl`, built beside it and kept up while the run writes more.
+
+`RUN/trajectories.index` is an SQLite database: where each line lies in the file, the columns that a list is filtered
+and sorted by, and an FTS5 index of the words. Texts stay in the JSON lines. The file may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from hashlib import blake2b
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from skyrl.errors import DataError
+from skyrl.viewer.sample_filter import SampleFilter
+
+VERSION = 1
+"""Version of the tables. An index of another one is built anew."""
+
+_TABLES = """
+CREATE TABLE samples (
+    id INTEGER PRIMARY KEY, offset INTEGER, size INTEGER, step INTEGER, grp INTEGER, prompt_id TEXT, sample INTEGER,
+    source TEXT, reward REAL, length INTEGER, stop_reason TEXT, failed INTEGER, excerpt TEXT
+);
+CREATE INDEX by_step ON samples (step, prompt_id, grp);
+CREATE INDEX by_prompt ON samples (prompt_id, step);
+CREATE INDEX by_reward ON samples (reward);
+CREATE INDEX by_length ON samples (length);
+CREATE INDEX by_source ON samples (source);
+CREATE VIRTUAL TABLE words USING fts5 (text, content='');
+CREATE TABLE state (inode INTEGER, position INTEGER, last_offset INTEGER, last_digest BLOB);
+INSERT INTO state VALUES (0, 0, 0, x'');
+"""
+_EXCERPT = 160
+
+
+class SampleIndex:
+    """The index of one file of samples. `update` is for one thread at a time; the rest may run beside it."""
+
+    def __init__(self, samples: Path, index: Path) -> None:
+        """`index` is made if it is not there. Raises `DataError` if it cannot be."""
+        self.samples, self._path = samples, index
+        try:
+            self._prepare()
+        except sqlite3.Error as error:
+            raise DataError(f"the index {index} cannot be made: {error}; see --index") from error
+
+    def update(self, most: int = 500) -> int:
+        """Index at most so many lines more; how many there were. 0: the index has all complete lines."""
+        with self._connected() as connection:
+            inode, position, last_offset, last_digest = connection.execute("SELECT * FROM state").fetchone()
+            try:
+                lines = self.samples.open("rb")
+            except FileNotFoundError:  # the run is about to begin
+                return 0
+            with lines:
+                if _was_replaced(lines, inode, position, last_offset, last_digest):
+                    self._empty(connection)
+                    position = 0
+                found = list(_complete_lines(lines, position, most))
+                if found:
+                    self._add(connection, found)
+                    offset, line = found[-1]
+                    state = (os.fstat(lines.fileno()).st_ino, offset + len(line), offset, _digest(line))
+                    connection.execute("UPDATE state SET inode=?, position=?, last_offset=?, last_digest=?", state)
+                connection.commit()
+        return len(found)
+
+    def count(self, wanted: SampleFilter) -> int:
+        """Samples that fit."""
+        where, values = wanted.condition()
+        with self._connected() as connection:
+            (found,) = connection.execute(f"SELECT count(*) FROM samples WHERE {where}", values).fetchone()
+        return int(found)
+
+    def rows(self, wanted: SampleFilter, *, first: int = 0, most: int = 50) -> list[dict[str, Any]]:
+        """Columns of the samples that fit, in the filter's order, from the `first`."""
+        where, values = wanted.condition()
+        query = f"SELECT * FROM samples WHERE {where} ORDER BY {wanted.sorting()} LIMIT ? OFFSET ?"
+        with self._connected() as connection:
+            return [dict(row) for row in connection.execute(query, (*values, most, first))]
+
+    def choices(self) -> dict[str, list[Any]]:
+        """Values that filters can be set to: sources, and the first and last step."""
+        with self._connected() as connection:
+            sources = connection.execute("SELECT DISTINCT source FROM samples ORDER BY source LIMIT 200")
+            steps = connection.execute("SELECT min(step), max(step) FROM samples").fetchone()
+            return {"sources": [source for (source,) in sources], "steps": list(steps)}
+
+    def neighbours(self, number: int) -> tuple[int | None, int | None]:
+        """Numbers of the samples before and after one, in the order of the file."""
+        query = "SELECT (SELECT max(id) FROM samples WHERE id < ?), (SELECT min(id) FROM samples WHERE id > ?)"
+        with self._connected() as connection:
+            before, after = connection.execute(query, (number, number)).fetchone()
+        return before, after
+
+    def group_of(self, number: int) -> list[dict[str, Any]]:
+        """Columns of all samples that answer the same prompt in the same step as this one, itself included."""
+        query = """SELECT other.* FROM samples AS one JOIN samples AS other
+            ON other.step = one.step AND other.prompt_id = one.prompt_id AND other.grp = one.grp
+            WHERE one.id = ? ORDER BY other.id LIMIT 256"""
+        with self._connected() as connection:
+            return [dict(row) for row in connection.execute(query, (number,))]
+
+    def record(self, number: int) -> dict[str, Any] | None:
+        """The line of a sample; None if there is no such sample, or the run has cut its file meanwhile."""
+        with self._connected() as connection:
+            row = connection.execute("SELECT * FROM samples WHERE id = ?", (number,)).fetchone()
+        if row is None:
+            return None
+        with self.samples.open("rb") as lines:
+            lines.seek(row["offset"])
+            line = lines.read(row["size"])
+        try:
+            record: dict[str, Any] = json.loads(line)
+        except ValueError:
+            return None
+        return record if record.get("step") == row["step"] and record.get("prompt_id") == row["prompt_id"] else None
+
+    def _prepare(self) -> None:
+        """An index of another version, and a damaged one, is made anew."""
+        try:
+            with self._connected() as connection:
+                if connection.execute("PRAGMA user_version").fetchone()[0] == VERSION:
+                    return
+        except sqlite3.DatabaseError:
+            pass  # it is no database
+        for name in ("", "-journal"):
+            self._path.with_name(self._path.name + name).unlink(missing_ok=True)
+        with self._connected() as connection:
+            connection.executescript(_TABLES + f"PRAGMA user_version = {VERSION};")
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self._path, timeout=30)) as connection:
+            connection.row_factory = sqlite3.Row
+            for pragma in ("trusted_schema = OFF", "synchronous = OFF", "cache_size = -16000"):
+                connection.execute(f"PRAGMA {pragma}")
+            yield connection
+
+    def _empty(self, connection: sqlite3.Connection) -> None:
+        connection.execute("DELETE FROM samples")
+        connection.execute("INSERT INTO words (words) VALUES ('delete-all')")
+
+    def _add(self, connection: sqlite3.Connection, lines: list[tuple[int, bytes]]) -> None:
+        """One line's columns and words after the other; what is no record of a sample is passed over."""
+        for offset, line in lines:
+            record = _parsed(line)
+            if record is not None:
+                columns = {"offset": offset, "size": len(line), **_columns(record)}
+                names, marks = ", ".join(columns), ", ".join("?" * len(columns))
+                added = connection.execute(f"INSERT INTO samples ({names}) VALUES ({marks})", tuple(columns.values()))
+                connection.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (added.lastrowid, _text(record)))
+
+
+def _was_replaced(lines: Any, inode: int, position: int, last_offset: int, last_digest: bytes) -> bool:
+    """A run that resumes cuts its file back, and writes other lines after the cut."""
+    status = os.fstat(lines.fileno())
+    if position == 0:
+        return False
+    lines.seek(last_offset)
+    return status.st_ino != inode or _digest(lines.read(position - last_offset)) != last_digest
+
+
+def _complete_lines(lines: Any, position: int, most: int) -> Iterator[tuple[int, bytes]]:
+    """Offset and bytes of the next lines; one that is still being written is left for later."""
+    lines.seek(position)
+    for _ in range(most):
+        line = lines.readline()
+        if not line.endswith(b"\n"):
+            return
+        yield position, line
+        position += len(line)
+
+
+def _digest(line: bytes) -> bytes:
+    return blake2b(line, digest_size=16).digest()
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+
+
+def _columns(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of a line; earlier releases wrote no `group` and no `source`."""
+    reward = record.get("reward")
+    known = isinstance(reward, (int, float)) and isfinite(reward)
+    rows = [*record.get("earlier", ()), record]
+    return {
+        "step": record["step"],
+        "grp": record.get("group", -1),
+        "prompt_id": str(record.get("prompt_id")),
+        "sample": record.get("sample", 0),
+        "source": str(record.get("source", "default")),
+        "reward": reward if known else None,
+        "length": sum(len(row.get("response_ids", ())) for row in rows),
+        "stop_reason": str(record.get("stop_reason", "")),
+        "failed": int(bool(record.get("failures") or record.get("skipped"))),
+        "excerpt": " ".join(str(record.get("response", ""))[: 2 * _EXCERPT].split())[:_EXCERPT],
+    }
+
+
+def _text(record: Mapping[str, Any]) -> str:
+    """Everything of a sample that a person may look for."""
+    messages = [str(message.get("content", "")) for message in record.get("prompt", ())]
+    answers = [str(row.get("response", "")) for row in (*record.get("earlier", ()), record)]
+    return "\n".join((*messages, *answers, *map(str, record.get("failures", ())), str(record.get("skipped", ""))))

@@ -1,0 +1,126 @@
+"""The service of `skyrl view`: pages that only this machine's own browser can read, and that change nothing.
+
+A request has to name this machine as its host, so that no page of another site reaches the samples by a name that it
+points here. There is no route that writes; scripts and styles come from here alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from skyrl.viewer.pages import Pages
+from skyrl.viewer.sample_filter import SampleFilter
+from skyrl.viewer.sample_index import SampleIndex
+
+HOSTS = ("127.0.0.1", "localhost")
+"""Names of this machine that a request may have."""
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+PAUSE = 1.0
+"""Seconds between two looks at a file that has nothing new."""
+
+
+class IndexKeeper:
+    """Keeps an index up to date on a thread of its own, until it is closed."""
+
+    def __init__(self, index: SampleIndex) -> None:
+        self._index, self._closed = index, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="skyrl-index", daemon=True)
+        self.complete = False
+        """Were all lines indexed, when the file was last looked at?"""
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Return when the thread has ended."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self.complete = self._index.update() == 0
+            if self.complete:
+                self._closed.wait(PAUSE)
+
+
+class SafeHeaders:
+    """Puts `HEADERS` on every response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message["headers"], *own]
+            await send(message)
+
+        await self._app(scope, receive, sent)
+
+
+def view_app(pages: Pages, index: SampleIndex, keeper: IndexKeeper) -> Starlette:
+    """The service, for any ASGI server."""
+
+    async def samples(request: Request) -> Response:
+        return await _page(pages, lambda query: pages.samples(query), request)
+
+    async def sample(request: Request) -> Response:
+        number = request.path_params["number"]
+        return await _page(pages, lambda query: pages.sample(number, query), request)
+
+    async def group(request: Request) -> Response:
+        number = request.path_params["number"]
+        return await _page(pages, lambda query: pages.group(number), request)
+
+    async def prompt(request: Request) -> Response:
+        return await _page(pages, lambda query: pages.prompt(query.get("id", "")), request)
+
+    async def status(request: Request) -> Response:
+        count = await run_in_threadpool(index.count, SampleFilter())
+        return JSONResponse({"samples": count, "complete": keeper.complete})
+
+    routes = [
+        Route("/", samples, methods=["GET"]),
+        Route("/sample/{number:int}", sample, methods=["GET"]),
+        Route("/group/{number:int}", group, methods=["GET"]),
+        Route("/prompt", prompt, methods=["GET"]),
+        Route("/status", status, methods=["GET"]),
+        Mount("/static", StaticFiles(directory=Path(__file__).with_name("static"))),
+    ]
+    guards = [Middleware(SafeHeaders), Middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS), www_redirect=False)]
+    return Starlette(routes=routes, middleware=guards)
+
+
+async def _page(pages: Pages, make: Callable[[Mapping[str, str]], str | None], request: Request) -> Response:
+    try:
+        html: Any = await run_in_threadpool(make, request.query_params)
+    except ValueError as error:
+        return HTMLResponse(pages.mistake(str(error)), 400)
+    except OverflowError:
+        html = None
+    return HTMLResponse(html or pages.mistake("There is no such sample (any more)."), 200 if html else 404)

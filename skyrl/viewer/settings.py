@@ -1,0 +1,91 @@
+"""The configurations of runs as a report shows them: values with their origins, and where runs differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.errors import UserError
+
+FILE = "config.json"
+
+
+@frozen(kw_only=True)
+class Setting:
+    """One field of the configuration in every run."""
+
+    path: str
+    values: tuple[str, ...]
+    """The value in each run, as JSON."""
+
+    origins: tuple[str, ...]
+    """`derived`, `default`, or `written` for each run."""
+
+    @property
+    def differs(self) -> bool:
+        """Have the runs different values?"""
+        return len(set(self.values)) > 1
+
+    @property
+    def is_default(self) -> bool:
+        """Was it left as it is in every run?"""
+        return set(self.origins) == {"default"}
+
+
+def settings(folders: Sequence[Path]) -> list[Setting]:
+    """All fields of the runs in these folders, in the order of the tree. Raises `UserError` where one has none."""
+    stored = [_stored(folder) for folder in folders]
+    leaves = [dict(_leaves("", each["config"])) for each in stored]
+    derived = [set(each.get("derived", ())) for each in stored]
+    defaults = [_defaults(each["config"].get("kind", "rl")) for each in stored]
+    paths = dict.fromkeys(path for own in leaves for path in own)
+    return [
+        Setting(
+            path=path,
+            values=tuple(own.get(path, "") for own in leaves),
+            origins=tuple(
+                _origin(path, own, of_rules, default)
+                for own, of_rules, default in zip(leaves, derived, defaults, strict=True)
+            ),
+        )
+        for path in paths
+    ]
+
+
+def _origin(path: str, own: Mapping[str, str], derived: set[str], default: Mapping[str, str]) -> str:
+    if any(path == rule or path.startswith(f"{rule}.") for rule in derived):
+        return "derived"
+    if path not in own:
+        return "absent"
+    return "default" if own[path] == default.get(path) else "written"
+
+
+def _stored(folder: Path) -> Mapping[str, Any]:
+    try:
+        stored: Mapping[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        if isinstance(stored["config"], dict):
+            return stored
+    except OSError:
+        raise UserError(f"{folder} is not the folder of a run: it holds no {FILE}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / FILE} cannot be read: {error}") from error
+    raise UserError(f"{folder / FILE} holds no configuration")
+
+
+def _defaults(kind: str) -> Mapping[str, str]:
+    """The values that this version has without a file; none for a kind that it does not know."""
+    import cattrs
+
+    from skyrl.config.kinds import KINDS, root_of
+
+    return dict(_leaves("", cattrs.unstructure(root_of(kind)()))) if kind in KINDS else {}
+
+
+def _leaves(path: str, value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        return [leaf for name, each in value.items() for leaf in _leaves(f"{path}.{name}" if path else name, each)]
+    return [(path, json.dumps(value, ensure_ascii=False, default=str))]

@@ -1,0 +1,87 @@
+"""Numbers of a token as one of a few shades: names of classes in the style sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, exp, isfinite
+from typing import TypeGuard
+
+from attrs import frozen
+
+MODES = ("mask", "probability", "difference", "advantage", "version")
+"""What tokens can be coloured by."""
+
+STEPS = 4
+"""Shades on each side of 0."""
+
+
+@frozen(kw_only=True)
+class Token:
+    """One token of an answer; None where the run did not store or compute a number."""
+
+    text: str
+    id: int
+    sampled: bool
+    version: int | None = None
+    logprob: float | None = None
+    """Log-probability under the engine, in nats."""
+
+    learner: float | None = None
+    """Log-probability under the learner, before the update, in nats."""
+
+    advantage: float | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """Log-probability under the learner minus that under the engine, in nats."""
+        return None if self.learner is None or self.logprob is None else self.learner - self.logprob
+
+    @property
+    def title(self) -> str:
+        """All numbers, as a hint."""
+        if not self.sampled:
+            return f"id {self.id}, not sampled"
+        numbers = {
+            "log-probability": self.logprob,
+            "learner": self.learner,
+            "difference": self.difference,
+            "advantage": self.advantage,
+        }
+        known = [f"{name} {value:.4g}" for name, value in numbers.items() if value is not None]
+        return ", ".join([f"id {self.id}", *known, *([] if self.version is None else [f"weights {self.version}"])])
+
+
+def shades(tokens: Sequence[Token], mode: str) -> list[str]:
+    """A class for each token: `m` not sampled, `s` sampled, `u` unknown, `p0` to `p9` probability in tenths, `v0` to
+    `v5` for the weights, and for what has a sign `n4` to `n1`, `z` for 0, and `a1` to `a4`.
+
+    Differences are scaled to one nat, advantages to the largest of the tokens given.
+    """
+    largest = max((abs(each.advantage) for each in tokens if _known(each.advantage)), default=0.0)
+    versions = sorted({each.version for each in tokens if each.sampled and each.version is not None})
+    return [_shade(each, mode, largest, versions) for each in tokens]
+
+
+def _shade(token: Token, mode: str, largest: float, versions: Sequence[int]) -> str:
+    if not token.sampled:
+        return "m"
+    match mode:
+        case "probability" if _known(token.logprob):
+            return f"p{min(int(exp(min(token.logprob, 0.0)) * 10), 9)}"
+        case "difference" if _known(token.difference):
+            return signed(token.difference)
+        case "advantage" if _known(token.advantage):
+            return signed(token.advantage / largest if largest else 0.0)
+        case "version" if token.version is not None:
+            return f"v{versions.index(token.version) % 6}"
+    return "s" if mode == "mask" else "u"
+
+
+def signed(value: float) -> str:
+    """The shade of a number between -1 and 1; what lies beyond has the strongest."""
+    step = min(ceil(abs(value) * STEPS), STEPS)
+    return f"{'a' if value > 0 else 'n'}{step}" if step else "z"
+
+
+def _known(value: float | None) -> TypeGuard[float]:
+    return value is not None and isfinite(value)

@@ -1,0 +1,192 @@
+"""The pages of `skyrl view`, over HTTP: what they show, and what no page and no answer of a model can do there."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from skyrl.tracking.token_file import TokenFiles
+from skyrl.viewer.pages import Pages
+from skyrl.viewer.sample_index import SampleIndex
+from skyrl.viewer.server import IndexKeeper, view_app
+from tests.viewer_run import HOSTILE, group, write
+
+STORED = Path(__file__).parents[1] / "stored" / "0.1.0" / "run"
+
+
+def client_of(run: Path, index: Path) -> TestClient:
+    found = SampleIndex(run / "trajectories.jsonl", index)
+    while found.update():
+        pass
+    app = view_app(Pages(run, found, TokenFiles(run / "tokens")), found, IndexKeeper(found))
+    return TestClient(app, base_url="http://127.0.0.1:8008")
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """Two steps with the same prompt; an answer of the second is hostile, as are its prompt and its source."""
+    folder = tmp_path_factory.mktemp("seen")
+    write(
+        folder,
+        [
+            [group(1, 0, ["abc~~d", "x"])],
+            [group(2, 0, ["abc", "failure"]), group(2, 1, [HOSTILE], source=HOSTILE, prompt=HOSTILE)],
+        ],
+    )
+    with client_of(folder, folder / "index") as client:
+        yield client
+
+
+class Elements(HTMLParser):
+    """Every element of a page, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def test_the_list_links_to_each_sample(client: TestClient) -> None:
+    page = Elements(client.get("/").text)
+    assert [link["href"] for link in page.of("a") if link.get("class") == "open"] == [
+        f"/sample/{number}" for number in (3, 4, 5, 1, 2)
+    ]
+
+
+def test_a_list_is_filtered_and_a_filter_that_cannot_be_is_answered_in_words(client: TestClient) -> None:
+    assert "/sample/4" in client.get("/?failed=1").text and "/sample/3" not in client.get("/?failed=1").text
+    wrong = client.get("/?step=x")
+    assert wrong.status_code == 400 and "step is a whole number" in wrong.text
+
+
+@pytest.mark.parametrize(
+    ("mode", "shades"),
+    [
+        ("mask", ["s", "s", "s", "m", "m", "s"]),
+        ("probability", ["p7", "p7", "p7", "m", "m", "p7"]),
+        ("difference", ["n1", "n1", "n1", "m", "m", "n1"]),
+        ("advantage", ["a4", "a4", "a4", "m", "m", "a4"]),
+        ("version", ["v0", "v0", "v0", "m", "m", "v0"]),
+    ],
+)
+def test_tokens_are_coloured_by(client: TestClient, mode: str, shades: list[str]) -> None:
+    """e^-0.25 is 0.78; the learner has -0.5, a quarter of a nat less."""
+    html = client.get(f"/sample/1?colour={mode}").text
+    tokens = Elements(re.sub(r'(?s)<p class="legend">.*?</p>', "", html)).of("span")
+    assert [(each["class"] or "").removeprefix("t ") for each in tokens] == shades
+    hint = "id 97, log-probability -0.25, learner -0.5, difference -0.25, advantage 1, weights 0"
+    assert tokens[0]["title"] == hint
+
+
+def test_an_answer_is_cut_where_the_environment_speaks(client: TestClient) -> None:
+    roles = re.findall(r"<h3>(.*?)</h3>", client.get("/sample/1").text)
+    assert roles == ["system", "user", "assistant", "environment", "assistant"]
+
+
+def test_the_samples_of_a_group_stand_beside_each_other_with_their_rewards_by_component(client: TestClient) -> None:
+    page = Elements(client.get("/group/2").text)
+    assert len(page.of("article")) == 2 and "abc~~d" in page.text
+    assert re.findall(r"<th>(.*?)</th>", client.get("/group/2").text)[1:4] == ["reward", "correct", "format"]
+
+
+def test_a_prompt_is_followed_over_the_steps(client: TestClient) -> None:
+    page = client.get("/prompt?id=0:0").text
+    assert re.findall(r"<h3>(.*?)</h3>", page) == ["step 1, mean reward 0.5", "step 2, mean reward 0.5"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/sample/5", "/sample/5?colour=version", "/group/5", "/prompt?id=0:1", "/?words=%3Cscript%3E"]
+)
+def test_an_answer_of_the_model_is_text_on_every_page(client: TestClient, path: str) -> None:
+    page = Elements(client.get(path).text)
+    assert [each.get("src") for each in page.of("script")] == ["/static/view.js"] and page.of("img") == []
+    assert [name for _, attributes in page.elements for name in attributes if name.startswith("on")] == []
+    if path != "/?words=%3Cscript%3E":
+        assert "document.title" in page.text
+
+
+def test_an_address_is_no_way_to_put_anything_on_a_page(client: TestClient) -> None:
+    query = {"words": HOSTILE, "prompt": HOSTILE, "source": HOSTILE, "stop": HOSTILE}
+    for path in ("/", "/prompt"):
+        page = Elements(client.get(path, params={**query, "id": HOSTILE}).text)
+        assert page.of("img") == [] and len(page.of("script")) == 1
+
+
+@pytest.mark.parametrize("path", ["/", "/sample/1", "/status", "/static/view.js", "/nowhere"])
+def test_nothing_but_the_scripts_of_this_service_may_run_in_any_response(client: TestClient, path: str) -> None:
+    headers = client.get(path).headers
+    policy = headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'") and "unsafe" not in policy
+    assert headers["x-content-type-options"] == "nosniff" and headers["x-frame-options"] == "DENY"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8008", "127.0.0.1.evil.example", "0.0.0.0:8008", ""])
+def test_a_request_for_another_host_is_refused(client: TestClient, host: str) -> None:
+    """A site whose name was pointed at this machine sends its own name."""
+    for path in ("/", "/sample/1", "/status", "/static/view.js"):
+        response = client.get(path, headers={"host": host})
+        assert response.status_code == 400 and "sample" not in response.text
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+def test_no_route_writes(client: TestClient, method: str) -> None:
+    for path in ("/", "/sample/1", "/group/1", "/prompt", "/status", "/static/view.js"):
+        assert client.request(method, path).status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/sample/99", "/group/99", "/sample/99999999999999999999999", "/static/../server.py"])
+def test_what_is_not_there_is_not_found(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+def test_a_run_of_an_earlier_release_is_shown_without_tokens(tmp_path: Path) -> None:
+    with client_of(STORED, tmp_path / "index") as client:
+        page = Elements(client.get("/sample/1").text)
+    assert "a version that stored no tokens" in page.text and "h" in page.text
+
+
+def test_tokens_of_another_attempt_at_the_step_are_not_shown_for_a_sample(tmp_path: Path) -> None:
+    write(tmp_path, [[group(1, 0, ["first"])]])
+    write(tmp_path, [[group(1, 0, ["again"])]])
+    with client_of(tmp_path, tmp_path / "index") as client:
+        assert "sampled again since" in client.get("/sample/1").text
+        assert "sampled again since" not in client.get("/sample/2").text
+
+
+def test_long_answers_are_shown_in_parts(tmp_path: Path) -> None:
+    write(tmp_path, [[group(1, 0, ["a" * 4000 + "b" * 10])]])
+    with client_of(tmp_path, tmp_path / "index") as client:
+        first, rest = (Elements(client.get(f"/sample/1?colour=version&from={start}").text) for start in (0, 4000))
+    assert (len(first.of("span")), len(rest.of("span"))) == (4000, 10)
+
+
+def test_the_keeper_of_the_index_adds_lines_until_it_is_closed(tmp_path: Path) -> None:
+    write(tmp_path, [[group(1, 0, ["first"])]])
+    looked = threading.Semaphore(0)
+
+    class Watched(SampleIndex):
+        def update(self, most: int = 500) -> int:
+            looked.release()
+            return super().update(most)
+
+    keeper = IndexKeeper(Watched(tmp_path / "trajectories.jsonl", tmp_path / "index"))
+    keeper.start()
+    assert looked.acquire(timeout=60) and looked.acquire(timeout=60)
+    keeper.close()
+    assert keeper.complete

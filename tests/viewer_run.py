@@ -1,0 +1,68 @@
+"""A run folder as `skyrl run` leaves one, written by the run's own writer: for tests of what shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from skyrl.runs.run_folder import RunFolder
+from skyrl.tracking.recording import Computed
+from skyrl.trajectory import Failure, Prompt, Trajectory, TrajectoryGroup, TurnReward
+
+HOSTILE = """<script>document.title = "taken"</script><img src=x onerror="document.title='taken'">"</pre></span>'"""
+"""A text that runs in every page that does not escape it."""
+
+
+def group(
+    step: int, number: int, texts: Sequence[str], *, source: str = "letters", prompt: str = "sort this"
+) -> TrajectoryGroup:
+    """A group whose n-th sample answers with the n-th text, a token for each character, and has the reward n."""
+    name = f"0:{number}"
+    return TrajectoryGroup(
+        prompt=Prompt(
+            id=name,
+            messages=({"role": "system", "content": "Answer."}, {"role": "user", "content": prompt}),
+            token_ids=(1, 2),
+            env_class="e",
+            data_source=source,
+        ),
+        trajectories=tuple(_trajectory(name, step, sample, text) for sample, text in enumerate(texts)),
+    )
+
+
+def _trajectory(prompt: str, step: int, sample: int, text: str) -> Trajectory:
+    ids = tuple(map(ord, text))
+    given = tuple(0 if character == "~" else 1 for character in text)
+    return Trajectory(
+        prompt_id=prompt,
+        sample_index=sample,
+        prompt_ids=(1, 2),
+        response_ids=ids,
+        loss_mask=given,
+        rollout_logprobs=tuple(-0.25 * mask for mask in given),
+        weight_versions=(step - 1,) * len(ids),
+        rewards=(TurnReward(token=len(ids) - 1, reward=float(sample)),),
+        stop_reason="length" if sample else "stop",
+        components={"correct": float(sample), "format": 0.5},
+        failures=(Failure(kind="raised", reason="the judge was away"),) if text == "failure" else (),
+    )
+
+
+def decode(ids: Sequence[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+def write(folder: Path, steps: Sequence[Sequence[TrajectoryGroup]], *, most: int = -1, first: int = 1) -> RunFolder:
+    """Steps of a run, from the `first`. The learner gives each token -0.5, the engine -0.25; advantages are 1."""
+    run = RunFolder(folder)
+    sink = run.samples.sink(decode, most)
+    for step, groups in enumerate(steps, first):
+        sink.keep(step, groups)
+        rows = [one for each in groups for one in each.trajectories]
+        shape = len(rows), max(len(one.prompt_ids) + len(one.response_ids) for one in rows)
+        tensors = {"old_logprobs": torch.full(shape, -0.5), "advantages": torch.ones(shape)}
+        sink.write_computed(Computed(step=step, tensors=tensors, updates=(), weights={}))
+    run.samples.close()
+    return run
