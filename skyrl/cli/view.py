@@ -35,17 +35,17 @@ def view(run: Path, port: int, index: Path | None) -> None:
     from skyrl.tracking.token_file import FOLDER, TokenFiles
     from skyrl.viewer.pages import Pages
     from skyrl.viewer.sample_index import SampleIndex
-    from skyrl.viewer.server import IndexKeeper, view_app
+    from skyrl.viewer.server import IndexUpdater, view_app
 
     with ExitStack() as held:
         bound = held.enter_context(listen(_HOST, port, None, ""))
         found = SampleIndex(samples, index or _index_file(run, held))
-        keeper = IndexKeeper(found)
+        updater = IndexUpdater(found)
         found.update()  # the first page has something to show
-        keeper.start()
-        held.callback(keeper.close)
+        updater.start()
+        held.callback(updater.close)
         click.echo(f"{run} at http://{_HOST}:{bound.getsockname()[1]}/ (Ctrl-C ends it)")
-        serve(view_app(Pages(run.absolute(), found, TokenFiles(run / FOLDER)), found, keeper), bound)
+        serve(view_app(Pages(run.absolute(), found, TokenFiles(run / FOLDER)), found, updater), bound)
     click.echo("The view has been closed.")
 
 

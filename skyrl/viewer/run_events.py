@@ -1,4 +1,4 @@
-"""What happened in a run besides its steps: checkpoints, steps left out, failures, engines lost."""
+"""Events of a run besides its steps: checkpoints, alarms, steps left out, failures, engines lost."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from attrs import frozen
 from skyrl.checkpoint.names import step_of
 from skyrl.errors import SkyRLError
 from skyrl.runs.stored_runs import checkpoints_of
+from skyrl.tracking.jsonlines import JsonLines
 
 MOST = 500
 """Events of a report."""
@@ -27,7 +28,7 @@ class Event:
 
 def events(run: Path, records: Sequence[Mapping[str, Any]]) -> list[Event]:
     """Events of a run in the order of its steps, the first `MOST` of them."""
-    return sorted([*_checkpoints(run), *_of_metrics(records), *_engines(records)])[:MOST]
+    return sorted([*_checkpoints(run), *_of_metrics(records), *_engines(records), *_alarms(run)])[:MOST]
 
 
 _COUNTED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -46,6 +47,11 @@ def _of_metrics(records: Sequence[Mapping[str, Any]]) -> Iterator[Event]:
             value = line.get(name)
             if isinstance(value, (int, float)) and value > 0:
                 yield Event(step=line["step"], kind=kind, words=words(value))
+
+
+def _alarms(run: Path) -> Iterator[Event]:
+    for line in JsonLines(run / "alarms.jsonl").read():
+        yield Event(step=int(line["step"]), kind="alarm", words=f"{line.get('name')}: {line.get('reason')}")
 
 
 def _engines(records: Sequence[Mapping[str, Any]]) -> Iterator[Event]:

@@ -42,7 +42,7 @@ PAUSE = 1.0
 """Seconds between two looks at a file that has nothing new."""
 
 
-class IndexKeeper:
+class IndexUpdater:
     """Keeps an index up to date on a thread of its own, until it is closed."""
 
     def __init__(self, index: SampleIndex) -> None:
@@ -83,7 +83,7 @@ class SafeHeaders:
         await self._app(scope, receive, sent)
 
 
-def view_app(pages: Pages, index: SampleIndex, keeper: IndexKeeper) -> Starlette:
+def view_app(pages: Pages, index: SampleIndex, updater: IndexUpdater) -> Starlette:
     """The service, for any ASGI server."""
 
     async def samples(request: Request) -> Response:
@@ -102,7 +102,7 @@ def view_app(pages: Pages, index: SampleIndex, keeper: IndexKeeper) -> Starlette
 
     async def status(request: Request) -> Response:
         count = await run_in_threadpool(index.count, SampleFilter())
-        return JSONResponse({"samples": count, "complete": keeper.complete})
+        return JSONResponse({"samples": count, "complete": updater.complete})
 
     routes = [
         Route("/", samples, methods=["GET"]),

@@ -15,7 +15,7 @@ FILE = "config.json"
 
 
 @frozen(kw_only=True)
-class Setting:
+class FieldRow:
     """One field of the configuration in every run."""
 
     path: str
@@ -36,7 +36,7 @@ class Setting:
         return set(self.origins) == {"default"}
 
 
-def settings(folders: Sequence[Path]) -> list[Setting]:
+def settings(folders: Sequence[Path]) -> list[FieldRow]:
     """All fields of the runs in these folders, in the order of the tree. Raises `UserError` where one has none."""
     stored = [_stored(folder) for folder in folders]
     leaves = [dict(_leaves("", each["config"])) for each in stored]
@@ -44,7 +44,7 @@ def settings(folders: Sequence[Path]) -> list[Setting]:
     defaults = [_defaults(each["config"].get("kind", "rl")) for each in stored]
     paths = dict.fromkeys(path for own in leaves for path in own)
     return [
-        Setting(
+        FieldRow(
             path=path,
             values=tuple(own.get(path, "") for own in leaves),
             origins=tuple(

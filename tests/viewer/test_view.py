@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from skyrl.tracking.token_file import TokenFiles
 from skyrl.viewer.pages import Pages
 from skyrl.viewer.sample_index import SampleIndex
-from skyrl.viewer.server import IndexKeeper, view_app
+from skyrl.viewer.server import IndexUpdater, view_app
 from tests.viewer_run import HOSTILE, group, write
 
 STORED = Path(__file__).parents[1] / "stored" / "0.1.0" / "run"
@@ -24,7 +24,7 @@ def client_of(run: Path, index: Path) -> TestClient:
     found = SampleIndex(run / "trajectories.jsonl", index)
     while found.update():
         pass
-    app = view_app(Pages(run, found, TokenFiles(run / "tokens")), found, IndexKeeper(found))
+    app = view_app(Pages(run, found, TokenFiles(run / "tokens")), found, IndexUpdater(found))
     return TestClient(app, base_url="http://127.0.0.1:8008")
 
 
@@ -176,7 +176,7 @@ def test_long_answers_are_shown_in_parts(tmp_path: Path) -> None:
     assert (len(first.of("span")), len(rest.of("span"))) == (4000, 10)
 
 
-def test_the_keeper_of_the_index_adds_lines_until_it_is_closed(tmp_path: Path) -> None:
+def test_the_updater_of_the_index_adds_lines_until_it_is_closed(tmp_path: Path) -> None:
     write(tmp_path, [[group(1, 0, ["first"])]])
     looked = threading.Semaphore(0)
 
@@ -185,8 +185,8 @@ def test_the_keeper_of_the_index_adds_lines_until_it_is_closed(tmp_path: Path) -
             looked.release()
             return super().update(most)
 
-    keeper = IndexKeeper(Watched(tmp_path / "trajectories.jsonl", tmp_path / "index"))
-    keeper.start()
+    updater = IndexUpdater(Watched(tmp_path / "trajectories.jsonl", tmp_path / "index"))
+    updater.start()
     assert looked.acquire(timeout=60) and looked.acquire(timeout=60)
-    keeper.close()
-    assert keeper.complete
+    updater.close()
+    assert updater.complete

@@ -1,0 +1,43 @@
+"""`skyrl report`: runs as one HTML file."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import click
+
+from skyrl.errors import UserError
+
+
+@click.command("report")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    default="report.html",
+    show_default=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write.",
+)
+@click.option("--samples", default=60, show_default=True, type=click.IntRange(0, 2000), help="Samples of each run.")
+@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+def report(runs: tuple[Path, ...], output: Path, samples: int, force: bool) -> None:
+    """Write curves, events, configurations and samples of RUNS into one HTML file that needs no network.
+
+    RUNS are folders of runs, finished or not. Several runs are drawn into the same charts, and their configurations are
+    compared.
+    """
+    missing = [name for name in ("plotly", "jinja2", "numpy") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"report needs {', '.join(missing)}: pip install 'skyrl[report]'")
+    if output.exists() and not force:
+        raise UserError(f"{output} exists: choose another --output, or say --force")
+    from skyrl.viewer.report import report as html_of
+
+    html = html_of(runs, samples=samples)
+    try:
+        output.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{output} cannot be written: {error.strerror}") from error
+    click.echo(f"{output}: {len(html.encode()) / 1e6:.1f} MB")

@@ -1,0 +1,183 @@
+"""The file of `skyrl report`: what is in it, and that it asks nothing of any network and runs no script of a model."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from skyrl.cli.main import cli
+from skyrl.errors import UserError
+from skyrl.viewer.curves import charts
+from skyrl.viewer.report import report
+from skyrl.viewer.run_events import events
+from skyrl.viewer.settings import settings
+from tests.viewer_run import HOSTILE, group, write
+
+STORED = Path(__file__).parents[1] / "stored" / "0.1.0" / "run"
+LINES = (
+    {"step": 0, "eval/all/avg_score": 0.25, "timing/eval": 1.0},
+    {"step": 1, "reward/avg_raw_reward": 0.5, "timing/generate": 2.0, "timing/step": 3.0, "inference/engines_lost": 0},
+    {"step": 2, "reward/avg_raw_reward": 0.75, "policy/skipped_updates": 0.5, "inference/engines_lost": 1},
+    {"step": 3, "trainer/skipped_steps": 1, "rollout/failures": 4, "inference/engines_lost": 1},
+)
+
+
+def run_at(folder: Path, config: dict[str, Any], text: str = "fine") -> Path:
+    """A run with these metrics, one sample, and a configuration."""
+    folder.mkdir()
+    write(folder, [[group(1, 0, [text], prompt=text)]])
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps({"config": config, "derived": ["a.derived"]}), encoding="utf-8")
+    return folder
+
+
+class Page(HTMLParser):
+    """Elements of a file with their attributes, and the texts of its scripts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self._in_script = False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._in_script = tag == "script"
+        if self._in_script:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_script = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_script:
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The report of a run that has a script in every text: prompt, answer, field, alarm and metric."""
+    folder = run_at(tmp_path_factory.mktemp("hostile") / "one", {"a": {HOSTILE: HOSTILE}}, text=HOSTILE)
+    alarm = json.dumps({"step": 1, "name": HOSTILE, "reason": HOSTILE})
+    (folder / "alarms.jsonl").write_text(alarm + "\n", encoding="utf-8")
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps({"step": 4, f"reward/component/{HOSTILE}": 1.0}) + "\n")
+    return Page(report([folder], samples=5))
+
+
+def test_a_report_names_no_file_and_no_address_to_load(hostile: Page) -> None:
+    loaded = [
+        attributes.get(name) for _, attributes in hostile.elements for name in ("src", "href", "action", "srcset")
+    ]
+    assert [address for address in loaded if address and not address.startswith(("#", "data:,"))] == []
+    assert [tag for tag, _ in hostile.elements if tag in ("iframe", "object", "embed", "base", "form", "img")] == []
+
+
+def test_the_policy_of_a_report_allows_its_own_two_scripts_and_no_request(hostile: Page) -> None:
+    [policy] = [each["content"] or "" for _, each in hostile.elements if each.get("http-equiv")]
+    data, *scripts = hostile.scripts
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    allowed = re.findall(r"'sha256-(.*?)'", policy)
+    assert allowed == digests and len(allowed) == 2 and json.loads(data)
+    assert policy.startswith("default-src 'none'; ") and "connect-src" not in policy and "unsafe-eval" not in policy
+
+
+def test_an_answer_of_the_model_is_text_in_a_report(hostile: Page) -> None:
+    assert len(hostile.scripts) == 3 and "img" not in [tag for tag, _ in hostile.elements]
+    assert [name for _, attributes in hostile.elements for name in attributes if name.startswith("on")] == []
+    assert hostile.text.count('<script>document.title = "taken"</script>') >= 4
+
+
+def test_a_chart_has_a_curve_for_each_run_and_metric_and_no_empty_chart_is_drawn() -> None:
+    drawn = {chart.title: json.loads(chart.figure) for chart in charts({"a": LINES, "b": LINES[:2]})}
+    assert list(drawn) == ["Reward", "Evaluation", "Engines", "Time by phase, s: a", "Time by phase, s: b"]
+    assert [(trace["name"], trace["x"], trace["y"]) for trace in drawn["Reward"]["data"]] == [
+        ("a: reward/avg_raw_reward", [1, 2], [0.5, 0.75]),
+        ("b: reward/avg_raw_reward", [1], [0.5]),
+    ]
+
+
+def test_time_is_stacked_by_phase() -> None:
+    *_, chart = charts({"a": LINES})
+    traces = json.loads(chart.figure)["data"]
+    assert [(trace["name"], trace["y"], trace["stackgroup"]) for trace in traces] == [
+        ("eval", [1.0, 0.0, 0.0, 0.0], "time"),
+        ("generate", [0.0, 2.0, 0.0, 0.0], "time"),
+    ]
+
+
+def test_the_events_of_a_run_are_told_in_the_order_of_its_steps(tmp_path: Path) -> None:
+    (tmp_path / "global_step_2").mkdir()
+    (tmp_path / "alarms.jsonl").write_text('{"step": 1, "name": "entropy", "reason": "it fell"}\n', encoding="utf-8")
+    assert [(each.step, each.kind) for each in events(tmp_path, LINES)] == [
+        (1, "alarm"),
+        (2, "checkpoint"),
+        (2, "engines"),
+        (2, "skipped update"),
+        (3, "failures"),
+        (3, "skipped step"),
+    ]
+
+
+def test_configurations_are_compared_with_the_origin_of_each_value(tmp_path: Path) -> None:
+    one = run_at(tmp_path / "one", {"kind": "rl", "trainer": {"epochs": 7, "seed": 42}, "a": {"derived": 1}})
+    two = run_at(tmp_path / "two", {"kind": "rl", "trainer": {"epochs": 1, "seed": 42}})
+    found = {each.path: (each.values, each.origins) for each in settings([one, two])}
+    assert found["trainer.epochs"] == (("7", "1"), ("written", "default"))
+    assert found["trainer.seed"] == (("42", "42"), ("default", "default"))
+    assert found["a.derived"] == (("1", ""), ("derived", "derived"))
+    assert [each.path for each in settings([one, two]) if each.differs] == ["trainer.epochs", "a.derived"]
+
+
+def test_the_samples_of_a_report_are_bounded_and_spread_over_the_run(tmp_path: Path) -> None:
+    folder = run_at(tmp_path / "one", {"a": {}})
+    write(folder, [[group(step, 0, [f"answer{step}"])] for step in range(2, 42)], first=2)
+    text = Page(report([folder], samples=3)).text
+    assert re.findall(r"answer\d+|fine(?=\s+correct)", text) == ["fine", "answer21", "answer41"]
+
+
+def test_two_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    folders = [run_at(tmp_path / name / "run", {"a": {}}) for name in "ab"]
+    text = Page(report(folders, samples=0)).text
+    assert str(folders[0]) in text and str(folders[1]) in text
+
+
+def test_the_command_writes_a_report_of_a_run_of_an_earlier_release_and_replaces_no_file_unasked(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "seen.html"
+    first, again, forced = (
+        CliRunner().invoke(cli, ["report", str(STORED), "-o", str(file), *more]) for more in ([], [], ["--force"])
+    )
+    assert (first.exit_code, forced.exit_code) == (0, 0) and "MB" in first.output, first.output
+    assert isinstance(again.exception, UserError) or again.exit_code == 2
+    assert "exists: choose another --output" in (str(again.exception) + again.output)
+    assert "0:16" in Page(file.read_text(encoding="utf-8")).text
+
+
+@pytest.mark.parametrize("lines", [None, ""])
+def test_a_folder_without_metrics_is_refused(tmp_path: Path, lines: str | None) -> None:
+    if lines is not None:
+        (tmp_path / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    with pytest.raises(UserError, match=r"has nothing to report: metrics\.jsonl"):
+        report([tmp_path], samples=1)
+
+
+def test_a_folder_without_a_configuration_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"is not the folder of a run: it holds no config\.json"):
+        report([tmp_path], samples=1)
