@@ -161,7 +161,8 @@ class BaseExp:
         """Tell of a raised alarm on the console and in the run's folder."""
         self.folder.alarms.append(attrs.asdict(raised))
         ends = " The run ends with this step." if raised.action == "stop" else ""
-        notice(f"warning: step {raised.step}, alarm {raised.name}: {raised.reason}{ends}")
+        self.progress.warning = f"step {raised.step}, alarm {raised.name}: {raised.reason}{ends}"
+        notice(f"warning: {self.progress.warning}")
 
     def get_export(self, folder: Path) -> Callable[[Iterator[tuple[str, Tensor]]], None]:
         """Function that stores the gathered weights in `folder`."""

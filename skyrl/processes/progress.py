@@ -32,6 +32,8 @@ class Progress:
         self._numbers, self._clock = itertools.count(), clock
         self._open: dict[int, tuple[str, float]] = {}
         self._last = clock()
+        self.warning = ""
+        """The last warning that whoever watches the run should see."""
         self.details: Callable[[], str] = str
         """More about the waits, such as how many samples are not finished; empty where there is nothing to add."""
 

@@ -2,6 +2,7 @@
 
     config.json           the resolved configuration, and its fingerprint
     metrics.jsonl         one line for each step
+    progress.json         what the run is doing, for whoever watches it: replaced every second
     alarms.jsonl          alarms that were raised, one line for each
     trajectories.jsonl    sampled answers with their rewards, for people
     tokens/               log-probabilities, advantages and more of each token of these: `skyrl.tracking.token_file`

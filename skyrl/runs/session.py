@@ -18,6 +18,7 @@ from skyrl.processes.signals import GOES_ON_FROM_THE_LAST
 from skyrl.processes.silence import Silence
 from skyrl.runs.experiment import Experiment
 from skyrl.runs.inputs import notice
+from skyrl.runs.progress_file import ProgressFile
 from skyrl.runs.resume import find_start
 from skyrl.runs.run_lock import RunLock, changes_to_say
 from skyrl.runs.run_tree import field_path
@@ -45,6 +46,7 @@ class RunSession:
             checkpoint = self._find_start()
             finished = checkpoint is not None and self._is_last(checkpoint)
             if not finished or not self._folder.model.exists():  # the latter: stopped just before the end
+                self._show_progress(checkpoint)
                 self._watch_progress()
                 with self._shutdown.in_loop(), event_loop() as run:
                     run(self._train(checkpoint, finished))
@@ -148,6 +150,18 @@ class RunSession:
             recorded = checkpoint.state["trainer"].get("unrecorded") is None
             self._folder.forget_after(checkpoint.step, recorded=recorded)
 
+    def _show_progress(self, checkpoint: Checkpoint | None) -> None:
+        """Writes what the run is doing into its folder, until the run ends."""
+        experiment = self._experiment
+        file = ProgressFile(
+            self._folder.path,
+            experiment.progress,
+            name=f"{self._cfg.trainer.project_name} / {self._cfg.trainer.run_name}",
+            total_steps=experiment.total_steps,
+            first_step=checkpoint.step if checkpoint else 0,
+        )
+        experiment.held.enter_context(file)
+
     def _watch_progress(self) -> None:
         """Notices that nothing happens any more, until the run ends."""
         faults, experiment = self._cfg.trainer.faults, self._experiment
@@ -156,6 +170,7 @@ class RunSession:
         stop = faults.on_stall == "stop"
 
         def stalled(diagnosis: str) -> None:
+            experiment.progress.warning = diagnosis
             notice(f"warning: {diagnosis}")
             if stop:
                 self._shutdown.request("Stopped, since there was no progress", exit_code=RunError.exit_code)

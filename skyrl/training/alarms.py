@@ -46,6 +46,7 @@ class _Peak:
 class _Seen:
     """Values that an alarm remembers."""
 
+    count: int = 0
     first: list[float] = attrs.Factory(list)
     last: list[float] = attrs.Factory(list)
     best_before: float | None = None
@@ -91,6 +92,7 @@ class Alarm:
     def _note(self, value: float) -> None:
         """Remember a value of the metric."""
         seen, window = self._seen, self.config.window
+        seen.count += 1
         if len(seen.first) < window:
             seen.first.append(value)
         seen.last.append(value)
@@ -107,10 +109,11 @@ class Alarm:
         seen, config = self._seen, self.config
         if config.when == "drops":
             return self._dropped(value, metrics.get(f"{config.metric}_stderr"))
-        if len(seen.last) < config.window:
+        compares = config.when in ("rises", "falls")
+        if seen.count < config.window * (2 if compares else 1):  # the first values and the last are different ones
             return None
         mean, since = fmean(seen.last), f"over the last {config.window} values"
-        bound = config.threshold * (fmean(seen.first) if config.when in ("rises", "falls") else 1.0)
+        bound = config.threshold * (fmean(seen.first) if compares else 1.0)
         match config.when:
             case "above" | "rises" if mean > bound:
                 return f"{config.metric} is {mean:.4g} {since}, above {bound:.4g}{self._compared()}"

@@ -72,7 +72,7 @@ def test_the_curve_is_a_picture_even_of_a_run_that_only_evaluated(tmp_path: Path
 
 @pytest.mark.parametrize("to_a_terminal", [True, False])
 def test_lines_that_a_reward_prints_stand_above_the_progress_line_or_in_their_file(
-    to_a_terminal: bool, monkeypatch: pytest.MonkeyPatch
+    to_a_terminal: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -82,7 +82,7 @@ def test_lines_that_a_reward_prints_stand_above_the_progress_line_or_in_their_fi
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    console = Console(total_steps=2)
+    console = Console(total_steps=2, folder=tmp_path)
     print("from the reward")
     console.close()
     assert ("from the reward\n" in out.getvalue()) is not to_a_terminal

@@ -69,6 +69,11 @@ def test_an_evaluation_that_falls_with_the_reward_is_another_matter() -> None:
     assert raised(falls) == []
 
 
+def test_the_first_values_are_compared_with_others() -> None:
+    doubles = AlarmConfig(metric="a", when="rises", threshold=1.5, window=2)
+    assert raised(course("a", [1.0, 1.0, 9.0, 9.0]), doubles, defaults=False) == [(4, "a")]
+
+
 def test_an_alarm_is_raised_again_only_after_its_condition_was_false() -> None:
     alarm = AlarmConfig(metric="a", when="above", threshold=1.0, window=2)
     records = course("a", [2.0, 2.0, 2.0, 0.0, 0.0, 2.0, 2.0])  # means from the second on: 2, 2, 1, 0, 1, 2

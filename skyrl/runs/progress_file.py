@@ -1,0 +1,73 @@
+"""Writes what a run is doing into its folder, once a second, for whoever watches it: `progress.json`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from skyrl.errors import Stopped
+from skyrl.processes.progress import Progress
+from skyrl.processes.redaction import redacted_tree
+from skyrl.tracking.run_progress import FILE
+
+EVERY = 1.0
+"""Seconds between two writes."""
+
+
+class ProgressFile:
+    """The file, from the beginning of a session to its end. A disk that does not take it disturbs nothing."""
+
+    def __init__(self, folder: Path, progress: Progress, *, name: str, total_steps: int, first_step: int) -> None:
+        """`first_step` is the step that the session begins from."""
+        self._path, self._progress = folder / FILE, progress
+        self._fixed = {"pid": os.getpid(), "name": name, "total_steps": total_steps, "first_step": first_step}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._write_on, name="skyrl-progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.write("running")
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        stopped = kind is not None and issubclass(kind, Stopped | KeyboardInterrupt)
+        self.write("finished" if kind is None else "stopped" if stopped else "failed")
+
+    def write(self, state: str) -> None:
+        """Replace the file by what holds now."""
+        text = json.dumps(redacted_tree({"state": state, **self._fixed, **self._content()}))
+        scratch = self._path.with_suffix(".tmp")
+        with contextlib.suppress(OSError):
+            scratch.write_text(text, encoding="utf-8")
+            scratch.replace(self._path)
+
+    def _content(self) -> dict[str, Any]:
+        waits = [(wait.what, round(wait.seconds, 1)) for wait in self._progress.open_waits()]
+        return {
+            "waits": waits,
+            "details": self._progress.details() if waits else "",
+            "warning": self._progress.warning,
+            "memory_bytes": _resident_bytes(),
+        }
+
+    def _write_on(self) -> None:
+        while not self._ended.wait(EVERY):
+            self.write("running")
+
+
+def _resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

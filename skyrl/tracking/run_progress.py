@@ -1,0 +1,157 @@
+"""The progress of a run as its folder shows it, read by the live panel and by `skyrl watch`.
+
+metrics.jsonl     a line for each step: read on from where the last look ended
+progress.json     what the run is doing now, replaced every second: `skyrl.runs.progress_file`
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import attrs
+
+FILE = "progress.json"
+"""Name of the file in the run's folder."""
+
+_SHOWN = 60
+"""Steps of which rewards are kept."""
+
+_WHOLE = "timing/step"
+_BESIDE = ("timing/eval", "timing/save_checkpoints")
+"""Times of a step, and beside it."""
+
+
+@attrs.frozen(kw_only=True)
+class Now:
+    """One `progress.json`."""
+
+    state: str = "running"
+    """running, finished, stopped, or failed."""
+
+    name: str = ""
+    total_steps: int = 0
+    first_step: int = 0
+    """Step that the session began from."""
+
+    waits: tuple[tuple[str, float], ...] = ()
+    """Phases and calls that are open, with their seconds, the oldest first."""
+
+    details: str = ""
+    warning: str = ""
+    memory_bytes: int = 0
+    """Resident memory of the command's own process."""
+
+    @classmethod
+    def read(cls, text: str) -> Now:
+        """Raises ValueError for text that is no such file."""
+        plain = json.loads(text)
+        known = {field.name for field in attrs.fields(cls)}
+        waits = tuple((str(what), float(seconds)) for what, seconds in plain.pop("waits", ()))
+        return cls(waits=waits, **{name: value for name, value in plain.items() if name in known})
+
+
+class RunProgress:
+    """Progress of a run by the files in its folder. `look` reads what was written since the last look."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._metrics, self._file, self._clock = folder / "metrics.jsonl", folder / FILE, clock
+        self._place, self._inode, self._text, self._changed = 0, 0, "", clock()
+        self.now = Now()
+        self.on_step: Callable[[], None] = lambda: None
+        """Called after each new record was read."""
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing was read of the metrics."""
+        self._place = 0
+        self.last: dict[str, Any] = {}
+        """Metrics of the last step."""
+        self.rewards: deque[float] = deque(maxlen=_SHOWN)
+        self._seconds: deque[tuple[int, float]] = deque(maxlen=_SHOWN)
+        self.evaluation: tuple[int, float] | None = None
+        """Step and score of the last evaluation."""
+
+    def look(self) -> bool:
+        """Read what was written since the last look; whether there was anything."""
+        before = self._place, self._text
+        self._read_now()
+        self._read_metrics()
+        if (self._place, self._text) != before:
+            self._changed = self._clock()
+            return True
+        return False
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since something new was read."""
+        return self._clock() - self._changed
+
+    @property
+    def step(self) -> int:
+        """The last step that was recorded."""
+        return int(self.last.get("step", 0))
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Judged by this session's steps after its first, which warms up; None before there is one."""
+        timed = [seconds for step, seconds in self._seconds if step > self.now.first_step + 1]
+        return fmean(timed) * max(0, self.now.total_steps - self.step) if timed else None
+
+    @property
+    def phase_seconds(self) -> dict[str, float]:
+        """Seconds of each phase of the last step."""
+        outside = (_WHOLE, *_BESIDE, "timing/all_steps")
+        found = {name: value for name, value in self.last.items() if name.startswith("timing/") and name not in outside}
+        return {name.removeprefix("timing/"): float(value) for name, value in found.items()}
+
+    def _read_now(self) -> None:
+        try:
+            text = self._file.read_text(encoding="utf-8")
+            self.now = Now.read(text)
+            self._text = text
+        except (OSError, ValueError, TypeError):
+            return  # not there yet
+
+    def _read_metrics(self) -> None:
+        """Complete lines; a file that was replaced, as a resumed run does, is read anew."""
+        try:
+            with self._metrics.open("rb") as lines:
+                found = lines.seek(0, 2)
+                inode = self._metrics.stat().st_ino
+                if found < self._place or inode != self._inode:
+                    self._forget()
+                    self._inode = inode
+                lines.seek(self._place)
+                for line in lines:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._place += len(line)
+                    self._saw(json.loads(line))
+        except (OSError, ValueError):
+            return
+
+    def _saw(self, record: Mapping[str, Any]) -> None:
+        self.last = dict(record)
+        reward = record.get("reward/avg_raw_reward", record.get("train/loss"))
+        if reward is not None:
+            self.rewards.append(float(reward))
+        for name in ("eval/all/avg_score", "eval/all/loss"):
+            if name in record:
+                self.evaluation = int(record["step"]), float(record[name])
+        if _WHOLE in record:
+            seconds = sum(float(record.get(name, 0.0)) for name in (_WHOLE, *_BESIDE))
+            self._seconds.append((int(record["step"]), seconds))
+        self.on_step()
+
+
+def clock(seconds: float) -> str:
+    """`2:05`, or `1:02:05`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
