@@ -111,6 +111,7 @@ TIMES = {
     "generate/trajectory_time_env_run_max": 4.0,
 }
 OTHERS = {
+    "generate/repeated_ratio": 0.0,  # no answer has more than one run of four sampled tokens
     "environment/a": 2.5,  # of 1 and 4: two answers have it
     "rollout/failures_timeout": 2,
     "rollout/failures_raised": 1,
