@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from skyrl.rollout.constant_rewards import ConstantRewards
 from tests.rollout.test_measures import groups, row
@@ -36,3 +37,12 @@ def test_a_run_of_one_step_is_judged_by_it_and_rewards_that_differ_inside_a_step
     assert heard == []
     ConstantRewards(heard.append, Path("x"), steps=1).count(groups(row([1], [2]), row([1], [2])), 0)
     assert "all 2 rewards of the first step are 2" in heard[0]
+
+
+def test_answers_that_were_cut_are_counted_in_the_report() -> None:
+    heard: list[str] = []
+    watched = ConstantRewards(heard.append, Path("x"), steps=2)
+    cut, ended = evolve(row([1], [0]), stop_reason="length"), row([1], [0])
+    watched.count(groups(cut, cut, ended), 0)
+    watched.count(groups(cut, ended), 1)
+    assert "all 5 rewards of the first 2 steps are 0 (3 answers were cut at max_generate_length)" in heard[0]
