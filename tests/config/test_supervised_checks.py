@@ -1,0 +1,69 @@
+"""Ranks, batches and processes of supervised runs, and a supervised run that does not say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skyrl.config import compose
+from skyrl.config.kinds import kind_named
+from skyrl.errors import ConfigError
+from skyrl.tree.classes import leaf_paths
+
+SFT: dict[str, Any] = {"kind": "sft", "model.path": "m", "train_datasets": ["rows"], "device": "cpu"}
+
+
+def problems(**values: Any) -> dict[str, str]:
+    """Path -> message and hint."""
+    try:
+        compose([], SFT | {name.replace("__", "."): value for name, value in values.items()})
+    except ConfigError as error:
+        return {problem.path: f"{problem.message}; {problem.hint}" for problem in error.problems}
+    return {}
+
+
+@pytest.mark.parametrize(("nodes", "gpus", "executor"), [(1, 1, "in_process"), (1, 2, "ray"), (2, 1, "ray")])
+def test_one_rank_runs_in_the_process_and_several_run_on_ray(nodes: int, gpus: int, executor: str) -> None:
+    ranks = {"placement.num_nodes": nodes, "placement.num_gpus_per_node": gpus, "batch_size": 2}
+    run: Any = compose([], SFT | ranks).config
+    assert run.placement.executor == executor
+
+
+@pytest.mark.parametrize(("gpus", "refused"), [(1, False), (2, True)])
+def test_a_process_has_room_for_one_rank(gpus: int, refused: bool) -> None:
+    found = problems(placement__executor="in_process", placement__num_gpus_per_node=gpus, batch_size=2)
+    assert ("placement.executor" in found) == refused
+    if refused:
+        assert "this run has 2" in found["placement.executor"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "ranks", "nearest"), [(8, 4, None), (10, 4, "8 and 12"), (3, 4, "4"), (7, 3, "6 and 9")]
+)
+def test_rows_are_dealt_out_evenly_and_the_nearest_sizes_are_named(rows: int, ranks: int, nearest: str | None) -> None:
+    said = problems(batch_size=rows, placement__num_gpus_per_node=ranks).get("batch_size")
+    assert said == (
+        nearest and f"{rows} cannot be dealt out evenly to {ranks} ranks; nearest sizes that can: {nearest}"
+    )
+
+
+def test_a_supervised_run_without_its_kind_is_recognized_by_fields_that_reinforcement_learning_lacks() -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose([], {"train_datasets": ["rows"], "eval_datasets": ["others"]})
+    (said,) = [problem.message for problem in refused.value.problems if problem.path == "kind"]
+    assert said.endswith("reinforcement learning, which has no train_datasets, eval_datasets")
+
+
+def test_names_that_no_kind_of_run_has_say_nothing_about_the_kind() -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose([], {"no_such_field": 1, "train_datasets": ["rows"]})
+    assert "kind" not in {problem.path for problem in refused.value.problems}
+
+
+@pytest.mark.parametrize("kind", ["rl", "sft"])
+def test_a_table_that_is_not_implemented_is_listed_by_its_leaves_and_its_neighbours_are_not(kind: str) -> None:
+    paths, leaves = kind_named(kind).unimplemented_paths, {path for path, _ in leaf_paths(kind_named(kind).root)}
+    assert set(paths) < leaves
+    for entry in kind_named(kind).unimplemented:
+        assert {path for path in leaves if path == entry.path or path.startswith(f"{entry.path}.")} <= set(paths)
