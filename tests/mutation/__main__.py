@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType
 
+import pytest
+
 from tests.mutation import sabotages, scores, survivors
-from tests.mutation.coverage import coverage_of, refuse_tests_that_always_fail
-from tests.mutation.forks import FAILED_ITSELF, in_a_fork, preload, run_tests
-from tests.mutation.journal import FOUND, ROOT, Journal, Outcome
+from tests.mutation.collected import NOT_HERE, Run, with_collected
+from tests.mutation.coverage import Coverage, coverage_of, refuse_tests_that_always_fail
+from tests.mutation.forks import FAILED_ITSELF, NOTICED, in_a_fork, preload, run_tests
+from tests.mutation.journal import FOUND, ROOT, Journal, Outcome, State, state_of
 from tests.mutation.mutants import Mutant, mutants_of
 from tests.mutation.scores import Score
 
@@ -32,9 +36,12 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "training": (),
     "tree": ("property_tests/test_config_laws.py", "property_tests/test_config_mistakes.py"),
     "rollout": ("property_tests/test_stream_laws.py", "tests/training/test_metrics.py"),
-    "config": ("property_tests/test_config_laws.py",),
+    "config": ("property_tests/test_config_laws.py", "tests/tree/test_schema.py"),
 }
 """Package -> its tests beside those in the folder of its name."""
+
+NEIGHBOURS = 5
+"""Tests that are asked first, because they noticed other changes of the module."""
 
 SABOTAGES = "sabotages"
 
@@ -52,6 +59,7 @@ def main() -> int:
     parser.add_argument("--drawn", type=int, default=DRAWN, help=f"mutants of each package but algorithms ({DRAWN})")
     given = parser.parse_args()
     FOUND.mkdir(exist_ok=True)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads do not come along into forks
     least = {SABOTAGES: 100.0}
     found = [run_sabotages() if name == SABOTAGES else run_package(name, given.drawn) for name in given.packages]
     for score in found:
@@ -65,23 +73,53 @@ def main() -> int:
 def run_package(package: str, drawn: int) -> Score:
     """Tries the mutants of a package, and brings the table of its survivors up to date."""
     tests = [f"tests/{package}", *PACKAGES[package]]
-    coverage = coverage_of(package, tests)
+    state = state_of(f"skyrl/{package}", tests)
+    coverage = coverage_of(package, state)
     preload(coverage.libraries)
-    refuse_tests_that_always_fail(package, coverage)
     everything = list(mutants_in(package))
     chosen = everything if package == "algorithms" else draw(everything, drawn)
-    journal = Journal(FOUND / f"{package}.jsonl", [f"skyrl/{package}", *tests])
-    found: dict[str, Outcome] = {}
-    for place, mutant in enumerate(chosen, start=1):
-        known = journal.outcome(mutant.name, mutant.file)
-        found[mutant.name] = known or judge(mutant.code(ROOT / mutant.file), mutant.file, coverage.of(mutant))
-        if known is None:
-            journal.add(mutant.name, mutant.file, found[mutant.name])
-        print(f"{package} {place}/{len(chosen)} {found[mutant.name].what:9} {mutant.name}", flush=True)
+    later = [mutant for mutant in chosen if not coverage.at_import(mutant)]
+    log = FOUND / f"{package}-collected.log"
+    print(f"{package}: {len(later)} of {len(chosen)} mutants take their place in collected tests: {log}", flush=True)
+
+    def try_later(run: Run) -> object:
+        return try_mutants(package, later, state, coverage, run)
+
+    if in_a_fork(lambda: with_collected(ROOT / "skyrl" / package, [*state.tests], try_later), log) != 0:
+        sys.exit(f"the tests of {package} could not be collected: {log}")
+    found = try_mutants(package, chosen, state, coverage, run_tests)
     living = {name: outcome.what for name, outcome in found.items() if outcome.lives}
     excused = survivors.update(survivors.TABLE, package, chosen, living)
     killed = len(chosen) - len(living)
     return Score(package=package, mutants=len(everything), tried=len(chosen), killed=killed, excused=excused)
+
+
+def try_mutants(
+    package: str, mutants: Sequence[Mutant], state: State, coverage: Coverage, run: Run
+) -> dict[str, Outcome]:
+    """What became of each mutant, now or before; those that `run` cannot try are left out."""
+    refuse_tests_that_always_fail(package, coverage, run)
+    journal = Journal(FOUND / f"{package}.jsonl", state)
+    found: dict[str, Outcome] = {}
+    killers: list[tuple[Mutant, str]] = []
+    for place, mutant in enumerate(mutants, start=1):
+        if files := journal.unasked(mutant.name, mutant.file):
+            tests = coverage.of(mutant, files, first=neighbours(mutant, killers))
+            outcome = judge(mutant.code(ROOT / mutant.file), mutant.file, tests, run)
+            if outcome is None:
+                continue
+            journal.add(mutant.name, mutant.file, outcome)
+        found[mutant.name] = outcome = journal.outcome(mutant.name)
+        if outcome.by:
+            killers.append((mutant, outcome.by))
+        print(f"{package} {place}/{len(mutants)} {outcome.what:9} {mutant.name}", flush=True)
+    return found
+
+
+def neighbours(mutant: Mutant, killers: Iterable[tuple[Mutant, str]]) -> list[str]:
+    """Tests that killed mutants of the same module, those of the same function first."""
+    near = [(other.scope != mutant.scope, test) for other, test in killers if other.file == mutant.file]
+    return list(dict.fromkeys(test for _, test in sorted(near, key=lambda pair: pair[0])))[:NEIGHBOURS]
 
 
 def mutants_in(package: str) -> Iterable[Mutant]:
@@ -101,31 +139,34 @@ def run_sabotages() -> Score:
     """Tries the sabotages, each against the tests that stand beside it."""
     preload(sabotages.LIBRARIES)
     listed = sabotages.read(sabotages.TABLE)
-    journal = Journal(FOUND / f"{SABOTAGES}.jsonl", ["skyrl", "tests", "property_tests"])
-    found: dict[str, Outcome] = {}
+    journal = Journal(FOUND / f"{SABOTAGES}.jsonl", state_of("skyrl", ["tests", "property_tests"]))
     for sabotage in listed:
-        known = journal.outcome(sabotage.name, sabotage.file)
-        tests = dict.fromkeys(sabotage.tests, 60.0)
-        found[sabotage.name] = known or judge(sabotage.code(ROOT / sabotage.file), sabotage.file, tests)
-        if known is None:
-            journal.add(sabotage.name, sabotage.file, found[sabotage.name])
-        print(f"{SABOTAGES} {found[sabotage.name].what:9} {sabotage.name}: {found[sabotage.name].by}", flush=True)
-    killed = sum(not outcome.lives for outcome in found.values())
+        if journal.unasked(sabotage.name, sabotage.file):
+            tests = dict.fromkeys(sabotage.tests, 60.0)
+            outcome = judge(sabotage.code(ROOT / sabotage.file), sabotage.file, tests, run_tests)
+            journal.add(sabotage.name, sabotage.file, outcome or Outcome("not run"))
+        outcome = journal.outcome(sabotage.name)
+        print(f"{SABOTAGES} {outcome.what:9} {sabotage.name}: {outcome.by}", flush=True)
+    killed = sum(not journal.outcome(sabotage.name).lives for sabotage in listed)
     return Score(package=SABOTAGES, mutants=len(listed), tried=len(listed), killed=killed, excused=0)
 
 
-def judge(code: CodeType, file: str, tests: Mapping[str, float]) -> Outcome:
-    """Runs the tests, given with their seconds, where the module `file` is `code`."""
+def judge(code: CodeType, file: str, tests: Mapping[str, float], run: Run) -> Outcome | None:
+    """Runs the tests, given with their seconds, where the module `file` is `code`. None if `run` cannot do so."""
     if not tests:
         return Outcome("not run")
     log, current = FOUND / f"{Path(file).parts[1]}.log", FOUND / f"{Path(file).parts[1]}.test"
-    status = in_a_fork(lambda: run_tests(tests, ROOT / file, code, current), log)
+    status = in_a_fork(lambda: run(tests, ROOT / file, code, current), log)
     if status == FAILED_ITSELF:
         raise RuntimeError(f"a mutant of {file} was not tried: see {log}")
+    if status == NOT_HERE:
+        return None
     by = current.read_text(encoding="utf-8")
     if status < 0:
         return Outcome("timeout", by)
-    return Outcome("survived") if status == 0 else Outcome("killed", by)
+    if status in NOTICED:
+        return Outcome("killed", by)
+    return Outcome("survived" if status == pytest.ExitCode.OK else "not run")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,22 @@
-"""Which test of a package runs which line: gathered once for one state of the package and its tests."""
+"""Which test of a package runs which line: gathered once for one state of the package and each file of its tests."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from attrs import frozen
 
-from tests.mutation.forks import gather, in_a_fork, run_tests
-from tests.mutation.journal import FOUND, ROOT, fingerprint
+from tests.mutation.collected import Run
+from tests.mutation.forks import in_a_fork
+from tests.mutation.journal import FOUND, ROOT, State
+from tests.mutation.lines import Line, gather
 from tests.mutation.mutants import Mutant
 
 PATIENCE = 20.0
 """CPU seconds of tests that are run for one mutant: the fastest that run its line, and at least one."""
-
-Line = tuple[str, int]
 
 
 @frozen(kw_only=True)
@@ -25,55 +27,86 @@ class Coverage:
     """Test -> its CPU seconds, and the lines that it runs."""
 
     imported: set[Line]
-    """Lines that run when their module is imported."""
+    """Lines that run when their module is imported, or when tests are collected."""
 
     libraries: list[str]
     """Modules of other projects that the tests import."""
 
-    def of(self, mutant: Mutant) -> dict[str, float]:
-        """Tests that run the mutant's lines, with their CPU seconds, fastest first. For lines that run at import, these
-        are the tests that run anything in its module; all tests, where it holds nothing that runs later.
+    def at_import(self, mutant: Mutant) -> bool:
+        """Whether any of its lines runs before the first test."""
+        return bool(_lines(mutant) & self.imported)
+
+    def of(self, mutant: Mutant, files: Collection[str], first: Sequence[str] = ()) -> dict[str, float]:
+        """Tests in these files that run the mutant's lines, with their CPU seconds: those of `first`, then the fastest.
+        For lines that run at import, these are the tests that run anything in its module; all tests, where it holds
+        nothing that runs later.
         """
-        lines = {(mutant.file, line) for line in range(mutant.line, mutant.last_line + 1)}
-        at_import = bool(lines & self.imported)
-        if at_import:
-            lines |= {line for _, ran in self.tests.values() for line in ran if line[0] == mutant.file}
-        fastest = sorted((seconds, name) for name, (seconds, ran) in self.tests.items() if ran & lines)
-        if at_import and not fastest:
-            fastest = sorted((seconds, name) for name, (seconds, _) in self.tests.items())
+        lines = _lines(mutant)
+        if self.at_import(mutant):
+            whole = {line for _, ran in self.tests.values() for line in ran if line[0] == mutant.file}
+            lines = lines | whole or {line for _, ran in self.tests.values() for line in ran}
+        running = {
+            name: seconds
+            for name, (seconds, ran) in self.tests.items()
+            if name.partition("::")[0] in files and not lines.isdisjoint(ran)
+        }
+        ordered = [name for name in first if name in running]
+        ordered += sorted(running, key=lambda name: (running[name], name))
         chosen: dict[str, float] = {}
-        for seconds, name in fastest:
-            if chosen and sum(chosen.values()) + seconds > PATIENCE:
+        for name in dict.fromkeys(ordered):
+            if chosen and sum(chosen.values()) + running[name] > PATIENCE:
                 break
-            chosen[name] = seconds
+            chosen[name] = running[name]
         return chosen
 
 
-def coverage_of(package: str, tests: list[str]) -> Coverage:
-    """Reads what was gathered before, or runs the tests. Exits where they fail without a mutant."""
-    state = fingerprint([f"skyrl/{package}", *tests])[:16]
-    cache = FOUND / f"lines-{package}-{state}.json"
-    if not cache.exists():
-        print(f"{package}: looking which test runs which line", flush=True)
-        unfinished, folder = cache.with_suffix(".part"), ROOT / "skyrl" / package
-        status = in_a_fork(lambda: gather(ROOT, folder, tests, unfinished), FOUND / f"lines-{package}.log")
-        if status != 0:
-            sys.exit(f"the tests of {package} do not pass without a mutant: {FOUND / f'lines-{package}.log'}")
-        unfinished.rename(cache)
-    stored = json.loads(cache.read_text(encoding="utf-8"))
+def _lines(mutant: Mutant) -> set[Line]:
+    return {(mutant.file, line) for line in range(mutant.line, mutant.last_line + 1)}
+
+
+def coverage_of(package: str, state: State) -> Coverage:
+    """Reads what was gathered before, and runs the files of tests that have changed since. Exits where they fail
+    without a mutant.
+    """
+    cache = FOUND / f"lines-{package}.json"
+    stored = json.loads(cache.read_text(encoding="utf-8")) if cache.exists() else {}
+    if stored.get("code") != state.code:
+        stored = {"code": state.code, "files": {}, "tests": {}, "imported": [], "libraries": []}
+    changed = [file for file, text in state.tests.items() if stored["files"].get(file) != text]
+    unchanged = state.tests.keys() - set(changed)
+    stored["tests"] = {name: ran for name, ran in stored["tests"].items() if name.partition("::")[0] in unchanged}
+    stored["files"] = state.tests
+    if changed:
+        new = _gathered(package, changed)
+        stored["tests"] |= new["tests"]
+        stored |= {
+            each: list(dict.fromkeys(map(_hashable, stored[each] + new[each]))) for each in ("imported", "libraries")
+        }
+        cache.write_text(json.dumps(stored), encoding="utf-8")
     return Coverage(
-        tests={
-            name: (seconds, {(file, line) for file, line in ran}) for name, (seconds, ran) in stored["tests"].items()
-        },
-        imported={(file, line) for file, line in stored["imported"]},
+        tests={name: (seconds, set(map(_hashable, ran))) for name, (seconds, ran) in stored["tests"].items()},
+        imported=set(map(_hashable, stored["imported"])),
         libraries=stored["libraries"],
     )
 
 
-def refuse_tests_that_always_fail(package: str, coverage: Coverage) -> None:
-    """Exits unless the fastest tests pass in a fork like those of mutants, with a module that is not changed."""
+def _gathered(package: str, files: list[str]) -> dict[str, Any]:
+    print(f"{package}: looking which test runs which line, in {len(files)} files", flush=True)
+    result, log = FOUND / f"lines-{package}.part", FOUND / f"lines-{package}.log"
+    if in_a_fork(lambda: gather(ROOT, ROOT / "skyrl" / package, files, result), log) != 0:
+        sys.exit(f"the tests of {package} do not pass without a mutant: {log}")
+    found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    return found
+
+
+def _hashable(stored: Any) -> Any:
+    """A line as it was before JSON made a list of it."""
+    return tuple(stored) if isinstance(stored, list) else stored
+
+
+def refuse_tests_that_always_fail(package: str, coverage: Coverage, run: Run) -> None:
+    """Exits unless the fastest tests pass in a fork like those of mutants, where no module is changed."""
     quick = dict(sorted((name, seconds) for name, (seconds, _) in coverage.tests.items() if seconds < 1)[:50])
-    path, log = ROOT / "skyrl" / package / "__init__.py", FOUND / f"{package}.log"
-    unchanged = compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True)
-    if in_a_fork(lambda: run_tests(quick, path, unchanged, FOUND / f"{package}.test"), log) != 0:
+    path, log = ROOT / "no_such_module.py", FOUND / f"{package}.log"
+    if in_a_fork(lambda: run(quick, path, compile("", path, "exec"), FOUND / f"{package}.test"), log) != 0:
         sys.exit(f"the tests of {package} do not pass in a fork without a mutant: see {log}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import shutil
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutation.__main__ import judge
 from tests.mutation.forks import in_a_fork, run_tests
-from tests.mutation.journal import ROOT, Journal, Outcome
+from tests.mutation.journal import ROOT, Journal, Outcome, state_of
 from tests.mutation.mutants import Mutant, mutants_of
 from tests.mutation.sabotages import TABLE as SABOTAGES
 from tests.mutation.sabotages import read
@@ -204,34 +206,64 @@ def test_a_test_that_takes_far_longer_than_it_did_is_ended_and_named(
     assert in_a_fork(lambda: 3, tmp_path / "log") == 3
 
 
-def test_a_killed_mutant_is_tried_again_where_its_killer_changed_and_a_survivor_where_anything_did(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_files_that_can_change_an_outcome_are_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.mutation.journal.ROOT", tmp_path)
-    for name in ("module.py", "other.py", "test_a.py", "test_b.py"):
+    files = ("package/module.py", "package/other.py", "tests/test_a.py", "tests/test_b.py", "tests/cases.py")
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("", encoding="utf-8")
     outcomes = {
-        "killed": Outcome("killed", "test_a.py::test_x[1]"),
-        "late": Outcome("timeout", "test_b.py::test_y"),
+        "killed": Outcome("killed", "tests/test_a.py::test_x[1]"),
+        "late": Outcome("timeout", "tests/test_b.py::test_y"),
         "broken": Outcome("killed"),
         "alive": Outcome("survived"),
     }
 
     def journal() -> Journal:
-        return Journal(tmp_path / "journal", ["module.py", "other.py", "test_a.py", "test_b.py"])
+        return Journal(tmp_path / "journal", state_of("package", ["tests"]))
 
     for name, outcome in outcomes.items():
-        journal().add(name, "module.py", outcome)
+        journal().add(name, "package/module.py", outcome)
+        assert journal().outcome(name) == outcome
 
-    def known() -> set[str]:
-        return {name for name, outcome in outcomes.items() if journal().outcome(name, "module.py") == outcome}
+    def unasked() -> dict[str, set[str]]:
+        found = {name: journal().unasked(name, "package/module.py") for name in outcomes}
+        return {name: tests for name, tests in found.items() if tests}
 
-    assert known() == outcomes.keys()
-    for changed, left in (("other.py", {"killed", "late", "broken"}), ("test_a.py", {"late", "broken"})):
+    a, both = {"tests/test_a.py"}, {"tests/test_a.py", "tests/test_b.py"}
+    assert unasked() == {}
+    for changed, asked in (
+        ("tests/test_a.py", {"killed": both, "alive": a}),  # its killer may have gone, the survivor has a new test
+        ("tests/cases.py", {"killed": both, "alive": both}),
+        ("package/module.py", {"killed": both, "late": both, "broken": both, "alive": both}),
+    ):
         (tmp_path / changed).write_text("pass", encoding="utf-8")
-        assert known() == left
-    (tmp_path / "module.py").write_text("pass", encoding="utf-8")
-    assert known() == set()
+        assert unasked() == asked
+
+
+@pytest.mark.parametrize(
+    ("test", "outcome"),
+    [
+        ("from module import CASES\n\ndef test_x():\n    assert CASES\n", Outcome("killed", "test_it.py::test_x")),
+        ("import module\n\ndef test_x():\n    assert module.CASES is not None\n", Outcome("survived")),
+        ("from module import CASES\n\nif CASES:\n    def test_x(): pass\n", Outcome("not run")),
+        ("from module import CASES\n\nassert CASES\n\ndef test_x(): pass\n", Outcome("killed")),
+    ],
+    ids=["a test fails", "no test fails", "there is no test", "the tests cannot be imported"],
+)
+def test_a_mutant_is_killed_by_a_test_that_fails_and_not_by_one_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, test: str, outcome: Outcome
+) -> None:
+    for name in ("ROOT", "FOUND"):
+        monkeypatch.setattr(f"tests.mutation.__main__.{name}", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    (tmp_path / "code").mkdir()
+    for name, text in (("pytest.ini", "[pytest]\n"), ("code/module.py", "CASES = [1]\n"), ("test_it.py", test)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    mutant = compile("CASES = []", "module.py", "exec", dont_inherit=True)
+    faulthandler.cancel_dump_traceback_later()  # its thread does not come along into a fork, which would wait for it
+    assert judge(mutant, "code/module.py", {"test_it.py::test_x": 0.0}, run_tests) == outcome
 
 
 def test_a_score_leaves_out_what_has_a_reason_and_replaces_the_row_of_its_package(tmp_path: Path) -> None:
