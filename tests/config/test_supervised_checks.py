@@ -67,3 +67,32 @@ def test_a_table_that_is_not_implemented_is_listed_by_its_leaves_and_its_neighbo
     assert set(paths) < leaves
     for entry in kind_named(kind).unimplemented:
         assert {path for path in leaves if path == entry.path or path.startswith(f"{entry.path}.")} <= set(paths)
+
+
+@pytest.mark.parametrize(
+    ("values", "refused"),
+    [
+        ({}, False),
+        ({"eval_before_train": True}, True),
+        ({"eval_interval": 2}, True),
+        ({"eval_interval": 2, "eval_datasets": ["others"]}, False),
+    ],
+)
+def test_an_evaluation_that_is_asked_for_has_rows(values: dict[str, Any], refused: bool) -> None:
+    assert ("eval_datasets" in problems(**{"eval_before_train": False, "eval_interval": 0} | values)) == refused
+
+
+def test_sets_of_one_name_are_refused_where_they_were_named() -> None:
+    twice = ["a/rows.jsonl", "b/rows.jsonl"]
+    assert "several sets are called rows in metrics" in problems(eval_datasets=twice, eval_interval=1)["eval_datasets"]
+    found = problems(eval_datasets=twice, eval_dataset_names=["x", "x"], eval_interval=1)
+    assert "several sets are called x" in found["eval_dataset_names"] and "eval_datasets" not in found
+
+
+@pytest.mark.parametrize(
+    ("resume", "mode", "path"), [("", "none", None), ("latest", "latest", None), ("runs/a", "from_path", "runs/a")]
+)
+def test_a_supervised_run_resumes_from_nothing_the_newest_or_a_path(resume: str, mode: str, path: str | None) -> None:
+    run: Any = compose([], SFT | {"resume_from": resume}).config
+    assert (run.trainer.resume_mode, run.trainer.resume_path) == (mode, path)
+    assert (run.trainer.placement.colocate_all, run.trainer.placement.colocate_policy_ref) == (False, False)

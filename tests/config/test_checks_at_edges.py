@@ -1,0 +1,132 @@
+"""Checks of reinforcement learning at the edge of their conditions, and what their hints name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.config import compose, load
+from skyrl.config.check import without_effect
+from skyrl.config.resolve import resolve_with_origins
+from skyrl.errors import ConfigError
+from tests.config.leaves import RUNNABLE
+
+PLACEMENT = "trainer.placement."
+ENGINE = "generator.inference_engine."
+RAY: dict[str, Any] = {PLACEMENT + "executor": "ray"}
+VLLM: dict[str, Any] = {**RAY, ENGINE + "backend": "vllm"}
+TWO = {
+    PLACEMENT + "colocate_all": False,
+    PLACEMENT + "policy_num_gpus_per_node": 2,
+    PLACEMENT + "ref_num_gpus_per_node": 2,
+}
+ZERO = "trainer.policy.deepspeed_config.zero_optimization."
+DEEPSPEED: dict[str, Any] = {"trainer.strategy": "deepspeed"}
+JUDGE = "environment.skyrl_gym.reward_model."
+POSITIONS = ENGINE + "engine_init_kwargs.hf_overrides.rope_parameters"
+
+
+def said(values: dict[str, Any]) -> dict[str, str]:
+    """Path -> message and hint of what is refused."""
+    try:
+        compose([], RUNNABLE | values)
+    except ConfigError as error:
+        return {problem.path: f"{problem.message}; {problem.hint}" for problem in error.problems}
+    return {}
+
+
+def test_experts_that_are_not_spread_may_lie_on_several_gpus() -> None:
+    assert ENGINE + "expert_parallel_size" not in said({**VLLM, ENGINE + "tensor_parallel_size": 2})
+
+
+@pytest.mark.parametrize(("tensor", "fix"), [(2, "set it to 2"), (3, "give the policy a multiple of 3 GPUs")])
+def test_engines_are_told_how_many_fill_the_gpus_of_the_policy(tensor: int, fix: str) -> None:
+    values = {**VLLM, PLACEMENT + "policy_num_gpus_per_node": 4, ENGINE + "tensor_parallel_size": tensor}
+    assert fix in said(values)[ENGINE + "num_engines"]
+
+
+@pytest.mark.parametrize(("together", "switch"), [(True, "colocate_all"), (False, "colocate_policy_ref")])
+def test_models_that_share_gpus_are_told_by_which_switch(together: bool, switch: str) -> None:
+    values = {**RAY, PLACEMENT + "colocate_all": together, PLACEMENT + "ref_num_gpus_per_node": 2}
+    assert f"(trainer.placement.{switch})" in said(values)[PLACEMENT + "ref_num_gpus_per_node"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("path", "folder"), ("url", "http://127.0.0.1:8001/score")])
+def test_a_reward_model_is_here_or_elsewhere(name: str, value: str) -> None:
+    found = said({"environment.env_class": "reward_model", JUDGE + name: value})
+    assert not {JUDGE + "path", JUDGE + "url"} & found.keys()
+
+
+def test_positions_that_only_the_learner_sets_are_another_model() -> None:
+    assert POSITIONS in said({"trainer.policy.model_config_kwargs": {"rope_parameters": {"factor": 2.0}}})
+
+
+def test_optimizer_state_at_stage_1_needs_its_folder_on_the_drive() -> None:
+    found = said({**DEEPSPEED, ZERO + "stage": 1, ZERO + "offload_optimizer.device": "nvme"})
+    assert ZERO + "offload_optimizer.nvme_path" in found
+
+
+def test_three_ranks_do_not_hold_the_weights_of_two() -> None:
+    found = said({**RAY, **DEEPSPEED, **TWO, ZERO + "zero_hpz_partition_size": 3})
+    assert "3 does not divide the policy's 2 ranks" in found[ZERO + "zero_hpz_partition_size"]
+
+
+def test_how_adapters_start_matters_where_there_are_some() -> None:
+    lora = "trainer.policy.model.lora."
+    assert lora + "init_method" in said({lora + "rank": 4, lora + "init_method": "pissa"})
+    assert lora + "init_method" not in said({lora + "rank": 0, lora + "init_method": "pissa"})
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"generator.n_samples_per_prompt": 1}, True),
+        ({"generator.n_samples_per_prompt": 2}, False),
+        (
+            {
+                "generator.n_samples_per_prompt": 1,
+                "generator.eval_n_samples_per_prompt": 2,
+                "trainer.eval_interval": 5,
+            },
+            False,
+        ),
+    ],
+)
+def test_failed_samples_have_neighbours_in_training_or_in_evaluation(values: dict[str, Any], told: bool) -> None:
+    path = "environment.skyrl_gym.failed_samples"
+    data = {"data.val_data": ["rows"], "trainer.eval_before_train": False, "trainer.eval_interval": 0}
+    loaded: Any = load([], RUNNABLE | data | values | {path: "drop_group"})
+    run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+    assert (path in {problem.path for problem in without_effect(run, origins)}) == told
+
+
+def test_overrides_have_a_number_and_a_text_is_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["skyrl.config.load"], "MOST_OVERRIDES", 2)  # the package has a function `load`
+    text: Any = load([], "trainer.epochs=3").config
+    texts: Any = load([], ["trainer.epochs=3", "trainer.epochs=4"]).config
+    assert (text.trainer.epochs, texts.trainer.epochs) == (3, 4)
+    with pytest.raises(ConfigError, match="3 overrides, and at most 2"):
+        load([], ["trainer.epochs=3"] * 3)
+
+
+def test_a_name_of_another_kind_of_run_is_told_apart_from_one_that_no_kind_has() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load([], {"kind": "sft", "generator.n_samples_per_prompt": 2, "zzzzz": 1})
+    hints = {problem.path: problem.hint for problem in refused.value.problems}
+    assert hints["generator.n_samples_per_prompt"] == "generator belongs to kind = rl, and this is kind = sft"
+    assert "belongs to kind" not in hints["zzzzz"]
+
+
+def test_a_kind_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load([], {"kind": "sftt", "train_datasets": ["rows"]})
+    assert {problem.message for problem in refused.value.problems} == {"'sftt' is not one of: rl, sft, reward_model"}
+
+
+def test_the_last_kind_counts_whatever_a_file_says(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('kind = "reward_model"\n', encoding="utf-8")
+    loaded: Any = load([tmp_path / "run.toml"], {"kind": "sft", "train_datasets": ["rows"]})
+    assert loaded.config.kind == "sft"
