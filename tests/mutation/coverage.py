@@ -44,7 +44,7 @@ class Coverage:
         lines = _lines(mutant)
         if self.at_import(mutant):
             whole = {line for _, ran in self.tests.values() for line in ran if line[0] == mutant.file}
-            lines = lines | whole or {line for _, ran in self.tests.values() for line in ran}
+            lines |= whole or {line for _, ran in self.tests.values() for line in ran}
         running = {
             name: seconds
             for name, (seconds, ran) in self.tests.items()
