@@ -68,17 +68,21 @@ Sample = tuple[int, ...]
 Turn = Callable[[Case, Sequence[Sample], int], list[Sample]]
 """Draws one turn: (case, one prompt per request, turn) -> one answer per row, request by request."""
 
+Side = Callable[[str, int], float]
+"""Plays a round: (name of a case, round) -> CPU-seconds."""
 
-def cases() -> dict[str, Case]:
+
+def cases(round_: int = 0) -> dict[str, Case]:
     """64 rows each, unless the name says otherwise. Lengths are the same for all, or log-normal (mean 46, longest 256);
-    a prompt of 512 tokens is shared by 8 samples; a conversation of 4 turns starts with 64 tokens.
+    a prompt of 512 tokens is shared by 8 samples; a conversation of 4 turns starts with 64 tokens. Each round has
+    prompts of its own, so that nothing of it is in a prefix cache.
     """
-    generator = torch.Generator().manual_seed(0)
+    random, drawn = torch.Generator().manual_seed(round_), torch.Generator().manual_seed(0)
 
     def prompts(count: int, length: int) -> list[Sample]:
-        return [tuple(row) for row in torch.randint(0, 512, (count, length), generator=generator).tolist()]
+        return [tuple(row) for row in torch.randint(0, 512, (count, length), generator=random).tolist()]
 
-    tail = torch.randn(ROWS, generator=generator).mul(1.1).add(3.3).exp().clamp(1, 256).int().tolist()
+    tail = torch.randn(ROWS, generator=drawn).mul(1.1).add(3.3).exp().clamp(1, 256).int().tolist()
     tail[0] = 256
     return {
         "uniform": Case("3M", prompts(8, 64), 8, [64] * 8),
@@ -178,8 +182,8 @@ def of_vllm(folder: str, dtype: str) -> Turn:
 
 
 @contextmanager
-def elsewhere(folder: str, dtype: str) -> Iterator[Callable[[str], float]]:
-    """vLLM in another process: name of a case -> CPU-seconds that one round of it took there."""
+def elsewhere(folder: str, dtype: str) -> Iterator[Side]:
+    """vLLM in another process: name of a case, round -> CPU-seconds that it took there."""
     process = subprocess.Popen(
         [sys.executable, __file__, "--serve", folder, dtype],
         stdin=subprocess.PIPE,
@@ -188,9 +192,9 @@ def elsewhere(folder: str, dtype: str) -> Iterator[Callable[[str], float]]:
         text=True,
     )
 
-    def run(name: str) -> float:
+    def run(name: str, round_: int) -> float:
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(name + "\n")
+        process.stdin.write(f"{name} {round_}\n")
         process.stdin.flush()
         for line in process.stdout:
             if line.startswith("cpu "):
@@ -210,7 +214,8 @@ def serve(folder: str, dtype: str) -> None:
     os.dup2(2, 1)  # what libraries print goes elsewhere
     turn = of_vllm(folder, dtype)
     for line in sys.stdin:
-        case = cases()[line.strip()]
+        name, round_ = line.split()
+        case = cases(int(round_))[name]
         out.write(f"cpu {cpu_seconds(lambda case=case: play(case, turn))}\n")  # type: ignore[misc]  # bound by its default
         out.flush()
 
@@ -222,26 +227,26 @@ def cpu_seconds(run: Callable[[], None]) -> float:
     return time.process_time() - begun
 
 
-def rates(name: str, case: Case, sides: Mapping[str, Callable[[str], float]], rounds: int) -> dict[str, float]:
+def rates(name: str, case: Case, sides: Mapping[str, Side], rounds: int) -> dict[str, float]:
     """Useful tokens per CPU-second of each side, best of the rounds; the first round only warms up."""
     best = dict.fromkeys(sides, 0.0)
     for attempt in range(rounds + 1):
         for side, run in sides.items():
-            rate = case.useful / run(name)
+            rate = case.useful / run(name, attempt)
             best[side] = max(best[side], rate) if attempt else 0.0
     return best
 
 
 @contextmanager
-def sides_of(size: str, dtype: str, *, vllm: bool) -> Iterator[dict[str, Callable[[str], float]]]:
-    """Every side over the same weights: name of a case -> CPU-seconds."""
+def sides_of(size: str, dtype: str, *, vllm: bool) -> Iterator[dict[str, Side]]:
+    """Every side over the same weights."""
     reference, words = model(size, dtype), tokenizer()
     turns = {
         "transformers": of_generate(reference),
         "engine": of_engine(TorchEngine(copy.deepcopy(reference), words, max_num_seqs=ROWS)),
     }
-    sides: dict[str, Callable[[str], float]] = {
-        side: lambda name, turn=turn: cpu_seconds(lambda: play(cases()[name], turn))  # type: ignore[misc]  # as above
+    sides: dict[str, Side] = {
+        side: lambda name, round_, turn=turn: cpu_seconds(lambda: play(cases(round_)[name], turn))  # type: ignore[misc]  # as above
         for side, turn in turns.items()
     }
     if not vllm:

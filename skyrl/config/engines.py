@@ -65,8 +65,9 @@ class InferenceEngineConfig(BaseConfig):
     """Compute without CUDA graphs. False is faster and was seen to disturb long runs; a CPU has none. vllm."""
 
     enable_prefix_caching: bool = True
-    """Reuse the keys and values of a prompt's beginning among requests. vllm; the torch engine computes a prompt once
-    for all samples of one request, and keeps nothing for later ones."""
+    """Reuse the keys and values of a prompt's beginning among requests: later turns of a conversation and prompts with
+    a common system text compute what is new in them. The torch engine keeps up to 1 GiB of them until weights change,
+    for Llama, Qwen2 and Qwen3 with `sdpa` attention, and none where it is deterministic."""
 
     enable_chunked_prefill: bool = True
     """Read long prompts in pieces between steps of generation. vllm."""
@@ -224,7 +225,9 @@ BACKENDS: Mapping[str, EngineBackend] = {
         package="vllm",
         extra="vllm",
     ),
-    "torch": EngineBackend(is_embedded=True, has_the_learners_dtype=True, repeats_on_a_cpu=True),
+    "torch": EngineBackend(
+        fields=("enable_prefix_caching",), is_embedded=True, has_the_learners_dtype=True, repeats_on_a_cpu=True
+    ),
     "http": EngineBackend(is_started_by_the_run=False),
     "sglang": EngineBackend(takes_adapters=False, transports=("nccl", "gloo", "disk")),
 }

@@ -87,6 +87,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
                 use_fast_tokenizer=not trainer.disable_fast_tokenizer,
                 max_num_seqs=engine.max_num_seqs,
                 deterministic=required(engine.deterministic, "generator.inference_engine.deterministic"),
+                prefix_caching=engine.enable_prefix_caching,
             )
         case "vllm":
             make = partial(

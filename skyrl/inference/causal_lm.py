@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from skyrl.errors import ModelError
 from skyrl.inference import attention
 from skyrl.inference.fused_decoder import FusedDecoder, Prefix
+from skyrl.inference.kept_prefixes import Kept, KeptPrefixes, common_length
 from skyrl.inference.kv_cache import RowCache
 
 _PADDING = 8
@@ -27,6 +28,9 @@ _PADDING = 8
 _KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer)
 """Layer types that transformers plans for models whose only state is keys and values."""
 
+_COMMON = 64
+"""Tokens of a beginning that several prompts have in common, from which on it is computed for itself."""
+
 _PREFILL_TOKENS = 4096
 """Largest prefill in one forward pass, in tokens, padding included; a longer prompt goes alone."""
 
@@ -34,7 +38,10 @@ _PREFILL_TOKENS = 4096
 class CausalLM:
     """The model behind two functions. Call them under `torch.inference_mode()`."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, kept_bytes: int = 0) -> None:
+        """`kept_bytes` bounds the memory of keys and values that outlive their sequence; only models that
+        `FusedDecoder` supports continue from them.
+        """
         layers = DynamicCache(config=model.config).layers
         foreign = {type(layer).__name__ for layer in layers if type(layer) not in _KEYS_AND_VALUES}
         if foreign:
@@ -52,24 +59,48 @@ class CausalLM:
         self._own_mask = model.config._attn_implementation in ("sdpa", attention.GROUPED_QUERY) and not windows
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._fused = FusedDecoder(self.model) if fused else None
+        self.kept = KeptPrefixes(kept_bytes if fused else 0)
 
     def refresh(self) -> None:
         """Computes with the weights that the model has now, after they were replaced or moved."""
+        self.kept.clear()
         if self._fused is not None:
             self._fused.refresh()
 
     def release(self) -> None:
-        """Gives back the memory of prepared weights; nothing can be computed until `refresh`."""
+        """Gives back the memory of prepared weights and kept keys; nothing can be computed until `refresh`."""
+        self.kept.clear()
         if self._fused is not None:
             self._fused.release()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
-        """Each prompt as if it were alone, in order; several share a forward pass."""
-        compute = self._prefill_together if self._fused is None else self._fused.prefill
+        """Each prompt as if it were alone, in order; several share a forward pass.
+
+        What is kept of a prompt's beginning is not computed again, and a long beginning that all of them have in common
+        is computed once.
+        """
+        self._keep_common(prompts)
+        found = [self.kept.find(prompt) for prompt in prompts]
+        self.kept.reused += sum(len(each.ids) for each in found if each is not None)
         done: dict[int, Prefix] = {}
-        for bucket in _by_length(prompts, padded=self._fused is None):
-            done.update(zip(bucket, compute([prompts[i] for i in bucket]), strict=True))
+        for bucket in _by_length([len(prompt) for prompt in prompts], found, padded=self._fused is None):
+            done.update(zip(bucket, self._computed([(prompts[i], found[i]) for i in bucket]), strict=True))
         return [done[i] for i in range(len(prompts))]
+
+    def _computed(self, starts: Sequence[tuple[Sequence[int], Kept | None]]) -> Iterator[Prefix]:
+        prompts, kept = [prompt for prompt, _ in starts], [beginning for _, beginning in starts]
+        return self._prefill_together(prompts) if self._fused is None else self._fused.prefill(prompts, kept)
+
+    def _keep_common(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Computes and keeps the beginning that all prompts have in common, where it is long and not kept yet."""
+        if self.kept.most_bytes == 0 or len(prompts) < 2:
+            return
+        listed = [tuple(prompt) for prompt in prompts]
+        length = min(common_length(min(listed), max(listed)), min(map(len, listed)) - 1)
+        known = self.kept.find(prompts[0][: length + 1])
+        if length >= _COMMON and (known is None or len(known.ids) < length):
+            (prefix,) = self._computed([(prompts[0][:length], known)])
+            self.kept.keep(tuple(prompts[0][:length]), prefix.layers)
 
     def decode(self, cache: RowCache, starts: Tensor, *, ragged: bool) -> Tensor:
         """Logits (R, V) after the tokens in column `end` of the cache, whose keys and values it adds there.
@@ -108,14 +139,17 @@ class CausalLM:
             yield Prefix(layers=layers, logits=logits[row, ends.index(length) if keep else length - 1])
 
 
-def _by_length(prompts: Sequence[Sequence[int]], *, padded: bool) -> Iterator[list[int]]:
-    """Indices of prompts, by length, that are computed together within the token budget; `padded` to one length."""
+def _by_length(lengths: Sequence[int], kept: Sequence[Kept | None], *, padded: bool) -> Iterator[list[int]]:
+    """Indices of prompts, by what is new in them, that are computed together within the token budget; `padded` to one
+    length.
+    """
+    new = [length - (0 if past is None else len(past.ids)) for length, past in zip(lengths, kept, strict=True)]
     bucket: list[int] = []
     tokens = 0
-    for index in sorted(range(len(prompts)), key=lambda i: len(prompts[i])):
-        length = len(prompts[index])
+    for index in sorted(range(len(new)), key=lambda i: new[i]):
+        length = new[index]
         tokens = length * (len(bucket) + 1) if padded else tokens + length
-        dissimilar = padded and bucket and -(-length // _PADDING) != -(-len(prompts[bucket[0]]) // _PADDING)
+        dissimilar = padded and bucket and -(-length // _PADDING) != -(-new[bucket[0]] // _PADDING)
         if bucket and (dissimilar or tokens > _PREFILL_TOKENS):
             yield bucket
             bucket, tokens = [], length

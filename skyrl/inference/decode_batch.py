@@ -71,7 +71,10 @@ class DecodeBatch:
         self._reserve(samples, before=longest, ahead=ahead)
         for (job, ids, indices), prefix in zip(starts, prefixes, strict=True):
             start = self._cache.place(ids, prefix.layers, len(indices))
-            self.rows += [Row(job=job, index=i, seed=sample_seed(job.keys[i]), start=start) for i in indices]
+            self.rows += [
+                Row(job=job, index=i, seed=sample_seed(job.keys[i]), start=start, version=self._weight_version)
+                for i in indices
+            ]
         self._remember_begun(joined)
         copies = torch.tensor([len(indices) for _, _, indices in starts], device=self._model.device)
         logits = torch.stack([prefix.logits for prefix in prefixes]).repeat_interleave(copies, dim=0)
@@ -140,6 +143,8 @@ class DecodeBatch:
         leaving = [place for place, row in enumerate(self.rows) if place in eos | stopped or row.last <= end]
         for place in leaving:
             row = self.rows[place]
+            if self._model.kept.most_bytes and row.version == self._weight_version:
+                self._model.kept.keep(*self._cache.computed(place, row.start))
             row.job.completions[row.index] = self._completion(place, eos=place in eos, stopped=place in stopped)
         jobs = {row.job: None for row in map(self.rows.__getitem__, leaving)}
         self._keep([place for place in range(len(self.rows)) if place not in set(leaving)])

@@ -12,7 +12,6 @@ Shapes: T tokens of all sequences, H hidden size, D head size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
+from skyrl.inference.kept_prefixes import Kept, Layers
 from skyrl.inference.kv_cache import RowCache
 from skyrl.inference.projections import GateUp, Projection, gate_up, projection
 
@@ -34,8 +34,7 @@ _CONSTANT_ROTATIONS = ("default", "linear", "llama3", "yarn")
 class Prefix:
     """A prompt of P tokens, computed."""
 
-    layers: tuple[tuple[Tensor, Tensor], ...]
-    """Keys and values per layer, (kv_heads, P, head_dim) each."""
+    layers: Layers
 
     logits: Tensor
     """Logits after the last token of the prefix, (V,)."""
@@ -63,6 +62,8 @@ class _Span:
     begin: int
     count: int
     length: int
+    past: Layers = ()
+    """Keys and values that a single sequence continues from."""
 
 
 class FusedDecoder:
@@ -105,17 +106,24 @@ class FusedDecoder:
         self._layers = []
         self._head = None
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> Iterator[Prefix]:
-        """Each prompt as if it were alone, in order, in one forward pass; neighbours of equal length share a kernel."""
-        device, lengths = self._norm.device, [len(prompt) for prompt in prompts]
-        ids = torch.tensor([[token for prompt in prompts for token in prompt]], device=device)
-        positions = torch.cat([torch.arange(length, device=device) for length in lengths])
+    def prefill(self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None]) -> Iterator[Prefix]:
+        """Each prompt as if it were alone, in order, in one forward pass; neighbours of equal length share a kernel.
+
+        `kept` are beginnings of the prompts that are computed already.
+        """
+        device, pasts = self._norm.device, [0 if each is None else len(each.ids) for each in kept]
+        new = [prompt[past:] for prompt, past in zip(prompts, pasts, strict=True)]
+        lengths = [len(tokens) for tokens in new]
+        ids = torch.tensor([[token for tokens in new for token in tokens]], device=device)
+        positions = torch.cat(
+            [torch.arange(past, past + length, device=device) for past, length in zip(pasts, lengths, strict=True)]
+        )
         ends = torch.tensor(lengths, device=device).cumsum(0)
-        logits, layers = self._computed(ids, positions, list(_spans(lengths)), ends - 1)
-        split = [tuple(part.split(lengths) for part in layer) for layer in layers]
-        for place in range(len(prompts)):
-            own = tuple((keys[place].transpose(0, 1), values[place].transpose(0, 1)) for keys, values in split)
-            yield Prefix(layers=own, logits=logits[place])
+        logits, layers = self._computed(ids, positions, list(_spans(lengths, kept)), ends - 1)
+        split = [tuple(part.transpose(0, 1).split(lengths, dim=1) for part in layer) for layer in layers]
+        for place, past in enumerate(kept):
+            own = tuple((keys[place], values[place]) for keys, values in split)
+            yield Prefix(layers=own if past is None else _continued(past.layers, own), logits=logits[place])
 
     def decode(self, cache: RowCache, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         """Logits (R, V) after one more token per row, whose keys and values are added in column `end` of the cache.
@@ -137,10 +145,11 @@ class FusedDecoder:
         self, ids: Tensor, positions: Tensor, spans: Sequence[_Span], ends: Tensor
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Logits at `ends`, and keys and values per layer, (T, kv_heads, D) each."""
-        x, rotation, layers = self._embed(ids)[0], self._rotation(positions), []
+        x, rotation = self._embed(ids)[0], self._rotation(positions)
+        layers: list[tuple[Tensor, Tensor]] = []
         for layer in self._layers:
             queries, keys, values = self._queries_keys_values(layer, x, rotation)
-            mixed = torch.cat([_causal(span, queries, keys, values) for span in spans])
+            mixed = torch.cat([_attended(span, len(layers), queries, keys, values) for span in spans])
             layers.append((keys, values))
             if len(layers) == len(self._layers):
                 mixed, x = mixed[ends], x[ends]
@@ -193,19 +202,47 @@ class FusedDecoder:
         )
 
 
-def _spans(lengths: Sequence[int]) -> Iterator[_Span]:
-    begin = 0
-    for length, equal in groupby(lengths):
-        count = len(list(equal))
-        yield _Span(begin=begin, count=count, length=length)
-        begin += count * length
+def _spans(lengths: Sequence[int], kept: Sequence[Kept | None]) -> Iterator[_Span]:
+    """Neighbours of equal length together; a sequence that continues another one stands alone."""
+    begin, waiting = 0, 0
+    for place, (length, past) in enumerate(zip(lengths, kept, strict=True)):
+        waiting += 1
+        follows = place + 1 < len(lengths) and kept[place + 1] is None and lengths[place + 1] == length
+        if past is None and follows:
+            continue
+        yield _Span(begin=begin, count=waiting, length=length, past=() if past is None else past.layers)
+        begin, waiting = begin + waiting * length, 0
 
 
-def _causal(span: _Span, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _continued(past: Layers, new: Layers) -> Layers:
+    """Keys and values of P and S tokens as those of P + S tokens."""
+    return tuple(
+        (torch.cat((first[0], second[0]), 1), torch.cat((first[1], second[1]), 1))
+        for first, second in zip(past, new, strict=True)
+    )
+
+
+def _attended(span: _Span, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Causal attention within each sequence of the span: (T, heads, D) of all tokens -> (count * length, heads * D)."""
     tokens = slice(span.begin, span.begin + span.count * span.length)
     query, key, value = (
         part[tokens].unflatten(0, (span.count, span.length)).transpose(1, 2) for part in (queries, keys, values)
     )
-    mixed = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    if span.past:
+        mixed = _after(span.past[layer], query, key, value)
+    else:
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     return mixed.transpose(1, 2).reshape(span.count * span.length, -1)
+
+
+def _after(past: tuple[Tensor, Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention of one sequence of S tokens behind P others: (1, heads, S, D) -> the same shape.
+
+    The query heads that share a key head stand one behind the other, as positions of one head.
+    """
+    keys, values = (torch.cat((old, new[0]), 1)[None] for old, new in zip(past, (key, value), strict=True))
+    _, heads, length, width = query.shape
+    grouped = query.reshape(1, key.shape[1], heads // key.shape[1] * length, width)
+    before = torch.ones(length, keys.shape[2], dtype=torch.bool, device=query.device).tril(keys.shape[2] - length)
+    mask = before.repeat(heads // key.shape[1], 1)
+    return scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).view(1, heads, length, width)

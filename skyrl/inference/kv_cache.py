@@ -121,6 +121,12 @@ class RowCache(Cache):
         window.rows, window.start = window.rows + copies, min(window.start, columns.start)
         return columns.start
 
+    def computed(self, row: int, start: int) -> tuple[tuple[int, ...], tuple[tuple[Tensor, Tensor], ...]]:
+        """Tokens of a row whose keys and values are there, and those, (kv_heads, tokens, head_dim) each; views."""
+        columns = slice(start, self.window.end)
+        layers = tuple((layer.keys[row, :, columns], layer.values[row, :, columns]) for layer in self._layers)
+        return tuple(self.tokens[row, 0, columns].tolist()), layers
+
     def keep(self, rows: Sequence[int]) -> list[int]:
         """Drops all rows but these (ascending); returns the old row that now stands at each place."""
         kept, tail = set(rows), [row for row in rows if row >= len(rows)]

@@ -61,6 +61,9 @@ class Row:
     start: int
     """Column of the first prompt token."""
 
+    version: int
+    """Version of the weights that computed the prompt's keys and values."""
+
     tail: int = field(init=False)
     """How many newest tokens are searched for stop strings; 0 without stop strings."""
 

@@ -28,6 +28,7 @@ from skyrl.inference.causal_lm import CausalLM
 from skyrl.inference.decode_batch import DecodeBatch
 from skyrl.inference.engine import Completion, GenerationRequest, InFlight, longest_completion
 from skyrl.inference.incoming_weights import IncomingWeights
+from skyrl.inference.kept_prefixes import MOST_BYTES
 from skyrl.inference.rows import Job
 from skyrl.inference.scheduler import Scheduler
 from skyrl.inference.weights import replace_weights
@@ -50,13 +51,15 @@ class TorchEngine:
         max_num_seqs: int,
         max_model_len: int | None = None,
         deterministic: bool = False,
+        prefix_bytes: int = MOST_BYTES,
     ) -> None:
         """Raises `ModelError` for a model that it cannot sample from.
 
         At most `max_num_seqs` samples are decoded together. `max_model_len` is in tokens, prompt and completion
-        together; None is the model's `max_position_embeddings`.
+        together; None is the model's `max_position_embeddings`. `prefix_bytes` bounds the memory of the keys and values
+        of finished sequences, from which later prompts continue; 0, and deterministic mode, compute every prompt whole.
         """
-        self._model = CausalLM(model)
+        self._model = CausalLM(model, kept_bytes=0 if deterministic else prefix_bytes)
         self._device = model.device
         self._tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
         self._eos_ids = _eos_ids(model, tokenizer)
@@ -97,14 +100,15 @@ class TorchEngine:
     async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
         """Copy the weights into the model and adopt `version`; see `InferenceEngine.load_weights`.
 
-        Keys and values do not outlive the batch they were computed in, and while paused there are none unless they are
-        kept: no cache is left to drop.
+        Keys and values of finished sequences are dropped. Those of samples that a pause keeps stay, and are not kept
+        for later prompts.
         """
         if not self._scheduler.idle:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
+        was_kept = self._model.kept.summary()
         await asyncio.to_thread(self._replace_weights, incoming)
         self._weight_version = version
-        _log.info("weights of version %d", version)
+        _log.info("weights of version %d; %s", version, was_kept)
         self._scheduler.weights_are(version)
 
     async def sleep(self) -> bool:
@@ -165,6 +169,7 @@ def load_torch_engine(
     use_fast_tokenizer: bool = True,
     max_num_seqs: int,
     deterministic: bool = False,
+    prefix_caching: bool = True,
 ) -> TorchEngine:
     """The engine over the model at `path` (folder or hub name), with weights of its own. Raises `ModelError`.
 
@@ -172,7 +177,13 @@ def load_torch_engine(
     """
     model = load_causal_lm(path, dtype=getattr(torch, dtype), attention=attention, device=torch.device(device))
     tokenizer = load_tokenizer(path, use_fast=use_fast_tokenizer)
-    return TorchEngine(model, tokenizer, max_num_seqs=max_num_seqs, deterministic=deterministic)
+    return TorchEngine(
+        model,
+        tokenizer,
+        max_num_seqs=max_num_seqs,
+        deterministic=deterministic,
+        prefix_bytes=MOST_BYTES if prefix_caching else 0,
+    )
 
 
 def _positions(model: PreTrainedModel) -> int:

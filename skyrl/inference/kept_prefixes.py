@@ -1,0 +1,117 @@
+"""Keys and values of finished sequences, from which later prompts continue: the next turn of a conversation computes
+what is new in it, and prompts with a common beginning compute that once.
+
+Sequences are found by their tokens, in blocks; the least recently used are dropped where the memory is spent. All of
+them belong to one version of the weights: `clear` comes with the next.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from attrs import define, field, frozen
+from torch import Tensor
+
+Layers = tuple[tuple[Tensor, Tensor], ...]
+"""Keys and values per layer, (kv_heads, P, head_dim) each, of P tokens."""
+
+MOST_BYTES = 1 << 30
+"""Memory of the device that is spent on kept keys and values."""
+
+_BLOCK = 8
+"""Tokens of a block; shorter common beginnings are not looked for."""
+
+Ids = tuple[int, ...]
+
+
+@frozen(kw_only=True, eq=False)
+class Kept:
+    """A sequence of P tokens, computed."""
+
+    ids: Ids
+    layers: Layers
+
+    @property
+    def size(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(tensor.nbytes for layer in self.layers for tensor in layer)
+
+    def shortened(self, length: int) -> Kept:
+        """Its first tokens; the memory stays that of the whole."""
+        layers = tuple((keys[:, :length], values[:, :length]) for keys, values in self.layers)
+        return Kept(ids=self.ids[:length], layers=layers)
+
+
+@define(eq=False)
+class KeptPrefixes:
+    """Sequences by their beginnings. One thread at a time may use it."""
+
+    most_bytes: int = MOST_BYTES
+    """Bound of the memory of all keys and values, in bytes; 0 keeps nothing."""
+
+    reused: int = 0
+    """Tokens of prompts that did not have to be computed, since `clear`."""
+
+    size: int = field(default=0, init=False)
+    """Bytes that are kept now."""
+
+    _sequences: OrderedDict[Ids, Kept] = field(factory=OrderedDict, init=False)
+    _blocks: dict[int, Ids] = field(factory=dict, init=False)
+    """The newest sequence that begins with blocks of this hash."""
+
+    def find(self, prompt: Sequence[int]) -> Kept | None:
+        """The longest kept beginning of the prompt, its last token left out: its logits have to be computed."""
+        ids = tuple(prompt[:-1])
+        for block in reversed(list(_hashes(ids))):
+            kept = self._sequences.get(self._blocks.get(block, ()))
+            length = 0 if kept is None else common_length(kept.ids, ids)
+            if kept is not None and length >= _BLOCK:
+                self._sequences.move_to_end(kept.ids)
+                return kept.shortened(length)
+        return None
+
+    def keep(self, ids: Ids, layers: Layers) -> None:
+        """Keeps a copy of a sequence; the least recently used are dropped where the memory is spent."""
+        size = sum(tensor.nbytes for layer in layers for tensor in layer)
+        if len(ids) < _BLOCK or size > self.most_bytes or ids in self._sequences:
+            return
+        kept = Kept(ids=ids, layers=tuple((keys.clone(), values.clone()) for keys, values in layers))
+        self._sequences[ids] = kept
+        self.size += kept.size
+        self._blocks.update(dict.fromkeys(_hashes(ids), ids))
+        while self.size > self.most_bytes:
+            self._drop_oldest()
+
+    def clear(self) -> None:
+        """Drops everything: the weights are others now, or the memory is needed."""
+        self._sequences.clear()
+        self._blocks.clear()
+        self.size = self.reused = 0
+
+    def summary(self) -> str:
+        """What is kept, and what it was good for, in words for a log."""
+        return f"{self.size / 1e6:.0f} MB of keys and values were kept, {self.reused} prompt tokens not computed again"
+
+    def _drop_oldest(self) -> None:
+        ids, kept = self._sequences.popitem(last=False)
+        self.size -= kept.size
+        for block in _hashes(ids):
+            if self._blocks.get(block) == ids:
+                del self._blocks[block]
+
+
+def _hashes(ids: Ids) -> Iterator[int]:
+    """A hash of the first block, of the first two, and so on."""
+    value = 0
+    for end in range(_BLOCK, len(ids) + 1, _BLOCK):
+        value = hash((value, ids[end - _BLOCK : end]))
+        yield value
+
+
+def common_length(one: Ids, other: Ids) -> int:
+    """How many first tokens are the same."""
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:
+        return shorter
+    return next(place for place in range(shorter) if one[place] != other[place])
