@@ -34,6 +34,7 @@ from skyrl.cli.serve_retriever import serve_retriever
 from skyrl.cli.serve_reward import serve_reward
 from skyrl.cli.simulate import simulate
 from skyrl.cli.templates import templates
+from skyrl.cli.timeline import timeline
 from skyrl.cli.view import view
 from skyrl.cli.watch import watch
 from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, SkyRLError, Stopped
@@ -133,6 +134,7 @@ cli.add_command(export)
 cli.add_command(evaluate)
 cli.add_command(generate)
 cli.add_command(watch)
+cli.add_command(timeline)
 cli.add_command(replay)
 cli.add_command(bisect)
 

@@ -12,7 +12,7 @@ from skyrl.config.intervals import Interval, interval
 from skyrl.config.learners import CriticConfig, PolicyConfig, RefConfig
 from skyrl.config.placement import PlacementConfig
 from skyrl.tree import FREE, IDENTITY, field, frozen
-from skyrl.tree.validators import non_negative, positive, positive_or_minus_one, positive_or_off
+from skyrl.tree.validators import all_positive, non_negative, positive, positive_or_minus_one, positive_or_off
 
 Tracker = Literal["console", "wandb", "tensorboard", "mlflow", "swanlab"]
 """Names of trackers."""
@@ -248,6 +248,10 @@ class TrainerConfig(BaseConfig):
     """Whether the default alarms are on, such as for collapsed entropy and exploding lengths. They warn, and change
     nothing else; one of them is changed by an entry of its name in `alarms`."""
 
+    profile_steps: tuple[int, ...] = field(default=(), validator=all_positive, metadata=FREE)
+    """Training steps whose timeline is kept: when each phase ran, and each call of an engine, learner or other process,
+    by the clock of the command. `skyrl timeline RUN` writes them as a Chrome trace."""
+
     recording: Literal["off", "jsonl", "jsonl.gz"] = field(default="off", metadata=FREE)
     """Keep every batch and what came of it below `run_path`, exactly: for `skyrl replay`, `skyrl bisect` and
     `rollouts_from`. About 55 bytes for each token of a batch, prompts counted with every sample, half of that in
@@ -262,7 +266,8 @@ class TrainerConfig(BaseConfig):
     `max_training_steps` alone may shorten it. None: the policy samples."""
 
     dump_data_batch: bool = field(default=False, metadata=FREE)
-    """Write every training batch below `export_path`, for debugging."""
+    """Write the tensors of every training batch into `export_path/dumped_data`, for debugging: tokens, mask,
+    log-probabilities, rewards and advantages, as safetensors."""
 
     dump_eval_results: bool = field(default=True, metadata=FREE)
     """Write every evaluated sample and the scores below `export_path`."""

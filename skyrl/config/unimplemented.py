@@ -79,8 +79,6 @@ UNIMPLEMENTED: tuple[Unimplemented, ...] = (
     Unimplemented("trainer.critic.model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
     Unimplemented("trainer.rope_scaling", "rotary embeddings other than the model's own", (None,)),
     Unimplemented("trainer.rope_theta", "rotary embeddings other than the model's own", (None,)),
-    # the loop
-    Unimplemented("trainer.dump_data_batch", "dumping training batches", (False,)),
     # rollouts
     Unimplemented("generator.rope_scaling", "rotary embeddings other than the model's own", (None,)),
     Unimplemented("generator.rope_theta", "rotary embeddings other than the model's own", (None,)),

@@ -35,6 +35,7 @@ from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.runs.session import RunSession
 from skyrl.tracking.factory import trackers_of
 from skyrl.tracking.jsonlines import MetricsFile
+from skyrl.tracking.timeline import Timeline
 from skyrl.tracking.timing import Clock
 from skyrl.tracking.tracker import LastMetrics, Tracker, Trackers
 from skyrl.training.alarms import Alarms, RaisedAlarm
@@ -146,7 +147,8 @@ class BaseExp:
     def get_tracker(self, first_step: int) -> Tracker:
         """Trackers of metrics: the run folder, and those that the configuration names."""
         named = trackers_of(self.cfg.trainer, total_steps=self.total_steps, first_step=first_step)
-        return Trackers([MetricsFile(self.folder.metrics), *named])
+        timeline = Timeline(self.folder.timeline, self.progress, self.cfg.trainer.profile_steps, first_step)
+        return Trackers([MetricsFile(self.folder.metrics), timeline, *named])
 
     def get_loop(self, tracker: Tracker) -> TrainingLoop:
         """The training loop, at its beginning."""

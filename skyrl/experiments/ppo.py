@@ -45,6 +45,7 @@ from skyrl.rollout.constant_rewards import STEPS, ConstantRewards
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.runs.inputs import check_data, look_at_the_models, notice, report_unread_variables, sandbox_in_force
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, RecordedRun, made_with, weight_digests_of
+from skyrl.tracking.batch_dump import BatchDump
 from skyrl.tracking.sample_files import SampleSink
 from skyrl.tracking.tracker import Tracker
 from skyrl.training.advantage import advantage_estimator, critic_targets
@@ -298,10 +299,11 @@ class BasePPOExp(BaseExp):
         return self.folder.samples.sink(self._decode, self.cfg.trainer.samples_per_step_kept)
 
     def get_sinks(self) -> list[Sink]:
-        """Receivers of what a step computes: the samples for people, and the recording where there is one."""
+        """Receivers of what a step computes: the samples for people, and dumps and recording where there are some."""
         form = self.cfg.trainer.recording
         recording = [] if form == "off" else [self.folder.recording(compress=form == "jsonl.gz")]
-        return [self.sample_sink, *recording]
+        dumps = [BatchDump(self.exports / "dumped_data")] if self.cfg.trainer.dump_data_batch else []
+        return [self.sample_sink, *dumps, *recording]
 
     def get_trainer(self, rollouts: Rollouts, sync: WeightSync | NoEngines) -> PPOTrainer:
         """The algorithm with its collaborators. The layers of every call are listed here, the outermost first."""
@@ -309,7 +311,8 @@ class BasePPOExp(BaseExp):
         shaping, numbers = reward_shaping(algorithm), FiniteNumbers()
         position = RolloutPosition(rollouts, shaping)
         sinks = self.get_sinks()
-        digests = {} if sinks == [self.sample_sink] else weight_digests_of(self.learners, turns)
+        without_digests = all(isinstance(sink, SampleSink | BatchDump) for sink in sinks)
+        digests = {} if without_digests else weight_digests_of(self.learners, turns)
         trace = StepTrace(sinks, rollouts, digests, clock)
         interruptible = in_context(self.shutdown.interruptible)
 

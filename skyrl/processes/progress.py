@@ -25,6 +25,15 @@ class Wait:
     """Seconds since it began."""
 
 
+@frozen
+class Span:
+    """One wait that has ended, in seconds of the clock of `Progress`."""
+
+    what: str
+    began: float
+    ended: float
+
+
 class Progress:
     """Open waits by name. Any thread may begin and end one; each beginning and end is progress."""
 
@@ -32,6 +41,8 @@ class Progress:
         self._numbers, self._clock = itertools.count(), clock
         self._open: dict[int, tuple[str, float]] = {}
         self._last = clock()
+        self.on_end: Callable[[Span], None] = lambda span: None
+        """Called with each wait that has ended, in the thread that waited."""
         self.warning = ""
         """The last warning that whoever watches the run should see."""
         self.details: Callable[[], str] = str
@@ -42,12 +53,14 @@ class Progress:
         """Around a wait: record that `what` is waited for."""
         number = next(self._numbers)
         self.note()
-        self._open[number] = what, self._last
+        began = self._last
+        self._open[number] = what, began
         try:
             yield
         finally:
             self._open.pop(number, None)
             self.note()
+            self.on_end(Span(what, began, self._last))
 
     def note(self) -> None:
         """Something came to its end."""

@@ -3,6 +3,7 @@
     config.json           the resolved configuration, and its fingerprint
     metrics.jsonl         one line for each step
     progress.json         what the run is doing, for whoever watches it: replaced every second
+    timeline.jsonl        phases and calls of the steps of trainer.profile_steps: `skyrl.tracking.timeline`
     alarms.jsonl          alarms that were raised, one line for each
     trajectories.jsonl    sampled answers with their rewards, for people
     tokens/               log-probabilities, advantages and more of each token of these: `skyrl.tracking.token_file`
@@ -26,6 +27,7 @@ from skyrl.tracking.curve import draw_reward_curve
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tracking.recording import FOLDER, Recording
 from skyrl.tracking.sample_files import SampleFiles
+from skyrl.tracking.timeline import FILE as TIMELINE
 from skyrl.tracking.token_file import FOLDER as TOKENS
 from skyrl.tracking.token_file import TokenFiles
 
@@ -36,6 +38,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = JsonLines(path / "metrics.jsonl")
+        self.timeline = JsonLines(path / TIMELINE)
         self.alarms = JsonLines(path / "alarms.jsonl")
         self.samples = SampleFiles(JsonLines(path / "trajectories.jsonl"), TokenFiles(path / TOKENS))
         self.model = path / "model"
@@ -49,7 +52,7 @@ class RunFolder:
         """Drop what was recorded of later steps, which will happen again; and the record of this one where it is still
         to come.
         """
-        for lines in (self.metrics, self.alarms):
+        for lines in (self.metrics, self.alarms, self.timeline):
             lines.forget_after(step if recorded else step - 1)
         self.samples.forget_after(step)
         self.recording().forget_after(step)

@@ -104,6 +104,8 @@ class Alarm:
         other = metrics.get(self.config.against)
         if other is not None and isfinite(other):
             self._seen.against = [*self._seen.against, other][-self.config.window :]
+            if self._seen.peak is not None and self._seen.peak.against is None:  # it was before the first step
+                self._seen.peak.against = other
 
     def _reason(self, value: float, metrics: Mapping[str, float]) -> str | None:
         seen, config = self._seen, self.config

@@ -37,7 +37,7 @@ ILL: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a leaking reward": (
         "evaluation_falls",
-        {"environment.env_class": "{out}/rewards.py:leaking", "trainer.policy.optimizer_config.lr": 1e-3},
+        {"environment.env_class": "{out}/rewards.py:leaking"},
     ),
     "a negative entropy bonus": (
         "entropy_collapse",

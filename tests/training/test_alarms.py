@@ -62,6 +62,13 @@ def test_default_alarms_watch_metrics_that_are_logged() -> None:
     assert unknown(watched) == []
 
 
+def test_an_evaluation_before_training_is_compared_with_the_reward_of_the_first_step() -> None:
+    first = {"eval/all/avg_score": 0.5, "eval/all/avg_score_stderr": 0.03}
+    later = {"eval/all/avg_score": 0.3, "eval/all/avg_score_stderr": 0.03}
+    rising = [first, *course("reward/avg_raw_reward", [0.1, 0.2, 0.3]), later]
+    assert raised(rising) == [(5, "evaluation_falls")]
+
+
 def test_an_evaluation_that_falls_with_the_reward_is_another_matter() -> None:
     falls = [
         {**record, "reward/avg_raw_reward": 1 - step / 10} for step, record in enumerate(ILL["evaluation_falls"][0])

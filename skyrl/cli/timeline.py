@@ -1,0 +1,34 @@
+"""`skyrl timeline`: what every process did in a step, as a trace that browsers show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--step", "steps", multiple=True, type=click.IntRange(min=1), help="Only this step; may be repeated.")
+@click.option("--to", type=click.Path(dir_okay=False, path_type=Path), help="A file [default: RUN/timeline.json].")
+def timeline(run: Path, steps: tuple[int, ...], to: Path | None) -> None:
+    """Write the timeline of RUN's profiled steps (trainer.profile_steps) as a Chrome trace.
+
+    Open the file in https://ui.perfetto.dev or chrome://tracing. Phases of the step are one track, each process is
+    another; all times are those of the command's clock.
+    """
+    from skyrl.errors import UserError
+    from skyrl.runs.run_folder import RunFolder
+    from skyrl.tracking.timeline import chrome_trace
+
+    records = [record for record in RunFolder(run).timeline.read() if not steps or record["step"] in steps]
+    if not records:
+        which = f"of step {', '.join(map(str, steps))} " if steps else ""
+        raise UserError(f"{run} holds no timeline {which}: a run keeps those of the steps in trainer.profile_steps")
+    file = to or run / "timeline.json"
+    try:
+        file.write_text(json.dumps(chrome_trace(records)), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
+    click.echo(f"{len(records)} step{'s' if len(records) > 1 else ''} in {file}")

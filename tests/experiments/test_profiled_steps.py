@@ -1,0 +1,35 @@
+"""What a run keeps of the steps that are profiled, and of every batch where it is asked to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+from skyrl.cli.main import cli
+from skyrl.errors import UserError
+from tests.nano_run import all_metrics, train
+
+
+def test_the_timeline_of_a_step_agrees_with_its_timings_and_batches_are_dumped(nano: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path, trainer__profile_steps=[2], trainer__dump_data_batch=True, trainer__max_training_steps=3)
+    run = tmp_path / "run"
+    result = CliRunner().invoke(cli, ["timeline", str(run)], standalone_mode=False)
+    assert result.output == f"1 step in {run / 'timeline.json'}\n"
+    events = json.loads((run / "timeline.json").read_text())["traceEvents"]
+    tracks = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert {"phases", "engine-0", "policy-0"} <= {*tracks.values()}
+    spans = {event["name"]: (event["ts"], event["ts"] + event["dur"]) for event in events if event["ph"] == "X"}
+    [step] = [record for record in all_metrics(tmp_path) if record["step"] == 2]
+    order = [time for name in ("generate", "policy_train", "sync_weights") for time in spans[name]]
+    assert [spans["step 2"][0], *order, spans["step 2"][1]] == sorted([*order, *spans["step 2"]]), "one clock"
+    dumped = tmp_path / "exports" / "dumped_data"
+    assert sorted(path.name for path in dumped.iterdir()) == [f"global_step_{n}.safetensors" for n in (1, 2, 3)]
+    batch = load_file(dumped / "global_step_2.safetensors")
+    assert {"input_ids", "loss_mask", "rollout_logprobs", "rewards", "advantages"} <= batch.keys()
+    assert batch["rewards"].sum().item() == pytest.approx(step["reward/avg_raw_reward"] * 12)
+    with pytest.raises(UserError, match="holds no timeline of step 3"):
+        CliRunner().invoke(cli, ["timeline", str(run), "--step", "3"], standalone_mode=False, catch_exceptions=False)
