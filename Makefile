@@ -22,7 +22,7 @@ CODE := conftest.py skyrl tests $(wildcard property_tests examples benchmarks)
 # Threads that wait for each other give up their core, which somebody else may need.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-long gpu mutants lint fmt schemas pages constraints clean demo-clean
+.PHONY: demo test test-long gpu mutants lint fmt schemas pages pictures constraints clean demo-clean
 .DELETE_ON_ERROR:
 
 demo: .venv/train.stamp
@@ -61,6 +61,14 @@ schemas: .venv/dev.stamp
 # After a table of a page that is made from code, or a probe of tests/effects, has changed (tests/pages.py).
 pages: .venv/dev.stamp
 	$(BIN)/python -m tests.pages
+
+# Pictures of docs/seeing-a-run.md, of two short runs of the quick start; needs Chromium and its driver.
+RUN_SEEN = $(BIN)/skyrl run examples/quickstart/grpo.toml trainer.policy_mini_batch_size=8 trainer.max_training_steps=45
+pictures: .venv/dev.stamp
+	$(BIN)/python examples/quickstart/prepare.py
+	$(RUN_SEEN) trainer.run_path=runs/lr-2e-4
+	$(RUN_SEEN) trainer.run_path=runs/lr-5e-5 trainer.policy.optimizer_config.lr=5e-5
+	$(BIN)/python -m tests.pictures runs/lr-2e-4 runs/lr-5e-5
 
 # Resolves everything anew in an environment of its own; run `make test` afterwards. Local build tags (+cpu) are cut off.
 constraints: .venv/made.stamp

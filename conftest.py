@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -50,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is long, unless asked for, and skips what needs a GPU where there is none."""
+    """Leaves out what is long, unless asked for, and skips what needs a GPU or a browser where there is none."""
     if not config.getoption("--long"):
         long = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if not item.get_closest_marker("long")]
@@ -58,6 +59,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.hook.pytest_deselected(items=long)
     for item, needed in _without_gpus(items):
         item.add_marker(pytest.mark.skip(reason=f"needs CUDA devices: {needed}"))
+    if not all(map(shutil.which, BROWSER)):
+        for item in items:
+            if item.get_closest_marker("browser"):
+                item.add_marker(pytest.mark.skip(reason=f"needs {' and '.join(BROWSER)}"))
+
+
+BROWSER = ("chromium", "chromedriver")
+"""Programs that the tests marked browser start. Debian has them in `chromium-driver`."""
 
 
 def _without_gpus(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, int]]:
@@ -115,7 +124,7 @@ def _lacks(sandbox: bool, skipped: int) -> Iterator[str]:
                 yield f"NOT TESTED: sandbox tier {tier}: {why}"
         yield from _lacks_for_root()
     if skipped:
-        yield f"NOT TESTED: {skipped} tests that need CUDA devices"
+        yield f"NOT TESTED: {skipped} tests that need CUDA devices or a browser"
 
 
 def _lacks_for_root() -> Iterator[str]:

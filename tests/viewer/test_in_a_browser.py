@@ -1,0 +1,118 @@
+"""`skyrl view` and `skyrl report` in Chromium: nothing is complained about, no request leaves, and keys are enough."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skyrl.envs.service import listen, server_of
+from skyrl.tracking.token_file import TokenFiles
+from skyrl.viewer.pages import Pages
+from skyrl.viewer.report import report
+from skyrl.viewer.sample_index import SampleIndex
+from skyrl.viewer.server import IndexUpdater, view_app
+from tests.browser import ENTER, RIGHT, Browser, browser
+from tests.viewer.test_report import LINES, STORED
+from tests.viewer_run import HOSTILE, group, write
+
+pytestmark = [pytest.mark.long, pytest.mark.browser]
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three steps of two groups; the newest answers and everything around them are hostile."""
+    folder = tmp_path_factory.mktemp("seen") / "run"
+    folder.mkdir()
+    steps = [[group(step, 0, ["abc~d", "other"]), group(step, 1, ["x", "y"])] for step in (1, 2)]
+    write(folder, [*steps, [group(3, 0, [HOSTILE, "harmless"], source=HOSTILE, prompt=HOSTILE)]])
+    lines = [*LINES, {"step": 4, f"reward/component/{HOSTILE}": 1.0}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps({"config": {HOSTILE: HOSTILE}}), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(run: Path) -> Iterator[str]:
+    """The service, on a port of its own."""
+    index = SampleIndex(run / "trajectories.jsonl", run / "trajectories.index")
+    updater = IndexUpdater(index)
+    with listen("127.0.0.1", 0, None, "") as bound:
+        server = server_of(view_app(Pages(run, index, TokenFiles(run / "tokens")), index, updater))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        updater.start()
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+        updater.close()
+
+
+@pytest.fixture(autouse=True)
+def at_peace(window: Browser) -> Iterator[None]:
+    """Every test ends without a line on the console, and without a request to another machine."""
+    window.complaints(), window.hosts()
+    yield
+    assert window.complaints() == []
+    assert window.hosts() - {"127.0.0.1", "file", "data", "blob"} == set()
+
+
+def test_keys_alone_lead_from_the_list_to_tokens_a_group_a_prompt_and_back(window: Browser, address: str) -> None:
+    window.open(f"{address}/?step=1")
+    window.wait_until("document.getElementById('status').textContent.includes('10 samples')")
+    window.press("j", "j", "k")
+    assert window.value("document.activeElement.getAttribute('href')") == "/sample/1"
+    window.press(ENTER)
+    window.wait_for(".t.s")
+    window.press("4")
+    window.wait_for("main pre .t.a4")
+    window.press("n")
+    window.wait_until("location.pathname == '/sample/2'")
+    window.press("g")
+    window.wait_for(".beside article.here")
+    window.press("t")
+    window.wait_until("location.pathname == '/prompt'")
+    window.press("u")
+    window.wait_for("#filter")
+    window.press("/", "other", ENTER)
+    window.wait_until("location.search.includes('words=other') && document.querySelectorAll('a.open').length == 2")
+    assert window.value("document.querySelector('#search').value") == "other"
+    window.press("?")
+    window.wait_for("#keys[open]")
+
+
+@pytest.mark.parametrize("path", ["/", "/sample/9", "/sample/9?colour=probability", "/group/9", "/prompt?id=0:0"])
+def test_hostile_samples_are_seen_and_do_nothing(window: Browser, address: str, path: str) -> None:
+    window.open(address + path)
+    window.wait_until("document.getElementById('status').textContent.includes('samples')")
+    assert window.value("document.title") != "taken" and window.value("document.querySelectorAll('img').length") == 0
+    assert "onerror=" in window.value("document.body.innerText")
+
+
+def test_a_report_draws_its_curves_smooths_them_and_zooms_by_keys(window: Browser, run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(report([STORED, run], samples=10), encoding="utf-8")
+    window.open(f"file://{file}")
+    window.wait_until("document.documentElement.dataset.drawn > 8")
+    assert window.value("document.querySelectorAll('.chart .main-svg').length") > 8
+    assert window.value("document.title") != "taken" and window.value("document.querySelectorAll('img').length") == 0
+    reward = "document.querySelector('.chart').data[0].y"
+    before = window.value(reward)
+    window.value("document.getElementById('smoothing').focus()")
+    window.press(*[RIGHT] * 90)
+    window.wait_until("document.getElementById('weight').textContent == '0.90'")
+    after = window.value(reward)
+    assert after[0] == before[0] and after[1] == pytest.approx((0.09 * before[0] + 0.1 * before[1]) / 0.19)
+    for name, step in (("from", "2"), ("to", "3")):
+        window.value(f"document.getElementById('{name}').focus()")
+        window.press(step)
+    window.wait_until("document.querySelector('.chart').layout.xaxis.range.join() == '2,3'")
