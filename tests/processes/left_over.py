@@ -18,7 +18,7 @@ def a_test_begins() -> None:
     _EARLIER.update(child.pid for child in psutil.Process().children(recursive=True))
 
 
-def left_over(patience: float = 10.0) -> list[psutil.Process]:
+def left_over(patience: float = 60.0) -> list[psutil.Process]:
     """Processes below a fork server of this process, or that have lost theirs, once `patience` seconds have passed."""
     deadline = time.monotonic() + patience
     while (found := _found()) and time.monotonic() < deadline:
