@@ -6,6 +6,7 @@ import pytest
 
 from skyrl.errors import ConfigError, UnknownFieldError
 from skyrl.tree import evolve_at, get_at, required
+from skyrl.tree.access import default_at
 from tests.tree.trees import Model, Optimizer, Run
 
 
@@ -15,6 +16,11 @@ def test_a_value_is_read_by_its_path() -> None:
 
 def test_below_a_table_that_is_null_everything_is_null() -> None:
     assert get_at(Run(), "judge.optimizer.lr") is None
+
+
+def test_a_default_is_that_of_the_table_that_stands_there_or_of_its_class_where_none_does() -> None:
+    assert default_at(Run, "critic.optimizer.lr") == 5e-6
+    assert default_at(Run, "judge.optimizer.lr") == 1e-6
 
 
 def test_a_name_that_does_not_exist_is_an_error() -> None:
