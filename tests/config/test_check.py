@@ -340,6 +340,10 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         )
     ],
     "several_turns_have_room": [({"generator.max_turns": 2}, "generator.max_input_length")],
+    "alarms_can_be_raised": [
+        ({"trainer.alarms": [{"name": "mine"}]}, "trainer.alarms"),
+        ({"trainer.alarms": [{"metric": "a"}, {"metric": "b", "name": "a"}]}, "trainer.alarms"),
+    ],
     "a_resumed_run_has_a_path": [
         ({"trainer.resume_mode": "from_path"}, "trainer.resume_path"),
         ({"trainer.resume_path": "ckpts/global_step_1"}, "trainer.resume_path"),
@@ -504,6 +508,7 @@ SILENT: dict[str, dict[str, Any]] = {
     "a_single_turn_is_given_the_prompt": {"generator.max_input_length": 2000, "generator.max_turns": 2},
     "a_batch_at_once_is_in_flight_at_once": {"generator.max_trajectories_in_flight": 8},
     "several_turns_have_room": TURNS,
+    "alarms_can_be_raised": {"trainer.alarms": [{"metric": "a"}, {"metric": "a", "name": "b"}, {"name": "kl_blow_up"}]},
     "a_resumed_run_has_a_path": {"trainer.resume_mode": "from_path", "trainer.resume_path": "ckpts/global_step_1"},
     "recovery_and_resuming_agree": {"trainer.recover_mode": "disabled", "trainer.resume_mode": "none"},
     "the_best_checkpoints_have_a_measure": {
