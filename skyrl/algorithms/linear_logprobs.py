@@ -17,10 +17,28 @@ from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.algorithms.shapes import expect_same_shape
 
 PLAIN_UP_TO = 2**26
-"""Logits, so 268 MB in float32: about 440 tokens at a vocabulary of 150,000."""
+"""Logits, so 268 MB in float32: about 440 tokens at a vocabulary of 150,000. A GPU may take more."""
 
 LOGITS_AT_A_TIME = 2**25
-"""Largest number of logits of a chunk of tokens, in forward and in backward."""
+"""Largest number of logits of a chunk of tokens, in forward and in backward, on a CPU; the least on a GPU."""
+
+SHARE_OF_A_GPU = 64
+"""A chunk's logits in float32 take one of so many parts of a GPU's memory, or less; a few such tables exist at once."""
+
+
+def logits_at_a_time(device: torch.device) -> int:
+    """Largest number of logits of a chunk, a power of two: 2^28 on a GPU of 80 GB, which is 1,766 tokens at a
+    vocabulary of 152,000. Small chunks leave a GPU idle; on a CPU larger ones are no faster.
+    """
+    if device.type != "cuda":
+        return LOGITS_AT_A_TIME
+    logits = torch.cuda.get_device_properties(device).total_memory // (4 * SHARE_OF_A_GPU)
+    return max(LOGITS_AT_A_TIME, 1 << (logits.bit_length() - 1))
+
+
+def _fits_plainly(logits: int, device: torch.device) -> bool:
+    """Is the table of all logits small enough to be kept for backward?"""
+    return logits <= (max(PLAIN_UP_TO, logits_at_a_time(device)) if device.type == "cuda" else PLAIN_UP_TO)
 
 
 def linear_logprobs(
@@ -40,7 +58,7 @@ def linear_logprobs(
     for a target of another shape than `hidden` has rows.
     """
     expect_same_shape(hidden=hidden[:, 0], targets=targets)
-    if hidden.shape[0] * weight.shape[0] > PLAIN_UP_TO:
+    if not _fits_plainly(hidden.shape[0] * weight.shape[0], hidden.device):
         apply: Any = _LinearLogprobs.apply
         logprobs, spread = apply(hidden, weight, targets, temperature, with_entropy)
         if not with_entropy:
@@ -123,5 +141,5 @@ def _add_product(total: Tensor, change: Tensor, hidden: Tensor) -> None:
 
 def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
     """Rows of `hidden` that are done together."""
-    size = max(LOGITS_AT_A_TIME // len(weight), 1)
+    size = max(logits_at_a_time(hidden.device) // len(weight), 1)
     return [slice(start, start + size) for start in range(0, len(hidden), size)]

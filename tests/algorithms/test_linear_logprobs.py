@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
@@ -133,3 +135,31 @@ def test_targets_of_another_number_are_refused_by_name() -> None:
     hidden, weight, targets = problem()
     with pytest.raises(ValueError, match=r"targets has shape \(22,\), hidden \(23,\)"):
         linear_logprobs(hidden, weight, targets[1:], temperature=1.0)
+
+
+@pytest.mark.parametrize(("gigabytes", "logits"), [(80, 2**28), (40, 2**27), (24, 2**26), (4, 2**25)])
+def test_a_chunk_takes_a_share_of_the_memory_of_a_gpu(
+    gigabytes: int, logits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOGITS_AT_A_TIME", 2**25)
+    found = SimpleNamespace(total_memory=gigabytes * 10**9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    assert module.logits_at_a_time(torch.device("cuda")) == logits
+    assert module.logits_at_a_time(torch.device("cpu")) == 2**25
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_the_same_in_chunks_and_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(rows, 64, generator=generator) for rows in (300, 1000))
+    targets = torch.randint(0, 1000, (300,), generator=generator)
+    results = []
+    for chunk in (2**40, 7000):
+        monkeypatch.setattr(module, "logits_at_a_time", lambda device, chunk=chunk: chunk)
+        monkeypatch.setattr(module, "_fits_plainly", lambda logits, device, chunk=chunk: logits <= chunk)
+        leaves = [each.cuda().requires_grad_() for each in (hidden, weight)]
+        found, spread = module.linear_logprobs(leaves[0], leaves[1], targets.cuda(), temperature=0.8)
+        assert spread is not None
+        results.append([found, spread, *torch.autograd.grad(found.sum(), leaves)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-2, rtol=1e-2)  # TF32 where the GPU has it

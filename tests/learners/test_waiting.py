@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
+from skyrl.algorithms import linear_logprobs
 from skyrl.config import AlgorithmConfig, TrainerConfig
 from skyrl.learners.forward import ForwardOptions, Outputs, compute_logprobs
 from skyrl.learners.rank_metrics import Measurements, Moments, on_the_host
@@ -34,8 +35,13 @@ EVERY_TERM = AlgorithmConfig(
 )
 
 
-@pytest.mark.parametrize("options", [PACKED, PADDED], ids=["packed", "padded"])
-def test_forward_loss_metrics_and_backward_look_at_no_number(nano: Path, options: ForwardOptions) -> None:
+@pytest.mark.parametrize(
+    ("options", "plain_up_to"), [(PACKED, 2**26), (PACKED, 0), (PADDED, 2**26)], ids=["packed", "in chunks", "padded"]
+)
+def test_forward_loss_metrics_and_backward_look_at_no_number(
+    nano: Path, options: ForwardOptions, plain_up_to: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_logprobs, "PLAIN_UP_TO", plain_up_to)
     register()
     objective, measured = policy_objective(EVERY_TERM), Measurements()
     rows = objective.weigh(batch().given(ref_logprobs=torch.zeros(6, 12), old_logprobs=torch.zeros(6, 12)))
