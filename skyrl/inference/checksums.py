@@ -1,6 +1,8 @@
-"""A digest that is computed where the tensor lives, so that weights need not leave the GPU to be compared."""
+"""Digests that are computed where tensors live, so that weights need not leave the GPU to be compared."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -12,32 +14,47 @@ _GAMMA, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -772359229
 """0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9 and 0x94D049BB133111EB as signed numbers."""
 
 
-def device_digest(tensor: Tensor) -> str:
-    """64 bits over the bytes of a tensor of any shape and their places: the sum of SplitMix64 (Steele, Lea and Flood
-    2014, doi:10.1145/2660193.2660195) over words of 8 bytes, each offset by its place. The same on every device.
+def digest_word(tensor: Tensor) -> Tensor:
+    """() int64 over the bytes of a tensor of any shape and their places: the sum of SplitMix64 (Steele, Lea and Flood
+    2014, doi:10.1145/2660193.2660195) over words of 8 bytes, each offset by its place. The same on every device, where
+    it stays: the host does not wait for it.
 
     A change within one word always shows, since SplitMix64 is one-to-one; any other is missed once in 2**64. It finds
     accidents, not enemies.
     """
     content = tensor.detach().contiguous().flatten().view(torch.uint8)
-    total = torch.tensor(content.numel(), dtype=torch.int64, device=tensor.device)
+    total = torch.full((), content.numel(), dtype=torch.int64, device=tensor.device)
     for start in range(0, content.numel(), _CHUNK_BYTES):
-        part = content[start : start + _CHUNK_BYTES]
-        padded = torch.zeros(-(-part.numel() // 8) * 8, dtype=torch.uint8, device=tensor.device)
-        padded[: part.numel()] = part  # a copy: a slice of bytes need not begin where a word may
-        words = padded.view(torch.int64)
-        places = torch.arange(start // 8 + 1, start // 8 + 1 + words.numel(), device=tensor.device)
-        total += _mixed(words + places * _GAMMA).sum()
-    return f"{total.item() % 2**64:016x}"
+        words = _words(content[start : start + _CHUNK_BYTES])
+        mixed = torch.arange(start // 8 + 1, start // 8 + 1 + words.numel(), device=tensor.device)
+        total += _mix(mixed.mul_(_GAMMA).add_(words)).sum()
+    return total
 
 
-def _mixed(words: Tensor) -> Tensor:
-    """Multiplication of int64 wraps, on every device."""
-    words = (words ^ _shifted(words, 30)) * _FIRST
-    words = (words ^ _shifted(words, 27)) * _SECOND
-    return torch.bitwise_xor(words, _shifted(words, 31))
+def in_hex(words: Mapping[str, Tensor]) -> dict[str, str]:
+    """The digests of these words by name, 16 hexadecimal digits each; from a device in one transfer."""
+    if not words:
+        return {}
+    found: list[int] = torch.stack(list(words.values())).tolist()
+    return {name: f"{word % 2**64:016x}" for name, word in zip(words, found, strict=True)}
+
+
+def _words(content: Tensor) -> Tensor:
+    """Bytes as words of 8, the last one filled with zeros; a copy where a word does not begin where the bytes do."""
+    if content.numel() % 8 == 0 and content.storage_offset() % 8 == 0:
+        return content.view(torch.int64)
+    padded = torch.zeros(-(-content.numel() // 8) * 8, dtype=torch.uint8, device=content.device)
+    padded[: content.numel()] = content
+    return padded.view(torch.int64)
+
+
+def _mix(words: Tensor) -> Tensor:
+    """In place. Multiplication of int64 wraps, on every device."""
+    words.bitwise_xor_(_shifted(words, 30)).mul_(_FIRST)
+    words.bitwise_xor_(_shifted(words, 27)).mul_(_SECOND)
+    return words.bitwise_xor_(_shifted(words, 31))
 
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
     """To the right, filled with zeros; torch fills with the sign."""
-    return torch.bitwise_and(torch.bitwise_right_shift(words, bits), 2 ** (64 - bits) - 1)
+    return torch.bitwise_right_shift(words, bits).bitwise_and_(2 ** (64 - bits) - 1)

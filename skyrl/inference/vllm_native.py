@@ -21,7 +21,7 @@ from torch.storage import TypedStorage
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference import vllm_requests
-from skyrl.inference.checksums import device_digest
+from skyrl.inference.checksums import digest_word, in_hex
 from skyrl.inference.incoming_weights import Native
 
 Weights = Iterator[tuple[str, Tensor]]
@@ -34,7 +34,7 @@ def receive(worker: Any, place: int, incoming: Native, expand: Callable[[Weights
     the sender or another worker gave up.
     """
     _equip(worker, incoming.backend)
-    received: dict[str, str] = {}
+    received: dict[str, Tensor] = {}
     group = incoming.group.moved(place)
     with group.rendezvous() as store:
         for kind, content in vllm_requests.requests(store, rank=group.rank, timeout=group.timeout):
@@ -49,7 +49,7 @@ def receive(worker: Any, place: int, incoming: Native, expand: Callable[[Weights
                     with _watched(worker.model_runner.get_model(), received, expand):
                         worker.update_weights(with_handles(content))
                 case "compare":
-                    refuse_changed(content["digests"], received)
+                    refuse_changed(content["digests"], in_hex(received))
                 case "finish":
                     worker.finish_weight_update()
                 case vllm_requests.END:
@@ -66,7 +66,7 @@ def _equip(worker: Any, backend: str) -> None:
 
 
 @contextmanager
-def _watched(model: Any, received: dict[str, str], expand: Callable[[Weights], Weights]) -> Iterator[None]:
+def _watched(model: Any, received: dict[str, Tensor], expand: Callable[[Weights], Weights]) -> Iterator[None]:
     """While the model loads weights, the digest of each goes to `received`, and tied ones come under all names."""
     load = model.load_weights
 
@@ -74,7 +74,7 @@ def _watched(model: Any, received: dict[str, str], expand: Callable[[Weights], W
         for name, tensor in weights:
             if name in received:
                 raise WeightSyncError(f"{name} came twice")
-            received[name] = device_digest(tensor)
+            received[name] = digest_word(tensor)
             yield name, tensor
 
     model.load_weights = lambda weights: load(expand(digested(weights)))

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from skyrl.inference.checksums import device_digest
+from skyrl.inference.checksums import digest_word, in_hex
 from skyrl.inference.incoming_weights import WeightInfo
 from skyrl.inference.transfer_group import TransferGroup
 from skyrl.inference.vllm_native import plain_handle
@@ -82,8 +82,8 @@ class _Workers:
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
-        self.digests: dict[str, str] = {}
-        """Digests of the tensors that were sent."""
+        self.digests: dict[str, Tensor] = {}
+        """Digests of the tensors that were sent, still on their device."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._requests.ask("init", init_info)
@@ -99,14 +99,14 @@ class _Workers:
         self._requests.ask("update", update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._requests.ask("compare", {"digests": self.digests})
+        self._requests.ask("compare", {"digests": in_hex(self.digests)})
         self._requests.ask("finish", {})
 
     def end(self) -> None:
         self._requests.ask(END, {})
 
 
-def _source(infos: Sequence[WeightInfo], weights: Weights, digests: dict[str, str]) -> object:
+def _source(infos: Sequence[WeightInfo], weights: Weights, digests: dict[str, Tensor]) -> object:
     """The weights as vLLM's `WeightSource`, rounded to the type that was announced; digests of them go to `digests`."""
     base = importlib.import_module(f"{_TRANSFER}.base")
 
@@ -117,7 +117,7 @@ def _source(infos: Sequence[WeightInfo], weights: Weights, digests: dict[str, st
         def __iter__(self) -> Weights:
             for info, (name, tensor) in zip(infos, weights, strict=True):
                 rounded = tensor.detach().to(_dtype(info)).contiguous()
-                digests[name] = device_digest(rounded)
+                digests[name] = digest_word(rounded)
                 yield name, rounded
 
     return Source()

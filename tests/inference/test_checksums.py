@@ -6,9 +6,13 @@ import pytest
 import torch
 
 from skyrl.inference import checksums
-from skyrl.inference.checksums import device_digest
+from skyrl.inference.checksums import digest_word, in_hex
 
 WORD = 0x9E3779B97F4A7C15
+
+
+def device_digest(tensor: torch.Tensor) -> str:
+    return in_hex({"weight": digest_word(tensor)})["weight"]
 
 
 def splitmix64(state: int) -> int:
@@ -50,3 +54,16 @@ def test_every_flipped_bit_and_every_swap_shows(dtype: torch.dtype) -> None:
 def test_a_gpu_computes_the_same() -> None:
     tensor = torch.randn(1000, 333, dtype=torch.bfloat16)
     assert device_digest(tensor.cuda()) == device_digest(tensor)
+
+
+def test_a_slice_that_begins_inside_a_word_is_hashed_as_its_copy() -> None:
+    whole = torch.arange(64, dtype=torch.uint8)
+    assert device_digest(whole[3:19]) == device_digest(whole[3:19].clone())
+
+
+def test_digests_are_read_together_and_nothing_is_looked_at_before() -> None:
+    tensors = {"a": torch.randn(5), "b": torch.randn(3, 4)}
+    together = in_hex({name: digest_word(tensor) for name, tensor in tensors.items()})
+    assert together == {name: device_digest(tensor) for name, tensor in tensors.items()}
+    assert in_hex({}) == {}
+    assert digest_word(torch.empty(100, device="meta")).shape == ()  # a tensor without values: looking would raise
