@@ -92,6 +92,10 @@ def _on_cuda(trainer: Trainer) -> bool:
     return trainer.device == "cuda"
 
 
+def _recomputes(trainer: Trainer) -> bool:
+    return bool(trainer.recompute_activations)
+
+
 def _on_ray(trainer: Trainer) -> bool:
     return trainer.placement.executor != "in_process"
 
@@ -114,5 +118,6 @@ EVERY_KIND_EFFECTS: tuple[Effect, ...] = (
     Effect("bf16", "the device is cuda (a CPU computes in float32)", _on_cuda),
     Effect("flash_attn", "the device is cuda (a CPU uses sdpa)", _on_cuda),
     Effect("gradient_checkpointing", "the device is cuda (a CPU has the memory)", _on_cuda),
+    Effect("offload_activations", "activations are recomputed", _recomputes),
     Effect("faults.on_stall", "stall_timeout_seconds is a time", _looks_for_stalls),
 )

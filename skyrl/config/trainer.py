@@ -145,6 +145,10 @@ class TrainerConfig(BaseConfig):
     """Gradient checkpointing as it is done. None: `gradient_checkpointing` where the device is cuda; off on a CPU,
     where memory is not what is short."""
 
+    offload_activations: bool = field(default=False, metadata=FREE)
+    """Keep those inputs of layers in host memory until backward, where activations are recomputed: the memory of a GPU
+    then grows less with the tokens of a micro-batch. On a CPU they are there already."""
+
     rope_scaling: Mapping[str, Any] | None = None
     """Override of the model's rotary scaling, as its Hugging Face configuration spells it (`rope_type`, `factor`, ...).
     None: the model's own."""

@@ -6,15 +6,17 @@ the model without values and receive them one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
@@ -26,6 +28,11 @@ from skyrl.learners.schedule import adamw
 from skyrl.learners.sharing import check_complete, piece_of, read_into, slots_of, whole, write_into
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.models.naming import named_weights, tied_names
+
+T = TypeVar("T")
+
+IN_FLIGHT_BYTES = 256 * 2**20
+"""Whole weights that are gathered while an earlier one is in use; small beside a model, large beside one matrix."""
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -109,10 +116,13 @@ class Fsdp2(DataParallel):
         """Every weight by name, tied ones once: tensors whose shape and type are those of the whole weight."""
         return dict(self._resting_weights())
 
-    def gather(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight by name, in its whole shape, in float32, one at a time."""
-        for name, weight in self._resting_weights():
-            yield name, _full(weight)
+    def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by name, in its whole shape, one at a time; the next ones are on their way by then. A weight
+        is rounded before it travels.
+        """
+        sent = ((name, _sent(weight, dtype)) for name, weight in self._resting_weights())
+        for name, weight in ahead(sent, lambda named: named[1].nbytes, IN_FLIGHT_BYTES):
+            yield name, _arrived(weight)
 
     def tensor_shards(self) -> Iterator[TensorShard]:
         tensor_shards = (piece_of(name, tensor, self._ranks) for name, tensor in self._named_state())
@@ -136,7 +146,9 @@ class Fsdp2(DataParallel):
     def offload(self, *, model: bool, optimizer: bool) -> int:
         self._rest()
         self.zero_grad()
-        return self._move(HOST, model=model, optimizer=optimizer)
+        moved = self._move(HOST, model=model, optimizer=optimizer)
+        self._mover.settle(self._device)
+        return moved
 
     def onload(self, *, model: bool, optimizer: bool) -> int:
         return self._move(self._device, model=model, optimizer=optimizer)
@@ -248,5 +260,29 @@ def _convert_buffers(model: nn.Module, precision: MixedPrecisionConfig) -> None:
             setattr(model.get_submodule(module), leaf, buffer.to(DTYPES[precision.buffer_dtype]))
 
 
-def _full(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def _sent(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The weight, of any shape, in `dtype`; where it is sharded, its shards are on their way to all ranks."""
+    rounded = weight.detach() if dtype is None else weight.detach().to(dtype)
+    if not isinstance(rounded, DTensor):
+        return rounded
+    return rounded.redistribute(placements=[Replicate()] * rounded.device_mesh.ndim, async_op=True)
+
+
+def _arrived(weight: Tensor) -> Tensor:
+    """The whole weight, once all its shards have come."""
+    local = weight.to_local() if isinstance(weight, DTensor) else weight
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
+def ahead(items: Iterable[T], bytes_of: Callable[[T], int], limit: int) -> Iterator[T]:
+    """The items in order. Those after the one that is in use are taken already, as far as `limit` bytes go."""
+    waiting: deque[T] = deque()
+    held = 0
+    for item in items:
+        waiting.append(item)
+        held += bytes_of(item)
+        while held > limit:
+            first = waiting.popleft()
+            held -= bytes_of(first)
+            yield first
+    yield from waiting

@@ -121,15 +121,22 @@ class LearnerGroup(ScorerGroup[L_co]):
         return (await self.ranks.call(LearningWorker.metadata))[0]
 
     async def stream(
-        self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False, adapter: bool = False
+        self,
+        consume: Callable[[Iterator[tuple[str, Tensor]]], R],
+        *,
+        everywhere: bool = False,
+        adapter: bool = False,
+        dtype: str | None = None,
     ) -> R:
         """Call `consume`, which can be pickled, on the whole weights, one at a time, in the process of rank 0; returns
         its result.
 
         With `everywhere` it is given all of them on every rank; with `adapter`, those of the adapter alone. Each weight
-        has its whole shape.
+        has its whole shape. A consumer that rounds all weights to one type names it as `dtype`.
         """
-        results = await self.ranks.call(LearningWorker.stream, consume, everywhere=everywhere, adapter=adapter)
+        results = await self.ranks.call(
+            LearningWorker.stream, consume, everywhere=everywhere, adapter=adapter, dtype=dtype
+        )
         return cast(R, results[0])  # None on other ranks only
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
@@ -15,6 +16,7 @@ from skyrl.config import CriticConfig, PolicyConfig, TrainerConfig
 from skyrl.errors import NonFiniteError
 from skyrl.learners.budget import micro_batches
 from skyrl.learners.forward import ForwardFn, Outputs
+from skyrl.learners.host_activations import HostActivations
 from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.rank_metrics import Measurements, Metrics, Moments, RankMetrics
@@ -80,6 +82,8 @@ class LearningWorker(ModelWorker):
         self._skipped = 0  # in a row
         if trainer.recompute_activations:
             recompute_activations(self.model, use_reentrant=trainer.gradient_checkpointing_use_reentrant)
+            if trainer.offload_activations:
+                HostActivations().attach(self.model)
         assert self.strategy.optimizer is not None
         self.optimizer = self.strategy.optimizer
         updates = updates_per_training_step(trainer, getattr(trainer, f"{role}_mini_batch_size"))
@@ -144,14 +148,15 @@ class LearningWorker(ModelWorker):
             self._refuse_non_finite(f"after an update with gradient norm {norm:.4g}")
             self.schedule.step()
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, dtype: str | None = None) -> Iterator[tuple[str, Tensor]]:
         """Name and value of every weight, tied ones once, under the names of the stored model; an adapter is merged
-        into the weights that it is for.
+        into the weights that it is for, in float32. Without one, they may be rounded to `dtype` already.
 
         Each weight has its whole shape. With several ranks all of them must go through it together, and a value holds
         until the next is asked for.
         """
-        return merged(self.strategy.gather(), self._lora)
+        rounded = None if dtype is None or self._lora.rank else getattr(torch, dtype)
+        return merged(self.strategy.gather(rounded), self._lora)
 
     def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
         shapes = merged_shapes(iter(self.strategy.named_shapes().items()))
@@ -163,13 +168,15 @@ class LearningWorker(ModelWorker):
         *,
         everywhere: bool = False,
         adapter: bool = False,
+        dtype: str | None = None,
     ) -> R | None:
         """Hand the whole weights, one at a time, to `consume` on rank 0, or on all; what it returns, None elsewhere.
 
         Each weight has its whole shape. With `adapter` it gets the tensors of the adapter alone, as PEFT names them.
+        A consumer that rounds all weights to one type names it as `dtype`, so that they travel between ranks in it.
         All ranks take part in gathering each weight, to the last one, also where `consume` fails or stops early.
         """
-        weights = adapter_alone(self.strategy.gather()) if adapter else self.weights()
+        weights = adapter_alone(self.strategy.gather()) if adapter else self.weights(dtype)
         try:
             return consume(weights) if everywhere or self.ranks.rank == 0 else None
         finally:

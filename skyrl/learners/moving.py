@@ -10,13 +10,26 @@ HOST = torch.device("cpu")
 
 
 class DeviceMover:
-    """Moves what is elsewhere. Another mover may be put in its place, to see what is moved, and when."""
+    """Moves what is elsewhere. Another mover may be put in its place, to see what is moved, and when.
+
+    Copies between a GPU and the host are only begun, in page-locked memory, one behind the other; `settle` waits for
+    all of them.
+    """
 
     def move(self, tensor: Tensor, device: torch.device) -> tuple[Tensor, int]:
         """The tensor, of any shape, on `device`, and the bytes moved on this rank: 0 where it is there already."""
         if tensor.device == device:
             return tensor, 0
-        return tensor.to(device), local_bytes(tensor)
+        return tensor.to(device, non_blocking=True), local_bytes(tensor)  # on the host, torch takes page-locked memory
+
+    def settle(self, source: torch.device) -> None:
+        """Returns when what was moved away from `source` has come, and others can have the memory that it took there.
+
+        What comes to a GPU need not be waited for: work on it begins after the copies.
+        """
+        if source.type == "cuda":
+            torch.cuda.current_stream(source).synchronize()
+            torch.cuda.empty_cache()
 
 
 def local_bytes(tensor: Tensor) -> int:

@@ -101,9 +101,9 @@ class Strategy(Protocol):
     def named_shapes(self) -> dict[str, Tensor]:
         """Every weight by name, tied ones once: tensors whose shape and type are those of the whole weight."""
 
-    def gather(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight by name, in its whole shape, in float32, one at a time; the model's own tensors where nothing is
-        sharded.
+    def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by name, in its whole shape, one at a time; the model's own tensors where nothing is sharded or
+        rounded. Weights are in float32, or rounded to `dtype`, if possible before they travel between ranks.
         """
 
     def tensor_shards(self) -> Iterator[TensorShard]:

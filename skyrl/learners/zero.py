@@ -127,9 +127,10 @@ class Zero(DataParallel):
         """Every weight by name, tied ones once: tensors whose shape and type are those of the whole weight."""
         return self._held.named_shapes()
 
-    def gather(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight by name, in its whole shape, in float32, one at a time."""
-        return self._held.gather()
+    def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by name, in its whole shape, in float32 or rounded to `dtype`, one at a time."""
+        weights = self._held.gather()
+        return weights if dtype is None else ((name, weight.to(dtype)) for name, weight in weights)
 
     def tensor_shards(self) -> Iterator[TensorShard]:
         return self._held.tensor_shards()

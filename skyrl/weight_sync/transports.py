@@ -31,11 +31,18 @@ R = TypeVar("R")
 class WeightSource(Protocol):
     """The holder of the newest weights: a learner, on one rank or many."""
 
-    async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False) -> R:
+    async def stream(
+        self,
+        consume: Callable[[Iterator[tuple[str, Tensor]]], R],
+        *,
+        everywhere: bool = False,
+        dtype: str | None = None,
+    ) -> R:
         """Call `consume` with name and value, with its whole shape, of every weight, tied ones once, on the first rank,
         and return its result.
 
-        With `everywhere` it runs on every rank, each of which has all weights.
+        With `everywhere` it runs on every rank, each of which has all weights. `dtype` is the type that `consume`
+        rounds them to, if it is one for all: they may be rounded before.
         """
 
     async def metadata(self) -> Sequence[tuple[str, tuple[int, ...], str]]:
@@ -91,7 +98,7 @@ class BroadcastTransport:
         here, there = self._place.call(len(client.in_service))
         await _both(
             client.load_weights([Broadcast(group=group, weights=infos) for group in there], version),
-            source.stream(BroadcastSender(group=here, dtype=self._dtype)),
+            source.stream(BroadcastSender(group=here, dtype=self._dtype), dtype=self._dtype),
             here.abort,
         )
 
@@ -117,7 +124,7 @@ class NativeTransport:
         incoming_sets = [Native(group=group, backend=self._backend, weights=infos) for group in there]
         await _both(
             client.load_weights(incoming_sets, version),
-            source.stream(sender, everywhere=self._senders > 1),
+            source.stream(sender, everywhere=self._senders > 1, dtype=self._dtype),
             here.abort,
         )
 
@@ -134,7 +141,7 @@ class FolderTransport:
         try:
             self._path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self._path, prefix=f"version-{version}-") as folder:
-                await source.stream(FolderSender(path=folder, dtype=self._dtype))
+                await source.stream(FolderSender(path=folder, dtype=self._dtype), dtype=self._dtype)
                 incoming = Folder(path=folder, weights=infos)
                 await client.load_weights([incoming] * len(client.in_service), version)
         except OSError as error:

@@ -87,7 +87,7 @@ class _Road(_OneWeight):
     in_service: tuple[object, ...] = (object(),)
     seen: list[object] = field(factory=list)
 
-    async def stream(self, sender: object, *, everywhere: bool = False) -> object:
+    async def stream(self, sender: object, *, everywhere: bool = False, dtype: str | None = None) -> object:
         size = getattr(sender, "bucket_bytes", None) if getattr(sender, "backend", "") == "ipc" else None
         self.seen.append((type(sender).__name__, size, everywhere))
         return ()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from skyrl.batch import TrainingBatch
 from skyrl.errors import DataError, ModelError
 from skyrl.experiments.experiment import experiment_class
+from skyrl.learners.host_activations import HostActivations
 from skyrl.learners.workers import PolicyWorker
 from skyrl.training.objective import policy_objective
 from skyrl.training.trainer import PPOTrainer
@@ -42,6 +45,29 @@ def passes(scene: Scene) -> object:
         return [seen, model.config._attn_implementation, torch.are_deterministic_algorithms_enabled()]
     finally:
         torch.use_deterministic_algorithms(deterministic)
+
+
+@observable("whether the inputs of recomputed layers may wait on the host")
+def waiting_activations(scene: Scene) -> object:
+    with noted_activations() as held:
+        worker = PolicyWorker(scene.run.trainer, policy_objective(scene.run.trainer.algorithm))
+        asyncio.run(worker.update(small_batch()))
+    return bool(held)
+
+
+@contextmanager
+def noted_activations() -> Iterator[list[int]]:
+    """A block whose learners note the dimensions of what could wait on the host, and keep it where it is."""
+    held: list[int] = []
+
+    class Noted(HostActivations):
+        def wants(self, tensor: torch.Tensor) -> bool:
+            held.append(tensor.dim())
+            return False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skyrl.learners.learning_worker.HostActivations", Noted)
+        yield held
 
 
 @observable("the strategy that holds the learner's model", long=True)

@@ -31,6 +31,7 @@ from skyrl.tree import evolve_at, get_at
 from tests.effects.boundaries import Reached, given_to_deepspeed, learner_of, worker_of
 from tests.effects.models import REWARD_PLACE, SFT_PLACE, batch_for
 from tests.effects.observables import alarms, planned_steps, run, what_is_left
+from tests.effects.passes import noted_activations
 from tests.effects.placement import processes
 from tests.effects.probe import Observable, Probe, Scene, observable
 
@@ -140,6 +141,13 @@ def passes(scene: Scene) -> object:
             module.register_forward_pre_hook(lambda *_: layers.append(1))
     asyncio.run(learner.update(batch_for(scene)))
     return [sizes, len(layers)]
+
+
+@observable("whether the inputs of recomputed layers may wait on the host")
+def waiting_activations(scene: Scene) -> object:
+    with noted_activations() as held:
+        asyncio.run(learner_of(scene, MODEL).update(batch_for(scene)))
+    return bool(held)
 
 
 @observable("the device of the model, or why it is not there")
@@ -278,6 +286,7 @@ COMMON: tuple[tuple[str, Any, Observable, Values], ...] = (
     ("max_tokens_per_microbatch", 8, passes, {}),
     ("use_sequence_packing", False, passes, {}),
     ("recompute_activations", True, passes, {}),
+    ("offload_activations", True, waiting_activations, {"recompute_activations": True}),
     ("device", "cuda", device, {}),
     ("attention", "eager", attention, {}),
     ("flash_attn", False, attention, {"device": "cuda"}),

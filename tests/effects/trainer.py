@@ -8,7 +8,16 @@ from tests.effects.algorithm import CRITIC
 from tests.effects.checkpoints import kept, start, start_after_a_change, verified, waits
 from tests.effects.course import attempts, course, course_with_nan, grace, stall, stop
 from tests.effects.observables import alarms, placement, planned_steps, ray_arguments, run, samples, tracked
-from tests.effects.passes import derived, evaluated, optimizer_steps, passes, prompts, strategy, tokenizer
+from tests.effects.passes import (
+    derived,
+    evaluated,
+    optimizer_steps,
+    passes,
+    prompts,
+    strategy,
+    tokenizer,
+    waiting_activations,
+)
 from tests.effects.probe import Observable, Probe
 from tests.effects.streams import ahead, first_batch, interruption, versions_sent
 
@@ -47,6 +56,7 @@ LEARNER: tuple[Probe, ...] = (
     *on(derived, CUDA, bf16=False, flash_attn=False, gradient_checkpointing=False),
     *on(passes, {}, deterministic=False, compute_dtype="bfloat16", recompute_activations=True),
     *on(passes, {"use_sample_packing": False}, attention="eager"),
+    *on(waiting_activations, {"recompute_activations": True}, offload_activations=True),
     *on(passes, {"recompute_activations": True}, gradient_checkpointing_use_reentrant=True),
     *on(passes, {}, micro_train_batch_size_per_gpu=2, micro_forward_batch_size_per_gpu=2),
     *on(passes, {}, max_tokens_per_microbatch=12, use_sample_packing=False, share_group_prompts=False),

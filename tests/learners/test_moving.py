@@ -30,6 +30,9 @@ class Recorder(DeviceMover):
         self.moved.append((tuple(tensor.shape), device))
         return tensor, local_bytes(tensor)
 
+    def settle(self, source: torch.device) -> None:
+        self.moved.append(((), source))
+
 
 def worker(trainer: TrainerConfig, mover: DeviceMover | None = None) -> PolicyWorker:
     return PolicyWorker(trainer, policy_objective(trainer.algorithm), mover=mover)
@@ -56,7 +59,7 @@ async def test_the_model_goes_first_then_two_slots_for_each_weight(small: Traine
     )
     stepped = [tuple(each.shape) for group in policy.optimizer.param_groups for each in group["params"]]
     assert sorted(stepped) == sorted(parameters)
-    assert shapes[len(parameters) + buffers :] == [shape for shape in stepped for _ in range(2)]
+    assert shapes[len(parameters) + buffers :] == [*(shape for shape in stepped for _ in range(2)), ()]  # all settled
     assert all(parameter.grad is None for parameter in policy.model.parameters())
 
 
@@ -96,6 +99,7 @@ async def test_on_a_gpu_the_memory_is_given_back_and_learning_goes_on(small: Tra
     moved = await goes.offload()
     assert before - torch.cuda.memory_allocated() >= moved >= 3 * size_of(goes)
     assert {parameter.device for parameter in goes.model.parameters()} == {HOST}
+    assert all(parameter.is_pinned() for parameter in goes.model.parameters())
     assert await goes.onload() == moved
     assert await goes.update(rows) == await stays.update(rows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
 from skyrl.checkpoint.storage import Disk
 from skyrl.config import MixedPrecisionConfig, SkyRLLoraConfig, TrainerConfig
 from skyrl.errors import ModelError, NonFiniteError, ResumeError
+from skyrl.learners.fsdp2 import ahead
 from skyrl.learners.group import LearnerGroup, ScorerGroup
 from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
@@ -427,6 +429,29 @@ async def test_metadata_are_what_is_streamed(spread: Spread) -> None:
         streamed = await weights_of(learner)
         expected = [(name, tuple(weight.shape), "float32") for name, weight in streamed.items()]
         assert await learner.metadata() == expected
+
+
+async def test_weights_that_are_rounded_before_they_travel_are_those_that_are_rounded_after(spread: Spread) -> None:
+    for name in ("FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"):
+        learner = spread.policy(*WAYS[name])
+        early = await learner.stream(copies, dtype="bfloat16")
+        for weight_name, weight in (await weights_of(learner)).items():
+            assert torch.equal(early[weight_name], weight.to(torch.bfloat16))
+
+
+def test_weights_are_on_their_way_as_far_as_the_bytes_go() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for size in (3, 4, 2, 9, 1):
+            taken.append(size)
+            yield size
+
+    flying = ahead(items(), lambda size: size, 6)
+    seen = [(item, list(taken)) for item in flying]
+    assert [item for item, _ in seen] == [3, 4, 2, 9, 1]
+    assert seen[0] == (3, [3, 4])  # the second is on its way while the first is used
+    assert seen[1] == (4, [3, 4, 2, 9])
 
 
 ADAPTER = {"policy.model.lora": SkyRLLoraConfig(rank=4, alpha=8)}

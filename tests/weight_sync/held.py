@@ -23,7 +23,7 @@ class HeldModel:
         self.model, self.damage = model, damage
         self._generator = torch.Generator().manual_seed(0)
 
-    async def stream(self, consume: Callable[[Weights], R], *, everywhere: bool = False) -> R:
+    async def stream(self, consume: Callable[[Weights], R], *, everywhere: bool = False, dtype: str | None = None) -> R:
         return await asyncio.to_thread(consume, self.damage(named_weights(self.model)))
 
     async def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:

@@ -117,7 +117,7 @@ def test_a_sender_that_fails_is_shut_down_and_the_requests_are_not_ended(transfe
 
 
 def test_weights_are_rounded_to_the_announced_type_and_digested(transfer: Transfer) -> None:
-    digests: dict[str, str] = {}
+    digests: dict[str, Tensor] = {}
     source: Any = _source(INFOS, weights(), digests)
     assert [(name, tensor.dtype, tensor.tolist()) for name, tensor in source] == [
         ("a", torch.float32, [1.0, 2.0]),
@@ -157,7 +157,7 @@ class Ends:
     async def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
         return [("a", (2,), "float64")]
 
-    async def stream(self, consume: Callable[..., Any], *, everywhere: bool = False) -> None:
+    async def stream(self, consume: Callable[..., Any], *, everywhere: bool = False, dtype: str | None = None) -> None:
         self.streamed.append((consume, everywhere))
 
     async def load_weights(self, incoming: Any, version: int) -> None:

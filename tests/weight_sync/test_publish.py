@@ -221,7 +221,13 @@ async def test_a_learner_that_never_comes_ends_the_waiting_of_the_engines_at_onc
     store: TCPStore, fault: Exception, raised: tuple[type[Exception], str]
 ) -> None:
     class Breaks(HeldModel):
-        async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], R], *, everywhere: bool = False) -> R:
+        async def stream(
+            self,
+            consume: Callable[[Iterator[tuple[str, Tensor]]], R],
+            *,
+            everywhere: bool = False,
+            dtype: str | None = None,
+        ) -> R:
             raise fault
 
     learner = Breaks(nano_model("qwen2, tied", seed=1))

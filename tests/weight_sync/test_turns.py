@@ -152,7 +152,8 @@ async def test_the_folder_for_weights_is_made_with_its_parents_and_empty_once_th
         async def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
             return [("w", (2,), "float32")]
 
-        async def stream(self, consume: Callable[[Any], None]) -> None:
+        async def stream(self, consume: Callable[[Any], None], *, dtype: str) -> None:
+            assert dtype == "float32"
             consume(iter([("w", torch.ones(2))]))
 
         async def load_weights(self, incoming: list[Folder], version: int) -> None:
@@ -217,14 +218,14 @@ def test_workers_of_vllm_compare_digests_before_the_update_is_finished() -> None
 
     requests: Any = Requests()
     workers = _Workers(requests)
-    workers.digests["w"] = "abc"
+    workers.digests["w"] = torch.tensor(0xABC)
     workers.init_weight_transfer_engine({"rank": 1})
     workers.start_weight_update()
     workers.update_weights({"names": ["w"]})
     workers.finish_weight_update()
     workers.end()
     assert asked[:3] == [("init", {"rank": 1}), ("start", {}), ("update", {"names": ["w"]})]
-    assert asked[3:5] == [("compare", {"digests": {"w": "abc"}}), ("finish", {})]
+    assert asked[3:5] == [("compare", {"digests": {"w": "0000000000000abc"}}), ("finish", {})]
     assert len(asked) == 6
 
 

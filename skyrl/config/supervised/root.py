@@ -172,6 +172,10 @@ class SupervisedConfig(RunConfig):
     recompute_activations: bool | None = field(default=None, metadata=FREE)
     """Gradient checkpointing as it is done. None: `gradient_checkpointing` where the device is cuda; off on a CPU."""
 
+    offload_activations: bool = field(default=False, metadata=FREE)
+    """Keep those inputs of layers in host memory until backward, where activations are recomputed: the memory of a GPU
+    then grows less with the tokens of a micro-batch. On a CPU they are there already."""
+
     disable_fast_tokenizer: bool = False
     """Use the tokenizer written in Python."""
 
@@ -302,9 +306,9 @@ _OF_A_LEARNER = ("model", "optimizer_config", "fsdp_config", "deepspeed_config")
 
 _OF_A_TRAINER = (
     "strategy", "faults", "device", "seed", "deterministic", "max_tokens_per_microbatch", "compute_dtype", "attention",
-    "recompute_activations", "disable_fast_tokenizer", "eval_before_train", "eval_interval", "resume_with_changes",
-    "recover_mode", "recover_retries", "ckpt_interval", "max_ckpts_to_keep", "hf_save_interval", "run_path",
-    "project_name", "run_name", "logger", "alarms",
+    "recompute_activations", "offload_activations", "disable_fast_tokenizer", "eval_before_train", "eval_interval",
+    "resume_with_changes", "recover_mode", "recover_retries", "ckpt_interval", "max_ckpts_to_keep", "hf_save_interval",
+    "run_path", "project_name", "run_name", "logger", "alarms",
 )  # fmt: skip
 """Fields that `TrainerConfig` has under the same name."""
 
