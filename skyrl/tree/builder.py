@@ -6,20 +6,21 @@ the critic's default instance has. Everything that is wrong is collected.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import attrs
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import freeform
-from skyrl.tree.classes import assembled, fields_of, is_config, named_tables_of, table_class, validated
+from skyrl.tree.classes import fields_of, named_tables_of, validated
 from skyrl.tree.freeform import refusal
 from skyrl.tree.frozen import thaw
 from skyrl.tree.history import History
-from skyrl.tree.literals import NULL_WORDS, is_bracketed
+from skyrl.tree.literals import NULL_WORDS
 from skyrl.tree.migrations import follow
 from skyrl.tree.origins import DEFAULT, Assignment, Origin, Origins, Path, check_length, cut_short, dotted, place_of
+from skyrl.tree.patches import appended, class_of_table, problems_of, read, with_changes, written_in
 from skyrl.tree.plain import MOST_VALUES, count_values, shown
 from skyrl.tree.read_context import NOTHING, MissingVariable, ReadContext
 from skyrl.tree.suggestions import suggestion
@@ -123,7 +124,7 @@ class TreeBuilder(Generic[T]):
     def _refuse(self, assignment: Assignment, error: ValueError) -> None:
         path = cut_short(dotted(assignment.path))
         self.broken.add(path)
-        for problem in _problems(error):
+        for problem in problems_of(error):
             self.problems.append(attrs.evolve(problem, path=path, place=assignment.origin.place))
 
     def _assign(self, table: Table, depth: int, assignment: Assignment) -> None:
@@ -142,7 +143,7 @@ class TreeBuilder(Generic[T]):
             self._forget(table, attribute, assignment)
         elif last and self._is_subtree(attribute, assignment):
             self._graft(assignment)
-        elif nested := _class_of_table(attribute, table.current(name)):
+        elif nested := class_of_table(attribute, table.current(name)):
             if not (last and self._replace(table, attribute, nested, assignment)):
                 self._assign(table.child(name, nested), depth + 1, assignment)
                 table.drop_if_untouched(name)
@@ -182,7 +183,7 @@ class TreeBuilder(Generic[T]):
             return False
         self._history.forget_inside(assignment.path)
         self._history.add(assignment.path, assignment.origin, value)
-        for path, inner in _written_in(value, assignment.path):
+        for path, inner in written_in(value, assignment.path):
             self._history.begin(path, assignment.origin, inner)
         return True
 
@@ -222,10 +223,10 @@ class TreeBuilder(Generic[T]):
     def _set(self, table: Table, attribute: attrs.Attribute[Any], assignment: Assignment) -> None:
         assignment = self._reach.filled(assignment, attribute.type)
         if assignment.operation == "append":
-            value: Any = _appended(attribute, table.current(attribute.name), assignment)
+            value: Any = appended(attribute, table.current(attribute.name), assignment)
             self._count_copied(value)
         elif assignment.is_text or is_mapping(attribute.type):
-            value = _read(assignment, attribute.type)
+            value = read(assignment, attribute.type)
         else:
             value = assignment.value
         merges = is_mapping(attribute.type) and table.current(attribute.name) is not None
@@ -243,7 +244,7 @@ class TreeBuilder(Generic[T]):
         items = list(table.current(attribute.name)) if isinstance(table.current(attribute.name), tuple) else []
         index = freeform.position(assignment.path[-1], items)
         self._count_copied(items)
-        items[index] = _read(assignment, item_kind(list_arm(attribute.type)))
+        items[index] = read(assignment, item_kind(list_arm(attribute.type)))
         stored = table.changes[attribute.name] = validated(attribute, items, table.base)
         self._history.add(assignment.path[:-1], assignment.origin, stored)
 
@@ -261,7 +262,7 @@ class TreeBuilder(Generic[T]):
             self._keep(attribute, depth, assignment)
             self._history.forget(assignment.path)
             return
-        value = _read(assignment, value_kind(attribute.type) if len(inner) == 1 else Any)
+        value = read(assignment, value_kind(attribute.type) if len(inner) == 1 else Any)
         if isinstance(value, Mapping) and value:
             freeform.make_way(table.mapping(attribute.name), inner)
             for key, item in value.items():
@@ -312,11 +313,11 @@ class TreeBuilder(Generic[T]):
             for name, change in table.changes.items()
         }
         try:
-            built = _with(table.base, changes) if changes else table.base
+            built = with_changes(table.base, changes) if changes else table.base
             return self._with_named_classes(built, table.base, path) if changes else built
         except (TypeError, ValueError) as error:  # a class may judge several of its fields together
             self.broken.add(dotted(path))
-            for problem in _problems(error):
+            for problem in problems_of(error):
                 whole = ".".join(filter(None, (dotted(path), problem.path)))
                 self.problems.append(attrs.evolve(problem, path=whole, place=place_of(whole, self.origins)))
             return table.base
@@ -330,7 +331,7 @@ class TreeBuilder(Generic[T]):
             cls = naming.find(getattr(built, naming.field), self._reach.follows(named_by))
             if cls is not None:
                 made = self._instance(cls, (*path, name), getattr(base, name))
-                built = _with(built, {name: made})
+                built = with_changes(built, {name: made})
         return built
 
     def _instance(self, cls: type[Any], place: Path, default: object) -> Any:
@@ -353,24 +354,6 @@ class TreeBuilder(Generic[T]):
         return made
 
 
-def _with(config: Any, changes: Mapping[str, Any]) -> Any:
-    """A copy with these values, which were validated when assigned. Free-form tables, written into since, and classes
-    that judge their fields together are judged now. Raises ValueError.
-    """
-    cls = type(config)
-    if hasattr(cls, "__attrs_post_init__") or not is_config(cls):
-        return attrs.evolve(config, **changes)
-    fields, judged_now, problems = fields_of(cls), {}, []
-    for name in [name for name, value in changes.items() if type(value) is dict]:
-        try:
-            judged_now[name] = validated(fields[name], changes[name], config)
-        except ValueError as error:
-            problems += [attrs.evolve(each, path=each.path or name) for each in _problems(error)]
-    if problems:
-        raise ConfigError(problems)
-    return assembled(config, {**changes, **judged_now})
-
-
 def structure(value: object, cls: type[T]) -> T:
     """A complete or partial mapping as an instance of `cls`, patched onto its defaults: what `cattrs.structure` calls.
 
@@ -382,44 +365,3 @@ def structure(value: object, cls: type[T]) -> T:
     if builder.problems:
         raise ConfigError(builder.problems, title=f"{cls.__name__} cannot be built")
     return built
-
-
-def _class_of_table(attribute: attrs.Attribute[Any], value: object) -> type[Any] | None:
-    """The class of the nested table, also where it is still being written; None for a leaf."""
-    return value.declared if isinstance(value, Table) else table_class(attribute, value)
-
-
-def _read(assignment: Assignment, kind: object) -> object:
-    return parse(assignment.value, kind) if assignment.is_text else coerce_exact(assignment.value, kind)
-
-
-def _appended(attribute: attrs.Attribute[Any], current: object, assignment: Assignment) -> tuple[Any, ...]:
-    """The list that is there, and one item more, or the items of another list."""
-    kind = list_arm(attribute.type)
-    if kind is None:
-        raise refusal(f"+= is for lists, and this is {describe(attribute.type)}")
-    before = () if current is None else current if isinstance(current, tuple) else (current,)
-    text = assignment.value
-    return (*before, *parse(text, kind)) if is_bracketed(text) else (*before, parse(text, item_kind(kind)))
-
-
-def _problems(error: Exception) -> tuple[Problem, ...]:
-    """Our own, or what an exception of somebody else's validator says."""
-    if isinstance(error, ConfigError):
-        return error.problems
-    message = str(error.args[0]) if error.args else type(error).__name__
-    return (Problem(path="", message=message, hint=getattr(error, "hint", "")),)
-
-
-def _written_in(value: object, path: Path, default: object = None) -> Iterator[tuple[Path, Any]]:
-    """Paths below `path`, with their values, of the leaves that an instance does not have from its class."""
-    if not attrs.has(type(value)):
-        return
-    if type(default) is not type(value):
-        default = type(value)()
-    for name in fields_of(type(value)):
-        ours, theirs = getattr(value, name), getattr(default, name)
-        if attrs.has(type(ours)):
-            yield from _written_in(ours, (*path, name), theirs)
-        elif ours != theirs:
-            yield (*path, name), ours
