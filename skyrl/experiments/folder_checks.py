@@ -34,12 +34,13 @@ def folders_can_be_written(run: AnyRun) -> Iterator[Problem]:
             if any(folder.is_relative_to(each) for each in reported):
                 continue
             _try(folder)
+            locked = is_locked(folder)
         except (OSError, RuntimeError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             yield Problem(path=field, message=f"{text[:80]} cannot be written to: {reason}")
             reported.append(Path(text).absolute())
             continue
-        if is_locked(folder):
+        if locked:
             yield Problem(path=field, message=in_use(folder, field))
             reported.append(folder)
 

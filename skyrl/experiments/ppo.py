@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.checkpoint.handover import WeightFiles
-from skyrl.checkpoint.shards import StoredTensors
-from skyrl.checkpoint.storage import Disk
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.sizes import Model, evaluates, grid_of, has_critic, has_reference, replicas_of
+from skyrl.config.sizes import evaluates
 from skyrl.data.prompts import PromptDataset
 from skyrl.errors import DataError
 from skyrl.experiments.collaborators import (
@@ -28,16 +24,13 @@ from skyrl.experiments.collaborators import (
     parity_canary,
     weight_road,
 )
-from skyrl.experiments.experiment import BaseExp
+from skyrl.experiments.policy_gradient_models import PolicyGradientModels
 from skyrl.experiments.sampling import read_prompts, sampled_rollouts, steps_that_prompts_fill
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.remote_engine import RemoteEngine
 from skyrl.learners.group import LearnerGroup, ScorerGroup
 from skyrl.learners.learning_worker import LearningWorker
-from skyrl.learners.model_worker import ModelWorker, token_budget
-from skyrl.learners.ranks import Ranks
-from skyrl.learners.regression import ReturnRegression
-from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
+from skyrl.learners.model_worker import ModelWorker
 from skyrl.models.chat_templates import with_template
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
@@ -64,7 +57,6 @@ from skyrl.training.middleware import (
     run_after,
     run_before,
 )
-from skyrl.training.objective import policy_objective
 from skyrl.training.position import RolloutPosition
 from skyrl.training.shaping import reward_shaping
 from skyrl.training.step_trace import Sink, StepTrace
@@ -74,7 +66,7 @@ from skyrl.trajectory import TrajectoryGroup
 from skyrl.weight_sync.publish import WeightSync
 
 
-class BasePPOExp(BaseExp):
+class BasePPOExp(PolicyGradientModels):
     """One run of policy-gradient training, in this process or spread over those of a Ray cluster.
 
     Each collaborator is made by its `get_...` method when it is first needed, and then kept.
@@ -110,34 +102,8 @@ class BasePPOExp(BaseExp):
         return self.get_generator()
 
     @cached_property
-    def policy(self) -> LearnerGroup[PolicyWorker]:
-        return self.get_policy()
-
-    @cached_property
-    def reference(self) -> ScorerGroup[RefWorker] | None:
-        return self.get_reference()
-
-    @cached_property
-    def critic(self) -> LearnerGroup[CriticWorker] | None:
-        return self.get_critic()
-
-    @cached_property
     def rollouts(self) -> Rollouts:
         return self.get_rollouts()
-
-    @property
-    def learners(self) -> dict[str, LearnerGroup[LearningWorker]]:
-        """The models that learn, by name."""
-        there: dict[str, LearnerGroup[LearningWorker] | None] = {"policy": self.policy, "critic": self.critic}
-        return {name: learner for name, learner in there.items() if learner is not None}
-
-    @property
-    def changing(self) -> dict[str, ScorerGroup[ModelWorker]]:
-        """The models that a checkpoint holds: those that learn, and the reference where it is refreshed."""
-        models: dict[str, ScorerGroup[ModelWorker]] = {**self.learners}
-        if self.reference and self.cfg.trainer.update_ref_every_epoch:
-            models["ref"] = self.reference
-        return models
 
     @cached_property
     def recorded(self) -> RecordedRun | None:
@@ -199,40 +165,6 @@ class BasePPOExp(BaseExp):
         )
         self.progress.details = generator.in_flight.__str__
         return generator
-
-    def get_policy(self) -> LearnerGroup[PolicyWorker]:
-        """The model that learns, on all its ranks."""
-        trainer = self.cfg.trainer
-        updates = trainer.update_epochs_per_batch * (trainer.train_batch_size // trainer.policy_mini_batch_size)
-        objective = policy_objective(trainer.algorithm, micro_batch_rows=trainer.micro_train_batch_size_per_gpu)
-        makers = [
-            partial(PolicyWorker, trainer, objective, self.total_steps * updates, ranks=ranks)
-            for ranks in self._ranks("policy")
-        ]
-        ranks, replicas = self.processes.start("policy", makers), replicas_of(self.cfg, "policy")
-        return LearnerGroup(ranks, objective, token_budget(trainer), replicas=replicas)
-
-    def get_reference(self) -> ScorerGroup[RefWorker] | None:
-        """The model that the KL term measures the distance from, if there is a KL term."""
-        if not has_reference(self.cfg):
-            return None
-        makers = [partial(RefWorker, self.cfg.trainer, ranks=ranks) for ranks in self._ranks("ref")]
-        ranks, replicas = self.processes.start("ref", makers), replicas_of(self.cfg, "ref")
-        return ScorerGroup(ranks, token_budget(self.cfg.trainer), replicas=replicas)
-
-    def get_critic(self) -> LearnerGroup[CriticWorker] | None:
-        """The model that predicts returns, on all its ranks, if there is one."""
-        if not has_critic(self.cfg):
-            return None
-        trainer = self.cfg.trainer
-        updates = trainer.update_epochs_per_batch * (trainer.train_batch_size // trainer.critic_mini_batch_size)
-        objective = ReturnRegression(value_clip=trainer.algorithm.value_clip)
-        makers = [
-            partial(CriticWorker, trainer, objective, self.total_steps * updates, ranks=ranks)
-            for ranks in self._ranks("critic")
-        ]
-        ranks, replicas = self.processes.start("critic", makers), replicas_of(self.cfg, "critic")
-        return LearnerGroup(ranks, objective, token_budget(trainer), replicas=replicas)
 
     def get_time_sharing(self) -> TimeSharing:
         """Time sharing of devices between models and engines."""
@@ -435,20 +367,6 @@ class BasePPOExp(BaseExp):
         """Write the trained model, and draw the curve of rewards."""
         await super().finish()
         self.folder.draw_curve(redacted(f"{self.cfg.trainer.project_name} / {self.cfg.trainer.run_name}"))
-
-    async def refresh_reference(self) -> None:
-        """The reference, if there is one, becomes the policy as it is now; an adapter is merged into what it gets."""
-        if self.reference is None:
-            return
-        with TemporaryDirectory(prefix=".reference_", dir=self.folder.path) as scratch:  # all ranks see this folder
-            storage = Disk(Path(scratch))
-            await self.time_sharing.for_scoring("policy")
-            files = await self.policy.stream(WeightFiles(storage=storage, folder="policy"))
-            await self.time_sharing.for_scoring("ref")
-            await self.reference.load_state(StoredTensors(storage, "policy", files), {})
-
-    def _ranks(self, role: Model) -> tuple[Ranks, ...]:
-        return self.ranks_of(role, grid_of(self.cfg, role).ranks, replicas_of(self.cfg, role))
 
     def _record_samples(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         self.sample_sink.keep(step, groups)

@@ -171,9 +171,9 @@ class PhasedExp(BasePPOExp):
         tell_of_the_clock(self)
 
     def get_policy(self) -> LearnerGroup[PolicyWorker]:
-        from skyrl.experiments import ppo
+        from skyrl.experiments import policy_gradient_models as models
 
-        ppo.PolicyWorker = PhasedPolicyWorker  # type: ignore[attr-defined]  # replaced for the test
+        models.PolicyWorker = PhasedPolicyWorker  # type: ignore[misc]  # replaced for the test
         return super().get_policy()
 
 

@@ -19,10 +19,11 @@ from filelock import FileLock
 from skyrl.config import SFTConfig, compose
 from skyrl.config.run_kind import RunKind
 from skyrl.errors import ConfigError, Problem
+from skyrl.experiments.folder_checks import folders_can_be_written
 from skyrl.experiments.preflight import the_rows_are_there
 from skyrl.runs.run_owner import sign
 from tests import supervised_run
-from tests.nano_run import as_words, overrides
+from tests.nano_run import as_words, config, overrides
 
 
 def problems(nano: Path, out: Path, changes: Mapping[str, Any] = {}, *, run: bool = False) -> list[Problem]:
@@ -306,3 +307,9 @@ def test_a_first_chat_of_which_nothing_can_be_learned_is_named(
     composed = compose([], supervised_run.settings(nano, tmp_path, "sft", train_datasets=(source,)), SFTConfig)
     found = [problem.message for problem in the_rows_are_there(composed.config)]
     assert [f"{source}, {said}" in message for message in found] == ([True] if said else [])
+
+
+def test_a_folder_whose_name_holds_a_nul_is_reported(nano: Path, tmp_path: Path) -> None:
+    run = config(nano, tmp_path, trainer__run_path=f"{tmp_path}/a\0b")
+    messages = {problem.path: problem.message for problem in folders_can_be_written(run)}
+    assert "cannot be written to: embedded null byte" in messages["trainer.run_path"]

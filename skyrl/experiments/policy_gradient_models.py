@@ -1,0 +1,101 @@
+"""The models of a policy-gradient run: the policy, and where the algorithm has them a reference and a critic."""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from skyrl.checkpoint.handover import WeightFiles
+from skyrl.checkpoint.shards import StoredTensors
+from skyrl.checkpoint.storage import Disk
+from skyrl.config import SkyRLTrainConfig
+from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, replicas_of
+from skyrl.experiments.experiment import BaseExp
+from skyrl.learners.group import LearnerGroup, ScorerGroup
+from skyrl.learners.learning_worker import LearningWorker
+from skyrl.learners.model_worker import ModelWorker, token_budget
+from skyrl.learners.ranks import Ranks
+from skyrl.learners.regression import ReturnRegression
+from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
+from skyrl.training.objective import policy_objective
+
+
+class PolicyGradientModels(BaseExp):
+    """An experiment with a policy, a reference and a critic, each on all its ranks; a subclass adds the data."""
+
+    cfg: SkyRLTrainConfig
+
+    @cached_property
+    def policy(self) -> LearnerGroup[PolicyWorker]:
+        return self.get_policy()
+
+    @cached_property
+    def reference(self) -> ScorerGroup[RefWorker] | None:
+        return self.get_reference()
+
+    @cached_property
+    def critic(self) -> LearnerGroup[CriticWorker] | None:
+        return self.get_critic()
+
+    @property
+    def learners(self) -> dict[str, LearnerGroup[LearningWorker]]:
+        """The models that learn, by name."""
+        there: dict[str, LearnerGroup[LearningWorker] | None] = {"policy": self.policy, "critic": self.critic}
+        return {name: learner for name, learner in there.items() if learner is not None}
+
+    @property
+    def changing(self) -> dict[str, ScorerGroup[ModelWorker]]:
+        """The models that a checkpoint holds: those that learn, and the reference where it is refreshed."""
+        models: dict[str, ScorerGroup[ModelWorker]] = {**self.learners}
+        if self.reference and self.cfg.trainer.update_ref_every_epoch:
+            models["ref"] = self.reference
+        return models
+
+    def get_policy(self) -> LearnerGroup[PolicyWorker]:
+        """The model that learns, on all its ranks."""
+        trainer = self.cfg.trainer
+        updates = trainer.update_epochs_per_batch * (trainer.train_batch_size // trainer.policy_mini_batch_size)
+        objective = policy_objective(trainer.algorithm, micro_batch_rows=trainer.micro_train_batch_size_per_gpu)
+        makers = [
+            partial(PolicyWorker, trainer, objective, self.total_steps * updates, ranks=ranks)
+            for ranks in self._ranks("policy")
+        ]
+        ranks, replicas = self.processes.start("policy", makers), replicas_of(self.cfg, "policy")
+        return LearnerGroup(ranks, objective, token_budget(trainer), replicas=replicas)
+
+    def get_reference(self) -> ScorerGroup[RefWorker] | None:
+        """The model that the KL term measures the distance from, if there is a KL term."""
+        if not has_reference(self.cfg):
+            return None
+        makers = [partial(RefWorker, self.cfg.trainer, ranks=ranks) for ranks in self._ranks("ref")]
+        ranks, replicas = self.processes.start("ref", makers), replicas_of(self.cfg, "ref")
+        return ScorerGroup(ranks, token_budget(self.cfg.trainer), replicas=replicas)
+
+    def get_critic(self) -> LearnerGroup[CriticWorker] | None:
+        """The model that predicts returns, on all its ranks, if there is one."""
+        if not has_critic(self.cfg):
+            return None
+        trainer = self.cfg.trainer
+        updates = trainer.update_epochs_per_batch * (trainer.train_batch_size // trainer.critic_mini_batch_size)
+        objective = ReturnRegression(value_clip=trainer.algorithm.value_clip)
+        makers = [
+            partial(CriticWorker, trainer, objective, self.total_steps * updates, ranks=ranks)
+            for ranks in self._ranks("critic")
+        ]
+        ranks, replicas = self.processes.start("critic", makers), replicas_of(self.cfg, "critic")
+        return LearnerGroup(ranks, objective, token_budget(trainer), replicas=replicas)
+
+    async def refresh_reference(self) -> None:
+        """The reference, if there is one, becomes the policy as it is now; an adapter is merged into what it gets."""
+        if self.reference is None:
+            return
+        with TemporaryDirectory(prefix=".reference_", dir=self.folder.path) as scratch:  # all ranks see this folder
+            storage = Disk(Path(scratch))
+            await self.time_sharing.for_scoring("policy")
+            files = await self.policy.stream(WeightFiles(storage=storage, folder="policy"))
+            await self.time_sharing.for_scoring("ref")
+            await self.reference.load_state(StoredTensors(storage, "policy", files), {})
+
+    def _ranks(self, role: Model) -> tuple[Ranks, ...]:
+        return self.ranks_of(role, grid_of(self.cfg, role).ranks, replicas_of(self.cfg, role))
