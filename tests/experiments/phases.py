@@ -173,7 +173,7 @@ class PhasedExp(BasePPOExp):
     def get_policy(self) -> LearnerGroup[PolicyWorker]:
         from skyrl.experiments import policy_gradient_models as models
 
-        models.PolicyWorker = PhasedPolicyWorker  # type: ignore[misc]  # replaced for the test
+        models.PolicyWorker = PhasedPolicyWorker  # type: ignore[attr-defined]  # replaced for the test
         return super().get_policy()
 
 
