@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 RESULT = "RESULT "
 """Before the line of a section's process that holds its numbers."""
 
-TESTS_SECONDS = 120
+TESTS_SECONDS = 180
 """Longest time of the tests."""
 
 

@@ -6,6 +6,7 @@ the model without values and receive them one by one.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -95,12 +96,13 @@ class Fsdp2(DataParallel):
         norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
-        if torch.isfinite(norm):
+        found = norm.item()  # here the host waits for the gradient, once
+        if math.isfinite(found):
             clip_grads_with_norm_(parameters, self._max_grad_norm, norm)
             self.optimizer.step()
         else:
             self.zero_grad()
-        return norm.item()
+        return found
 
     def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
         """This rank's part of every weight, of whatever shape, and of the optimizer's state if `optimizer`."""
