@@ -106,7 +106,7 @@ def logprobs(scene: Scene) -> object:
 
 @observable("the groups that make a batch, or what is reported where none does")
 def filtered(scene: Scene) -> object:
-    """Of two groups of two in each draw, at first one teaches, then a little, then both."""
+    """At first one of the two groups in each draw teaches, later a little, and in the end both."""
     generator: Any = Scripted([(1.0, 1.0), (1.0, 0.0)], [(1.0, 1.0 - 1e-3), (0.0, 0.0)], [(1.0, 0.5), (0.0, 1.0)])
     prompts = [Prompt(id=str(number), messages=(), token_ids=(number,), env_class="gsm8k") for number in range(6)]
     algorithm, cursor = scene.run.trainer.algorithm, PromptCursor(prompts, 2, seed=0)
