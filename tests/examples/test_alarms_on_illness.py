@@ -39,10 +39,6 @@ ILL: dict[str, tuple[str, dict[str, Any]]] = {
         "evaluation_falls",
         {"environment.env_class": "{out}/rewards.py:leaking"},
     ),
-    "a negative entropy bonus": (
-        "entropy_collapse",
-        {"trainer.algorithm.use_entropy_loss": True, "trainer.algorithm.entropy_loss_coef": -1.0},
-    ),
 }
 
 

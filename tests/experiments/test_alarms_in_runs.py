@@ -53,6 +53,19 @@ def test_early_stopping_finishes_the_run_and_keeps_it_finished(
     assert [record["step"] for record in all_metrics(tmp_path)] == list(range(7))
 
 
+def test_a_negative_entropy_bonus_collapses_the_entropy_and_is_noticed(nano: Path, tmp_path: Path) -> None:
+    ill: dict[str, Any] = {
+        "trainer__algorithm__use_entropy_loss": True,
+        "trainer__algorithm__entropy_loss_coef": -1.0,
+        "trainer__epochs": 2,
+        "trainer__eval_interval": -1,
+        "trainer__eval_before_train": False,
+        "data__val_data": [],
+    }
+    train(nano, tmp_path, **ill)
+    assert "entropy_collapse" in {name for _, name in names(tmp_path)}
+
+
 def test_an_alarm_that_saves_writes_a_checkpoint_where_none_is_due(nano: Path, tmp_path: Path) -> None:
     alarm = {"metric": "reward/avg_raw_reward", "when": "above", "threshold": -1.0, "window": 1, "action": "save"}
     train(nano, tmp_path, trainer__alarms=[alarm], trainer__ckpt_interval=-1, trainer__max_training_steps=2)
