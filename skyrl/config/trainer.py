@@ -253,8 +253,9 @@ class TrainerConfig(BaseConfig):
     nothing else; one of them is changed by an entry of its name in `alarms`."""
 
     profile_steps: tuple[int, ...] = field(default=(), validator=all_positive, metadata=FREE)
-    """Training steps whose timeline is kept: when each phase ran, and each call of an engine, learner or other process,
-    by the clock of the command. `skyrl timeline RUN` writes them as a Chrome trace."""
+    """Training steps that are profiled. `skyrl timeline RUN` writes when each phase ran, and each call of an engine or
+    learner, by the clock of the command, as a Chrome trace; `profile/step_<n>` in the run's folder has a trace by
+    torch.profiler of every optimizer step of each rank, which takes several times as long meanwhile."""
 
     recording: Literal["off", "jsonl", "jsonl.gz"] = field(default="off", metadata=FREE)
     """Keep every batch and what came of it below `run_path`, exactly: for `skyrl replay`, `skyrl bisect` and

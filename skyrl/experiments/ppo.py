@@ -58,6 +58,7 @@ from skyrl.training.middleware import (
     run_before,
 )
 from skyrl.training.position import RolloutPosition
+from skyrl.training.profiling import ProfiledSteps
 from skyrl.training.shaping import reward_shaping
 from skyrl.training.step_trace import Sink, StepTrace
 from skyrl.training.time_sharing import Movable, TimeSharing
@@ -247,6 +248,7 @@ class BasePPOExp(PolicyGradientModels):
         digests = {} if without_digests else weight_digests_of(self.learners, turns)
         trace = StepTrace(sinks, rollouts, digests, clock)
         interruptible = in_context(self.shutdown.interruptible)
+        profiled = ProfiledSteps(self.cfg.trainer.profile_steps, self.folder.path / "profile")
 
         constant = ConstantRewards(notice, self.folder.path / "trajectories.jsonl", steps=min(STEPS, self.total_steps))
 
@@ -257,7 +259,7 @@ class BasePPOExp(PolicyGradientModels):
         def update(name: str, model: LearnerGroup[LearningWorker], timing: str) -> Call[[TrainingBatch], Metrics]:
             turn = run_before(partial(turns.for_learning, name))
             measured = in_context(partial(clock.measure, timing))
-            return layered(model.update, measured, turn, on_result=[trace.learned(name)])
+            return layered(model.update, profiled.around(model), measured, turn, on_result=[trace.learned(name)])
 
         def recorded(groups: Sequence[TrajectoryGroup], version: int) -> None:
             self._record_samples(version + 1, groups)
@@ -271,7 +273,14 @@ class BasePPOExp(PolicyGradientModels):
                     interruptible,
                     in_context(partial(clock.measure, "generate")),
                     run_before(partial(self._ready_to_sample, sync)),
-                    on_result=[numbers.arrived, position.count, constant.count, recorded, trace.sampled],
+                    on_result=[
+                        numbers.arrived,
+                        position.count,
+                        constant.count,
+                        recorded,
+                        trace.sampled,
+                        profiled.sampled,
+                    ],
                 ),
                 metrics=rollouts.metrics,
             ),

@@ -8,6 +8,7 @@ before; what is reported is merged here, after. So the number of ranks changes n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 import attrs
@@ -115,6 +116,10 @@ class LearnerGroup(ScorerGroup[L_co]):
         shares = self._shares(self.objective.weigh(batch))
         results = await self.ranks.deal(LearningWorker.update_share, shares)
         return merged(self._reported(results)).metrics()
+
+    async def profile(self, folder: Path | None) -> None:
+        """Every rank traces its updates into `folder` from now on; None: no rank does."""
+        await self.ranks.call(LearningWorker.profile, folder)
 
     async def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
         """Name, shape and type of every weight, in the order in which they are streamed."""

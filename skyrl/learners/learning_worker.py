@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from skyrl.learners.forward import ForwardFn, Outputs
 from skyrl.learners.host_activations import HostActivations
 from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.moving import DeviceMover
+from skyrl.learners.profiling import UpdateProfiler
 from skyrl.learners.rank_metrics import Measurements, Metrics, Moments, RankMetrics
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.row_layouts import MicroBatch
@@ -80,6 +82,7 @@ class LearningWorker(ModelWorker):
         self._train_rows = trainer.micro_train_batch_size_per_gpu
         self._max_skipped = 0 if trainer.faults.on_non_finite == "abort" else optimizer.max_skipped_updates
         self._skipped = 0  # in a row
+        self._profiler = UpdateProfiler(f"{role}-{ranks.rank}")
         if trainer.recompute_activations:
             recompute_activations(self.model, use_reentrant=trainer.gradient_checkpointing_use_reentrant)
             if trainer.offload_activations:
@@ -103,6 +106,14 @@ class LearningWorker(ModelWorker):
         """One optimizer step together with the other ranks: `batch` is the share of this rank's replica of a mini-batch
         that was weighed. Raises as `update` does.
         """
+        with self._profiler.update():
+            return self._update_share(batch)
+
+    def profile(self, folder: Path | None) -> None:
+        """Write a trace of each update from now on into `folder`. None: no more."""
+        self._profiler.write_to(folder)
+
+    def _update_share(self, batch: TrainingBatch) -> RankMetrics:
         with dropping(self.model, self._lora, hash((self._seed, self.schedule.last_epoch, self.ranks.rank))):
             sums, seen = self._accumulate(batch)
         learning_rate = self._finite_learning_rate()

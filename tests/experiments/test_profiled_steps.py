@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -26,6 +27,13 @@ def test_the_timeline_of_a_step_agrees_with_its_timings_and_batches_are_dumped(n
     [step] = [record for record in all_metrics(tmp_path) if record["step"] == 2]
     order = [time for name in ("generate", "policy_train", "sync_weights") for time in spans[name]]
     assert [spans["step 2"][0], *order, spans["step 2"][1]] == sorted([*order, *spans["step 2"]]), "one clock"
+    assert [str(path.relative_to(run)) for path in run.glob("profile/*/*")] == [
+        "profile/step_2/policy-0-update_1.json.gz"
+    ]
+    traced = gzip.decompress((run / "profile" / "step_2" / "policy-0-update_1.json.gz").read_bytes()).decode()
+    assert {"aten::mm", "Optimizer.step#AdamW.step"} <= {
+        event.get("name") for event in json.loads(traced)["traceEvents"]
+    }
     dumped = tmp_path / "exports" / "dumped_data"
     assert sorted(path.name for path in dumped.iterdir()) == [f"global_step_{n}.safetensors" for n in (1, 2, 3)]
     batch = load_file(dumped / "global_step_2.safetensors")
