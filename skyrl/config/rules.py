@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from skyrl.config.engines import backend_of
+from skyrl.config.engines import backend_of, engine_dtype
 from skyrl.config.every_kind import EVERY_KIND_RULES
 from skyrl.config.generator import SamplingParams
 from skyrl.config.losses import asks_for_correction
@@ -198,14 +198,13 @@ def nccl_is_for_vllm_on_cuda(run: SkyRLTrainConfig) -> str:
         "trainer.compute_dtype",
         "generator.inference_engine.backend",
         "generator.inference_engine.model_dtype",
+        "generator.inference_engine.rollout_dtype",
     ),
 )
 def precision_bounds_how_far_engine_and_learner_differ(run: SkyRLTrainConfig) -> float:
     """Two float32 forward passes differ by rounding, of about 1e-5 nats; in bfloat16 it is some hundredths."""
     engine = run.generator.inference_engine
-    whole = run.trainer.compute_dtype == "float32" and (
-        backend_of(engine).has_the_learners_dtype or engine.model_dtype in ("float32", "fp32")
-    )
+    whole = run.trainer.compute_dtype == "float32" and engine_dtype(engine, "float32") == "float32"
     return 1e-3 if whole else 0.1
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.engines import backend_of
+from skyrl.config.engines import backend_of, engine_dtype
 from skyrl.config.kinds import kind_of
 from skyrl.config.sizes import engines_of, grid_of
 from skyrl.errors import ConfigError, Problem, UserError
@@ -81,7 +81,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
             make: Callable[[], InferenceEngine] = partial(
                 load_torch_engine,
                 path,
-                dtype=required(trainer.compute_dtype, "trainer.compute_dtype"),
+                dtype=_engine_dtype(run),
                 attention=required(trainer.attention, "trainer.attention"),
                 device=required_device(run.trainer),
                 use_fast_tokenizer=not trainer.disable_fast_tokenizer,
@@ -128,7 +128,7 @@ def stream_limits(run: SkyRLTrainConfig, steps: int) -> StreamLimits:
 
 def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> WeightTransport:
     """How weights travel: not at all within one process, else as `weight_sync_backend` says."""
-    engine, dtype = run.generator.inference_engine, engine_dtype(run)
+    engine, dtype = run.generator.inference_engine, _engine_dtype(run)
     if run.trainer.placement.executor == "in_process":
         alone = "async_engine" in backend_of(engine).fields and engine.async_engine  # it computes in a child process
         return FolderTransport(folder, dtype=dtype) if alone else SharedTransport()
@@ -179,10 +179,6 @@ def _longest_sequence(run: SkyRLTrainConfig) -> int:
     return min(wanted, max_positions(path) or wanted)
 
 
-def engine_dtype(run: SkyRLTrainConfig) -> str:
+def _engine_dtype(run: SkyRLTrainConfig) -> str:
     """Type in which the engines hold weights, as torch writes it."""
-    engine = run.generator.inference_engine
-    short = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-    if backend_of(engine).has_the_learners_dtype:
-        return required(run.trainer.compute_dtype, "trainer.compute_dtype")
-    return short.get(engine.model_dtype, engine.model_dtype)
+    return engine_dtype(run.generator.inference_engine, required(run.trainer.compute_dtype, "trainer.compute_dtype"))

@@ -36,6 +36,7 @@ NOT_ARGUMENTS = {
     "backend": "chooses vLLM",
     "async_engine": "chooses the class: AsyncLLM or LLMEngine",
     "vllm_v1_disable_multiproc": "is the variable VLLM_ENABLE_V1_MULTIPROCESSING",
+    "rollout_dtype": "is the torch engine's, vLLM has model_dtype",
     "deterministic": "is the variable VLLM_BATCH_INVARIANT",
     "engine_init_kwargs": "is more arguments, each under its own name",
     "fully_sharded_loras": "belongs to adapters, which this version refuses",

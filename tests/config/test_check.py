@@ -383,6 +383,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "nccl_is_vllms": [
         ({**RAY, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"}, ENGINE + "weight_sync_backend")
     ],
+    "samples_of_rounded_weights_are_corrected": [({ENGINE + "rollout_dtype": "bfloat16"}, ENGINE + "rollout_dtype")],
     "nccl_has_cuda": [({**RAY, ENGINE + "weight_sync_backend": "nccl"}, ENGINE + "weight_sync_backend")],
     "vllm_on_a_cpu_computes_eagerly": [({**VLLM, ENGINE + "enforce_eager": False}, ENGINE + "enforce_eager")],
     "vllm_on_a_cpu_promises_no_repetition": [
@@ -519,6 +520,11 @@ SILENT: dict[str, dict[str, Any]] = {
     "one_process_has_one_rank": {"trainer.placement.policy_num_nodes": 2},
     "repeatable_runs_are_promised_on_a_cpu": {"trainer.deterministic": True},
     "nccl_is_vllms": {**VLLM, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"},
+    "samples_of_rounded_weights_are_corrected": {
+        ENGINE + "rollout_dtype": "bfloat16",
+        "trainer.algorithm.off_policy_correction.tis_ratio_type": "token",
+        "trainer.algorithm.off_policy_correction.token_tis_ratio_clip_high": 2.0,
+    },
     "nccl_has_cuda": {ENGINE + "weight_sync_backend": "nccl"},  # in one process nothing travels
     "vllm_on_a_cpu_computes_eagerly": {**VLLM, "trainer.device": "cuda", ENGINE + "enforce_eager": False},
     "vllm_on_a_cpu_promises_no_repetition": {"trainer.deterministic": True},

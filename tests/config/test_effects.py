@@ -52,6 +52,8 @@ OFF: dict[str, dict[str, Any]] = {
     "generator.sampling_params.max_generate_length": RECORDED,
     "data.val_data": NO_EVALUATION,
     **{f"generator.{table}.max_tokens": RECORDED for table in ("sampling_params", "eval_sampling_params")},
+    ENGINE + "enable_prefix_caching": {ENGINE + "backend": "http"},
+    ENGINE + "rollout_dtype": {ENGINE + "backend": "vllm"},
     EVALUATION + "temperature": {EVALUATION + "greedy": True},
     "generator.merge_stepwise_output": SINGLE,
     "environment.skyrl_gym.reward_model.timeout": {"environment.env_class": "reward_model"},

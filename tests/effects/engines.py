@@ -16,9 +16,10 @@ from attrs import define, field
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
+from skyrl.config import SamplingParams
 from skyrl.errors import SkyRLError
 from skyrl.experiments.collaborators import engine_makers, parity_canary, weight_road
-from skyrl.inference.engine import Completion, GenerationRequest
+from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from tests.effects.observables import placement
 from tests.effects.probe import Probe, Scene, observable
 
@@ -68,6 +69,20 @@ def engine(scene: Scene) -> object:
             return f"{type(error).__name__}: {error}"
         asyncio.run(made.close())
         return type(made).__name__
+
+
+@observable("the log-probabilities that the embedded engine draws with")
+def drawn(scene: Scene) -> object:
+    async def greedy() -> object:
+        (make,) = engine_makers(scene.run)
+        made = make()
+        key = SampleKey(run_seed=0, weight_version=0, prompt_id="probe", sample_index=0)
+        sampling = SamplingParams(temperature=0.0, max_generate_length=4)
+        (one,) = await made.generate(GenerationRequest(prompt_ids=(1, 2, 3), sampling=sampling, keys=(key,)))
+        await made.close()
+        return [round(logprob, 4) for logprob in one.logprobs]
+
+    return asyncio.run(greedy())
 
 
 class _OneWeight:
@@ -141,6 +156,7 @@ VALUES: Mapping[str, Any] = {
 PROBES: tuple[Probe, ...] = (
     Probe(f"{E}backend", "vllm", engine, {"trainer.deterministic": False}),
     Probe(f"{E}num_engines", 2, placement, APART),
+    Probe(f"{E}rollout_dtype", "bfloat16", drawn),
     *(Probe(f"{E}{name}", value, engine, VLLM) for name, value in VALUES.items()),
     Probe(f"{E}expert_parallel_size", 2, engine, SPLIT),
     Probe(f"{E}distributed_executor_backend", "mp", engine, SPLIT),

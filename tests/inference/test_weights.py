@@ -11,7 +11,7 @@ from torch import Tensor
 from skyrl.errors import WeightSyncError
 from skyrl.inference.incoming_weights import Shared, digest, verified, weight_info
 from skyrl.inference.torch_engine import TorchEngine
-from tests.inference.nano import nano_model, nano_tokenizer, request
+from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, request
 
 Weights = dict[str, Tensor]
 ASKED = request((1, 2, 3), count=2, temperature=0.0, max_generate_length=20)
@@ -115,6 +115,18 @@ async def test_weights_are_cast_to_the_type_of_the_model() -> None:
     await engine.load_weights(shared({name: tensor.bfloat16() for name, tensor in learned().items()}), version=2)
     await engine.resume()
     assert len(await engine.generate(ASKED)) == 2
+
+
+async def test_rollouts_in_bfloat16_take_weights_of_float32_and_draw_what_the_rounded_model_draws() -> None:
+    engine = TorchEngine(nano_model().bfloat16(), nano_tokenizer(), max_num_seqs=8)
+    await engine.pause()
+    await engine.load_weights(shared(learned()), version=1)
+    await engine.resume()
+    rounded, whole = nano_model(seed=1).bfloat16().float(), nano_model(seed=1)
+    for completion in await engine.generate(ASKED):
+        own, exact = (full_forward_logprobs(m, ASKED.prompt_ids, completion, 1.0) for m in (rounded, whole))
+        assert (torch.tensor(completion.logprobs) - own).abs().mean() < 0.1
+        assert not torch.equal(own, exact)
 
 
 @pytest.mark.parametrize(

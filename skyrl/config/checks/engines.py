@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.engines import backend_of, backends_that
+from skyrl.config.checks.asynchronous import is_corrected
+from skyrl.config.engines import backend_of, backends_that, engine_dtype
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import on_ray
 from skyrl.errors import Problem
@@ -112,6 +113,22 @@ def every_sequence_of_a_step_has_a_token(run: SkyRLTrainConfig) -> Iterator[Prob
         )
 
 
+def samples_of_rounded_weights_are_corrected(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Importance ratios hold the rounding of one side only: truncated importance sampling bounds what it does."""
+    learners, engine = run.trainer.compute_dtype, run.generator.inference_engine
+    if learners is None or not _reads(run, "rollout_dtype") or is_corrected(run):
+        return
+    rounded = engine_dtype(engine, learners)
+    if rounded != learners:
+        yield Problem(
+            path=f"{_ENGINE}.rollout_dtype",
+            message=f"samples are drawn in {rounded} and learned from in {learners}, and nothing in the loss corrects "
+            "for the difference",
+            hint='set trainer.algorithm.off_policy_correction.tis_ratio_type = "token"',
+            severity="warning",
+        )
+
+
 ENGINE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     nccl_has_cuda,
     nccl_is_vllms,
@@ -121,6 +138,7 @@ ENGINE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     copies_inside_an_engine_are_asynchronous,
     statistics_come_from_the_asynchronous_engine,
     every_sequence_of_a_step_has_a_token,
+    samples_of_rounded_weights_are_corrected,
 )
 
 
