@@ -7,7 +7,7 @@ No engine is started and nothing is sampled. Everything each step computes is co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from skyrl.tools.comparing import Difference, differences_of_computing
 from skyrl.tracking.recording import Computed, Sampled
 from skyrl.tracking.tracker import Trackers
 from skyrl.training.step_trace import Sink
+from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import evolve_at
 
 
@@ -141,3 +142,6 @@ class _Again(BasePPOExp):
 
     def get_sinks(self) -> list[Sink]:
         return [self.kept]
+
+    def _record_samples(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
+        """Does nothing: the run's folder has its samples."""

@@ -15,10 +15,10 @@ Records = Sequence[Mapping[str, Any]]
 
 CHARTS: tuple[tuple[str, str], ...] = (
     ("Reward", r"reward/avg_raw_reward|reward/component/.+|train/(accuracy|margin)"),
-    ("Evaluation", r"eval/.+/(avg_score|accuracy|pass_at_\d+|loss)"),
+    ("Evaluation", r"eval/.+/(avg_score|loss)|eval/all/pass_at_([2-9]|\d\d+)"),
     ("Loss", r"policy/(final_loss|policy_loss)|critic/critic_loss|train/loss"),
     ("KL", r"policy/policy_kl|loss/avg_kl"),
-    ("Engine and learner", r"policy/rollout_train_logprobs_abs_diff_(mean|max)|weight_sync/parity_(mean|max)"),
+    ("Engine and learner", r"policy/rollout_train_logprobs_abs_diff_mean|weight_sync/parity_mean"),
     ("Entropy", r"policy/policy_entropy"),
     ("Clip share", r"policy/clip_ratio|policy/.+_clip_high_ratio|policy/.+_masked_ratio"),
     ("Gradient norm", r"(policy|critic|train)/grad_norm"),
@@ -117,11 +117,10 @@ def _figure(traces: Iterator[go.Scatter]) -> go.Figure:
     figure = go.Figure(list(traces))
     figure.update_layout(
         template="none",
-        height=300,
-        margin={"l": 56, "r": 12, "t": 8, "b": 36},
+        height=320,
+        margin={"l": 56, "r": 12, "t": 8, "b": 24},
         hovermode="x unified",
-        legend={"orientation": "h", "y": -0.18, "font": {"size": 11}},
-        xaxis={"title": {"text": "step"}},
+        legend={"orientation": "h", "y": -0.1, "font": {"size": 11}},
         showlegend=True,
     )
     return figure

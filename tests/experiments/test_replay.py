@@ -17,6 +17,7 @@ from skyrl.cli.main import cli, main
 from skyrl.config import compose
 from skyrl.errors import ConfigError, DataError, UserError
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.runs.run_folder import RunFolder
 from skyrl.tools.bisect import bisect
 from skyrl.tools.replay import Replay
 from tests.nano_run import config, overrides, train
@@ -50,6 +51,25 @@ def copied(original: Path, tmp_path: Path) -> Path:
     return shutil.copytree(original / "run", tmp_path / "copied")
 
 
+def test_the_tokens_that_a_run_keeps_for_people_are_those_that_it_recorded(original: Path) -> None:
+    folder = RunFolder(original / "run")
+    for step in range(1, 7):
+        batch = folder.recording().computed(step).tensors
+        row = 0
+        for number in range(4):
+            table = folder.samples.tokens.read(step, number)
+            assert table is not None and len(table.columns["sample"]) == 3
+            for at, (prompt, answer) in enumerate(
+                zip(table.columns["prompt_ids"], table.columns["response_ids"], strict=True)
+            ):
+                place = slice(len(prompt), len(prompt) + len(answer))
+                assert batch["input_ids"][row, place].tolist() == answer
+                for name in ("loss_mask", "rollout_logprobs", "old_logprobs", "ref_logprobs", "rewards", "advantages"):
+                    assert batch[name][row, place].tolist() == table.columns[name][at]
+                row += 1
+        assert row == len(batch["input_ids"])
+
+
 def change(folder: Path, step: int, how: Callable[[dict[str, Any]], None]) -> None:
     """By hand, in the third group of a step's recording."""
     file = folder / "recording" / f"step_{step:06}.jsonl"
@@ -64,7 +84,9 @@ def more_reward(group: dict[str, Any]) -> None:
 
 
 def test_every_recorded_step_comes_out_bit_equal(original: Path) -> None:
+    samples = (original / "run" / "trajectories.jsonl").read_bytes()
     steps = list(Replay(original / "run").run(range(1, 7)))
+    assert (original / "run" / "trajectories.jsonl").read_bytes() == samples
     assert [each.computed.step for each in steps] == [1, 2, 3, 4, 5, 6]
     assert [each.differences for each in steps] == [()] * 6
     assert list(steps[0].computed.tensors) == [

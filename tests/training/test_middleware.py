@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from skyrl.training.middleware import in_context, layered, run_before
+from skyrl.training.middleware import in_context, layered, run_after, run_before
 
 
 class Log:
@@ -77,3 +77,12 @@ async def test_a_layer_may_read_the_arguments_of_the_call() -> None:
 
     assert await layered(log.double, announced)(number=4) == 8
     assert log.events == ["about to double 4", "double 4"]
+
+
+async def test_what_runs_after_a_call_is_over_before_listeners_hear_and_is_left_out_where_the_call_raises() -> None:
+    log = Log()
+    call = layered(log.double, run_after(log.prepare), on_result=[log.heard])
+    assert await call(4) == 8
+    with pytest.raises(ValueError, match="negative"):
+        await call(-1)
+    assert log.events == ["double 4", "prepared", "4 gave 8", "double -1"]

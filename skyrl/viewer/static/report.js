@@ -29,7 +29,7 @@ function zoom() {
   places.forEach((place) => Plotly.relayout(place, range));
 }
 
-Plotly.setPlotConfig({ displaylogo: false, responsive: true, scrollZoom: false, showLink: false });
+Plotly.setPlotConfig({ displayModeBar: false, responsive: true });
 places.forEach((place, number) => Plotly.newPlot(place, figures[number].data, figures[number].layout));
 document.getElementById("smoothing").addEventListener("input", smooth);
 for (const id of ["from", "to"]) document.getElementById(id).addEventListener("input", zoom);

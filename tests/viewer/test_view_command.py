@@ -1,0 +1,33 @@
+"""The command `skyrl view`, from its first line to Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from click.testing import CliRunner
+from httpx import get
+
+from skyrl.cli.main import cli
+from tests.viewer_run import group, write
+
+
+def test_the_command_serves_this_machine_until_it_is_interrupted_and_leaves_its_index(tmp_path: Path) -> None:
+    write(tmp_path, [[group(1, 0, ["an answer"])]])
+    command = [sys.executable, "-m", "skyrl.cli", "view", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split(" at ")[1].split()[0]
+        page = get(address, timeout=60)
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+    assert address.startswith("http://127.0.0.1:") and "an answer" in page.text
+    assert (process.returncode, rest) == (0, "The view has been closed.\n")
+    assert (tmp_path / "trajectories.index").is_file()
+
+
+def test_a_folder_without_samples_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["view", str(tmp_path)])
+    assert result.exit_code != 0 and "holds no trajectories.jsonl" in result.output + str(result.exception)
