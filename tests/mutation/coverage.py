@@ -15,7 +15,7 @@ from tests.mutation.journal import FOUND, ROOT, State
 from tests.mutation.lines import Line, gather
 from tests.mutation.mutants import Mutant
 
-PATIENCE = 20.0
+PATIENCE = 30.0
 """CPU seconds of tests that are run for one mutant: the fastest that run its line, and at least one."""
 
 
@@ -38,25 +38,25 @@ class Coverage:
 
     def of(self, mutant: Mutant, files: Collection[str], first: Sequence[str] = ()) -> dict[str, float]:
         """Tests in these files that run the mutant's lines, with their CPU seconds: those of `first`, then the fastest.
-        For lines that run at import, these are the tests that run anything in its module; all tests, where it holds
-        nothing that runs later.
+        For lines that run at import, these are the tests that run anything in its module, and after them all others.
         """
+        at_import = self.at_import(mutant)
         lines = _lines(mutant)
-        if self.at_import(mutant):
-            whole = {line for _, ran in self.tests.values() for line in ran if line[0] == mutant.file}
-            lines |= whole or {line for _, ran in self.tests.values() for line in ran}
+        if at_import:
+            lines |= {line for _, ran in self.tests.values() for line in ran if line[0] == mutant.file}
         running = {
-            name: seconds
+            name: (lines.isdisjoint(ran), seconds)
             for name, (seconds, ran) in self.tests.items()
-            if name.partition("::")[0] in files and not lines.isdisjoint(ran)
+            if name.partition("::")[0] in files and (at_import or not lines.isdisjoint(ran))
         }
         ordered = [name for name in first if name in running]
         ordered += sorted(running, key=lambda name: (running[name], name))
         chosen: dict[str, float] = {}
         for name in dict.fromkeys(ordered):
-            if chosen and sum(chosen.values()) + running[name] > PATIENCE:
+            _, seconds = running[name]
+            if chosen and sum(chosen.values()) + seconds > PATIENCE:
                 break
-            chosen[name] = running[name]
+            chosen[name] = seconds
         return chosen
 
 
