@@ -127,6 +127,13 @@ class TrainingBatch:
         """(B, L) -> (N,): the values at the selected tokens, row by row."""
         return values[self.loss_mask] if self.selected is None else values.flatten()[self.selected]
 
+    def place(self, found: Tensor) -> Tensor:
+        """(N,) float32 of the selected tokens, row by row -> (B, L), 0 elsewhere. The inverse of `pick`."""
+        zeros = torch.zeros(self.input_ids.shape, device=found.device)
+        if self.selected is None:
+            return zeros.masked_scatter(self.loss_mask, found)  # whose gradient a GPU has to be waited for
+        return zeros.flatten().index_copy(0, self.selected, found).view_as(zeros)
+
     def select(self, rows: Tensor) -> Self:
         """The rows at these indices (K,), in this order, padding trimmed to the longest of them."""
         width = int(self.lengths[rows].max())

@@ -109,11 +109,11 @@ def compute_logprobs(
             with torch.set_grad_enabled(entropy_gradient):
                 spread = [entropy(logits, temperature=temperature)]
     if not learns:
-        return Outputs(values=_in_place(found, batch))
+        return Outputs(values=batch.place(found))
     distance = (found.detach() - batch.pick(batch.rollout_logprobs)).abs()
     return Outputs(
-        values=_in_place(found, batch),
-        entropy=_in_place(spread[0], batch),
+        values=batch.place(found),
+        entropy=batch.place(spread[0]),
         numbers={"policy_entropy": spread[0].detach(), "rollout_train_logprobs_abs_diff": distance},
     )
 
@@ -128,12 +128,7 @@ def read_values(model: nn.Module, micro: MicroBatch, options: ForwardOptions) ->
     `model` has one logit.
     """
     values = micro.layout.pick(options.answer(model, micro.layout)).float().squeeze(-1)
-    return Outputs(values=_in_place(values, micro.rows), numbers={"critic_values": values.detach()})
-
-
-def _in_place(found: Tensor, batch: TrainingBatch) -> Tensor:
-    """(N,) numbers of the selected tokens, in row order -> (B, L), 0 elsewhere."""
-    return torch.zeros(batch.input_ids.shape, device=found.device).masked_scatter(batch.loss_mask, found)
+    return Outputs(values=micro.rows.place(values), numbers={"critic_values": values.detach()})
 
 
 @torch.no_grad()

@@ -61,6 +61,12 @@ def test_rows_that_were_prepared_pick_what_their_mask_selects() -> None:
     prepared = rows.with_selected()
     assert prepared.selected is not None and len(prepared.selected) == int(rows.loss_mask.sum())
     assert torch.equal(prepared.pick(rows.input_ids), rows.input_ids[rows.loss_mask])
+    found = torch.arange(1.0, len(prepared.selected) + 1, requires_grad=True)
+    assert torch.equal(prepared.pick(prepared.place(found)), found)
+    assert torch.equal(prepared.place(found), rows.place(found))
+    weights = torch.rand(rows.input_ids.shape)
+    [gradient] = torch.autograd.grad((prepared.place(found) * weights).sum(), found)
+    assert torch.equal(gradient, weights[rows.loss_mask])
     assert prepared.rows(2, 4).selected is None  # another shape, other places
 
 
