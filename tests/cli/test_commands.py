@@ -134,7 +134,9 @@ def test_a_value_in_a_file_is_told_with_its_line(run_toml: Path, tmp_path: Path)
     [
         ([{"question": "?"}], "no column 'prompt'"),
         ([], "holds no rows"),
-        ([{"prompt": [{"role": "user", "content": "a"}]}, {"prompt": None}], "row 1"),
+        pytest.param(
+            [{"prompt": [{"role": "user", "content": "a"}]}, {"prompt": None}], "row 1", marks=pytest.mark.long
+        ),
         ([{"prompt": [{"role": "user", "content": "a"}]}] * 3, "the training data has 3"),
     ],
 )

@@ -15,7 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.long_cases import long_except
 from tests.nano_run import metrics, overrides, train
 
 LONG = {"trainer__deterministic": True, "trainer__epochs": 5, "trainer__ckpt_interval": 4, "trainer__eval_interval": 10}
@@ -43,7 +42,8 @@ def assert_ends_alike(one: Path, other: Path) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("step", long_except([2, 9], 9))
+@pytest.mark.long  # tests/experiments/test_kills.py has ten by default
+@pytest.mark.parametrize("step", [2, 9])
 def test_a_killed_run_ends_like_one_that_was_not(nano: Path, tmp_path: Path, step: int) -> None:
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()

@@ -102,6 +102,7 @@ def root() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+@pytest.mark.long
 def test_what_a_killed_driver_left_is_swept_at_the_next_start(tmp_path: Path, root: Path) -> None:
     driver, started, folder = _start_driver(tmp_path, root)
     keepers = [child for child in psutil.Process(driver.pid).children() if folder.name in child.cmdline()]
