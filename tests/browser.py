@@ -83,4 +83,4 @@ def browser(folder: Path, *, width: int = 1280, height: int = 860) -> Iterator[B
         driver.quit()
 
 
-ENTER, RIGHT = Keys.ENTER, Keys.ARROW_RIGHT
+END, ENTER = Keys.END, Keys.ENTER
