@@ -10,6 +10,7 @@ import pytest
 
 from skyrl.config import compose, load
 from skyrl.config.check import without_effect
+from skyrl.config.effects_models import _listed
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.errors import ConfigError
 from tests.config.leaves import RUNNABLE
@@ -130,3 +131,18 @@ def test_the_last_kind_counts_whatever_a_file_says(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('kind = "reward_model"\n', encoding="utf-8")
     loaded: Any = load([tmp_path / "run.toml"], {"kind": "sft", "train_datasets": ["rows"]})
     assert loaded.config.kind == "sft"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"), [(["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c", "d"], "a, b, c and d")]
+)
+def test_conditions_are_listed_as_in_a_sentence(words: list[str], text: str) -> None:
+    assert _listed(words) == text
+
+
+@pytest.mark.parametrize(("scheduler", "told"), [("cosine_with_min_lr", False), ("constant", True)])
+def test_the_lowest_learning_rate_is_read_by_schedules_that_decay(scheduler: str, told: bool) -> None:
+    path = "trainer.policy.optimizer_config."
+    loaded: Any = load([], RUNNABLE | {path + "scheduler": scheduler, path + "min_lr_ratio": 0.1})
+    run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+    assert (path + "min_lr_ratio" in {problem.path for problem in without_effect(run, origins)}) == told
