@@ -25,7 +25,7 @@ from skyrl.processes.in_process import InProcess
 from skyrl.rollout.stream import StreamLimits
 from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.tree import required
-from skyrl.weight_sync.canary import NEW_TOKENS, Canary, canary_prompts
+from skyrl.weight_sync.canary import Canary, canary_prompts
 from skyrl.weight_sync.transports import (
     BroadcastTransport,
     FolderTransport,
@@ -156,17 +156,20 @@ def _meeting_place(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> TransferRen
 
 def parity_canary(run: SkyRLTrainConfig, prompts: Sequence[Sequence[int]]) -> Canary:
     """The canary over some of the run's own prompts."""
-    engine = run.generator.inference_engine
+    engine, (prompt, new) = run.generator.inference_engine, canary_tokens(run)
     return Canary(
-        prompts=canary_prompts(prompts, length=min(canary_tokens(run), _longest_sequence(run) - NEW_TOKENS)),
+        prompts=canary_prompts(prompts, length=min(prompt, _longest_sequence(run) - new)),
+        new_tokens=new,
         temperature=required(run.trainer.algorithm.temperature, "trainer.algorithm.temperature"),
         bound=required(engine.logprob_parity_bound, "generator.inference_engine.logprob_parity_bound"),
     )
 
 
-def canary_tokens(run: SkyRLTrainConfig) -> int:
-    """Tokens of a canary's prompt: more than a block of the engine's prefix cache, or few where it has none."""
-    return 160 if backend_of(run.generator.inference_engine).shares_prefixes else 12
+def canary_tokens(run: SkyRLTrainConfig) -> tuple[int, int]:
+    """Tokens of a canary's prompt and of its answer: more than a block of the engine's prefix cache, or few where it
+    has none.
+    """
+    return (160, 4) if backend_of(run.generator.inference_engine).shares_prefixes else (12, 2)
 
 
 def _longest_sequence(run: SkyRLTrainConfig) -> int:
@@ -175,7 +178,7 @@ def _longest_sequence(run: SkyRLTrainConfig) -> int:
     evaluating = required(run.generator.eval_sampling_params, "generator.eval_sampling_params")
     answer = max(run.generator.sampling_params.max_generate_length, evaluating.max_generate_length)
     before = max(run.trainer.max_prompt_length, required(run.generator.max_input_length, "generator.max_input_length"))
-    wanted = max(before + answer, canary_tokens(run) + NEW_TOKENS)
+    wanted = max(before + answer, sum(canary_tokens(run)))
     return min(wanted, max_positions(path) or wanted)
 
 

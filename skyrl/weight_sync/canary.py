@@ -20,9 +20,6 @@ from skyrl.weight_sync.transports import WeightSource
 
 Metrics = dict[str, float]
 
-NEW_TOKENS = 4
-"""Sampled and compared, for each prompt."""
-
 
 @frozen(kw_only=True)
 class Canary:
@@ -37,6 +34,9 @@ class Canary:
 
     bound: float
     """Largest mean absolute difference that is rounding, in nats."""
+
+    new_tokens: int = 4
+    """Tokens sampled and compared for each prompt: the first is drawn after prefill, the others after decoding."""
 
     async def compare(self, source: WeightSource, engines: Sequence[InferenceEngine], version: int) -> Metrics:
         """Mean and largest absolute difference, in nats, over all engines.
@@ -62,7 +62,7 @@ class Canary:
             )
 
     async def _continue(self, engine: InferenceEngine, version: int) -> list[Completion]:
-        sampling = SamplingParams(temperature=self.temperature, max_generate_length=NEW_TOKENS)
+        sampling = SamplingParams(temperature=self.temperature, max_generate_length=self.new_tokens)
         requests = [
             GenerationRequest(
                 prompt_ids=prompt,
