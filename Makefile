@@ -22,7 +22,7 @@ CODE := conftest.py skyrl tests $(wildcard property_tests examples benchmarks)
 # Threads that wait for each other give up their core, which somebody else may need.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-long gpu mutants lint fmt schemas pages pictures constraints clean demo-clean
+.PHONY: demo test test-long gpu mutants bench bench-compare lint fmt schemas pages pictures constraints clean demo-clean
 .DELETE_ON_ERROR:
 
 demo: .venv/train.stamp
@@ -42,6 +42,18 @@ gpu:
 # Do the tests of a package notice when one of its lines is wrong? make mutants PACKAGES="algorithms tree"; it resumes.
 mutants: .venv/dev.stamp
 	nice -n 19 $(BIN)/python -m tests.mutation $(PACKAGES)
+
+# Short forms of the benchmarks, one JSON line each: minutes. benchmarks/README.md has the long ones and their tables.
+bench: .venv/train.stamp
+	$(BIN)/python examples/quickstart/prepare.py
+	$(BIN)/python benchmarks/compare.py --short
+
+# What is faster or slower by more than 10 % than at another commit, on this machine: make bench-compare REV=main
+bench-compare: .venv/train.stamp
+	@test -n "$(REV)" || { echo "name the other commit: make bench-compare REV=main" >&2; exit 1; }
+	$(BIN)/python examples/quickstart/prepare.py
+	rm -rf .bench-compare && mkdir .bench-compare && git archive $(REV) | tar -x -C .bench-compare
+	$(BIN)/python benchmarks/compare.py .bench-compare; status=$$?; rm -rf .bench-compare; exit $$status
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check

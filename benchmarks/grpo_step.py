@@ -32,6 +32,9 @@ from typing import Any
 os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
 ROOT = Path(__file__).parents[1]
+CODE = Path(os.environ.get("SKYRL_CODE", ROOT))
+"""The checkout whose skyrl is measured."""
+
 BASE = ROOT / "runs" / "quickstart-base"
 WARM_UP = 2
 """Steps of each side that do not count."""
@@ -45,7 +48,7 @@ def main() -> None:
     parser.add_argument("steps", type=int, nargs="?", default=20)
     parser.add_argument("seeds", type=int, nargs="*", default=[0])
     given = parser.parse_args()
-    sources = dict.fromkeys(given.sides.split(","), ROOT) | ({"against": given.against} if given.against else {})
+    sources = dict.fromkeys(given.sides.split(","), CODE) | ({"against": given.against} if given.against else {})
     rounds = [one_seed(sources, given.steps, seed) for seed in given.seeds]
     others = [side for side in sources if side != "skyrl"]
     found = {
