@@ -159,41 +159,76 @@ TRACKER = Recipe(
         Edit(
             "skyrl/tracking/offline.py",
             "",
-            '''"""Metrics of a run in a list."""
+            '''"""Metrics of a run in a list, with the process that calls."""
+
+import json
+import os
+
+from skyrl.tracking.service import Known
 
 
 class Offline:
-    def __init__(self, name):
-        self.name, self.logged = name, []
+    def __init__(self, run, known):
+        self.known = known
+        self.file = run.folder / "listed"
 
     @classmethod
-    def of_run(cls, run):
-        return cls(run.name)
+    def of_run(cls, run, known):
+        return cls(run, known)
+
+    def describe(self, stored):
+        self.note([stored["config"]["trainer"]["seed"]])
+
+    def rewind(self, step):
+        return False
 
     def log(self, step, metrics):
-        self.logged.append((step, dict(metrics)))
+        self.note([step, metrics])
+
+    def table(self, table):
+        pass
 
     def close(self):
-        pass
+        self.note(os.getpid())
+
+    def note(self, what):
+        with self.file.open("a") as lines:
+            lines.write(json.dumps(what) + "\\n")
 ''',
         ),
         Edit(
             "skyrl/config/trackers.py",
-            '    "console": TrackerFacts(',
-            '    "tensorboard": TrackerFacts(made_by="skyrl.tracking.offline:Offline", package="boards"),\n',
+            ', "swanlab"]\n',
+            ', "listed"',
+        ),
+        Edit(
+            "skyrl/config/trackers.py",
+            '    "mlflow": TrackerFacts(',
+            '    "listed": TrackerFacts(made_by="skyrl.tracking.offline:Offline", package="json", extra="listed"),\n',
         ),
     ),
     """
+import json, os
+from pathlib import Path
 from skyrl.config import SFTConfig, check, load, resolve
-from skyrl.experiments.preflight import _packages
+from skyrl.config.stored import stored_form
 from skyrl.tracking.factory import trackers_of
+from skyrl.tracking.jsonlines import JsonLines
 
 for root, path in ((None, "trainer.logger"), (SFTConfig, "logger")):
-    run = resolve(load([], {path: "tensorboard"}, root).config)
+    run = resolve(load([], {path: "listed"}, root).config)
     assert not [each for each in check(run) if each.path == path]
-    [tracker] = trackers_of(run.trainer, total_steps=3, first_step=0)
-    assert tracker.name == run.trainer.run_name
-assert ("trainer.logger", "boards", "") in _packages(load([], {"trainer.logger": "tensorboard"}).config)
+folder = Path("run")
+folder.mkdir()
+run = resolve(load([], {"trainer.logger": "listed", "trainer.run_path": str(folder)}).config)
+(folder / "config.json").write_text(json.dumps(stored_form(run)))
+[tracker] = trackers_of(run.trainer, total_steps=3, first_step=0)
+JsonLines(folder / "metrics.jsonl").append({"step": 1, "reward/avg_raw_reward": 0.5})
+tracker.log(1, {"reward/avg_raw_reward": 0.5})
+tracker.close()
+*lines, caller = map(json.loads, (folder / "listed").read_text().splitlines())
+assert lines == [[42], [1, {"reward/avg_raw_reward": 0.5}]], lines
+assert caller != os.getpid()
 """,
 )
 

@@ -35,6 +35,7 @@ from skyrl.cli.serve_reward import serve_reward
 from skyrl.cli.simulate import simulate
 from skyrl.cli.templates import templates
 from skyrl.cli.timeline import timeline
+from skyrl.cli.track import track
 from skyrl.cli.view import view
 from skyrl.cli.watch import watch
 from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, SkyRLError, Stopped
@@ -61,6 +62,7 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
     """Train as the configuration says."""
     from skyrl.config.kinds import kind_of
     from skyrl.config.run_kind import RunKind
+    from skyrl.config.trackers import lacks_of
 
     composed = compose_arguments(arguments, strict=strict, also=RunKind.preflight_checks)
     # Threads of torch that wait for each other by spinning bring a shared machine to a stop; read by torch on import.
@@ -75,7 +77,8 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
         faulthandler.enable(sys.__stderr__)
     kind = kind_of(composed.config)
     if any(origin.kind == "rule" for origin in composed.origins.get(kind.path("logger"), ())):
-        click.echo(f"Metrics go to the console: the default of {kind.path('logger')}, wandb, cannot be had.", err=True)
+        why = next(lack for lack, _ in lacks_of("wandb", mode=composed.config.trainer.trackers.wandb.mode))
+        click.echo(f"Metrics go to the console: {why} (the default of {kind.path('logger')} is wandb).", err=True)
     with _said_if_long("the import of what the run is made of"):
         make = experiment_class(composed.config)
     for attempt in attempts(composed.config.trainer):
@@ -137,6 +140,7 @@ cli.add_command(watch)
 cli.add_command(timeline)
 cli.add_command(replay)
 cli.add_command(bisect)
+cli.add_command(track)
 
 
 cli.add_command(config)

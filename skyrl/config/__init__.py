@@ -61,6 +61,7 @@ from skyrl.config.registry import (
 from skyrl.config.resolve import resolve
 from skyrl.config.rewards import NormConfig, OverlongConfig, RewardShapingConfig
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.tracker_settings import TrackersConfig
 from skyrl.config.trainer import TrainerConfig
 from skyrl.errors import ConfigError
 
@@ -121,6 +122,7 @@ __all__ = [
     "SkyRLTrainConfig",
     "SupervisedConfig",
     "Text2SQLEnvConfig",
+    "TrackersConfig",
     "TrainerConfig",
     "ZeroOptimizationConfig",
     "build_nested_dataclass",

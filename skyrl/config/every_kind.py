@@ -6,6 +6,7 @@ one. `below("trainer")` lifts them into the first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -108,6 +109,22 @@ def _looks_for_stalls(trainer: Trainer) -> bool:
     return trainer.faults.stall_timeout_seconds is not None
 
 
+def _named(trainer: Trainer) -> frozenset[str]:
+    """Names of the trackers beside the console."""
+    names = (trainer.logger,) if isinstance(trainer.logger, str) else trainer.logger
+    return frozenset(names) - {"console"}
+
+
+def names_a_service(trainer: Trainer) -> bool:
+    """Does `logger` name a tracker beside the console?"""
+    return bool(_named(trainer))
+
+
+def _names(*services: str) -> Callable[[Trainer], bool]:
+    """Does `logger` name one of these?"""
+    return lambda trainer: not _named(trainer).isdisjoint(services)
+
+
 EVERY_KIND_EFFECTS: tuple[Effect, ...] = (
     Effect("log_path", "the run is on Ray", _on_ray),
     Effect("recover_retries", "recover_mode is auto or fault", _is_retried),
@@ -119,5 +136,14 @@ EVERY_KIND_EFFECTS: tuple[Effect, ...] = (
     Effect("flash_attn", "the device is cuda (a CPU uses sdpa)", _on_cuda),
     Effect("gradient_checkpointing", "the device is cuda (a CPU has the memory)", _on_cuda),
     Effect("offload_activations", "activations are recomputed", _recomputes),
+    *(
+        Effect(f"trackers.{name}", f"logger names {name}", _names(name))
+        for name in ("wandb", "swanlab", "mlflow", "tensorboard")
+    ),
+    *(
+        Effect(f"trackers.{name}", "logger names a tracker beside the console", names_a_service)
+        for name in ("tags", "notes", "group", "sample_rows", "finish_seconds", "python")
+    ),
+    Effect("trackers.job_type", "logger names wandb, swanlab or mlflow", _names("wandb", "swanlab", "mlflow")),
     Effect("faults.on_stall", "stall_timeout_seconds is a time", _looks_for_stalls),
 )

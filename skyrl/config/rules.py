@@ -17,7 +17,7 @@ from skyrl.config.generator import SamplingParams
 from skyrl.config.losses import asks_for_correction
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import grid_of, models_of, samples
-from skyrl.config.trackers import TRACKERS
+from skyrl.config.trackers import lacks_of
 from skyrl.tree.rules import Rule, rule
 
 
@@ -236,10 +236,10 @@ def _in_chosen_folder(run: SkyRLTrainConfig, name: str, otherwise: str) -> str:
     return f"{run.trainer.run_path.rstrip('/')}/{name}" if run.trainer.run_path else otherwise
 
 
-@rule(writes="trainer.logger", reads=(), unset="wandb", placeholder=False)
+@rule(writes="trainer.logger", reads=("trainer.trackers.wandb.mode",), unset="wandb", placeholder=False)
 def a_tracker_that_cannot_be_had_gives_way_to_the_console(run: SkyRLTrainConfig) -> str:
-    """The default is W&B; where this version has no tracker of that name, metrics go to the console."""
-    return "wandb" if "wandb" in TRACKERS else "console"
+    """The default is W&B; where its package or a key is missing on this machine, metrics go to the console."""
+    return "console" if any(lacks_of("wandb", mode=run.trainer.trackers.wandb.mode)) else "wandb"
 
 
 def _older_default_of_logs(rule: Rule[Any]) -> Rule[Any]:

@@ -1,10 +1,17 @@
-"""Trackers that this version has, by the name that `trainer.logger` has for them."""
+"""Trackers that this version has, by the name that `trainer.logger` has for them, and what each of them needs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
 
 import attrs
+
+Tracker = Literal["console", "wandb", "tensorboard", "mlflow", "swanlab"]
+"""Names of trackers."""
 
 
 @attrs.frozen(kw_only=True)
@@ -12,16 +19,68 @@ class TrackerFacts:
     """Facts about a tracker."""
 
     made_by: str
-    """Import path of its class, which has a constructor `of_run(run: TrackedRun)`. Nothing is imported before a run
-    that names it."""
+    """Import path of its class, which has a constructor `of_run`. Nothing is imported before a run that names it."""
 
     package: str = ""
     """Package that the tracker imports and the `train` extra does not bring; `extra` is the extra that does."""
 
     extra: str = ""
 
+    in_run: bool = False
+    """True: it is called in the run's own process (`Tracker` of `skyrl/tracking/tracker.py`). False: it is a service
+    (`skyrl/tracking/service.py`), which a process of its own feeds from the run's folder."""
+
+    key: str = ""
+    """Environment variable with the service's key; empty: it asks for none."""
+
+    logins: tuple[str, ...] = ()
+    """Files below the home folder in which the service's own login leaves a key."""
+
 
 TRACKERS: Mapping[str, TrackerFacts] = {
-    "console": TrackerFacts(made_by="skyrl.tracking.console:Console"),
+    "console": TrackerFacts(made_by="skyrl.tracking.console:Console", in_run=True),
+    "wandb": TrackerFacts(
+        made_by="skyrl.tracking.wandb_run:WandbRun",
+        package="wandb",
+        extra="wandb",
+        key="WANDB_API_KEY",
+        logins=(".netrc", ".config/wandb/.netrc"),
+    ),
+    "tensorboard": TrackerFacts(
+        made_by="skyrl.tracking.tensorboard_events:TensorBoardEvents", package="tensorboard", extra="tensorboard"
+    ),
+    "mlflow": TrackerFacts(made_by="skyrl.tracking.mlflow_run:MlflowRun", package="mlflow", extra="mlflow"),
+    "swanlab": TrackerFacts(
+        made_by="skyrl.tracking.swanlab_run:SwanLabRun",
+        package="swanlab",
+        extra="swanlab",
+        key="SWANLAB_API_KEY",
+        logins=(".swanlab/.netrc",),
+    ),
 }
-"""The others that `trainer.logger` can name are refused as not implemented."""
+"""All trackers."""
+
+
+def lacks_of(
+    name: str, *, mode: str | None, environ: Mapping[str, str] = os.environ, elsewhere: bool = False
+) -> Iterator[tuple[str, str]]:
+    """(what a tracker lacks on this machine, what to do) for its package and its key. `mode` is that of its settings: a
+    service that stays offline needs no key. `elsewhere`: another interpreter has the package.
+    """
+    facts = TRACKERS[name]
+    if facts.package and not elsewhere and not is_installed(facts.package):
+        yield f"the package {facts.package} is not installed", f"pip install 'skyrl[{facts.extra}]'"
+    mode = mode or environ.get(f"{name.upper()}_MODE") or "online"
+    if facts.key and mode not in ("offline", "local", "disabled") and not _has_key(facts, environ):
+        yield f"{name} wants a key, and there is none", f"set the variable {facts.key}, or run `{name} login`"
+
+
+def is_installed(package: str) -> bool:
+    """Can the package be imported? A folder of that name without code, as W&B leaves beside a run, is no package."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+def _has_key(facts: TrackerFacts, environ: Mapping[str, str]) -> bool:
+    home = Path(environ.get("HOME", "/"))
+    return bool(environ.get(facts.key)) or any((home / file).is_file() for file in facts.logins)

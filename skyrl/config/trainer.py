@@ -11,11 +11,10 @@ from skyrl.config.fully_async import FullyAsyncConfig
 from skyrl.config.intervals import Interval, interval
 from skyrl.config.learners import CriticConfig, PolicyConfig, RefConfig
 from skyrl.config.placement import PlacementConfig
+from skyrl.config.tracker_settings import TrackersConfig
+from skyrl.config.trackers import Tracker
 from skyrl.tree import FREE, IDENTITY, field, frozen
 from skyrl.tree.validators import all_positive, non_negative, positive, positive_or_minus_one, positive_or_off
-
-Tracker = Literal["console", "wandb", "tensorboard", "mlflow", "swanlab"]
-"""Names of trackers."""
 
 
 @frozen
@@ -242,7 +241,10 @@ class TrainerConfig(BaseConfig):
 
     logger: Tracker | tuple[Tracker, ...] = field(default="wandb", metadata=FREE)
     """Trackers of metrics besides the run's folder: one name, or a list. Left at its default, it is the console where
-    this version has no such tracker."""
+    the package `wandb` or a key for it is missing."""
+
+    trackers: TrackersConfig = TrackersConfig()
+    """Settings of trackers other than the console."""
 
     alarms: tuple[AlarmConfig, ...] = field(default=(), metadata=FREE)
     """Conditions on metrics, each with what follows: a warning, a checkpoint, or the end of the run, which is early

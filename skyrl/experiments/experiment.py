@@ -34,10 +34,11 @@ from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.runs.session import RunSession
 from skyrl.tracking.factory import trackers_of
+from skyrl.tracking.follower import Follower, WithLag
 from skyrl.tracking.jsonlines import MetricsFile
 from skyrl.tracking.timeline import Timeline
 from skyrl.tracking.timing import Clock
-from skyrl.tracking.tracker import LastMetrics, Tracker, Trackers
+from skyrl.tracking.tracker import LastMetrics, Tracker
 from skyrl.training.alarms import Alarms, RaisedAlarm
 from skyrl.training.loop import TrainingLoop
 from skyrl.training.time_sharing import TimeSharing
@@ -147,8 +148,10 @@ class BaseExp:
     def get_tracker(self, first_step: int) -> Tracker:
         """Trackers of metrics: the run folder, and those that the configuration names."""
         named = trackers_of(self.cfg.trainer, total_steps=self.total_steps, first_step=first_step)
+        followers = [each for each in named if isinstance(each, Follower)]
+        here = [each for each in named if not isinstance(each, Follower)]
         timeline = Timeline(self.folder.timeline, self.progress, self.cfg.trainer.profile_steps, first_step)
-        return Trackers([MetricsFile(self.folder.metrics), timeline, *named])
+        return WithLag([MetricsFile(self.folder.metrics), timeline, *here], followers)
 
     def get_loop(self, tracker: Tracker) -> TrainingLoop:
         """The training loop, at its beginning."""

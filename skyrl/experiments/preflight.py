@@ -13,11 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
+from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig, TrainerConfig
 from skyrl.config.engines import backend_of
 from skyrl.config.sizes import evaluates, on_ray, samples, sizes_of
-from skyrl.config.trackers import TRACKERS
-from skyrl.config.unimplemented import Unimplemented
+from skyrl.config.trackers import lacks_of
 from skyrl.data.hugging_face import dataset_failure
 from skyrl.data.sources import FILES
 from skyrl.envs import find_env
@@ -86,26 +85,17 @@ def no_path(path: str) -> str | None:
     return None
 
 
-def missing_trackers(run: SkyRLTrainConfig | SupervisedConfig, path: str) -> Iterator[Problem]:
-    """Problems for trackers that are not implemented; `path` is that of the field that names them."""
-    entry = Unimplemented(path, "trackers other than the console", tuple(TRACKERS))
-    yield from entry.check(run, leaves={path: tuple(TRACKERS)})
-
-
-def trackers_have_their_keys(path: str, logger: Names, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """W&B takes its key from the environment, or from what `wandb login` left in the home folder."""
-    logged_in = (Path(environ.get("HOME", "/")) / ".netrc").is_file()
-    offline = environ.get("WANDB_MODE") in ("offline", "disabled")
-    if "wandb" in _each(logger) and not environ.get("WANDB_API_KEY") and not logged_in and not offline:
-        hint = f"set the variable WANDB_API_KEY, run `wandb login`, or set {path} = console"
-        yield Problem(path=path, message="wandb wants a key, and there is none", hint=hint)
-
-
-def _packages_of_trackers(path: str, logger: Names) -> Iterator[tuple[str, str, str]]:
-    """The path that asks for it, the package, and the extra that brings it."""
-    for name in _each(logger):
-        if name in TRACKERS and TRACKERS[name].package:
-            yield path, TRACKERS[name].package, TRACKERS[name].extra
+def trackers_can_be_had(path: str, trainer: TrainerConfig, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """The packages of the trackers are installed, and their keys are there; `path` is that of `logger`."""
+    settings = trainer.trackers
+    own = settings.python
+    if own is not None and not (Path(own).expanduser().is_file() and os.access(Path(own).expanduser(), os.X_OK)):
+        table = path.removesuffix("logger") + "trackers.python"
+        yield Problem(path=table, message=f"there is no program {own}", hint="name a Python interpreter")
+    for name in _each(trainer.logger):
+        mode = getattr(getattr(settings, name, None), "mode", None)
+        for lack, remedy in lacks_of(name, mode=mode, environ=environ, elsewhere=own is not None):
+            yield Problem(path=path, message=lack, hint=f"{remedy}, or set {path} = console")
 
 
 def _each(names: Names) -> tuple[str, ...]:
@@ -143,7 +133,7 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
 
     def services_have_their_keys(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield from the_judge_has_its_key(run)
-        yield from trackers_have_their_keys("trainer.logger", run.trainer.logger, environ)
+        yield from trackers_can_be_had("trainer.logger", run.trainer, environ)
 
     def the_judge_has_its_key(run: SkyRLTrainConfig) -> Iterator[Problem]:
         """OpenAI answers no request without a key; another service may."""
@@ -156,11 +146,6 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
     return services_have_their_keys
 
 
-def this_version_has_the_trackers(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """What metrics are to go to is implemented. `skyrl config check` believes the names: a later version may run it."""
-    yield from missing_trackers(run, "trainer.logger")
-
-
 def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
     """The path that asks for it, the package, and the extra that brings it."""
     yield "trainer.policy.model.path", "torch", "train"
@@ -170,7 +155,6 @@ def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
     backend = backend_of(run.generator.inference_engine)
     if backend.package and samples(run):
         yield "generator.inference_engine.backend", backend.package, backend.extra
-    yield from _packages_of_trackers("trainer.logger", run.trainer.logger)
     if run.trainer.strategy == "deepspeed":
         yield "trainer.strategy", "deepspeed", "deepspeed"
 
@@ -215,7 +199,6 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     packages_are_installed,
     there_are_gpus_for_it,
     flash_attention_is_installed,
-    this_version_has_the_trackers,
     keys_are_there(os.environ),
     folders_can_be_written,
     models_are_where_they_are_said_to_be,
@@ -242,13 +225,12 @@ def packages_are_there(run: SupervisedConfig) -> Iterator[Problem]:
     wanted = [("model.path", "torch", "train"), ("model.path", "transformers", "train")]
     wanted += [("placement.executor", "ray", "ray")] if run.placement.executor == "ray" else []
     wanted += [("strategy", "deepspeed", "deepspeed")] if run.strategy == "deepspeed" else []
-    yield from missing_packages([*wanted, *_packages_of_trackers("logger", run.logger)])
+    yield from missing_packages(wanted)
 
 
 def the_trackers_are_there(run: SupervisedConfig) -> Iterator[Problem]:
-    """What metrics are to go to is implemented, and has the key that it wants."""
-    yield from missing_trackers(run, "logger")
-    yield from trackers_have_their_keys("logger", run.logger, os.environ)
+    """What metrics are to go to is installed, and has the key that it wants."""
+    yield from trackers_can_be_had("logger", run.trainer, os.environ)
 
 
 def the_rows_are_there(run: SupervisedConfig) -> Iterator[Problem]:

@@ -10,6 +10,7 @@
     tokens/               log-probabilities, advantages and more of each token of these: `skyrl.tracking.token_file`
     recording/            every step exactly, where trainer.recording asks for it: `skyrl.tracking.recording`
     reward_curve.png
+    trackers/             what tracking services have of the run: ids, last steps (docs/tracking.md)
     sandbox.json          the sandbox tier in force, where something ran in sandboxes
     model/                the trained model in Hugging Face format
     adapter/              with LoRA: the adapter alone, as PEFT stores it; model/ has it merged

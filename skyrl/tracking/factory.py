@@ -2,33 +2,70 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
 from skyrl.config import TrainerConfig
 from skyrl.config.trackers import TRACKERS
 from skyrl.errors import ConfigError, Problem
+from skyrl.processes.redaction import redacted
+from skyrl.tracking.follower import Follower
+from skyrl.tracking.service import ServiceRun
 from skyrl.tracking.tracker import TrackedRun, Tracker
 from skyrl.tree import required
 
 
-def trackers_of(trainer: TrainerConfig, *, total_steps: int, first_step: int) -> list[Tracker]:
-    """The trackers that the configuration names. Raises `ConfigError` for one that this version does not have."""
+def _print(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def trackers_of(
+    trainer: TrainerConfig, *, total_steps: int, first_step: int, say: Callable[[str], None] = _print
+) -> list[Tracker]:
+    """The trackers that the configuration names; `say` prints what befalls a service. Raises `ConfigError` for one that
+    this version does not have.
+    """
     names = (trainer.logger,) if isinstance(trainer.logger, str) else trainer.logger
+    for name in names:
+        if name not in TRACKERS:
+            hint = f"there are {', '.join(TRACKERS)}"
+            raise ConfigError([Problem(path="trainer.logger", message=f"no tracker {name!r}", hint=hint)])
+    folder = _absolute(required(trainer.run_path, "trainer.run_path"))
     run = TrackedRun(
         project=trainer.project_name,
         name=trainer.run_name,
-        folder=Path(required(trainer.run_path, "trainer.run_path")).expanduser().absolute(),
+        folder=folder,
         total_steps=total_steps,
         first_step=first_step,
     )
-    return [_tracker(name, run) for name in dict.fromkeys(names)]
+    return [
+        _made(name, run)
+        if TRACKERS[name].in_run
+        else Follower(service_run(trainer, name, folder, first_step=first_step), say)
+        for name in dict.fromkeys(names)
+    ]
 
 
-def _tracker(name: str, run: TrackedRun) -> Tracker:
-    if name not in TRACKERS:
-        hint = f"there are {', '.join(TRACKERS)}"
-        raise ConfigError([Problem(path="trainer.logger", message=f"no tracker {name!r}", hint=hint)])
+def service_run(trainer: TrainerConfig, name: str, folder: Path, *, first_step: int | None = None) -> ServiceRun:
+    """The run whose folder is now `folder`, for the service of this name. `first_step` is that of a live session."""
+    return ServiceRun(
+        service=name,
+        project=redacted(trainer.project_name),
+        name=redacted(trainer.run_name),
+        folder=folder,
+        evaluations=_absolute(trainer.export_path) / "dumped_evals",
+        settings=trainer.trackers,
+        first_step=first_step,
+    )
+
+
+def _made(name: str, run: TrackedRun) -> Tracker:
     module, _, attribute = TRACKERS[name].made_by.partition(":")
     made: Tracker = getattr(import_module(module), attribute).of_run(run)
     return made
+
+
+def _absolute(path: str) -> Path:
+    return Path(path).expanduser().absolute()

@@ -264,6 +264,11 @@ _RUN = (
     MetricSpec("weight_sync/parity_max", "nats", "The same: largest."),
     MetricSpec("inference/engines_in_service", "engines", "Engines that sample."),
     MetricSpec("inference/engines_lost", "engines", "Engines that are out of service."),
+    MetricSpec(
+        "trackers/<tracker>_steps_behind",
+        "steps",
+        "Steps before this one that a tracker has not got yet: see tracking.md.",
+    ),
 )
 METRICS: tuple[tuple[str, tuple[MetricSpec, ...]], ...] = (
     ("Rewards and advantages", _REWARDS),

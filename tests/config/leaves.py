@@ -70,7 +70,7 @@ def _candidates(kind: Any, default: Any) -> Iterator[Any]:
     elif is_mapping(kind):
         yield {"key": 1}
     else:
-        yield from {bool: (True, False), int: (3, 1), float: (0.25, 1.5), str: ("other", "zero")}[kind]
+        yield from {bool: (True, False), int: (3, 1), float: (0.25, 1.5), str: ("other", "zero", "http://other")}[kind]
 
 
 FIXED = {

@@ -21,8 +21,7 @@ from torch import Tensor
 from skyrl.cli.main import cli
 from skyrl.config.alarms import alarms_of
 from skyrl.config.kinds import kind_of
-from skyrl.config.trackers import TrackerFacts
-from skyrl.config.trainer import Tracker
+from skyrl.config.trackers import Tracker, TrackerFacts
 from skyrl.errors import UserError
 from skyrl.experiments.collaborators import start_processes
 from skyrl.experiments.experiment import experiment_class
@@ -81,9 +80,9 @@ def ray_arguments(scene: Scene) -> object:
 
 @observable("the names and the folder that trackers are given")
 def tracked(scene: Scene) -> object:
-    """Trackers that are not implemented count as made, too."""
+    """Every tracker is one that is called in the run's own process."""
     given: list[TrackedRun] = []
-    made_by = TrackerFacts(made_by=f"{__name__}:GivenNames")
+    made_by = TrackerFacts(made_by=f"{__name__}:GivenNames", in_run=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GivenNames, "given", given)
         patch.setattr("skyrl.tracking.factory.TRACKERS", dict.fromkeys(get_args(Tracker), made_by))

@@ -34,6 +34,7 @@ from tests.effects.observables import alarms, planned_steps, run, what_is_left
 from tests.effects.passes import noted_activations
 from tests.effects.placement import processes
 from tests.effects.probe import Observable, Probe, Scene, observable
+from tests.effects.services import IN_WANDB, PROBED, asked
 
 Values = dict[str, Any]
 
@@ -294,6 +295,8 @@ COMMON: tuple[tuple[str, Any, Observable, Values], ...] = (
     ("deterministic", False, determinism, {}),
     ("logger", "tensorboard", trackers, {}),
     ("alarms", [{"metric": "eval/all/loss", "when": "stalls"}], alarms, {}),
+    ("project_name", "other", asked, IN_WANDB),
+    *((path, value, asked, where) for path, value, where in PROBED),
     ("resume_from", "", beginnings, {}),
     ("recover_mode", "fault", beginnings, {}),
     ("recover_retries", 1, beginnings, {"recover_mode": "auto"}),

@@ -19,6 +19,7 @@ from tests.effects.passes import (
     waiting_activations,
 )
 from tests.effects.probe import Observable, Probe
+from tests.effects.services import PROBED, asked
 from tests.effects.streams import ahead, first_batch, interruption, versions_sent
 
 T = "trainer."
@@ -82,6 +83,7 @@ FILES: tuple[Probe, ...] = (
     *on(samples, {}, samples_per_step_kept=2),
     *on(tracked, {}, project_name="other", run_name="other", logger=["console", "wandb"]),
     *on(alarms, {}, alarms=[{"metric": "eval/all/avg_score", "when": "stalls"}], default_alarms=False),
+    *(Probe(T + path, value, asked, {T + at: of for at, of in where.items()}) for path, value, where in PROBED),
     *on(ray_arguments, {"placement__executor": "ray"}, log_path="elsewhere"),
     *on(placement, NO_EVALUATION, rollouts_from="elsewhere"),
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from skyrl.cli.report import doctor_report
 from skyrl.config import SkyRLTrainConfig, check, load
 from skyrl.config.kinds import kind_of
 from skyrl.config.resolve import resolve_with_origins
+from skyrl.config.trackers import TRACKERS, is_installed
 from skyrl.experiments import gpu_checks
 from skyrl.experiments.gpu_checks import flash_attention_is_installed
 from skyrl.experiments.preflight import (
@@ -19,7 +22,6 @@ from skyrl.experiments.preflight import (
     packages_are_installed,
     the_trackers_are_there,
     there_are_gpus_for_it,
-    this_version_has_the_trackers,
 )
 
 
@@ -40,7 +42,9 @@ def resolved(**overrides: Any) -> SkyRLTrainConfig:
 def test_a_package_that_is_not_there_is_told_with_its_extra(
     overrides: dict[str, Any], missing: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else name)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == missing else ModuleSpec(name, None, origin=name)
+    )
     run = resolved(trainer__device="cpu", **overrides)
     [problem] = packages_are_installed(run)
     assert problem.path == path
@@ -92,21 +96,53 @@ def test_wandb_wants_a_key_unless_it_is_offline(tmp_path: Path) -> None:
     run = resolved(trainer__logger=["console", "wandb"])
     home = {"HOME": str(tmp_path)}
     [problem] = keys_are_there(home)(run)
-    assert problem.path == "trainer.logger"
+    assert problem.path == "trainer.logger" and problem.message == "wandb wants a key, and there is none"
+    assert "WANDB_API_KEY" in problem.hint and "trainer.logger = console" in problem.hint
     assert list(keys_are_there(home | {"WANDB_API_KEY": "x"})(run)) == []
     assert list(keys_are_there(home | {"WANDB_MODE": "offline"})(run)) == []
+    offline = resolved(trainer__logger="wandb", trainer__trackers__wandb__mode="offline")
+    assert list(keys_are_there(home)(offline)) == []
     assert list(keys_are_there(home)(resolved(trainer__logger="console"))) == []
     (tmp_path / ".netrc").write_text("machine api.wandb.ai")
     assert list(keys_are_there(home)(run)) == []
 
 
-def test_trackers_of_supervised_runs_are_believed_by_check_and_looked_for_before_a_run() -> None:
+@pytest.mark.parametrize("name", [name for name, facts in TRACKERS.items() if facts.package])
+def test_a_tracker_without_its_package_is_refused_with_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
+    environ = {f"{name.upper()}_API_KEY": "x"}
+    [problem] = keys_are_there(environ)(resolved(trainer__logger=name))
+    assert problem.path == "trainer.logger"
+    assert problem.message == f"the package {name} is not installed"
+    assert problem.hint == f"pip install 'skyrl[{name}]', or set trainer.logger = console"
+    elsewhere = resolved(trainer__logger=name, trainer__trackers__python=sys.executable)
+    assert list(keys_are_there(environ)(elsewhere)) == []
+
+
+def test_a_folder_that_wandb_left_is_not_taken_for_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_tracker_that_is_not_installed" / "offline-run-1").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.util.find_spec("a_tracker_that_is_not_installed") is not None
+    assert not is_installed("a_tracker_that_is_not_installed")
+
+
+def test_an_interpreter_for_trackers_that_is_not_there_is_named(tmp_path: Path) -> None:
+    run = resolved(trainer__logger="tensorboard", trainer__trackers__python=str(tmp_path / "python"))
+    [problem] = keys_are_there({})(run)
+    assert problem.path == "trainer.trackers.python"
+
+
+def test_trackers_of_supervised_runs_are_believed_by_check_and_looked_for_before_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     values = {"kind": "sft", "model.path": "m", "train_datasets": ["rows.jsonl"], "logger": ["console", "tensorboard"]}
     loaded: Any = load([], values)
     run = resolve_with_origins(loaded.config, loaded.origins)[0]
     assert [each for each in check(run) if each.path == "logger"] == []
+    assert list(the_trackers_are_there(run)) == []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     [problem] = the_trackers_are_there(run)
-    assert problem.path == "logger" and problem.hint == "what runs: console"
+    assert problem.path == "logger" and "skyrl[tensorboard]" in problem.hint
 
 
 def test_a_judge_at_openai_wants_a_key() -> None:
@@ -119,8 +155,15 @@ def test_a_judge_at_openai_wants_a_key() -> None:
     assert list(keys_are_there({})(resolved(**judged, **own))) == []
 
 
-def test_a_tracker_that_is_named_is_believed_by_check_alone_and_a_default_one_gives_way() -> None:
-    run = resolved(trainer__logger=["console", "wandb"])
-    assert [problem for problem in check(run) if problem.path == "trainer.logger"] == []
-    assert [problem.path for problem in this_version_has_the_trackers(run)] == ["trainer.logger"]
-    assert list(this_version_has_the_trackers(resolved())) == []
+def test_a_tracker_that_is_named_is_believed_by_check_alone_and_a_default_one_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    named = resolved(trainer__logger=["console", "wandb"])
+    assert [problem for problem in check(named) if problem.path == "trainer.logger"] == []
+    assert resolved(trainer__logger="wandb").trainer.logger == "wandb"
+    assert resolved().trainer.logger == "console"
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    assert resolved().trainer.logger == "wandb"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from skyrl.config import ConfigError, TrainerConfig
+from skyrl.config.trackers import TRACKERS
 from skyrl.tracking.console import Console
 from skyrl.tracking.factory import trackers_of
 
@@ -16,6 +17,7 @@ def test_the_console_is_made_once_however_often_it_is_named(tmp_path: Path) -> N
     assert [type(tracker) for tracker in trackers_of(trainer, total_steps=3, first_step=0)] == [Console]
 
 
-def test_a_tracker_that_does_not_exist_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_tracker_that_does_not_exist_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyrl.tracking.factory.TRACKERS", {"console": TRACKERS["console"]})
     with pytest.raises(ConfigError, match=r"no tracker 'wandb'"):
         trackers_of(TrainerConfig(logger="wandb", run_path=str(tmp_path)), total_steps=3, first_step=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyrl.config.effects_models import model_effects
-from skyrl.config.every_kind import EVERY_KIND_EFFECTS
+from skyrl.config.every_kind import EVERY_KIND_EFFECTS, names_a_service
 from skyrl.config.intervals import read_interval
 from skyrl.config.supervised.model import MODEL
 from skyrl.config.supervised.root import SupervisedConfig
@@ -30,6 +30,7 @@ def _is_named(run: SupervisedConfig) -> bool:
 SUPERVISED_EFFECTS: tuple[Effect, ...] = (
     *EVERY_KIND_EFFECTS,
     *model_effects(MODEL),
+    Effect("project_name", "logger names a tracker beside the console", names_a_service),
     Effect("optimizer_config.offload_after_step", "engines share the device, and there are none", lambda run: False),
     Effect(
         "optimizer_config.max_skipped_updates",

@@ -32,10 +32,7 @@ _supervised = partial(
     rules=SUPERVISED_RULES,
     checks=SUPERVISED_CHECKS,
     effects=SUPERVISED_EFFECTS,
-    unimplemented=(
-        Unimplemented("model.lora.lora_sync_path", "sending adapters on their own"),
-        Unimplemented("project_name", "trackers other than the console"),
-    ),
+    unimplemented=(Unimplemented("model.lora.lora_sync_path", "sending adapters on their own"),),
     sizes=_sizes,
     trainer="",
     model="model",

@@ -17,7 +17,9 @@ from skyrl.config.intervals import Interval, interval
 from skyrl.config.learners import CriticConfig, FSDPConfig, OptimizerConfig, PolicyConfig
 from skyrl.config.models import ModelConfig
 from skyrl.config.placement import PlacementConfig
-from skyrl.config.trainer import Tracker, TrainerConfig
+from skyrl.config.tracker_settings import TrackersConfig
+from skyrl.config.trackers import Tracker
+from skyrl.config.trainer import TrainerConfig
 from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
 from skyrl.tree.units import Seconds
 from skyrl.tree.validators import (
@@ -255,6 +257,9 @@ class SupervisedConfig(RunConfig):
     logger: Tracker | tuple[Tracker, ...] = field(default="console", metadata=FREE)
     """Trackers of metrics besides the run's folder: one name, or a list."""
 
+    trackers: TrackersConfig = TrackersConfig()
+    """Settings of trackers other than the console."""
+
     @property
     def rows_of_an_item(self) -> int:
         """Rows of a batch that one item of the data becomes."""
@@ -308,7 +313,7 @@ _OF_A_TRAINER = (
     "strategy", "faults", "device", "seed", "deterministic", "max_tokens_per_microbatch", "compute_dtype", "attention",
     "recompute_activations", "offload_activations", "disable_fast_tokenizer", "eval_before_train", "eval_interval",
     "resume_with_changes", "recover_mode", "recover_retries", "ckpt_interval", "max_ckpts_to_keep", "hf_save_interval",
-    "run_path", "project_name", "run_name", "logger", "alarms",
+    "run_path", "project_name", "run_name", "logger", "trackers", "alarms",
 )  # fmt: skip
 """Fields that `TrainerConfig` has under the same name."""
 

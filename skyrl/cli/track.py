@@ -1,0 +1,28 @@
+"""`skyrl track`: the metrics of a run, delivered to a tracker after the fact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from skyrl.config.trackers import TRACKERS
+
+_SERVICES = [name for name, facts in TRACKERS.items() if not facts.in_run]
+
+
+@click.command()
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[PATH=VALUE...]")
+@click.option("--to", "service", type=click.Choice(_SERVICES), required=True, help="The tracker.")
+@click.option("--new", is_flag=True, help="Make a new run there, with every step, whatever was delivered before.")
+def track(run: Path, overrides: tuple[str, ...], service: str, new: bool) -> None:
+    """Deliver the metrics, samples and evaluations of RUN to a tracker, from the first step that it lacks.
+
+    RUN is the folder of a run that is over, or was tracked by others. Settings of the tracker are those of the run;
+    PATH=VALUE changes them, such as trainer.trackers.wandb.mode=offline.
+    """
+    from skyrl.tools.track import deliver
+
+    delivered = deliver(run.absolute(), service, overrides, new=new)
+    click.echo(f"{service} has the steps of {run} up to {delivered}.")

@@ -1,0 +1,45 @@
+"""Delivering a run that is over to a tracking service."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from skyrl.config import TrainerConfig
+from skyrl.config.load import load
+from skyrl.config.resolve import resolve
+from skyrl.config.trackers import lacks_of
+from skyrl.errors import ConfigError, Problem, RunError
+from skyrl.runs.stored_runs import place_of, stored_run
+from skyrl.tracking.factory import service_run
+from skyrl.tracking.follow import IN_USE
+from skyrl.tracking.follower import command, environment
+from skyrl.tracking.service import Known
+
+
+def deliver(folder: Path, service: str, overrides: Sequence[str] = (), *, new: bool = False) -> int:
+    """Deliver what the service lacks of the run in `folder`. Returns the last step that it has.
+
+    `overrides` change the run's settings; `new` forgets what was delivered before. Raises `UserError` for a folder that
+    is not a run's, `ConfigError` for a service that cannot be had, `RunError` where the service fails.
+    """
+    stored = stored_run(folder)
+    changed: Any = load([str(folder)], overrides, type(stored)).config
+    trainer: TrainerConfig = resolve(changed).trainer
+    own = getattr(trainer.trackers, service)
+    lacks = lacks_of(service, mode=getattr(own, "mode", None), elsewhere=trainer.trackers.python is not None)
+    if problems := [Problem(path="--to", message=lack, hint=remedy) for lack, remedy in lacks]:
+        raise ConfigError(problems, title=f"{service} cannot be had")
+    run = service_run(trainer, service, folder)
+    run = attrs.evolve(run, evaluations=Path(place_of(str(run.evaluations), folder, stored)))
+    if new:
+        run.state_file.unlink(missing_ok=True)
+    ended = subprocess.run([*command(run), "--replay"], input=run.to_line(), env=environment(run), check=False)
+    if ended.returncode:
+        why = "another process feeds it" if ended.returncode == IN_USE else "what it said is above"
+        raise RunError(f"{service} did not take the steps of {folder}: {why}")
+    return Known.read(run.state_file).step

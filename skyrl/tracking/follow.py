@@ -1,0 +1,85 @@
+"""The program that feeds one tracking service: `python -m skyrl.tracking.follow`, started by `follower.py`.
+
+Its input is a line with the run, then a byte for each step that was written; its end is the end of the run. It lives
+in a process of its own, so that nothing that a service's package does reaches the run: slow calls, hooks at exit,
+threads, changed streams, crashes. Whatever a service raises ends it, and whoever started it tries again later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import math
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import TextIO, cast
+
+from skyrl.processes.redaction import RedactedStream
+from skyrl.tracking.delivery import Delivery
+from skyrl.tracking.service import ServiceRun
+
+IN_USE = 3
+"""Exit code where another process feeds the same service from the same folder."""
+
+QUIET = {
+    "WANDB_ERROR_REPORTING": "false",
+    "WANDB_SILENT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+"""Variables by which the services' packages report about themselves to nobody."""
+
+
+def follow(run: ServiceRun, *, wait: bool) -> int:
+    """Deliver steps as they are written, until the input ends; then everything. `wait` for another process that feeds
+    the same service, which ends within its deadline. Returns the exit code.
+    """
+    with _locked(run, wait=wait) as is_free:
+        if not is_free:
+            print(f"Another process feeds {run.service} from {run.folder}: a run that goes on.", file=sys.stderr)
+            return IN_USE
+        delivery = None
+        while _steps():
+            delivery = delivery or Delivery(run)
+            delivery.deliver()
+        if wait:
+            signal.alarm(max(1, math.ceil(run.settings.finish_seconds)))  # nobody may be there to end this process
+        delivery = delivery or Delivery(run)
+        delivery.deliver(at_end=True)
+        delivery.close()
+    return 0
+
+
+def _steps() -> bytes:
+    """A byte for each step since the last call, waiting for one; none at the end of the run."""
+    assert isinstance(sys.stdin.buffer, io.BufferedReader)
+    return sys.stdin.buffer.read1(65_536)
+
+
+@contextlib.contextmanager
+def _locked(run: ServiceRun, *, wait: bool) -> Iterator[bool]:
+    """Holds the lock of this service in the run's folder; False where another process does."""
+    run.state_file.parent.mkdir(parents=True, exist_ok=True)
+    with run.state_file.with_suffix(".lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def main() -> int:
+    """Read the run from the input, and follow it. `--replay` says that it is over."""
+    os.environ.update(QUIET)
+    run = ServiceRun.of_line(sys.stdin.buffer.readline())
+    sys.stdout, sys.stderr = (cast(TextIO, RedactedStream(stream)) for stream in (sys.stdout, sys.stderr))
+    return follow(run, wait="--replay" not in sys.argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""A run's folder as trackers read it: metrics, samples and evaluations as they are written, and the configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from skyrl.tracking.service import Table
+
+COLUMNS = ("step", "prompt_id", "sample", "reward", "stop_reason", "prompt", "response")
+"""Columns of tables of samples."""
+
+LONGEST = 4_000
+"""Letters of a text in a table."""
+
+
+class GrowingLines:
+    """A file of JSON lines that another process appends to. Each complete line is given once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Lines that were completed since the last call. A file that is not there has none yet."""
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as lines:
+            lines.seek(self._offset)
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                yield json.loads(line)
+
+
+class SampleTables:
+    """Tables of the samples of each step, from `trajectories.jsonl`."""
+
+    def __init__(self, path: Path, rows: int) -> None:
+        """`rows` is the size of a table, at most."""
+        self._lines, self._size = GrowingLines(path), rows
+        self._ahead: list[dict[str, Any]] = []  # at most one: the first record of a later step
+
+    def before(self, step: float) -> Iterator[Table]:
+        """Tables of the steps before this one that were not given yet: when it is logged, they are complete."""
+        tables: dict[int, list[Sequence[Any]]] = {}
+        for record in self._records_before(step) if self._size else ():
+            rows = tables.setdefault(int(record["step"]), [])
+            if len(rows) < self._size:
+                rows.append(_row(record))
+        for number, rows in sorted(tables.items()):
+            yield Table(name="samples", step=number, columns=COLUMNS, rows=rows)
+
+    def _records_before(self, step: float) -> Iterator[dict[str, Any]]:
+        """New records; one of a later step ends them, and is kept for the next call."""
+        ahead, self._ahead = self._ahead, []
+        for record in chain(ahead, self._lines.new()):
+            if record["step"] >= step:
+                self._ahead = [record]
+                return
+            yield record
+
+
+def evaluation_tables(folder: Path, step: int, rows: int) -> Iterator[Table]:
+    """A table for each data source that was evaluated after a step; `folder` is that of all evaluations."""
+    for file in sorted((folder / f"global_step_{step}_evals").glob("*.jsonl")) if rows else ():
+        if file.stem == "aggregated_results":
+            continue
+        records = [record for record, _ in zip(GrowingLines(file).new(), range(rows), strict=False)]
+        yield Table(
+            name=f"evaluation/{unquote(file.stem)}", step=step, columns=COLUMNS, rows=[_row(each) for each in records]
+        )
+
+
+def stored_configuration(folder: Path) -> dict[str, Any]:
+    """`config.json` of the folder, in which secrets are masked."""
+    stored: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return stored
+
+
+def derived_values(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that the configuration's author left open, with what they became: dotted path -> value."""
+    leaves = dict(flat(stored["config"]))
+    return {path: leaves[path] for path in stored.get("derived", ()) if path in leaves}
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted paths of the leaves of a tree of plain data, with their values."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _row(record: Mapping[str, Any]) -> Sequence[Any]:
+    prompt = "\n".join(f"{each.get('role')}: {each.get('content')}" for each in record.get("prompt", ()))
+    texts = {"prompt": prompt, "response": record.get("response", "")}
+    return [_short(str(texts[name])) if name in texts else record.get(name) for name in COLUMNS]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text)} letters)"
