@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.tree import thaw
-from skyrl.tree.classes import fit_field, leaf_paths
+from skyrl.tree.classes import fields_of, fit_field, leaf_paths
 from skyrl.tree.literals import NULL_WORDS
 from skyrl.tree.types import bare, is_list, is_mapping, is_optional, is_union
 
@@ -131,5 +131,8 @@ def _of_type(kind: Any, null_inside: bool) -> st.SearchStrategy[Any]:
         return st.lists(_of_type(get_args(kind)[0], null_inside), max_size=3)
     if is_mapping(kind):
         return st.dictionaries(texts, data(scalars | st.none() if null_inside else scalars), max_size=3)
+    if attrs.has(kind):
+        fields = {each.name: _of_type(each.type, null_inside) for each in fields_of(kind).values()}
+        return st.fixed_dictionaries({}, optional=fields)
     by_kind = {bool: st.booleans(), int: whole_numbers, float: numbers | st.integers(0, 9), str: texts}
     return st.none() if kind is type(None) else by_kind[kind]

@@ -38,9 +38,9 @@ _PREFILL_TOKENS = 4096
 class CausalLM:
     """The model behind two functions. Call them under `torch.inference_mode()`."""
 
-    def __init__(self, model: PreTrainedModel, *, kept_bytes: int = 0) -> None:
+    def __init__(self, model: PreTrainedModel, *, kept_bytes: int = 0, keeps_answers: bool = True) -> None:
         """`kept_bytes` bounds the memory of keys and values that outlive their sequence; only models that
-        `FusedDecoder` supports continue from them.
+        `FusedDecoder` supports continue from them. Without `keeps_answers` these are common beginnings alone.
         """
         layers = DynamicCache(config=model.config).layers
         foreign = {type(layer).__name__ for layer in layers if type(layer) not in _KEYS_AND_VALUES}
@@ -59,7 +59,7 @@ class CausalLM:
         self._own_mask = model.config._attn_implementation in ("sdpa", attention.GROUPED_QUERY) and not windows
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._fused = FusedDecoder(self.model) if fused else None
-        self.kept = KeptPrefixes(kept_bytes if fused else 0)
+        self.kept = KeptPrefixes(kept_bytes if fused else 0, keeps_answers=keeps_answers)
 
     def refresh(self) -> None:
         """Computes with the weights that the model has now, after they were replaced or moved."""

@@ -143,7 +143,7 @@ class DecodeBatch:
         leaving = [place for place, row in enumerate(self.rows) if place in eos | stopped or row.last <= end]
         for place in leaving:
             row = self.rows[place]
-            if self._model.kept.most_bytes and row.version == self._weight_version:
+            if self._model.kept.most_bytes and self._model.kept.keeps_answers and row.version == self._weight_version:
                 self._model.kept.keep(*self._cache.computed(place, row.start))
             row.job.completions[row.index] = self._completion(place, eos=place in eos, stopped=place in stopped)
         jobs = {row.job: None for row in map(self.rows.__getitem__, leaving)}

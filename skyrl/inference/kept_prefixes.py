@@ -50,6 +50,9 @@ class KeptPrefixes:
     most_bytes: int = MOST_BYTES
     """Bound of the memory of all keys and values, in bytes; 0 keeps nothing."""
 
+    keeps_answers: bool = True
+    """Whether finished sequences are kept, for the next turn of their conversations. Common beginnings always are."""
+
     reused: int = 0
     """Tokens of prompts that did not have to be computed, since `clear`."""
 
@@ -90,7 +93,7 @@ class KeptPrefixes:
         self.size = self.reused = 0
 
     def summary(self) -> str:
-        """What is kept, and what it was good for, in words for a log."""
+        """Memory that is used and tokens that were not computed again, in words for a log."""
         return f"{self.size / 1e6:.0f} MB of keys and values were kept, {self.reused} prompt tokens not computed again"
 
     def _drop_oldest(self) -> None:
@@ -102,7 +105,7 @@ class KeptPrefixes:
 
 
 def _hashes(ids: Ids) -> Iterator[int]:
-    """A hash of the first block, of the first two, and so on."""
+    """Hashes of the beginnings that end with a block, the shortest first."""
     value = 0
     for end in range(_BLOCK, len(ids) + 1, _BLOCK):
         value = hash((value, ids[end - _BLOCK : end]))

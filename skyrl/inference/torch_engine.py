@@ -52,14 +52,16 @@ class TorchEngine:
         max_model_len: int | None = None,
         deterministic: bool = False,
         prefix_bytes: int = MOST_BYTES,
+        several_turns: bool = True,
     ) -> None:
         """Raises `ModelError` for a model that it cannot sample from.
 
         At most `max_num_seqs` samples are decoded together. `max_model_len` is in tokens, prompt and completion
         together; None is the model's `max_position_embeddings`. `prefix_bytes` bounds the memory of the keys and values
         of finished sequences, from which later prompts continue; 0, and deterministic mode, compute every prompt whole.
+        Without `several_turns` no prompt continues an answer, and only common beginnings of prompts are kept.
         """
-        self._model = CausalLM(model, kept_bytes=0 if deterministic else prefix_bytes)
+        self._model = CausalLM(model, kept_bytes=0 if deterministic else prefix_bytes, keeps_answers=several_turns)
         self._device = model.device
         self._tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
         self._eos_ids = _eos_ids(model, tokenizer)
@@ -170,6 +172,7 @@ def load_torch_engine(
     max_num_seqs: int,
     deterministic: bool = False,
     prefix_caching: bool = True,
+    several_turns: bool = True,
 ) -> TorchEngine:
     """The engine over the model at `path` (folder or hub name), with weights of its own. Raises `ModelError`.
 
@@ -183,6 +186,7 @@ def load_torch_engine(
         max_num_seqs=max_num_seqs,
         deterministic=deterministic,
         prefix_bytes=MOST_BYTES if prefix_caching else 0,
+        several_turns=several_turns,
     )
 
 

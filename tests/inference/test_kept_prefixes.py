@@ -97,15 +97,16 @@ async def test_each_turn_of_a_conversation_computes_what_is_new_in_it(kind: str)
         torch.testing.assert_close(torch.tensor(answer.logprobs), learned, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"deterministic": True}, {"prefix_bytes": 0}])
+@pytest.mark.parametrize("options", [{"deterministic": True}, {"prefix_bytes": 0}, {"several_turns": False}])
 async def test_deterministic_mode_and_no_memory_compute_every_prompt_whole(options: dict[str, Any]) -> None:
     engine, tokens, _ = watched(**options)
     await converse(engine, turns=3)
     assert [count for count in tokens if count > 1] == [20, 38, 56]
 
 
-async def test_a_beginning_that_prompts_have_in_common_is_computed_once() -> None:
-    engine, tokens, model = watched()
+@pytest.mark.parametrize("several_turns", [True, False])
+async def test_a_beginning_that_prompts_have_in_common_is_computed_once(several_turns: bool) -> None:
+    engine, tokens, model = watched(several_turns=several_turns)
     system = prompts(100)[0]
     asked = [request(system + p, name=str(len(p)), max_generate_length=4) for p in prompts(3, 7, 20)]
     answers = await asyncio.gather(*map(engine.generate, asked))

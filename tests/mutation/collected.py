@@ -9,6 +9,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from types import CodeType, FunctionType
 
 import pytest
@@ -34,7 +35,7 @@ class Collected:
         self._folder, self._work = folder, work
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+    def pytest_runtestloop(self, session: Any) -> bool:
         self._session = session
         self._items = {item.nodeid: item for item in session.items}
         self._functions = [each for each in gc.get_objects() if type(each) is FunctionType and self._is_ours(each)]
