@@ -9,8 +9,8 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from types import CodeType, FunctionType
+from typing import Any
 
 import pytest
 
