@@ -48,7 +48,7 @@ def bf16_is_for_accelerators(trainer: Trainer) -> str:
     return "bfloat16" if trainer.bf16 and trainer.device == "cuda" else "float32"
 
 
-@rule(writes="attention", reads=("flash_attn", "device"))
+@rule(writes="attention", reads=("flash_attn", "device"), asks_machine=True)
 def flash_attention_needs_cuda_and_its_package(trainer: Trainer) -> str:
     """Torch's own attention serves where FlashAttention has no kernel (a CPU) or its package is not installed."""
     wanted = trainer.flash_attn and trainer.device == "cuda"

@@ -236,7 +236,13 @@ def _in_chosen_folder(run: SkyRLTrainConfig, name: str, otherwise: str) -> str:
     return f"{run.trainer.run_path.rstrip('/')}/{name}" if run.trainer.run_path else otherwise
 
 
-@rule(writes="trainer.logger", reads=("trainer.trackers.wandb.mode",), unset="wandb", placeholder=False)
+@rule(
+    writes="trainer.logger",
+    reads=("trainer.trackers.wandb.mode",),
+    unset="wandb",
+    placeholder=False,
+    asks_machine=True,
+)
 def a_tracker_that_cannot_be_had_gives_way_to_the_console(run: SkyRLTrainConfig) -> str:
     """The default is W&B; where its package or a key is missing on this machine, metrics go to the console."""
     return "console" if any(lacks_of("wandb", mode=run.trainer.trackers.wandb.mode)) else "wandb"

@@ -107,22 +107,19 @@ class LearningWorker(ModelWorker):
         that was weighed. Raises as `update` does.
         """
         with self._profiler.update():
-            return self._update_share(batch)
-
-    def profile(self, folder: Path | None) -> None:
-        """Write a trace of each update from now on into `folder`. None: no more."""
-        self._profiler.write_to(folder)
-
-    def _update_share(self, batch: TrainingBatch) -> RankMetrics:
-        with dropping(self.model, self._lora, hash((self._seed, self.schedule.last_epoch, self.ranks.rank))):
-            sums, seen = self._accumulate(batch)
-        learning_rate = self._finite_learning_rate()
-        norm = self.strategy.step()
-        self._conclude(norm, sums)
+            with dropping(self.model, self._lora, hash((self._seed, self.schedule.last_epoch, self.ranks.rank))):
+                sums, seen = self._accumulate(batch)
+            learning_rate = self._finite_learning_rate()
+            norm = self.strategy.step()
+            self._conclude(norm, sums)
         left_out = self._skipped > 0
         _log.info("update of %d rows: gradient norm %.4g%s", len(batch), norm, ", left out" if left_out else "")
         shared = {f"{self._role}_lr": learning_rate, "grad_norm": norm, "skipped_updates": float(left_out)}
         return RankMetrics(sums=sums, moments=seen, shared=shared)
+
+    def profile(self, folder: Path | None) -> None:
+        """Write a trace of each update from now on into `folder`. None: no more."""
+        self._profiler.write_to(folder)
 
     def _accumulate(self, batch: TrainingBatch) -> tuple[Metrics, dict[str, Moments]]:
         """Gradients for the next step; the parts of the loss and what was measured on the way."""

@@ -58,7 +58,7 @@ class RunSession:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            cause = storage_error(error, [lock.folder for lock in reversed(self._locks)])
+            cause = storage_error(error, [lock.folder for lock in self._locks])
             raise cause or error from error
         except RunError as error:
             if self._shutdown.requested:

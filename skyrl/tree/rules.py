@@ -44,6 +44,9 @@ class Rule(Generic[T]):
     """Path without which the rule does not apply: it has to be written, or in a bare tree to differ from what another
     rule would derive for it."""
 
+    asks_machine: bool = False
+    """Whether the value depends on the machine too, so that a stored tree keeps it."""
+
     @property
     def name(self) -> str:
         """The function's name, which says what follows from what."""
@@ -95,6 +98,7 @@ def rule(
     placeholder: bool = True,
     table: str = "",
     given: str = "",
+    asks_machine: bool = False,
 ) -> Callable[[Callable[[T], Any]], Rule[T]]:
     """Make a function from tree to value a rule. Returning the `unset` value leaves the path as it is."""
 
@@ -107,6 +111,7 @@ def rule(
             compute=compute,
             table=table,
             given=given,
+            asks_machine=asks_machine,
         )
 
     return decorate
@@ -178,9 +183,11 @@ def _written(config: T, step: Rule[T], value: object) -> T:
 def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
     """The paths whose value the rules would give again if it were not there: a stored tree need not keep them.
 
-    What a rule reads from no path it has from the machine, which may be another one later: that is kept.
+    A value that depends on the machine is kept, since that may be another one later: of a rule that reads no path, or
+    that says so.
     """
-    present = [step for step in rules if (step.reads or step.table) and get_at(config, step.writes) != step.unset]
+    lasting = [step for step in rules if (step.reads or step.table) and not step.asks_machine]
+    present = [step for step in lasting if get_at(config, step.writes) != step.unset]
     candidates = {step.writes: step for step in present}
     while True:
         bare = config

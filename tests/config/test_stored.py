@@ -39,7 +39,8 @@ def test_a_run_is_read_back_from_its_folder_and_can_be_overridden(tmp_path: Path
     folder = stored(tmp_path, run)
     again = load([folder])
     assert resolve_with_origins(again.config, again.origins)[0] == run
-    assert set(again.origins) == {*RUNNABLE, "trainer.max_prompt_length", "trainer.seed"}
+    of_the_machine = {"trainer.logger", "trainer.attention"}
+    assert set(again.origins) == {*RUNNABLE, *of_the_machine, "trainer.max_prompt_length", "trainer.seed"}
     assert fingerprint(compose([folder]).config) == fingerprint(run)
     changed = compose([folder], ["trainer.max_prompt_length=400"]).config
     assert changed.generator.max_input_length == 400
@@ -50,7 +51,7 @@ def test_what_was_derived_is_listed_and_no_more(tmp_path: Path) -> None:
     listed = stored_form(run)["derived"]
     assert "generator.max_input_length" in listed
     assert "trainer.ref.model.path" not in listed
-    assert "trainer.device" not in listed  # it follows from the machine
+    assert not {"trainer.device", "trainer.logger", "trainer.attention"} & {*listed}  # they follow from the machine
 
 
 def test_leaving_out_what_is_derived_changes_nothing() -> None:

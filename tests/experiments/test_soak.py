@@ -81,6 +81,8 @@ def test_descriptors_and_threads_stay_flat_and_memory_over_thousands_of_steps(
     }
     print(f"{total} steps; per step: {slopes}")
     record_property("slopes", slopes)
-    assert abs(slopes["descriptors"]) < 0.01 and abs(slopes["threads"]) < 0.01
+    for name in ("descriptors", "threads"):  # a thread that writes in the background may have one of each for a moment
+        fewest = [min(row[name] for row in part) for part in (readings[: total // 6], readings[-total // 6 :])]
+        assert fewest[0] == fewest[1], f"{name}: {fewest}"
     if total >= 5_000:  # a short run is still filling caches: its memory says nothing
         assert slopes["kilobytes"] < 1.0
