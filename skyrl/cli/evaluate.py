@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import click
 
 from skyrl.cli.arguments import complete_word, split_words, warn
+from skyrl.processes.torch_environment import set_torch_environment
 
 _ARGUMENTS = click.argument(
     "arguments", nargs=-1, metavar="[FILE...] [PATH=VALUE...]", type=click.UNPROCESSED, shell_complete=complete_word
@@ -34,7 +34,7 @@ def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path
     generator.eval_n_samples_per_prompt say; the draws are those of the run's own evaluation after the same step.
     Intervals of shares are Wilson's, those of rewards are bootstrapped; both count a prompt's samples as one cluster.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    set_torch_environment()
     from skyrl.tools.sampling_alone import prepared
     from skyrl.tools.sampling_target import find_target
 
@@ -66,7 +66,7 @@ def generate(
 
     MODEL, RUN, CHECKPOINT and FILE are those of `skyrl eval`, and so are sampling settings and draws.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    set_torch_environment()
     from skyrl.tools.sampling_alone import prepared
     from skyrl.tools.sampling_target import find_target
 

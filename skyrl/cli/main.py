@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
-import os
 import signal
 import sys
 import threading
@@ -63,10 +62,10 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
     from skyrl.config.kinds import kind_of
     from skyrl.config.run_kind import RunKind
     from skyrl.config.trackers import lacks_of
+    from skyrl.processes.torch_environment import set_torch_environment
 
     composed = compose_arguments(arguments, strict=strict, also=RunKind.preflight_checks)
-    # Threads of torch that wait for each other by spinning bring a shared machine to a stop; read by torch on import.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    set_torch_environment()
     with _said_if_long("the import of torch and transformers"):
         from skyrl.experiments.experiment import experiment_class
     from skyrl.runs.recovery import attempts

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from skyrl.processes.torch_environment import set_torch_environment
 
 if TYPE_CHECKING:
     from skyrl.tools.comparing import Difference
@@ -37,7 +38,7 @@ def replay(run: Path, steps: range, checkpoints: Path | None, import_stored: boo
 
     RUN is the folder of a run with trainer.recording = jsonl or jsonl.gz. The exit code is 1 if something differs.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    set_torch_environment()
     from skyrl.tools.replay import Replay
 
     again = Replay(run, checkpoints=checkpoints, import_stored=import_stored)

@@ -22,6 +22,7 @@ from skyrl.planning.layout import Layout
 from skyrl.planning.sizes import layout
 from skyrl.processes.handles import Deadlines, Processes
 from skyrl.processes.in_process import InProcess
+from skyrl.processes.torch_environment import TORCH_ENVIRONMENT
 from skyrl.rollout.stream import StreamLimits
 from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.tree import required
@@ -34,9 +35,6 @@ from skyrl.weight_sync.transports import (
     TransferRendezvous,
     WeightTransport,
 )
-
-PASSIVE_THREADS: Mapping[str, str] = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Threads that wait for each other give up their core, which another rank may need."""
 
 LOOPBACK: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo"}
 """Address for ranks on one machine, which no other machine can reach."""
@@ -67,7 +65,7 @@ def start_processes(run: AnyRun, seats: Layout | None = None) -> Processes:
         address=placement.ray_address,
         address_field=field_path(run, "placement.ray_address"),
         logs=Path(run.trainer.log_path).expanduser().absolute(),
-        environment=PASSIVE_THREADS if placement.ray_address else {**PASSIVE_THREADS, **LOOPBACK},
+        environment=TORCH_ENVIRONMENT if placement.ray_address else {**TORCH_ENVIRONMENT, **LOOPBACK},
         device=required_device(run.trainer),
     )
 
