@@ -1,0 +1,54 @@
+"""Cases of every check, one module for each of `skyrl.config.checks`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.config.check_cases import (
+    algorithm,
+    asynchronous,
+    batches,
+    checkpoints,
+    data,
+    engines,
+    learners,
+    models,
+    placement,
+    plausible,
+    rollouts,
+    sampling,
+)
+
+MODULES = (
+    algorithm,
+    asynchronous,
+    batches,
+    checkpoints,
+    data,
+    engines,
+    learners,
+    models,
+    placement,
+    plausible,
+    rollouts,
+    sampling,
+)
+
+FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {}
+"""Check -> what is written, and what the one problem is about."""
+
+SILENT: dict[str, dict[str, Any]] = {}
+"""Check -> settings near by, on which it is silent."""
+
+for module in MODULES:
+    FIRES |= module.FIRES
+    SILENT |= module.SILENT
+
+OPTIMIZER = "trainer.policy.optimizer_config."
+
+EDGES: list[tuple[str, dict[str, Any]]] = [
+    # further runs on which a check is silent: the last value before it fires, or one of two that do not go together
+    ("importance_ratios_are_not_cut_below_one", {**plausible.RATIOS, plausible.CAP: 1.0}),
+    ("the_schedules_have_what_they_need", {OPTIMIZER + "num_warmup_steps": 3}),
+    ("the_schedules_have_what_they_need", {OPTIMIZER + "warmup_steps_proportion": 0.1}),
+]

@@ -1,0 +1,57 @@
+"""Cases of the checks in `skyrl.config.checks.engines`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.config.check_cases.settings import ENGINE, RAY, VLLM
+
+FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "nccl_is_vllms": [
+        ({**RAY, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"}, ENGINE + "weight_sync_backend")
+    ],
+    "samples_of_rounded_weights_are_corrected": [({ENGINE + "rollout_dtype": "bfloat16"}, ENGINE + "rollout_dtype")],
+    "nccl_has_cuda": [({**RAY, ENGINE + "weight_sync_backend": "nccl"}, ENGINE + "weight_sync_backend")],
+    "vllm_on_a_cpu_computes_eagerly": [({**VLLM, ENGINE + "enforce_eager": False}, ENGINE + "enforce_eager")],
+    "vllm_on_a_cpu_promises_no_repetition": [
+        ({**VLLM, ENGINE + "deterministic": True}, ENGINE + "deterministic"),
+        ({**VLLM, "trainer.deterministic": True}, ENGINE + "deterministic"),
+    ],
+    "parts_of_an_engine_on_a_cpu_are_child_processes": [
+        ({**VLLM, ENGINE + f"{kind}_parallel_size": 2}, ENGINE + "distributed_executor_backend")
+        for kind in ("tensor", "pipeline", "data")
+    ],
+    "copies_inside_an_engine_are_asynchronous": [
+        ({**VLLM, ENGINE + "async_engine": False, ENGINE + "data_parallel_size": 2}, ENGINE + "data_parallel_size")
+    ],
+    "statistics_come_from_the_asynchronous_engine": [
+        (
+            {**VLLM, ENGINE + "async_engine": False, ENGINE + "enable_ray_prometheus_stats": True},
+            ENGINE + "enable_ray_prometheus_stats",
+        )
+    ],
+    "every_sequence_of_a_step_has_a_token": [
+        ({**VLLM, ENGINE + "max_num_batched_tokens": 1023}, ENGINE + "max_num_batched_tokens"),
+        ({**VLLM, ENGINE + "max_num_seqs": 8193}, ENGINE + "max_num_batched_tokens"),
+    ],
+}
+
+SILENT: dict[str, dict[str, Any]] = {
+    "nccl_is_vllms": {**VLLM, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"},
+    "samples_of_rounded_weights_are_corrected": {
+        ENGINE + "rollout_dtype": "bfloat16",
+        "trainer.algorithm.off_policy_correction.tis_ratio_type": "token",
+        "trainer.algorithm.off_policy_correction.token_tis_ratio_clip_high": 2.0,
+    },
+    "nccl_has_cuda": {ENGINE + "weight_sync_backend": "nccl"},  # in one process nothing travels
+    "vllm_on_a_cpu_computes_eagerly": {**VLLM, "trainer.device": "cuda", ENGINE + "enforce_eager": False},
+    "vllm_on_a_cpu_promises_no_repetition": {"trainer.deterministic": True},
+    "parts_of_an_engine_on_a_cpu_are_child_processes": {
+        **VLLM,
+        ENGINE + "tensor_parallel_size": 2,
+        ENGINE + "distributed_executor_backend": "mp",
+    },
+    "copies_inside_an_engine_are_asynchronous": {**VLLM, ENGINE + "data_parallel_size": 2},
+    "statistics_come_from_the_asynchronous_engine": {**VLLM, ENGINE + "enable_ray_prometheus_stats": True},
+    "every_sequence_of_a_step_has_a_token": {**VLLM, ENGINE + "max_num_batched_tokens": 1024},
+}

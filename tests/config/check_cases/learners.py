@@ -1,0 +1,70 @@
+"""Cases of the checks in `skyrl.config.checks.learners`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skyrl.config.checks.schedule import WITHOUT_FIELDS
+from tests.config.check_cases.settings import LORA, MEGATRON
+
+PROFILER = "trainer.policy.megatron_config.torch_profiler_config."
+REENTRANT = "trainer.gradient_checkpointing_use_reentrant"
+
+FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "the_schedules_have_what_they_need": [
+        ({"trainer.policy.optimizer_config.scheduler": name}, "trainer.policy.optimizer_config.scheduler")
+        for name in WITHOUT_FIELDS
+    ]
+    + [
+        (
+            {
+                "trainer.policy.optimizer_config.num_warmup_steps": 3,
+                "trainer.policy.optimizer_config.warmup_steps_proportion": 0.1,
+            },
+            "trainer.policy.optimizer_config.warmup_steps_proportion",
+        )
+    ],
+    "repeatable_runs_are_promised_on_a_cpu": [
+        ({"trainer.deterministic": True, "trainer.device": "cuda"}, "trainer.deterministic")
+    ],
+    "adapters_have_a_road_to_the_engines": [
+        (
+            {**LORA, "generator.inference_engine.weight_sync_backend": "delta"},
+            "generator.inference_engine.weight_sync_backend",
+        ),
+        ({**LORA, "generator.inference_engine.backend": "sglang"}, "generator.inference_engine.backend"),
+    ],
+    "adapters_are_reached_by_gradients": [
+        (
+            {**LORA, "trainer.recompute_activations": True, REENTRANT: True},
+            REENTRANT,
+        ),
+    ],
+    "traces_have_ranks_and_a_folder": [
+        ({**MEGATRON, PROFILER + "enable": True, PROFILER + "save_path": "traces"}, PROFILER + "ranks"),
+        ({**MEGATRON, PROFILER + "enable": True, PROFILER + "ranks": [0]}, PROFILER + "save_path"),
+        (
+            {**MEGATRON, PROFILER + "enable": True, PROFILER + "ranks": [0], PROFILER + "save_path": "s3://x"},
+            PROFILER + "save_path",
+        ),
+    ],
+    "gathering_overlaps_with_reducing": [
+        (
+            {**MEGATRON, "trainer.policy.megatron_config.ddp_config.overlap_param_gather": True},
+            "trainer.policy.megatron_config.ddp_config.overlap_param_gather",
+        )
+    ],
+}
+
+SILENT: dict[str, dict[str, Any]] = {
+    "the_schedules_have_what_they_need": {"trainer.policy.optimizer_config.scheduler": "inverse_sqrt"},
+    "repeatable_runs_are_promised_on_a_cpu": {"trainer.deterministic": True},
+    "adapters_have_a_road_to_the_engines": LORA,
+    "adapters_are_reached_by_gradients": {**LORA, "trainer.recompute_activations": True},
+    "traces_have_ranks_and_a_folder": {
+        **MEGATRON,
+        PROFILER + "enable": True,
+        PROFILER + "ranks": [0],
+        PROFILER + "save_path": "traces",
+    },
+}

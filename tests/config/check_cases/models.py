@@ -1,0 +1,111 @@
+"""Cases of the checks in `skyrl.config.checks.models`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.config.check_cases.settings import APART, CRITIC, LORA, gpus
+
+DEEPSPEED: dict[str, Any] = {"trainer.strategy": "deepspeed"}
+ZERO = "trainer.policy.deepspeed_config.zero_optimization."
+PRESCALE = "trainer.policy.deepspeed_config.prescale_gradients"
+WRAP = "trainer.policy.fsdp_config.wrap_policy"
+INIT = "trainer.policy.model.lora.init_method"
+
+FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "copies_of_the_weights_are_whole": [
+        (
+            {**CRITIC, **gpus(8, role), f"trainer.{role}.fsdp_config.fsdp_size": size},
+            f"trainer.{role}.fsdp_config.fsdp_size",
+        )
+        for role, size in (("policy", 3), ("critic", 16), ("ref", 5))
+    ],
+    "weights_stay_sharded_over_part_of_a_copy": [
+        (
+            {**gpus(8, "policy"), "trainer.policy.fsdp_config.reshard_after_forward": 3},
+            "trainer.policy.fsdp_config.reshard_after_forward",
+        ),
+        # 8 divides the ranks, but a copy has 4
+        (
+            {
+                **gpus(8, "ref"),
+                "trainer.ref.fsdp_config.fsdp_size": 4,
+                "trainer.ref.fsdp_config.reshard_after_forward": 8,
+            },
+            "trainer.ref.fsdp_config.reshard_after_forward",
+        ),
+    ],
+    "adapters_start_in_a_way_that_runs": [
+        ({**LORA, INIT: "pissa"}, INIT),
+        ({"trainer.policy.model.lora.rank": 3, INIT: "orthogonal"}, INIT),
+    ],
+    "state_on_a_drive_has_a_folder": [
+        ({**DEEPSPEED, ZERO + "offload_optimizer.device": "nvme"}, ZERO + "offload_optimizer.nvme_path"),
+        (
+            {
+                **DEEPSPEED,
+                ZERO + "stage": 2,
+                ZERO + "offload_optimizer.device": "nvme",
+                ZERO + "offload_optimizer.nvme_path": "/drive",
+            },
+            ZERO + "offload_optimizer.device",
+        ),
+    ],
+    "modules_are_named_in_a_list": [
+        ({**LORA, "trainer.policy.model.lora.exclude_modules": "q_proj"}, "trainer.policy.model.lora.exclude_modules"),
+        ({**LORA, "trainer.policy.model.lora.target_modules": "q_proj"}, "trainer.policy.model.lora.target_modules"),
+        ({**LORA, "trainer.policy.model.lora.target_modules": "*_proj"}, "trainer.policy.model.lora.target_modules"),
+    ],
+    "units_of_sharding_are_named_as_fsdp_reads_them": [
+        ({WRAP: {"min_num_params": 100}}, WRAP),
+        ({WRAP: {"transformer_layer_cls_to_wrap": [1]}}, WRAP),
+    ],
+    "gradients_are_divided_where_deepspeed_can": [
+        ({**DEEPSPEED, PRESCALE: True}, PRESCALE),
+        ({**DEEPSPEED, PRESCALE: True, ZERO + "stage": 2}, PRESCALE),
+    ],
+    "buckets_of_weights_are_aligned": [
+        ({**DEEPSPEED, ZERO + "stage": 1, ZERO + "allgather_bucket_size": 7}, ZERO + "allgather_bucket_size")
+    ],
+    "second_copies_of_the_weights_are_whole": [
+        (
+            {
+                **DEEPSPEED,
+                **APART,
+                "trainer.placement.policy_num_gpus_per_node": 4,
+                ZERO + "zero_hpz_partition_size": 3,
+            },
+            ZERO + "zero_hpz_partition_size",
+        )
+    ],
+    "integers_are_made_on_gpus": [
+        ({**DEEPSPEED, ZERO + "zero_quantized_weights": True}, ZERO + "zero_quantized_weights"),
+        ({**DEEPSPEED, ZERO + "zero_quantized_gradients": True}, ZERO + "zero_quantized_gradients"),
+    ],
+}
+
+SILENT: dict[str, dict[str, Any]] = {
+    "copies_of_the_weights_are_whole": {**gpus(8, "policy"), "trainer.policy.fsdp_config.fsdp_size": 4},
+    "weights_stay_sharded_over_part_of_a_copy": {
+        **gpus(8, "policy"),
+        "trainer.policy.fsdp_config.fsdp_size": 4,
+        "trainer.policy.fsdp_config.reshard_after_forward": 2,
+    },
+    "adapters_start_in_a_way_that_runs": {**LORA, INIT: "orthogonal"},
+    "state_on_a_drive_has_a_folder": {
+        "trainer.strategy": "deepspeed",
+        ZERO + "offload_optimizer.device": "nvme",
+        ZERO + "offload_optimizer.nvme_path": "/drive",
+    },
+    "modules_are_named_in_a_list": {**LORA, "trainer.policy.model.lora.exclude_modules": ["q_proj"]},
+    "units_of_sharding_are_named_as_fsdp_reads_them": {WRAP: {"transformer_layer_cls_to_wrap": ["QwenDecoderLayer"]}},
+    "gradients_are_divided_where_deepspeed_can": {**DEEPSPEED, PRESCALE: True, ZERO + "stage": 0},
+    "buckets_of_weights_are_aligned": {**DEEPSPEED, ZERO + "stage": 1, ZERO + "allgather_bucket_size": 8},
+    "second_copies_of_the_weights_are_whole": {
+        **DEEPSPEED,
+        **APART,
+        "trainer.placement.policy_num_gpus_per_node": 4,
+        ZERO + "zero_hpz_partition_size": 2,
+    },
+    "integers_are_made_on_gpus": {**DEEPSPEED, "trainer.device": "cuda", ZERO + "zero_quantized_weights": True},
+}

@@ -1,0 +1,137 @@
+"""Cases of the checks in `skyrl.config.checks.placement`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.config.check_cases.settings import APART, CRITIC, ENGINE, MEGATRON, NO_KL, PLACEMENT, RAY, VLLM, gpus, split
+
+FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "models_that_share_gpus_have_as_many": [
+        ({**RAY, **CRITIC, f"{PLACEMENT}{role}_{count}": 2}, f"{PLACEMENT}{role}_{count}")
+        for role in ("critic", "ref")
+        for count in ("num_nodes", "num_gpus_per_node")
+    ]
+    + [({**RAY, PLACEMENT + "colocate_all": False, **gpus(2, "ref")}, PLACEMENT + "ref_num_gpus_per_node")],
+    "engines_that_share_gpus_take_all_of_them": [
+        ({**RAY, **gpus(2, "policy")}, ENGINE + "num_engines"),
+        ({**VLLM, **gpus(4, "policy"), ENGINE + "tensor_parallel_size": 2}, ENGINE + "num_engines"),
+        ({**VLLM, **gpus(4, "policy"), ENGINE + "tensor_parallel_size": 3}, ENGINE + "num_engines"),
+    ],
+    "engines_of_others_share_no_gpus": [
+        ({**VLLM, ENGINE + "run_engines_locally": False}, PLACEMENT + "colocate_all"),
+        ({**VLLM, ENGINE + "external_proxy_url": "http://router"}, PLACEMENT + "colocate_all"),
+        ({**VLLM, ENGINE + "remote_urls": ["host:1"]}, PLACEMENT + "colocate_all"),
+        ({**RAY, ENGINE + "backend": "http"}, PLACEMENT + "colocate_all"),
+    ],
+    "engines_of_others_have_an_address": [
+        ({ENGINE + "run_engines_locally": False}, ENGINE + "external_server_urls"),
+        ({ENGINE + "backend": "http"}, ENGINE + "external_server_urls"),
+    ],
+    "experts_take_every_gpu_of_an_engine": [
+        ({**VLLM, ENGINE + "expert_parallel_size": 2}, ENGINE + "expert_parallel_size"),
+        # pipeline stages hold different experts
+        (
+            {
+                **VLLM,
+                ENGINE + "expert_parallel_size": 4,
+                ENGINE + "tensor_parallel_size": 2,
+                ENGINE + "pipeline_parallel_size": 2,
+            },
+            ENGINE + "expert_parallel_size",
+        ),
+    ],
+    "an_engine_of_child_processes_has_one_node": [
+        (
+            {
+                **VLLM,
+                PLACEMENT + "policy_num_nodes": 2,
+                ENGINE + "distributed_executor_backend": "mp",
+                ENGINE + "tensor_parallel_size": 2,
+            },
+            ENGINE + "distributed_executor_backend",
+        ),
+        # engine 1 of 3 would have GPUs 4 and 5 of node 0 and 0 and 1 of node 1
+        (
+            {
+                **VLLM,
+                **gpus(6, "policy"),
+                PLACEMENT + "policy_num_nodes": 2,
+                ENGINE + "distributed_executor_backend": "mp",
+                ENGINE + "tensor_parallel_size": 4,
+                ENGINE + "num_engines": 3,
+            },
+            ENGINE + "distributed_executor_backend",
+        ),
+    ],
+    "megatron_has_no_critic": [({**MEGATRON, **CRITIC}, "trainer.critic.model.path")],
+    "megatron_feeds_vllm": [({"trainer.strategy": "megatron"}, ENGINE + "backend")],
+    "megatron_sends_weights_between_gpus": [
+        ({**MEGATRON, ENGINE + "weight_sync_backend": "gloo"}, ENGINE + "weight_sync_backend")
+    ],
+    "megatron_splits_sequences_by_context": [
+        ({**MEGATRON, f"trainer.{role}.sequence_parallel_size": 2}, f"trainer.{role}.sequence_parallel_size")
+        for role in ("policy", "ref")
+    ],
+    "context_parallel_samples_are_packed": [
+        (
+            {
+                **MEGATRON,
+                "trainer.use_sample_packing": False,
+                f"trainer.{role}.megatron_config.context_parallel_size": 2,
+            },
+            f"trainer.{role}.megatron_config.context_parallel_size",
+        )
+        for role in ("policy", "ref")
+    ],
+    "one_process_has_one_rank": [
+        ({"trainer.placement.executor": "in_process", path: 2}, path)
+        for path in (
+            "trainer.placement.policy_num_nodes",
+            "trainer.placement.policy_num_gpus_per_node",
+            "trainer.placement.ref_num_nodes",
+            "trainer.placement.ref_num_gpus_per_node",
+            "generator.inference_engine.num_engines",
+        )
+    ]
+    + [
+        ({PLACEMENT + "executor": "in_process", **CRITIC, **gpus(2, "critic")}, PLACEMENT + "critic_num_gpus_per_node"),
+        (
+            {PLACEMENT + "executor": "in_process", ENGINE + "backend": "vllm", ENGINE + "tensor_parallel_size": 2},
+            ENGINE + "tensor_parallel_size",
+        ),
+    ],
+}
+
+SILENT: dict[str, dict[str, Any]] = {
+    "models_that_share_gpus_have_as_many": {**APART, **gpus(2, "ref"), **CRITIC, PLACEMENT + "critic_num_nodes": 3},
+    "engines_that_share_gpus_take_all_of_them": {
+        **VLLM,
+        **gpus(8, "policy"),
+        ENGINE + "tensor_parallel_size": 2,
+        ENGINE + "pipeline_parallel_size": 2,
+        ENGINE + "data_parallel_size": 2,
+    },
+    "engines_of_others_share_no_gpus": {**APART, ENGINE + "run_engines_locally": False},
+    "engines_of_others_have_an_address": {ENGINE + "backend": "http", ENGINE + "external_proxy_url": "http://router"},
+    "experts_take_every_gpu_of_an_engine": {
+        **VLLM,
+        ENGINE + "expert_parallel_size": 4,
+        ENGINE + "tensor_parallel_size": 2,
+        ENGINE + "data_parallel_size": 2,
+    },
+    "an_engine_of_child_processes_has_one_node": {
+        **VLLM,
+        **gpus(8, "policy"),
+        PLACEMENT + "policy_num_nodes": 2,
+        ENGINE + "distributed_executor_backend": "mp",
+        ENGINE + "tensor_parallel_size": 4,
+        ENGINE + "num_engines": 4,
+    },
+    "megatron_has_no_critic": CRITIC,
+    "megatron_feeds_vllm": MEGATRON,
+    "megatron_sends_weights_between_gpus": {**VLLM, ENGINE + "weight_sync_backend": "gloo"},
+    "megatron_splits_sequences_by_context": {**MEGATRON, **NO_KL, "trainer.ref.sequence_parallel_size": 2},
+    "context_parallel_samples_are_packed": {**MEGATRON, **split(1, 1, 2)},
+    "one_process_has_one_rank": {"trainer.placement.policy_num_nodes": 2},
+}
