@@ -21,7 +21,7 @@ from skyrl.algorithms.advantages import (
     of_the_last_step,
 )
 from skyrl.algorithms.masked import whiten
-from skyrl.algorithms.returns import generalized_advantages, whitened_returns
+from skyrl.algorithms.returns import discounted_returns, generalized_advantages
 from skyrl.batch import TrainingBatch
 
 
@@ -68,13 +68,16 @@ class ReMax:
 
 @attrs.frozen(kw_only=True)
 class ReinforcePlusPlus:
-    """`"reinforce++"`: see `whitened_returns`."""
+    """`"reinforce++"`: `discounted_returns`, whitened over the tokens of the batch (arXiv:2501.03262)."""
 
     gamma: float
+    whitened: bool = True
+    """False: plain returns, REINFORCE without a baseline (Williams 1992)."""
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
         """(B, L): advantages of the selected tokens, 0 elsewhere."""
-        return whitened_returns(batch.rewards, batch.loss_mask, gamma=self.gamma)
+        returns = discounted_returns(batch.rewards, batch.loss_mask, gamma=self.gamma)
+        return whiten(returns, batch.loss_mask) if self.whitened else returns
 
 
 @attrs.frozen(kw_only=True)
@@ -92,6 +95,7 @@ class GAE:
 
     gamma: float
     lambd: float
+    whitened: bool = True
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
         """(B, L): advantages of the selected tokens, 0 elsewhere."""
@@ -99,7 +103,7 @@ class GAE:
         advantages, _ = generalized_advantages(
             batch.rewards, batch.values, batch.loss_mask, gamma=self.gamma, lambd=self.lambd
         )
-        return whiten(advantages, batch.loss_mask)
+        return whiten(advantages, batch.loss_mask) if self.whitened else advantages
 
 
 def to_tokens(batch: TrainingBatch, compare: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from skyrl.algorithms.masked import whiten
 from skyrl.algorithms.shapes import expect_finite, expect_same_shape
 
 
@@ -29,14 +28,6 @@ def discounted_returns(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor
         running = torch.where(selected, rewards[:, column] + gamma * running, running)
         returns[:, column] = torch.where(selected, running, 0.0)
     return returns
-
-
-def whitened_returns(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
-    """Discounted returns, whitened over the selected tokens of the whole batch. REINFORCE++, arXiv:2501.03262.
-
-    Shapes as in `discounted_returns`. A batch with fewer than two selected tokens gets zeros.
-    """
-    return whiten(discounted_returns(rewards, mask, gamma=gamma), mask)
 
 
 def generalized_advantages(

@@ -96,6 +96,11 @@ class AlgorithmConfig(BaseConfig):
     grpo_norm_by_std: bool = True
     """Divide by the group's standard deviation, with grpo. False is Dr. GRPO (arXiv:2503.20783)."""
 
+    whiten_advantages: bool = True
+    """Shift and scale the advantages of gae and reinforce++ to mean 0 and standard deviation 1 over the tokens of the
+    batch. False: advantages as they are, which with reinforce++ are plain returns (REINFORCE); `advantage_norm` can
+    scale them in another way."""
+
     advantage_batch_normalize: bool = False
     """Shift and scale the advantages of a batch to mean 0 and standard deviation 1 over its tokens."""
 

@@ -53,6 +53,7 @@ ALGORITHM_EFFECTS: tuple[Effect, ...] = (
     _when("entropy_loss_coef", "use_entropy_loss is on", lambda algorithm: algorithm.use_entropy_loss),
     _estimator_field("grpo_norm_by_std"),
     _estimator_field("lambd"),
+    _estimator_field("whiten_advantages"),
     Effect(
         "trainer.algorithm.gamma",
         "the estimator is gae or reinforce++, or there is a critic",

@@ -11,15 +11,15 @@ from skyrl.config.kinds import KINDS
 from skyrl.errors import ConfigError, Problem
 from skyrl.interop.areal_allocation import read_allocation
 from skyrl.interop.areal_backends import backend, engine_backend, engines, per_node, placed, sharding
-from skyrl.interop.areal_defaults import other_defaults
+from skyrl.interop.areal_defaults import NO_REFERENCE, has_reference, is_whole, left_out, other_defaults
 from skyrl.interop.areal_keys import INTERVALS, KEYS
 from skyrl.interop.areal_keys_2026 import KEYS_2026, LORA_KEYS
-from skyrl.interop.areal_objective import NO_ESTIMATOR, OBJECTIVE_KEYS, estimator, has_critic, objective
+from skyrl.interop.areal_objective import OBJECTIVE_KEYS, estimator, has_critic, objective
 from skyrl.interop.areal_settings import Tables, apply, convert_setting
 from skyrl.interop.areal_supervised import convert_supervised, is_preference, is_supervised
 from skyrl.interop.areal_values import ALGORITHM, Becomes, kl, number
 from skyrl.interop.environment import Read, read_environment
-from skyrl.interop.report import Conversion, Line
+from skyrl.interop.report import Conversion
 from skyrl.interop.values import flat_file, without_references
 from skyrl.interop.writing import Writing
 
@@ -74,12 +74,16 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment") -> Conversi
         raise ConfigError([Problem(path=where, message=message, hint=hint)], title="Nothing was converted")
     if is_supervised(values):
         return convert_supervised(values, copies, where)
-    writing = Writing(where)
-    for key, value in values.items():
-        _convert(writing, key, value, values, copies.get(key, ""))
-    _complete(writing, values)
+    writing, silent = Writing(where), left_out(values)
+    whole = {**values, **silent}
+    for key, value in whole.items():
+        _convert(writing, key, value, whole, copies.get(key, ""))
+    _complete(writing, whole)
     converted = writing.finish(lambda run: tuple(other_defaults(values, run)))
-    return evolve(converted, remarks=(_IN_PYTHON,)) if _DATA in converted.tables else converted
+    lines = tuple(line for line in converted.lines if line.source not in silent or line.is_refused)
+    defaults = tuple(line for line in converted.lines if line.source in silent and line.targets)
+    remarks = (_IN_PYTHON,) if _DATA in converted.tables else ()
+    return evolve(converted, lines=lines, defaults=defaults, remarks=remarks)
 
 
 def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any], copy_of: str) -> None:
@@ -119,6 +123,8 @@ def _of_several(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | No
     if key in _DUAL_CLIP and value is not None:
         return _dual_clip(value, values)
     if key == "actor.kl_ctl":
+        if number(value) and is_whole(values) and not has_reference(values):
+            return Becomes(refused=NO_REFERENCE)
         return kl(value, values.get("actor.kl_estimator", "k1"))
     if key in _STALENESS and "async_training" not in values:
         return _staleness(value)
@@ -127,15 +133,13 @@ def _of_several(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | No
 
 def _complete(writing: Writing, values: Mapping[str, Any]) -> None:
     """Settings that an experiment implies without naming them: its estimator, its device, the size of adapters."""
-    is_whole = "actor.path" in values or has_critic(values)
-    if not is_whole or any(key.startswith("ppo.") for key in values):  # a few settings alone; AReaL's older system
+    if not is_whole(values):
         return
-    nearest_one = "gae" if has_critic(values) else "grpo"
-    writing.write("advantages", ALGORITHM + "advantage_estimator", estimator(values) or nearest_one)
-    if estimator(values) == "grpo":  # rewards are divided by their deviation before, where reward_norm asks for it
-        writing.write("advantages", ALGORITHM + "grpo_norm_by_std", False)
-    elif not estimator(values) and not any(key.startswith("actor.adv_norm") for key in values):
-        writing.note(Line(outcome="refused", source="actor.adv_norm", why=f"left out, which asks for {NO_ESTIMATOR}"))
+    for name, value in estimator(values).items():
+        writing.write("advantages", ALGORITHM + name, value)
+    for model in ("actor", "critic") if has_critic(values) else ("actor",):
+        if (key := f"{model}.ppo_n_minibatches") not in values:  # AReaL's 4 do not divide the batch
+            writing.write("one mini-batch", _MINI_BATCHES[key], _batch(values))
     if values.get("actor.use_lora") and "actor.lora_rank" not in values:
         writing.write("actor.use_lora", "trainer.policy.model.lora.rank", 32)
     writing.write("device", "trainer.device", "cuda")
@@ -149,10 +153,15 @@ def _staleness(value: Any) -> Becomes:
 
 def _mini_batches(count: object, values: Mapping[str, Any], path: str) -> Becomes:
     """AReaL counts the mini-batches of a batch, and we the prompts of a mini-batch."""
-    batch = next((values[name] for name in _BATCH if name in values), None)
+    batch = _batch(values)
     if not isinstance(batch, int) or not isinstance(count, int) or count < 1 or batch % count:
         return Becomes(refused=f"{count} mini-batches of {batch} prompts: not a whole number of prompts each")
     return Becomes(writes={path: batch // count})
+
+
+def _batch(values: Mapping[str, Any]) -> Any:
+    """Prompts of a step, where the file says."""
+    return next((values[name] for name in _BATCH if name in values), None)
 
 
 def _dual_clip(value: object, values: Mapping[str, Any]) -> Becomes:

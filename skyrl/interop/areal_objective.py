@@ -1,7 +1,8 @@
 """AReaL's objective, which several of its settings choose together: how rewards become advantages, and these a loss.
 
-There, advantages are always those of GAE, which without a critic takes every value for 0, and are then normalised as
-`adv_norm` says; `reward_norm` decides whether rewards are compared within groups (`PPOActor.compute_advantages`).
+There, advantages are always those of GAE, which without a critic takes every value for 0: plain returns. They are then
+normalised over tokens as `adv_norm` says; `reward_norm` decides whether rewards are compared within groups before
+(`PPOActor.compute_advantages`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,6 @@ from typing import Any
 from skyrl.interop.areal_values import ALGORITHM, Becomes, number
 
 _NORM = ALGORITHM + "advantage_norm."
-_BATCH_ALREADY = "the estimator normalises over the tokens of the batch"
-NO_ESTIMATOR = (
-    "advantages that are not normalised by mean and deviation over the batch, and not compared within groups alone: "
-    "no estimator here gives them"
-)
 OBJECTIVE_KEYS = (
     "actor.adv_norm", "actor.adv_norm.mean_level", "actor.adv_norm.std_level", "actor.adv_norm.eps",
     "actor.adv_norm.std_unbiased", "actor.adv_norm.mean_leave1out", "actor.kl_estimator", "actor.gae_lambda",
@@ -25,17 +21,20 @@ OBJECTIVE_KEYS = (
 """Settings whose conversion depends on others: see `objective`."""
 
 
-def estimator(values: Mapping[str, Any]) -> str:
-    """The advantage estimator of a whole file; empty where no estimator of ours gives its advantages."""
-    levels = (values.get("actor.adv_norm.mean_level"), values.get("actor.adv_norm.std_level"))
+def estimator(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of `trainer.algorithm` that give the advantages of a whole file, before `adv_norm`.
+
+    Where rewards are compared within groups, nothing is discounted and no KL is taken from them, the returns of AReaL
+    are the advantages of GRPO.
+    """
     if has_critic(values):
-        return "gae" if levels == ("batch", "batch") else ""
+        return {"advantage_estimator": "gae", "whiten_advantages": False}
     has_kl = bool(number(values.get("actor.kl_ctl", 0.1)))
     is_flat = all(number(values.get(f"actor.{name}", 1)) == 1 for name in ("discount", "gae_lambda"))
-    is_compared = "group" in (values.get("actor.reward_norm.mean_level"), levels[0])  # a mean over tokens takes GRPO's
+    is_compared = "group" in (values.get("actor.reward_norm.mean_level"), values.get("actor.adv_norm.mean_level"))
     if is_compared and not has_kl and is_flat:
-        return "grpo"
-    return "reinforce++" if levels == ("batch", "batch") else ""
+        return {"advantage_estimator": "grpo", "grpo_norm_by_std": False}
+    return {"advantage_estimator": "reinforce++", "whiten_advantages": False}
 
 
 def has_critic(values: Mapping[str, Any]) -> bool:
@@ -47,7 +46,7 @@ def objective(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
     """The conversion of one of `OBJECTIVE_KEYS`."""
     name = key.removeprefix("actor.")
     if name == "adv_norm" or name.startswith("adv_norm."):
-        return _advantage_norm(name, value, values)
+        return _advantage_norm(name, value)
     if name == "kl_estimator":
         return _kl_estimator(value, values)
     if name == "gae_lambda":
@@ -57,12 +56,7 @@ def objective(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
     return _sapo(name, value, values)
 
 
-def _advantage_norm(name: str, value: Any, values: Mapping[str, Any]) -> Becomes:
-    chosen = estimator(values)
-    if not chosen:
-        return Becomes(refused=NO_ESTIMATOR)
-    if chosen != "grpo":
-        return Becomes(needless=_BATCH_ALREADY)
+def _advantage_norm(name: str, value: Any) -> Becomes:
     if name == "adv_norm":
         return Becomes(needless="advantages stay as they are") if value is None else Becomes(refused="it is a table")
     field = name.removeprefix("adv_norm.")
@@ -79,7 +73,7 @@ def _kl_estimator(value: Any, values: Mapping[str, Any]) -> Becomes:
 
 def _gae_lambda(value: Any, values: Mapping[str, Any]) -> Becomes:
     """Without values, lambda is one more discount."""
-    if has_critic(values) or not any(key.startswith("actor.adv_norm") for key in values):
+    if has_critic(values) or "actor.path" not in values:
         return Becomes(writes={ALGORITHM + "lambd": number(value)})
     if number(value) == 1:
         return Becomes(needless="1: returns are not shortened")

@@ -97,8 +97,11 @@ class Conversion:
     problems: tuple[Problem, ...]
     """Problems that `check` finds in the result; the user decides about them."""
 
+    defaults: tuple[Line, ...] = ()
+    """Settings that the file leaves out, written with the defaults of the foreign system."""
+
     other_defaults: tuple[OtherDefault, ...] = ()
-    """Settings that the file leaves out, as far as their defaults are known to differ."""
+    """Settings that the file leaves out, that have another default here, and that were not written."""
 
     remarks: tuple[str, ...] = ()
     """Sentences on what the foreign system has outside its files, and what this one therefore needs to be given."""
@@ -129,6 +132,9 @@ class Conversion:
             rows = [line for line in self.lines if line.outcome == outcome]
             if rows and outcome != "kept":
                 parts += ["", f"{head}:", *(f"  {_row(line)}" for line in rows)]
+        if self.defaults:
+            head = f"not in the file, and written with the defaults that it relies on ({len(self.defaults)}):"
+            parts += ["", head, *(f"  {_written_default(line)}" for line in self.defaults)]
         if self.other_defaults:
             head = f"not in the file, and with another default here ({len(self.other_defaults)}):"
             parts += ["", head, *(f"  {_default_row(each)}" for each in self.other_defaults)]
@@ -146,6 +152,10 @@ def _row(line: Line) -> str:
     there = f"  ->  {', '.join(line.targets)}" if line.targets and line.outcome == "renamed" else ""
     row = f"{line.source}{value}{there}" + (f"  ({line.why})" if line.why else "")
     return "".join(letter if letter.isprintable() else " " for letter in row)
+
+
+def _written_default(line: Line) -> str:
+    return f"{line.source} = {shown(line.value)}  ->  {', '.join(line.targets)}"
 
 
 def _default_row(row: OtherDefault) -> str:

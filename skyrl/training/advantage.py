@@ -126,11 +126,11 @@ def _estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
         case "maxrl":
             return Compared(relative_to_mean)
         case "reinforce++":
-            return ReinforcePlusPlus(gamma=algorithm.gamma)
+            return ReinforcePlusPlus(gamma=algorithm.gamma, whitened=algorithm.whiten_advantages)
         case "reinforce++-baseline":
             return ReinforcePlusPlusBaseline()
         case "gae":
-            return GAE(gamma=algorithm.gamma, lambd=algorithm.lambd)
+            return GAE(gamma=algorithm.gamma, lambd=algorithm.lambd, whitened=algorithm.whiten_advantages)
         case "remax":
             return ReMax()
         case "opo":

@@ -162,7 +162,7 @@ ADVANTAGES: tuple[Probe, ...] = (
     *on(advantages, {}, advantage_estimator="rloo", grpo_norm_by_std=False, advantage_batch_normalize=True),
     *on(advantages, {"advantage_estimator": f"{OWN}ScaledReturns"}, advantage={"factor": 2.0}),
     *norms("advantage_norm", advantages),
-    *on(advantages, {"advantage_estimator": "reinforce++"}, gamma=0.5),
+    *on(advantages, {"advantage_estimator": "reinforce++"}, gamma=0.5, whiten_advantages=False),
     Probe(f"{A}lambd", 0.5, advantages, {f"{A}advantage_estimator": "gae", **CRITIC}),
 )
 

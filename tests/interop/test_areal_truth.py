@@ -11,7 +11,7 @@ import tomli_w
 
 from skyrl.config import ConfigError, SFTConfig, load
 from skyrl.interop.areal import convert_keys
-from skyrl.interop.areal_defaults import DEFAULTS
+from skyrl.interop.areal_defaults import NO_REFERENCE, age, left_out
 from skyrl.interop.areal_names import is_known, known_names
 from skyrl.interop.report import Conversion, Line
 from skyrl.tree.sparse import as_toml_has_it
@@ -113,10 +113,14 @@ def test_the_kl_estimator_is_the_one_that_is_written(estimator: str, order: int,
     [
         ({}, "grpo", ("batch", "batch")),
         ({"actor.adv_norm.std_level": None}, "grpo", ("batch", None)),
-        ({"actor.reward_norm.mean_level": None}, "reinforce++", (None, None)),
-        ({"actor.kl_ctl": 0.001}, "reinforce++", (None, None)),
+        ({"actor.adv_norm.mean_level": "none", "actor.adv_norm.std_level": "none"}, "grpo", (None, None)),
+        ({"actor.reward_norm.mean_level": None}, "reinforce++", ("batch", "batch")),
+        ({"actor.reward_norm.mean_level": None, "actor.adv_norm.mean_level": None}, "reinforce++", (None, "batch")),
+        ({"actor.kl_ctl": 0.001, "ref.path": "a/b"}, "reinforce++", ("batch", "batch")),
+        ({"actor.discount": 0.9}, "reinforce++", ("batch", "batch")),
         ({"actor.reward_norm.mean_level": None, "actor.adv_norm.mean_level": "group"}, "grpo", ("group", "batch")),
-        ({"critic.path": "c/d"}, "gae", (None, None)),
+        ({"critic.path": "c/d"}, "gae", ("batch", "batch")),
+        ({"critic.path": "c/d", "actor.adv_norm.std_level": None}, "gae", ("batch", None)),
     ],
 )
 def test_the_estimator_follows_from_the_norms_the_kl_and_the_critic(
@@ -127,33 +131,35 @@ def test_the_estimator_follows_from_the_norms_the_kl_and_the_critic(
     assert algorithm.advantage_estimator == estimator
     assert (algorithm.advantage_norm.mean_level, algorithm.advantage_norm.std_level) == levels
     assert algorithm.grpo_norm_by_std is (estimator != "grpo")
+    assert algorithm.whiten_advantages is (estimator == "grpo")  # where it does nothing
     assert conversion.lost == ()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"actor.reward_norm.mean_level": None, "actor.adv_norm.mean_level": None},
-        {"critic.path": "c/d", "actor.adv_norm.std_level": None},
-    ],
-)
-def test_advantages_that_no_estimator_gives_are_refused(changes: dict[str, Any]) -> None:
-    assert {line.source for line in convert_keys(GRPO_EXAMPLE | changes).lost} == {
-        "actor.adv_norm.mean_level",
-        "actor.adv_norm.std_level",
-    }
+def test_advantages_without_any_norm_are_plain_returns(tmp_path: Path) -> None:
+    conversion = convert_keys({"actor.path": "a", "actor.kl_ctl": 0.0})
+    algorithm = loaded(conversion, tmp_path).trainer.algorithm
+    assert (algorithm.advantage_estimator, algorithm.whiten_advantages) == ("reinforce++", False)
+    assert (algorithm.advantage_norm.mean_level, algorithm.advantage_norm.std_level) == (None, None)
+    assert conversion.lost == ()
 
 
-def test_advantages_without_any_norm_are_refused_although_no_key_asks_for_them() -> None:
-    [line] = convert_keys({"actor.path": "a", "actor.kl_ctl": 0.0}).lost
-    assert (line.source, line.why.startswith("left out")) == ("actor.adv_norm", True)
+@pytest.mark.parametrize("keys", [{}, {"actor.kl_ctl": 0.01}])
+def test_a_kl_weight_without_a_reference_is_refused(keys: dict[str, Any]) -> None:
+    [line] = convert_keys({"actor.path": "a"} | keys).lost
+    assert (line.source, line.why) == ("actor.kl_ctl", NO_REFERENCE)
+
+
+def test_a_batch_that_cannot_be_split_evenly_is_one_mini_batch_and_reported(tmp_path: Path) -> None:
+    conversion = convert_keys({"actor.path": "a", "actor.kl_ctl": 0.0, "train_dataset.batch_size": 6})
+    assert loaded(conversion, tmp_path).trainer.policy_mini_batch_size == 6
+    assert [(row.theirs, row.ours) for row in conversion.other_defaults if row.source.startswith("actor")] == [(4, 6)]
 
 
 def test_a_critic_never_becomes_grpo_in_silence() -> None:
     keys = {"actor.path": "a", "actor.backend": "megatron:d1p2t4", "rollout.backend": "vllm:d2t4", "critic.path": "a"}
     conversion = convert_keys(keys)
     assert conversion.tables["trainer"]["algorithm"]["advantage_estimator"] == "gae"
-    assert [line.source for line in conversion.lost] == ["actor.adv_norm"]
+    assert [line.source for line in conversion.lost] == ["actor.kl_ctl"]
 
 
 def test_a_critic_brings_its_optimizer_and_its_batches(tmp_path: Path) -> None:
@@ -231,18 +237,87 @@ def test_a_supervised_experiment_of_2026_has_an_actor(tmp_path: Path) -> None:
     assert [line.source for line in conversion.lines] == list(keys)
 
 
-def test_defaults_that_differ_are_those_of_areals_classes(reference: Path) -> None:
+CLASSES = {
+    "": "GRPOConfig",
+    "actor": "PPOActorConfig",
+    "critic": "PPOCriticConfig",
+    "actor.optimizer": "OptimizerConfig",
+    "critic.optimizer": "OptimizerConfig",
+    "actor.adv_norm": "NormConfig",
+    "actor.reward_norm": "NormConfig",
+    "gconfig": "GenerationHyperparameters",
+    "rollout": "InferenceEngineConfig",
+    "train_dataset": "TrainDatasetConfig",
+}
+DEFAULTS_OF_2025: dict[str, Any] = {
+    "async_training": True,
+    "actor.optimizer.lr": 2e-5,
+    "actor.optimizer.weight_decay": 0.05,
+    "actor.optimizer.beta2": 0.95,
+    "actor.optimizer.eps": 1e-5,
+    "critic.optimizer.lr": 2e-5,
+    "critic.optimizer.weight_decay": 0.05,
+    "critic.optimizer.beta2": 0.95,
+    "critic.optimizer.eps": 1e-5,
+    "actor.adv_norm.std_unbiased": False,
+    "actor.reward_norm.std_unbiased": False,
+}
+"""What was different in September 2025."""
+
+MINIMAL: dict[int, dict[str, Any]] = {
+    2025: {"actor.path": "a/b", "allocation_mode": "sglang:d4+fsdp:d4"},
+    2026: {"actor.path": "a/b", "actor.backend": "fsdp:d4", "rollout.backend": "vllm:d4"},
+}
+
+
+@pytest.mark.parametrize("year", [2025, 2026])
+def test_settings_that_are_left_out_have_the_defaults_of_areals_classes(year: int, reference: Path) -> None:
     classes = json.loads((reference / "areal_fields_2026_05.json").read_text())
-    tables = {"actor": "PPOActorConfig", "actor.optimizer": "OptimizerConfig", "gconfig": "GenerationHyperparameters"}
-    tables |= {"sglang": "SGLangConfig", "": "BaseExperimentConfig"}
-    for key, (theirs, _, _) in DEFAULTS.items():
+    whole = MINIMAL[year] | {"critic.path": "c", "actor.adv_norm.group_size": 1, "actor.reward_norm.group_size": 1}
+    assert age(whole) == year
+    found = left_out(whole | {"train_dataset.batch_size": 64})
+    older = DEFAULTS_OF_2025 if year == 2025 else {}
+    for key, value in found.items():
         table, _, field = key.rpartition(".")
-        assert classes[tables[table]]["fields"][field]["default"] == theirs, key
+        assert value == (older[key] if key in older else _default_of(classes, CLASSES[table], field)), key
+    assert older.keys() <= found.keys() and len(found) > 30
 
 
-def test_settings_that_are_left_out_are_listed_where_the_default_differs() -> None:
+def _default_of(classes: dict[str, Any], cls: str, field: str) -> object:
+    found = classes[cls]["fields"].get(field)
+    bases = [base for base in classes[cls]["bases"] if base in classes]
+    return found["default"] if found else _default_of(classes, bases[0], field)
+
+
+@pytest.mark.parametrize(
+    ("year", "lr", "betas", "is_asynchronous"), [(2025, 2e-5, (0.9, 0.95), True), (2026, 1e-3, (0.9, 0.999), False)]
+)
+def test_a_file_of_required_settings_alone_means_what_it_means_in_areal(
+    year: int, lr: float, betas: tuple[float, float], is_asynchronous: bool, tmp_path: Path
+) -> None:
+    conversion = convert_keys(MINIMAL[year] | {"ref.path": "a/b", "train_dataset.batch_size": 64})
+    run = loaded(conversion, tmp_path)
+    algorithm, optimizer = run.trainer.algorithm, run.trainer.policy.optimizer_config
+    assert (algorithm.use_kl_in_reward, algorithm.use_kl_loss, algorithm.kl_loss_coef) == (True, False, 0.1)
+    assert (algorithm.kl_estimator_type, algorithm.reward_shaping.clip) == ("k1", 20.0)
+    assert (algorithm.advantage_estimator, algorithm.whiten_advantages) == ("reinforce++", False)
+    assert (optimizer.lr, optimizer.adam_betas, optimizer.warmup_steps_proportion) == (lr, betas, 0.001)
+    assert run.trainer.fully_async.enabled is is_asynchronous
+    assert (run.trainer.seed, run.trainer.epochs, run.trainer.policy_mini_batch_size) == (1, 1, 16)
+    assert run.generator.n_samples_per_prompt == 1
+    assert run.generator.sampling_params.max_generate_length == 16384
+    assert conversion.lost == ()
+
+
+def test_defaults_that_were_written_are_reported_with_their_place() -> None:
     conversion = convert_keys(GRPO_EXAMPLE | {"seed": 1, "gconfig.max_new_tokens": 1024})
-    sources = [row.source for row in conversion.other_defaults]
+    sources = [line.source for line in conversion.defaults]
     assert "actor.reward_clip" in sources and "actor.optimizer.lr" in sources
     assert {"seed", "gconfig.max_new_tokens", "actor.kl_ctl"} & {*sources} == set()
-    assert f"with another default here ({len(sources)}):" in conversion.report()
+    assert f"written with the defaults that it relies on ({len(sources)}):" in conversion.report()
+    assert "  actor.reward_clip = 20.0  ->  trainer.algorithm.reward_shaping.clip" in conversion.report()
+
+
+def test_defaults_that_change_no_training_are_listed_where_they_differ() -> None:
+    rows = convert_keys(GRPO_EXAMPLE | {"recover.freq_secs": 60, "train_dataset.batch_size": 8}).other_defaults
+    assert [row.source for row in rows] == ["evaluator.freq_steps", "sglang.disable_radix_cache"]

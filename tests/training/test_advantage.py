@@ -44,6 +44,15 @@ def test_grpo_divides_by_the_deviation_where_it_is_asked_to(by_std: bool, good: 
     torch.testing.assert_close(found, torch.tensor([[0.0, good, good], [0.0, -good, -good]]))
 
 
+def test_advantages_that_are_not_whitened_are_plain_returns_or_distances_from_values() -> None:
+    batch = evolve(batch_of(), values=torch.tensor([[9.0, 0.5, 0.25], [9.0, 0.0, 0.0]]))  # rewards 1 and 0
+    returns = advantage_estimator(algorithm("reinforce++", whiten_advantages=False))(batch)
+    torch.testing.assert_close(returns, torch.tensor([[0.0, 0.9, 1.0], [0.0, 0.0, 0.0]]))
+    # 1 - 0.25 at the last token; 0.9 x 0.25 - 0.5 + 0.9 x 0.8 x 0.75 before it
+    distances = advantage_estimator(algorithm("gae", whiten_advantages=False))(batch)
+    torch.testing.assert_close(distances, torch.tensor([[0.0, 0.265, 0.75], [0.0, 0.0, 0.0]]))
+
+
 def ones(batch: TrainingBatch) -> Tensor:
     return torch.tensor([[5.0, 1.0, 3.0], [5.0, 7.0, 9.0]])
 

@@ -97,7 +97,7 @@ def test_a_loss_vanishes_without_advantage_where_the_table_says_so(algorithm: Al
 @pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
 def test_an_estimator_reads_the_fields_that_the_table_has_for_it(name: str) -> None:
     algorithm = AlgorithmConfig(advantage_estimator=name)
-    changes = {"grpo_norm_by_std": False, "gamma": 0.5, "lambd": 0.5}
+    changes = {"grpo_norm_by_std": False, "gamma": 0.5, "lambd": 0.5, "whiten_advantages": False}
     made = repr(advantage_estimator(algorithm))
     read = {
         field
