@@ -89,6 +89,7 @@ class ForkClient:
                 self._end()
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._folder = ""
+                atexit.unregister(self.close)
                 self.groups.close()
 
     def _expect(self) -> socket.socket:
@@ -115,14 +116,19 @@ class ForkClient:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        atexit.unregister(self.close)
 
-    def _start(self) -> None:
+    def _own_folder(self) -> None:
+        """A folder of this process's, which goes with it, whether a server ever starts or not."""
         if self._owner != os.getpid() or not self._folder:
             sweep()
-            self._folder = tempfile.mkdtemp(prefix="skyrl-sandbox-")
+            self._socket = self._process = None  # those of the process that this one was forked from
+            self._folder, self._owner = tempfile.mkdtemp(prefix="skyrl-sandbox-"), os.getpid()
+            atexit.register(self.close)
         if has_namespaces(self._tier):
             os.chmod(self._folder, 0o755)  # empty: each process mounts a folder of its own over it
+
+    def _start(self) -> None:
+        self._own_folder()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, tempfile.TemporaryFile() as errors:
             self._process = subprocess.Popen(
@@ -135,8 +141,7 @@ class ForkClient:
                 start_new_session=True,
             )
             theirs.close()
-            self._socket, self._owner = ours, os.getpid()
-            atexit.register(self.close)
+            self._socket = ours
             ours.settimeout(START_SECONDS)
             try:
                 ready = ours.recv(64) == fork_server.READY

@@ -45,6 +45,7 @@ class Worker:
             self._control: socket.socket | None = sandbox.client.fork(module, ends, taken, self._folder, self._group)
         except BaseException:
             self._groups.give_back(self._group)
+            remove_folder(self._folder, self._tier)
             raise
         finally:
             os.close(nothing)

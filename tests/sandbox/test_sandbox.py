@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -115,6 +118,24 @@ def test_a_tier_that_the_kernel_does_not_allow_is_an_error(monkeypatch: pytest.M
             Sandbox("namespace")
     finally:
         sandbox.why_unavailable.cache_clear()
+
+
+CANNOT_START = """
+from skyrl.errors import ProcessError
+from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
+from skyrl.sandbox.worker import Worker
+
+try:
+    Worker(Sandbox("process", modules=["no_such_module"]), "no_such_module", ResourceLimits())
+except ProcessError:
+    print("refused")
+"""
+
+
+def test_a_sandbox_that_cannot_start_leaves_no_folder_behind(tmp_path: Path) -> None:
+    there = {**os.environ, "TMPDIR": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", CANNOT_START], env=there, capture_output=True, text=True, check=True)
+    assert (ran.stdout, list(tmp_path.iterdir())) == ("refused\n", [])
 
 
 def test_one_answer_cannot_poison_the_next() -> None:
