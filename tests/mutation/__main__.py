@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType
@@ -41,7 +42,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 """Package -> its tests beside those in the folder of its name."""
 
 NEIGHBOURS = 5
-"""Tests that are asked first, because they noticed other changes of the module."""
+"""Tests that are asked first, because they noticed other changes of the module; and as many of the whole package."""
 
 SABOTAGES = "sabotages"
 
@@ -119,9 +120,13 @@ def try_mutants(
 
 
 def neighbours(mutant: Mutant, killers: Iterable[tuple[Mutant, str]]) -> list[str]:
-    """Tests that killed mutants of the same module, those of the same function first."""
+    """Tests that killed mutants of the same module, those of the same function first, and after them the tests that
+    killed most mutants of the package.
+    """
+    killers = list(killers)
     near = [(other.scope != mutant.scope, test) for other, test in killers if other.file == mutant.file]
-    return list(dict.fromkeys(test for _, test in sorted(near, key=lambda pair: pair[0])))[:NEIGHBOURS]
+    nearest = list(dict.fromkeys(test for _, test in sorted(near, key=lambda pair: pair[0])))[:NEIGHBOURS]
+    return [*nearest, *(test for test, _ in Counter(test for _, test in killers).most_common(NEIGHBOURS))]
 
 
 def mutants_in(package: str) -> Iterable[Mutant]:

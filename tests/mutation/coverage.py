@@ -106,7 +106,8 @@ def _hashable(stored: Any) -> Any:
 
 def refuse_tests_that_always_fail(package: str, coverage: Coverage, run: Run) -> None:
     """Exits unless the fastest tests pass in a fork like those of mutants, where no module is changed."""
-    quick = dict(sorted((name, seconds) for name, (seconds, _) in coverage.tests.items() if seconds < 1)[:50])
+    seconds = {name: needed for name, (needed, _) in coverage.tests.items()}
+    quick = {name: seconds[name] for name in sorted(seconds, key=lambda name: (seconds[name], name))[:50]}
     path, log = ROOT / "no_such_module.py", FOUND / f"{package}.log"
     if in_a_fork(lambda: run(quick, path, compile("", path, "exec"), FOUND / f"{package}.test"), log) != 0:
         sys.exit(f"the tests of {package} do not pass in a fork without a mutant: see {log}")

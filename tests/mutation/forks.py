@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -30,6 +31,9 @@ NOTICED = frozenset({pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED})
 CPU_SECONDS, SECONDS = 10, 60
 """Granted to every test, beside ten and forty times the CPU seconds that it needed without a mutant."""
 
+_TEMPORARY = tempfile.gettempdir()
+"""Where forks of forks have their folders, too: paths of sockets must be short."""
+
 
 def preload(modules: Iterable[str]) -> None:
     """Imports libraries by name; one that cannot be imported alone is left to whoever wants it."""
@@ -40,14 +44,20 @@ def preload(modules: Iterable[str]) -> None:
 
 def in_a_fork(work: Callable[[], int], log: Path) -> int:
     """The exit code of `work` in a fork that writes to `log`, or minus the signal that ended it: SIGXCPU or SIGALRM
-    where a test was past its deadline.
+    where a test was past its deadline. Temporary files of the fork are removed with it, however it ends.
     """
+    with tempfile.TemporaryDirectory(prefix="mutant-", dir=_TEMPORARY, ignore_cleanup_errors=True) as temporary:
+        return _forked(work, log, temporary)
+
+
+def _forked(work: Callable[[], int], log: Path, temporary: str) -> int:
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         code = FAILED_ITSELF
         try:
             os.setsid()
+            os.environ["TMPDIR"] = tempfile.tempdir = temporary
             with log.open("w", encoding="utf-8") as file:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,23 @@ def test_a_test_that_takes_far_longer_than_it_did_is_ended_and_named(
     assert status == -signal.SIGXCPU
     assert current.read_text(encoding="utf-8") == "test_waits.py::test_waits"
     assert in_a_fork(lambda: 3, tmp_path / "log") == 3
+
+
+def test_what_a_fork_leaves_in_the_temporary_folder_goes_with_it(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+
+    def left_behind() -> int:
+        inside = Path(tempfile.mkdtemp())
+        child = subprocess.run(
+            [sys.executable, "-c", "import tempfile; print(tempfile.mkdtemp())"], stdout=-1, check=True
+        )
+        kept.write_text(f"{inside}\n{child.stdout.decode()}", encoding="utf-8")
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    assert in_a_fork(left_behind, tmp_path / "log") == -signal.SIGKILL
+    folders = [Path(line) for line in kept.read_text(encoding="utf-8").splitlines()]
+    assert [(folder.name[:3], folder.exists()) for folder in folders] == [("tmp", False)] * 2
 
 
 def test_only_files_that_can_change_an_outcome_are_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
