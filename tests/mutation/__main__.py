@@ -61,6 +61,7 @@ def main() -> int:
     given = parser.parse_args()
     FOUND.mkdir(exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads do not come along into forks
+    sys.dont_write_bytecode, sys.pycache_prefix = False, str(FOUND / "bytecode")  # compiled once for all forks
     least = {SABOTAGES: 100.0}
     found = [run_sabotages() if name == SABOTAGES else run_package(name, given.drawn) for name in given.packages]
     for score in found:

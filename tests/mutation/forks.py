@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import resource
@@ -52,6 +53,7 @@ def in_a_fork(work: Callable[[], int], log: Path) -> int:
 
 def _forked(work: Callable[[], int], log: Path, temporary: str) -> int:
     sys.stdout.flush()
+    gc.freeze()  # what is here stays shared with the fork, whose collections leave it alone
     child = os.fork()
     if child == 0:
         code = FAILED_ITSELF
@@ -68,6 +70,7 @@ def _forked(work: Callable[[], int], log: Path, temporary: str) -> int:
         finally:
             sys.stderr.flush()
             os._exit(code)
+    gc.unfreeze()
     _, status = os.waitpid(child, 0)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)  # what its tests started
