@@ -50,8 +50,8 @@ class InferenceEngineConfig(BaseConfig):
     """GPUs over which experts are spread. 1: off; otherwise data times tensor parallel size."""
 
     deterministic: bool | None = None
-    """A sample's tokens do not depend on what runs beside it: the torch engine gathers requests in ordered waves and
-    computes in fixed batch shapes, vLLM takes its batch-invariant kernels, which a CPU has not. Slower. None: as
+    """A sample's tokens do not depend on what runs beside it, nor on which engine draws it: the torch engine decodes each
+    request in a batch of its own, vLLM takes its batch-invariant kernels, which a CPU does not have. Slower. None: as
     `trainer.deterministic`."""
 
     async_engine: bool = True

@@ -56,8 +56,8 @@ class TrainerConfig(BaseConfig):
     starts and drops. Other dropout is off."""
 
     deterministic: bool = False
-    """Two runs of this configuration on the same machine give the same bits: deterministic kernels in the learners, and
-    the engine's deterministic mode. Slower."""
+    """Two runs of this configuration on the same machine give the same bits, with any number of torch engines and of
+    environment workers: deterministic kernels in the learners, and the engine's deterministic mode. Slower."""
 
     epochs: int = field(default=1, validator=non_negative, metadata=FREE)
     """Passes over the training prompts. 0: evaluate and stop. It may be raised on resume, to train longer; a schedule

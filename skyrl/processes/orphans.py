@@ -31,8 +31,16 @@ PRIVATE = "SKYRL_PRIVATE"
 
 _PREFIX = "skyrl-ray-"
 _LOCK = "lock"
+_LONGEST_ROOT = 12
 _PATIENCE = 10.0
 _GLANCE = 0.2
+
+
+def private_root(temporary: str) -> Path:
+    """The folder that private folders are made in: the one for temporary files, or /tmp if its path is so long that
+    those of Ray's sockets would exceed the 107 bytes that Linux allows.
+    """
+    return Path(temporary if len(temporary) <= _LONGEST_ROOT else "/tmp")
 
 
 def folder_of_this_process(root: Path) -> Path:

@@ -28,14 +28,13 @@ import ray._private.worker as ray_worker
 from ray import _raylet
 
 from skyrl.errors import ProcessError
-from skyrl.processes.orphans import RUN, kill_tagged, make_private_folder, start_reaper, sweep
+from skyrl.processes.orphans import RUN, kill_tagged, make_private_folder, private_root, start_reaper, sweep
 
 Device = Literal["cuda", "cpu"]
 
 _ray: Any = _raylet  # its stub leaves out what concerns authentication
 
 _LOOPBACK = "127.0.0.1"
-_ROOM = 12
 _CONNECT_SECONDS = 20.0
 
 _QUIET = {
@@ -86,7 +85,7 @@ def start(slots: int, device: Device, object_store_bytes: int) -> Cluster:
     `ProcessError`.
     """
     _refuse_a_second()
-    root = _root()
+    root = private_root(tempfile.gettempdir())
     sweep(root)
     folder, lock = make_private_folder(root)
     cluster = Cluster(folder, start_reaper(RUN, folder.name, folder), lock)
@@ -147,12 +146,6 @@ def _refuse_where_nobody_listens(address: str, field: str) -> None:
         raise ProcessError(
             f"No connection to the Ray cluster at {address}: {error}. Start the head first, or correct {field}"
         ) from None
-
-
-def _root() -> Path:
-    """The folder for temporary files; where its name leaves no room for the 107 letters of a socket's, /tmp."""
-    folder = tempfile.gettempdir()
-    return Path(folder if len(folder) <= _ROOM else "/tmp")
 
 
 def _init_private(folder: Path, resources: Mapping[str, Any], object_store_bytes: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from attrs import frozen
+from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import SamplingParams
@@ -19,13 +20,16 @@ from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngin
 from skyrl.weight_sync.transports import WeightSource
 
 Metrics = dict[str, float]
+Tokens = tuple[int, ...]
+Answer = tuple[Tokens, Completion]
+"""A prompt and an engine's continuation of it."""
 
 
 @frozen(kw_only=True)
 class Canary:
     """Compares an engine's log-probabilities with the learner's."""
 
-    prompts: tuple[tuple[int, ...], ...]
+    prompts: tuple[Tokens, ...]
     """Token ids. Long enough to fill a block of a prefix cache (128 tokens at most), they are found in one that was not
     dropped."""
 
@@ -44,13 +48,13 @@ class Canary:
         Raises `WeightSyncError`, which names the engine, when the mean of one is beyond the bound.
         """
         answers = await asyncio.gather(*(self._continue(engine, version) for engine in engines))
-        batch = rows([(prompt, answer) for each in answers for prompt, answer in zip(self.prompts, each, strict=True)])
-        difference = (await source.score(batch) - batch.rollout_logprobs).abs()
-        for number, part in enumerate(range(0, len(batch), len(self.prompts))):
-            one = slice(part, part + len(self.prompts))
-            self._refuse(difference[one][batch.loss_mask[one]].mean().item(), number, version)
-        selected = difference[batch.loss_mask]
-        return {"weight_sync/parity_mean": selected.mean().item(), "weight_sync/parity_max": selected.max().item()}
+        drawn = [list(zip(self.prompts, each, strict=True)) for each in answers]
+        scored = await _scored(source, [pair for each in drawn for pair in each])
+        differences = [_differences(each, scored) for each in drawn]
+        for number, difference in enumerate(differences):
+            self._refuse(difference.mean().item(), number, version)
+        every = torch.cat(differences)
+        return {"weight_sync/parity_mean": every.mean().item(), "weight_sync/parity_max": every.max().item()}
 
     def _refuse(self, mean: float, engine: int, version: int) -> None:
         if not mean <= self.bound:  # NaN is not
@@ -74,12 +78,30 @@ class Canary:
         return [answer for (answer,) in await asyncio.gather(*(engine.generate(request) for request in requests))]
 
 
-def canary_prompts(prompts: Sequence[Sequence[int]], *, length: int, number: int = 2) -> tuple[tuple[int, ...], ...]:
+def canary_prompts(prompts: Sequence[Sequence[int]], *, length: int, number: int = 2) -> tuple[Tokens, ...]:
     """The first `number` prompts, each repeated up to `length` tokens."""
     return tuple(tuple((list(prompt) * -(-length // len(prompt)))[:length]) for prompt in prompts[:number])
 
 
-def rows(answers: Sequence[tuple[Sequence[int], Completion]]) -> TrainingBatch:
+async def _scored(source: WeightSource, answers: Sequence[Answer]) -> dict[tuple[Tokens, Tokens], Tensor]:
+    """The learner's log-probabilities of each answer, by prompt and answer.
+
+    Equal answers are scored once: the rounding of a row depends on the rows beside it, and the number of engines must
+    not change what a run reports.
+    """
+    distinct = {(prompt, answer.token_ids): (prompt, answer) for prompt, answer in answers}
+    batch = rows(list(distinct.values()))
+    scores = await source.score(batch)
+    return {key: row[mask] for key, row, mask in zip(distinct, scores, batch.loss_mask, strict=True)}
+
+
+def _differences(answers: Sequence[Answer], scored: dict[tuple[Tokens, Tokens], Tensor]) -> Tensor:
+    """(N,) float64: absolute difference, in nats, at each token of one engine's answers."""
+    pairs = [(scored[prompt, answer.token_ids], torch.tensor(answer.logprobs)) for prompt, answer in answers]
+    return torch.cat([(learner - engine).abs().double() for learner, engine in pairs])
+
+
+def rows(answers: Sequence[Answer]) -> TrainingBatch:
     """Prompt and completion, row by row, as a learner scores them."""
     lengths = [len(prompt) + len(answer.token_ids) for prompt, answer in answers]
     shape = (len(answers), max(lengths))

@@ -6,7 +6,6 @@ import fcntl
 import os
 import signal
 import socket
-import tempfile
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,7 +14,7 @@ import pytest
 from attrs import frozen
 
 from skyrl.checkpoint.store import CheckpointStore
-from skyrl.processes.orphans import tagged
+from skyrl.processes.orphans import private_root, tagged
 from tests.experiments.forked import RunSession, tiny
 from tests.experiments.phases import Fault
 from tests.long_cases import long_except
@@ -64,7 +63,7 @@ def end(nano: Path, out: Path, ending: Ending, environ: dict[str, str], **change
 def what_is_left(session: RunSession, temporary: Path, mark: str) -> list[object]:
     """Processes, temporary files, private folders of clusters with their sockets, and locks of a run that has ended."""
     private = f"skyrl-ray-{session.process.pid}-*"
-    folders = [*temporary.iterdir(), *Path(tempfile.gettempdir()).glob(private), *Path("/dev/shm").glob(private)]
+    folders = [*temporary.iterdir(), *private_root(str(temporary)).glob(private), *Path("/dev/shm").glob(private)]
     return [*tagged("ENDING", mark), *folders, *filter(is_locked, session.out.rglob("*lock*"))]
 
 

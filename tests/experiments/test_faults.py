@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.processes.orphans import RUN, tagged
+from skyrl.processes.orphans import RUN, private_root, tagged
 from tests.long_cases import long_except
 from tests.nano_run import overrides
 
@@ -56,7 +56,7 @@ class Run:
     @property
     def folder(self) -> Path:
         """The private folder of the run's cluster."""
-        (folder,) = Path(tempfile.gettempdir()).glob(f"skyrl-ray-{self.process.pid}-*")
+        (folder,) = private_root(tempfile.gettempdir()).glob(f"skyrl-ray-{self.process.pid}-*")
         return folder
 
     def pid_of(self, name: str) -> int:

@@ -11,9 +11,16 @@ from typing import Any
 
 import pytest
 
+from tests.experiments.sameness import tokens
 from tests.nano_run import as_words, metrics, overrides, train
 
 STEPS: dict[str, Any] = {"trainer__max_training_steps": 2, "trainer__deterministic": True}
+
+ON_RAY: dict[str, Any] = {
+    "trainer__placement__executor": "ray",
+    "trainer__placement__colocate_all": False,
+    "trainer__placement__heartbeat_timeout_seconds": 600,  # a busy machine takes its time to import torch
+}
 
 
 def test_a_run_on_local_files_looks_up_no_name_and_connects_to_nobody(
@@ -76,6 +83,18 @@ def test_a_run_is_the_same_with_any_number_of_workers(nano: Path, tmp_path: Path
         train(nano, out, **STEPS, environment__skyrl_gym__max_env_workers=workers)
         found.append((metrics(out), (out / "run" / "model" / "model.safetensors").read_bytes()))
     assert found[0] == found[1]
+
+
+@pytest.mark.long
+def test_a_run_is_the_same_with_any_number_of_engines(nano: Path, tmp_path: Path) -> None:
+    found = []
+    for engines in (1, 2, 3):
+        out = tmp_path / str(engines)
+        train(nano, out, **STEPS, **ON_RAY, generator__inference_engine__num_engines=engines)
+        records = metrics(out)
+        assert {record.pop("inference/engines_in_service") for record in records} == {engines}
+        found.append((records, tokens(out), (out / "run" / "model" / "model.safetensors").read_bytes()))
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.long

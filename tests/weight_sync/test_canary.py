@@ -44,9 +44,15 @@ class Scores:
         return -batch.loss_mask.float()
 
 
-async def compare(*engines: Answers) -> dict[str, float]:
-    learner: Any = Scores()
-    return await CANARY.compare(learner, engines, 3)  # type: ignore[arg-type]  # stand-ins
+class RoundsWithItsRows:
+    """A learner whose sums round as a matrix product does: differently in batches of another size."""
+
+    async def score(self, batch: TrainingBatch) -> Tensor:
+        return -batch.loss_mask.float() * (1 + 2**-20 / len(batch))
+
+
+async def compare(*engines: Answers, learner: Any = None) -> dict[str, float]:
+    return await CANARY.compare(learner or Scores(), engines, 3)  # type: ignore[arg-type]  # stand-ins
 
 
 async def test_the_differences_of_all_engines_are_measured() -> None:
@@ -55,6 +61,19 @@ async def test_the_differences_of_all_engines_are_measured() -> None:
     assert found == pytest.approx({"weight_sync/parity_mean": 0.01, "weight_sync/parity_max": 0.04}, abs=1e-6)
     assert [request.prompt_ids for request in engines[0].asked] == [(1, 2, 3), (4,)]
     assert {request.sampling.temperature for request in engines[0].asked} == {0.5}
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+async def test_engines_that_answer_alike_report_what_one_of_them_would(count: int) -> None:
+    one, *others = [
+        await compare(*[Answers(-1.0, -1.1, -0.9)] * engines, learner=RoundsWithItsRows()) for engines in (1, count)
+    ]
+    assert others == [one]
+
+
+async def test_answers_that_differ_are_scored_each() -> None:
+    found = await compare(Answers(-1.0), Answers(-1.0, -1.03))  # 0; 0 and 0.03; each twice
+    assert found == pytest.approx({"weight_sync/parity_mean": 0.01, "weight_sync/parity_max": 0.03}, abs=1e-6)
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])
