@@ -50,9 +50,9 @@ class InferenceEngineConfig(BaseConfig):
     """GPUs over which experts are spread. 1: off; otherwise data times tensor parallel size."""
 
     deterministic: bool | None = None
-    """A sample's tokens do not depend on what runs beside it, nor on which engine draws it: the torch engine decodes each
-    request in a batch of its own, vLLM takes its batch-invariant kernels, which a CPU does not have. Slower. None: as
-    `trainer.deterministic`."""
+    """A sample's tokens do not depend on what runs beside it, nor on which engine draws it: the torch engine decodes
+    each request in a batch of its own, vLLM takes its batch-invariant kernels, which a CPU does not have. Slower. None:
+    as `trainer.deterministic`."""
 
     async_engine: bool = True
     """vLLM's asynchronous engine, in a process of its own. False: its offline engine, stepped in the engine's process.
