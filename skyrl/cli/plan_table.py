@@ -74,7 +74,13 @@ def _work(model: Mapping[str, Any]) -> list[str]:
     if model["rows_scored"]:
         passes = _passes(model, "scoring_micro_batches", "scoring_micro_batch_size", "pass", "passes")
         tasks.append(f"scores {_counted(model['rows_scored'], 'sample')} in {passes}")
-    return [str(model["role"]), str(model["ranks"]), str(model["data_parallel"]), "; ".join(tasks)]
+    return [str(model["role"]), str(model["ranks"]), _replicas(model), "; ".join(tasks)]
+
+
+def _replicas(model: Mapping[str, Any]) -> str:
+    """`4`, or `4 x sequence 2` where two ranks each share sequences: replicas, and the ranks of one."""
+    sharing = model["sequence_parallel"]
+    return f"{model['data_parallel']} x sequence {sharing}" if sharing > 1 else str(model["data_parallel"])
 
 
 def _passes(model: Mapping[str, Any], count: str, size: str, noun: str, plural: str) -> str:

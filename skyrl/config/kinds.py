@@ -15,6 +15,7 @@ from skyrl.config.checks.placement import PLACEMENT_CHECKS
 from skyrl.config.checks.plausible import PLAUSIBLE_CHECKS
 from skyrl.config.checks.rollouts import ROLLOUT_CHECKS
 from skyrl.config.checks.sampling import SAMPLING_CHECKS
+from skyrl.config.checks.sequences import SEQUENCE_CHECKS
 from skyrl.config.effects import EFFECTS
 from skyrl.config.entry import RunConfig
 from skyrl.config.root import SkyRLTrainConfig
@@ -35,6 +36,7 @@ RL = RunKind(
         *ALGORITHM_CHECKS,
         *BATCH_CHECKS,
         *PLACEMENT_CHECKS,
+        *SEQUENCE_CHECKS,
         *ENGINE_CHECKS,
         *LEARNER_CHECKS,
         *ROLLOUT_CHECKS,

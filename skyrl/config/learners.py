@@ -168,7 +168,9 @@ class PolicyConfig(BaseConfig):
     """Sharding under Megatron."""
 
     sequence_parallel_size: int = field(default=1, validator=positive)
-    """Ranks that share one sequence (Ulysses, arXiv:2309.14509). Under Megatron: `context_parallel_size` instead."""
+    """Consecutive ranks that share sequences (Ulysses, arXiv:2309.14509): each computes a stretch of every packed row,
+    and in attention some of the heads. Divides the number of ranks and of attention heads. 1: every rank computes whole
+    rows of its own. Under Megatron: `context_parallel_size` instead."""
 
     use_torch_compile: bool = False
     """Compile the computation of log-probabilities and entropy from logits with `torch.compile`."""
@@ -197,7 +199,7 @@ class CriticConfig(BaseConfig):
     """Sharding under DeepSpeed."""
 
     sequence_parallel_size: int = field(default=1, validator=positive)
-    """Ranks that share one sequence. 1: none."""
+    """Consecutive ranks that share sequences, as of the policy. 1: none."""
 
     model_config_kwargs: Mapping[str, Any] = FrozenDict()
     """Overrides of the Hugging Face model configuration."""
@@ -211,7 +213,7 @@ class RefConfig(BaseConfig):
     """Model of the reference; without a path, the weights that the policy starts from."""
 
     sequence_parallel_size: int = field(default=1, validator=positive)
-    """Ranks that share one sequence. 1: none."""
+    """Consecutive ranks that share sequences, as of the policy. 1: none."""
 
     fsdp_config: FSDPConfig = FSDPConfig()
     """Sharding under FSDP."""

@@ -97,6 +97,13 @@ def model_parallel(run: SkyRLTrainConfig, model: Model) -> int:
         megatron = getattr(run.trainer, model).megatron_config
         tensor, pipeline = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
         return int(tensor * pipeline * megatron.context_parallel_size)
+    return sequence_parallel(run, model)
+
+
+def sequence_parallel(run: SkyRLTrainConfig, model: Model) -> int:
+    """Ranks of the model that share sequences; 1 under Megatron, which has a context size instead."""
+    if run.trainer.strategy == "megatron" and model != "critic":
+        return 1
     return int(getattr(run.trainer, model).sequence_parallel_size)
 
 

@@ -28,7 +28,8 @@ class TrainerConfig(BaseConfig):
     """How models are spread over ranks. `fsdp` and `fsdp2` are one: PyTorch's second fully sharded data parallelism."""
 
     sequence_parallel_backend: Literal["ulysses"] = "ulysses"
-    """How ranks share a sequence where a model's `sequence_parallel_size` is above 1."""
+    """How ranks share a sequence where a model's `sequence_parallel_size` is above 1: an all-to-all before and after
+    attention exchanges stretches of it for heads."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of learners and the embedded engine. auto: cuda where there is a GPU, cpu otherwise."""
@@ -98,9 +99,9 @@ class TrainerConfig(BaseConfig):
     """Samples in one forward pass without gradients on one GPU, for log-probabilities and values."""
 
     max_tokens_per_microbatch: int = field(default=-1, validator=positive_or_minus_one("as many rows as the two above"))
-    """Tokens in one pass through the model on one GPU, in place of a number of samples: long samples go in smaller
-    company, and every rank makes as many passes. A sample, or a group that shares its prompt, that is longer goes
-    alone. -1: micro-batches are counted in samples."""
+    """Tokens in one pass through the model on one GPU, or on those that share sequences, in place of a number of
+    samples: long samples go in smaller company, and every rank makes as many passes. A sample, or a group that shares
+    its prompt, that is longer goes alone. -1: micro-batches are counted in samples."""
 
     use_sample_packing: bool = True
     """Lay the samples of a micro-batch end to end without padding; the result is the same up to rounding."""

@@ -63,19 +63,15 @@ _POLICY = "trainer.policy."
 
 UNIMPLEMENTED: tuple[Unimplemented, ...] = (
     # learners
-    Unimplemented("trainer.sequence_parallel_backend", "sequence parallelism"),
-    Unimplemented(_POLICY + "sequence_parallel_size", "sequence parallelism", (1,)),
     Unimplemented(_POLICY + "model.lora.lora_sync_path", "sending adapters on their own"),
     Unimplemented(_POLICY + "megatron_config", "Megatron learners"),
     Unimplemented(_POLICY + "use_torch_compile", "torch.compile", (False,)),
     Unimplemented(_POLICY + "record_memory", "memory snapshots", (False,)),
     Unimplemented(_POLICY + "model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
     Unimplemented("trainer.ref.model.lora", "adapters of a reference"),
-    Unimplemented("trainer.ref.sequence_parallel_size", "sequence parallelism", (1,)),
     Unimplemented("trainer.ref.megatron_config", "Megatron learners"),
     Unimplemented("trainer.ref.model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
     Unimplemented("trainer.critic.model.lora.lora_sync_path", "sending adapters on their own"),
-    Unimplemented("trainer.critic.sequence_parallel_size", "sequence parallelism", (1,)),
     Unimplemented("trainer.critic.model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
     Unimplemented("trainer.rope_scaling", "rotary embeddings other than the model's own", (None,)),
     Unimplemented("trainer.rope_theta", "rotary embeddings other than the model's own", (None,)),

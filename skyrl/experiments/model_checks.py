@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
-from skyrl.config.sizes import has_critic, has_reference, samples
+from skyrl.config.sizes import grid_of, has_critic, has_reference, models_of, samples
 from skyrl.errors import ConfigError, Problem
 from skyrl.models.chat_templates import configured_template
 from skyrl.models.files import ModelFiles, model_files
 from skyrl.models.paths import model_failure
+from skyrl.planning.batches import uneven_heads
 
 
 def missing_model(field: str, path: str | None) -> Iterator[Problem]:
@@ -38,6 +39,22 @@ def models_are_where_they_are_said_to_be(run: SkyRLTrainConfig) -> Iterator[Prob
     for field, path in paths.items():
         if field == "trainer.policy.model.path" or path != policy:
             yield from missing_model(field, path)
+
+
+def ranks_that_share_sequences_share_their_heads(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Each rank that shares sequences has as many of the attention heads of a model."""
+    for model in models_of(run):
+        section = getattr(run.trainer, model)
+        files = readable_files(section.model.path)
+        heads = files.heads if files else None
+        sharing = section.sequence_parallel_size
+        uneven = None if heads is None else uneven_heads(heads, sharing, grid_of(run, model).ranks)
+        if uneven and run.trainer.strategy != "megatron":
+            yield Problem(
+                path=f"trainer.{model}.sequence_parallel_size",
+                message=f"{sharing} ranks cannot share the {heads} attention heads of the model {section.model.path}",
+                hint=f"nearest sizes that can: {' and '.join(map(str, uneven.nearest))}",
+            )
 
 
 def the_policy_can_chat(run: SkyRLTrainConfig) -> Iterator[Problem]:

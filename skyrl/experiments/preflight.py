@@ -29,7 +29,12 @@ from skyrl.experiments.folder_checks import (
     the_disk_holds_the_checkpoints,
 )
 from skyrl.experiments.gpu_checks import flash_attention_is_installed
-from skyrl.experiments.model_checks import models_are_where_they_are_said_to_be, the_model_is_there, the_policy_can_chat
+from skyrl.experiments.model_checks import (
+    models_are_where_they_are_said_to_be,
+    ranks_that_share_sequences_share_their_heads,
+    the_model_is_there,
+    the_policy_can_chat,
+)
 from skyrl.hub import beside
 from skyrl.planning.sizes import layout
 from skyrl.tree.rules import Check
@@ -202,6 +207,7 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     keys_are_there(os.environ),
     folders_can_be_written,
     models_are_where_they_are_said_to_be,
+    ranks_that_share_sequences_share_their_heads,
     the_policy_can_chat,
     data_files_exist,
     the_task_can_be_imported,

@@ -15,8 +15,10 @@ from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.batch import TrainingBatch
 from skyrl.errors import ModelError
 from skyrl.learners.row_layouts import MicroBatch, RowLayout, packed, padded
+from skyrl.learners.sequence_parallel import own_stretch
 from skyrl.models.output_head import has_plain_head, in_place_of_the_head
 from skyrl.models.segment_attention import takes_lengths, takes_segments
+from skyrl.models.ulysses import SequenceGroup
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -52,13 +54,17 @@ class ForwardOptions:
     plain_head: bool
     """Whether the model's logits are the product of hidden states and a matrix."""
 
+    sequence_group: SequenceGroup | None = None
+    """The ranks that each compute a stretch of a packed row. None: a rank computes whole rows."""
+
     def layout(self, batch: TrainingBatch) -> RowLayout:
         """How the rows go through the model."""
         if not self.pack:
             return padded(batch)
-        return packed(
+        row = packed(
             batch, segmented=self.segmented, lengths_given=self.lengths_given, share_prompts=self.share_prompts
         )
+        return row if self.sequence_group is None else own_stretch(row, self.sequence_group)
 
     def prepare(self, batch: TrainingBatch) -> MicroBatch:
         """The rows with the way that they go through the model; `batch` is on the host."""
@@ -91,7 +97,7 @@ def compute_logprobs(
     False leaves it and the distance out: nobody sampled the tokens.
     """
     batch, layout, learns = micro.rows, micro.layout, torch.is_grad_enabled() and measured
-    targets = batch.pick(batch.input_ids)
+    targets = layout.own(batch.pick(batch.input_ids))
     if options.plain_head:
         read = partial(
             linear_logprobs,
@@ -100,14 +106,14 @@ def compute_logprobs(
             with_entropy=learns,
             entropy_gradient=entropy_gradient,
         )
-        with in_place_of_the_head(model, lambda hidden, weight: _stacked(read(layout.pick(hidden), weight))):
-            found, *spread = options.answer(model, layout)
+        with in_place_of_the_head(model, lambda hidden, weight: _columns(*read(layout.pick(hidden), weight))):
+            columns = options.answer(model, layout)
     else:
         logits = layout.pick(options.answer(model, layout))
-        found, spread = token_logprobs(logits, targets, temperature=temperature), []
-        if learns:
-            with torch.set_grad_enabled(entropy_gradient):
-                spread = [entropy(logits, temperature=temperature)]
+        with torch.set_grad_enabled(entropy_gradient and learns):
+            of_each = entropy(logits, temperature=temperature) if learns else None
+        columns = _columns(token_logprobs(logits, targets, temperature=temperature), of_each)
+    found, *spread = layout.join(columns).unbind(1)
     if not learns:
         return Outputs(values=batch.place(found))
     distance = (found.detach() - batch.pick(batch.rollout_logprobs)).abs()
@@ -118,8 +124,9 @@ def compute_logprobs(
     )
 
 
-def _stacked(found: tuple[Tensor, Tensor | None]) -> Tensor:
-    return torch.stack([each for each in found if each is not None])
+def _columns(*found: Tensor | None) -> Tensor:
+    """(n,) each -> (n, columns)."""
+    return torch.stack([each for each in found if each is not None], dim=1)
 
 
 def read_values(model: nn.Module, micro: MicroBatch, options: ForwardOptions) -> Outputs:
@@ -127,7 +134,8 @@ def read_values(model: nn.Module, micro: MicroBatch, options: ForwardOptions) ->
 
     `model` has one logit.
     """
-    values = micro.layout.pick(options.answer(model, micro.layout)).float().squeeze(-1)
+    layout = micro.layout
+    values = layout.join(layout.pick(options.answer(model, layout)).float().squeeze(-1))
     return Outputs(values=micro.rows.place(values), numbers={"critic_values": values.detach()})
 
 
@@ -139,9 +147,10 @@ def probe_forward(
     share_prompts: bool,
     device: torch.device,
     packing_field: str = "trainer.use_sample_packing",
+    sequence_group: SequenceGroup | None = None,
 ) -> ForwardOptions:
-    """See for a few tokens that the model looks back only, and that packed rows do not see each other; and how it may
-    be read.
+    """See for a few tokens that the model looks back only, and that packed rows do not see each other, also where the
+    ranks of `sequence_group` compute a stretch each; and how it may be read.
 
     Neither is announced by a model, and both fail silently. Raises `ModelError`, which names `packing_field`.
     """
@@ -156,10 +165,12 @@ def probe_forward(
         lengths_given=pack and takes_lengths(model),
         share_prompts=False,
         plain_head=False,
+        sequence_group=sequence_group,
     )
     if not pack:
         return attrs.evolve(options, plain_head=has_plain_head(model, device))
-    if _differ(options.answer(model, options.layout(_probe(ids, (5, 9))).to(device))[0][-9:], alone):
+    layout = options.layout(_probe(ids, (5, 9))).to(device)
+    if _differ(layout.join(layout.pick(options.answer(model, layout)))[-9:], alone):
         raise ModelError(
             f"rows of this model see each other when they are packed into one: set {packing_field} = false"
         )

@@ -25,6 +25,7 @@ from skyrl.learners.moving import DeviceMover
 from skyrl.learners.rank_metrics import on_the_host
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.row_layouts import MicroBatch
+from skyrl.learners.sequence_parallel import refuse_unshareable
 from skyrl.learners.strategies import ModelSection, strategy_named
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.tree import joined, required
@@ -76,6 +77,9 @@ class ModelWorker:
                 ranks.join(self.device)
                 failed.callback(ranks.leave)
             self.strategy = strategy.start(source, section, context)
+            sharing = section.sequence_parallel_size
+            if sharing > 1:
+                refuse_unshareable(self.model, sharing, ranks.size, joined(config_path, "sequence_parallel_size"))
             self._options = self.strategy.probe(
                 partial(
                     probe_forward,
@@ -83,6 +87,7 @@ class ModelWorker:
                     share_prompts=trainer.share_group_prompts,
                     device=self.device,
                     packing_field=trainer_field(table, "use_sample_packing"),
+                    sequence_group=ranks.sequence_group(sharing),
                 )
             )
             failed.pop_all()

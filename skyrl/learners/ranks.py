@@ -17,6 +17,7 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from skyrl.errors import ProcessError
+from skyrl.models.ulysses import SequenceGroup
 from skyrl.planning.replicas import Replicas
 
 REPLICATE, SHARD = "replicate", "shard"
@@ -77,6 +78,18 @@ class Ranks:
             raise ValueError(f"fsdp_size = {shard_size} does not divide {self.size} ranks")
         shape = (self.size // shard_size, shard_size)
         return init_device_mesh(device.type, shape, mesh_dim_names=(REPLICATE, SHARD))
+
+    def sequence_group(self, size: int) -> SequenceGroup | None:
+        """The `size` consecutive ranks among which this one shares sequences; None for 1. Collective.
+
+        Raises ValueError if `size` does not divide the number of ranks.
+        """
+        if size == 1:
+            return None
+        if self.size % size:
+            raise ValueError(f"sequence_parallel_size = {size} does not divide {self.size} ranks")
+        group, _ = dist.new_subgroups(group_size=size, timeout=timedelta(seconds=self.timeout))
+        return SequenceGroup(group)
 
     def _meet(self, device: torch.device) -> None:
         patience = timedelta(seconds=self.timeout)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch, to_device
+from skyrl.learners.stretches import Stretch
 from skyrl.models.segment_attention import Segments
 from skyrl.models.segments import Segment
 
@@ -26,11 +27,23 @@ class RowLayout:
     """Keyword arguments of the model; `logits_to_keep` names the columns that anything is asked of."""
 
     chosen: Tensor
-    """(N,) int64: places of the selected tokens, in row order, in the flattened rows x kept columns of the output."""
+    """(n,) int64: places of the selected tokens that this rank reads, in row order, in the flattened rows x kept
+    columns of the output."""
+
+    stretch: Stretch | None = None
+    """None: this rank reads all N selected tokens."""
 
     def pick(self, answer: Tensor) -> Tensor:
-        """(rows, kept columns, ...) -> (N, ...)."""
+        """(rows, kept columns, ...) -> (n, ...)."""
         return answer.flatten(0, 1)[self.chosen]
+
+    def own(self, values: Tensor) -> Tensor:
+        """(N, ...) of all selected tokens -> (n, ...) of those that this rank reads."""
+        return values if self.stretch is None else values[self.stretch.own]
+
+    def join(self, found: Tensor) -> Tensor:
+        """(n, ...) of the selected tokens that this rank reads -> (N, ...) of all, which others have read."""
+        return found if self.stretch is None else self.stretch.join(found)
 
     def to(self, device: torch.device) -> Self:
         """The layout of a batch on another device; the host does not wait for it."""
@@ -38,6 +51,7 @@ class RowLayout:
             self,
             inputs={name: _moved(value, device) for name, value in self.inputs.items()},
             chosen=to_device(self.chosen, device),
+            stretch=None if self.stretch is None else self.stretch.to(device),
         )
 
 

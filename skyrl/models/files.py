@@ -37,6 +37,12 @@ class ModelFiles:
         return found if isinstance(found, int) else None
 
     @property
+    def heads(self) -> int | None:
+        """Attention heads of a layer; None where they are named otherwise."""
+        found = self.config.get("num_attention_heads")
+        return found if isinstance(found, int) else None
+
+    @property
     def has_tokenizer(self) -> bool:
         """Whether a vocabulary lies beside the model."""
         return any(any(self.folder.glob(pattern)) for pattern in _TOKENIZERS)

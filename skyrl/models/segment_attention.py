@@ -19,6 +19,7 @@ from transformers import AttentionInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from skyrl.models.segments import Segment
+from skyrl.models.ulysses import SequenceGroup
 from skyrl.models.varlen_attention import LARGEST_HEAD, Sequences, has_varlen_kernels, varlen_attention
 
 SEGMENTS = "skyrl_segments"
@@ -109,7 +110,9 @@ class Segments:
 
 
 def _pairs(segment: Segment) -> int:
-    return segment.prompt**2 + sum(answer * (segment.prompt + answer) for answer in segment.answers)
+    """Pairs that calls of its own compute: of a long prompt those that see each other, without a mask of all."""
+    prompt = segment.prompt**2 // (1 if segment.prompt < CAUSAL_FROM else 2)
+    return prompt + sum(answer * (segment.prompt + answer) for answer in segment.answers)
 
 
 def register() -> None:
@@ -150,20 +153,25 @@ def segment_attention(
     attention_mask: Tensor | None,
     *,
     segments: Segments | None = None,
+    sequence_group: SequenceGroup | None = None,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention inside each of `segments`, which together cover the row; without them, plain causal attention.
 
-    Shapes: query (1, heads, T, D), key and value (1, kv_heads, T, D) -> (1, T, heads, D).
+    Shapes: query (1, heads, T, D), key and value (1, kv_heads, T, D) -> (1, T, heads, D). With a `sequence_group`,
+    which needs segments, T counts the tokens of this rank's stretch of the row, and the segments cover all stretches.
     """
     if segments is None:
         result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
         return result
+    if sequence_group is not None:
+        query, key, value = sequence_group.whole_rows(query, key, value)
     kernel = next(each for each in KERNELS if each.suits(segments, query))
-    return kernel.attend(segments, query, key, value, scaling), None
+    mixed = kernel.attend(segments, query, key, value, scaling)
+    return mixed if sequence_group is None else sequence_group.own_stretch(mixed), None
 
 
 def _computed_in(tensor: Tensor) -> torch.dtype:

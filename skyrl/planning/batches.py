@@ -62,6 +62,15 @@ def uneven_ranks(ranks: int, model_parallel: int) -> Uneven | None:
     return Uneven(whole=ranks, by=model_parallel, nearest=_multiples(ranks, model_parallel))
 
 
+def uneven_heads(heads: int, sharing: int, ranks: int) -> Uneven | None:
+    """Each of `sharing` ranks that share a sequence has as many of the attention heads; nearest: numbers of ranks that
+    divide all `ranks`, too.
+    """
+    if heads % sharing == 0:
+        return None
+    return Uneven(whole=heads, by=sharing, nearest=nearest(sharing, divisors(gcd(heads, ranks))))
+
+
 def uneven_batch(prompts: int, mini: int, samples: int = 1, ranks: int = 1) -> Uneven | None:
     """Every optimizer step sees the same number of prompts; nearest: mini-batches that can be dealt out, too."""
     if prompts % mini == 0:

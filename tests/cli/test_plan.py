@@ -121,6 +121,20 @@ def test_the_table_says_what_a_rank_does_in_one_training_step() -> None:
     ]
 
 
+def test_the_table_says_how_many_ranks_share_a_sequence() -> None:
+    values = {
+        **gpus(8, "policy", "ref"),
+        f"{ENGINE}num_engines": 8,
+        "trainer.policy.sequence_parallel_size": 4,
+        "trainer.attention": "sdpa",
+    }
+    plan = planned(values)
+    policy, reference = table(plan).splitlines()[-4:-2]
+    assert policy.startswith("policy  8      2 x sequence 4  4 optimizer steps of 640 samples")  # 256 x 5 / 2
+    assert reference.startswith("ref     8      8               scores 640 samples")
+    assert (plan["models"][0]["sequence_parallel"], plan["models"][0]["data_parallel"]) == (4, 2)
+
+
 def test_micro_batches_bounded_by_tokens_are_counted_in_tokens() -> None:
     plan = planned({"trainer.max_tokens_per_microbatch": 4096})
     row = table(plan).splitlines()[-5:-2]

@@ -53,7 +53,6 @@ def evolve_if_possible(run: SkyRLTrainConfig, path: str, value: Any) -> SkyRLTra
         ("trainer.rope_theta", 1e4, "what runs: none"),
         ("trainer.policy.record_memory", True, "what runs: false"),
         ("trainer.policy.model_config_kwargs", {"key": 1}, "what runs: empty"),
-        ("trainer.policy.sequence_parallel_size", 2, "what runs: 1"),
         ("trainer.strategy", "megatron", "what runs: fsdp or fsdp2 or deepspeed"),
     ],
 )
@@ -100,6 +99,13 @@ def test_a_value_that_runs_is_not_refused(entry: Unimplemented) -> None:
         {**RAY, ENGINE + "weight_sync_backend": "disk"},
         {**VLLM, **RAY, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"},
         {**RAY, "trainer.device": "cuda"},  # gloo is derived
+        {
+            **RAY,
+            **gpus(4, "policy", "ref"),
+            ENGINE + "num_engines": 4,
+            "trainer.policy.sequence_parallel_size": 2,
+            "trainer.ref.sequence_parallel_size": 4,
+        },
         {**RAY, PLACEMENT + "ray_address": "auto", PLACEMENT + "call_timeout_seconds": 60},
     ],
 )
@@ -118,9 +124,9 @@ def test_a_run_on_several_processes_or_engines_is_not_refused(values: dict[str, 
             "'delta' does not run in this version, which has not implemented it yet: sending the differences alone",
         ),
         (
-            {"trainer.policy.sequence_parallel_size": 2, **gpus(2, "policy", "ref"), ENGINE + "num_engines": 2},
-            "trainer.policy.sequence_parallel_size",
-            "2 does not run in this version, which has not implemented it yet: sequence parallelism",
+            {"trainer.policy.record_memory": True, **gpus(2, "policy", "ref"), ENGINE + "num_engines": 2},
+            "trainer.policy.record_memory",
+            "True does not run in this version, which has not implemented it yet: memory snapshots",
         ),
         (
             {ENGINE + "weight_sync_backend": "nccl"},

@@ -49,6 +49,11 @@ class Unmet(Ranks):
     def leave(self) -> None:
         """Does nothing."""
 
+    def sequence_group(self, size: int) -> None:
+        """Raises `Reached` where a group of several is wanted."""
+        if size > 1:
+            raise Reached(size)
+
     def mesh(self, device: torch.device, *, shard_size: int = -1) -> Any:
         """The size of a copy of the weights."""
         return shard_size

@@ -18,7 +18,7 @@ from skyrl.errors import NonFiniteError, UserError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.ppo import BasePPOExp
 from tests.effects.algorithm import small_batch
-from tests.effects.boundaries import STEPS, given_to_deepspeed, given_to_fsdp, learner_of, worker_of
+from tests.effects.boundaries import STEPS, Reached, given_to_deepspeed, given_to_fsdp, learner_of, worker_of
 from tests.effects.observables import plain
 from tests.effects.probe import Observable, Probe, Scene
 
@@ -55,6 +55,9 @@ class Sights:
 
     def offloaded(self) -> Observable:
         return self._of("the parts of {} that leave a GPU for others", self._offloaded)
+
+    def shared(self) -> Observable:
+        return self._of("the ranks among which {} shares sequences", self._shared)
 
     def fsdp(self) -> Observable:
         return self._of("the arguments of FSDP's `fully_shard` for {}", lambda it: given_to_fsdp(it, self.model))
@@ -101,6 +104,13 @@ class Sights:
             return plain(asyncio.run(worker_of(scene, self.model).score(batch_for(scene))))
         except UserError as error:
             return str(error)
+
+    def _shared(self, scene: Scene) -> object:
+        try:
+            worker_of(scene, self.model)
+        except Reached as group:
+            return group.arguments
+        return None
 
     def _offloaded(self, scene: Scene) -> object:
         experiment = BasePPOExp(scene.run)
@@ -294,6 +304,10 @@ PROBES: tuple[Probe, ...] = (
             "model.path", "{nano}/other", place.sights.trained() if place.model.learns else place.sights.scored()
         )
         for place in (*LEARNING, REFERENCE_PLACE)
+    ),
+    *(
+        place.probe("sequence_parallel_size", 2, place.sights.shared(), place.several)
+        for place in (POLICY_PLACE, CRITIC_PLACE, REFERENCE_PLACE)
     ),
     *(probe for place in LEARNING for table in (adapter, optimizer) for probe in table(place)),
     *(probe for place in (*LEARNING, REFERENCE_PLACE) for table in (fsdp, deepspeed) for probe in table(place)),

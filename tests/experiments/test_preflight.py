@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -17,6 +18,7 @@ from skyrl.config.resolve import resolve_with_origins
 from skyrl.config.trackers import TRACKERS, is_installed
 from skyrl.experiments import gpu_checks
 from skyrl.experiments.gpu_checks import flash_attention_is_installed
+from skyrl.experiments.model_checks import ranks_that_share_sequences_share_their_heads
 from skyrl.experiments.preflight import (
     keys_are_there,
     packages_are_installed,
@@ -60,6 +62,30 @@ def test_a_run_that_takes_more_gpus_than_there_are_is_told(monkeypatch: pytest.M
     assert list(there_are_gpus_for_it(resolved(trainer__device="cpu"))) == []
     elsewhere = resolved(trainer__device="cuda", trainer__placement__ray_address="host:6379", **four)
     assert list(there_are_gpus_for_it(elsewhere)) == []
+
+
+@pytest.mark.parametrize(
+    ("heads", "gpus", "sharing", "hint"),
+    [
+        (4, 2, 2, None),
+        (12, 8, 8, "nearest sizes that can: 4"),
+        (4, 6, 3, "nearest sizes that can: 2"),
+        (None, 3, 3, None),
+    ],
+)
+def test_ranks_that_share_sequences_divide_the_heads(
+    heads: int | None, gpus: int, sharing: int, hint: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "num_attention_heads": heads}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    run = resolved(
+        trainer__policy__model__path=str(tmp_path),
+        trainer__policy__sequence_parallel_size=sharing,
+        trainer__placement__policy_num_gpus_per_node=gpus,
+    )
+    problems = list(ranks_that_share_sequences_share_their_heads(run))
+    assert [problem.hint for problem in problems] == ([] if hint is None else [hint])
+    assert [problem.path for problem in problems] == ["trainer.policy.sequence_parallel_size"] * len(problems)
 
 
 def test_without_flash_attn_a_cuda_run_starts_and_says_what_it_takes_instead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+import attrs
 import torch
 
 from skyrl.learners.ranks import Ranks, Rendezvous
+from skyrl.planning.replicas import Replicas
 from skyrl.processes.calls import apply
 from skyrl.processes.handles import Group
 
@@ -72,13 +74,15 @@ class Pool:
         for handle in self._handles if stay else ():
             handle.answer()
 
-    def start(self, maker: Callable[..., Any], size: int) -> Group[Any]:
+    def start(self, maker: Callable[..., Any], size: int, replicas: Replicas | None = None) -> Group[Any]:
         """`maker(ranks=...)` in each of `size` processes; what was made there before is closed."""
         self._groups += 1
         for handle in self._handles:
             handle.ask(_close)
         handles = self._handles[:size]
         ranks = self._ranks or self._rendezvous.ranks(f"group-{self._groups}", size)
+        reporting = range(size) if replicas is None else replicas.reporting
+        ranks = tuple(attrs.evolve(own, reports=own.rank in reporting) for own in ranks)
         for handle, own in zip(handles, ranks, strict=True):
             handle.tell(_make, (maker, own))
         failures = [failure for failure in map(_failure_of, handles) if failure]

@@ -14,9 +14,10 @@ from skyrl.checkpoint.storage import Disk
 from skyrl.config import TrainerConfig
 from skyrl.learners.group import LearnerGroup
 from skyrl.learners.workers import PolicyWorker
+from skyrl.planning.replicas import replicas
 from skyrl.training.objective import policy_objective
 from tests.learners.pool import Pool
-from tests.learners.test_strategies import DEEPSPEED, ZERO, changed, mini_batch
+from tests.learners.test_strategies import DEEPSPEED, SHARING, ZERO, changed, mini_batch
 from tests.long_cases import long_except
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -32,7 +33,9 @@ TWO_GROUPS: dict[str, Any] = {
 def policy(pool: Pool, small: TrainerConfig, changes: dict[str, Any], ranks: int) -> LearnerGroup[PolicyWorker]:
     trainer = changed(small, changes)
     objective = policy_objective(trainer.algorithm)
-    return LearnerGroup(pool.start(partial(PolicyWorker, trainer, objective), ranks), objective)
+    together = replicas(ranks, inner=trainer.policy.sequence_parallel_size)
+    group = pool.start(partial(PolicyWorker, trainer, objective), ranks, together)
+    return LearnerGroup(group, objective, replicas=together)
 
 
 async def assert_resumes(
@@ -54,6 +57,11 @@ async def assert_resumes(
 @pytest.mark.parametrize("ranks", long_except([1, 4], 1))
 async def test_fsdp2_goes_on_with_other_ranks(ranks: int, pool: Pool, small: TrainerConfig, tmp_path: Path) -> None:
     await assert_resumes(policy(pool, small, FSDP2, 2), lambda: policy(pool, small, FSDP2, ranks), tmp_path)
+
+
+async def test_ranks_that_shared_sequences_go_on_as_one(pool: Pool, small: TrainerConfig, tmp_path: Path) -> None:
+    way = FSDP2 | {SHARING: 2}
+    await assert_resumes(policy(pool, small, way, 2), lambda: policy(pool, small, FSDP2, 1), tmp_path)
 
 
 async def test_fsdp2_resumes_both_groups_of_weights(pool: Pool, small: TrainerConfig, tmp_path: Path) -> None:

@@ -21,8 +21,10 @@ from skyrl.config import MixedPrecisionConfig, SkyRLLoraConfig, TrainerConfig
 from skyrl.errors import ModelError, NonFiniteError, ResumeError
 from skyrl.learners.fsdp2 import ahead
 from skyrl.learners.group import LearnerGroup, ScorerGroup
+from skyrl.learners.model_worker import token_budget
 from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
+from skyrl.planning.replicas import Replicas, replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
 from skyrl.training.objective import policy_objective
@@ -37,6 +39,7 @@ pytestmark = pytest.mark.xdist_group("ranks")
 FSDP = "policy.fsdp_config."
 ZERO = "policy.deepspeed_config.zero_optimization."
 DEEPSPEED = {"strategy": "deepspeed"}
+SHARING = "policy.sequence_parallel_size"
 
 WAYS: dict[str, tuple[dict[str, Any], int]] = {
     "FSDP2 on 2 ranks": ({"strategy": "fsdp2"}, 2),
@@ -46,6 +49,9 @@ WAYS: dict[str, tuple[dict[str, Any], int]] = {
     "ZeRO-3 on 2 ranks": ({**DEEPSPEED, ZERO + "stage": 3}, 2),
     "ZeRO-0 on 2 ranks": ({**DEEPSPEED, ZERO + "stage": 0}, 2),
     "ZeRO-1 on 2 ranks": ({**DEEPSPEED, ZERO + "stage": 1}, 2),
+    "FSDP2, 2 ranks share sequences": ({SHARING: 2}, 2),
+    "FSDP2, 2x2 ranks share sequences": ({SHARING: 2}, 4),
+    "FSDP2, 4 ranks share sequences and 2 key heads": ({SHARING: 4}, 4),
 }
 VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
     "one process, a row at a time": ({"micro_train_batch_size_per_gpu": 1}, 1),
@@ -70,6 +76,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
         {**DEEPSPEED, ZERO + "offload_param.device": "cpu", ZERO + "offload_optimizer.device": "cpu"},
         2,
     ),
+    "2 ranks share sequences, a row at a time": ({SHARING: 2, "micro_train_batch_size_per_gpu": 1}, 2),
+    "2 ranks share sequences, recomputing": ({SHARING: 2, "recompute_activations": True}, 2),
+    "2x2 ranks share sequences under a budget": ({SHARING: 2, "max_tokens_per_microbatch": 25}, 4),
+    "ZeRO-2, 2 ranks share sequences": ({**DEEPSPEED, ZERO + "stage": 2, SHARING: 2}, 2),
+    "ZeRO-3, 2 ranks share sequences": ({**DEEPSPEED, SHARING: 2}, 2),
 }
 STEPS = 5
 
@@ -83,12 +94,15 @@ class Spread:
     def policy(self, changes: dict[str, Any], ranks: int) -> LearnerGroup[PolicyWorker]:
         trainer = changed(self._small, changes)
         objective = policy_objective(trainer.algorithm)
-        maker = partial(PolicyWorker, trainer, objective)
-        return LearnerGroup(self.start(maker, ranks, trainer.strategy), objective)
+        together = replicas(ranks, inner=trainer.policy.sequence_parallel_size)
+        group = self.start(partial(PolicyWorker, trainer, objective), ranks, trainer.strategy, together)
+        return LearnerGroup(group, objective, token_budget(trainer), replicas=together)
 
-    def start(self, maker: Any, ranks: int, strategy: str) -> Group[Any]:
+    def start(self, maker: Any, ranks: int, strategy: str, together: Replicas | None = None) -> Group[Any]:
         """In this process where there is one rank."""
-        return Group([LocalHandle("rank-0", maker())]) if ranks == 1 else self._pools[strategy].start(maker, ranks)
+        if ranks == 1:
+            return Group([LocalHandle("rank-0", maker())])
+        return self._pools[strategy].start(maker, ranks, together)
 
 
 def changed(trainer: TrainerConfig, changes: dict[str, Any]) -> TrainerConfig:
@@ -167,6 +181,8 @@ def assert_same_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> Non
 
 
 ONE_OF_EACH_KIND = (
+    "FSDP2, 2x2 ranks share sequences",
+    "FSDP2, 4 ranks share sequences and 2 key heads",
     "FSDP2 hybrid 2x2",
     "FSDP2 on 2 ranks",
     "FSDP2, attention alone wrapped",
@@ -463,7 +479,13 @@ ADAPTER = {"policy.model.lora": SkyRLLoraConfig(rank=4, alpha=8)}
         "FSDP2 on 2 ranks",
         *(
             pytest.param(way, marks=pytest.mark.long)
-            for way in ("FSDP2 hybrid 2x2", "ZeRO-0 on 2 ranks", "ZeRO-2 on 2 ranks", "ZeRO-3 on 2 ranks")
+            for way in (
+                "FSDP2 hybrid 2x2",
+                "FSDP2, 2 ranks share sequences",
+                "ZeRO-0 on 2 ranks",
+                "ZeRO-2 on 2 ranks",
+                "ZeRO-3 on 2 ranks",
+            )
         ),
     ],
 )

@@ -16,6 +16,7 @@ from skyrl.models.segments import Segment
         ((Segment(0, 4), Segment(4, 3)), True),  # sequences on their own
         ((Segment(0, 5, (3, 1, 9)), Segment(18, 4)), True),  # answers to one prompt, some longer than it
         ((Segment(0, 9, (3, 2)), Segment(14, 200)), False),  # answers much shorter than their prompt
+        ((Segment(0, 600), Segment(600, 560)), False),  # causally, where a mask would have more pairs than are seen
         ((Segment(0, 40, (90, 30, 60, 70)), Segment(290, 7)), False),
         ((Segment(0, 600, (200,)), Segment(800, 2, (300, 520))), False),  # long answers, which are computed causally
     ],

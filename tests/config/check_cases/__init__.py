@@ -17,6 +17,7 @@ from tests.config.check_cases import (
     plausible,
     rollouts,
     sampling,
+    sequences,
 )
 
 MODULES = (
@@ -32,6 +33,7 @@ MODULES = (
     plausible,
     rollouts,
     sampling,
+    sequences,
 )
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {}

@@ -1,0 +1,46 @@
+"""Which of a row's selected tokens a rank reads, where several ranks compute a stretch of the row each."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import attrs
+import torch
+from torch import Tensor
+
+from skyrl.batch import to_device
+from skyrl.models.ulysses import SequenceGroup
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Stretch:
+    """The n of the N selected tokens of a row that are predicted in this rank's stretch."""
+
+    group: SequenceGroup
+
+    own: Tensor
+    """(n,) int64: their numbers among the N."""
+
+    most: int
+    """The largest n of any rank, at least 1."""
+
+    places: Tensor
+    """(N,) int64: place of each selected token in (ranks x most,), the numbers of all ranks one after the other."""
+
+    @classmethod
+    def of(cls, readers: Tensor, group: SequenceGroup) -> Self:
+        """The stretch of this rank, where `readers` (N,) int64 is the rank that reads each selected token."""
+        of_rank = torch.nn.functional.one_hot(readers, group.size)  # (N, ranks)
+        number = of_rank.cumsum(0).gather(1, readers.unsqueeze(1)).squeeze(1) - 1  # among those of the same rank
+        most = max(int(of_rank.sum(0).max()), 1)
+        own = (readers == group.rank).nonzero().squeeze(1)
+        return cls(group=group, own=own, most=most, places=readers * most + number)
+
+    def join(self, found: Tensor) -> Tensor:
+        """(n, ...) of this rank's tokens -> (N, ...) of all. Every rank comes here, also with n = 0."""
+        missing = found.new_zeros((self.most - len(found), *found.shape[1:]))
+        return self.group.gather(torch.cat([found, missing]))[self.places]
+
+    def to(self, device: torch.device) -> Self:
+        """The same on another device; the host does not wait for it."""
+        return attrs.evolve(self, own=to_device(self.own, device), places=to_device(self.places, device))

@@ -1,0 +1,28 @@
+"""Cases of the checks in `skyrl.config.checks.sequences`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.config.check_cases.settings import CRITIC, MEGATRON, NO_KL
+
+SHARED = {model: f"trainer.{model}.sequence_parallel_size" for model in ("policy", "critic", "ref")}
+PADDED = {"trainer.use_sample_packing": False}
+EAGER = {"trainer.attention": "eager"}
+
+FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "shared_sequences_are_packed": [({**PADDED, **CRITIC, path: 2}, path) for path in SHARED.values()],
+    "shared_sequences_are_attended_to_by_torch": [
+        ({**EAGER, SHARED["policy"]: 2}, SHARED["policy"]),
+        ({"trainer.attention": "flash_attention_2", SHARED["ref"]: 2}, SHARED["ref"]),
+    ],
+}
+
+SILENT: dict[str, dict[str, Any]] = {
+    "shared_sequences_are_packed": {**PADDED, **NO_KL, SHARED["ref"]: 2, SHARED["critic"]: 2},  # neither is there
+    "shared_sequences_are_attended_to_by_torch": {
+        **EAGER,
+        **MEGATRON,
+        SHARED["policy"]: 2,
+    },  # which another check tells
+}
