@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from typing import Any
 
 from attrs import frozen
@@ -32,16 +33,26 @@ class Coverage:
     libraries: list[str]
     """Modules of other projects that the tests import."""
 
+    @cached_property
+    def ran(self) -> set[Line]:
+        """Every line that runs at all."""
+        return self.imported.union(*(ran for _, ran in self.tests.values()))
+
     def at_import(self, mutant: Mutant) -> bool:
         """Whether any of its lines runs before the first test."""
-        return bool(_lines(mutant) & self.imported)
+        return not self.imported.isdisjoint(self._lines(mutant))
+
+    def _lines(self, mutant: Mutant) -> set[Line]:
+        """Its own lines, or else the first one of its statement."""
+        own = {(mutant.file, line) for line in range(mutant.line, mutant.last_line + 1)}
+        return {(mutant.file, mutant.statement)} if own.isdisjoint(self.ran) else own
 
     def of(self, mutant: Mutant, files: Collection[str], first: Sequence[str] = ()) -> dict[str, float]:
         """Tests in these files that run the mutant's lines, with their CPU seconds: those of `first`, then the fastest.
         For lines that run at import, these are the tests that run anything in its module, and after them all others.
         """
         at_import = self.at_import(mutant)
-        lines = _lines(mutant)
+        lines = self._lines(mutant)
         if at_import:
             lines |= {line for _, ran in self.tests.values() for line in ran if line[0] == mutant.file}
         running = {
@@ -58,10 +69,6 @@ class Coverage:
                 break
             chosen[name] = seconds
         return chosen
-
-
-def _lines(mutant: Mutant) -> set[Line]:
-    return {(mutant.file, line) for line in range(mutant.line, mutant.last_line + 1)}
 
 
 def coverage_of(package: str, state: State) -> Coverage:

@@ -41,6 +41,9 @@ class Mutant:
 
     line: int
     last_line: int
+    statement: int
+    """First line of the statement that it is in: lines of a constant of several lines are never noted as run."""
+
     number: int
     """Place among the changes of its module."""
 
@@ -55,7 +58,7 @@ class Mutant:
     def code(self, path: Path) -> CodeType:
         """The module at `path` with this change, compiled."""
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        _, (_, change) = list(_changes(tree))[self.number]
+        *_, (_, change) = list(_changes(tree))[self.number]
         change()
         return compile(ast.fix_missing_locations(tree), str(path), "exec", dont_inherit=True)
 
@@ -65,32 +68,36 @@ def mutants_of(path: Path, name: str) -> list[Mutant]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     found: list[Mutant] = []
     times: Counter[tuple[str, str]] = Counter()
-    for number, ((node, scope), (what, _)) in enumerate(_changes(tree)):
+    for number, (node, scope, statement, (what, _)) in enumerate(_changes(tree)):
         times[scope, what] += 1
         again = f" (#{times[scope, what]})" if times[scope, what] > 1 else ""
-        last = node.end_lineno or node.lineno
-        found.append(Mutant(file=name, scope=scope, line=node.lineno, last_line=last, number=number, what=what + again))
+        lines = {"line": node.lineno, "last_line": node.end_lineno or node.lineno, "statement": statement}
+        found.append(Mutant(file=name, scope=scope, number=number, what=what + again, **lines))
     return found
 
 
-def _changes(tree: ast.Module) -> Iterator[tuple[tuple[Any, str], Change]]:
-    """Each node that can be changed with its scope, and the change. Nothing is changed while they are listed."""
-    for node, scope in _nodes(tree, ""):
+def _changes(tree: ast.Module) -> Iterator[tuple[Any, str, int, Change]]:
+    """Each node that can be changed with its scope, the first line of its statement, and the change. Nothing is changed
+    while they are listed.
+    """
+    for node, scope, statement in _nodes(tree, "", 1):
         for change in _of_node(node):
-            yield (node, scope), change
+            yield node, scope, statement, change
 
 
-def _nodes(node: ast.AST, scope: str) -> Iterator[tuple[ast.AST, str]]:
+def _nodes(node: ast.AST, scope: str, statement: int) -> Iterator[tuple[ast.AST, str, int]]:
     """Depth first, without what only a reader notices."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         scope = f"{scope}.{node.name}".lstrip(".")
+    if isinstance(node, ast.stmt):
+        statement = node.lineno
     for name, value in ast.iter_fields(node):
         if name in {"annotation", "returns", "decorator_list", "type_params"}:
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and not _is_for_readers(child):
-                yield child, scope
-                yield from _nodes(child, scope)
+                yield child, scope, child.lineno if isinstance(child, ast.stmt) else statement
+                yield from _nodes(child, scope, statement)
 
 
 def _is_for_readers(node: ast.AST) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutation.__main__ import judge
+from tests.mutation.coverage import Coverage
 from tests.mutation.forks import in_a_fork, run_tests
 from tests.mutation.journal import ROOT, Journal, Outcome, state_of
 from tests.mutation.mutants import Mutant, mutants_of
@@ -65,6 +66,16 @@ def module(tmp_path: Path) -> Path:
     file = tmp_path / "module.py"
     file.write_text(MODULE, encoding="utf-8")
     return file
+
+
+def test_a_line_that_python_never_reports_is_asked_of_the_tests_that_run_its_statement(tmp_path: Path) -> None:
+    file = tmp_path / "m.py"
+    file.write_text("def f(a):\n    return a in (\n        -1,\n        0,\n    )\n", encoding="utf-8")
+    minus = next(mutant for mutant in mutants_of(file, "m.py") if mutant.what == "-1 -> 1")
+    assert (minus.line, minus.statement) == (3, 2)
+    coverage = Coverage(tests={"t.py::test_f": (0.5, {("m.py", 2)})}, imported={("m.py", 1)}, libraries=[])
+    assert coverage.of(minus, {"t.py"}) == {"t.py::test_f": 0.5}
+    assert not coverage.at_import(minus)
 
 
 def returned(mutant: Mutant, module: Path, number: int, **more: bool) -> int:
