@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 
 import pytest
@@ -54,9 +55,12 @@ async def test_what_a_save_failed_with_is_raised_once(where: str) -> None:
     pending, save, later = PendingSave(), Slow(RunError("the disk is full")), Slow()
     await pending.start(save.run())
     save.may_end.set()
+    second = later.run()
     with pytest.raises(RunError, match="the disk is full"):
-        await (pending.start(later.run()) if where == "at the next save" else pending.finish())
+        await (pending.start(second) if where == "at the next save" else pending.finish())
     assert not later.begun
+    assert inspect.getcoroutinestate(second) == ("CORO_CLOSED" if where == "at the next save" else "CORO_CREATED")
+    second.close()
     await pending.finish()
 
 
