@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from skyrl.errors import ConfigError, UnknownFieldError
-from skyrl.tree import evolve_at, get_at, required
+from skyrl.tree import evolve_at, frozen, get_at, required
 from skyrl.tree.access import default_at
 from tests.tree.trees import Model, Optimizer, Run
 
@@ -43,6 +44,31 @@ def test_a_table_that_is_null_starts_from_its_defaults() -> None:
 def test_a_replaced_value_has_to_fit() -> None:
     with pytest.raises(ConfigError, match="'x' is not a number"):
         evolve_at(Run(), "policy.optimizer.lr", "x")
+
+
+@frozen
+class Range:
+    low: int = 0
+    high: int = 1
+
+    def __attrs_post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"{self.low} is above {self.high}")
+
+
+def test_a_class_that_judges_its_fields_together_judges_a_replaced_one_too() -> None:
+    assert evolve_at(Range(), "low", 1) == Range(low=1)
+    with pytest.raises(ValueError, match="5 is above 1"):
+        evolve_at(Range(), "low", 5)
+
+
+@attrs.frozen
+class Foreign:
+    size: int = attrs.field(default=1, converter=int)
+
+
+def test_a_class_of_attrs_alone_converts_a_replaced_value_as_it_does() -> None:
+    assert evolve_at(Foreign(), "size", "3") == Foreign(size=3)
 
 
 @pytest.mark.parametrize(

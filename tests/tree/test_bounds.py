@@ -17,7 +17,7 @@ from skyrl.tree.origins import Assignment, Origin
 from skyrl.tree.plain import DEEPEST, MOST_VALUES, count_values
 from skyrl.tree.text_files import MOST_BYTES, read_text
 from skyrl.tree.toml_file import MOST_PARTS, read_toml
-from tests.tree.trees import Run
+from tests.tree.trees import Run, arguments
 
 
 def refusal(name: Path | str) -> Problem:
@@ -140,6 +140,13 @@ def test_values_beyond_the_bound_are_refused_as_a_whole(value: Any) -> None:
         built_from({"policy": {"extra": value}})
 
 
+def test_as_many_values_as_the_bound_says_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyrl.tree.builder.MOST_VALUES", 2)
+    assert arguments("seed=1", "name=x").build() == Run(seed=1, name="x")
+    with pytest.raises(ConfigError, match="values in all"):
+        arguments("seed=1", "name=x", "on=false")
+
+
 def test_values_are_counted_at_any_depth_and_no_further_than_the_bound() -> None:
     endless: list[Any] = []
     endless.append(endless)
@@ -174,3 +181,10 @@ def test_digits_of_other_scripts_are_no_numbers(word: str) -> None:
     builder = TreeBuilder(Run())
     builder.assign(Assignment(path=("seed",), value=word, origin=Origin(kind="argument", where="1"), is_text=True))
     assert "is not a whole number" in builder.problems[0].message
+
+
+def test_a_configuration_and_its_fingerprint_are_the_stored_form_with_or_without_more() -> None:
+    stored = {"config": {}, "fingerprint": "abc"}
+    assert files.is_stored_form(stored)
+    assert files.is_stored_form({**stored, "schema_version": 1})
+    assert not files.is_stored_form({"config": {}})

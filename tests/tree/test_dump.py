@@ -197,6 +197,16 @@ def test_only_what_counts_changes_the_fingerprint(changed: Run, is_another: bool
     assert (fingerprint(changed) != fingerprint(Run())) is is_another
 
 
+@frozen
+class Letters:
+    text: str = "Übung"
+
+
+def test_a_fingerprint_is_that_of_the_letters_and_not_of_their_escapes() -> None:
+    text = '{"fields": {"text": "Übung"}, "schema": 1}'
+    assert fingerprint(Letters()) == hashlib.sha256(text.encode()).hexdigest()
+
+
 def test_the_order_of_keys_does_not_change_the_fingerprint() -> None:
     assert fingerprint(Run(options={"a": 1, "b": 2})) == fingerprint(Run(options={"b": 2, "a": 1}))
 

@@ -29,6 +29,13 @@ class Named:
     table: Annotated[Mapping[str, Any], ClassOf("kind", find)] = FrozenDict()
 
 
+@frozen
+class NamedWithDefault:
+    kind: str = "settings"
+    table: Annotated[Mapping[str, Any], ClassOf("kind", find)] = FrozenDict({"rate": 0.25})
+    note: str = ""
+
+
 def words(*given: str) -> TreeBuilder[Named]:
     builder = TreeBuilder(Named())
     builder.assign_all(read_argument(word, number) for number, word in enumerate(given, start=1))
@@ -39,6 +46,13 @@ def test_a_problem_inside_a_named_class_has_the_whole_path() -> None:
     builder = words("kind=settings", "table.rat=1")
     assert only_problem(builder).path == "table.rat"
     assert "table.rate" in builder.broken
+
+
+def test_values_that_a_named_class_has_from_the_table_s_default_are_traced_to_it() -> None:
+    builder = TreeBuilder(NamedWithDefault())
+    builder.assign(read_argument("note=x", 1))
+    assert built(builder).table == Settings(rate=0.25)
+    assert builder.origins["table.rate"][-1].kind == "default"
 
 
 def test_a_table_has_the_same_leaves_whether_its_class_is_known_or_not() -> None:

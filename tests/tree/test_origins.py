@@ -34,6 +34,19 @@ def test_every_key_of_a_table_has_its_own_line(tmp_path: Path) -> None:
     }
 
 
+def test_a_table_that_is_absent_by_default_is_absent_again_once_all_that_was_written_in_it_is_forgotten() -> None:
+    builder = arguments("judge.path=x", "policy.optimizer.lr=1", "~judge.path", "~policy.optimizer")
+    assert builder.build() == Run()
+    assert builder.origins.keys() == {"judge.path", "policy.optimizer"}
+    assert builder.written == ["judge.path", "policy.optimizer.lr", "judge.path", "policy.optimizer"]
+
+
+def test_an_item_of_a_list_in_a_free_form_table_is_traced_at_its_list() -> None:
+    builder = arguments("options.list=[1, 2]", "options.list.0=3")
+    assert builder.build().options == {"list": (3, 2)}
+    assert places(builder, "options.list") == ["argument 1", "argument 2"]
+
+
 def test_a_refused_value_has_no_origin() -> None:
     assert arguments("seed=x").origins == {}
 

@@ -36,6 +36,17 @@ def decay_follows_the_seed(run: Run) -> float:
 RULES = (steps_follow_the_seed, the_judge_is_the_policy, decay_follows_the_seed)
 
 
+@rule(writes="judge.optimizer.decay", reads=("seed",), unset=0.01, placeholder=False, table="judge")
+def the_judge_decays_with_the_seed(run: Run) -> float:
+    """In a table that may be absent."""
+    return run.seed / 100
+
+
+def test_a_rule_of_a_table_that_is_absent_applies_whatever_stands_for_derivation() -> None:
+    assert the_judge_decays_with_the_seed.applies(Run(), ())
+    assert not the_judge_decays_with_the_seed.applies(Run(judge=Model(optimizer=Optimizer(decay=0.5))), ())
+
+
 def the_seed_is_even(run: Run) -> Iterator[Problem]:
     """Example of a check."""
     if run.seed % 2:

@@ -243,3 +243,10 @@ def test_what_a_type_is_can_be_asked() -> None:
     assert is_mapping(Mapping[str, Any] | None)
     assert is_mapping(dict)
     assert not is_mapping(str | None)
+
+
+def test_a_text_that_looks_like_a_key_is_not_shown() -> None:
+    key = "hf_" + "a" * 34
+    assert key not in shown(key)
+    assert key not in shown({"name": [key]})
+    assert shown("a name") == "'a name'"
