@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# Under nohup or behind `&`, these are ignored, and the runs that tests start would ignore them, too.
+# `nohup pytest` and `pytest &` start with these signals ignored, and every run that a test starts inherits that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
