@@ -11,15 +11,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).parents[1] / "examples"))
-
-from tiny_chat import byte_tokenizer
 
 from skyrl.chats.masks import ChatMasks
 from skyrl.models.chat_templates import BUILT_IN
+from skyrl.starter.tiny_chat import byte_tokenizer
 
 TURNS = (50, 100)
 PARTS = 10

@@ -17,7 +17,6 @@ import asyncio
 import json
 import os
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -27,15 +26,13 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-sys.path.append(str(Path(__file__).parents[1] / "examples"))
-
 import torch
-from tiny_chat import byte_tokenizer, save
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from skyrl.config import SFTConfig, compose
 from skyrl.experiments.sft import SFTExp
+from skyrl.starter.tiny_chat import byte_tokenizer, save
 from skyrl.tracking.tracker import LastMetrics, Trackers
 
 STEPS, BATCH, LR = 4, 32, 1e-3

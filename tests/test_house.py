@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MODULES = sorted((ROOT / "skyrl").rglob("*.py"))
+TEMPLATES = ROOT / "skyrl" / "starter" / "templates"  # files that `skyrl init` copies
+MODULES = sorted(file for file in (ROOT / "skyrl").rglob("*.py") if TEMPLATES not in file.parents)
 TESTS = [ROOT / "conftest.py", *(ROOT / "tests").rglob("*.py"), *(ROOT / "property_tests").rglob("*.py")]
 
 SAYS_NOTHING = {"base", "common", "core", "helper", "helpers", "misc", "util", "utils"}

@@ -8,13 +8,11 @@ Nothing is downloaded and no GPU is needed.
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))  # where tiny_chat.py is
-
 from guess_env import hint
-from tiny_chat import byte_tokenizer, make_once, save, seeded, small_qwen2, train, warm_start, write_rows
+
+from skyrl.starter.tiny_chat import byte_tokenizer, make_once, save, seeded, small_qwen2, train, warm_start, write_rows
 
 BASE = Path("runs/multi-turn-base")
 CONFIG = Path(__file__).with_name("grpo.toml")

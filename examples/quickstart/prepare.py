@@ -13,7 +13,6 @@ import json
 import os
 import random
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,15 +20,14 @@ from typing import Any
 
 # Threads of torch that wait for each other by spinning bring a shared machine to a stop. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-sys.path.append(str(Path(__file__).parents[1]))  # where tiny_chat.py is
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from reward import sorted_exactly
-from tiny_chat import Conversation, byte_tokenizer, small_qwen2, warm_start
 from transformers import AutoTokenizer
 from transformers.utils import logging
+
+from skyrl.starter.tiny_chat import Conversation, byte_tokenizer, small_qwen2, warm_start
 
 RECIPE = 1
 """Raised whenever this script would make something else from the same seed; a folder made by another one is refused."""

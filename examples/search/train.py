@@ -15,11 +15,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))  # where tiny_chat.py is
-
-from tiny_chat import Conversation, byte_tokenizer, make_once, save, seeded, small_qwen2, train, warm_start, write_rows
-
 from skyrl.envs.search import documents
+from skyrl.starter.tiny_chat import (
+    Conversation,
+    byte_tokenizer,
+    make_once,
+    save,
+    seeded,
+    small_qwen2,
+    train,
+    warm_start,
+    write_rows,
+)
 
 BASE = Path("runs/search-base")
 CONFIG = Path(__file__).with_name("grpo.toml")

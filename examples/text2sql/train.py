@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import random
 import sqlite3
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))  # where tiny_chat.py is
-
-from tiny_chat import Conversation, byte_tokenizer, make_once, save, seeded, small_qwen2, train, warm_start, write_rows
-
 from skyrl.envs.text2sql import shown
+from skyrl.starter.tiny_chat import (
+    Conversation,
+    byte_tokenizer,
+    make_once,
+    save,
+    seeded,
+    small_qwen2,
+    train,
+    warm_start,
+    write_rows,
+)
 
 BASE = Path("runs/text2sql-base")
 CONFIG = Path(__file__).with_name("grpo.toml")

@@ -25,6 +25,7 @@ from skyrl.cli.data import data
 from skyrl.cli.evaluate import evaluate, generate
 from skyrl.cli.export import export
 from skyrl.cli.extras import missing_package
+from skyrl.cli.init import init
 from skyrl.cli.options import Commands
 from skyrl.cli.plan import plan
 from skyrl.cli.replay import bisect, replay
@@ -123,6 +124,7 @@ def completion(shell: str) -> None:
     click.echo(script(cli, shell))
 
 
+cli.add_command(init)
 cli.add_command(ckpt)
 cli.add_command(plan)
 cli.add_command(view)

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from skyrl.config import compose
+from skyrl.starter import tiny_chat
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 
@@ -25,7 +26,6 @@ def prepare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """The script, whose warm start leaves its folder in place."""
     monkeypatch.syspath_prepend(str(QUICKSTART))
     import prepare
-    import tiny_chat
 
     @contextmanager
     def kept() -> Iterator[str]:
@@ -111,7 +111,6 @@ def test_every_step_of_the_whole_warm_start_is_one_of_a_plain_loop(
     prepare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They meet every 30 steps: rounding that differs by 1e-7 in the first step is 1e-5 after a hundred."""
-    import tiny_chat
 
     def kept(files: Any, values: dict[str, Any], root: Any) -> Any:
         return compose(files, {**values, "ckpt_interval": 30}, root)

@@ -1,6 +1,5 @@
-"""What the models of the examples are made of: a tokenizer of bytes, a Qwen2 in miniature, and a warm start.
-
-No example is run from here: see quickstart, multi_turn, search and text2sql beside this file.
+"""Makes small models from nothing, for examples and for new tasks: a tokenizer of bytes, a Qwen2 in miniature, and a
+supervised warm start.
 """
 
 from __future__ import annotations
@@ -117,12 +116,12 @@ def warm_start(
 
 
 def write_rows(path: Path, rows: Iterable[object]) -> None:
-    """As JSONL."""
+    """Write rows as JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """As transformers loads them."""
+    """Write a model and its tokenizer into a folder, as transformers loads them."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -1,0 +1,48 @@
+"""`skyrl init`: a folder with a task that trains at once, to be replaced piece by piece by one's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from skyrl.errors import UserError
+from skyrl.starter.template_files import TEMPLATES, write_template
+
+
+@click.command()
+@click.argument("name", type=click.Path(path_type=Path))
+@click.option(
+    "--template", type=click.Choice(list(TEMPLATES)), default="reward", show_default=True, help="The kind of task."
+)
+@click.option("--no-model", is_flag=True, help="Write the files alone, without the small model and its data.")
+def init(name: Path, template: str, no_model: bool) -> None:
+    """Make the folder NAME with a task of your own, from a template.
+
+    The task has a small model and data, which are made here, so that `skyrl run run.toml` trains at once on a CPU.
+    """
+    written = write_template(template, name)
+    click.echo(f"{name}: {', '.join(written)} ({TEMPLATES[template]})")
+    has_packages = (
+        importlib.util.find_spec("torch") is not None and importlib.util.find_spec("transformers") is not None
+    )
+    steps = [f"cd {name}"]
+    if no_model:
+        steps += ["python prepare.py        # a small model and data; or put your own in run.toml"]
+    elif not has_packages:
+        steps += ["pip install 'skyrl[train]'", "python prepare.py"]
+    else:
+        _prepare(name)
+    click.echo("\n".join(["Next:", *(f"  {step}" for step in [*steps, "skyrl run run.toml"])]))
+
+
+def _prepare(folder: Path) -> None:
+    """Run the template's own script, as its user would."""
+    click.echo("Making a small model and its data ...")
+    done = subprocess.run([sys.executable, "prepare.py"], cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise UserError(f"the files are in {folder}, but python prepare.py failed there: {reason[0]}")
