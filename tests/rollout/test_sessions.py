@@ -113,6 +113,27 @@ def test_a_group_that_is_given_up_waits_for_no_environment_that_is_beginning() -
     assert run_in_virtual_time(given_up()) == 1.0
 
 
+def test_a_group_that_is_given_up_ends_after_the_environments_that_were_beginning() -> None:
+    class Lingers(World):
+        async def call(self, who: str, function: Callable[..., Any], *args: object) -> tuple[Any, float]:
+            try:
+                return await super().call(who, function, *args)
+            finally:
+                await asyncio.sleep(5.0)
+                self.seen.append("gone")
+
+    world = Lingers(begins=[1000.0])
+
+    async def given_up() -> list[str]:
+        group = asyncio.ensure_future(world.session(together=1).group(prompt("a"), weight_version=0))
+        await asyncio.sleep(1.0)
+        group.cancel()
+        await asyncio.wait([group])
+        return list(world.seen)
+
+    assert run_in_virtual_time(given_up()) == ["gone"]
+
+
 def test_an_engine_that_fails_is_what_is_raised_while_another_environment_is_beginning() -> None:
     with pytest.raises(RunError, match="the engine is gone"):
         run_in_virtual_time(
