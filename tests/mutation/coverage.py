@@ -16,7 +16,7 @@ from tests.mutation.journal import FOUND, ROOT, State
 from tests.mutation.lines import Line, gather
 from tests.mutation.mutants import Mutant
 
-PATIENCE = 30.0
+PATIENCE = 15.0
 """CPU seconds of tests that are run for one mutant: the fastest that run its line, and at least one."""
 
 
