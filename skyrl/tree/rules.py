@@ -36,15 +36,15 @@ class Rule(Generic[T]):
 
     compute: Callable[[T], Any]
 
-    table: str = ""
+    table: str
     """Optional table that the path is in, where it is in one. The rule applies where that table is absent or was
     written leaf by leaf; one that was given whole, as an instance, stands as it is."""
 
-    given: str = ""
+    given: str
     """Path without which the rule does not apply: it has to be written, or in a bare tree to differ from what another
     rule would derive for it."""
 
-    asks_machine: bool = False
+    asks_machine: bool
     """Whether the value depends on the machine too, so that a stored tree keeps it."""
 
     @property

@@ -7,13 +7,13 @@ import inspect
 import pickle
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import attrs
 import pytest
 
-from skyrl.errors import ConfigError
+from skyrl.errors import ConfigError, Problem
 from skyrl.tree import FREE, IDENTITY, FrozenDict, evolve_at, field, frozen
 from skyrl.tree.classes import (
     class_name,
@@ -100,6 +100,25 @@ def test_an_unknown_name_is_a_type_error_as_for_any_function() -> None:
     make: Callable[..., Any] = Optimizer
     with pytest.raises(TypeError, match="rate  no such field"):
         make(rate=1.0)
+
+
+@frozen
+class Range:
+    low: int = 0
+    high: int = 1
+
+    def own_problems(self) -> Iterator[Problem]:
+        if self.low > self.high:
+            yield Problem(path="low", message=f"{self.low} is above {self.high}")
+
+
+def test_a_class_is_asked_about_its_fields_together_once_each_of_them_fits() -> None:
+    assert Range(low=1).low == 1
+    with pytest.raises(ConfigError, match="5 is above 1"):
+        Range(low=5)
+    with pytest.raises(ConfigError, match="'x' is not a whole number") as caught:
+        Range(low=5, high="x")  # type: ignore[arg-type]  # refused
+    assert "above" not in str(caught.value)
 
 
 def test_a_notebook_is_shown_the_fields_and_their_defaults() -> None:

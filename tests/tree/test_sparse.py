@@ -12,6 +12,7 @@ from skyrl.tree.dump import flatten
 from skyrl.tree.freeform import append, forget
 from skyrl.tree.rules import derive, derived_paths
 from skyrl.tree.sparse import as_toml_has_it, sparse
+from tests.tree.test_named_classes import Named
 from tests.tree.test_rules import RULES
 from tests.tree.trees import Model, Optimizer, Run
 
@@ -42,6 +43,12 @@ def test_differences_are_from_the_instance_that_is_given() -> None:
         "seed": 42,
         "policy": {"path": "b"},
     }
+
+
+def test_toml_has_a_word_for_null_at_any_depth_of_a_table_whose_class_is_named() -> None:
+    assert as_toml_has_it({"table": {"more": [None, {"a": None}, 1]}}, Named) == {
+        "table": {"more": ["none", {"a": "none"}, 1]},
+    }  # fmt: skip
 
 
 def test_toml_has_a_word_for_null_where_the_field_may_be_null_and_has_no_such_word_itself() -> None:

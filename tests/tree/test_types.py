@@ -5,14 +5,16 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, NewType, Optional, Union
+from typing import Annotated, Any, Literal, NewType, Optional, Union, cast
 
 import pytest
 
 from skyrl.tree import FrozenDict, frozen
-from skyrl.tree.plain import DEEPEST, TypeMismatch, shown
+from skyrl.tree.plain import DEEPEST, TypeMismatch, plain, shown
 from skyrl.tree.types import coerce_exact, config_class, describe, is_mapping, is_optional
+from skyrl.tree.units import GIGABYTES, SECONDS, Unit
 
 Tokens = NewType("Tokens", int)
 
@@ -243,6 +245,36 @@ def test_what_a_type_is_can_be_asked() -> None:
     assert is_mapping(Mapping[str, Any] | None)
     assert is_mapping(dict)
     assert not is_mapping(str | None)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        reduce(lambda inner, _: {"a": inner}, range(51), cast(Any, 1)),
+        reduce(lambda inner, _: [inner], range(51), cast(Any, 1)),
+        {1: 2},
+        {"\ud800": 1},  # half a character
+    ],
+    ids=["tables", "lists", "a number for a key", "no Unicode"],
+)
+def test_plain_data_has_fifty_levels_at_most_and_texts_for_keys(value: Any) -> None:
+    with pytest.raises(TypeMismatch):
+        plain(value)
+
+
+@pytest.mark.parametrize(
+    ("unit", "text", "number"),
+    [
+        (GIGABYTES, "3GB", 3.0), (GIGABYTES, "3TB", 3000.0), (GIGABYTES, "3B", 3e-9), (GIGABYTES, "3KB", 3e-6),
+        (GIGABYTES, "3MB", 0.003),
+        (GIGABYTES, "3KiB", 3.072e-6), (GIGABYTES, "3MiB", 0.003145728), (GIGABYTES, "3GiB", 3.221225472),
+        (GIGABYTES, "3TiB", 3298.534883328),
+        (SECONDS, "3ms", 0.003), (SECONDS, "3s", 3.0), (SECONDS, "3m", 180.0), (SECONDS, "3min", 180.0),
+        (SECONDS, "3h", 10800.0), (SECONDS, "3d", 259200.0),
+    ],
+)  # fmt: skip
+def test_each_unit_is_so_many_of_the_field_s_own(unit: Unit, text: str, number: float) -> None:
+    assert unit.read(text) == number
 
 
 def test_a_text_that_looks_like_a_key_is_not_shown() -> None:
