@@ -17,6 +17,7 @@ from skyrl.interop.areal_keys_2026 import KEYS_2026, LORA_KEYS
 from skyrl.interop.areal_objective import OBJECTIVE_KEYS, estimator, has_critic, objective
 from skyrl.interop.areal_settings import Tables, apply, convert_setting
 from skyrl.interop.areal_supervised import convert_supervised, is_preference, is_supervised
+from skyrl.interop.areal_trackers import tracker
 from skyrl.interop.areal_values import ALGORITHM, Becomes, kl, number
 from skyrl.interop.environment import Read, read_environment
 from skyrl.interop.report import Conversion
@@ -128,7 +129,7 @@ def _of_several(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | No
         return kl(value, values.get("actor.kl_estimator", "k1"))
     if key in _STALENESS and "async_training" not in values:
         return _staleness(value)
-    return objective(key, value, values) if key in OBJECTIVE_KEYS else None
+    return objective(key, value, values) if key in OBJECTIVE_KEYS else tracker(key, value, values, "trainer.")
 
 
 def _complete(writing: Writing, values: Mapping[str, Any]) -> None:

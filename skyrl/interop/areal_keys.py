@@ -28,7 +28,6 @@ from skyrl.interop.areal_values import (
     overlong,
     recovery,
     top_k,
-    wandb,
     whole_prefill,
 )
 
@@ -233,10 +232,6 @@ KEYS: dict[str, Entry] = {
     "recover.retries": goes_to("trainer.recover_retries"),
     "recover_retries": goes_to("trainer.recover_retries"),
     "recover_after": later("a wait before a failed run begins again"),
-    "stats_logger.wandb.mode": wandb,
-    "wandb.mode": wandb,
-    "*wandb.*": later("settings of W&B beyond project and run"),
-    "tensorboard.path": later("a folder of TensorBoard's own"),
     # machines
     "cluster.cluster_name": not_there("it names no machine"),
     "scheduler.*": not_there("AReaL reads it nowhere"),

@@ -18,7 +18,6 @@ _LORA = "trainer.policy.model.lora."
 _PLACES = "how AReaL starts its processes on hosts; here: trainer.placement"
 _ADAPTERS = "the engines get the weights that the adapter is merged into"
 _TRACES = "traces and profiles of AReaL's"
-_TRACKERS = "settings of trackers beyond project and run"
 _SERVICE = "AReaL's rollout services and agents of other programs"
 _VLLM = ENGINE + "engine_init_kwargs."
 
@@ -99,9 +98,7 @@ KEYS_2026: dict[str, Entry] = {
     "rollout.agent.*": later(_SERVICE),
     "rollout._version": later(_SERVICE, "v1"),
     "rollout.admin_api_key": later(_SERVICE),
-    "stats_logger.swanlab.*": later(_TRACKERS, "disabled"),
-    "stats_logger.tensorboard.*": later(_TRACKERS),
-    "stats_logger.trackio.*": later(_TRACKERS, "disabled"),
+    "stats_logger.trackio.*": later("Trackio as a tracker", "disabled"),
     "actor.archon.*": later("options of Archon, AReaL's engine on FSDP2"),
     "actor.megatron.*": later("options of Megatron"),
 }  # fmt: skip

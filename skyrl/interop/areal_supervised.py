@@ -12,6 +12,7 @@ from skyrl.config import RewardModelConfig, SFTConfig
 from skyrl.interop.areal_allocation import read_training
 from skyrl.interop.areal_settings import Tables, apply, convert_setting
 from skyrl.interop.areal_supervised_keys import COPIES, INTERVALS, KEYS
+from skyrl.interop.areal_trackers import tracker
 from skyrl.interop.areal_values import Becomes
 from skyrl.interop.report import Conversion
 from skyrl.interop.writing import Writing
@@ -67,6 +68,8 @@ def _converted(values: Mapping[str, Any], copies: Mapping[str, str], where: str)
             apply(writing, key, value, _critic(is_reward, value))
         elif key.startswith("evaluator.freq_") and values.get("valid_dataset.path") is None:
             apply(writing, key, value, Becomes(needless="there is no valid_dataset"))
+        elif (become := tracker(key, value, values, "")) is not None:
+            apply(writing, key, value, become)
         else:
             convert_setting(writing, _TABLES, key, value, values, copies.get(key, ""))
     writing.write("device", "device", "cuda")

@@ -16,7 +16,6 @@ from skyrl.interop.areal_values import (
 
 _OF_EVERY_KIND = ("*.", "perf_tracer", "memory_profiler", "enable_offload")
 _ENGINES = "nothing is generated"
-_TRACKERS = "trackers beside the console in supervised runs"
 
 INTERVALS = {
     "saver.freq_": "hf_save_interval",
@@ -81,9 +80,7 @@ KEYS: dict[str, Entry] = {
     # keeping and watching
     "recover.mode": recovery("recover_mode"),
     "recover.retries": goes_to("recover_retries"),
-    "stats_logger.wandb.mode": only("disabled", None, does="metrics are in the run's folder", otherwise=_TRACKERS),
-    "stats_logger.swanlab.mode": only("disabled", None, does="metrics are in the run's folder", otherwise=_TRACKERS),
-    "stats_logger.*": later(_TRACKERS, "", "train"),
+    "stats_logger.trackio.*": later("Trackio as a tracker", "disabled"),
     # machines
     "cluster.n_*": later("a cluster without allocation_mode: see placement"),
     "cluster.cluster_name": not_there("it names no machine"),

@@ -135,11 +135,6 @@ def _recovery(value: object, path: str) -> Becomes:
     return Becomes(writes={path: modes[value]})
 
 
-def wandb(value: object) -> Becomes:
-    """The only tracker that its examples name."""
-    return Becomes(writes={"trainer.logger": "wandb" if value == "online" else "console"})
-
-
 def batch_of_one_source(path: str) -> Callable[[Any], Becomes]:
     """One path, where we take a list of them."""
     return lambda value: Becomes(writes={path: value if isinstance(value, list) else [value]})

@@ -38,13 +38,6 @@ def _strategy(value: object) -> Becomes:
     return Becomes(not_yet=_MEGATRON) if value == "megatron" else Becomes(writes={"strategy": value})
 
 
-def _trackers(value: object) -> Becomes:
-    names = value if isinstance(value, list) else [value]
-    if names == ["console"]:
-        return Becomes(writes={"logger": "console"})
-    return Becomes(not_yet="trackers beside the console in supervised runs; metrics are in the run's folder")
-
-
 _KEYS: dict[str, Entry] = {
     "strategy": _strategy,
     "sequence_parallel_size": only(1, does="each GPU has whole sequences", otherwise="sequence parallelism"),
@@ -54,8 +47,8 @@ _KEYS: dict[str, Entry] = {
     "torch_profiler_config.enable": later("traces by torch.profiler", False),
     "pretokenized_dataset_paths": later(_PRETOKENIZED, []),
     "eval_pretokenized_dataset_paths": later(_PRETOKENIZED, []),
-    "logger": _trackers,
-    "tags": later("tags for trackers", []),
+    "logger": goes_to("logger"),
+    "tags": goes_to("trackers.tags"),
     "ckpt_path": _folder("ckpt_path"),
     "export_path": _folder("export_path"),
     "resume_from": lambda value: Becomes(writes={"resume_from": value or ""}),

@@ -72,7 +72,6 @@ def test_the_type_of_the_rows_or_the_value_head_says_which_kind_it_is(keys: dict
         (SFT, "allocation_mode", "sglang:d4+fsdp:d4", "not yet", "this form"),
         (SFT, "cluster.n_nodes", 2, "not yet", "a cluster without allocation_mode"),
         (SFT, "sglang.context_length", 32768, "needless", "nothing is generated"),
-        (SFT, "stats_logger.wandb.mode", "online", "not yet", "trackers beside the console"),
         (SFT, "train_dataset.drop_last", False, "not yet", "a last batch that is smaller"),
         (SFT, "valid_dataset.max_length", 99, "not yet", "a longest row for evaluation alone"),
         (SFT, "model.optimizr.lr", 1e-5, "refused", "did you mean model.optimizer.lr?"),

@@ -45,7 +45,6 @@ def test_the_published_scripts_lose_only_what_is_not_implemented() -> None:
     assert Counter(line.why.partition(";")[0] for line in lines if line.is_refused) == {
         "Megatron learners": 8,
         "benchmarks on rows that are made up": 4,
-        "trackers beside the console in supervised runs": 4,
     }
 
 

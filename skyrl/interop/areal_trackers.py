@@ -1,0 +1,97 @@
+"""AReaL's `stats_logger` as our trackers: what its services are asked for decides `logger` together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl.interop.areal_values import Becomes
+
+_PLACES = ("stats_logger.", "")
+"""Where the tables of the services stand; AReaL's older system has them at the top."""
+
+_ONLINE = {"wandb": {"online": "online", "shared": "online"}, "swanlab": {"cloud": "online"}}
+_OFFLINE = "offline"
+_ONE_WRITER = "one process writes to W&B here, so that nothing is shared"
+
+
+def tracker(key: str, value: object, values: Mapping[str, Any], ours: str) -> Becomes | None:
+    """The conversion of a setting of W&B, SwanLab or TensorBoard; None for any other setting.
+
+    `ours` is the table in which `logger` stands, with a dot at its end; empty: the top.
+    """
+    place = next((place for place in _PLACES if key.startswith(place)), "")
+    service, _, name = key.removeprefix(place).partition(".")
+    if service not in ("wandb", "swanlab", "tensorboard") or not name:
+        return None
+    asked = _asked(place, values)
+    if (service, name) in (("wandb", "mode"), ("swanlab", "mode"), ("tensorboard", "path")):
+        return _choice(service, value, asked, ours)
+    if service not in asked:
+        return Becomes(needless=f"{service} is not asked for")
+    return _setting(service, name, value, values, ours)
+
+
+def _asked(place: str, values: Mapping[str, Any]) -> list[str]:
+    """The services that the file turns on."""
+    modes = {service: values.get(f"{place}{service}.mode") for service in _ONLINE}
+    asked = [service for service, mode in modes.items() if mode == _OFFLINE or mode in _ONLINE[service]]
+    return asked + ["tensorboard"] * bool(values.get(f"{place}tensorboard.path"))
+
+
+def _choice(service: str, value: object, asked: list[str], ours: str) -> Becomes:
+    """A mode, or TensorBoard's folder: it turns the service on or off."""
+    if service == "swanlab" and service not in asked and value not in (None, "disabled"):
+        return Becomes(not_yet=f"SwanLab's mode {value!r}; offline keeps its files")
+    if service not in asked:
+        return Becomes(needless="it is not asked for") if asked or not ours or service != "wandb" else _console(ours)
+    writes: dict[str, Any] = {f"{ours}logger": ["console", *asked]}
+    if service == "tensorboard":
+        return Becomes(writes=writes | {f"{ours}trackers.tensorboard.path": value})
+    mode = _ONLINE[service].get(str(value), _OFFLINE)
+    note = _ONE_WRITER if value == "shared" else ""
+    return Becomes(writes=writes | {f"{ours}trackers.{service}.mode": mode}, note=note)
+
+
+def _console(ours: str) -> Becomes:
+    """The default is W&B where it can be had."""
+    return Becomes(writes={f"{ours}logger": "console"})
+
+
+def _setting(service: str, name: str, value: object, values: Mapping[str, Any], ours: str) -> Becomes:
+    """A setting of a service that is on."""
+    if value in (None, "", [], {}):
+        return Becomes(needless="asks for nothing")
+    if name in _NAMES:
+        theirs, path = _NAMES[name]
+        return _name(value, values.get(theirs), f"{ours}{path}")
+    if name in ("wandb_api_key", "api_key"):
+        return Becomes(refused=f"a stored configuration holds no keys: set the variable {service.upper()}_API_KEY")
+    if name == "id_suffix":
+        return Becomes(needless="the id of a run is kept in its folder (another: trackers.wandb.id)")
+    setting = _SETTINGS.get((service, name))
+    if setting is None:
+        return Becomes(not_yet="settings of trackers other than docs/tracking.md has")
+    return Becomes(writes={f"{ours}trackers.{setting}": value})
+
+
+def _name(value: object, of_all: object, path: str) -> Becomes:
+    """A name that one service alone has there; here one is for all."""
+    if of_all in (None, "", value):
+        return Becomes(writes={path: value})
+    return Becomes(not_yet=f"a name for one tracker alone: {path} = {of_all!r} is for all")
+
+
+_NAMES = {"project": ("experiment_name", "project_name"), "name": ("trial_name", "run_name")}
+"""Setting of a service -> the one that it replaces, and ours."""
+
+_SETTINGS = {
+    ("wandb", "entity"): "wandb.entity",
+    ("wandb", "wandb_base_url"): "wandb.base_url",
+    ("wandb", "job_type"): "job_type",
+    ("wandb", "group"): "group",
+    ("wandb", "notes"): "notes",
+    ("wandb", "tags"): "tags",
+    ("swanlab", "logdir"): "swanlab.path",
+}
+"""(service, setting) -> ours below `trackers`."""
