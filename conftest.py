@@ -88,7 +88,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says what depends on the machine: which sandbox tiers and which kind of full disk were tested, and what lacks."""
+    """Says what depends on the machine: sandbox tiers, full disks and cut networks that were tested, and what lacks."""
     reports = [report for name in ("passed", "failed") for report in terminalreporter.stats.get(name, [])]
     if terminalreporter.config.getoption("--record-guarantees"):
         _record_guarantees(terminalreporter)
@@ -109,7 +109,7 @@ def _record_guarantees(reporter: pytest.TerminalReporter) -> None:
     guarantees.record(nodes["passed"], nodes["failed"] + nodes["error"], f"{datetime.now(UTC):%Y-%m-%d}")
 
 
-MACHINE = {"sandbox tier", "full disk"}
+MACHINE = {"sandbox tier", "full disk", "network cut"}
 """Properties of tests that the summary counts."""
 
 

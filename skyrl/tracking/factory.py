@@ -7,7 +7,9 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from skyrl.config import TrainerConfig
+import attrs
+
+from skyrl.config import TrackersConfig, TrainerConfig
 from skyrl.config.trackers import TRACKERS
 from skyrl.errors import ConfigError, Problem
 from skyrl.processes.redaction import redacted
@@ -56,9 +58,24 @@ def service_run(trainer: TrainerConfig, name: str, folder: Path, *, first_step: 
         name=redacted(trainer.run_name),
         folder=folder,
         evaluations=_absolute(trainer.export_path) / "dumped_evals",
-        settings=trainer.trackers,
+        settings=_without_secrets(trainer.trackers),
         first_step=first_step,
     )
+
+
+def _without_secrets(settings: TrackersConfig) -> TrackersConfig:
+    """The settings with secrets masked in the texts that services show. Addresses stay: services are called by them."""
+    return attrs.evolve(
+        settings,
+        tags=tuple(map(redacted, settings.tags)),
+        notes=_redacted(settings.notes),
+        group=_redacted(settings.group),
+        job_type=_redacted(settings.job_type),
+    )
+
+
+def _redacted(text: str | None) -> str | None:
+    return None if text is None else redacted(text)
 
 
 def _made(name: str, run: TrackedRun) -> Tracker:

@@ -33,6 +33,9 @@ QUIET = {
 }
 """Variables by which the services' packages report about themselves to nobody."""
 
+IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
+"""Variables by which a package reports a failure soon, unless they are set: `follower.py` tries again, and longer."""
+
 
 def follow(run: ServiceRun, *, wait: bool) -> int:
     """Deliver steps as they are written, until the input ends; then everything. `wait` for another process that feeds
@@ -75,7 +78,7 @@ def _locked(run: ServiceRun, *, wait: bool) -> Iterator[bool]:
 
 def main() -> int:
     """Read the run from the input, and follow it. `--replay` says that it is over."""
-    os.environ.update(QUIET)
+    os.environ.update({**QUIET, **{name: value for name, value in IMPATIENT.items() if name not in os.environ}})
     run = ServiceRun.of_line(sys.stdin.buffer.readline())
     sys.stdout, sys.stderr = (cast(TextIO, RedactedStream(stream)) for stream in (sys.stdout, sys.stderr))
     return follow(run, wait="--replay" not in sys.argv)

@@ -67,15 +67,23 @@ class Follower:
         """Wait until the service has everything, at most for `finish_seconds`."""
         self._end.set()
         self._step.set()
+        was_sending = False
         if self._last is not None:
             self._thread.join(self._run.settings.finish_seconds)
+            was_sending = self._thread.is_alive()
             self._is_over.set()
             self._kill()
         if missing := self.steps_behind:
-            self._say(
-                f"warning: {self.name} lacks the last {missing} steps of this run; deliver them with "
-                f"`skyrl track {self._run.folder} --to {self.name}` (details: {self._log})"
-            )
+            self._say_how_to_deliver(f"lacks the last {missing} steps of this run")
+        elif was_sending:
+            waited = f"trackers.finish_seconds = {self._run.settings.finish_seconds:g}"
+            self._say_how_to_deliver(f"was still sending after {waited}, and may lack steps of this run")
+
+    def _say_how_to_deliver(self, lack: str) -> None:
+        self._say(
+            f"warning: {self.name} {lack}; deliver them with `skyrl track {self._run.folder} --to {self.name}` "
+            f"(details: {self._log})"
+        )
 
     def _look_after(self) -> None:
         """Keep the process going until the run ends, with pauses where the service fails."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,14 +26,14 @@ class SwanLabRun:
         shared, own = run.settings, run.settings.swanlab
         mode = own.mode or os.environ.get("SWANLAB_MODE") or "online"
         self._is_offline = mode == "offline"
-        known = resumable(known, run.first_step) if self._is_offline else known
+        known = resumable(known, run.first_step if self._is_offline else None)  # online, it leaves out what it has
         known = attrs.evolve(known, id=own.id or known.id or secrets.token_hex(8))
         folder = Path(own.path or run.folder / "swanlog").expanduser().absolute()
         folder.mkdir(parents=True, exist_ok=True)
         self._swanlab = swanlab
         self._run = swanlab.init(
             workspace=own.workspace,
-            project=run.project,
+            project=re.sub(r"[^0-9a-zA-Z_\-+.]", "_", run.project)[:100],  # what SwanLab takes
             name=run.name,
             id=known.id,
             resume="allow",
@@ -44,7 +45,7 @@ class SwanLabRun:
             log_dir=str(folder),
             settings=_settings(swanlab),
         )
-        self.known = opened(known, str(self._run.dir)) if self._is_offline else known
+        self.known = opened(known, str(self._run.dir))
 
     @classmethod
     def of_run(cls, run: ServiceRun, known: Known) -> Self:
@@ -66,8 +67,7 @@ class SwanLabRun:
 
     def close(self) -> None:
         self._run.finish()
-        if self._is_offline:
-            self.known = closed(self.known)
+        self.known = closed(self.known)
 
 
 def _settings(swanlab: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Any, Self
@@ -29,7 +30,7 @@ class WandbRun:
         known = resumable(known, run.first_step) if self._is_offline else known
         self._run = wandb.init(
             entity=own.entity,
-            project=run.project,
+            project=re.sub(r"[/\\#?%:]", "_", run.project)[:128],  # what W&B takes in names of projects
             name=run.name,
             id=own.id or known.id or secrets.token_hex(4),
             resume="allow",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 from tests.experiments.phases import Fault, command
-from tests.nano_run import overrides
+from tests.nano_run import as_words, overrides
 
 _context: ForkServerContext = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -46,11 +45,14 @@ class RunSession:
         out: Path,
         fault: Fault | None = None,
         environ: Mapping[str, str] = {},
+        files: Sequence[str] = (),
     ) -> None:
-        """`values` are dotted paths of any kind of run, and what stands there; `environ` are further variables."""
+        """`values` are dotted paths of any kind of run, and what stands there, on top of `files`; `environ` are further
+        variables.
+        """
         out.mkdir(parents=True, exist_ok=True)
         self.out = out
-        words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
+        words = [*files, *as_words(values)]
         environment = {**environ, **(fault.in_environment() if fault else {})}
         self.process: ForkServerProcess = _context.Process(target=command, args=(words, environment, out))
         self.process.start()

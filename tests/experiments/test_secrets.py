@@ -95,6 +95,12 @@ FORMS_IN_TEXTS = [
 
 CANARIES = [f"canary{number:02}" for number in range(1, 101)]
 
+TRACKED: dict[str, Any] = {
+    "trainer__logger": ["console", "tensorboard", "wandb"],
+    "trainer__trackers": {"tags": ["env:PROJECT_KEY"], "notes": "env:RUN_SECRET", "wandb": {"mode": "offline"}},
+}
+"""Trackers whose packages fit beside the others; the others are in `test_trackers_elsewhere.py`."""
+
 
 def written(folder: Path) -> Iterator[tuple[Path, bytes]]:
     for file in folder.rglob("*"):
@@ -135,7 +141,8 @@ def said_by(words: list[str], out: Path, *verbs: str, exit_code: int = 0) -> str
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_hundred_secrets_are_nowhere_in_what_a_run_leaves(nano: Path, tmp_path: Path, broken: bool) -> None:
-    said = run(nano, tmp_path / "out", broken=broken)
+    tracked: dict[str, Any] = {} if broken else TRACKED
+    said = run(nano, tmp_path / "out", broken=broken, **tracked)
     assert "all that is there" in said and said.count("***") > 20
     assert ("401 for https://***@127.0.0.1/judge" in said) == broken
     for file, content in written(tmp_path / "out"):
@@ -143,6 +150,8 @@ def test_a_hundred_secrets_are_nowhere_in_what_a_run_leaves(nano: Path, tmp_path
     if not broken:
         recorded = next((tmp_path / "out" / "run" / "recording").glob("*.jsonl")).read_text(encoding="utf-8")
         assert "use *** and ghp_***" in recorded
+        for kept in ("tensorboard/events.out.*", "wandb/offline-run-*/run-*.wandb", "trackers/*.json"):
+            assert list((tmp_path / "out" / "run").glob(kept)), said
     if not broken:  # and what is stored without them is still the same run
         again = run(nano, tmp_path / "out", broken=broken, trainer__max_training_steps=3)
         assert "Going on after step 2" in again

@@ -1,4 +1,4 @@
-"""A run that is killed and resumed is one run in every tracker, with each of its steps once."""
+"""Trackers in whole runs: the default one, and one run in each of them however often it is killed and resumed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.experiments.forked import run
+from tests.experiments.forked import RunSession, run
 from tests.experiments.phases import Fault
-from tests.nano_run import all_metrics
+from tests.nano_run import all_metrics, overrides
 from tests.tracking import readers
 
 pytestmark = pytest.mark.xdist_group("forked")
@@ -35,3 +35,51 @@ def test_a_run_that_is_killed_and_resumed_is_one_run_in_each_tracker(nano: Path,
     assert [step for step, _ in shown] == list(range(1, 13))
     assert [value for _, value in shown] == pytest.approx([value for _, value in truth])  # float32
     assert readers.in_wandb(folder) == truth
+
+
+MINIMAL = """
+[data]
+train_data = ["{nano}/train.jsonl"]
+val_data = ["{nano}/validation.jsonl"]
+
+[trainer.policy.model]
+path = "{nano}/model"
+
+[environment]
+env_class = "{nano}/reward.py:in_ascii"
+"""
+
+SMALL = (
+    "trainer.run_path", "trainer.train_batch_size", "trainer.policy_mini_batch_size", "generator.n_samples_per_prompt",
+    "generator.sampling_params.max_generate_length", "generator.inference_engine.backend", "trainer.max_prompt_length",
+)  # fmt: skip
+"""Settings without which the run of a minimal file is too large for a test."""
+
+
+def run_minimal(nano: Path, out: Path, **changes: Any) -> tuple[int, str]:
+    """A file with model, data and environment, on a machine where nobody has logged in to W&B: status and output."""
+    file = out / "minimal.toml"
+    file.write_text(MINIMAL.format(nano=nano), encoding="utf-8")
+    small = {path: value for path, value in overrides(nano, out).items() if path in SMALL}
+    nowhere = {"HOME": str(out), "WANDB_API_KEY": "", "WANDB_MODE": ""}
+    values = {**small, "trainer.max_training_steps": 1, **changes}
+    session = RunSession(values, out, environ=nowhere, files=[str(file)])
+    return session.ends(), session.said
+
+
+def test_a_minimal_file_trains_with_the_default_logger_and_says_why_wandb_is_not_used(
+    nano: Path, tmp_path: Path
+) -> None:
+    status, said = run_minimal(nano, tmp_path)
+    assert status == 0, said
+    [line] = [line for line in said.splitlines() if "wandb" in line]
+    assert line.startswith("Metrics go to the console: wandb wants a key, and there is none (the default of trainer.lo")
+    assert [row["step"] for row in all_metrics(tmp_path)] == [0, 1]
+    assert not list((tmp_path / "run").glob("wandb*")) and not (tmp_path / "run" / "trackers").exists()
+
+
+def test_the_same_file_with_wandb_written_is_refused_with_what_is_missing(nano: Path, tmp_path: Path) -> None:
+    status, said = run_minimal(nano, tmp_path, **{"trainer.logger": "wandb"})
+    assert status == 2 and "trainer.logger  wandb wants a key, and there is none" in said
+    assert "set the variable WANDB_API_KEY, or run `wandb login`, or set trainer.logger = console" in said
+    assert not (tmp_path / "run").exists()

@@ -1,9 +1,13 @@
-"""Content of the services, read by the readers of their own packages."""
+"""Content of the services, read by the readers of their own packages.
+
+`python -m tests.tracking.readers mlflow RUN METRIC` prints it, for packages that another environment has.
+"""
 
 from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,3 +99,9 @@ def _log_records(data: bytes) -> Iterator[bytes]:
         if kind in (1, 4):  # whole, or the last part
             yield parts
             parts = b""
+
+
+READERS = {"tensorboard": in_tensorboard, "wandb": in_wandb, "mlflow": in_mlflow, "swanlab": in_swanlab}
+
+if __name__ == "__main__":
+    print(json.dumps(READERS[sys.argv[1]](Path(sys.argv[2]), sys.argv[3])))

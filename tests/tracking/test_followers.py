@@ -72,6 +72,24 @@ def test_a_tracker_that_hangs_is_killed_when_the_run_has_waited_long_enough(tmp_
     assert "wandb lacks the last 1 steps" in said.lines[-1]
 
 
+def test_a_tracker_that_took_every_step_and_is_still_sending_at_the_end_is_reported(tmp_path: Path) -> None:
+    took_all = Known(step=0)
+    folder = make_run(tmp_path / "run", ())
+    took_all.write(tmp_path / "known.json")
+    state = folder / "trackers" / "wandb.json"
+    program = program_at(tmp_path / "python", f"cp {tmp_path}/known.json {state}; touch {tmp_path}/has; sleep 9999")
+    state.parent.mkdir()
+    said = Said()
+    follower = Follower(service_run(folder, "wandb", python=program, finish_seconds=0.0), said)
+    follower.log(0, {})
+    while not (tmp_path / "has").is_file():
+        pass
+    follower.close()
+    [line] = said.lines
+    assert line.startswith("warning: wandb was still sending after trackers.finish_seconds = 0, and may lack steps of")
+    assert f"`skyrl track {folder} --to wandb`" in line
+
+
 def test_a_run_logs_how_far_its_trackers_are_behind(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", ())
     follower = Follower(service_run(folder, "wandb", first_step=4, python=str(tmp_path / "none")), Said())

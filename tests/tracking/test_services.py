@@ -45,10 +45,10 @@ def test_tensorboard_shows_the_configuration_and_the_samples_as_text(tmp_path: P
 
 
 def test_wandb_has_the_configuration_with_what_was_derived_and_tables(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", range(3))
+    folder = make_run(tmp_path / "run", range(3), trainer__project_name="maths/grades: 1")
     deliver(folder, "wandb", OFFLINE)
     [run] = [record.run for record in readers.wandb_records(folder) if record.WhichOneof("record_type") == "run"]
-    assert (run.project, run.display_name, list(run.tags)) == ("skyrl", "test_run", ["a"])
+    assert (run.project, run.display_name, list(run.tags)) == ("maths_grades_ 1", "test_run", ["a"])
     config = configuration_in_wandb(folder)
     assert config["trainer"]["train_batch_size"] == 1024
     assert config["skyrl"]["derived"]["trainer.ref.model.path"] == "model"
