@@ -62,6 +62,7 @@ EFFECTS: tuple[Effect, ...] = (
         Effect(f"trainer.{name}", "the best checkpoints are kept (ckpt_keep_best)", _keeps_the_best)
         for name in ("ckpt_best_metric", "ckpt_best_is")
     ),
+    Effect("trainer.min_microbatches", "max_tokens_per_microbatch bounds a pass", lambda run: not _counts_rows(run)),
     Effect("trainer.micro_forward_batch_size_per_gpu", "max_tokens_per_microbatch is -1", _counts_rows),
     Effect(
         "trainer.micro_train_batch_size_per_gpu",

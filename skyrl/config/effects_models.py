@@ -86,6 +86,8 @@ def _optimizer(model: ModelTable) -> Iterator[Effect]:
     yield from _where_it_exists(model, "optimizer_config")
     decays = Condition("weight_decay is above 0", lambda run: model.section(run).optimizer_config.weight_decay > 0)
     yield effect_where(f"{path}.weight_decay_on", decays)
+    by_adam = Condition("optimizer is adamw", lambda run: model.section(run).optimizer_config.optimizer == "adamw")
+    yield from (effect_where(f"{path}.{name}", by_adam) for name in ("adam_betas", "adam_eps"))
     yield from schedule_reads(path, lambda run: model.section(run).optimizer_config, model.updates)
 
 

@@ -41,7 +41,11 @@ Scheduler = Literal[
 
 @frozen
 class OptimizerConfig(BaseConfig):
-    """AdamW (arXiv:1711.05101), its learning-rate schedule, and gradient clipping, on every strategy."""
+    """Optimizer, learning-rate schedule and gradient clipping, on every strategy."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """Rule of the optimizer step. adamw: arXiv:1711.05101. sgd: the gradient times the learning rate, without momentum;
+    it keeps no state, and learns at far larger rates than AdamW's."""
 
     lr: float = field(default=1e-6, validator=non_negative)
     """Learning rate after warm-up. 0 leaves the weights as they are, which shows whether anything else moves them."""
@@ -50,11 +54,11 @@ class OptimizerConfig(BaseConfig):
         default=(0.9, 0.999),
         validator=number_of_items(2, lambda beta: 0 <= beta < 1, "two numbers, each at least 0 and below 1"),
     )
-    """Decay rates of the running means of the gradient and of its square."""
+    """Decay rates of AdamW's running means of the gradient and of its square."""
 
     adam_eps: float = field(default=1e-8, validator=positive)
-    """Added to the root of the squared gradient's mean, by which a step is divided; larger means smaller steps of
-    weights whose gradient is tiny."""
+    """Added to the root of the squared gradient's mean, by which a step of AdamW is divided; larger means smaller steps
+    of weights whose gradient is tiny."""
 
     weight_decay: float = field(default=0.01, validator=non_negative)
     """Decoupled weight decay: in each step a weight loses this part, times the learning rate, of itself."""

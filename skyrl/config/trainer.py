@@ -103,6 +103,10 @@ class TrainerConfig(BaseConfig):
     samples: long samples go in smaller company, and every rank makes as many passes. A sample, or a group that shares
     its prompt, that is longer goes alone. -1: micro-batches are counted in samples."""
 
+    min_microbatches: int = field(default=1, validator=positive)
+    """Least number of passes that each rank cuts its samples of a mini-batch into where `max_tokens_per_microbatch`
+    bounds a pass: more and smaller ones need less memory. At most as many as it has samples."""
+
     use_sample_packing: bool = True
     """Lay the samples of a micro-batch end to end without padding; the result is the same up to rounding."""
 

@@ -19,6 +19,7 @@ from skyrl.interop.areal_values import (
     goes_to,
     kl,
     later,
+    least_micro_batches,
     level,
     negated,
     not_there,
@@ -36,6 +37,7 @@ _HOST = "shares of the host's memory and cores for each process"
 _SGLANG = "options of SGLang: engines here are vLLM's, see generator.inference_engine"
 _TUNING = "how fast SGLang is, not what it answers; engines here are vLLM's, which tune themselves"
 _LOGS = "every engine has a file below trainer.log_path"
+_LEAST = "one field for all models: trainer.min_microbatches; no result depends on it"
 _TOKENS = "one field for all models: trainer.max_tokens_per_microbatch; no result depends on it"
 _FOLDERS = "folders are in one place: trainer.run_path, ckpt_path and export_path"
 _NAMES = "names of the run are in one place: trainer.project_name and trainer.run_name"
@@ -92,7 +94,9 @@ KEYS: dict[str, Entry] = {
     "actor.mb_spec.max_tokens_per_mb": goes_to("trainer.max_tokens_per_microbatch"),
     "actor_train.mb_spec.max_tokens_per_mb": goes_to("trainer.max_tokens_per_microbatch"),
     "*.mb_spec.max_tokens_per_mb": not_there(_TOKENS),
-    "*.mb_spec.n_mbs": only(1, None, does="no result depends on it", otherwise="a least number of micro-batches"),
+    "actor.mb_spec.n_mbs": least_micro_batches,
+    "actor_train.mb_spec.n_mbs": least_micro_batches,
+    "*.mb_spec.n_mbs": not_there(_LEAST),
     "*.mb_spec.granularity": not_there("samples that share a prompt stay together anyway"),
     "*.pad_to_maximum": only(True, False, does="results do not depend on padding", otherwise="padding"),
     "*.type._class": not_there("the model says what it is"),

@@ -83,7 +83,7 @@ def kl(value: object, estimator: object = "k1") -> Becomes:
 def optimizer_keys(theirs: str, ours: str, cpu_offload: str) -> dict[str, Entry]:
     """Keys of the optimizer table `theirs`, which is ours at `ours`; both end with a dot."""
     return {
-        f"{theirs}type": only("adam", "adamw", does="AdamW is the optimizer", otherwise="other optimizers"),
+        f"{theirs}type": lambda value: _optimizer(value, ours),
         f"{theirs}lr": goes_to(f"{ours}lr", convert=number),
         f"{theirs}weight_decay": goes_to(f"{ours}weight_decay", convert=number),
         f"{theirs}beta1": goes_to(f"{ours}adam_betas.0", convert=number),
@@ -96,6 +96,20 @@ def optimizer_keys(theirs: str, ours: str, cpu_offload: str) -> dict[str, Entry]
         f"{theirs}min_lr_ratio": goes_to(f"{ours}min_lr_ratio", convert=number),
         f"{theirs}*": not_there("scaling of a loss in float16, which is not used"),
     }
+
+
+def least_micro_batches(value: object) -> Becomes:
+    """AReaL's default is one, as here."""
+    if value in (None, 1):
+        return Becomes(needless="as many are made as the tokens need")
+    return Becomes(writes={"trainer.min_microbatches": value})
+
+
+def _optimizer(value: object, ours: str) -> Becomes:
+    """AdamW is the default here, too."""
+    if value == "sgd":
+        return Becomes(writes={f"{ours}optimizer": "sgd"})
+    return only("adam", "adamw", does="AdamW is the optimizer", otherwise="other optimizers")(value)
 
 
 def _scheduler(value: object, ours: str) -> Becomes:

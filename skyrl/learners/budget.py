@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.planning.micro_batches import equal_plans
+from skyrl.planning.micro_batches import Plan, equal_plans
 
 
 @attrs.frozen(kw_only=True)
@@ -20,6 +20,9 @@ class TokenBudget:
     tokens: int | None = None
     """None: micro-batches are counted in rows."""
 
+    at_least: int = 1
+    """Least number of micro-batches; at most as many are made as there are rows."""
+
     keep_groups: bool = True
     """Neighbouring rows of one group stay together, and their prompt counts once: they share it."""
 
@@ -28,14 +31,17 @@ class TokenBudget:
         if self.tokens is None:
             return list(shares)
         items = [_items(share, self.keep_groups) for share in shares]
-        plans = equal_plans([[tokens for _, tokens in own] for own in items], self.tokens)
+        plans = self._plans(items, self.tokens)
         if any(not each for plan in plans for each in plan):  # a rank has fewer groups than another needs micro-batches
             items = [_items(share, False) for share in shares]
-            plans = equal_plans([[tokens for _, tokens in own] for own in items], self.tokens)
+            plans = self._plans(items, self.tokens)
         return [
             share.given(micro_batches=_numbers(share, [row for row, _ in own], plan))
             for share, own, plan in zip(shares, items, plans, strict=True)
         ]
+
+    def _plans(self, items: Sequence[Sequence[tuple[tuple[int, ...], int]]], capacity: int) -> tuple[Plan, ...]:
+        return equal_plans([[tokens for _, tokens in own] for own in items], capacity, at_least=self.at_least)
 
 
 def micro_batches(batch: TrainingBatch, rows: int) -> Iterator[tuple[Tensor, TrainingBatch]]:

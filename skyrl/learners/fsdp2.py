@@ -25,7 +25,7 @@ from skyrl.config import FSDPConfig, MixedPrecisionConfig
 from skyrl.errors import ModelError
 from skyrl.learners.data_parallel import DataParallel
 from skyrl.learners.moving import HOST
-from skyrl.learners.schedule import adamw
+from skyrl.learners.schedule import make_optimizer
 from skyrl.learners.sharing import check_complete, piece_of, read_into, slots_of, whole, write_into
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.models.naming import named_weights, tied_names
@@ -65,7 +65,7 @@ class Fsdp2(DataParallel):
         if context.optimizer is None:
             self.model.requires_grad_(False)
         else:
-            self.optimizer = adamw(self.model, context.optimizer)
+            self.optimizer = make_optimizer(self.model, context.optimizer)
             self._max_grad_norm = context.optimizer.max_grad_norm or float("inf")  # 0 turns clipping off
 
     @property

@@ -193,7 +193,9 @@ def token_budget(trainer: TrainerConfig) -> TokenBudget:
     """The configured token budget of micro-batches."""
     limit = trainer.max_tokens_per_microbatch
     return TokenBudget(
-        tokens=limit if limit > 0 else None, keep_groups=trainer.use_sample_packing and trainer.share_group_prompts
+        tokens=limit if limit > 0 else None,
+        at_least=trainer.min_microbatches,
+        keep_groups=trainer.use_sample_packing and trainer.share_group_prompts,
     )
 
 

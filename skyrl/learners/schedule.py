@@ -20,24 +20,24 @@ MATRIX = 2
 """Fewest dimensions of a weight that decays under `weight_decay_on = "matrices"`."""
 
 
-def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW (arXiv:1711.05101) over the parameters that learn, with the configured decoupled weight decay."""
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """The configured optimizer, with decoupled weight decay, over the parameters that learn."""
     groups: dict[bool, list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
             decays = config.weight_decay_on == "all" or parameter.dim() >= MATRIX
             groups.setdefault(decays, []).append(parameter)
-    beta1, beta2 = config.adam_betas
-    return torch.optim.AdamW(
-        [
-            {"params": parameters, "weight_decay": config.weight_decay if decays else 0.0}
-            for decays, parameters in groups.items()
-        ],
-        lr=config.lr,
-        betas=(beta1, beta2),
-        eps=config.adam_eps,
-        fused=True if all(each.device.type == "cpu" for each in model.parameters()) else None,
-    )
+    decayed = [
+        {"params": parameters, "weight_decay": config.weight_decay if decays else 0.0}
+        for decays, parameters in groups.items()
+    ]
+    match config.optimizer:
+        case "adamw":
+            beta1, beta2 = config.adam_betas
+            fused = True if all(each.device.type == "cpu" for each in model.parameters()) else None
+            return torch.optim.AdamW(decayed, lr=config.lr, betas=(beta1, beta2), eps=config.adam_eps, fused=fused)
+        case "sgd":
+            return torch.optim.SGD(decayed, lr=config.lr)
 
 
 @frozen(kw_only=True)

@@ -1,6 +1,6 @@
 """DeepSpeed's Zero Redundancy Optimizer (arXiv:1910.02054), stages 0 to 3, behind the same contract as FSDP2.
 
-DeepSpeed is imported when the first model is made. Its engine gets torch's AdamW and our schedule; what it is told
+DeepSpeed is imported when the first model is made. Its engine gets torch's optimizer and our schedule; what it is told
 otherwise is in `zero_config.py`, how its state is read and written in `zero_state.py`.
 """
 
@@ -22,7 +22,7 @@ from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import DeepSpeedConfig
 from skyrl.errors import UserError
 from skyrl.learners.data_parallel import DataParallel
-from skyrl.learners.schedule import adamw
+from skyrl.learners.schedule import make_optimizer
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.learners.zero_config import engine_config
 from skyrl.learners.zero_state import ZeroState
@@ -46,7 +46,7 @@ class Zero(DataParallel):
         self.model: Any = model
         self._module: Any = model
         self._engine: Any = None
-        self.optimizer = adamw(model, context.optimizer) if context.optimizer else None
+        self.optimizer = make_optimizer(model, context.optimizer) if context.optimizer else None
         self._max_grad_norm = (context.optimizer.max_grad_norm if context.optimizer else 0) or float("inf")
         if context.optimizer is None:
             model.requires_grad_(False)

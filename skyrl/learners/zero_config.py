@@ -35,7 +35,7 @@ def engine_config(
         "gradient_accumulation_steps": 1,  # where a mini-batch ends is said for each micro-batch
         "steps_per_print": sys.maxsize,
         "zero_optimization": _zero(config.zero_optimization, device),
-        "zero_allow_untested_optimizer": True,  # the optimizer is torch's AdamW, as under every strategy
+        "zero_allow_untested_optimizer": True,  # the optimizer is torch's, as under every strategy
         "zero_force_ds_cpu_optimizer": False,
         "gradient_clipping": config.gradient_clipping or clipping,
         "bf16": {"enabled": compute_dtype is torch.bfloat16 and stage > 0},

@@ -52,13 +52,13 @@ def karmarkar_karp(tokens: Sequence[int], capacity: int, *, at_least: int = 1) -
     return _in_order(bins)
 
 
-def equal_plans(tokens: Sequence[Sequence[int]], capacity: int) -> tuple[Plan, ...]:
-    """One plan for each rank, all with the same number of bins: the most that any of them needs.
+def equal_plans(tokens: Sequence[Sequence[int]], capacity: int, *, at_least: int = 1) -> tuple[Plan, ...]:
+    """One plan for each rank, all with the same number of bins: the most that any of them needs, or `at_least`.
 
     An item above the capacity gets a bin of its own, and a rank with fewer items than bins repeats its last bin empty:
     `()`. `tokens[rank]` are the rank's items. Every rank has one item at least.
     """
-    wanted = 1
+    wanted = at_least
     while True:
         plans = [_plan(items, capacity, wanted) for items in tokens]
         most = max(map(len, plans))

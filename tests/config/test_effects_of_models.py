@@ -67,6 +67,8 @@ CASES = (
     Case("optimizer_config.num_decay_steps", 3, {f"{SCHEDULE}scheduler": "warmup_stable_decay"}, (FLAT,), learns=True),
     Case("optimizer_config.warmup_start_ratio", 0.5, WARM, (FLAT, {f"{SCHEDULE}num_warmup_steps": 0}), learns=True),
     Case("optimizer_config.weight_decay_on", "matrices", {}, ({f"{SCHEDULE}weight_decay": 0.0},), learns=True),
+    Case("optimizer_config.adam_betas", [0.5, 0.5], {}, ({f"{SCHEDULE}optimizer": "sgd"},), learns=True),
+    Case("optimizer_config.adam_eps", 0.5, {}, ({f"{SCHEDULE}optimizer": "sgd"},), learns=True),
     Case("optimizer_config.num_warmup_steps", 3, {}, (FLAT,), learns=True),
     Case("optimizer_config.warmup_steps_proportion", 0.5, {}, (FLAT,), learns=True),
     Case("fsdp_config.cpu_offload", True, {**SEVERAL, **CUDA}, (ALONE, ON_CPU, BY_FSDP)),

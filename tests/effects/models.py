@@ -205,6 +205,7 @@ def optimizer(place: Place) -> Iterator[Probe]:
 
 
 OPTIMIZER: Mapping[str, Any] = {
+    "optimizer": "sgd",
     "lr": 0.5,
     "adam_betas": (0.5, 0.5),
     "adam_eps": 0.5,

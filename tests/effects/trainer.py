@@ -61,6 +61,7 @@ LEARNER: tuple[Probe, ...] = (
     *on(passes, {"recompute_activations": True}, gradient_checkpointing_use_reentrant=True),
     *on(passes, {}, micro_train_batch_size_per_gpu=2, micro_forward_batch_size_per_gpu=2),
     *on(passes, {}, max_tokens_per_microbatch=12, use_sample_packing=False, share_group_prompts=False),
+    *on(passes, {"max_tokens_per_microbatch": 1000}, min_microbatches=2),
     *on(tokenizer, {}, disable_fast_tokenizer=True),
 )
 

@@ -18,7 +18,7 @@ from skyrl.config import ConfigError, RewardModelConfig, SFTConfig, SkyRLTrainCo
 from skyrl.errors import DataError, ResumeError, RunError
 from skyrl.experiments import experiment
 from skyrl.experiments.sft import SFTExp
-from skyrl.learners.schedule import adamw
+from skyrl.learners.schedule import make_optimizer
 from skyrl.models.reward_model import RewardModel
 from skyrl.runs import recovery
 from skyrl.runs.stored_runs import checkpoints_of
@@ -47,7 +47,7 @@ def test_a_run_is_the_plain_loop_of_pytorch(nano: Path, tmp_path: Path, weights_
     model: Any = AutoModelForCausalLM.from_pretrained(nano / "model").eval()
     run = load([], settings(nano, tmp_path, "sft")).config
     assert isinstance(run, SFTConfig)
-    optimizer = adamw(model, run.optimizer_config)
+    optimizer = make_optimizer(model, run.optimizer_config)
     tokenizer = SFTExp(compose([], settings(nano, tmp_path, "sft"), SFTConfig).config).tokenizer
     losses = []
     for start in range(0, 32, 8):

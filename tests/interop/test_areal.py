@@ -166,7 +166,10 @@ def test_intervals_of_one_thing_are_one_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "outcome", "said"),
     [
-        ("actor.optimizer.type", "sgd", "not yet", "other optimizers"),
+        ("actor.optimizer.type", "adam_bf16", "not yet", "other optimizers"),
+        ("actor.optimizer.type", "adam", "needless", "AdamW is the optimizer"),
+        ("actor.mb_spec.n_mbs", 1, "needless", "as many are made as the tokens need"),
+        ("ref.mb_spec.n_mbs", 4, "needless", "one field for all models: trainer.min_microbatches"),
         ("actor.overlong_tokens", 512, "needless", "the penalty is off"),
         ("stats.freq_secs", 3600, "not yet", "intervals of other things"),
         ("actor.optimizr.lr", 1e-5, "refused", "not known to this converter; did you mean actor.optimizer.lr?"),
@@ -179,6 +182,12 @@ def test_what_becomes_of_one_setting(key: str, value: Any, outcome: str, said: s
     line = line_of({key: value}, key)
     assert line.outcome == outcome
     assert said in line.why
+
+
+def test_other_optimizers_and_least_numbers_of_micro_batches_are_carried_over(tmp_path: Path) -> None:
+    keys = {"actor.optimizer.type": "sgd", "actor.mb_spec.n_mbs": 4, "actor.mb_spec.max_tokens_per_mb": 4096}
+    trainer = loaded(convert_keys(keys), tmp_path).trainer
+    assert (trainer.policy.optimizer_config.optimizer, trainer.min_microbatches) == ("sgd", 4)
 
 
 def test_a_file_is_read_with_its_references(tmp_path: Path) -> None:

@@ -314,6 +314,21 @@ async def test_a_budget_of_tokens_changes_neither_scores_nor_gradients(trainer: 
     torch.testing.assert_close(await fresh.score(grouped()), await worker(trainer).score(grouped()), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(("least", "passes"), [(1, 1), (2, 2), (4, 4), (9, 6)])
+async def test_a_least_number_of_micro_batches_splits_groups_where_it_must_and_changes_no_gradient(
+    trainer: TrainerConfig, least: int, passes: int
+) -> None:
+    """Two groups of three rows: two passes have a group each, four have rows, and there are six of them."""
+    whole = worker(trainer, max_tokens_per_microbatch=1000)
+    split = worker(trainer, max_tokens_per_microbatch=1000, min_microbatches=least)
+    seen: list[int] = []
+    split.model.register_forward_pre_hook(lambda *_: seen.append(1))
+    one, two = await whole.update(grouped()), await split.update(grouped())
+    assert two["final_loss"] == pytest.approx(one["final_loss"], abs=1e-5)
+    torch.testing.assert_close(gradients(split), gradients(whole), atol=1e-5, rtol=1e-4)
+    assert len(seen) == passes
+
+
 def test_ranks_with_a_budget_make_as_many_passes() -> None:
     shares = TokenBudget(tokens=12, keep_groups=False).plan(deal(grouped(), 2))  # 7, 12, 5 and 8, 12, 11 tokens
     assert [int(share.micro_batches.max()) + 1 for share in shares if share.micro_batches is not None] == [3, 3]

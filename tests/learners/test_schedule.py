@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from skyrl.config import OptimizerConfig
-from skyrl.learners.schedule import adamw, learning_rate_schedule, move_schedule
+from skyrl.learners.schedule import learning_rate_schedule, make_optimizer, move_schedule
 
 
 def optimizer() -> Any:
@@ -27,8 +27,19 @@ def test_a_first_step_of_adam_is_the_gradient_over_its_size_and_the_epsilon() ->
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     model.weight.grad = torch.full((1, 1), 3.0)
-    adamw(model, OptimizerConfig(lr=0.1, adam_eps=1.0, weight_decay=0.0)).step()
+    make_optimizer(model, OptimizerConfig(lr=0.1, adam_eps=1.0, weight_decay=0.0)).step()
     assert model.weight.item() == pytest.approx(-0.075)
+
+
+def test_a_step_of_sgd_is_the_rate_times_the_gradient_and_keeps_nothing() -> None:
+    """2 - 0.1 x (3 + 0.5 x 2) = 1.6."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, 2.0)
+    model.weight.grad = torch.full((1, 1), 3.0)
+    optimizer = make_optimizer(model, OptimizerConfig(optimizer="sgd", lr=0.1, weight_decay=0.5))
+    optimizer.step()
+    assert model.weight.item() == pytest.approx(1.6)
+    assert not any(isinstance(value, torch.Tensor) for state in optimizer.state.values() for value in state.values())
 
 
 @pytest.mark.parametrize(("decays", "bias"), [("all", 0.9), ("matrices", 1.0)])
@@ -40,7 +51,7 @@ def test_weight_decay_takes_its_part_of_the_weights_that_it_is_for(
     for parameter in model.parameters():
         torch.nn.init.ones_(parameter)
         parameter.grad = torch.zeros_like(parameter)
-    adamw(model, OptimizerConfig(lr=0.1, weight_decay=1.0, weight_decay_on=decays)).step()
+    make_optimizer(model, OptimizerConfig(lr=0.1, weight_decay=1.0, weight_decay_on=decays)).step()
     assert (model.weight.item(), model.bias.item()) == pytest.approx((0.9, bias))
 
 

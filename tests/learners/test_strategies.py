@@ -76,6 +76,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
         {**DEEPSPEED, ZERO + "offload_param.device": "cpu", ZERO + "offload_optimizer.device": "cpu"},
         2,
     ),
+    "FSDP2, three micro-batches at least": ({"max_tokens_per_microbatch": 1000, "min_microbatches": 3}, 2),
     "2 ranks share sequences, a row at a time": ({SHARING: 2, "micro_train_batch_size_per_gpu": 1}, 2),
     "2 ranks share sequences, recomputing": ({SHARING: 2, "recompute_activations": True}, 2),
     "2x2 ranks share sequences under a budget": ({SHARING: 2, "max_tokens_per_microbatch": 25}, 4),
@@ -285,6 +286,28 @@ async def test_a_state_from_before_the_first_step_forgets_later_ones(
     await learner.load_state(tensors, numbers)
     assert_same_numbers(alone.metrics[0], await learner.update(mini_batch(0)))
     assert_same_numbers(alone.metrics[1], await learner.update(mini_batch(1)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    long_except(
+        ["FSDP2 on 2 ranks", "ZeRO-0 on 2 ranks", "ZeRO-2 on 2 ranks", "ZeRO-3 on 2 ranks"], "FSDP2 on 2 ranks"
+    ),
+)
+async def test_sgd_learns_and_resumes_alike_however_its_model_is_spread(
+    name: str, spread: Spread, tmp_path: Path
+) -> None:
+    changes, ranks = WAYS[name]
+    sgd = {"policy.optimizer_config.optimizer": "sgd", "policy.optimizer_config.lr": 0.1}
+    one, other = spread.policy(sgd, 1), spread.policy(changes | sgd, ranks)
+    for step in range(2):
+        assert_same_numbers(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+    assert_same_weights(await weights_of(one), await weights_of(other))
+    tensors, numbers = await stored(other, tmp_path)
+    assert not any(each.startswith("optimizer.") for each in tensors)
+    await other.update(mini_batch(9))
+    await other.load_state(tensors, numbers)
+    assert_same_numbers(await one.update(mini_batch(2)), await other.update(mini_batch(2)))
 
 
 @pytest.mark.parametrize("name", ["FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"])

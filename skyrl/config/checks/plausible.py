@@ -59,10 +59,10 @@ def importance_ratios_are_not_cut_below_one(run: SkyRLTrainConfig) -> Iterator[P
 def learning_rates_are_those_of_fine_tuning(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A step of AdamW changes each weight by about the learning rate."""
     for model in ("policy", "critic") if has_critic(run) else ("policy",):
-        rate = getattr(run.trainer, model).optimizer_config.lr
-        if rate > LARGEST_RATE:
+        settings = getattr(run.trainer, model).optimizer_config
+        if settings.optimizer == "adamw" and settings.lr > LARGEST_RATE:
             path = f"trainer.{model}.optimizer_config.lr"
-            yield _warning(path, f"{rate} changes every weight by about that in each step", "1e-6 is usual")
+            yield _warning(path, f"{settings.lr} changes every weight by about that in each step", "1e-6 is usual")
 
 
 def warm_up_ends_before_the_run_does(run: SkyRLTrainConfig) -> Iterator[Problem]:
