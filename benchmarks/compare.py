@@ -23,6 +23,7 @@ TELLING = 0.1
 
 SHORT: tuple[tuple[str, ...], ...] = (
     ("grpo_step.py", "--sides", "skyrl", "12", "0"),
+    ("generation.py", "--short", "--only", "uniform", "long_prompt"),
     ("training_layouts.py", "tiny"),
     ("driver.py", "--steps", "2", "256"),
 )

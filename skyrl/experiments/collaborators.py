@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.engines import backend_of, engine_dtype
+from skyrl.config.engines import backend_of, engine_dtype, weight_dtype
 from skyrl.config.kinds import kind_of
 from skyrl.config.sizes import engines_of, grid_of
 from skyrl.errors import ConfigError, Problem, UserError
@@ -79,7 +79,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
             make: Callable[[], InferenceEngine] = partial(
                 load_torch_engine,
                 path,
-                dtype=_engine_dtype(run),
+                dtype=engine_dtype(engine, required(trainer.compute_dtype, "trainer.compute_dtype")),
                 attention=required(trainer.attention, "trainer.attention"),
                 device=required_device(run.trainer),
                 use_fast_tokenizer=not trainer.disable_fast_tokenizer,
@@ -127,7 +127,7 @@ def stream_limits(run: SkyRLTrainConfig, steps: int) -> StreamLimits:
 
 def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> WeightTransport:
     """How weights travel: not at all within one process, else as `weight_sync_backend` says."""
-    engine, dtype = run.generator.inference_engine, _engine_dtype(run)
+    engine, dtype = run.generator.inference_engine, _weight_dtype(run)
     if run.trainer.placement.executor == "in_process":
         alone = "async_engine" in backend_of(engine).fields and engine.async_engine  # it computes in a child process
         return FolderTransport(folder, dtype=dtype) if alone else SharedTransport()
@@ -181,6 +181,6 @@ def _longest_sequence(run: SkyRLTrainConfig) -> int:
     return min(wanted, max_positions(path) or wanted)
 
 
-def _engine_dtype(run: SkyRLTrainConfig) -> str:
-    """Type in which the engines hold weights, as torch writes it."""
-    return engine_dtype(run.generator.inference_engine, required(run.trainer.compute_dtype, "trainer.compute_dtype"))
+def _weight_dtype(run: SkyRLTrainConfig) -> str:
+    """Type in which weights travel to the engines, as torch writes it."""
+    return weight_dtype(run.generator.inference_engine, required(run.trainer.compute_dtype, "trainer.compute_dtype"))

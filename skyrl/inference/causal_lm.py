@@ -38,9 +38,12 @@ _PREFILL_TOKENS = 4096
 class CausalLM:
     """The model behind two functions. Call them under `torch.inference_mode()`."""
 
-    def __init__(self, model: PreTrainedModel, *, kept_bytes: int = 0, keeps_answers: bool = True) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, kept_bytes: int = 0, keeps_answers: bool = True, int8: bool = False
+    ) -> None:
         """`kept_bytes` bounds the memory of keys and values that outlive their sequence; only models that
-        `FusedDecoder` supports continue from them. Without `keeps_answers` these are common beginnings alone.
+        `FusedDecoder` supports continue from them. Without `keeps_answers` these are common beginnings alone. With
+        `int8` projections compute in eight bits. Raises `ModelError` for a model that cannot be sampled from.
         """
         layers = DynamicCache(config=model.config).layers
         foreign = {type(layer).__name__ for layer in layers if type(layer) not in _KEYS_AND_VALUES}
@@ -50,6 +53,11 @@ class CausalLM:
                 "the torch engine cannot sample from it, use another inference backend"
             )
         fused = model.config._attn_implementation == "sdpa" and FusedDecoder.supports(model)
+        if int8 and not fused:
+            raise ModelError(
+                f'generator.inference_engine.rollout_dtype = "int8" is for Llama, Qwen2 and Qwen3 with '
+                f'trainer.attention = "sdpa", and this is {type(model).__name__}: take "bfloat16"'
+            )
         if model.config._attn_implementation == "sdpa":
             attention.register()
             model.set_attn_implementation(attention.GROUPED_QUERY)
@@ -58,7 +66,7 @@ class CausalLM:
         windows = any(isinstance(layer, DynamicSlidingWindowLayer) for layer in layers)
         self._own_mask = model.config._attn_implementation in ("sdpa", attention.GROUPED_QUERY) and not windows
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._fused = FusedDecoder(self.model) if fused else None
+        self._fused = FusedDecoder(self.model, int8=int8) if fused else None
         self.kept = KeptPrefixes(kept_bytes if fused else 0, keeps_answers=keeps_answers)
 
     def refresh(self) -> None:

@@ -20,9 +20,11 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
+from skyrl.inference import projections
 from skyrl.inference.kept_prefixes import Kept, Layers
 from skyrl.inference.kv_cache import RowCache
-from skyrl.inference.projections import GateUp, Projection, gate_up, projection
+from skyrl.inference.projections import GateUp, Projection
+from skyrl.inference.quantized import Quantized, QuantizedGateUp, refuse_without_kernels
 
 _FAMILIES = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 
@@ -72,7 +74,15 @@ class FusedDecoder:
     The model's parameters may be replaced in place; `refresh` must then be called before the next token.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, int8: bool = False) -> None:
+        """With `int8`, the projections of the layers compute in eight bits, the head and attention in the model's type.
+
+        Raises `ModelError` where that cannot be computed.
+        """
+        if int8:
+            refuse_without_kernels(model.device)
+        self._projection = Quantized if int8 else projections.projection
+        self._gate_up = QuantizedGateUp if int8 else projections.gate_up
         config: Any = model.config
         self._model: Any = model
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -99,7 +109,7 @@ class FusedDecoder:
         self._embed = inner.embed_tokens
         self.release()  # the new ones take the place of the old ones in memory
         self._layers = [self._prepared(layer) for layer in inner.layers]
-        self._norm, self._head = inner.norm.weight.detach(), projection(self._model.lm_head)
+        self._norm, self._head = inner.norm.weight.detach(), projections.projection(self._model.lm_head)
 
     def release(self) -> None:
         """Gives back the prepared weights; `refresh` makes them again."""
@@ -193,12 +203,12 @@ class FusedDecoder:
             )
         return _Layer(
             attention_norm=layer.input_layernorm.weight.detach(),
-            queries_keys_values=projection(attention.q_proj, attention.k_proj, attention.v_proj),
+            queries_keys_values=self._projection(attention.q_proj, attention.k_proj, attention.v_proj),
             head_norm=norms,
-            output=projection(attention.o_proj),
+            output=self._projection(attention.o_proj),
             feed_forward_norm=layer.post_attention_layernorm.weight.detach(),
-            gate_up=gate_up(mlp.gate_proj, mlp.up_proj),
-            down=projection(mlp.down_proj),
+            gate_up=self._gate_up(mlp.gate_proj, mlp.up_proj),
+            down=self._projection(mlp.down_proj),
         )
 
 

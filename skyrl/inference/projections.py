@@ -3,7 +3,7 @@
 On a CPU, weights are packed once for oneDNN, which then also adds the residual and applies the gate while it writes the
 product: 2.2 times `torch.nn.functional.linear` in float32 on AMD's Zen 5, where MKL computes with half the width of
 the vector units, and 1.2 to 1.6 times in bfloat16. Elsewhere, weights that are fused into one matrix stay the memory
-of the model's own parameters.
+of the model's own parameters. Weights and activations in eight bits are in `quantized.py`.
 
 Shapes: x (T, in), weight (out, in), bias (out,).
 """
@@ -108,10 +108,13 @@ def packs(weight: Tensor) -> bool:
 
 def projection(*layers: nn.Linear) -> Projection:
     """One projection whose outputs are those of the layers, one after the other."""
-    if not packs(layers[0].weight):
-        return Dense(*_fused(layers))
+    return Packed(*joined(layers)) if packs(layers[0].weight) else Dense(*_fused(layers))
+
+
+def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """A copy of the layers' weights and biases, one after the other: (sum of out, in) and (sum of out,)."""
     bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-    return Packed(torch.cat([layer.weight for layer in layers]), bias)
+    return torch.cat([layer.weight for layer in layers]), bias
 
 
 def gate_up(gate: nn.Linear, up: nn.Linear) -> GateUp:

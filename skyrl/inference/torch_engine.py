@@ -53,15 +53,19 @@ class TorchEngine:
         deterministic: bool = False,
         prefix_bytes: int = MOST_BYTES,
         several_turns: bool = True,
+        int8: bool = False,
     ) -> None:
         """Raises `ModelError` for a model that it cannot sample from.
 
         At most `max_num_seqs` samples are decoded together. `max_model_len` is in tokens, prompt and completion
         together; None is the model's `max_position_embeddings`. `prefix_bytes` bounds the memory of the keys and values
         of finished sequences, from which later prompts continue; 0, and deterministic mode, compute every prompt whole.
-        Without `several_turns` no prompt continues an answer, and only common beginnings of prompts are kept.
+        Without `several_turns` no prompt continues an answer, and only common beginnings of prompts are kept. With
+        `int8` the layers' projections compute in eight bits, and all else in the model's type.
         """
-        self._model = CausalLM(model, kept_bytes=0 if deterministic else prefix_bytes, keeps_answers=several_turns)
+        self._model = CausalLM(
+            model, kept_bytes=0 if deterministic else prefix_bytes, keeps_answers=several_turns, int8=int8
+        )
         self._device = model.device
         self._tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
         self._eos_ids = _eos_ids(model, tokenizer)
@@ -176,9 +180,11 @@ def load_torch_engine(
 ) -> TorchEngine:
     """The engine over the model at `path` (folder or hub name), with weights of its own. Raises `ModelError`.
 
-    `dtype` as torch names it (`float32`), `attention` as transformers does (`sdpa`), `device` is `cpu` or `cuda`.
+    `dtype` as torch names it (`float32`), where `int8` is bfloat16 with projections in eight bits; `attention` as
+    transformers does (`sdpa`), `device` is `cpu` or `cuda`.
     """
-    model = load_causal_lm(path, dtype=getattr(torch, dtype), attention=attention, device=torch.device(device))
+    held = torch.bfloat16 if dtype == "int8" else getattr(torch, dtype)
+    model = load_causal_lm(path, dtype=held, attention=attention, device=torch.device(device))
     tokenizer = load_tokenizer(path, use_fast=use_fast_tokenizer)
     return TorchEngine(
         model,
@@ -187,6 +193,7 @@ def load_torch_engine(
         deterministic=deterministic,
         prefix_bytes=MOST_BYTES if prefix_caching else 0,
         several_turns=several_turns,
+        int8=dtype == "int8",
     )
 
 

@@ -156,6 +156,15 @@ EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
         "generator.inference_engine.logprob_parity_bound",
         0.1,
     ),
+    (
+        {
+            "trainer.device": "cpu",
+            "generator.inference_engine.backend": "torch",
+            "generator.inference_engine.rollout_dtype": "int8",
+        },
+        "generator.inference_engine.logprob_parity_bound",
+        0.1,
+    ),
     (  # the learner computes in float32 there, but vLLM's engine in bfloat16, unless told otherwise
         {"trainer.device": "cpu", "generator.inference_engine.backend": "vllm"},
         "generator.inference_engine.logprob_parity_bound",

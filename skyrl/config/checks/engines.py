@@ -129,6 +129,17 @@ def samples_of_rounded_weights_are_corrected(run: SkyRLTrainConfig) -> Iterator[
         )
 
 
+def eight_bits_are_for_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Products of eight bits are oneDNN's."""
+    engine = run.generator.inference_engine
+    if _reads(run, "rollout_dtype") and engine.rollout_dtype == "int8" and run.trainer.device != "cpu":
+        yield Problem(
+            path=f"{_ENGINE}.rollout_dtype",
+            message=f"int8 computes on a CPU, and trainer.device is {run.trainer.device}",
+            hint='take "bfloat16"',
+        )
+
+
 ENGINE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     nccl_has_cuda,
     nccl_is_vllms,
@@ -138,6 +149,7 @@ ENGINE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     copies_inside_an_engine_are_asynchronous,
     statistics_come_from_the_asynchronous_engine,
     every_sequence_of_a_step_has_a_token,
+    eight_bits_are_for_a_cpu,
     samples_of_rounded_weights_are_corrected,
 )
 

@@ -17,6 +17,9 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**VLLM, ENGINE + "deterministic": True}, ENGINE + "deterministic"),
         ({**VLLM, "trainer.deterministic": True}, ENGINE + "deterministic"),
     ],
+    "eight_bits_are_for_a_cpu": [
+        ({"trainer.device": "cuda", ENGINE + "rollout_dtype": "int8"}, ENGINE + "rollout_dtype")
+    ],
     "parts_of_an_engine_on_a_cpu_are_child_processes": [
         ({**VLLM, ENGINE + f"{kind}_parallel_size": 2}, ENGINE + "distributed_executor_backend")
         for kind in ("tensor", "pipeline", "data")
@@ -37,6 +40,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
+    "eight_bits_are_for_a_cpu": {ENGINE + "rollout_dtype": "int8"},
     "nccl_is_vllms": {**VLLM, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"},
     "samples_of_rounded_weights_are_corrected": {
         ENGINE + "rollout_dtype": "bfloat16",
