@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.experiments.forked import RunSession, run
+from tests.experiments.forked import RunSession, run, run_of
 from tests.experiments.phases import Fault
 from tests.nano_run import all_metrics, overrides
+from tests.supervised_run import settings
 from tests.tracking import readers
 
 pytestmark = pytest.mark.xdist_group("forked")
@@ -35,6 +36,19 @@ def test_a_run_that_is_killed_and_resumed_is_one_run_in_each_tracker(nano: Path,
     assert [step for step, _ in shown] == list(range(1, 13))
     assert [value for _, value in shown] == pytest.approx([value for _, value in truth])  # float32
     assert readers.in_wandb(folder) == truth
+
+
+@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+def test_a_supervised_run_has_trackers_too(kind: str, nano: Path, tmp_path: Path) -> None:
+    values = settings(nano, tmp_path, kind, project_name="p", run_name="r", logger=["console", "tensorboard"])
+    status, said = run_of(values | {"trackers.notes": "why", "eval_interval": -1}, tmp_path)
+    assert status == 0 and "warning" not in said, said
+    truth = [(row["step"], row["train/loss"]) for row in all_metrics(tmp_path) if "train/loss" in row]
+    found = readers.in_tensorboard(tmp_path / "run", "train/loss")
+    assert [step for step, _ in found] == [step for step, _ in truth] == list(range(1, 9))
+    assert [value for _, value in found] == pytest.approx([value for _, value in truth])  # float32
+    [about] = readers.texts_in_tensorboard(tmp_path / "run", "configuration")
+    assert '"notes": "why"' in about and '"run_name": "r"' in about
 
 
 MINIMAL = """

@@ -13,6 +13,7 @@ from threading import Event
 import psutil
 import pytest
 
+from skyrl.config.trackers import TRACKERS
 from skyrl.envs import find_env
 from skyrl.errors import ProcessError, UserError
 from skyrl.sandbox import sandbox
@@ -82,6 +83,19 @@ def test_programs_run_side_by_side(made: Sandbox) -> None:
     with ThreadPoolExecutor(8) as pool:
         printed = list(pool.map(lambda number: made.run(f"print({number})").stdout, range(32)))
     assert printed == [f"{number}\n".encode() for number in range(32)]
+
+
+@pytest.mark.parametrize("tier", HERE)
+def test_no_key_of_a_tracker_reaches_a_program(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [facts.key for facts in TRACKERS.values() if facts.key]
+    for name in (*keys, "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, "of-a-tracker")
+    sandbox = Sandbox(tier)
+    look = "print(dict(os.environ), open(f'/proc/{os.getppid()}/environ').read())"
+    ran = sandbox.run(f"import os\ntry:\n    {look}\nexcept OSError:\n    print(dict(os.environ))")
+    sandbox.close()
+    assert b"PATH" in ran.stdout and b"of-a-tracker" not in ran.stdout, ran
+    assert "WANDB_API_KEY" in keys and not [key for key in keys if key.encode() in ran.stdout]
 
 
 @pytest.mark.parametrize("tier", HERE)

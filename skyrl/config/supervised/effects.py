@@ -44,7 +44,11 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
         "max_tokens_per_microbatch is -1",
         lambda run: run.max_tokens_per_microbatch == -1,
     ),
-    Effect("run_name", "run_path is left out", lambda run: run.run_path == f"runs/{run.run_name}"),
+    Effect(
+        "run_name",
+        "run_path is left out, or logger names a tracker beside the console",
+        lambda run: run.run_path == f"runs/{run.run_name}" or names_a_service(run),
+    ),
     Effect("eval_datasets", "evaluation is on (eval_before_train or eval_interval)", evaluates),
     Effect("eval_dataset_names", "evaluation is on (eval_before_train or eval_interval)", evaluates),
     Effect("chat_template.source", "chat_template.name_or_path is given", _is_named),
