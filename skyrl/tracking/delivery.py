@@ -19,16 +19,17 @@ class Delivery:
         self._run = run
         self._metrics = GrowingLines(run.folder / "metrics.jsonl")
         self._samples = SampleTables(run.folder / "trajectories.jsonl", run.settings.sample_rows)
-        self._seen = -1  # last step in the file
+        self._seen: dict[int, int] = {}  # step -> hash of its record in the file
         self._service = self._open()
         self._shown = self._service.known.step  # tables up to this step are delivered
 
     def deliver(self, *, at_end: bool = False) -> None:
         """Deliver what was written since the last call; `at_end`: what comes from the run is complete."""
         for record in self._metrics.new():
-            step = int(record.pop("step"))
-            self._deliver_step(step, record)
-            self._seen = step
+            step, mark = int(record.pop("step")), hash(frozenset(record.items()))
+            if self._seen.get(step) != mark:  # else the file was replaced, and is read again
+                self._deliver_step(step, record, is_changed=step in self._seen)
+                self._seen[step] = mark
         if at_end:
             self._show_samples(math.inf)
 
@@ -41,22 +42,31 @@ class Delivery:
         run, known = self._run, Known.read(self._run.state_file)
         module, _, name = TRACKERS[run.service].made_by.partition(":")
         service: Service = getattr(import_module(module), name).of_run(run, known)
+        first, last = run.first_step, service.known.step
+        if first is not None and first < last and not service.rewind(first):
+            service.known = attrs.evolve(service.known, lost=(*service.known.lost, f"{first + 1}-{last}"))
         self._keep(service.known)
-        service.describe(stored_configuration(run.folder))
-        if run.first_step is not None and run.first_step < service.known.step:
-            service.rewind(run.first_step)
+        lost = {"steps_of_killed_sessions": service.known.lost} if service.known.lost else {}
+        service.describe(stored_configuration(run.folder) | lost)
         return service
 
     def _show_samples(self, before: float) -> None:
         for table in self._samples.before(before):
             if table.step > self._shown:
                 self._service.table(table)
+                self._shown = table.step
 
-    def _deliver_step(self, step: int, metrics: dict[str, float]) -> None:
-        """A step that the service has is left out; where the run went back, what followed is replaced if it can be."""
+    def _deliver_step(self, step: int, metrics: dict[str, float], *, is_changed: bool) -> None:
+        """A step that the service has is left out; where the run went back, what followed is replaced if it can be.
+
+        `is_changed`: the file had another record of the step before.
+        """
         service = self._service
+        if is_changed and service.rewind(step - 1):
+            self._seen = {each: mark for each, mark in self._seen.items() if each < step}
+            self._shown = min(self._shown, step - 1)
         self._show_samples(step)
-        if step <= service.known.step and not (step <= self._seen and service.rewind(step - 1)):
+        if step <= service.known.step:
             return
         service.log(step, metrics)
         for table in evaluation_tables(self._run.evaluations, step, self._run.settings.sample_rows):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -19,17 +20,26 @@ LONGEST = 4_000
 
 
 class GrowingLines:
-    """A file of JSON lines that another process appends to. Each complete line is given once."""
+    """A file of JSON lines that another process appends to. Each complete line is given once; all of them are given
+    again once the file was replaced, as it is where a run returns to a checkpoint.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = 0
+        self._offset, self._inode = 0, 0
+
+    @property
+    def is_replaced(self) -> bool:
+        """Is it another file than the one that was read?"""
+        return bool(self._offset) and self._path.is_file() and self._path.stat().st_ino != self._inode
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Lines that were completed since the last call. A file that is not there has none yet."""
         if not self._path.is_file():
             return
         with self._path.open("rb") as lines:
+            inode = os.fstat(lines.fileno()).st_ino
+            self._offset, self._inode = self._offset if inode == self._inode else 0, inode
             lines.seek(self._offset)
             for line in lines:
                 if not line.endswith(b"\n"):
@@ -47,7 +57,9 @@ class SampleTables:
         self._ahead: list[dict[str, Any]] = []  # at most one: the first record of a later step
 
     def before(self, step: float) -> Iterator[Table]:
-        """Tables of the steps before this one that were not given yet: when it is logged, they are complete."""
+        """Tables of the steps before this one that were not given yet: when it is logged, they are complete. Where the
+        file was replaced, they are given again.
+        """
         tables: dict[int, list[Sequence[Any]]] = {}
         for record in self._records_before(step) if self._size else ():
             rows = tables.setdefault(int(record["step"]), [])
@@ -58,7 +70,7 @@ class SampleTables:
 
     def _records_before(self, step: float) -> Iterator[dict[str, Any]]:
         """New records; one of a later step ends them, and is kept for the next call."""
-        ahead, self._ahead = self._ahead, []
+        ahead, self._ahead = [] if self._lines.is_replaced else self._ahead, []
         for record in chain(ahead, self._lines.new()):
             if record["step"] >= step:
                 self._ahead = [record]

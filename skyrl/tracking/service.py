@@ -77,6 +77,9 @@ class Known:
     """Last step that was delivered; -1: none."""
 
     sessions: tuple[OfflineSession, ...] = ()
+    lost: tuple[str, ...] = ()
+    """Ranges of steps, such as `6-7`, that the service keeps as a killed session had them: the run then resumed before
+    them, and the service cannot take them back."""
 
     @classmethod
     def read(cls, path: Path) -> Self:

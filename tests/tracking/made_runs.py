@@ -43,13 +43,13 @@ def make_run(folder: Path, steps: Iterable[int], **changes: Any) -> Path:
     return folder
 
 
-def append(folder: Path, steps: Iterable[int]) -> None:
-    """The steps happen: samples, then metrics, of which the reward is a tenth of the step."""
+def append(folder: Path, steps: Iterable[int], bonus: float = 0.0) -> None:
+    """The steps happen: samples, then metrics, of which the reward is a tenth of the step, and the bonus."""
     for step in steps:
         with (folder / "trajectories.jsonl").open("a") as lines:
             lines.writelines(json_line(sample(step, number)) for number in range(2))
         with (folder / "metrics.jsonl").open("a") as lines:
-            lines.write(json_line({"step": step, REWARD: step / 10}))
+            lines.write(json_line({"step": step, REWARD: step / 10 + bonus}))
 
 
 def sample(step: int, number: int) -> dict[str, Any]:
@@ -84,6 +84,8 @@ class Listed:
 
     def describe(self, stored: Mapping[str, Any]) -> None:
         self.given.append(("config", stored["config"]["trainer"]["run_name"]))
+        if lost := stored.get("steps_of_killed_sessions"):
+            self.given.append(("lost", *lost))
 
     def rewind(self, step: int) -> bool:
         if self.rewinds:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 from skyrl.tracking.delivery import Delivery
+from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tracking.offline_sessions import closed, opened, resumable
 from skyrl.tracking.run_files import LONGEST, GrowingLines, SampleTables
 from skyrl.tracking.service import Known, ServiceRun, Table
@@ -61,6 +61,8 @@ def test_a_service_that_cannot_forget_keeps_its_steps_when_a_run_goes_back(
     deliver(service_run(make_run(tmp_path / "run", range(1, 8))))
     resumed = resumed_after(tmp_path / "run", 5)
     assert steps(listed) == [*range(1, 8), *range(8, 13)]
+    assert ("lost", "6-7") in listed.given  # the service shows which steps have values of the killed session
+    assert Known.read(resumed.state_file).lost == ("6-7",)
     assert Known.read(resumed.state_file).step == 12
 
 
@@ -72,12 +74,15 @@ def test_a_service_that_can_forget_gets_the_steps_of_the_resumed_run(tmp_path: P
     assert ("rewind", 5) in listed.given
 
 
-def resumed_after(folder: Path, step: int) -> ServiceRun:
-    """A session that goes on to step 12 from a checkpoint, before which the files were cut."""
+def cut_after(folder: Path, step: int) -> None:
+    """What a run does to its files when it resumes from a checkpoint, or returns to one."""
     for name in ("metrics", "trajectories"):
-        shutil.copy(folder / f"{name}.jsonl", folder / "whole")
-        lines = (folder / "whole").read_text().splitlines(keepends=True)
-        (folder / f"{name}.jsonl").write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+        JsonLines(folder / f"{name}.jsonl").forget_after(step)
+
+
+def resumed_after(folder: Path, step: int) -> ServiceRun:
+    """A session that goes on to step 12 from a checkpoint."""
+    cut_after(folder, step)
     append(folder, range(step + 1, 13))
     run = service_run(folder, first_step=step)
     deliver(run)
@@ -87,16 +92,36 @@ def resumed_after(folder: Path, step: int) -> ServiceRun:
 def test_a_run_that_returned_to_a_checkpoint_in_one_session_logs_no_step_twice(
     tmp_path: Path, listed: type[Listed]
 ) -> None:
-    folder = make_run(tmp_path / "run", (1, 2, 3, 2, 3, 4))  # after a loss that was not finite
-    deliver(service_run(folder))
+    went_back_to_the_first_of_three(make_run(tmp_path / "run", (1, 2, 3)))
     assert steps(listed) == [1, 2, 3, 4]
+    assert tables(listed) == [1, 2, 3, 4]
 
 
 def test_the_same_run_in_a_service_that_can_forget_has_the_later_values(tmp_path: Path, listed: type[Listed]) -> None:
     listed.rewinds = True
-    folder = make_run(tmp_path / "run", (1, 2, 3, 2, 3, 4))
-    deliver(service_run(folder))
-    assert steps(listed) == [1, 2, 3, 2, 3, 4] and ("rewind", 1) in listed.given
+    went_back_to_the_first_of_three(make_run(tmp_path / "run", (1, 2, 3)))
+    assert [each for each in listed.given if isinstance(each[0], int)] == [
+        (1, 0.1), (2, 0.2), (3, 0.3), (2, 5.2), (3, 5.3), (4, 5.4)
+    ]  # fmt: skip
+    assert [each for each in listed.given if each[0] == "rewind"] == [("rewind", 1)]
+    assert tables(listed) == [1, 2, 2, 3, 4]  # that of step 3 was not complete before
+
+
+def tables(service: type[Listed]) -> list[int]:
+    return [each[1] for each in service.given if each[0] == "samples"]
+
+
+def went_back_to_the_first_of_three(folder: Path) -> None:
+    """A session whose third step is followed by a return to the checkpoint of the first."""
+    delivery = Delivery(service_run(folder, first_step=0))
+    delivery.deliver()
+    cut_after(folder, 1)
+    delivery.deliver()  # nothing is new yet
+    append(folder, (2, 3), bonus=5.0)
+    delivery.deliver()
+    append(folder, (4,), bonus=5.0)
+    delivery.deliver(at_end=True)
+    delivery.close()
 
 
 def test_no_table_is_made_where_none_is_wanted(tmp_path: Path, listed: type[Listed]) -> None:
