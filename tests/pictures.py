@@ -44,7 +44,7 @@ def take_view(window: Browser, run: Path, file: Path) -> None:
     while index.update():
         pass
     with served(run, index) as address:
-        window.open(f"{address}/?order=highest+reward")
+        window.open(f"{address}/?order=highest+reward&key=key")
         window.wait_until("document.getElementById('status').textContent.includes('samples')")
         window.save(DOCS / "view-list.png", height=640)
         number = telling(index)
@@ -60,7 +60,7 @@ def served(run: Path, index: SampleIndex) -> Iterator[str]:
     updater = IndexUpdater(index)
     updater.complete = True
     with listen("127.0.0.1", 0, None, "") as bound:
-        server = server_of(view_app(Pages(run.absolute(), index, TokenFiles(run / "tokens")), index, updater))
+        server = server_of(view_app(Pages(run.absolute(), index, TokenFiles(run / "tokens")), index, updater, "key"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         try:

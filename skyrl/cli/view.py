@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,8 +23,8 @@ _HOST = "127.0.0.1"
 def view(run: Path, port: int, index: Path | None) -> None:
     """Browse the samples of RUN in a browser, while the run continues or later.
 
-    RUN is the folder of a run. The page is served to this machine alone, and changes nothing. An index of the samples
-    is kept in RUN/trajectories.index, and may be deleted.
+    RUN is the folder of a run. The page is served to this machine alone, to who has the key in the printed address, and
+    changes nothing. An index of the samples is kept in RUN/trajectories.index, and may be deleted.
     """
     missing = [name for name in ("starlette", "uvicorn", "jinja2", "pyarrow") if importlib.util.find_spec(name) is None]
     if missing:
@@ -44,8 +45,9 @@ def view(run: Path, port: int, index: Path | None) -> None:
         found.update()  # the first page has something to show
         updater.start()
         held.callback(updater.close)
-        click.echo(f"{run} at http://{_HOST}:{bound.getsockname()[1]}/ (Ctrl-C ends it)")
-        serve(view_app(Pages(run.absolute(), found, TokenFiles(run / FOLDER)), found, updater), bound)
+        key = secrets.token_urlsafe(16)
+        click.echo(f"{run} at http://{_HOST}:{bound.getsockname()[1]}/?key={key} (Ctrl-C ends it)")
+        serve(view_app(Pages(run.absolute(), found, TokenFiles(run / FOLDER)), found, updater, key), bound)
     click.echo("The view has been closed.")
 
 

@@ -1,13 +1,16 @@
-"""The service of `skyrl view`: pages that only this machine's own browser can read, and that change nothing.
+"""The service of `skyrl view`: pages for the browser of the user who started it, which change nothing.
 
 A request has to name this machine as its host, so that no page of another site reaches the samples by a name that it
-points here. There is no route that writes; scripts and styles come from here alone.
+points here, and to bring a key that the command printed, so that no other user of the machine reaches them. There is no
+route that writes; scripts and styles come from here alone.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -84,8 +87,30 @@ class SafeHeaders:
         await self._app(scope, receive, sent)
 
 
-def view_app(pages: Pages, index: SampleIndex, updater: IndexUpdater) -> Starlette:
-    """The service, for any ASGI server."""
+class OneUser:
+    """Answers who brings the key: in the address once, which a cookie replaces, as addresses are kept and shown."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app, self._key = app, key
+        self._cookie = f"skyrl_view_{sha256(key.encode()).hexdigest()[:8]}"  # ports of one host share their cookies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._is_key(Request(scope).cookies.get(self._cookie, "")):
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        answer: Response = PlainTextResponse("Open the address that `skyrl view` printed, with its key.\n", 403)
+        if self._is_key(request.query_params.get("key", "")):
+            answer = RedirectResponse(str(request.url.remove_query_params("key")), 303)
+            answer.set_cookie(self._cookie, self._key, httponly=True, samesite="strict")
+        await answer(scope, receive, send)
+
+    def _is_key(self, text: str) -> bool:
+        return secrets.compare_digest(text.encode(), self._key.encode())
+
+
+def view_app(pages: Pages, index: SampleIndex, updater: IndexUpdater, key: str) -> Starlette:
+    """The service, for any ASGI server; `key` is what a browser has to bring, as `?key=...`."""
 
     async def samples(request: Request) -> Response:
         return await _page(pages, lambda query: pages.samples(query), request)
@@ -113,7 +138,11 @@ def view_app(pages: Pages, index: SampleIndex, updater: IndexUpdater) -> Starlet
         Route("/status", status, methods=["GET"]),
         Mount("/static", StaticFiles(directory=Path(__file__).with_name("static"))),
     ]
-    guards = [Middleware(SafeHeaders), Middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS), www_redirect=False)]
+    guards = [
+        Middleware(SafeHeaders),
+        Middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS), www_redirect=False),
+        Middleware(OneUser, key=key),
+    ]
     return Starlette(routes=routes, middleware=guards)
 
 

@@ -42,16 +42,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(run: Path) -> Iterator[str]:
+def address(run: Path, window: Browser) -> Iterator[str]:
     """The service, on a port of its own."""
     index = SampleIndex(run / "trajectories.jsonl", run / "trajectories.index")
     updater = IndexUpdater(index)
     with listen("127.0.0.1", 0, None, "") as bound:
-        server = server_of(view_app(Pages(run, index, TokenFiles(run / "tokens")), index, updater))
+        server = server_of(view_app(Pages(run, index, TokenFiles(run / "tokens")), index, updater, "key"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         updater.start()
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        base = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        window.open(f"{base}/?key=key")
+        yield base
         server.should_exit = True
         thread.join()
         updater.close()

@@ -17,6 +17,7 @@ from skyrl.viewer.sample_index import SampleIndex
 from skyrl.viewer.server import IndexUpdater, view_app
 from tests.viewer_run import HOSTILE, group, write
 
+KEY = "a-key"
 STORED = Path(__file__).parents[1] / "stored" / "0.1.0" / "run"
 
 
@@ -24,8 +25,10 @@ def client_of(run: Path, index: Path) -> TestClient:
     found = SampleIndex(run / "trajectories.jsonl", index)
     while found.update():
         pass
-    app = view_app(Pages(run, found, TokenFiles(run / "tokens")), found, IndexUpdater(found))
-    return TestClient(app, base_url="http://127.0.0.1:8008")
+    app = view_app(Pages(run, found, TokenFiles(run / "tokens")), found, IndexUpdater(found), KEY)
+    client = TestClient(app, base_url="http://127.0.0.1:8008")
+    client.get("/", params={"key": KEY})
+    return client
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +137,23 @@ def test_nothing_but_the_scripts_of_this_service_may_run_in_any_response(client:
     policy = headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'") and "unsafe" not in policy
     assert headers["x-content-type-options"] == "nosniff" and headers["x-frame-options"] == "DENY"
+
+
+def test_the_key_of_the_printed_address_becomes_a_cookie_that_no_script_reads(client: TestClient) -> None:
+    other = TestClient(client.app, base_url="http://127.0.0.1:8008", follow_redirects=False)
+    answer = other.get(f"/?step=1&key={KEY}")
+    assert (answer.status_code, answer.headers["location"]) == (303, "http://127.0.0.1:8008/?step=1")
+    assert "HttpOnly" in answer.headers["set-cookie"] and "SameSite=strict" in answer.headers["set-cookie"]
+    assert other.get("/?step=1").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/sample/0", "/status", "/static/view.js", "/?key=", "/?key=another", "/nothing"]
+)
+def test_who_has_no_key_sees_nothing(client: TestClient, path: str) -> None:
+    answer = TestClient(client.app, base_url="http://127.0.0.1:8008").get(path)
+    assert answer.status_code == 403 and "Open the address that `skyrl view` printed" in answer.text
+    assert "set-cookie" not in answer.headers and "default-src 'none'" in answer.headers["content-security-policy"]
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8008", "127.0.0.1.evil.example", "0.0.0.0:8008", ""])

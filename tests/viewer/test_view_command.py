@@ -20,10 +20,12 @@ def test_the_command_serves_this_machine_until_it_is_interrupted_and_leaves_its_
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = process.stdout.readline().split(" at ")[1].split()[0]
-        page = get(address, timeout=60)
+        page = get(address, timeout=60, follow_redirects=True)
+        stranger = get(address.partition("?")[0], timeout=60)
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
     assert address.startswith("http://127.0.0.1:") and "an answer" in page.text
+    assert stranger.status_code == 403
     assert (process.returncode, rest) == (0, "The view has been closed.\n")
     assert (tmp_path / "trajectories.index").is_file()
 
