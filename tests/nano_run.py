@@ -59,7 +59,7 @@ def train(nano: Path, out: Path, **changes: Any) -> BasePPOExp:
 
 def metrics(out: Path, own: Collection[str] = ()) -> list[dict[str, Any]]:
     """`metrics.jsonl` without what is measured in time. `own` are metrics of a loss that is not skyrl's."""
-    timed = ("timing/", "per_second", "trajectory_time", "throughput")
+    timed = ("timing/", "memory/", "per_second", "trajectory_time", "throughput")
     return [
         {name: value for name, value in record.items() if not any(part in name for part in timed)}
         for record in all_metrics(out, own)

@@ -115,7 +115,7 @@ DEFAULT_ALARMS: Mapping[str, DefaultAlarm] = {
         ),
         DefaultAlarm(
             AlarmConfig(
-                name="throughput_halved", metric="trainer/tokens_per_second", when="falls", threshold=0.5, window=10
+                name="throughput_halved", metric="trainer/tokens_per_second", when="falls", threshold=0.5, window=25
             ),
             "Steps are half as fast as they were: an engine may be lost, or the machine is shared.",
         ),

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from skyrl.errors import Stopped
+from skyrl.processes.memory import resident_bytes
 from skyrl.processes.progress import Progress
 from skyrl.processes.redaction import redacted_tree
 from skyrl.tracking.run_progress import FILE
@@ -56,18 +57,9 @@ class ProgressFile:
             "waits": waits,
             "details": self._progress.details() if waits else "",
             "warning": self._progress.warning,
-            "memory_bytes": _resident_bytes(),
+            "memory_bytes": resident_bytes(),
         }
 
     def _write_on(self) -> None:
         while not self._ended.wait(EVERY):
             self.write("running")
-
-
-def _resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")

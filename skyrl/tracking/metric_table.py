@@ -241,6 +241,9 @@ _RUN = (
     MetricSpec("trainer/samples_seen", "answers", "Answers that were trained on since the run began."),
     MetricSpec("trainer/tokens_seen", "tokens", "Tokens of those answers."),
     MetricSpec("trainer/tokens_per_second", "tokens per s", "Tokens of the step over the time of the step."),
+    MetricSpec(
+        "memory/process_bytes", "bytes", "Resident memory of the process of `skyrl run`, after the step; others on Ray."
+    ),
     MetricSpec("alarm/<name>", "1", "1 in the step that raised the alarm of this name."),
     MetricSpec("trainer/skipped_steps", "steps", "1 for a step that was left out because a number was not finite."),
     MetricSpec("timing/step", "s", "The whole step, without evaluation and checkpoint."),

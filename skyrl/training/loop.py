@@ -13,6 +13,7 @@ from attrs import field, frozen
 
 from skyrl.config import TrainerConfig
 from skyrl.errors import NonFiniteError, Stopped
+from skyrl.processes.memory import resident_bytes
 from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.tracking.timing import Clock
 from skyrl.tracking.tracker import Tracker
@@ -278,7 +279,8 @@ class TrainingLoop:
         seconds = timings["timing/step"]
         self.clock.total += seconds
         timings |= {"timing/all_steps": self.clock.total}
-        return timings | {"trainer/tokens_per_second": metrics.get(self.trainer.tokens, 0) / seconds}
+        speed = {"trainer/tokens_per_second": metrics.get(self.trainer.tokens, 0) / seconds}
+        return timings | speed | {"memory/process_bytes": float(resident_bytes())}
 
     def state(self) -> dict[str, Any]:
         """The loop's state for a checkpoint: as it was after the last whole step."""

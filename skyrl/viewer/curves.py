@@ -27,7 +27,7 @@ CHARTS: tuple[tuple[str, str], ...] = (
     ("Truncated, repeated, without contrast", r"generate/(truncated|repeated)_ratio|reward/zero_variance_groups"),
     ("Staleness", r"async/staleness_(mean|max|ratio)"),
     ("Tokens per second", r"trainer/tokens_per_second"),
-    ("Memory", r".*memory.*"),
+    ("Memory", r"memory/.+"),
     ("Engines", r"inference/engines_(in_service|lost)"),
 )
 """Title, and pattern of the metrics in the chart. A chart that no run has a metric for is left out."""

@@ -31,7 +31,7 @@ from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tracking.tracker import TrackedRun
 from tests.effects.probe import Scene, observable
 
-TIMED = ("timing/", "per_second", "trajectory_time", "throughput")
+TIMED = ("timing/", "memory/", "per_second", "trajectory_time", "throughput")
 """Parts of the names of metrics that are measured in time."""
 
 

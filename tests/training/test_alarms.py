@@ -36,7 +36,7 @@ ILL: dict[str, tuple[list[dict[str, float]], int]] = {
     "repeated_text": (course("generate/repeated_ratio", [0.7] * 5), 5),
     "no_signal": (course("reward/zero_variance_groups", [1.0] * 10), 10),
     "train_rollout_difference": (course("policy/rollout_train_logprobs_abs_diff_mean", [0.2] * 5), 5),
-    "throughput_halved": (course("trainer/tokens_per_second", [100.0] * 10 + [49.0] * 10), 20),
+    "throughput_halved": (course("trainer/tokens_per_second", [100.0] * 25 + [49.0] * 25), 50),
     "evaluation_falls": (
         [
             {"reward/avg_raw_reward": 0.2, "eval/all/avg_score": 0.5, "eval/all/avg_score_stderr": 0.03},

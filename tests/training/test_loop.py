@@ -150,6 +150,7 @@ async def test_evaluation_reference_export_and_checkpoint_have_their_turns() -> 
     assert first == {"begun": 1.0, "eval/score": 0.25, "timing/eval": first["timing/eval"]}
     assert (last["loss"], last["eval/score"], last["trainer/epoch"], last["trainer/global_step"]) == (0.5, 0.25, 2.0, 5)
     assert last["trainer/tokens_per_second"] == pytest.approx(12.0 / last["timing/step"])
+    assert last["memory/process_bytes"] > 1e7
     steps = [world.records[step]["timing/step"] for step in range(1, 6)]
     assert last["timing/all_steps"] == pytest.approx(sum(steps))
     measured = {"timing/step", "timing/all_steps", "timing/update_ref_with_policy", "timing/eval"}
