@@ -91,7 +91,7 @@ def run_package(package: str, drawn: int) -> Score:
         sys.exit(f"the tests of {package} could not be collected: {log}")
     found = try_mutants(package, chosen, state, coverage, run_tests)
     living = {name: outcome.what for name, outcome in found.items() if outcome.lives}
-    excused = survivors.update(survivors.TABLE, package, chosen, living)
+    excused = survivors.update(survivors.TABLE, package, everything, chosen, living)
     killed = len(chosen) - len(living)
     return Score(package=package, mutants=len(everything), tried=len(chosen), killed=killed, excused=excused)
 

@@ -11,11 +11,15 @@ TABLE = Path(__file__).parent / "survivors.tsv"
 _HEAD = "package\tmutant\toutcome\treason"
 
 
-def update(table: Path, package: str, drawn: Sequence[Mutant], survivors: Mapping[str, str]) -> int:
+def update(
+    table: Path, package: str, mutants: Sequence[Mutant], drawn: Sequence[Mutant], survivors: Mapping[str, str]
+) -> int:
     """Puts the survivors of a package into the table, with the reasons that stood there; those of `drawn` that are
-    killed now leave it. Returns how many of the survivors have a reason.
+    killed now leave it, and those that are no `mutants` of the package any more. Returns how many of the survivors have
+    a reason.
     """
-    rows = {(line[0], line[1]): (line[2], line[3]) for line in _read(table)}
+    known = {mutant.name for mutant in mutants}
+    rows = {(line[0], line[1]): (line[2], line[3]) for line in _read(table) if line[0] != package or line[1] in known}
     for mutant in drawn:
         reason = rows.pop((package, mutant.name), ("", ""))[1]
         if mutant.name in survivors:

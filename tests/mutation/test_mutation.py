@@ -194,12 +194,14 @@ def test_what_a_test_notices_is_told_from_what_none_does_and_is_not_run_again(pr
 
 def test_a_reason_stays_with_its_survivor_and_leaves_with_it(module: Path, tmp_path: Path) -> None:
     table, mutants = tmp_path / "table.tsv", mutants_of(module, "module.py")[:2]
-    update(table, "p", mutants, {mutants[0].name: "survived", mutants[1].name: "not run"})
+    update(table, "p", mutants, mutants, {mutants[0].name: "survived", mutants[1].name: "not run"})
     text = table.read_text(encoding="utf-8").replace("survived\t", "survived\tno one asks")
     table.write_text(text, encoding="utf-8")
-    update(table, "p", mutants, {mutants[0].name: "survived"})
+    update(table, "p", mutants, mutants, {mutants[0].name: "survived"})
     assert table.read_text(encoding="utf-8").splitlines()[1:] == [f"p\t{mutants[0].name}\tsurvived\tno one asks"]
-    update(table, "p", mutants, {})
+    update(table, "p", mutants, mutants[1:], {})  # the other one was not drawn
+    assert table.read_text(encoding="utf-8").count("\n") == 2
+    update(table, "p", mutants[1:], [], {})  # and is gone now
     assert table.read_text(encoding="utf-8").count("\n") == 1
 
 
