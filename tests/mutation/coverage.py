@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from attrs import frozen
@@ -48,8 +50,9 @@ class Coverage:
         return {(mutant.file, mutant.statement)} if own.isdisjoint(self.ran) else own
 
     def of(self, mutant: Mutant, files: Collection[str], first: Sequence[str] = ()) -> dict[str, float]:
-        """Tests in these files that run the mutant's lines, with their CPU seconds: those of `first`, then the fastest.
-        For lines that run at import, these are the tests that run anything in its module, and after them all others.
+        """Tests in these files that run the mutant's lines, with their CPU seconds: those of `first`, then the fastest,
+        then the fastest of each file. For lines that run at import, these are the tests that run anything in its
+        module, and after them all others.
         """
         at_import = self.at_import(mutant)
         lines = self._lines(mutant)
@@ -60,15 +63,32 @@ class Coverage:
             for name, (seconds, ran) in self.tests.items()
             if name.partition("::")[0] in files and (at_import or not lines.isdisjoint(ran))
         }
-        ordered = [name for name in first if name in running]
-        ordered += sorted(running, key=lambda name: (running[name], name))
-        chosen: dict[str, float] = {}
-        for name in dict.fromkeys(ordered):
-            _, seconds = running[name]
-            if chosen and sum(chosen.values()) + seconds > PATIENCE:
-                break
-            chosen[name] = seconds
-        return chosen
+        fastest = sorted(running, key=lambda name: (running[name], name))
+        fastest = list(dict.fromkeys([*(name for name in first if name in running), *fastest]))
+        seconds = {name: running[name][1] for name in fastest}
+        chosen = _within(fastest, seconds, PATIENCE / 3)
+        others = _by_turns([name for name in fastest if name not in chosen])
+        return chosen | _within(others, seconds, PATIENCE - sum(chosen.values()))
+
+
+def _within(names: Sequence[str], seconds: Mapping[str, float], most: float) -> dict[str, float]:
+    """As many of the tests as `most` seconds allow, and at least one."""
+    ends = accumulate(seconds[name] for name in names)
+    return {
+        name: seconds[name]
+        for place, (name, end) in enumerate(zip(names, ends, strict=True))
+        if not place or end <= most
+    }
+
+
+def _by_turns(names: Sequence[str]) -> list[str]:
+    """The first test of each file, then the second of each, and so on."""
+    counted: Counter[str] = Counter()
+    turns = []
+    for name in names:
+        counted[name.partition("::")[0]] += 1
+        turns.append(counted[name.partition("::")[0]])
+    return [name for _, name in sorted(zip(turns, names, strict=True), key=lambda pair: pair[0])]
 
 
 def coverage_of(package: str, state: State) -> Coverage:
