@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from skyrl.rollout.filters import backfilled
 from skyrl.rollout.measures import measure
+from skyrl.rollout.transcript import Transcript
 from skyrl.trajectory import Failure, Prompt, TokenRow, Trajectory, TrajectoryGroup, TurnReward
 
 
@@ -57,6 +59,23 @@ def test_rows_are_counted_for_each_trajectory() -> None:
     )
     found = measure(groups(row([1], [1], earlier=(earlier,)), row([1], [1])))
     assert (found["generate/avg_num_rows"], found["generate/avg_num_turns"]) == (1.5, 1.5)
+
+
+def test_an_answer_of_which_nothing_was_sampled_has_turns_of_no_tokens() -> None:
+    found = measure(groups(row([0], [1])))
+    assert [found[f"generate/tokens_per_turn_{each}"] for each in ("mean", "std", "max")] == [0.0, 0.0, 0]
+
+
+def test_a_sample_without_reward_is_filled_with_the_next_that_has_one() -> None:
+    rows = (row([1], [3.0]), row([], [], failed=True), row([1], [5.0]))
+    group = evolve(groups(rows[0])[0], trajectories=rows)
+    assert backfilled(group).rewards == (3.0, 5.0, 5.0)
+
+
+def test_tokens_that_are_placed_before_any_turn_are_of_the_first_version() -> None:
+    transcript = Transcript((1,))
+    transcript.place((5, 6))
+    assert (transcript.versions, transcript.sampled) == ([0, 0], [0, 0])
 
 
 def test_parts_of_the_reward_are_averaged_by_name_over_the_answers_that_have_them() -> None:

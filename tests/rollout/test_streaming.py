@@ -134,6 +134,21 @@ def test_tokens_of_older_weights_can_be_left_out_of_the_loss(mask: bool, trained
     assert [step.loss_mask for step in group.trajectories[0].steps] == trained
 
 
+@pytest.mark.parametrize(("versions", "several"), [(((0,), (0, 0)), 0), (((0,), (0, 1)), 4)])
+def test_answers_that_weights_of_several_versions_drew_are_counted(
+    versions: tuple[tuple[int, ...], ...], several: int
+) -> None:
+    """Two groups of two answers."""
+
+    async def measured() -> float:
+        source = rollouts(Sampler(versions=versions))
+        source.weights_are(0)
+        await source.next_batch(0)
+        return source.metrics()["async/trajectories_of_several_versions"]
+
+    assert run_in_virtual_time(measured()) == several
+
+
 def test_a_stream_that_is_closed_begins_no_group_in_the_place_of_one_that_ends() -> None:
     begun: list[str] = []
 
