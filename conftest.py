@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -78,6 +79,14 @@ def _without_gpus(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, int]]
 
         there = torch.cuda.device_count()
         yield from ((item, count) for item, count in needed if count > there)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives tests with the same mark xdist_group to one process of `pytest -n`."""
+    from tests.workers import group_scheduling
+
+    return group_scheduling(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -16,6 +16,8 @@ from tests.effects.probe import Observable, Probe
 from tests.effects.scenes import Sight, problems_of
 from tests.effects.table import PROBES, WITHOUT_EFFECT, page
 
+pytestmark = pytest.mark.xdist_group("effects")
+
 LEAVES = [(kind, path) for kind in KINDS for path, _ in leaf_paths(root_of(kind))]
 PROBED = {(probe.kind, probe.path) for probe in PROBES}
 UNIMPLEMENTED = {(kind, path) for kind in KINDS for path in kind_named(kind).unimplemented_paths}

@@ -90,7 +90,9 @@ def test_a_run_is_the_same_with_any_number_of_engines(nano: Path, tmp_path: Path
     found = []
     for engines in (1, 2, 3):
         out = tmp_path / str(engines)
-        train(nano, out, **STEPS, **ON_RAY, generator__inference_engine__num_engines=engines)
+        out.mkdir()
+        words = as_words(overrides(nano, out, **STEPS, **ON_RAY, generator__inference_engine__num_engines=engines))
+        subprocess.run([sys.executable, "-m", "skyrl.cli", "run", *words], check=True, cwd=out)
         records = metrics(out)
         assert {record.pop("inference/engines_in_service") for record in records} == {engines}
         found.append((records, tokens(out), (out / "run" / "model" / "model.safetensors").read_bytes()))

@@ -21,6 +21,8 @@ from skyrl.tree import fingerprint
 from tests.nano_run import config, metrics, overrides, train
 from tests.supervised_run import toml_file
 
+pytestmark = pytest.mark.xdist_group("recovery")
+
 SHORT: dict[str, Any] = {
     "trainer__deterministic": True,
     "trainer__max_training_steps": 4,

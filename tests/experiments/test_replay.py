@@ -22,6 +22,8 @@ from skyrl.tools.bisect import bisect
 from skyrl.tools.replay import Replay
 from tests.nano_run import config, overrides, train
 
+pytestmark = pytest.mark.xdist_group("replay")
+
 RECORDED: dict[str, Any] = {
     "trainer__recording": "jsonl",
     "trainer__deterministic": True,

@@ -27,6 +27,8 @@ from skyrl.models.reward_model import RewardModel
 from tests.nano_run import overrides
 from tests.supervised_run import records, train, word_of, write
 
+pytestmark = pytest.mark.xdist_group("judge")
+
 CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "XYZ"}]
 
 

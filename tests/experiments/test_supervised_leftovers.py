@@ -13,6 +13,8 @@ from skyrl.cli.main import cli
 from skyrl.models.reward_model import RewardModel
 from tests.supervised_run import farthest, train
 
+pytestmark = pytest.mark.xdist_group("leftovers")
+
 
 @pytest.fixture(scope="module")
 def left(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:

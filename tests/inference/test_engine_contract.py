@@ -27,6 +27,8 @@ from tests.inference.steps import Steps, gate_of_model, gate_of_vllm
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
 
+pytestmark = pytest.mark.xdist_group("vllm_contract")
+
 T = TypeVar("T")
 
 SECOND_EOS = 101

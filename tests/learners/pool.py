@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import multiprocessing
+import os
 import pickle
 import threading
 import warnings
@@ -142,7 +143,7 @@ def _serve(pipe: Connection) -> None:
     while True:
         method, args, kwargs = pickle.loads(pipe.recv_bytes())
         if method is None:
-            return
+            os._exit(0)  # taking apart an interpreter with torch in it takes a second
         try:
             result = method(held, *args, **kwargs) if method in _OURS else apply(held["object"], method, args, kwargs)
             result = asyncio.run(result) if inspect.iscoroutine(result) else result

@@ -1,0 +1,47 @@
+"""Tests that share what takes seconds to start run in one process of `pytest -n`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.workers import scope_of
+
+ROOT = Path(__file__).parents[1]
+CONFTEST = """
+from tests.workers import group_scheduling as pytest_xdist_make_scheduler
+"""
+
+
+def test_files_with_the_same_mark_are_one_scope_and_a_test_without_one_is_its_own() -> None:
+    files = ("learners/test_strategies", "learners/test_resharding", "processes/test_contract")
+    assert [scope_of(f"tests/{file}.py::test_it[a::b]", ROOT) for file in files] == ["ranks", "ranks", "ray"]
+    assert scope_of("tests/test_workers.py::test_it[1]", ROOT) == "tests/test_workers.py::test_it[1]"
+
+
+def test_every_mark_of_a_file_is_one_that_the_scheduler_reads() -> None:
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        written = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("pytestmark")]
+        if any("xdist_group" in line for line in written):
+            assert scope_of(f"{file.relative_to(ROOT)}::test_it", ROOT) in written[0], file
+
+
+@pytest.mark.long
+def test_a_group_runs_in_one_process(tmp_path: Path) -> None:
+    body = "import os, pytest\n{}\n@pytest.mark.parametrize('n', range(8))\ndef test_it(n):\n    {}\n"
+    note = "open('{}', 'a').write(os.environ['PYTEST_XDIST_WORKER'] + '\\n')"
+    mark = 'pytestmark = pytest.mark.xdist_group("g")'
+    for name, line in (("one", mark), ("two", mark), ("alone", "")):
+        said = note.format("alone" if name == "alone" else "group")
+        (tmp_path / f"test_{name}.py").write_text(body.format(line, said), encoding="utf-8")
+    (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider"]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    subprocess.run(command, cwd=tmp_path, env=environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    noted = {name: (tmp_path / name).read_text(encoding="utf-8").split() for name in ("group", "alone")}
+    assert len(noted["group"]) == 16 and len(set(noted["group"])) == 1
+    assert len(noted["alone"]) == 8
