@@ -80,7 +80,8 @@ class InferenceEngineConfig(BaseConfig):
     for Llama, Qwen2 and Qwen3 with `sdpa` attention, and none where it is deterministic."""
 
     enable_chunked_prefill: bool = True
-    """Read long prompts in pieces between steps of generation. vllm."""
+    """Read long prompts in pieces between steps of generation. On a CPU, only where a whole sequence does not fit into
+    max_num_batched_tokens. vllm."""
 
     max_num_batched_tokens: int = field(default=8192, validator=positive)
     """Tokens that one step of an engine computes, at most."""

@@ -61,6 +61,8 @@ def engine_arguments(
     if config.served_model_name is not None:
         arguments["served_model_name"] = config.served_model_name
     if device == "cpu":
+        # vLLM sets a seeded generator back after each piece of a prompt, and dies of it on a CPU, whose has no offset
+        arguments["enable_chunked_prefill"] &= config.max_num_batched_tokens < max_model_len
         arguments["kv_cache_memory_bytes"] = _cpu_cache(config, model, arguments["dtype"], max_model_len)
     else:
         arguments["enable_sleep_mode"] = True

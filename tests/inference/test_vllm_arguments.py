@@ -35,6 +35,13 @@ def problems(device: str = "cuda", **fields: Any) -> dict[str, str]:
     return {p.path.removeprefix("generator.inference_engine."): f"{p.message}; {p.hint}" for p in caught.value.problems}
 
 
+def test_on_a_cpu_no_prompt_is_read_in_pieces_unless_a_step_cannot_hold_it() -> None:
+    assert arguments("cpu")["enable_chunked_prefill"] is False
+    assert arguments("cpu", max_model_len=8193)["enable_chunked_prefill"] is True  # a step holds 8192 tokens
+    assert arguments("cpu", max_model_len=8193, max_num_batched_tokens=9000)["enable_chunked_prefill"] is False
+    assert arguments("cuda")["enable_chunked_prefill"] is True
+
+
 def test_every_field_reaches_vllm_or_is_known_to_be_something_else() -> None:
     lists = [set(SAME_NAME), set(OTHER_NAME), set(NOT_ARGUMENTS)]
     fields = set(fields_of(InferenceEngineConfig))

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
+import attrs
 import pytest
 
+from skyrl.config.tracker_settings import SwanLabConfig
 from skyrl.errors import UserError
 from skyrl.tools.track import deliver
-from tests.tracking import readers
-from tests.tracking.made_runs import REWARD, append, make_run
+from skyrl.tracking.offline_sessions import closed, opened
+from skyrl.tracking.service import Known
+from tests.tracking import made_runs, readers
+from tests.tracking.made_runs import REWARD, append, make_run, service_run
 
 READERS = {"tensorboard": readers.in_tensorboard, "wandb": readers.in_wandb}
 OFFLINE = ["trainer.trackers.wandb.mode=offline", 'trainer.trackers.tags=["a"]']
@@ -64,6 +70,33 @@ def configuration_in_wandb(folder: Path) -> dict[str, Any]:
         updates = record.run.config.update if kind == "run" else record.config.update if kind == "config" else ()
         found |= {item.key or item.nested_key[0]: json.loads(item.value_json) for item in updates}
     return found
+
+
+def test_online_wandb_gets_what_its_server_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = service_run(make_run(tmp_path / "run", range(10)), "wandb", first_step=9)
+    Known(id="one", step=9).write(run.state_file)  # given to a process that was killed before all was uploaded
+    given: list[int] = []
+    server = MagicMock(id="one", step=7)  # the next one that it takes
+    server.log = lambda values, step: given.append(step) if REWARD in values else None
+    monkeypatch.setattr("wandb.init", lambda **settings: server)
+    made_runs.deliver(run)
+    assert given == [7, 8, 9]
+    assert Known.read(run.state_file).step == 9
+
+
+def test_online_swanlab_gets_again_what_a_killed_process_may_not_have_uploaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = service_run(make_run(tmp_path / "run", range(10)), "swanlab", swanlab=SwanLabConfig(mode="online"))
+    (tmp_path / "a").mkdir()
+    first = closed(opened(Known(id="one"), str(tmp_path / "a")))
+    killed = opened(attrs.evolve(first, step=4), str(tmp_path / "b"))
+    attrs.evolve(killed, step=9).write(run.state_file)
+    package = MagicMock()
+    monkeypatch.setitem(sys.modules, "swanlab", package)
+    made_runs.deliver(run)
+    given = [call.kwargs["step"] for call in package.init.return_value.log.mock_calls if REWARD in call.args[0]]
+    assert given == [5, 6, 7, 8, 9]  # SwanLab leaves out those that it has
 
 
 def test_a_folder_that_is_no_runs_is_refused(tmp_path: Path) -> None:
