@@ -87,6 +87,14 @@ async def test_what_a_coroutine_raises_is_a_failure_and_the_next_one_runs() -> N
     assert fine.rewards == (1.0,)
 
 
+async def test_the_share_that_may_fail_is_of_all_samples_of_all_prompts() -> None:
+    """Two of four samples fail, and half of them may."""
+    gym = SkyRLGymConfig(max_attempts=1, max_failed_share=0.5)
+    made = generator(Says(TOKENIZER, ["1"], ["x"], ["0"], ["x"]), TOKENIZER, gym)
+    (group,) = await play(made, prompt(TOKENIZER, "tests-waits"), samples=4)
+    assert [row.failed for row in group.trajectories].count(True) == 2
+
+
 def test_reward_functions_of_all_forms_and_tools_may_be_coroutines() -> None:
     async def ours(completion: str, **columns: Any) -> float:
         return 0.5

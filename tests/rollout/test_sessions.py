@@ -24,8 +24,13 @@ FAILURE = Failure(kind="raised", reason="the grader broke")
 
 
 class Pays(Env):
+    closed = 0
+
     def step(self, action: str) -> EnvStep:
         return EnvStep(reward=1.0, done=True)
+
+    def close(self) -> None:
+        Pays.closed += 1
 
 
 register("tests-pays", Pays)
@@ -111,6 +116,19 @@ def test_a_group_that_is_given_up_waits_for_no_environment_that_is_beginning() -
         return asyncio.get_running_loop().time()
 
     assert run_in_virtual_time(given_up()) == 1.0
+
+
+def test_the_environments_of_a_group_that_is_given_up_while_the_engine_samples_are_closed() -> None:
+    async def closed() -> int:
+        before = Pays.closed
+        session = World(engine={"a": 1000.0}).session(samples=3)
+        group = asyncio.ensure_future(session.group(prompt("a"), weight_version=0))
+        await asyncio.sleep(1.0)
+        group.cancel()
+        await asyncio.wait([group])
+        return Pays.closed - before
+
+    assert run_in_virtual_time(closed()) == 3
 
 
 def test_a_group_that_is_given_up_ends_after_the_environments_that_were_beginning() -> None:
