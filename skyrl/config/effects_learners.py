@@ -23,6 +23,11 @@ _NOT_ABORT = Condition(
 )
 
 
+def _profiles(run: SkyRLTrainConfig) -> bool:
+    """Whether steps are profiled."""
+    return bool(run.trainer.profile_steps)
+
+
 def _offload_after_step(model: ModelTable) -> Effect:
     """The state of the optimizer makes room where others want the GPU that it is on."""
 
@@ -46,6 +51,7 @@ LEARNER_EFFECTS: tuple[Effect, ...] = (
     *(effect_where(CRITIC.at(name), _CRITIC) for name in ("sequence_parallel_size", "model_config_kwargs")),
     *(effect for model in (POLICY, CRITIC, REFERENCE) for effect in model_effects(model)),
     *(effect for model in (POLICY, CRITIC) for effect in _optimizer(model)),
+    effect_where("trainer.policy.record_memory", Condition("trainer.profile_steps has a step", _profiles)),
     *(effect_where(f"trainer.placement.ref_{name}", _KL) for name in ("num_nodes", "num_gpus_per_node")),
     *(effect_where(f"trainer.placement.critic_{name}", _CRITIC) for name in ("num_nodes", "num_gpus_per_node")),
     effect_where("trainer.placement.colocate_all", _DEVICES),

@@ -180,7 +180,8 @@ class PolicyConfig(BaseConfig):
     """Compile the computation of log-probabilities and entropy from logits with `torch.compile`."""
 
     record_memory: bool = field(default=False, metadata=FREE)
-    """Write a snapshot of CUDA memory after every training phase, to `memory_snapshots` under `trainer.ckpt_path`."""
+    """With `trainer.profile_steps`: write what each optimizer step allocates beside its trace, as a table of operators
+    by memory and, on CUDA, a snapshot of every allocation for pytorch.org/memory_viz."""
 
     model_config_kwargs: Mapping[str, Any] = FrozenDict()
     """Overrides of the Hugging Face configuration. Under Megatron: `megatron_config.transformer_config_kwargs`."""

@@ -66,7 +66,6 @@ UNIMPLEMENTED: tuple[Unimplemented, ...] = (
     Unimplemented(_POLICY + "model.lora.lora_sync_path", "sending adapters on their own"),
     Unimplemented(_POLICY + "megatron_config", "Megatron learners"),
     Unimplemented(_POLICY + "use_torch_compile", "torch.compile", (False,)),
-    Unimplemented(_POLICY + "record_memory", "memory snapshots", (False,)),
     Unimplemented(_POLICY + "model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
     Unimplemented("trainer.ref.model.lora", "adapters of a reference"),
     Unimplemented("trainer.ref.megatron_config", "Megatron learners"),

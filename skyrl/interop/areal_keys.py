@@ -157,7 +157,7 @@ KEYS: dict[str, Entry] = {
     "actor.overlong_tokens": goes_to(SHAPING + "overlong.buffer_len"),
     "actor.overlong_penalty_factor": goes_to(SHAPING + "overlong.penalty_factor", convert=number),
     "actor.max_new_tokens": not_there("as generator.sampling_params.max_generate_length"),
-    "actor.log_agent_stats*": later("statistics of agents", False),
+    "actor.log_agent_stats*": not_there("an environment's get_metrics() is always logged, as environment/<name>"),
     "mask_too_long": goes_to("generator.apply_overlong_filtering"),
     # sampling
     "gconfig.n_samples": goes_to("generator.n_samples_per_prompt"),

@@ -1,4 +1,9 @@
-"""Traces of optimizer steps by torch.profiler: operators with their shapes and memory, and the kernels of a GPU."""
+"""Traces of optimizer steps by torch.profiler: operators with their shapes and memory, and the kernels of a GPU.
+
+profile/step_3/policy-0-update_1.json.gz            a Chrome trace
+profile/step_3/policy-0-update_1-memory.txt         operators by the memory that they allocate (`record_memory`)
+profile/step_3/policy-0-update_1-memory.pickle      on CUDA: every allocation, for pytorch.org/memory_viz
+"""
 
 from __future__ import annotations
 
@@ -11,13 +16,16 @@ from torch.profiler import ProfilerActivity, profile
 
 from skyrl.errors import RunError
 
+MOST_ALLOCATIONS = 1_000_000
+"""Allocations that a snapshot remembers."""
+
 
 class UpdateProfiler:
     """Writes a Chrome trace of each optimizer step of one rank, as long as it is given a folder."""
 
-    def __init__(self, name: str) -> None:
-        """`name` is that of the process, such as `policy-0`."""
-        self._name = name
+    def __init__(self, name: str, *, record_memory: bool = False) -> None:
+        """`name` is that of the process, such as `policy-0`; with `record_memory` files on memory stand beside it."""
+        self._name, self._record_memory = name, record_memory
         self._folder: Path | None = None
         self._count = 0
 
@@ -36,10 +44,34 @@ class UpdateProfiler:
             return
         self._count += 1
         devices = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-        with profile(activities=[ProfilerActivity.CPU, *devices], record_shapes=True, profile_memory=True) as trace:
+        with self._allocations():
+            with profile(activities=[ProfilerActivity.CPU, *devices], record_shapes=True, profile_memory=True) as trace:
+                yield
+            try:
+                self._write(trace, folder / f"{self._name}-update_{self._count}")
+            except (OSError, RuntimeError) as error:
+                raise RunError(f"the trace of an update cannot be written to {folder}: {error}") from error
+
+    @contextmanager
+    def _allocations(self) -> Iterator[None]:
+        """Around what a snapshot of CUDA's memory has to remember."""
+        if not (self._record_memory and torch.cuda.is_available()):
             yield
+            return
+        torch.cuda.memory._record_memory_history(max_entries=MOST_ALLOCATIONS)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            trace.export_chrome_trace(str(folder / f"{self._name}-update_{self._count}.json.gz"))
-        except (OSError, RuntimeError) as error:
-            raise RunError(f"the trace of an update cannot be written to {folder}: {error}") from error
+            yield
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    def _write(self, trace: profile, path: Path) -> None:
+        """Write the files whose names begin with `path`."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        trace.export_chrome_trace(f"{path}.json.gz")
+        if not self._record_memory:
+            return
+        by = "self_device_memory_usage" if torch.cuda.is_available() else "self_cpu_memory_usage"
+        table = trace.key_averages(group_by_input_shape=True).table(sort_by=by, row_limit=100)
+        Path(f"{path}-memory.txt").write_text(table, encoding="utf-8")
+        if torch.cuda.is_available():
+            torch.cuda.memory._dump_snapshot(f"{path}-memory.pickle")

@@ -21,7 +21,7 @@ from skyrl.weight_sync.transports import WeightSource
 
 Metrics = dict[str, float]
 Tokens = tuple[int, ...]
-Answer = tuple[Tokens, Completion]
+Sampled = tuple[Tokens, Completion]
 """A prompt and an engine's continuation of it."""
 
 
@@ -83,7 +83,7 @@ def canary_prompts(prompts: Sequence[Sequence[int]], *, length: int, number: int
     return tuple(tuple((list(prompt) * -(-length // len(prompt)))[:length]) for prompt in prompts[:number])
 
 
-async def _scored(source: WeightSource, answers: Sequence[Answer]) -> dict[tuple[Tokens, Tokens], Tensor]:
+async def _scored(source: WeightSource, answers: Sequence[Sampled]) -> dict[tuple[Tokens, Tokens], Tensor]:
     """The learner's log-probabilities of each answer, by prompt and answer.
 
     Equal answers are scored once: the rounding of a row depends on the rows beside it, and the number of engines must
@@ -95,13 +95,13 @@ async def _scored(source: WeightSource, answers: Sequence[Answer]) -> dict[tuple
     return {key: row[mask] for key, row, mask in zip(distinct, scores, batch.loss_mask, strict=True)}
 
 
-def _differences(answers: Sequence[Answer], scored: dict[tuple[Tokens, Tokens], Tensor]) -> Tensor:
+def _differences(answers: Sequence[Sampled], scored: dict[tuple[Tokens, Tokens], Tensor]) -> Tensor:
     """(N,) float64: absolute difference, in nats, at each token of one engine's answers."""
     pairs = [(scored[prompt, answer.token_ids], torch.tensor(answer.logprobs)) for prompt, answer in answers]
     return torch.cat([(learner - engine).abs().double() for learner, engine in pairs])
 
 
-def rows(answers: Sequence[Answer]) -> TrainingBatch:
+def rows(answers: Sequence[Sampled]) -> TrainingBatch:
     """Prompt and completion, row by row, as a learner scores them."""
     lengths = [len(prompt) + len(answer.token_ids) for prompt, answer in answers]
     shape = (len(answers), max(lengths))

@@ -28,7 +28,7 @@ FILES = {
     "grpo.yaml": "experiment_name: gsm8k-grpo\ngconfig: {n_samples: 4, temperature: 0.9}\nactor:\n"
     "  path: Qwen/Qwen2.5-1.5B\n  group_size: ${gconfig.n_samples}\n  temperature: ${gconfig.temperature}\n"
     "  reward_scaling: 10.0\n  kl_ctl: 0.0\n  adv_norm: {mean_level: group, std_level: group}\n"
-    "  optimizer: {lr: 2e-6, type: adam, eps: 1e-5}\n  log_agent_stats: true\n",
+    "  optimizer: {lr: 2e-6, type: adam, eps: 1e-5}\nlauncher: {inference_server_cpus_per_gpu: 4}\n",
     "own.toml": 'extends = "base.toml"\n\n[trainer.algorithm]\nclass = "mine.py:Bonus"\nbrevity = 0.001\n',
 }
 

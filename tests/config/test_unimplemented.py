@@ -51,7 +51,7 @@ def evolve_if_possible(run: SkyRLTrainConfig, path: str, value: Any) -> SkyRLTra
     ("path", "value", "hint"),
     [
         ("trainer.rope_theta", 1e4, "what runs: none"),
-        ("trainer.policy.record_memory", True, "what runs: false"),
+        ("trainer.policy.use_torch_compile", True, "what runs: false"),
         ("trainer.policy.model_config_kwargs", {"key": 1}, "what runs: empty"),
         ("trainer.strategy", "megatron", "what runs: fsdp or fsdp2 or deepspeed"),
     ],
@@ -124,9 +124,9 @@ def test_a_run_on_several_processes_or_engines_is_not_refused(values: dict[str, 
             "'delta' does not run in this version, which has not implemented it yet: sending the differences alone",
         ),
         (
-            {"trainer.policy.record_memory": True, **gpus(2, "policy", "ref"), ENGINE + "num_engines": 2},
-            "trainer.policy.record_memory",
-            "True does not run in this version, which has not implemented it yet: memory snapshots",
+            {"trainer.policy.use_torch_compile": True, **gpus(2, "policy", "ref"), ENGINE + "num_engines": 2},
+            "trainer.policy.use_torch_compile",
+            "True does not run in this version, which has not implemented it yet: torch.compile",
         ),
         (
             {ENGINE + "weight_sync_backend": "nccl"},

@@ -81,6 +81,7 @@ CHECKPOINTS: tuple[Probe, ...] = (
 FILES: tuple[Probe, ...] = (
     *on(run, {}, run_path="elsewhere", export_path="elsewhere", dump_eval_results=False, recording="jsonl"),
     *on(run, {}, dump_data_batch=True, profile_steps=[1]),
+    *on(run, {"profile_steps": [1]}, policy__record_memory=True),
     *on(samples, {}, samples_per_step_kept=2),
     *on(tracked, {}, project_name="other", run_name="other", logger=["console", "wandb"]),
     *on(alarms, {}, alarms=[{"metric": "eval/all/avg_score", "when": "stalls"}], default_alarms=False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from skyrl.cli.main import cli
 from skyrl.errors import UserError
 from tests.nano_run import all_metrics, train
 
+SHORT = {"trainer__max_training_steps": 3, "trainer__policy__record_memory": True}
+
 
 def test_the_timeline_of_a_step_agrees_with_its_timings_and_batches_are_dumped(nano: Path, tmp_path: Path) -> None:
-    train(nano, tmp_path, trainer__profile_steps=[2], trainer__dump_data_batch=True, trainer__max_training_steps=3)
+    train(nano, tmp_path, trainer__profile_steps=[2], trainer__dump_data_batch=True, **SHORT)
     run = tmp_path / "run"
     result = CliRunner().invoke(cli, ["timeline", str(run)], standalone_mode=False)
     assert result.output == f"1 step in {run / 'timeline.json'}\n"
@@ -27,9 +30,12 @@ def test_the_timeline_of_a_step_agrees_with_its_timings_and_batches_are_dumped(n
     [step] = [record for record in all_metrics(tmp_path) if record["step"] == 2]
     order = [time for name in ("generate", "policy_train", "sync_weights") for time in spans[name]]
     assert [spans["step 2"][0], *order, spans["step 2"][1]] == sorted([*order, *spans["step 2"]]), "one clock"
-    assert [str(path.relative_to(run)) for path in run.glob("profile/*/*")] == [
-        "profile/step_2/policy-0-update_1.json.gz"
+    assert sorted(str(path.relative_to(run)) for path in run.glob("profile/*/*")) == [
+        "profile/step_2/policy-0-update_1-memory.txt",
+        "profile/step_2/policy-0-update_1.json.gz",
     ]
+    first = (run / "profile" / "step_2" / "policy-0-update_1-memory.txt").read_text().splitlines()[3]
+    assert re.search(r"aten::\w+ .* [1-9][\d.]* [KMG]?B ", first), "the operator that allocates most comes first"
     traced = gzip.decompress((run / "profile" / "step_2" / "policy-0-update_1.json.gz").read_bytes()).decode()
     assert {"aten::mm", "Optimizer.step#AdamW.step"} <= {
         event.get("name") for event in json.loads(traced)["traceEvents"]
