@@ -88,7 +88,7 @@ def test_a_run_is_the_same_with_any_number_of_workers(nano: Path, tmp_path: Path
 @pytest.mark.long
 def test_a_run_is_the_same_with_any_number_of_engines(nano: Path, tmp_path: Path) -> None:
     found = []
-    for engines in (1, 2, 3):
+    for engines in (1, 2):
         out = tmp_path / str(engines)
         out.mkdir()
         words = as_words(overrides(nano, out, **STEPS, **ON_RAY, generator__inference_engine__num_engines=engines))
@@ -96,7 +96,7 @@ def test_a_run_is_the_same_with_any_number_of_engines(nano: Path, tmp_path: Path
         records = metrics(out)
         assert {record.pop("inference/engines_in_service") for record in records} == {engines}
         found.append((records, tokens(out), (out / "run" / "model" / "model.safetensors").read_bytes()))
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 @pytest.mark.long
