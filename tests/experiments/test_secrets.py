@@ -97,7 +97,12 @@ CANARIES = [f"canary{number:02}" for number in range(1, 101)]
 
 TRACKED: dict[str, Any] = {
     "trainer__logger": ["console", "tensorboard", "wandb"],
-    "trainer__trackers": {"tags": ["env:PROJECT_KEY"], "notes": "env:RUN_SECRET", "wandb": {"mode": "offline"}},
+    "trainer__trackers": {
+        "tags": ["env:PROJECT_KEY"],
+        "notes": "env:RUN_SECRET",
+        "finish_seconds": 240.0,
+        "wandb": {"mode": "offline"},
+    },
 }
 """Trackers whose packages fit beside the others; the others are in `test_trackers_elsewhere.py`."""
 

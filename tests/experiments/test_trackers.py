@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("forked")
 
 TRACKED: dict[str, Any] = {
     "trainer__logger": ["console", "tensorboard", "wandb"],
-    "trainer__trackers": {"sample_rows": 2, "wandb": {"mode": "offline"}},
+    "trainer__trackers": {"sample_rows": 2, "finish_seconds": 240.0, "wandb": {"mode": "offline"}},
     "trainer__ckpt_interval": 5,
 }
 
@@ -41,14 +41,15 @@ def test_a_run_that_is_killed_and_resumed_is_one_run_in_each_tracker(nano: Path,
 @pytest.mark.parametrize("kind", ["sft", "reward_model"])
 def test_a_supervised_run_has_trackers_too(kind: str, nano: Path, tmp_path: Path) -> None:
     values = settings(nano, tmp_path, kind, project_name="p", run_name="r", logger=["console", "tensorboard"])
-    status, said = run_of(values | {"trackers.notes": "why", "eval_interval": -1}, tmp_path)
+    about = {"trackers.notes": "why", "trackers.finish_seconds": 240.0}
+    status, said = run_of(values | about | {"eval_interval": -1}, tmp_path)
     assert status == 0 and "warning" not in said, said
     truth = [(row["step"], row["train/loss"]) for row in all_metrics(tmp_path) if "train/loss" in row]
     found = readers.in_tensorboard(tmp_path / "run", "train/loss")
     assert [step for step, _ in found] == [step for step, _ in truth] == list(range(1, 9))
     assert [value for _, value in found] == pytest.approx([value for _, value in truth])  # float32
-    [about] = readers.texts_in_tensorboard(tmp_path / "run", "configuration")
-    assert '"notes": "why"' in about and '"run_name": "r"' in about
+    [shown] = readers.texts_in_tensorboard(tmp_path / "run", "configuration")
+    assert '"notes": "why"' in shown and '"run_name": "r"' in shown
 
 
 MINIMAL = """

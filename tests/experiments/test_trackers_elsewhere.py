@@ -25,8 +25,8 @@ FAKE_KEYS = {"WANDB_API_KEY": "a" * 40, "SWANLAB_API_KEY": "b" * 21}
 
 def tracked(python: str, mode: str, **more: Any) -> dict[str, Any]:
     """Settings of a run in all three services."""
-    modes = {name: {"mode": mode} for name in ("wandb", "swanlab")}
-    return {"trainer__logger": ["console", *SERVICES], "trainer__trackers": {"python": python, **modes, **more}}
+    shared = {"python": python, "finish_seconds": 240.0, **{name: {"mode": mode} for name in ("wandb", "swanlab")}}
+    return {"trainer__logger": ["console", *SERVICES], "trainer__trackers": {**shared, **more}}
 
 
 def test_a_run_that_is_killed_and_resumed_is_one_run_in_each_service(
