@@ -1,11 +1,12 @@
 """CPU time that the driver spends on samples beside the models: rollouts, collate, metrics and the trajectory file.
 
     make demo                                              the quick start's tokenizer, once
-    python benchmarks/driver.py [--tokens 2000] [--steps 20] [SAMPLES ...]
+    python benchmarks/driver.py [--tokens 2000] [--steps 20] [--kept 256] [SAMPLES ...]
 
 One JSON line. The engine and the environment answer at once, so that what is counted is the driver's own: milliseconds
 a sample by phase, and the fit `a + b * tokens` of collate, metrics and writer together, from steps of 16 tokens and of
-TOKENS. `growth_mb` is the resident memory after the last step less that after the second, peaks of a step left out.
+TOKENS; of each step KEPT samples (-1: all, which is a run's default) are written, `trainer.samples_per_step_kept`.
+`growth_mb` is the resident memory after the last step less that after the second, peaks of a step left out.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.models.loading import load_tokenizer
 from skyrl.rollout.generator import SkyRLGymGenerator
-from skyrl.tracking.jsonlines import JsonLines, sample_records
+from skyrl.tracking.jsonlines import JsonLines, sample_record
+from skyrl.tracking.sample_files import kept_groups
 from skyrl.training.collate import collate
 from skyrl.training.describe import describe
 from skyrl.trajectory import Prompt, TrajectoryGroup
@@ -81,7 +83,8 @@ class Judged(Env):
 class Driver:
     """What the driver does with a batch, phase by phase, and the CPU-seconds of each."""
 
-    def __init__(self, samples: int, tokens: int, folder: Path, tokenizer: Any) -> None:
+    def __init__(self, samples: int, tokens: int, kept: int, folder: Path, tokenizer: Any) -> None:
+        self._kept = kept
         lora, engines = SkyRLLoraConfig(), [Instant(tokens)]
         made: Any = engines
         self._generator = SkyRLGymGenerator(
@@ -113,7 +116,11 @@ class Driver:
         )
 
     def _write(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
-        self._lines.extend(sample_records(step, groups, lambda ids: str(self._tokenizer.decode(list(ids)))))
+        self._lines.extend(
+            sample_record(step, number, each.group, one, lambda ids: str(self._tokenizer.decode(list(ids))))
+            for number, each in enumerate(kept_groups(step, groups, self._kept))
+            for one in each.trajectories
+        )
 
     def _timed(self, name: str, work: Callable[[], R]) -> R:
         began = time.process_time()
@@ -122,10 +129,10 @@ class Driver:
         return result
 
 
-def run(samples: int, tokens: int, steps: int, tokenizer: Any) -> dict[str, Any]:
+def run(samples: int, tokens: int, steps: int, kept: int, tokenizer: Any) -> dict[str, Any]:
     """Milliseconds of each phase for each sample, and the memory it took."""
     with tempfile.TemporaryDirectory() as folder:
-        driver, resident = Driver(samples, tokens, Path(folder), tokenizer), []
+        driver, resident = Driver(samples, tokens, kept, Path(folder), tokenizer), []
         for step in range(steps):
             driver.step(step)
             gc.collect()
@@ -144,12 +151,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what a sample costs the driver.")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--kept", type=int, default=-1)
     parser.add_argument("samples", type=int, nargs="*", default=[2048, 8192])
     given = parser.parse_args()
     register("judged", Judged)
     tokenizer = load_tokenizer(str(Path(__file__).parents[1] / "runs" / "quickstart-base" / "model"))
-    short = run(given.samples[0], SHORT, given.steps, tokenizer)
-    found = {samples: run(samples, given.tokens, given.steps, tokenizer) for samples in given.samples}
+    short = run(given.samples[0], SHORT, given.steps, given.kept, tokenizer)
+    found = {samples: run(samples, given.tokens, given.steps, given.kept, tokenizer) for samples in given.samples}
     fixed, whole = (_after_sampling(each) for each in (short, found[given.samples[0]]))
     per_token = (whole - fixed) / (given.tokens - SHORT)
     print(
@@ -158,6 +166,7 @@ def main() -> None:
                 "benchmark": "driver",
                 "tokens": given.tokens,
                 "steps": given.steps,
+                "kept": given.kept,
                 "milliseconds_a_sample": round(fixed - SHORT * per_token, 4),
                 "microseconds_a_token": round(1000 * per_token, 4),
                 "short": short,

@@ -57,7 +57,7 @@ def _repeated(row: Trajectory) -> float:
 def _turns(rows: Sequence[Trajectory]) -> Metrics:
     """A turn is a run of sampled tokens."""
     steps = [step for row in rows for step in row.steps]
-    turns = [len(list(run)) for step in steps for sampled, run in groupby(step.loss_mask) if sampled]
+    turns = [length for step in steps for length in _runs(step.loss_mask)]
     return {
         "generate/avg_num_turns": sum(len(step.rewards) for step in steps) / len(rows),
         "generate/avg_num_rows": len(steps) / len(rows),
@@ -65,6 +65,13 @@ def _turns(rows: Sequence[Trajectory]) -> Metrics:
         "generate/tokens_per_turn_std": pstdev(turns) if turns else 0.0,
         "generate/tokens_per_turn_max": max(turns, default=0),
     }
+
+
+def _runs(loss_mask: Sequence[int]) -> list[int]:
+    """Lengths of the runs of sampled tokens; most answers are one."""
+    if len(loss_mask) and all(loss_mask):
+        return [len(loss_mask)]
+    return [len(list(run)) for sampled, run in groupby(loss_mask) if sampled]
 
 
 def _times(rows: Sequence[Trajectory]) -> Metrics:

@@ -11,12 +11,15 @@ from typing import Any
 from skyrl.processes.redaction import redacted_tree
 from skyrl.trajectory import Trajectory, TrajectoryGroup
 
-_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+_LINE_ENDS = {end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 
 
 def json_line(record: Mapping[str, Any]) -> str:
     """A line with its end. Inside it is nothing that Unicode, and so `str.splitlines`, takes for the end of a line."""
-    return json.dumps(record, ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS) + "\n"
+    line = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    if any(end in line for end in _LINE_ENDS):  # few lines have one, and replacing looks at each letter
+        line = line.translate({ord(end): escape for end, escape in _LINE_ENDS.items()})
+    return line + "\n"
 
 
 class JsonLines:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,16 +29,16 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
     numbers = np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])[per_row]
     lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
     shape = (len(rows), max(lengths))
-    input_ids = np.zeros(shape, dtype=np.int64)  # numpy reads tuples ten times as fast as torch
+    input_ids = np.zeros(shape, dtype=np.int64)
     loss_mask = np.zeros(shape, dtype=np.bool_)
     logprobs = np.zeros(shape, dtype=np.float32)
     rewards = np.zeros(shape, dtype=np.float32)
     for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         prompt = len(row.prompt_ids)
-        input_ids[index, :prompt] = row.prompt_ids
-        input_ids[index, prompt:length] = row.response_ids
-        loss_mask[index, prompt:length] = row.loss_mask
-        logprobs[index, prompt:length] = row.rollout_logprobs
+        input_ids[index, :prompt] = _array(row.prompt_ids, "q")
+        input_ids[index, prompt:length] = _array(row.response_ids, "q")
+        loss_mask[index, prompt:length] = _array(row.loss_mask, "?")
+        logprobs[index, prompt:length] = _array(row.rollout_logprobs, "f")
         _credit(rewards[index], row)
     cut_off = [trajectory.stop_reason != "stop" for trajectory in trajectories]
     if not loss_mask.any() and all(cut_off):
@@ -55,6 +57,13 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
         baselines=_baselines(groups, numbers),
         **_steps(trajectories, per_row),
     )
+
+
+def _array(values: Sequence[float], code: str) -> NDArray[Any]:
+    """The values as an array of the type that `struct` and numpy call `code`: `struct` reads tuples three times as fast
+    as numpy, and numpy ten times as fast as torch.
+    """
+    return np.frombuffer(struct.pack(f"{len(values)}{code}", *values), np.dtype(code))
 
 
 def _steps(trajectories: Sequence[Trajectory], per_row: NDArray[np.int64]) -> dict[str, Tensor]:

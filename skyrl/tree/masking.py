@@ -46,15 +46,20 @@ def masked(value: object, name: str = "") -> Any:
 
 def masked_text(text: str) -> str:
     """A text without what has the form of a secret: the one list of forms, for configurations, logs and recordings."""
-    patterns = _patterns()
-    if not patterns["telling"].search(text):
-        return text
+    folded = _folded(text)
     if "://" in text:
+        patterns = _patterns()
         text = patterns["user_info"].sub(HIDDEN, text)
         text = patterns["signature"].sub(rf"\1{HIDDEN}", text)
-    for form in _forms():
-        text = form.sub(rf"\1{HIDDEN}", text)
+    for words, form in _forms():
+        if any(word in folded for word in words):
+            text = form.sub(rf"\1{HIDDEN}", text)
     return text
+
+
+def _folded(text: str) -> str:
+    """The text in small letters, where `re.IGNORECASE` takes other letters for those of ASCII, too: K, s, i."""
+    return text.lower() if text.isascii() else text.casefold().replace("\u0131", "i").replace("\u0307", "")
 
 
 @cache
@@ -67,34 +72,44 @@ def _patterns() -> dict[str, re.Pattern[str]]:
             r"(?<!pad)(?<!eos)(?<!bos)(?<!unk)(?<!sep)(?<!cls)(?<!mask)(?<!stop)(?<!image)(?<!video)(?<!audio)_token$|"
             r"^token$|signature$|webhook|connection_?string"
         ),
-        "telling": re.compile(  # a text without any of these needs no further look, and most have none
-            r"://|[a-z-]key|bearer|authorization|x-auth|=|AKIA|ASIA|AIza|gh[pousr]_|_pat_|glpat|hf_|sk-|xox|-BEGIN",
-            re.IGNORECASE,
-        ),
         "user_info": re.compile(r"(?<=://)[^\s/@\"'<>]+(?=@)"),
         "signature": re.compile(rf"([?&](?:[\w-]*(?:{parts})|sig|token)=)[^&#\s\"'<>]+", re.IGNORECASE),
     }
 
 
 @cache
-def _forms() -> tuple[re.Pattern[str], ...]:
-    """What secrets look like; the first group of each stays."""
+def _forms() -> tuple[tuple[tuple[str, ...], re.Pattern[str]], ...]:
+    """What secrets look like; the first group of each stays. Before a form stand words in small letters, one of which
+    is in every text that it changes: a text is searched for words 10 times as fast as for forms.
+    """
     to_the_end = r"[^\s\"'\\,;}{]"
     opening = r"\\?[\"']?\s*[:=]\s*\\?[\"']?"
     return (
-        re.compile(r"\b(bearer\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE),
-        re.compile(rf"(authorization{opening}(?:basic|token)\s+){to_the_end}+", re.IGNORECASE),
-        re.compile(rf"(\bx-(?:api-key|auth-token){opening}){to_the_end}{{4,}}", re.IGNORECASE),
-        re.compile(
-            r"(\b(?:AccountKey|SharedAccessKey|SharedAccessSignature|password|passwd|pwd|client_secret|sig)=)"
-            r"[^\s;&\"'\\]{4,}",
-            re.IGNORECASE,
+        (("bearer",), re.compile(r"\b(bearer\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)),
+        (
+            ("authorization",),
+            re.compile(rf"(authorization{opening}(?:basic|token)\s+){to_the_end}+", re.IGNORECASE),
         ),
-        re.compile(r"(https://hooks\.slack\.com/)[\w/-]+"),
-        re.compile(r"(https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/)[\w/-]+"),
-        re.compile(r"(https://[\w.-]+\.webhook\.office\.com/)[\w/@-]+"),
-        re.compile(r"(https://api\.telegram\.org/bot)[\w:-]+"),
-        re.compile(r"\b(AKIA|ASIA|AIza|gh[pousr]_|github_pat_|glpat-|hf_|xox[abprs]-)[A-Za-z0-9_-]{16,}"),
-        re.compile(r"\b(sk-)(?=[\w-]{0,40}\d)[\w-]{16,}"),
-        re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)[^-]+(?=-----END)"),
+        (
+            ("x-api-key", "x-auth-token"),
+            re.compile(rf"(\bx-(?:api-key|auth-token){opening}){to_the_end}{{4,}}", re.IGNORECASE),
+        ),
+        (
+            ("key=", "signature=", "password=", "passwd=", "pwd=", "client_secret=", "sig="),
+            re.compile(
+                r"(\b(?:AccountKey|SharedAccessKey|SharedAccessSignature|password|passwd|pwd|client_secret|sig)=)"
+                r"[^\s;&\"'\\]{4,}",
+                re.IGNORECASE,
+            ),
+        ),
+        (("hooks.slack",), re.compile(r"(https://hooks\.slack\.com/)[\w/-]+")),
+        (("/webhooks/",), re.compile(r"(https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/)[\w/-]+")),
+        (("webhook.office",), re.compile(r"(https://[\w.-]+\.webhook\.office\.com/)[\w/@-]+")),
+        (("api.telegram",), re.compile(r"(https://api\.telegram\.org/bot)[\w:-]+")),
+        (
+            ("akia", "asia", "aiza", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "hf_", "xox"),
+            re.compile(r"\b(AKIA|ASIA|AIza|gh[pousr]_|github_pat_|glpat-|hf_|xox[abprs]-)[A-Za-z0-9_-]{16,}"),
+        ),
+        (("sk-",), re.compile(r"\b(sk-)(?=[\w-]{0,40}\d)[\w-]{16,}")),
+        (("-----begin",), re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)[^-]+(?=-----END)")),
     )

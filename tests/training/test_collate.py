@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from attrs import evolve
@@ -88,3 +91,26 @@ def test_rows_have_the_baseline_of_their_prompt_where_every_prompt_has_one() -> 
     baselines = collate(groups).baselines
     assert baselines is not None and baselines.tolist() == [0.5, 0.5, 2.0]
     assert collate([groups[0], evolve(groups[1], baseline=None)]).baselines is None
+
+
+def test_the_largest_ids_and_the_bits_of_log_probabilities_arrive() -> None:
+    one = evolve(trajectory((2**31, 5), (2**40, 1), 1.0), loss_mask=(1, 0), rollout_logprobs=(-0.1, 0.0))
+    batch = collate([group(one)])
+    assert batch.input_ids.tolist() == [[2**31, 5, 2**40, 1]]
+    assert batch.loss_mask.tolist() == [[False, False, True, False]]
+    assert batch.rollout_logprobs[0, 2] == torch.tensor(-0.1)
+
+
+def test_a_rollout_may_give_arrays_and_lists() -> None:
+    given = trajectory((5, 6), (7, 8), 1.0)
+    makers: tuple[Any, ...] = (np.array, list)
+    for make in makers:
+        other = evolve(
+            given,
+            response_ids=make(given.response_ids),
+            loss_mask=make(given.loss_mask),
+            rollout_logprobs=make(given.rollout_logprobs),
+        )
+        batch = collate([group(other)])
+        assert batch.input_ids.tolist() == [[5, 6, 7, 8]]
+        assert batch.loss_mask.tolist() == [[False, False, True, True]]
