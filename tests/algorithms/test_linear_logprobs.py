@@ -148,6 +148,15 @@ def test_a_chunk_takes_a_share_of_the_memory_of_a_gpu(
     assert module.logits_at_a_time(torch.device("cpu")) == 2**25
 
 
+@pytest.mark.parametrize(("device", "plain"), [("cuda", [True, True, False]), ("cpu", [True, False, False])])
+def test_a_gpu_keeps_the_logits_of_a_chunk_and_a_cpu_only_small_tables(
+    device: str, plain: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PLAIN_UP_TO", 10)
+    monkeypatch.setattr(module, "logits_at_a_time", lambda device: 20)
+    assert [module._fits_plainly(logits, torch.device(device)) for logits in (10, 20, 21)] == plain
+
+
 @pytest.mark.gpu
 def test_a_gpu_computes_the_same_in_chunks_and_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
