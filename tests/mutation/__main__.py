@@ -22,7 +22,7 @@ import pytest
 
 from tests.mutation import sabotages, scores, survivors
 from tests.mutation.collected import NOT_HERE, Run, with_collected
-from tests.mutation.coverage import Coverage, coverage_of, refuse_tests_that_always_fail
+from tests.mutation.coverage import PATIENCE, Coverage, coverage_of, refuse_tests_that_always_fail
 from tests.mutation.forks import FAILED_ITSELF, NOTICED, in_a_fork, preload, run_tests
 from tests.mutation.journal import FOUND, ROOT, Journal, Outcome, State, state_of
 from tests.mutation.mutants import Mutant, mutants_of
@@ -103,10 +103,12 @@ def try_mutants(
     refuse_tests_that_always_fail(package, coverage, run)
     journal = Journal(FOUND / f"{package}.jsonl", state)
     found: dict[str, Outcome] = {}
+    excused = survivors.excused(survivors.TABLE, package)
     killers: list[tuple[Mutant, str]] = []
     for place, mutant in enumerate(mutants, start=1):
         if files := journal.unasked(mutant.name, mutant.file):
-            tests = coverage.of(mutant, files, first=neighbours(mutant, killers))
+            patience = PATIENCE / 5 if mutant.name in excused else PATIENCE
+            tests = coverage.of(mutant, files, first=neighbours(mutant, killers), patience=patience)
             outcome = judge(mutant.code(ROOT / mutant.file), mutant.file, tests, run)
             if outcome is None:
                 continue

@@ -19,7 +19,9 @@ from tests.mutation.lines import Line, gather
 from tests.mutation.mutants import Mutant
 
 PATIENCE = 15.0
-"""CPU seconds of tests that are run for one mutant: the fastest that run its line, and at least one."""
+"""CPU seconds of tests that are run for one mutant, and at least one test. A fifth of them where a person has written
+why the mutant may live.
+"""
 
 
 @frozen(kw_only=True)
@@ -49,10 +51,12 @@ class Coverage:
         own = {(mutant.file, line) for line in range(mutant.line, mutant.last_line + 1)}
         return {(mutant.file, mutant.statement)} if own.isdisjoint(self.ran) else own
 
-    def of(self, mutant: Mutant, files: Collection[str], first: Sequence[str] = ()) -> dict[str, float]:
-        """Tests in these files that run the mutant's lines, with their CPU seconds: those of `first`, then the fastest,
-        then the fastest of each file. For lines that run at import, these are the tests that run anything in its
-        module, and after them all others.
+    def of(
+        self, mutant: Mutant, files: Collection[str], first: Sequence[str] = (), *, patience: float = PATIENCE
+    ) -> dict[str, float]:
+        """Tests in these files that run the mutant's lines, with their CPU seconds, of which `patience` are granted:
+        those of `first`, then the fastest, then the fastest of each file. For lines that run at import, these are the
+        tests that run anything in its module, and after them all others.
         """
         at_import = self.at_import(mutant)
         lines = self._lines(mutant)
@@ -66,9 +70,9 @@ class Coverage:
         fastest = sorted(running, key=lambda name: (running[name], name))
         fastest = list(dict.fromkeys([*(name for name in first if name in running), *fastest]))
         seconds = {name: running[name][1] for name in fastest}
-        chosen = _within(fastest, seconds, PATIENCE / 3)
+        chosen = _within(fastest, seconds, patience / 3)
         others = _by_turns([name for name in fastest if name not in chosen])
-        return chosen | _within(others, seconds, PATIENCE - sum(chosen.values()))
+        return chosen | _within(others, seconds, patience - sum(chosen.values()))
 
 
 def _within(names: Sequence[str], seconds: Mapping[str, float], most: float) -> dict[str, float]:

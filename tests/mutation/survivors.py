@@ -29,6 +29,11 @@ def update(
     return sum(bool(rows[package, name][1]) for name in survivors)
 
 
+def excused(table: Path, package: str) -> set[str]:
+    """Names of the survivors of a package that have a reason."""
+    return {line[1] for line in _read(table) if line[0] == package and line[3]}
+
+
 def _read(table: Path) -> list[list[str]]:
     if not table.exists():
         return []

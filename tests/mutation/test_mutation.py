@@ -78,8 +78,7 @@ def test_a_line_that_python_never_reports_is_asked_of_the_tests_that_run_its_sta
     assert not coverage.at_import(minus)
 
 
-def test_after_the_fastest_tests_each_file_has_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.mutation.coverage.PATIENCE", 6.0)
+def test_after_the_fastest_tests_each_file_has_its_turn(tmp_path: Path) -> None:
     seconds = {
         "a.py::1": 0.5,
         "a.py::2": 0.6,
@@ -94,7 +93,7 @@ def test_after_the_fastest_tests_each_file_has_its_turn(tmp_path: Path, monkeypa
     (tmp_path / "m.py").write_text("x = 1\n", encoding="utf-8")
     [mutant] = mutants_of(tmp_path / "m.py", "m.py")
     order = ["a.py::2", "a.py::1", "a.py::3", "a.py::4", "b.py::1", "a.py::5"]  # the last of b would be beyond 6 s
-    assert list(coverage.of(mutant, {"a.py", "b.py"}, first=["a.py::2"])) == order
+    assert list(coverage.of(mutant, {"a.py", "b.py"}, first=["a.py::2"], patience=6.0)) == order
 
 
 def returned(mutant: Mutant, module: Path, number: int, **more: bool) -> int:
