@@ -98,6 +98,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     _gone("defaults", HYDRA, 'name the file that this one is written on top of: extends = "base.toml"'),
     # SkyRL's own later names
     _moved("trainer.remove_microbatch_padding", "trainer.use_sample_packing", ""),
+    _moved("trainer.tags", "trainer.trackers.tags", "", harmless=(None,)),
     *NEWER_UPSTREAM_FIELDS,
 )  # fmt: skip
 """The first entry for a path counts; an entry for a table holds for everything in it that has none of its own."""

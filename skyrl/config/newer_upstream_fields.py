@@ -90,7 +90,6 @@ _CAPABILITIES: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
             "trainer.num_logger_train_samples",
         ),
     ),
-    "tags for trackers": ((None,), ("trainer.tags",)),
     "loading a policy for inference only": ((False,), ("trainer.policy.inference_only_init",)),
     "traces by torch.profiler outside of Megatron": ((False,), ("trainer.policy.torch_profiler_config",)),
     "later options of Megatron": (

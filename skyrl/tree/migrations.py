@@ -56,6 +56,9 @@ def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed 
     since, value = f" (since {migration.since})" if migration.since else "", assignment.value
     if (migration.convert or migration.harmless) and assignment.is_text:
         value = parse(value, Any)
+    if any(type(value) is type(each) and value == each for each in migration.harmless):
+        message = f"left out: {shown(value)} asks for nothing, and there is no such field{since}"
+        return (), (_warning(assignment, message, migration.why),)
     if migration.new is not None:
         target = (*_split(migration.new), *assignment.path[len(_split(migration.old)) :])
         moved = evolve(assignment, path=target)
@@ -63,9 +66,6 @@ def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed 
             moved = evolve(moved, value=migration.convert(value), is_text=False)
         warning = _warning(assignment, f"is called {dotted(target)} here{since}", migration.why)
         return (moved,), (warning,)
-    if any(type(value) is type(each) and value == each for each in migration.harmless):
-        message = f"left out: {shown(value)} asks for nothing, and there is no such field{since}"
-        return (), (_warning(assignment, message, migration.why),)
     raise ConfigError([Problem(path="", message=f"no such field{since}", hint=migration.why)])
 
 

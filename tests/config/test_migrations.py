@@ -76,6 +76,7 @@ MOVED = dict(
     trainer.algorithm.ppo_loss_type                     trainer.algorithm.policy_loss_type
     trainer.algorithm.use_kl_estimator_k3               trainer.algorithm.kl_estimator_type
     trainer.remove_microbatch_padding                   trainer.use_sample_packing
+    trainer.tags                                        trainer.trackers.tags
     """.strip().splitlines()
 )
 """Old path -> the path that its value has here."""
@@ -115,6 +116,11 @@ def test_a_value_under_an_old_name_arrives_under_the_new_one_and_nowhere_else() 
         if loaded.config != expected.config or not any(f"is called {new} here" in message for message in warned):
             wrong[old] = (get_at(loaded.config, new), warned)
     assert wrong == {}
+
+
+@pytest.mark.parametrize(("written", "tags"), [("null", ()), ('["a", "b"]', ("a", "b"))])
+def test_tags_of_a_later_skyrl_are_those_of_trackers(written: str, tags: tuple[str, ...]) -> None:
+    assert load([], [f"trainer.tags={written}"]).config.trainer.trackers.tags == tags
 
 
 @pytest.mark.parametrize(("written", "estimator"), [("true", "k3"), ("false", "k1"), ("abs", "abs")])
@@ -162,7 +168,6 @@ NEWER: list[tuple[str, tuple[Any, ...], Any]] = [
     ("trainer.logprobs_chunk_size", (False, True, None, 0, 512, 1024, "torch"), 256),
     ("trainer.recompute_old_logprobs_per_minibatch", (), False),
     ("trainer.log_example_interval", (-1, 0), 1),
-    ("trainer.tags", (None,), ["a"]),
     ("trainer.policy.inference_only_init", (False,), True),
     ("trainer.policy.torch_profiler_config", (False,), True),
     ("trainer.policy.megatron_config.freeze_moe_router", (False, None), True),

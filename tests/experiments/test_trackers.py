@@ -10,6 +10,7 @@ import pytest
 
 from tests.experiments.forked import RunSession, run, run_of
 from tests.experiments.phases import Fault
+from tests.long_cases import long_except
 from tests.nano_run import all_metrics, overrides
 from tests.supervised_run import settings
 from tests.tracking import readers
@@ -38,7 +39,7 @@ def test_a_run_that_is_killed_and_resumed_is_one_run_in_each_tracker(nano: Path,
     assert readers.in_wandb(folder) == truth
 
 
-@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+@pytest.mark.parametrize("kind", long_except(["sft", "reward_model"], "sft"))
 def test_a_supervised_run_has_trackers_too(kind: str, nano: Path, tmp_path: Path) -> None:
     values = settings(nano, tmp_path, kind, project_name="p", run_name="r", logger=["console", "tensorboard"])
     about = {"trackers.notes": "why", "trackers.finish_seconds": 240.0}
