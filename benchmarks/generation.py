@@ -246,9 +246,8 @@ def sides_of(size: str, dtype: str, *, vllm: bool) -> Iterator[dict[str, Side]]:
     reference, words = model(size, dtype), tokenizer()
 
     @cache
-    def engine(several_turns: bool, int8: bool = False) -> TorchEngine:
-        own = copy.deepcopy(reference)
-        return TorchEngine(own, words, max_num_seqs=ROWS, several_turns=several_turns, int8=int8)
+    def engine(several_turns: bool, **more: bool) -> TorchEngine:  # `more`: what older code may not know
+        return TorchEngine(copy.deepcopy(reference), words, max_num_seqs=ROWS, several_turns=several_turns, **more)
 
     turns = {"transformers": of_generate(reference), "engine": of_engine(engine)}
     if dtype == "bfloat16":
