@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import pytest
 
@@ -85,6 +86,46 @@ def test_an_alarm_is_raised_again_only_after_its_condition_was_false() -> None:
     alarm = AlarmConfig(metric="a", when="above", threshold=1.0, window=2)
     records = course("a", [2.0, 2.0, 2.0, 0.0, 0.0, 2.0, 2.0])  # means from the second on: 2, 2, 1, 0, 1, 2
     assert raised(records, alarm, defaults=False) == [(2, "a"), (7, "a")]
+
+
+def above(metric: str, action: Literal["warn", "stop"] = "warn") -> AlarmConfig:
+    return AlarmConfig(metric=metric, action=action, when="above", threshold=1.0, window=1)
+
+
+def test_the_first_alarm_that_stops_is_what_ended_the_run_and_others_end_nothing() -> None:
+    alarms = Alarms(alarms_of([above("a"), above("b", "stop"), above("c", "stop")], defaults=False))
+    alarms.look(1, {"a": 2.0})
+    assert alarms.stopped_by == ""
+    alarms.look(2, {"b": 2.0})
+    alarms.look(3, {"c": 2.0})
+    assert alarms.stopped_by == "b"
+
+
+BELOW = AlarmConfig(metric="a", when="below", threshold=1.0, window=1)
+DROPS = AlarmConfig(metric="a", when="drops", threshold=0.25, window=1)
+
+
+@pytest.mark.parametrize(
+    ("alarm", "values"),
+    [(above("a"), [1.0, 1.0, 1.5]), (BELOW, [1.0, 1.0, 0.5]), (DROPS, [1.0, 0.75, 0.5])],
+    ids=["above", "below", "drops"],
+)
+def test_a_value_at_the_bound_is_not_beyond_it(alarm: AlarmConfig, values: list[float]) -> None:
+    assert raised(course("a", values), alarm, defaults=False) == [(3, "a")]
+
+
+def test_a_reason_says_what_a_value_is_compared_with_where_that_is_no_bound_of_its_own() -> None:
+    rises = AlarmConfig(metric="a", when="rises", threshold=2.0, window=1)
+    for alarm, said in ((above("a"), "above 1"), (rises, "above 2 (2 times the 1 of the first)")):
+        alarms = Alarms(alarms_of([alarm], defaults=False))
+        found = [each.reason for step, value in enumerate([1.0, 4.0]) for each in alarms.look(step, {"a": value})]
+        assert [reason.endswith(said) for reason in found] == [True]
+
+
+@pytest.mark.parametrize(("better", "values"), [("max", [0.0, 1.0, 3.0, 1.0]), ("min", [3.0, 2.0, 0.0, 2.0])])
+def test_the_best_of_the_last_values_is_what_improves(better: Literal["max", "min"], values: list[float]) -> None:
+    alarm = AlarmConfig(metric="e", when="stalls", window=2, better=better)
+    assert raised(course("e", values), alarm, defaults=False) == []
 
 
 def test_patience_counts_evaluations_and_small_gains_are_none() -> None:

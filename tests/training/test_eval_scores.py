@@ -91,6 +91,19 @@ def test_a_sample_that_stands_in_for_another_counts_once() -> None:
     assert "pass_at_3" not in found
 
 
+def test_the_share_of_a_single_prompt_counts_as_one_sample() -> None:
+    """Wilson with n = 1 and p = 1/2: 1/2 +- 1/2 z / sqrt(1 + z^2) = 1/2 +- 0.445."""
+    assert share_interval([[1.0, 0.0]]) == pytest.approx((0.0546, 0.9454), abs=1e-4)
+
+
+def test_bounds_of_a_mean_are_percentiles_of_resampled_prompts() -> None:
+    """Of 11 prompts 3 pay 1: a resample pays nothing with (8 / 11)^11 = 3.0 %, which is more than 2.5 %."""
+    assert mean_interval([[2.0, 2.0], [2.0]]) == (2.0, 2.0)
+    assert mean_interval([[0.0]] * 8 + [[1.0]] * 3)[0] == 0.0
+    assert mean_interval([[1.0]] * 8 + [[0.0]] * 3)[1] == 1.0
+    assert mean_interval([[0.0]] * 9 + [[1.0]] * 1)[1] < mean_interval([[0.0]] * 8 + [[1.0]] * 3)[1] < 0.7
+
+
 def test_an_interval_of_a_share_is_wilsons_where_each_prompt_has_one_sample() -> None:
     """8 of 10 by hand: error sqrt(0.16 / 9), so 9 effective samples; Wilson's bounds for p = 0.8 and n = 9."""
     low, high = share_interval([[1.0]] * 8 + [[0.0]] * 2)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -74,6 +75,13 @@ async def test_an_evaluation_draws_as_many_samples_as_its_own_settings_say() -> 
     assert set(drawn) == {(0.25, 7)}
     assert sum(len(request.keys) for request in engine.requests) == 6
     assert {key.purpose for request in engine.requests for key in request.keys} == {"eval"}
+
+
+def test_a_step_that_is_evaluated_again_replaces_what_was_written_of_it(tmp_path: Path) -> None:
+    for _ in range(2):
+        asyncio.run(evaluate(tmp_path, a=0))
+    [results] = tmp_path.rglob("aggregated_results.jsonl")
+    assert len(results.read_text(encoding="utf-8").splitlines()) == 1
 
 
 async def test_an_evaluation_in_which_everything_fails_stops_with_the_reason() -> None:

@@ -61,6 +61,7 @@ def test_rows_that_have_no_part_in_the_loss_are_left_out(
     one_without = evolve(batch_of(), advantages=torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]))
     weighed = objective.weigh(one_without)
     assert len(weighed) == rows
+    assert weighed.advantages is not None and weighed.advantages[0].tolist() == [0.0, 1.0, 1.0]  # the right one stays
     assert weighed.loss_weights is not None and weighed.loss_weights[0].tolist() == [0.0, 0.25, 0.25]  # of all four
     assert (weighed.kl_weights is not None, weighed.entropy_weights is not None) == (divergence > 0, entropy > 0)
 

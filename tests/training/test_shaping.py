@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from skyrl.config import AlgorithmConfig, NormConfig, OverlongConfig, RewardShapingConfig
-from skyrl.training.shaping import reward_shaping
+from skyrl.training.shaping import _last_selected, reward_shaping
 from tests.training.batches import batch_of
 
 
@@ -60,3 +60,9 @@ def test_a_reward_at_an_earlier_token_keeps_its_place_scaled() -> None:
     batch = attrs.evolve(batch_of(), rewards=torch.tensor([[0.0, 1.0, 2.0], [0.0, 0.0, 0.0]]))
     rewards, _ = reward_shaping(AlgorithmConfig(reward_shaping=RewardShapingConfig(bias=1.0, scale=3.0)))(batch)
     assert rewards.tolist() == [[0.0, 3.0, 9.0], [0.0, 0.0, 3.0]]  # (3 + 1) 3 in all, and (0 + 1) 3
+
+
+def test_the_last_token_of_an_answer_is_the_last_that_is_trained_on_or_else_that_of_its_row() -> None:
+    mask = torch.tensor([[0, 1, 0], [0, 0, 0]]).bool()
+    batch = attrs.evolve(batch_of(), loss_mask=mask, lengths=torch.tensor([3, 2]))
+    assert _last_selected(batch).tolist() == [1, 1]

@@ -60,6 +60,7 @@ def test_steps_count_from_the_first_and_the_last_is_always_due() -> None:
 
 def test_an_epoch_is_due_once_after_it_is_complete() -> None:
     assert due(Trigger("1 epoch"), range(1, 9), {3: 1, 6: 2}) == [3, 6]
+    assert due(Trigger("1 epoch"), range(1, 3), {1: 1, 2: 2}) == [1, 2]  # epochs of one step
     assert due(Trigger("2 epochs"), range(1, 9), {2: 1, 4: 2, 6: 3, 8: 4}) == [4, 8]
     assert due(Trigger("1 epoch"), range(1, 4), {2: 3}) == [2]  # several at once, where batches are dropped
 
