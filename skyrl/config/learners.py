@@ -184,7 +184,8 @@ class PolicyConfig(BaseConfig):
     by memory and, on CUDA, a snapshot of every allocation for pytorch.org/memory_viz."""
 
     model_config_kwargs: Mapping[str, Any] = FrozenDict()
-    """Overrides of the Hugging Face configuration. Under Megatron: `megatron_config.transformer_config_kwargs`."""
+    """Values by name that replace those of the model's Hugging Face configuration, in learner, engines and exports,
+    such as `max_position_embeddings`. Under Megatron: `megatron_config.transformer_config_kwargs`."""
 
 
 @frozen
@@ -207,7 +208,7 @@ class CriticConfig(BaseConfig):
     """Consecutive ranks that share sequences, as of the policy. 1: none."""
 
     model_config_kwargs: Mapping[str, Any] = FrozenDict()
-    """Overrides of the Hugging Face model configuration."""
+    """Values by name that replace those of the critic's Hugging Face configuration."""
 
 
 @frozen
@@ -232,4 +233,5 @@ class RefConfig(BaseConfig):
     """Sharding under Megatron."""
 
     model_config_kwargs: Mapping[str, Any] = FrozenDict()
-    """Overrides of the Hugging Face model configuration."""
+    """Values by name that replace those of the reference's Hugging Face configuration. A reference that begins as the
+    policy has the policy's."""

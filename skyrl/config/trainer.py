@@ -154,11 +154,12 @@ class TrainerConfig(BaseConfig):
     then grows less with the tokens of a micro-batch. On a CPU they are there already."""
 
     rope_scaling: Mapping[str, Any] | None = None
-    """Override of the model's rotary scaling, as its Hugging Face configuration spells it (`rope_type`, `factor`, ...).
-    None: the model's own."""
+    """Rotary scaling of all models, as their Hugging Face configuration spells it (`rope_type`, `factor`, ...); what it
+    leaves out, the base among it, stays the model's own. Longer sequences also need
+    `policy.model_config_kwargs.max_position_embeddings`. None: the model's own."""
 
     rope_theta: float | None = field(default=None, validator=positive)
-    """Override of the base of the model's rotary frequencies. None: the model's own."""
+    """Base of the rotary frequencies of all models. None: the model's own."""
 
     eval_before_train: bool = field(default=True, metadata=FREE)
     """Evaluate once before the first training step."""

@@ -66,17 +66,10 @@ UNIMPLEMENTED: tuple[Unimplemented, ...] = (
     Unimplemented(_POLICY + "model.lora.lora_sync_path", "sending adapters on their own"),
     Unimplemented(_POLICY + "megatron_config", "Megatron learners"),
     Unimplemented(_POLICY + "use_torch_compile", "torch.compile", (False,)),
-    Unimplemented(_POLICY + "model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
     Unimplemented("trainer.ref.model.lora", "adapters of a reference"),
     Unimplemented("trainer.ref.megatron_config", "Megatron learners"),
-    Unimplemented("trainer.ref.model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
     Unimplemented("trainer.critic.model.lora.lora_sync_path", "sending adapters on their own"),
-    Unimplemented("trainer.critic.model_config_kwargs", "overriding the model's own configuration", (FrozenDict(),)),
-    Unimplemented("trainer.rope_scaling", "rotary embeddings other than the model's own", (None,)),
-    Unimplemented("trainer.rope_theta", "rotary embeddings other than the model's own", (None,)),
     # rollouts
-    Unimplemented("generator.rope_scaling", "rotary embeddings other than the model's own", (None,)),
-    Unimplemented("generator.rope_theta", "rotary embeddings other than the model's own", (None,)),
     Unimplemented("generator.sampling_params.logprobs", "engines that leave log-probabilities out", (0, 1), "warning"),
     Unimplemented(
         "generator.eval_sampling_params.logprobs", "engines that leave log-probabilities out", (0, 1), "warning"

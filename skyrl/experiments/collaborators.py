@@ -10,6 +10,7 @@ from pathlib import Path
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.engines import backend_of, engine_dtype, weight_dtype
 from skyrl.config.kinds import kind_of
+from skyrl.config.model_overrides import engine_overrides
 from skyrl.config.sizes import engines_of, grid_of
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.inference.engine import InferenceEngine, InFlight
@@ -87,6 +88,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
                 deterministic=required(engine.deterministic, "generator.inference_engine.deterministic"),
                 prefix_caching=engine.enable_prefix_caching,
                 several_turns=run.generator.max_turns > 1,
+                overrides=engine_overrides(run),
             )
         case "vllm":
             make = partial(
@@ -96,6 +98,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
                 device=required_device(run.trainer),
                 seed=trainer.seed,
                 max_model_len=_longest_sequence(run),
+                overrides=engine_overrides(run),
             )
         case unknown:
             path = "generator.inference_engine.backend"
@@ -178,7 +181,7 @@ def _longest_sequence(run: SkyRLTrainConfig) -> int:
     answer = max(run.generator.sampling_params.max_generate_length, evaluating.max_generate_length)
     before = max(run.trainer.max_prompt_length, required(run.generator.max_input_length, "generator.max_input_length"))
     wanted = max(before + answer, sum(canary_tokens(run)))
-    return min(wanted, max_positions(path) or wanted)
+    return min(wanted, max_positions(path, engine_overrides(run)) or wanted)
 
 
 def _weight_dtype(run: SkyRLTrainConfig) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config.alarms import alarms_of
 from skyrl.config.kinds import kind_of
+from skyrl.config.model_overrides import learner_overrides
 from skyrl.experiments.collaborators import start_processes
 from skyrl.learners.group import LearnerGroup, ScorerGroup
 from skyrl.learners.learning_worker import LearningWorker
@@ -172,7 +173,8 @@ class BaseExp:
     def get_export(self, folder: Path) -> Callable[[Iterator[tuple[str, Tensor]]], None]:
         """Function that stores the gathered weights in `folder`."""
         fast = not self.cfg.trainer.disable_fast_tokenizer
-        return Export(like=self.model_path, use_fast_tokenizer=fast, folder=folder)
+        replaced = learner_overrides(self.cfg.trainer, "policy")
+        return Export(like=self.model_path, use_fast_tokenizer=fast, folder=folder, overrides=replaced)
 
     # What a session asks for, beside the parts.
 

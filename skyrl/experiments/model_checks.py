@@ -68,7 +68,8 @@ def the_policy_can_chat(run: SkyRLTrainConfig) -> Iterator[Problem]:
             yield no_template("trainer.policy.model.path", files, "generator.chat_template")
     except ConfigError as error:
         yield from error.problems
-    yield from _answers_that_do_not_fit(run, files.positions)
+    replaced = run.trainer.policy.model_config_kwargs.get("max_position_embeddings")
+    yield from _answers_that_do_not_fit(run, replaced if isinstance(replaced, int) else files.positions)
 
 
 def no_template(field: str, files: ModelFiles, setting: str) -> Problem:

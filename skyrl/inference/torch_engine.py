@@ -18,6 +18,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -33,6 +35,7 @@ from skyrl.inference.rows import Job
 from skyrl.inference.scheduler import Scheduler
 from skyrl.inference.weights import replace_weights
 from skyrl.models.loading import load_causal_lm, load_tokenizer
+from skyrl.tree import FrozenDict
 
 _log = logging.getLogger(__name__)
 
@@ -177,14 +180,16 @@ def load_torch_engine(
     deterministic: bool = False,
     prefix_caching: bool = True,
     several_turns: bool = True,
+    overrides: Mapping[str, Any] = FrozenDict(),
 ) -> TorchEngine:
-    """The engine over the model at `path` (folder or hub name), with weights of its own. Raises `ModelError`.
+    """The engine over the model at `path` (folder or hub name), with weights of its own, and `overrides` of its
+    transformers configuration. Raises `ModelError`.
 
     `dtype` as torch names it (`float32`), where `int8` is bfloat16 with projections in eight bits; `attention` as
     transformers does (`sdpa`), `device` is `cpu` or `cuda`.
     """
     held = torch.bfloat16 if dtype == "int8" else getattr(torch, dtype)
-    model = load_causal_lm(path, dtype=held, attention=attention, device=torch.device(device))
+    model = load_causal_lm(path, dtype=held, attention=attention, device=torch.device(device), overrides=overrides)
     tokenizer = load_tokenizer(path, use_fast=use_fast_tokenizer)
     return TorchEngine(
         model,

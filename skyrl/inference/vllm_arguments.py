@@ -13,6 +13,7 @@ from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.inference.vllm_fields import DTYPES, FIXED, OURS, SAME_NAME, TABLE
 from skyrl.inference.vllm_model import HEAD_SIZES_ON_CPU, ModelFacts
+from skyrl.tree import FrozenDict
 from skyrl.tree.names import nearest
 
 SMALLEST_CPU_CACHE = 64 * 2**20
@@ -34,13 +35,16 @@ def engine_arguments(
     device: str,
     max_model_len: int,
     known: Collection[str],
+    overrides: Mapping[str, Any] = FrozenDict(),
 ) -> dict[str, Any]:
     """Arguments of vLLM's `AsyncEngineArgs` or `EngineArgs`.
 
     `device` is `cpu` or `cuda`; `max_model_len` is in tokens, prompt and completion together; `known` are the names of
-    the arguments that the installed vLLM has. Raises `ConfigError` with everything that it cannot be given.
+    the arguments that the installed vLLM has; `overrides` are values of the model's own configuration. Raises
+    `ConfigError` with everything that it cannot be given.
     """
     problems = [*_refused(config, device, max_model_len), *_unsuitable(model, device), *_extra_refused(config, known)]
+    problems += _other_model(config, overrides)
     if problems:
         raise ConfigError(problems, "vLLM cannot serve this run")
     gpus = config.tensor_parallel_size * config.pipeline_parallel_size * config.data_parallel_size
@@ -66,7 +70,20 @@ def engine_arguments(
         arguments["kv_cache_memory_bytes"] = _cpu_cache(config, model, arguments["dtype"], max_model_len)
     else:
         arguments["enable_sleep_mode"] = True
-    return arguments | {name: _thawed(value) for name, value in config.engine_init_kwargs.items()}
+    given: dict[str, Any] = {name: _thawed(value) for name, value in config.engine_init_kwargs.items()}
+    replaced = {**(given.get("hf_overrides") or {}), **overrides}
+    return arguments | given | ({"hf_overrides": replaced} if replaced else {})
+
+
+def _other_model(config: InferenceEngineConfig, overrides: Mapping[str, Any]) -> Iterator[Problem]:
+    """Values that the learner's model does not have. A table of rotary embeddings was compared before."""
+    for name, value in (config.engine_init_kwargs.get("hf_overrides") or {}).items():
+        if name in overrides and name != "rope_parameters" and _thawed(value) != overrides[name]:
+            yield _problem(
+                f"engine_init_kwargs.hf_overrides.{name}",
+                f"{value} is not {overrides[name]}, which the learner's model has",
+                "leave it out: engines get trainer.policy.model_config_kwargs",
+            )
 
 
 def _cpu_cache(config: InferenceEngineConfig, model: ModelFacts, dtype: str, max_model_len: int) -> int:

@@ -16,7 +16,7 @@ import itertools
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -30,10 +30,11 @@ from skyrl.inference.vllm_arguments import engine_arguments
 from skyrl.inference.vllm_async import AsyncBackend
 from skyrl.inference.vllm_backend import Backend, refusals
 from skyrl.inference.vllm_environment import import_vllm, set_variables
-from skyrl.inference.vllm_model import expected_weights, model_facts, refuse_unfit
+from skyrl.inference.vllm_model import expected_weights, model_facts, overridden, refuse_unfit
 from skyrl.inference.vllm_sampling import check_sampling, completion, sampling_arguments
 from skyrl.inference.vllm_stepped import SteppedBackend
 from skyrl.models.loading import load_tokenizer
+from skyrl.tree import FrozenDict
 
 T = TypeVar("T")
 
@@ -60,19 +61,21 @@ class VLLMEngine:
         seed: int = 0,
         max_model_len: int | None = None,
         tokenizer: ChatTokenizer | None = None,
+        overrides: Mapping[str, Any] = FrozenDict(),
     ) -> None:
         """Returns when the model is loaded. `device` is `cpu` or `cuda`; `tokenizer` is loaded if it is not given.
+        `overrides` replace values of the model's own configuration.
 
         `max_model_len` is in tokens, prompt and completion together; None is what the model was made for. Raises
         `ConfigError` for settings that vLLM cannot be given, `ModelError` for the model, `UserError` where vLLM is not
         installed or refuses to start.
         """
         trusted = bool(config.engine_init_kwargs.get("trust_remote_code", False))
-        facts = model_facts(model_path, trust_remote_code=trusted)
+        facts = model_facts(model_path, trust_remote_code=trusted, overrides=overrides)
         self._max_model_len = max_model_len or facts.positions or _no_positions(model_path)
         self._tokenizer = copy.deepcopy(tokenizer or load_tokenizer(model_path))  # must not serve two threads
         self._eos_ids = {*facts.eos_ids} | {self._tokenizer.eos_token_id} - {None}
-        self._expected = expected_weights(model_path, trust_remote_code=trusted)
+        self._expected = expected_weights(model_path, trust_remote_code=trusted, overrides=overrides)
         self._gate = Gate()
         self._numbers = itertools.count()
         self._weight_version = 0
@@ -91,6 +94,7 @@ class VLLMEngine:
                 device=device,
                 max_model_len=self._max_model_len,
                 known={field.name for field in dataclasses.fields(import_vllm().AsyncEngineArgs)},
+                overrides=overridden(model_path, overrides, trust_remote_code=trusted),
             )
             self._backend: Backend = asyncio.run_coroutine_threadsafe(_start(config, arguments), self._loop).result()
         except BaseException:

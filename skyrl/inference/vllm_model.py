@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from attrs import frozen
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig
@@ -11,7 +14,9 @@ from skyrl.inference.incoming_weights import IncomingWeights, WeightInfo, weight
 from skyrl.models.failures import model_error
 from skyrl.models.foreign_code import refuse_foreign_code
 from skyrl.models.naming import named_weights, tied_names
+from skyrl.models.overrides import changed_values, with_overrides
 from skyrl.models.paths import local_folder
+from skyrl.tree import FrozenDict
 
 HEAD_SIZES_ON_CPU = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head dimensions that the attention of vLLM 0.32 is built for on a CPU. Another one fails at the first request."""
@@ -43,9 +48,11 @@ class ExpectedWeights:
     """Second names of tied weights, and the first: `lm_head.weight` of a tied head, usually."""
 
 
-def model_facts(path: str, *, trust_remote_code: bool = False) -> ModelFacts:
+def model_facts(
+    path: str, *, trust_remote_code: bool = False, overrides: Mapping[str, Any] = FrozenDict()
+) -> ModelFacts:
     """The sizes of a model. Raises `ModelError` where its configuration cannot be read."""
-    config = _config(path, trust_remote_code)
+    config = with_overrides(_config(path, trust_remote_code), overrides)
     text = config.get_text_config()
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
@@ -58,9 +65,16 @@ def model_facts(path: str, *, trust_remote_code: bool = False) -> ModelFacts:
     )
 
 
-def expected_weights(path: str, *, trust_remote_code: bool = False) -> ExpectedWeights:
+def overridden(path: str, overrides: Mapping[str, Any], *, trust_remote_code: bool = False) -> dict[str, Any]:
+    """Values of the model's configuration that `overrides` change, as vLLM takes them. Raises `ModelError`."""
+    return changed_values(_config(path, trust_remote_code), overrides) if overrides else {}
+
+
+def expected_weights(
+    path: str, *, trust_remote_code: bool = False, overrides: Mapping[str, Any] = FrozenDict()
+) -> ExpectedWeights:
     """Names and shapes of the model's weights, from an instance without storage. Raises `ModelError`."""
-    config = _config(path, trust_remote_code)
+    config = with_overrides(_config(path, trust_remote_code), overrides)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)

@@ -8,11 +8,13 @@ compute are collective: all ranks are called, each with as many rows as the othe
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import nn
 
 from skyrl.config import ModelConfig, TrainerConfig
+from skyrl.config.model_overrides import learner_overrides
 from skyrl.config.trainer_fields import table_above, trainer_field
 from skyrl.learners.forward import ForwardFn, compute_logprobs, read_values
 from skyrl.learners.learning_worker import LearningWorker, Objective
@@ -37,7 +39,7 @@ class RefWorker(ModelWorker):
     def __init__(self, trainer: TrainerConfig, *, ranks: Ranks = ALONE, mover: DeviceMover | None = None) -> None:
         """Loads `trainer.ref.model`."""
         ref = trainer.ref
-        source = _causal_lm(trainer, ref.model, "trainer.ref", adapted=False)
+        source = _causal_lm(trainer, "ref", "trainer.ref", adapted=False)
         super().__init__(
             trainer,
             ref,
@@ -72,7 +74,7 @@ class PolicyWorker(LearningWorker):
         super().__init__(
             trainer,
             policy,
-            _causal_lm(trainer, policy.model, config_path),
+            _causal_lm(trainer, "policy", config_path),
             self._reading(trainer),
             ranks,
             role="policy",
@@ -110,7 +112,7 @@ class CriticWorker(LearningWorker):
     ) -> None:
         """Loads `trainer.critic.model` under a new value head, drawn from `trainer.seed`; otherwise as the policy."""
         critic = trainer.critic
-        body = _causal_lm(trainer, critic.model, config_path)
+        body = _causal_lm(trainer, "critic", config_path)
         head = partial(ValueModel, prefix=trainer.algorithm.value_head_prefix, seed=trainer.seed)
         super().__init__(
             trainer,
@@ -126,18 +128,23 @@ class CriticWorker(LearningWorker):
         )
 
 
-def _causal_lm(trainer: TrainerConfig, model: ModelConfig, config_path: str, *, adapted: bool = True) -> ModelSource:
+def _causal_lm(
+    trainer: TrainerConfig, role: Literal["policy", "critic", "ref"], config_path: str, *, adapted: bool = True
+) -> ModelSource:
+    model: ModelConfig = getattr(trainer, role).model
     field, table = joined(config_path, "model"), table_above(config_path)
-    source = required(model.path, f"{field}.path")
+    source, overrides = required(model.path, f"{field}.path"), learner_overrides(trainer, role)
     attention: str = required(trainer.attention, trainer_field(table, "attention"))
-    if attention == "sdpa" and segments_fit(load_config(source)):
+    if attention == "sdpa" and segments_fit(load_config(source, overrides)):
         register()
         attention = SEGMENTS
 
     def load(device: torch.device) -> nn.Module:
-        return load_causal_lm(source, dtype=torch.float32, attention=attention, device=device, table=table)
+        return load_causal_lm(
+            source, dtype=torch.float32, attention=attention, device=device, table=table, overrides=overrides
+        )
 
-    meta_model = partial(causal_lm_skeleton, source, attention=attention)
+    meta_model = partial(causal_lm_skeleton, source, attention=attention, overrides=overrides)
     if not (adapted and model.lora.rank):
         return ModelSource(load=load, meta_model=meta_model)
     adapt = partial(with_adapter, lora=model.lora, seed=trainer.seed, field=f"{field}.lora")

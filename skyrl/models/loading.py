@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from typing import Any
 
 import torch
@@ -24,7 +24,9 @@ from skyrl.config.trainer_fields import trainer_field
 from skyrl.errors import ModelError
 from skyrl.models.failures import model_error
 from skyrl.models.foreign_code import refuse_foreign_code
+from skyrl.models.overrides import with_overrides
 from skyrl.models.paths import local_folder, model_failure
+from skyrl.tree import FrozenDict
 
 _PROBE = "Sort: hgdbha, 12 + 34 = 46!\n\tÜber naïve 東京 #### 7.5  end"
 
@@ -37,18 +39,20 @@ def load_causal_lm(
     device: torch.device,
     trust_remote_code: bool = False,
     table: str = "trainer",
+    overrides: Mapping[str, Any] = FrozenDict(),
 ) -> PreTrainedModel:
     """A transformers causal language model from a local folder (`~` is expanded) or the hub, on `device`.
 
     `attention` is a name of transformers: `sdpa`, `flash_attention_2`, `eager`. Messages name fields of the
-    configuration below `table`. Raises `ModelError`, also for weights that are not all there: transformers would draw
-    the rest at random.
+    configuration below `table`. `overrides` replace values of the model's own configuration. Raises `ModelError`, also
+    for weights that are not all there: transformers would draw the rest at random.
     """
     source = model_source(path, trust_remote_code=trust_remote_code)
     if device.type == "cuda" and not torch.cuda.is_available():
         field = trainer_field(table, "device")
         raise ModelError(f"{field} is cuda, but this torch sees no CUDA device: set {field} = cpu")
     disable_progress_bar()
+    replaced = {"config": load_config(path, overrides)} if overrides else {}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
@@ -57,6 +61,7 @@ def load_causal_lm(
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
             output_loading_info=True,
+            **replaced,
         )
     except Exception as error:  # transformers, its hub client and safetensors each raise types of their own
         raise model_error("model", path, error, table=table) from error
@@ -95,9 +100,10 @@ def load_tokenizer(path: str, *, use_fast: bool = True, table: str = "trainer") 
     return loaded
 
 
-def max_positions(path: str) -> int | None:
+def max_positions(path: str, overrides: Mapping[str, Any] = FrozenDict()) -> int | None:
     """How many tokens a sequence may have, from the model's configuration; None if it names no bound."""
-    positions: int | None = getattr(load_config(path).get_text_config(), "max_position_embeddings", None)
+    config = load_config(path, overrides)
+    positions: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return positions
 
 
@@ -123,14 +129,14 @@ def refuse_small_vocabulary(path: str, tokenizer: Sized) -> None:
         raise ModelError(f"the tokenizer has {len(tokenizer)} tokens, the model {path} embeddings for {rows} only")
 
 
-def load_config(path: str) -> PretrainedConfig:
-    """The model's transformers configuration. Raises `ModelError`."""
+def load_config(path: str, overrides: Mapping[str, Any] = FrozenDict()) -> PretrainedConfig:
+    """The model's transformers configuration, with some of its values replaced. Raises `ModelError`."""
     source = model_source(path)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # as above
         raise model_error("configuration of", path, error) from error
-    return config
+    return with_overrides(config, overrides)
 
 
 def model_source(path: str, *, trust_remote_code: bool = False) -> str:

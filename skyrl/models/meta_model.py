@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from skyrl.models.loading import load_config
+from skyrl.tree import FrozenDict
 
 
-def causal_lm_skeleton(path: str, *, attention: str) -> PreTrainedModel:
+def causal_lm_skeleton(path: str, *, attention: str, overrides: Mapping[str, Any] = FrozenDict()) -> PreTrainedModel:
     """The model of `load_causal_lm` in float32 on the meta device, tied weights tied. Raises `ModelError`."""
-    config = load_config(path)
+    config = load_config(path, overrides)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation=attention

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from attrs import frozen
 from safetensors import SafetensorError
@@ -22,6 +23,7 @@ from skyrl.errors import RunError
 from skyrl.models.loading import generation_ends, load_tokenizer, model_source
 from skyrl.models.lora import adapter_settings
 from skyrl.models.meta_model import causal_lm_skeleton
+from skyrl.tree import FrozenDict
 
 # Storing a model makes transformers import DeepSpeed, which has a word about its accelerator for those who use it.
 logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to" not in record.getMessage())
@@ -39,6 +41,9 @@ class Export:
     chat_template: str | None = None
     """The template that the model was trained with. None: that of its tokenizer."""
 
+    overrides: Mapping[str, Any] = FrozenDict()
+    """Values of its configuration that training replaced."""
+
     turn_end: int | None = None
     """A token that ends the turns that were learned; generation stops at it, too. None: no other than before."""
 
@@ -47,7 +52,7 @@ class Export:
         `save_pretrained`.
         """
         gathered = {name: weight.detach().to("cpu", copy=True) for name, weight in weights}
-        model = causal_lm_skeleton(self.like, attention="sdpa")
+        model = causal_lm_skeleton(self.like, attention="sdpa", overrides=self.overrides)
         with suppress(OSError):  # a model without such a file has the defaults of its architecture
             model.generation_config = GenerationConfig.from_pretrained(model_source(self.like))
         if self.turn_end is not None:

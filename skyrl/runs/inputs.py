@@ -9,6 +9,7 @@ from typing import Any
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import EnvironmentConfig, SkyRLTrainConfig
 from skyrl.config.engines import backend_of
+from skyrl.config.model_overrides import engine_overrides
 from skyrl.config.sizes import has_reference
 from skyrl.data.cursor import batches
 from skyrl.data.prompts import PromptDataset
@@ -93,21 +94,21 @@ def look_at_the_models(
 
     Raises `ModelError`, `DataError`, `ConfigError`.
     """
-    policy = str(run.trainer.policy.model.path)
+    policy, replaced = str(run.trainer.policy.model.path), engine_overrides(run)
     paths = {policy, str(run.trainer.ref.model.path)} if has_reference(run) else {policy}
     for path in sorted(paths):
         refuse_small_vocabulary(path, tokenizer)
     generator = run.generator
     if backend_of(generator.inference_engine).head_sizes_on_a_cpu:
         trusted = bool(generator.inference_engine.engine_init_kwargs.get("trust_remote_code", False))
-        refuse_unsuitable(model_facts(policy, trust_remote_code=trusted), run.trainer.device)
+        refuse_unsuitable(model_facts(policy, trust_remote_code=trusted, overrides=replaced), run.trainer.device)
     turns = generator.max_input_length if generator.max_turns > 1 else None
-    _refuse_long(policy, [(train, generator.sampling_params), (evaluation, generator.eval_sampling_params)], turns)
+    sampled = [(train, generator.sampling_params), (evaluation, generator.eval_sampling_params)]
+    _refuse_long(max_positions(policy, replaced), sampled, turns)
 
 
-def _refuse_long(path: str, sampled: Iterable[tuple[PromptDataset | None, Any]], turns: int | None) -> None:
+def _refuse_long(positions: int | None, sampled: Iterable[tuple[PromptDataset | None, Any]], turns: int | None) -> None:
     """`turns`: the longest input of a turn, where there are several."""
-    positions = max_positions(path)
     for dataset, sampling in sampled:
         if dataset is None or sampling is None or positions is None:
             continue

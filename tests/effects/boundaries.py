@@ -6,7 +6,7 @@ The model is the nano model, which is read from its folder once.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -25,6 +25,7 @@ from skyrl.learners.supervised import BradleyTerry, CrossEntropy
 from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker, SFTWorker
 from skyrl.models.loading import load_causal_lm
 from skyrl.training.objective import policy_objective
+from skyrl.tree import FrozenDict
 from tests.effects.probe import Scene
 
 STEPS = 12
@@ -94,13 +95,22 @@ def read_once() -> Iterator[None]:
         yield
 
 
-def _copy(path: str, *, dtype: torch.dtype, attention: str, device: torch.device, table: str = "trainer") -> nn.Module:
-    return copy.deepcopy(_loaded(path, dtype, attention, table))
+def _copy(
+    path: str,
+    *,
+    dtype: torch.dtype,
+    attention: str,
+    device: torch.device,
+    table: str = "trainer",
+    overrides: Mapping[str, Any],
+) -> nn.Module:
+    return copy.deepcopy(_loaded(path, dtype, attention, table, FrozenDict(overrides)))
 
 
 @cache
-def _loaded(path: str, dtype: torch.dtype, attention: str, table: str) -> nn.Module:
-    return load_causal_lm(path, dtype=dtype, attention=attention, device=torch.device("cpu"), table=table)
+def _loaded(path: str, dtype: torch.dtype, attention: str, table: str, overrides: FrozenDict) -> nn.Module:
+    cpu = torch.device("cpu")
+    return load_causal_lm(path, dtype=dtype, attention=attention, device=cpu, table=table, overrides=overrides)
 
 
 def given_to_fsdp(scene: Scene, model: ModelTable) -> object:

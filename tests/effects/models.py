@@ -19,7 +19,7 @@ from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.ppo import BasePPOExp
 from tests.effects.algorithm import small_batch
 from tests.effects.boundaries import STEPS, Reached, given_to_deepspeed, given_to_fsdp, learner_of, worker_of
-from tests.effects.observables import plain
+from tests.effects.observables import plain, problems
 from tests.effects.probe import Observable, Probe, Scene
 
 Values = dict[str, Any]
@@ -165,7 +165,7 @@ class Place:
         return path.replace("{m}", self.model.at("x")[:-1]).replace("{t}", above)
 
 
-PATH = "{nano}/model"
+PATH, SAME_PATH = "{nano}/model", "{nano}/./model"
 WITH_CRITIC: Values = {"trainer.critic.model.path": PATH, "trainer.critic_mini_batch_size": 4}
 WITH_KL: Values = {"trainer.algorithm.use_kl_loss": True}
 
@@ -306,6 +306,18 @@ PROBES: tuple[Probe, ...] = (
         )
         for place in (*LEARNING, REFERENCE_PLACE)
     ),
+    POLICY_PLACE.probe("model_config_kwargs", {"rms_norm_eps": 0.5}, POLICY_PLACE.sights.trained()),
+    CRITIC_PLACE.probe("model_config_kwargs", {"rms_norm_eps": 0.5}, CRITIC_PLACE.sights.trained()),
+    REFERENCE_PLACE.probe(
+        "model_config_kwargs",
+        {"rms_norm_eps": 0.5},
+        REFERENCE_PLACE.sights.scored(),
+        {"trainer.ref.model.path": SAME_PATH},
+    ),
+    Probe("trainer.rope_theta", 50.0, POLICY_PLACE.sights.trained()),
+    Probe("trainer.rope_scaling", {"rope_type": "linear", "factor": 4.0}, POLICY_PLACE.sights.trained()),
+    Probe("generator.rope_theta", 50.0, problems),
+    Probe("generator.rope_scaling", {"rope_type": "linear", "factor": 4.0}, problems),
     *(
         place.probe("sequence_parallel_size", 2, place.sights.shared(), place.several)
         for place in (POLICY_PLACE, CRITIC_PLACE, REFERENCE_PLACE)

@@ -42,6 +42,17 @@ def test_on_a_cpu_no_prompt_is_read_in_pieces_unless_a_step_cannot_hold_it() -> 
     assert arguments("cuda")["enable_chunked_prefill"] is True
 
 
+def test_values_of_the_models_configuration_are_the_learners() -> None:
+    theirs = {"hf_overrides": {"a": 1, "rope_parameters": {"factor": 2.0}}}
+    ours = {"rope_parameters": {"factor": 2.0, "rope_theta": 1e4}, "b": 2}
+    given = InferenceEngineConfig(engine_init_kwargs=theirs)
+    settings: dict[str, Any] = {"model_path": "m", "model": MODEL, "seed": 7, "device": "cuda", "max_model_len": 256}
+    found = engine_arguments(given, **settings, known=KNOWN, overrides=ours)["hf_overrides"]
+    assert found == {"a": 1, **ours}
+    with pytest.raises(ConfigError, match=r"hf_overrides\.a .*1 is not 3, which the learner's model has"):
+        engine_arguments(given, **settings, known=KNOWN, overrides={"a": 3})
+
+
 def test_every_field_reaches_vllm_or_is_known_to_be_something_else() -> None:
     lists = [set(SAME_NAME), set(OTHER_NAME), set(NOT_ARGUMENTS)]
     fields = set(fields_of(InferenceEngineConfig))

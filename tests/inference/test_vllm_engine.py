@@ -20,6 +20,7 @@ from skyrl.inference.incoming_weights import Shared, WeightInfo
 from skyrl.inference.vllm_engine import VLLMEngine
 from skyrl.inference.vllm_environment import import_vllm
 from skyrl.inference.vllm_model import expected_weights, model_facts
+from skyrl.models.loading import load_causal_lm
 from tests.inference.nano import full_forward_logprobs, nano_tokenizer, prompts, request
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
@@ -87,6 +88,29 @@ def test_log_probabilities_are_the_learners_after_every_update(
     assert len(differences) == 6
     assert max(differences) < 1e-4
     assert min(differences) > 0
+
+
+async def sampled_by_another_base(folder: Path) -> float:
+    """The largest difference between the engine's log-probabilities and those of the model with that base."""
+    changes = {"rope_theta": 20.0, "max_position_embeddings": 1024}
+    model = load_causal_lm(
+        str(folder), dtype=torch.float32, attention="sdpa", device=torch.device("cpu"), overrides=changes
+    )
+    engine = VLLMEngine(
+        CONFIG, model_path=str(folder), device="cpu", tokenizer=nano_tokenizer(), overrides=changes, max_model_len=600
+    )
+    asked = request(prompts(130)[0], count=2)
+    apart = [
+        (full_forward_logprobs(model, asked.prompt_ids, each, 1.0) - torch.tensor(each.logprobs)).abs().max().item()
+        for each in await engine.generate(asked)
+    ]
+    await engine.close()
+    return max(apart)
+
+
+@pytest.mark.long
+def test_vllm_turns_positions_as_the_learner_does(host: Host, folder: Path) -> None:
+    assert host.run(sampled_by_another_base, folder) < 1e-4
 
 
 @frozen

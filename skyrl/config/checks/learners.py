@@ -9,7 +9,7 @@ from skyrl.config.checks.schedule import schedule_problems
 from skyrl.config.engines import backend_of, backends_that
 from skyrl.config.rl_models import RL_MODELS
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import has_critic, models_of, trained_models
+from skyrl.config.sizes import has_critic, has_reference, models_of, trained_models
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 
@@ -79,6 +79,19 @@ def the_schedules_have_what_they_need(run: SkyRLTrainConfig) -> Iterator[Problem
         yield from schedule_problems(run.trainer.critic.optimizer_config, "trainer.critic.optimizer_config")
 
 
+def the_reference_begins_as_the_policys_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A KL divergence is from the same model, where both are loaded from one path."""
+    policy, ref = run.trainer.policy, run.trainer.ref
+    if not has_reference(run) or ref.model.path not in (None, policy.model.path):
+        return
+    if ref.model_config_kwargs != policy.model_config_kwargs:
+        yield Problem(
+            path="trainer.ref.model_config_kwargs",
+            message="is not trainer.policy.model_config_kwargs, and both models are loaded from one path",
+            hint="set it to the same values, or name another model in trainer.ref.model.path",
+        )
+
+
 def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Kernels that repeat bit for bit are tested on CPUs; on CUDA that is not promised yet."""
     if run.trainer.deterministic and run.trainer.device == "cuda":
@@ -91,6 +104,7 @@ def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Pro
 
 LEARNER_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     the_schedules_have_what_they_need,
+    the_reference_begins_as_the_policys_model,
     repeatable_runs_are_promised_on_a_cpu,
     adapters_have_a_road_to_the_engines,
     adapters_are_reached_by_gradients,

@@ -10,7 +10,10 @@ from tests.config.check_cases.settings import LORA, MEGATRON
 PROFILER = "trainer.policy.megatron_config.torch_profiler_config."
 REENTRANT = "trainer.gradient_checkpointing_use_reentrant"
 
+WIDER = {"trainer.policy.model_config_kwargs": {"max_position_embeddings": 4096}}
+
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "the_reference_begins_as_the_policys_model": [(WIDER, "trainer.ref.model_config_kwargs")],
     "the_schedules_have_what_they_need": [
         ({"trainer.policy.optimizer_config.scheduler": name}, "trainer.policy.optimizer_config.scheduler")
         for name in WITHOUT_FIELDS
@@ -57,6 +60,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
+    "the_reference_begins_as_the_policys_model": {**WIDER, "trainer.ref.model.path": "another"},
     "the_schedules_have_what_they_need": {"trainer.policy.optimizer_config.scheduler": "inverse_sqrt"},
     "repeatable_runs_are_promised_on_a_cpu": {"trainer.deterministic": True},
     "adapters_have_a_road_to_the_engines": LORA,

@@ -1,0 +1,26 @@
+"""Values of a model's own Hugging Face configuration that a run replaces, in learners and engines alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.trainer import TrainerConfig
+
+
+def learner_overrides(trainer: TrainerConfig, model: str) -> Mapping[str, Any]:
+    """Values by name for `policy`, `critic` or `ref`; `rope_scaling` and `rope_theta` are those of all models."""
+    own = getattr(trainer, model).model_config_kwargs
+    return _with_rope(own, trainer.rope_scaling, trainer.rope_theta)
+
+
+def engine_overrides(run: SkyRLTrainConfig) -> Mapping[str, Any]:
+    """Values by name for the engines: those of the policy. The tree must have passed `check`."""
+    own = run.trainer.policy.model_config_kwargs
+    return _with_rope(own, run.generator.rope_scaling, run.generator.rope_theta)
+
+
+def _with_rope(own: Mapping[str, Any], scaling: Mapping[str, Any] | None, theta: float | None) -> dict[str, Any]:
+    rope = {"rope_scaling": scaling, "rope_theta": theta}
+    return {**own, **{name: value for name, value in rope.items() if value is not None}}
