@@ -91,7 +91,10 @@ _CAPABILITIES: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
         ),
     ),
     "loading a policy for inference only": ((False,), ("trainer.policy.inference_only_init",)),
-    "traces by torch.profiler outside of Megatron": ((False,), ("trainer.policy.torch_profiler_config",)),
+    "traces of every step by torch.profiler (trainer.profile_steps traces chosen ones)": (
+        (False,),
+        ("trainer.policy.torch_profiler_config",),
+    ),
     "later options of Megatron": (
         (False, None),
         tuple(

@@ -248,7 +248,7 @@ class BasePPOExp(PolicyGradientModels):
         digests = {} if without_digests else weight_digests_of(self.learners, turns)
         trace = StepTrace(sinks, rollouts, digests, clock)
         interruptible = in_context(self.shutdown.interruptible)
-        profiled = ProfiledSteps(self.cfg.trainer.profile_steps, self.folder.path / "profile")
+        profiled = ProfiledSteps(self.cfg.trainer.profile_steps, self.folder.profile)
 
         constant = ConstantRewards(notice, self.folder.path / "trajectories.jsonl", steps=min(STEPS, self.total_steps))
 

@@ -33,7 +33,8 @@ from skyrl.runs.inputs import notice, report_unread_variables
 from skyrl.tracking.tracker import Tracker
 from skyrl.training.describe import Metrics
 from skyrl.training.loop import Hooks, TrainingLoop
-from skyrl.training.middleware import LayeredLearner, in_context, layered
+from skyrl.training.middleware import LayeredLearner, in_context, layered, run_before
+from skyrl.training.profiling import ProfiledSteps
 from skyrl.training.supervised import RowPosition, SupervisedTrainer
 from skyrl.training.supervised_batches import collate_supervised
 from skyrl.training.supervised_evaluation import SupervisedEvaluation, likelihood
@@ -123,17 +124,24 @@ class SupervisedExp(BaseExp):
         cursor: PromptCursor[Any] = PromptCursor(
             rows.rows, cfg.batch_size, cfg.seed, order=self.get_order(), fingerprint=rows.fingerprint
         )
+        profiled = ProfiledSteps(cfg.profile_steps, self.folder.profile)
+
+        async def step_begins() -> None:
+            profiled.begins(trainer.version + 1)
+
+        measured = in_context(partial(self.clock.measure, "update"))
         learner = LayeredLearner(
             score=self.learner.score,
-            update=layered(self.learner.update, in_context(partial(self.clock.measure, "update"))),
+            update=layered(self.learner.update, profiled.around(self.learner), measured, run_before(step_begins)),
         )
+        trainer = SupervisedTrainer(RowPosition(cursor, self.total_steps, cfg), self.collate, learner)
 
         async def evaluate(version: int) -> Metrics:
             return {} if evaluation is None else await evaluation.run(learner)
 
         return TrainingLoop(
             cfg.trainer,
-            SupervisedTrainer(RowPosition(cursor, self.total_steps, cfg), self.collate, learner),
+            trainer,
             Hooks(
                 evaluate=evaluate,
                 export=lambda step: self.export(self.exports / f"global_step_{step}" / "model"),

@@ -43,6 +43,7 @@ class RunFolder:
         self.timeline = JsonLines(path / TIMELINE)
         self.alarms = JsonLines(path / "alarms.jsonl")
         self.samples = SampleFiles(JsonLines(path / "trajectories.jsonl"), TokenFiles(path / TOKENS))
+        self.profile = path / "profile"
         self.model = path / "model"
         self.adapter = path / "adapter"
 

@@ -26,7 +26,11 @@ class ProfiledSteps:
 
     def sampled(self, groups: Sequence[TrajectoryGroup], version: int) -> None:
         """A listener to `Rollouts.next_batch`: the step after `version` has begun."""
-        self._step = version + 1
+        self.begins(version + 1)
+
+    def begins(self, step: int) -> None:
+        """Updates from now on are those of this step."""
+        self._step = step
 
     def around(self, model: Profiled) -> Callable[[TrainingBatch], AbstractAsyncContextManager[None]]:
         """The layer around the updates of a model."""

@@ -293,6 +293,8 @@ COMMON: tuple[tuple[str, Any, Observable, Values], ...] = (
     ("flash_attn", False, attention, {"device": "cuda"}),
     ("gradient_checkpointing", False, recomputes, {"device": "cuda"}),
     ("deterministic", False, determinism, {}),
+    ("profile_steps", [1], run, {}),
+    ("record_memory", True, run, {}),
     ("logger", "tensorboard", trackers, {}),
     ("alarms", [{"metric": "eval/all/loss", "when": "stalls"}], alarms, {}),
     ("project_name", "other", asked, IN_WANDB),

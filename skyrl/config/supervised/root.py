@@ -23,6 +23,7 @@ from skyrl.config.trainer import TrainerConfig
 from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
 from skyrl.tree.units import Seconds
 from skyrl.tree.validators import (
+    all_positive,
     non_negative,
     positive,
     positive_or_minus_one,
@@ -260,6 +261,14 @@ class SupervisedConfig(RunConfig):
     trackers: TrackersConfig = TrackersConfig()
     """Settings of trackers other than the console."""
 
+    profile_steps: tuple[int, ...] = field(default=(), validator=all_positive, metadata=FREE)
+    """Training steps that are profiled: their timeline for `skyrl timeline RUN`, and a trace by torch.profiler of every
+    optimizer step of each rank in `profile/step_<n>` of the run's folder."""
+
+    record_memory: bool = field(default=False, metadata=FREE)
+    """Write what holds memory after each optimizer step of each rank to `memory_snapshots` in the run's folder: on CUDA
+    a snapshot of the allocator for https://pytorch.org/memory_viz, on a CPU a table of operators."""
+
     @property
     def rows_of_an_item(self) -> int:
         """Rows of a batch that one item of the data becomes."""
@@ -273,7 +282,7 @@ class SupervisedConfig(RunConfig):
         learner: dict[str, Any] = {name: getattr(self, name) for name in _OF_A_LEARNER}
         return TrainerConfig(
             **{name: getattr(self, name) for name in _OF_A_TRAINER},
-            policy=PolicyConfig(**learner),
+            policy=PolicyConfig(**learner, record_memory=self.record_memory),
             critic=CriticConfig(**learner),
             algorithm=AlgorithmConfig(temperature=1.0, use_kl_loss=False, value_head_prefix=SCORE),
             placement=self._placement,
@@ -313,7 +322,7 @@ _OF_A_TRAINER = (
     "strategy", "faults", "device", "seed", "deterministic", "max_tokens_per_microbatch", "compute_dtype", "attention",
     "recompute_activations", "offload_activations", "disable_fast_tokenizer", "eval_before_train", "eval_interval",
     "resume_with_changes", "recover_mode", "recover_retries", "ckpt_interval", "max_ckpts_to_keep", "hf_save_interval",
-    "run_path", "project_name", "run_name", "logger", "trackers", "alarms",
+    "run_path", "project_name", "run_name", "logger", "trackers", "alarms", "profile_steps",
 )  # fmt: skip
 """Fields that `TrainerConfig` has under the same name."""
 
