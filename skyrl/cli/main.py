@@ -83,7 +83,7 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
         make = experiment_class(composed.config)
     for attempt in attempts(composed.config.trainer):
         experiment = make(composed.config)
-        experiment.is_another_try = attempt.is_another_try
+        experiment.is_another_try, experiment.places = attempt.is_another_try, composed.places
         with attempt:
             trained = RunSession(experiment).run()
     if not trained:

@@ -58,6 +58,12 @@ class Composed(Generic[C]):
     origins: Origins
     warnings: tuple[Problem, ...]
 
+    @property
+    def places(self) -> dict[str, str]:
+        """Dotted path -> place that it was written at, such as `run.toml:14`; without defaults and what was derived."""
+        last = {path: chain[-1] for path, chain in self.origins.items() if chain}
+        return {path: origin.place for path, origin in last.items() if origin.kind not in ("default", "rule")}
+
 
 def load(
     files: Files = (),

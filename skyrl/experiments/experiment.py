@@ -78,6 +78,8 @@ class BaseExp:
         self.checkpoints = checkpoint_store(cfg.trainer)
         self.is_another_try = False
         """Has this command run it before, and did it fail? What that means is up to `recover_mode`."""
+        self.places: Mapping[str, str] = {}
+        """Dotted path -> place that gave its value, such as `run.toml:14`, kept in the run's folder for reports."""
         self.last = LastMetrics()
         self.held = ExitStack()
         self.started_processes: Processes | None = None

@@ -82,9 +82,7 @@ class LearningWorker(ModelWorker):
         self._train_rows = trainer.micro_train_batch_size_per_gpu
         self._max_skipped = 0 if trainer.faults.on_non_finite == "abort" else optimizer.max_skipped_updates
         self._skipped = 0  # in a row
-        self._profiler = UpdateProfiler(
-            f"{role}-{ranks.rank}", record_memory=isinstance(section, PolicyConfig) and section.record_memory
-        )
+        self._profiler = UpdateProfiler(f"{role}-{ranks.rank}", record_memory=trainer.policy.record_memory)
         if trainer.recompute_activations:
             recompute_activations(self.model, use_reentrant=trainer.gradient_checkpointing_use_reentrant)
             if trainer.offload_activations:

@@ -32,6 +32,9 @@ class Experiment(Protocol):
     held: ExitStack
     """Resources that the run holds until it ends: processes, locks, sockets."""
 
+    places: Mapping[str, str]
+    """Dotted path -> place that gave the value, such as `run.toml:14`, as far as known."""
+
     is_another_try: bool
     """Did this command run it before, and did it fail?"""
 

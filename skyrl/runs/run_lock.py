@@ -26,10 +26,12 @@ C = TypeVar("C", bound=AnyRun)
 class RunLock:
     """A folder that a run writes into: taken before anything is started, signed with the run's configuration."""
 
-    def __init__(self, folder: Path, field: str, run: AnyRun) -> None:
-        """`field` is the dotted path of the configuration that names the folder."""
+    def __init__(self, folder: Path, field: str, run: AnyRun, places: Mapping[str, str] | None = None) -> None:
+        """`field` is the dotted path of the configuration that names the folder; `places` says where values were
+        written.
+        """
         self.folder = folder
-        self._field, self._run = field, run
+        self._field, self._run, self._places = field, run, dict(places or {})
         self._lock = FileLock(folder / LOCK)
         self._signature = folder / "config.json"
         self._is_new = False
@@ -54,10 +56,10 @@ class RunLock:
             raise
 
     def write_config(self) -> None:
-        """Write the resolved configuration, its fingerprint and digests of the user's code into `config.json`."""
+        """Write `config.json`: the resolved configuration, its fingerprint and places, digests of the user's code."""
         self._is_new = not self._signature.exists()
         scratch = self._signature.with_suffix(".tmp")
-        stored = stored_form(self._run) | {"code": code_digests(self._run)}
+        stored = stored_form(self._run) | {"code": code_digests(self._run), "places": self._places}
         scratch.write_text(json.dumps(redacted_tree(stored), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         scratch.replace(self._signature)
 

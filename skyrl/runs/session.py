@@ -96,7 +96,8 @@ class RunSession:
         if isinstance(self._checkpoints.storage, Disk):  # in an object store, each checkpoint is compared
             fields.setdefault(self._checkpoints.storage.path, "ckpt_path")
         fields.setdefault(self._experiment.exports, "export_path")
-        return tuple(RunLock(path, field_path(self._cfg, field), self._cfg) for path, field in fields.items())
+        places = self._experiment.places
+        return tuple(RunLock(path, field_path(self._cfg, field), self._cfg, places) for path, field in fields.items())
 
     def _free_if_empty(self, lock: RunLock) -> None:
         """A run that failed before it kept anything leaves its folders free."""

@@ -23,7 +23,7 @@ class FieldRow:
     """The value in each run, as JSON."""
 
     origins: tuple[str, ...]
-    """`derived`, `default`, or `written` for each run."""
+    """For each run `default`, `derived`, or the place that the value was written at, such as `run.toml:14`."""
 
     @property
     def differs(self) -> bool:
@@ -41,6 +41,7 @@ def settings(folders: Sequence[Path]) -> list[FieldRow]:
     stored = [_stored(folder) for folder in folders]
     leaves = [dict(_leaves("", each["config"])) for each in stored]
     derived = [set(each.get("derived", ())) for each in stored]
+    places = [_table(each.get("places")) for each in stored]
     defaults = [_defaults(each["config"].get("kind", "rl")) for each in stored]
     paths = dict.fromkeys(path for own in leaves for path in own)
     return [
@@ -48,20 +49,29 @@ def settings(folders: Sequence[Path]) -> list[FieldRow]:
             path=path,
             values=tuple(own.get(path, "") for own in leaves),
             origins=tuple(
-                _origin(path, own, of_rules, default)
-                for own, of_rules, default in zip(leaves, derived, defaults, strict=True)
+                _origin(path, own, of_rules, default, written)
+                for own, of_rules, default, written in zip(leaves, derived, defaults, places, strict=True)
             ),
         )
         for path in paths
     ]
 
 
-def _origin(path: str, own: Mapping[str, str], derived: set[str], default: Mapping[str, str]) -> str:
+def _origin(
+    path: str, own: Mapping[str, str], derived: set[str], default: Mapping[str, str], places: Mapping[str, str]
+) -> str:
     if any(path == rule or path.startswith(f"{rule}.") for rule in derived):
         return "derived"
     if path not in own:
         return "absent"
-    return "default" if own[path] == default.get(path) else "written"
+    around = (place for at, place in places.items() if path == at or path.startswith(f"{at}."))
+    return next(around, "default" if own[path] == default.get(path) else "written")
+
+
+def _table(places: object) -> dict[str, str]:
+    """Places by path, the innermost first; earlier versions stored none."""
+    found = places if isinstance(places, dict) else {}
+    return {path: str(found[path]) for path in sorted(found, key=len, reverse=True)}
 
 
 def _stored(folder: Path) -> Mapping[str, Any]:

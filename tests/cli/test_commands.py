@@ -46,6 +46,11 @@ def run_toml(nano: Path, tmp_path: Path) -> Path:
     return file
 
 
+def line_of(file: Path, start: str) -> int:
+    """Number from 1 of the first line that starts so."""
+    return next(n for n, line in enumerate(file.read_text().splitlines(), 1) if line.startswith(start))
+
+
 def refused(done: subprocess.CompletedProcess[str], *said: str) -> None:
     assert done.returncode == 2, done.stderr
     for words in said:
@@ -60,6 +65,8 @@ def test_a_run_ends_with_where_everything_is_and_what_it_achieved(run_toml: Path
     assert {"  trained model  run/model", "  checkpoints    checkpoints"} < {*lines}
     assert "step 2/2  reward 0." in done.stderr
     assert "accelerator" not in done.stdout + done.stderr
+    places = json.loads((tmp_path / "run" / "config.json").read_text())["places"]
+    assert places["trainer.device"] == f"run.toml:{line_of(run_toml, 'device = ')}"
     again = skyrl("run", "run.toml", cwd=tmp_path)
     assert again.returncode == 0
     assert "nothing was trained" in again.stdout

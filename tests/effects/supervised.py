@@ -294,7 +294,7 @@ COMMON: tuple[tuple[str, Any, Observable, Values], ...] = (
     ("gradient_checkpointing", False, recomputes, {"device": "cuda"}),
     ("deterministic", False, determinism, {}),
     ("profile_steps", [1], run, {}),
-    ("record_memory", True, run, {}),
+    ("record_memory", True, run, {"profile_steps": [1]}),
     ("logger", "tensorboard", trackers, {}),
     ("alarms", [{"metric": "eval/all/loss", "when": "stalls"}], alarms, {}),
     ("project_name", "other", asked, IN_WANDB),

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from skyrl.cli.main import cli
 from skyrl.errors import UserError
 from tests.nano_run import all_metrics, train
+from tests.supervised_run import train as supervised
 
 SHORT = {"trainer__max_training_steps": 3, "trainer__policy__record_memory": True}
 
@@ -47,3 +48,31 @@ def test_the_timeline_of_a_step_agrees_with_its_timings_and_batches_are_dumped(n
     assert batch["rewards"].sum().item() == pytest.approx(step["reward/avg_raw_reward"] * 12)
     with pytest.raises(UserError, match="holds no timeline of step 3"):
         CliRunner().invoke(cli, ["timeline", str(run), "--step", "3"], standalone_mode=False, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+def test_supervised_runs_are_profiled_too(nano: Path, tmp_path: Path, kind: str) -> None:
+    supervised(nano, tmp_path, kind, profile_steps=[2], record_memory=True, num_steps=3)
+    run = tmp_path / "run"
+    name = f"{'policy' if kind == 'sft' else 'critic'}-0-update_1"
+    assert {str(path.relative_to(run)) for path in run.glob("profile/*/*")} == {
+        f"profile/step_2/{name}.json.gz",
+        f"profile/step_2/{name}-memory.txt",
+    }
+    [line] = (run / "timeline.jsonl").read_text().splitlines()
+    assert json.loads(line)["step"] == 2 and "update" in {what for what, _, _ in json.loads(line)["spans"]}
+
+
+@pytest.mark.long
+def test_each_rank_on_ray_traces_its_own_updates_and_is_a_track_of_the_timeline(nano: Path, tmp_path: Path) -> None:
+    two = {"trainer__placement__policy_num_gpus_per_node": 2, "trainer__placement__executor": "ray"}
+    engines = {"generator__inference_engine__num_engines": 2}
+    train(nano, tmp_path, **two, **engines, trainer__profile_steps=[2], trainer__max_training_steps=2)
+    run = tmp_path / "run"
+    assert {path.name for path in run.glob("profile/step_2/*")} == {
+        "policy-0-update_1.json.gz",
+        "policy-1-update_1.json.gz",
+    }
+    [line] = (run / "timeline.jsonl").read_text().splitlines()
+    called = {what.partition(" in ")[0] for what, _, _ in json.loads(line)["spans"]}
+    assert {"policy-0", "policy-1", "engine-0", "engine-1"} <= called

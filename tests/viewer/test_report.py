@@ -146,6 +146,23 @@ def test_configurations_are_compared_with_the_origin_of_each_value(tmp_path: Pat
     assert [each.path for each in settings([one, two]) if each.differs] == ["trainer.epochs", "a.derived"]
 
 
+def test_values_are_shown_with_the_place_that_they_were_written_at(tmp_path: Path) -> None:
+    folder = run_at(tmp_path / "one", {"kind": "rl", "trainer": {"epochs": 1, "seed": 7, "alarms": {"a": {"b": 1}}}})
+    stored = json.loads((folder / "config.json").read_text())
+    stored["places"] = {
+        "trainer.epochs": "run.toml:3",
+        "trainer.alarms": "argument 1",
+        "trainer.alarms.a": "argument 2",
+    }
+    (folder / "config.json").write_text(json.dumps(stored), encoding="utf-8")
+    assert {each.path: each.origins for each in settings([folder])} == {
+        "kind": ("default",),
+        "trainer.epochs": ("run.toml:3",),
+        "trainer.seed": ("written",),
+        "trainer.alarms.a.b": ("argument 2",),
+    }
+
+
 def test_the_samples_of_a_report_are_bounded_and_spread_over_the_run(tmp_path: Path) -> None:
     folder = run_at(tmp_path / "one", {"a": {}})
     write(folder, [[group(step, 0, [f"answer{step}"])] for step in range(2, 42)], first=2)

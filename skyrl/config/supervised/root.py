@@ -266,8 +266,8 @@ class SupervisedConfig(RunConfig):
     optimizer step of each rank in `profile/step_<n>` of the run's folder."""
 
     record_memory: bool = field(default=False, metadata=FREE)
-    """Write what holds memory after each optimizer step of each rank to `memory_snapshots` in the run's folder: on CUDA
-    a snapshot of the allocator for https://pytorch.org/memory_viz, on a CPU a table of operators."""
+    """With `profile_steps`: write what each optimizer step allocates beside its trace, as a table of operators by
+    memory and, on CUDA, a snapshot of every allocation for pytorch.org/memory_viz."""
 
     @property
     def rows_of_an_item(self) -> int:
