@@ -149,6 +149,10 @@ class Turns:
 
 def run_skyrl(steps: int, seed: int, folder: Path) -> None:
     """The quick start's file, without evaluation and checkpoints."""
+    from skyrl.processes.torch_environment import set_torch_environment
+
+    set_torch_environment()  # as the command does, before torch is imported
+
     from skyrl.config import SkyRLTrainConfig, compose
     from skyrl.experiments.ppo import BasePPOExp
     from skyrl.tracking.timing import Clock

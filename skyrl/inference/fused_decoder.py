@@ -6,7 +6,8 @@ is padded; only the last token of each goes through the end of the last layer an
 
 `supports` names the models; for every other one `causal_lm.py` calls transformers.
 
-Shapes: T tokens of all sequences, H hidden size, D head size, V vocabulary.
+Shapes: T tokens of all sequences, H hidden size, D head size, V vocabulary. Rows that oneDNN computes are filled up
+with zeros to few numbers of rows (`projections.filled`); keys, values and logits are those of real tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qw
 from skyrl.inference import projections
 from skyrl.inference.kept_prefixes import Kept, Layers
 from skyrl.inference.kv_cache import RowCache
-from skyrl.inference.projections import GateUp, Projection
+from skyrl.inference.projections import GateUp, Projection, filled
 from skyrl.inference.quantized import Quantized, QuantizedGateUp, refuse_without_kernels
 
 _FAMILIES = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
@@ -141,30 +142,30 @@ class FusedDecoder:
         Shapes: `ids` (R, 1), `positions` (R,), `mask` (R, 1, 1, L) bool, or None where every column belongs to every
         row.
         """
-        x, rotation = self._embed(ids)[:, 0], self._rotation(positions)
+        rows, x, rotation = len(ids), filled(self._embed(ids)[:, 0]), self._rotation(positions)
         mask = None if mask is None else torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -torch.inf)
-        grouped = (len(x), self._kv_heads, self._heads // self._kv_heads, self._width)
+        grouped = (rows, self._kv_heads, self._heads // self._kv_heads, self._width)
         for layer, cached in zip(self._layers, cache.row_layers, strict=True):
             queries, keys, values = self._queries_keys_values(layer, x, rotation)
-            kept = cached.update(keys.unsqueeze(2), values.unsqueeze(2))
-            mixed = scaled_dot_product_attention(queries.reshape(grouped), *kept, attn_mask=mask)
-            x = self._rest(layer, mixed.reshape(len(x), -1), x)
-        return self._logits(x)
+            kept = cached.update(keys[:rows].unsqueeze(2), values[:rows].unsqueeze(2))
+            mixed = scaled_dot_product_attention(queries[:rows].reshape(grouped), *kept, attn_mask=mask)
+            x = self._rest(layer, filled(mixed.reshape(rows, -1)), x)
+        return self._logits(x)[:rows]
 
     def _computed(
         self, ids: Tensor, positions: Tensor, spans: Sequence[_Span], ends: Tensor
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Logits at `ends`, and keys and values per layer, (T, kv_heads, D) each."""
-        x, rotation = self._embed(ids)[0], self._rotation(positions)
+        tokens, x, rotation = len(positions), filled(self._embed(ids)[0]), self._rotation(positions)
         layers: list[tuple[Tensor, Tensor]] = []
         for layer in self._layers:
             queries, keys, values = self._queries_keys_values(layer, x, rotation)
             mixed = torch.cat([_attended(span, len(layers), queries, keys, values) for span in spans])
-            layers.append((keys, values))
+            layers.append((keys[:tokens], values[:tokens]))
             if len(layers) == len(self._layers):
-                mixed, x = mixed[ends], x[ends]
-            x = self._rest(layer, mixed, x)
-        return self._logits(x), layers
+                mixed, x = mixed[ends], filled(x[ends])
+            x = self._rest(layer, filled(mixed), x)
+        return self._logits(x)[: len(ends)], layers
 
     def _queries_keys_values(self, layer: _Layer, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
         """(T, heads, D) queries, (T, kv_heads, D) keys and values; queries and keys are rotated."""
@@ -187,11 +188,11 @@ class FusedDecoder:
         return self._head(rms_norm(x, x.shape[-1:], self._norm, self._epsilon))
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines, and sines with the sign of their half, (T, 1, D) each (RoFormer, arXiv:2104.09864, eq. 34)."""
+        """Cosines, and sines with the sign of their half, (T, 1, D), filled (RoFormer, arXiv:2104.09864, eq. 34)."""
         angles = positions.unsqueeze(1) * self._rotary.inv_freq
         cosine, sine = angles.cos() * self._rotary.attention_scaling, angles.sin() * self._rotary.attention_scaling
         both = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
-        first, second = (part.to(self._norm.dtype).unsqueeze(1) for part in both)
+        first, second = (filled(part.to(self._norm.dtype).unsqueeze(1)) for part in both)
         return first, second
 
     def _prepared(self, layer: Any) -> _Layer:

@@ -16,6 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from skyrl.models import onednn
+
 _PACKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _ROWS = 64
@@ -43,20 +45,18 @@ class Packed:
     """A projection whose weight oneDNN holds in a layout of its own: a copy, to be made anew after weights change."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+        self._weight = onednn.packed(weight, _ROWS)
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return product
+        return onednn.product(x, self._weight, self._bias)
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
         return self._combined(x, residual, "add")
 
     def silu(self, x: Tensor) -> Tensor:
         """The product with its activation applied before it is written: (T, in) -> (T, out)."""
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "swish", [], "")
-        return product
+        return onednn.product(x, self._weight, self._bias, "swish")
 
     def times(self, x: Tensor, factor: Tensor) -> Tensor:
         """The product times `factor`, elementwise: (T, in), (T, out) -> (T, out)."""
@@ -102,8 +102,13 @@ class DenseGateUp:
 
 
 def packs(weight: Tensor) -> bool:
-    """Whether weights like this one are packed for oneDNN."""
-    return weight.device.type == "cpu" and weight.dtype in _PACKED_DTYPES and bool(torch.backends.mkldnn.is_available())
+    """Whether weights of this type and device are packed for oneDNN."""
+    return weight.device.type == "cpu" and weight.dtype in _PACKED_DTYPES and onednn.is_available()
+
+
+def filled(rows: Tensor) -> Tensor:
+    """The rows (T, ...) with zeros behind them where packed weights want it: oneDNN compiles a kernel for each T."""
+    return onednn.filled(rows) if packs(rows) else rows
 
 
 def projection(*layers: nn.Linear) -> Projection:

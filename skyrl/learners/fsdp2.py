@@ -29,6 +29,7 @@ from skyrl.learners.schedule import make_optimizer
 from skyrl.learners.sharing import check_complete, piece_of, read_into, slots_of, whole, write_into
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.models.naming import named_weights, tied_names
+from skyrl.models.onednn import compute_with_onednn
 
 T = TypeVar("T")
 
@@ -57,6 +58,8 @@ class Fsdp2(DataParallel):
             DTYPES[config.mixed_precision.param_dtype] if config.mixed_precision else context.compute_dtype
         )
         self.model: nn.Module = self._shard(source, config) if self._sharded else source.load(context.device)
+        if self._device == HOST:
+            compute_with_onednn(self.model)
         if config.mixed_precision:
             _convert_buffers(self.model, config.mixed_precision)
         self.model.eval()
