@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from skyrl.envs.service import listen, server_of
+from skyrl.processes.service import listen, server_of
 from skyrl.tracking.token_file import TokenFiles
 from skyrl.viewer.pages import Pages
 from skyrl.viewer.report import report

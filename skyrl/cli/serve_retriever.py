@@ -26,8 +26,8 @@ def serve_retriever(corpus: Path, host: str, port: int) -> None:
     from skyrl.envs.corpus import SearchIndex, read_corpus
     from skyrl.envs.retriever import retriever_app
     from skyrl.envs.search import TOKEN_VARIABLE
-    from skyrl.envs.service import listen, serve
     from skyrl.processes.credentials import api_key
+    from skyrl.processes.service import listen, serve
 
     token = api_key(TOKEN_VARIABLE)
     with listen(host, port, token, TOKEN_VARIABLE) as bound:

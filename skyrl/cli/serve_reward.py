@@ -25,9 +25,9 @@ def serve_reward(model: str, host: str, port: int, device: str) -> None:
         raise UserError(f"serve-reward needs {', '.join(missing)}: pip install 'skyrl[reward]'")
     from skyrl.envs.reward_model import TOKEN_VARIABLE
     from skyrl.envs.reward_service import reward_app
-    from skyrl.envs.service import listen, serve
     from skyrl.models.reward_model import RewardModel
     from skyrl.processes.credentials import api_key
+    from skyrl.processes.service import listen, serve
 
     token = api_key(TOKEN_VARIABLE)
     with listen(host, port, token, TOKEN_VARIABLE) as bound:

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import click
 
-from skyrl.config.trackers import TRACKERS
-
-_SERVICES = [name for name, facts in TRACKERS.items() if not facts.in_run]
+SERVICES = ("wandb", "tensorboard", "mlflow", "swanlab")
+"""Trackers beside the run, named here so that no other command waits for the import of the configuration."""
 
 
 @click.command()
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[PATH=VALUE...]")
-@click.option("--to", "service", type=click.Choice(_SERVICES), required=True, help="The tracker.")
+@click.option("--to", "service", type=click.Choice(SERVICES), required=True, help="The tracker.")
 @click.option("--new", is_flag=True, help="Make a new run there, with every step, whatever was delivered before.")
 def track(run: Path, overrides: tuple[str, ...], service: str, new: bool) -> None:
     """Deliver the metrics, samples and evaluations of RUN to a tracker, from the first step that it lacks.

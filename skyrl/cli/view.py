@@ -32,7 +32,7 @@ def view(run: Path, port: int, index: Path | None) -> None:
     samples = run / "trajectories.jsonl"
     if not samples.is_file():
         raise UserError(f"{run} holds no trajectories.jsonl: a run that samples writes it with its first step")
-    from skyrl.envs.service import listen, serve
+    from skyrl.processes.service import listen, serve
     from skyrl.tracking.token_file import FOLDER, TokenFiles
     from skyrl.viewer.pages import Pages
     from skyrl.viewer.sample_index import SampleIndex

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from skyrl.envs.corpus import Hit, SearchIndex
-from skyrl.envs.service import body_of, has_token
+from skyrl.processes.service import body_of, has_token
 
 MOST_QUERIES, MOST_DOCUMENTS, LONGEST_QUERY = 256, 100, 10_000
 

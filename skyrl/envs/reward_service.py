@@ -19,9 +19,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from skyrl.envs.service import body_of, has_token
 from skyrl.errors import DataError
 from skyrl.models.reward_model import RewardModel
+from skyrl.processes.service import body_of, has_token
 
 MOST_CHATS = 256
 

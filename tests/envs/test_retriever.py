@@ -25,8 +25,8 @@ from skyrl.envs.corpus import Document, SearchIndex, read_corpus
 from skyrl.envs.http_json import ServiceError
 from skyrl.envs.retriever import retriever_app
 from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
-from skyrl.envs.service import listen, server_of
 from skyrl.errors import DataError, ProcessError, UserError
+from skyrl.processes.service import listen, server_of
 from tests.processes.clusters import soon
 
 CORPUS: tuple[Document, ...] = (

@@ -85,7 +85,7 @@ def test_the_environment_asks_a_service_over_http(judge: str) -> None:
     import uvicorn
 
     from skyrl.config import RewardModelEnvConfig, SkyRLGymConfig
-    from skyrl.envs.service import listen
+    from skyrl.processes.service import listen
 
     model = RewardModel(judge)
     with listen("127.0.0.1", 0, None, "SKYRL_REWARD_TOKEN") as bound:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from skyrl.cli.track import SERVICES
 from skyrl.config import ConfigError, TrainerConfig
 from skyrl.config.trackers import TRACKERS
 from skyrl.tracking.console import Console
@@ -21,3 +22,7 @@ def test_a_tracker_that_does_not_exist_is_refused_by_name(tmp_path: Path, monkey
     monkeypatch.setattr("skyrl.tracking.factory.TRACKERS", {"console": TRACKERS["console"]})
     with pytest.raises(ConfigError, match=r"no tracker 'wandb'"):
         trackers_of(TrainerConfig(logger="wandb", run_path=str(tmp_path)), total_steps=3, first_step=0)
+
+
+def test_the_command_delivers_to_every_tracker_that_is_outside_of_the_run() -> None:
+    assert list(SERVICES) == [name for name, facts in TRACKERS.items() if not facts.in_run]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.envs.service import listen, server_of
+from skyrl.processes.service import listen, server_of
 from skyrl.tracking.token_file import TokenFiles
 from skyrl.viewer.pages import Pages
 from skyrl.viewer.report import report

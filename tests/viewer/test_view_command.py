@@ -30,6 +30,16 @@ def test_the_command_serves_this_machine_until_it_is_interrupted_and_leaves_its_
     assert (tmp_path / "trajectories.index").is_file()
 
 
+def test_the_page_does_not_wait_for_the_import_of_environments_and_of_the_configuration() -> None:
+    code = (
+        "import sys, skyrl.cli.main, skyrl.processes.service, skyrl.viewer.pages, skyrl.viewer.server, "
+        "skyrl.tracking.token_file\n"
+        "print([name for name in ('skyrl.config', 'skyrl.envs', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_a_folder_without_samples_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["view", str(tmp_path)])
     assert result.exit_code != 0 and "holds no trajectories.jsonl" in result.output + str(result.exception)
