@@ -7,6 +7,7 @@ profile/step_3/policy-0-update_1-memory.pickle      on CUDA: every allocation, f
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,9 @@ class UpdateProfiler:
                 self._write(trace, folder / f"{self._name}-update_{self._count}")
             except (OSError, RuntimeError) as error:
                 raise RunError(f"the trace of an update cannot be written to {folder}: {error}") from error
+            finally:
+                del trace
+                gc.collect()  # the trace refers to weights, which cannot leave the device meanwhile
 
     @contextmanager
     def _allocations(self) -> Iterator[None]:

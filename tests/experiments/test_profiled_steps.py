@@ -67,12 +67,13 @@ def test_supervised_runs_are_profiled_too(nano: Path, tmp_path: Path, kind: str)
 def test_each_rank_on_ray_traces_its_own_updates_and_is_a_track_of_the_timeline(nano: Path, tmp_path: Path) -> None:
     two = {"trainer__placement__policy_num_gpus_per_node": 2, "trainer__placement__executor": "ray"}
     engines = {"generator__inference_engine__num_engines": 2}
-    train(nano, tmp_path, **two, **engines, trainer__profile_steps=[2], trainer__max_training_steps=2)
+    rows = {"trainer__micro_train_batch_size_per_gpu": 6, "trainer__micro_forward_batch_size_per_gpu": 6}
+    train(nano, tmp_path, **two, **engines, trainer__profile_steps=[2], trainer__max_training_steps=2, **rows)
     run = tmp_path / "run"
     assert {path.name for path in run.glob("profile/step_2/*")} == {
         "policy-0-update_1.json.gz",
         "policy-1-update_1.json.gz",
     }
     [line] = (run / "timeline.jsonl").read_text().splitlines()
-    called = {what.partition(" in ")[0] for what, _, _ in json.loads(line)["spans"]}
+    called = {what.partition(" (")[0] for what, _, _ in json.loads(line)["spans"]}
     assert {"policy-0", "policy-1", "engine-0", "engine-1"} <= called
