@@ -27,7 +27,7 @@ def test_every_mark_of_a_file_is_one_that_the_scheduler_reads() -> None:
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         written = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("pytestmark")]
         if any("xdist_group" in line for line in written):
-            assert scope_of(f"{file.relative_to(ROOT)}::test_it", ROOT) in written[0], file
+            assert f'xdist_group("{scope_of(f"{file.relative_to(ROOT)}::test_it", ROOT)}")' in written[0], file
 
 
 @pytest.mark.long

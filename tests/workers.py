@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-_MARK = re.compile(r'^pytestmark = pytest\.mark\.xdist_group\("(\w+)"\)$', re.MULTILINE)
+_MARK = re.compile(r'^pytestmark = .*\bpytest\.mark\.xdist_group\("(\w+)"\)', re.MULTILINE)
 
 
 def group_scheduling(config: pytest.Config, log: Any) -> Any:
