@@ -70,16 +70,12 @@ class CausalLM:
         self.kept = KeptPrefixes(kept_bytes if fused else 0, keeps_answers=keeps_answers)
 
     def refresh(self) -> None:
-        """Computes with the weights that the model has now, after they were replaced or moved."""
+        """Gives back the memory of prepared weights and kept keys. To be called when the model's weights were replaced
+        or moved: they are prepared again, as they are then, for the next token.
+        """
         self.kept.clear()
         if self._fused is not None:
             self._fused.refresh()
-
-    def release(self) -> None:
-        """Gives back the memory of prepared weights and kept keys; nothing can be computed until `refresh`."""
-        self.kept.clear()
-        if self._fused is not None:
-            self._fused.release()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
         """Each prompt as if it were alone, in order; several share a forward pass.

@@ -91,7 +91,6 @@ class FusedDecoder:
         self._width = self._model.model.layers[0].self_attn.head_dim
         self._layers: list[_Layer] = []
         self._head: Projection | None = None
-        self.refresh()
 
     @staticmethod
     def supports(model: PreTrainedModel) -> bool:
@@ -103,25 +102,27 @@ class FusedDecoder:
         plain_layers = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
         return plain_layers and config.hidden_act == "silu" and rotary.rope_type in _CONSTANT_ROTATIONS
 
-    @torch.no_grad()
     def refresh(self) -> None:
-        """Prepares the weights that the model has now, where it is now."""
-        inner = self._model.model
-        self._embed = inner.embed_tokens
-        self.release()  # the new ones take the place of the old ones in memory
-        self._layers = [self._prepared(layer) for layer in inner.layers]
-        self._norm, self._head = inner.norm.weight.detach(), projections.projection(self._model.lm_head)
-
-    def release(self) -> None:
-        """Gives back the prepared weights; `refresh` makes them again."""
+        """Gives back the prepared weights; the model's own are prepared again for the next token."""
         self._layers = []
         self._head = None
+
+    @torch.no_grad()
+    def _prepare(self) -> Projection:
+        """Prepares the weights that the model has now, where it is now, unless they are; the head."""
+        if self._head is None:
+            inner = self._model.model
+            self._embed = inner.embed_tokens
+            self._layers = [self._prepared(layer) for layer in inner.layers]
+            self._norm, self._head = inner.norm.weight.detach(), projections.projection(self._model.lm_head)
+        return self._head
 
     def prefill(self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None]) -> Iterator[Prefix]:
         """Each prompt as if it were alone, in order, in one forward pass; neighbours of equal length share a kernel.
 
         `kept` are beginnings of the prompts that are computed already.
         """
+        self._prepare()
         device, pasts = self._norm.device, [0 if each is None else len(each.ids) for each in kept]
         new = [prompt[past:] for prompt, past in zip(prompts, pasts, strict=True)]
         lengths = [len(tokens) for tokens in new]
@@ -142,6 +143,7 @@ class FusedDecoder:
         Shapes: `ids` (R, 1), `positions` (R,), `mask` (R, 1, 1, L) bool, or None where every column belongs to every
         row.
         """
+        self._prepare()
         rows, x, rotation = len(ids), filled(self._embed(ids)[:, 0]), self._rotation(positions)
         mask = None if mask is None else torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -torch.inf)
         grouped = (rows, self._kv_heads, self._heads // self._kv_heads, self._width)
@@ -184,8 +186,7 @@ class FusedDecoder:
         return layer.down.plus(layer.gate_up(rms_norm(x, x.shape[-1:], layer.feed_forward_norm, self._epsilon)), x)
 
     def _logits(self, x: Tensor) -> Tensor:
-        assert self._head is not None, "the weights were released and not refreshed"
-        return self._head(rms_norm(x, x.shape[-1:], self._norm, self._epsilon))
+        return self._prepare()(rms_norm(x, x.shape[-1:], self._norm, self._epsilon))
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines, and sines with the sign of their half, (T, 1, D), filled (RoFormer, arXiv:2104.09864, eq. 34)."""

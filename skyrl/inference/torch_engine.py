@@ -122,14 +122,14 @@ class TorchEngine:
 
     async def sleep(self) -> bool:
         """Moves the model to the memory of the host, where the weights survive."""
-        self._model.release()
+        self._model.refresh()
         await asyncio.to_thread(self._model.model.to, "cpu")
         return False
 
     async def wake(self) -> None:
         """Moves the model back to where it computes."""
         await asyncio.to_thread(self._model.model.to, self._device)
-        await asyncio.to_thread(self._model.refresh)
+        self._model.refresh()
 
     async def close(self) -> None:
         """Finishes what is running; requests that still wait raise `RunError`, and so do later ones."""

@@ -31,13 +31,28 @@ async def test_fused_weights_without_packing_give_the_logprobs_of_a_full_forward
 @pytest.mark.usefixtures("unpacked")
 def test_fusing_keeps_every_weight_where_the_model_finds_it() -> None:
     model, fresh = nano_model(), nano_model()
-    FusedDecoder(model)
-    FusedDecoder(model).refresh()
+    for _ in range(2):  # another decoder of the same model
+        with torch.inference_mode():
+            list(FusedDecoder(model).prefill([[1, 2]], [None]))
     for (name, ours), theirs in zip(model.state_dict().items(), fresh.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs), name
     attention = model.model.layers[0].self_attn
     storages = {layer.weight.untyped_storage().data_ptr() for layer in (attention.q_proj, attention.k_proj)}
     assert len(storages) == 1
+
+
+def test_weights_that_were_replaced_are_computed_with_after_a_refresh() -> None:
+    model = nano_model()
+    decoder = FusedDecoder(model)
+    with torch.inference_mode():
+        [before] = decoder.prefill([[1, 2]], [None])
+        model.model.norm.weight.mul_(2.0)
+        model.model.layers[0].mlp.down_proj.weight.zero_()
+        decoder.refresh()
+        [after] = decoder.prefill([[1, 2]], [None])
+        expected = model(torch.tensor([[1, 2]])).logits[0, -1]
+    assert not torch.allclose(before.logits, expected, atol=1e-3)
+    torch.testing.assert_close(after.logits, expected, atol=1e-5, rtol=1e-5)
 
 
 class Scaled(Qwen2ForCausalLM):
