@@ -28,11 +28,11 @@ from attrs import field, frozen
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 
+from skyrl.chats.tool_calls import Call, CallParser, hermes
 from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.envs.http_json import ServiceError
 from skyrl.envs.texts import tokenizable
-from skyrl.envs.tool_calls import Call, CallParser, hermes
 from skyrl.errors import SkyRLError, TaskError
 from skyrl.tree.frames import raised_at
 

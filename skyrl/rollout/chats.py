@@ -12,22 +12,16 @@ more begins a row of its own: what is trained on is what was sampled there, too,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, Protocol
 
 from attrs import evolve, frozen
 
-from skyrl.chats.ends import ANSWER, ANSWERED, ASKED, TurnEnds
-from skyrl.chats.text import text_tokens
+from skyrl.chats.continuation import Continuation
+from skyrl.chats.rendering import Message, Spelled, Template
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import GeneratorConfig
-from skyrl.errors import DataError
 from skyrl.inference.engine import Completion
-from skyrl.rollout.rendering import Message, Spelled, Template
 from skyrl.rollout.transcript import Transcript
-
-FIXED: tuple[Message, ...] = (ASKED, ANSWERED)
-"""Conversation used to find the text by which a template closes a turn."""
 
 
 @frozen(kw_only=True)
@@ -61,43 +55,20 @@ class MessageChat:
 
     def __init__(self, tokenizer: ChatTokenizer, config: GeneratorConfig) -> None:
         self._tokenizer = tokenizer
-        self._template = Template(tokenizer=tokenizer, arguments=config.chat_template_kwargs)
         self._closes_stopped_turns = config.append_eos_token_after_stop_str_in_multi_turn
+        self._continuation = Continuation(
+            tokenizer, config.chat_template_kwargs, closes_stopped_turns=self._closes_stopped_turns
+        )
 
     def go_on(self, transcript: Transcript, turn: Turn) -> Transcript:
-        between, completion = self.between(turn.observations, turn.tools), turn.completion
-        ended = bool(completion.token_ids) and completion.token_ids[-1] in self._special
-        if ended and completion.token_ids[-1] in between[: self._end_length]:
-            between = between[between.index(completion.token_ids[-1]) + 1 :]  # the policy wrote the end itself
-        elif not ended and completion.stop_reason == "stop" and not self._closes_stopped_turns:
-            between = between[1:] if between[:1] and between[0] in self._special else between
-        transcript.place(between)
+        sampled, stopped = turn.completion.token_ids, turn.completion.stop_reason == "stop"
+        transcript.place(self._continuation.after(sampled, turn.observations, turn.tools, stopped=stopped))
         return transcript
 
     def end(self, transcript: Transcript, completion: Completion) -> None:
         stopped = completion.stop_reason == "stop" and completion.token_ids
-        if self._closes_stopped_turns and stopped and completion.token_ids[-1] not in self._special:
+        if self._closes_stopped_turns and stopped and completion.token_ids[-1] not in self._continuation.special:
             transcript.place((self._tokenizer.eos_token_id,))
-
-    def between(self, observations: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
-        """The end of a turn, the observations, and the header of the next turn."""
-        ids = evolve(self._template, tools=tools).after(FIXED, ANSWER, observations)
-        if ids is None:
-            raise DataError(
-                "the chat template leaves out an earlier answer, so that no conversation can go on from sampled "
-                "tokens: set generator.use_conversation_multi_turn = false, or take another template"
-            )
-        return ids
-
-    @cached_property
-    def _end_length(self) -> int:
-        """Tokens that the template ends a turn with, at least 1: the header of the next turn may be what ends it."""
-        ends = TurnEnds.of(self._tokenizer, self._template.arguments)
-        return max(1, len(text_tokens(self._tokenizer, ends.end)))
-
-    @cached_property
-    def _special(self) -> frozenset[int]:
-        return frozenset(self._tokenizer.all_special_ids) | frozenset(self._tokenizer.added_tokens_decoder)
 
 
 class SingleAnswer:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import attrs
 from attrs import evolve, frozen
 
+from skyrl.chats.rendering import Message, Template
 from skyrl.config import GeneratorConfig, SamplingParams
 from skyrl.envs import Env, EnvStep
 from skyrl.envs.coroutines import settled
@@ -28,7 +29,6 @@ from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.rollout.chats import Chat, Turn
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
 from skyrl.rollout.filters import drop_truncated
-from skyrl.rollout.rendering import Message, Template
 from skyrl.rollout.transcript import Transcript
 from skyrl.trajectory import Failure, Prompt, Skipped, StopReason, TokenRow, Trajectory
 

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from attrs import evolve, frozen
 
+from skyrl.chats.continuation import FIXED
 from skyrl.chats.ends import ANSWER
+from skyrl.chats.rendering import Message, Template
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import GeneratorConfig
 from skyrl.errors import DataError
-from skyrl.rollout.chats import FIXED
-from skyrl.rollout.rendering import Message, Template
 
 _ASKED: Message = {"role": "user", "content": "What is 2+2?"}
 _SURE: Message = {"role": "user", "content": "Are you sure?"}

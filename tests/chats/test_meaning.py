@@ -9,12 +9,12 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from skyrl.chats.continuation import FIXED
 from skyrl.chats.ends import ANSWER
 from skyrl.chats.examples import ADD, assistant, call, result, user
 from skyrl.chats.masks import ChatMasks
+from skyrl.chats.rendering import Template
 from skyrl.errors import DataError
-from skyrl.rollout.chats import FIXED
-from skyrl.rollout.rendering import Template
 from tests.chats.corpus import tokenizer_of
 from tests.rollout.chats import CHATML, chat_tokenizer
 from tests.rollout.families import FAMILIES

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from skyrl.chats.tool_calls import Call
 from skyrl.config.environment import SearchEnvConfig
 from skyrl.envs import EnvStep
 from skyrl.envs.http_json import ServiceError
-from skyrl.envs.tool_calls import Call
 from skyrl.envs.tool_groups import python_tool, search_tool, sql_tool
 from skyrl.envs.tools import MOST_CALLS, Tool, ToolEnv
 from skyrl.errors import TaskError

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyrl.envs.tool_calls import Call, hermes
+from skyrl.chats.tool_calls import Call, hermes
 
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
