@@ -83,11 +83,17 @@ def _adapter(model: ModelTable) -> Iterator[Effect]:
 
 def _optimizer(model: ModelTable) -> Iterator[Effect]:
     path = model.at("optimizer_config")
+
+    def rule(run: Any) -> str:
+        name: str = model.section(run).optimizer_config.optimizer
+        return name
+
     yield from _where_it_exists(model, "optimizer_config")
     decays = Condition("weight_decay is above 0", lambda run: model.section(run).optimizer_config.weight_decay > 0)
     yield effect_where(f"{path}.weight_decay_on", decays)
-    by_adam = Condition("optimizer is adamw", lambda run: model.section(run).optimizer_config.optimizer == "adamw")
+    by_adam = Condition("optimizer is adamw or muon", lambda run: rule(run) != "sgd")
     yield from (effect_where(f"{path}.{name}", by_adam) for name in ("adam_betas", "adam_eps"))
+    yield effect_where(f"{path}.muon_momentum", Condition("optimizer is muon", lambda run: rule(run) == "muon"))
     yield from schedule_reads(path, lambda run: model.section(run).optimizer_config, model.updates)
 
 

@@ -43,9 +43,11 @@ Scheduler = Literal[
 class OptimizerConfig(BaseConfig):
     """Optimizer, learning-rate schedule and gradient clipping, on every strategy."""
 
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
     """Rule of the optimizer step. adamw: arXiv:1711.05101. sgd: the gradient times the learning rate, without momentum;
-    it keeps no state, and learns at far larger rates than AdamW's."""
+    it keeps no state, and learns at far larger rates than AdamW's. muon: the momentum of each matrix of the hidden
+    layers is orthogonalized in bfloat16, embeddings, heads, norms and biases learn by AdamW, and one learning rate
+    serves both (arXiv:2502.16982); on one rank and under FSDP."""
 
     lr: float = field(default=1e-6, validator=non_negative)
     """Learning rate after warm-up. 0 leaves the weights as they are, which shows whether anything else moves them."""
@@ -59,6 +61,9 @@ class OptimizerConfig(BaseConfig):
     adam_eps: float = field(default=1e-8, validator=positive)
     """Added to the root of the squared gradient's mean, by which a step of AdamW is divided; larger means smaller steps
     of weights whose gradient is tiny."""
+
+    muon_momentum: float = field(default=0.95, validator=fraction_below_one)
+    """Decay rate of Muon's running mean of a matrix's gradient."""
 
     weight_decay: float = field(default=0.01, validator=non_negative)
     """Decoupled weight decay: in each step a weight loses this part, times the learning rate, of itself."""

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from skyrl.config import OptimizerConfig, TrainerConfig
 from skyrl.config.checks.schedule import DECAYING, OURS
+from skyrl.learners.muon import Muon, hidden_matrices
 
 MATRIX = 2
 """Fewest dimensions of a weight that decays under `weight_decay_on = "matrices"`."""
@@ -22,22 +23,32 @@ MATRIX = 2
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The configured optimizer, with decoupled weight decay, over the parameters that learn."""
-    groups: dict[bool, list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            decays = config.weight_decay_on == "all" or parameter.dim() >= MATRIX
-            groups.setdefault(decays, []).append(parameter)
-    decayed = [
-        {"params": parameters, "weight_decay": config.weight_decay if decays else 0.0}
-        for decays, parameters in groups.items()
-    ]
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    beta1, beta2 = config.adam_betas
+    fused = True if all(each.device.type == "cpu" for each in model.parameters()) else None
+    adam: dict[str, Any] = {"betas": (beta1, beta2), "eps": config.adam_eps, "fused": fused}
     match config.optimizer:
         case "adamw":
-            beta1, beta2 = config.adam_betas
-            fused = True if all(each.device.type == "cpu" for each in model.parameters()) else None
-            return torch.optim.AdamW(decayed, lr=config.lr, betas=(beta1, beta2), eps=config.adam_eps, fused=fused)
+            return torch.optim.AdamW(_decayed(learning, config), lr=config.lr, **adam)
         case "sgd":
-            return torch.optim.SGD(decayed, lr=config.lr)
+            return torch.optim.SGD(_decayed(learning, config), lr=config.lr)
+        case "muon":
+            inner = hidden_matrices(model)
+            matrices = _decayed([each for each in learning if each in inner], config)
+            others = _decayed([each for each in learning if each not in inner], config)
+            return Muon(matrices, others, lr=config.lr, momentum=config.muon_momentum, **adam)
+
+
+def _decayed(parameters: list[nn.Parameter], config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Groups of parameters by whether they decay."""
+    groups: dict[bool, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        decays = config.weight_decay_on == "all" or parameter.dim() >= MATRIX
+        groups.setdefault(decays, []).append(parameter)
+    return [
+        {"params": members, "weight_decay": config.weight_decay if decays else 0.0}
+        for decays, members in groups.items()
+    ]
 
 
 @frozen(kw_only=True)

@@ -31,11 +31,23 @@ def whole(tensor: Tensor | None, like: Tensor, device: torch.device, ranks: Rank
 
 def write_into(target: Tensor, value: Tensor) -> None:
     """Copy a whole tensor into a plain one of its shape, or into this rank's shard of a distributed one."""
-    if not isinstance(target, DTensor):
-        target.copy_(value)
-        return
-    shard = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
-    target.to_local().copy_(shard.to_local())
+    _local(target).copy_(_share_of(value, target))
+
+
+def add_into(target: Tensor, value: Tensor) -> None:
+    """Add a whole tensor to a plain one of its shape, or to this rank's shard of a distributed one."""
+    _local(target).add_(_share_of(value, target))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _share_of(value: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of a whole tensor, where `like` is spread over ranks."""
+    if not isinstance(like, DTensor):
+        return value
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None).to_local()
 
 
 def piece_of(name: str, tensor: Tensor, ranks: Ranks) -> TensorShard | None:

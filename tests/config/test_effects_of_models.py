@@ -46,6 +46,7 @@ class Case:
 BY_FSDP: Values = {"{t}strategy": "deepspeed"}
 ADAPTER: Values = {"{m}model.lora.rank": 4}
 SCHEDULE = "{m}optimizer_config."
+MUON: Values = {f"{SCHEDULE}optimizer": "muon"}
 FLAT: Values = {f"{SCHEDULE}scheduler": "constant"}
 WARM: Values = {f"{SCHEDULE}num_warmup_steps": 2}
 ALONE: Values = {"{ranks}": 1}
@@ -69,6 +70,7 @@ CASES = (
     Case("optimizer_config.weight_decay_on", "matrices", {}, ({f"{SCHEDULE}weight_decay": 0.0},), learns=True),
     Case("optimizer_config.adam_betas", [0.5, 0.5], {}, ({f"{SCHEDULE}optimizer": "sgd"},), learns=True),
     Case("optimizer_config.adam_eps", 0.5, {}, ({f"{SCHEDULE}optimizer": "sgd"},), learns=True),
+    Case("optimizer_config.muon_momentum", 0.5, MUON, ({f"{SCHEDULE}optimizer": "adamw"},), learns=True),
     Case("optimizer_config.num_warmup_steps", 3, {}, (FLAT,), learns=True),
     Case("optimizer_config.warmup_steps_proportion", 0.5, {}, (FLAT,), learns=True),
     Case("fsdp_config.cpu_offload", True, {**SEVERAL, **CUDA}, (ALONE, ON_CPU, BY_FSDP)),

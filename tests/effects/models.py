@@ -191,6 +191,7 @@ def optimizer(place: Place) -> Iterator[Probe]:
     several_updates: Values = {} if place.kind != "rl" else {"trainer.update_epochs_per_batch": 2}
     for name, value in OPTIMIZER.items():
         yield place.probe(table + name, value, sights.trained())
+    yield place.probe(table + "muon_momentum", 0.5, sights.trained(), {f"{{m}}{table}optimizer": "muon"})
     for name, (value, context) in SCHEDULE.items():
         yield place.probe(
             table + name, value, sights.rates(), {f"{{m}}{table}{path}": v for path, v in context.items()}

@@ -179,6 +179,16 @@ def integers_are_made_on_gpus(run: Any, model: ModelTable) -> Iterator[Problem]:
             yield Problem(path=_zero(model, name), message="needs the device cuda", hint="set it to false")
 
 
+def matrices_are_whole_where_muon_steps(run: Any, model: ModelTable) -> Iterator[Problem]:
+    """ZeRO steps flat pieces of several weights, and Muon orthogonalizes matrices."""
+    if _trains_by_deepspeed(run, model) and model.section(run).optimizer_config.optimizer == "muon":
+        yield Problem(
+            path=model.at("optimizer_config.optimizer"),
+            message="muon needs whole matrices, and DeepSpeed gives its optimizer flat pieces of several weights",
+            hint="take adamw, or the strategy fsdp2",
+        )
+
+
 MODEL_CHECKS: tuple[ModelCheck, ...] = (
     adapters_start_in_a_way_that_runs,
     modules_are_named_in_a_list,
@@ -190,6 +200,7 @@ MODEL_CHECKS: tuple[ModelCheck, ...] = (
     buckets_of_weights_are_aligned,
     second_copies_of_the_weights_are_whole,
     integers_are_made_on_gpus,
+    matrices_are_whole_where_muon_steps,
 )
 
 

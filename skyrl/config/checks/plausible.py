@@ -57,10 +57,10 @@ def importance_ratios_are_not_cut_below_one(run: SkyRLTrainConfig) -> Iterator[P
 
 
 def learning_rates_are_those_of_fine_tuning(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A step of AdamW changes each weight by about the learning rate."""
+    """A step of AdamW changes each weight by about the learning rate, and one of Muon by a fifth of it."""
     for model in ("policy", "critic") if has_critic(run) else ("policy",):
         settings = getattr(run.trainer, model).optimizer_config
-        if settings.optimizer == "adamw" and settings.lr > LARGEST_RATE:
+        if settings.optimizer != "sgd" and settings.lr > LARGEST_RATE:
             path = f"trainer.{model}.optimizer_config.lr"
             yield _warning(path, f"{settings.lr} changes every weight by about that in each step", "1e-6 is usual")
 

@@ -10,6 +10,7 @@ DEEPSPEED: dict[str, Any] = {"trainer.strategy": "deepspeed"}
 ZERO = "trainer.policy.deepspeed_config.zero_optimization."
 PRESCALE = "trainer.policy.deepspeed_config.prescale_gradients"
 WRAP = "trainer.policy.fsdp_config.wrap_policy"
+OPTIMIZER = "trainer.policy.optimizer_config.optimizer"
 INIT = "trainer.policy.model.lora.init_method"
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -50,6 +51,9 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             },
             ZERO + "offload_optimizer.device",
         ),
+    ],
+    "matrices_are_whole_where_muon_steps": [
+        ({**DEEPSPEED, OPTIMIZER: "muon"}, OPTIMIZER),
     ],
     "modules_are_named_in_a_list": [
         ({**LORA, "trainer.policy.model.lora.exclude_modules": "q_proj"}, "trainer.policy.model.lora.exclude_modules"),
