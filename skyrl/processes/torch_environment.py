@@ -1,4 +1,4 @@
-"""What has to be set before torch is imported or computes for the first time."""
+"""Process settings that have to be made before torch is imported or computes for the first time."""
 
 from __future__ import annotations
 
