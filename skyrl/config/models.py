@@ -52,5 +52,9 @@ class ModelConfig(BaseConfig):
     path: str | None = field(default=None, metadata=IDENTITY)
     """Hugging Face name or folder. None: for the reference, the policy's model; for the critic, no critic."""
 
+    init_from_scratch: bool = field(default=False, metadata=IDENTITY)
+    """Draw all weights from `trainer.seed`, as the architecture initializes them, and load none: the folder needs a
+    configuration and a tokenizer only. Policy, reference and engines of one path and seed start alike."""
+
     lora: SkyRLLoraConfig = SkyRLLoraConfig()
     """Adapter to train on top of the weights; read for the policy and the critic."""

@@ -75,6 +75,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
     """One for each engine; it makes the engine in the process that it is called in."""
     trainer, engine = run.trainer, run.generator.inference_engine
     path = required(trainer.policy.model.path, "trainer.policy.model.path")
+    drawn = trainer.policy.model.init_from_scratch
     match engine.backend:
         case "torch":
             make: Callable[[], InferenceEngine] = partial(
@@ -89,6 +90,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
                 prefix_caching=engine.enable_prefix_caching,
                 several_turns=run.generator.max_turns > 1,
                 overrides=engine_overrides(run),
+                init_seed=trainer.seed if drawn else None,
             )
         case "vllm":
             make = partial(
@@ -99,6 +101,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
                 seed=trainer.seed,
                 max_model_len=_longest_sequence(run),
                 overrides=engine_overrides(run),
+                stored_weights=not drawn,
             )
         case unknown:
             path = "generator.inference_engine.backend"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config import SkyRLTrainConfig, SupervisedConfig
-from skyrl.config.sizes import grid_of, has_critic, has_reference, models_of, samples
+from skyrl.config import ModelConfig, SkyRLTrainConfig, SupervisedConfig
+from skyrl.config.sizes import grid_of, models_of, samples
 from skyrl.errors import ConfigError, Problem
 from skyrl.models.chat_templates import configured_template
 from skyrl.models.files import ModelFiles, model_files
@@ -13,10 +13,11 @@ from skyrl.models.paths import model_failure
 from skyrl.planning.batches import uneven_heads
 
 
-def missing_model(field: str, path: str | None) -> Iterator[Problem]:
+def missing_model(field: str, model: ModelConfig) -> Iterator[Problem]:
     """A folder holds a whole model with a tokenizer; a hub name is one that the hub has, or a copy of it."""
+    path = model.path
     try:
-        why = model_failure(path) if path else None
+        why = model_failure(path, weights=not model.init_from_scratch) if path else None
     except (OSError, RuntimeError, ValueError) as error:
         why = f"{str(path)[:80]!r} is not a path here: {error}"
     if why:
@@ -30,15 +31,12 @@ def missing_model(field: str, path: str | None) -> Iterator[Problem]:
 
 def models_are_where_they_are_said_to_be(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Each model that this run loads is there."""
-    policy = run.trainer.policy.model.path
-    paths = {"trainer.policy.model.path": policy}
-    if has_reference(run):
-        paths["trainer.ref.model.path"] = run.trainer.ref.model.path
-    if has_critic(run):
-        paths["trainer.critic.model.path"] = run.trainer.critic.model.path
-    for field, path in paths.items():
-        if field == "trainer.policy.model.path" or path != policy:
-            yield from missing_model(field, path)
+    looked_at: list[tuple[str | None, bool]] = []
+    for role in models_of(run):
+        model: ModelConfig = getattr(run.trainer, role).model
+        if (model.path, model.init_from_scratch) not in looked_at:
+            looked_at.append((model.path, model.init_from_scratch))
+            yield from missing_model(f"trainer.{role}.model.path", model)
 
 
 def ranks_that_share_sequences_share_their_heads(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -97,7 +95,7 @@ def _answers_that_do_not_fit(run: SkyRLTrainConfig, positions: int | None) -> It
 
 def the_model_is_there(run: SupervisedConfig) -> Iterator[Problem]:
     """The model is there, and has as many positions as the longest row."""
-    yield from missing_model("model.path", run.model.path)
+    yield from missing_model("model.path", run.model)
     files = readable_files(run.model.path)
     positions = files.positions if files else None
     if run.max_length is not None and positions is not None and run.max_length > positions:

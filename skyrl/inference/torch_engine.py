@@ -181,15 +181,23 @@ def load_torch_engine(
     prefix_caching: bool = True,
     several_turns: bool = True,
     overrides: Mapping[str, Any] = FrozenDict(),
+    init_seed: int | None = None,
 ) -> TorchEngine:
-    """The engine over the model at `path` (folder or hub name), with weights of its own, and `overrides` of its
-    transformers configuration. Raises `ModelError`.
+    """The engine over the model at `path` (folder or hub name), with weights of its own, stored or drawn from
+    `init_seed`, and `overrides` of its transformers configuration. Raises `ModelError`.
 
     `dtype` as torch names it (`float32`), where `int8` is bfloat16 with projections in eight bits; `attention` as
     transformers does (`sdpa`), `device` is `cpu` or `cuda`.
     """
     held = torch.bfloat16 if dtype == "int8" else getattr(torch, dtype)
-    model = load_causal_lm(path, dtype=held, attention=attention, device=torch.device(device), overrides=overrides)
+    model = load_causal_lm(
+        path,
+        dtype=held,
+        attention=attention,
+        device=torch.device(device),
+        overrides=overrides,
+        init_seed=init_seed,
+    )
     tokenizer = load_tokenizer(path, use_fast=use_fast_tokenizer)
     return TorchEngine(
         model,

@@ -36,12 +36,14 @@ def engine_arguments(
     max_model_len: int,
     known: Collection[str],
     overrides: Mapping[str, Any] = FrozenDict(),
+    stored_weights: bool = True,
 ) -> dict[str, Any]:
     """Arguments of vLLM's `AsyncEngineArgs` or `EngineArgs`.
 
     `device` is `cpu` or `cuda`; `max_model_len` is in tokens, prompt and completion together; `known` are the names of
-    the arguments that the installed vLLM has; `overrides` are values of the model's own configuration. Raises
-    `ConfigError` with everything that it cannot be given.
+    the arguments that the installed vLLM has; `overrides` are values of the model's own configuration. Without
+    `stored_weights` vLLM fills the model with numbers of its own, until it is sent weights. Raises `ConfigError` with
+    everything that it cannot be given.
     """
     problems = [*_refused(config, device, max_model_len), *_unsuitable(model, device), *_extra_refused(config, known)]
     problems += _other_model(config, overrides)
@@ -62,6 +64,8 @@ def engine_arguments(
         "logprobs_mode": "processed_logits",
         "worker_extension_cls": "skyrl.inference.vllm_worker.WeightReceiver",
     }
+    if not stored_weights:
+        arguments["load_format"] = "dummy"
     if config.served_model_name is not None:
         arguments["served_model_name"] = config.served_model_name
     if device == "cpu":

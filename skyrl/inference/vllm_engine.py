@@ -62,9 +62,11 @@ class VLLMEngine:
         max_model_len: int | None = None,
         tokenizer: ChatTokenizer | None = None,
         overrides: Mapping[str, Any] = FrozenDict(),
+        stored_weights: bool = True,
     ) -> None:
         """Returns when the model is loaded. `device` is `cpu` or `cuda`; `tokenizer` is loaded if it is not given.
-        `overrides` replace values of the model's own configuration.
+        `overrides` replace values of the model's own configuration. Without `stored_weights` none are read: those that
+        `load_weights` brings are the first that mean anything.
 
         `max_model_len` is in tokens, prompt and completion together; None is what the model was made for. Raises
         `ConfigError` for settings that vLLM cannot be given, `ModelError` for the model, `UserError` where vLLM is not
@@ -94,6 +96,7 @@ class VLLMEngine:
                 device=device,
                 max_model_len=self._max_model_len,
                 known={field.name for field in dataclasses.fields(import_vllm().AsyncEngineArgs)},
+                stored_weights=stored_weights,
                 overrides=overridden(model_path, overrides, trust_remote_code=trusted),
             )
             self._backend: Backend = asyncio.run_coroutine_threadsafe(_start(config, arguments), self._loop).result()

@@ -28,6 +28,7 @@ from skyrl.interop.areal_values import (
     optimizer_keys,
     overlong,
     recovery,
+    switches_on,
     top_k,
     whole_prefill,
 )
@@ -42,7 +43,8 @@ _TOKENS = "one field for all models: trainer.max_tokens_per_microbatch; no resul
 _FOLDERS = "folders are in one place: trainer.run_path, ckpt_path and export_path"
 _NAMES = "names of the run are in one place: trainer.project_name and trainer.run_name"
 _LEGACY = "settings of AReaL's older system"
-_REAL = only(False, does="the weights are loaded", otherwise="training from random weights")
+
+_LOADED = "the weights are loaded"
 
 INTERVALS: dict[str, str] = {
     **{f"{name}.freq_": path for name, path in (
@@ -83,7 +85,11 @@ KEYS: dict[str, Entry] = {
     **optimizer_keys(
         "critic.optimizer.", "trainer.critic.optimizer_config.", "trainer.critic.fsdp_config.cpu_offload"
     ),
-    "*.init_from_scratch": _REAL,
+    **{
+        f"{theirs}.init_from_scratch": switches_on(f"trainer.{ours}.model.init_from_scratch", off=_LOADED)
+        for theirs, ours in (("actor", "policy"), ("ref", "ref"), ("critic", "critic"))
+    },
+    "*.init_from_scratch": only(False, does=_LOADED, otherwise="random weights of other models"),
     "*.disable_dropout": only(True, does="dropout is always off", otherwise="training with dropout"),
     "actor.gradient_checkpointing": goes_to("trainer.gradient_checkpointing"),
     "*.gradient_checkpointing": not_there("one field for all: trainer.gradient_checkpointing"),

@@ -12,6 +12,7 @@ from skyrl.interop.areal_values import (
     only,
     optimizer_keys,
     recovery,
+    switches_on,
 )
 
 _OF_EVERY_KIND = ("*.", "perf_tracer", "memory_profiler", "enable_offload")
@@ -42,7 +43,7 @@ KEYS: dict[str, Entry] = {
     "tokenizer_path": later("a tokenizer other than the model's", ""),
     # the model
     "model.path": goes_to("model.path"),
-    "model.init_from_scratch": only(False, does="the weights are loaded", otherwise="training from random weights"),
+    "model.init_from_scratch": switches_on("model.init_from_scratch", off="the weights are loaded"),
     "model.disable_dropout": only(True, does="dropout is always off", otherwise="training with dropout"),
     "model.gradient_checkpointing": goes_to("gradient_checkpointing"),
     "model.dtype": goes_to("bf16", convert=lambda value: value in ("bfloat16", "bf16")),

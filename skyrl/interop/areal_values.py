@@ -52,6 +52,13 @@ def only(*usual: object, does: str, otherwise: str) -> Callable[[Any], Becomes]:
     return become
 
 
+def switches_on(path: str, *, off: str) -> Callable[[Any], Becomes]:
+    """A switch that is off here by default, as there; `off` says what happens then."""
+    return lambda value: (
+        Becomes(writes={path: True}) if value is True else only(False, None, does=off, otherwise=off)(value)
+    )
+
+
 def later(capability: str, *nothing: object) -> Callable[[Any], Becomes]:
     """A capability that is missing; null, and the values of `nothing`, do not ask for it."""
     return only(None, *nothing, does="asks for nothing", otherwise=capability)

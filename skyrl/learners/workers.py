@@ -141,7 +141,13 @@ def _causal_lm(
 
     def load(device: torch.device) -> nn.Module:
         return load_causal_lm(
-            source, dtype=torch.float32, attention=attention, device=device, table=table, overrides=overrides
+            source,
+            dtype=torch.float32,
+            attention=attention,
+            device=device,
+            table=table,
+            overrides=overrides,
+            init_seed=trainer.seed if model.init_from_scratch else None,
         )
 
     meta_model = partial(causal_lm_skeleton, source, attention=attention, overrides=overrides)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -40,18 +41,22 @@ def load_causal_lm(
     trust_remote_code: bool = False,
     table: str = "trainer",
     overrides: Mapping[str, Any] = FrozenDict(),
+    init_seed: int | None = None,
 ) -> PreTrainedModel:
     """A transformers causal language model from a local folder (`~` is expanded) or the hub, on `device`.
 
     `attention` is a name of transformers: `sdpa`, `flash_attention_2`, `eager`. Messages name fields of the
-    configuration below `table`. `overrides` replace values of the model's own configuration. Raises `ModelError`, also
-    for weights that are not all there: transformers would draw the rest at random.
+    configuration below `table`. `overrides` replace values of the model's own configuration. With `init_seed` the
+    weights are drawn from it, as the architecture initializes them, and none are loaded. Raises `ModelError`, also for
+    weights that are not all there: transformers would draw the rest at random.
     """
-    source = model_source(path, trust_remote_code=trust_remote_code)
+    source = model_source(path, trust_remote_code=trust_remote_code, weights=init_seed is None)
     if device.type == "cuda" and not torch.cuda.is_available():
         field = trainer_field(table, "device")
         raise ModelError(f"{field} is cuda, but this torch sees no CUDA device: set {field} = cpu")
     disable_progress_bar()
+    if init_seed is not None:
+        return _drawn(path, overrides, init_seed, dtype, attention, device)
     replaced = {"config": load_config(path, overrides)} if overrides else {}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -71,6 +76,20 @@ def load_causal_lm(
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ModelError(f"the model {path} is incomplete: no weights are stored for {missing[0]}{more}")
     placed: PreTrainedModel = model.to(device)
+    return placed
+
+
+def _drawn(
+    path: str, overrides: Mapping[str, Any], seed: int, dtype: torch.dtype, attention: str, device: torch.device
+) -> PreTrainedModel:
+    """The model with new weights: drawn on the CPU in float32, so that every device and type gets the same ones."""
+    config = load_config(path, overrides)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+    with suppress(OSError):  # a model without such a file has the defaults of its architecture
+        model.generation_config = GenerationConfig.from_pretrained(model_source(path))
+    placed: PreTrainedModel = model.to(device=device, dtype=dtype)
     return placed
 
 
@@ -139,11 +158,12 @@ def load_config(path: str, overrides: Mapping[str, Any] = FrozenDict()) -> Pretr
     return with_overrides(config, overrides)
 
 
-def model_source(path: str, *, trust_remote_code: bool = False) -> str:
+def model_source(path: str, *, trust_remote_code: bool = False, weights: bool = False) -> str:
     """The name or folder that transformers is given. Raises `ModelError` if it is a folder that cannot be a model, a
-    name that the hub does not have, or a model whose configuration asks for code from elsewhere and may not.
+    name that the hub does not have, or a model whose configuration asks for code from elsewhere and may not; with
+    `weights`, also for a folder without any.
     """
-    why = model_failure(path)
+    why = model_failure(path, weights=weights)
     if why:
         raise ModelError(why)
     source = str(local_folder(path) or path)

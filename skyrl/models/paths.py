@@ -18,8 +18,10 @@ def local_folder(path: str) -> Path | None:
     return None if HUB_NAME.fullmatch(path) and not folder.is_dir() else folder
 
 
-def check_model_path(path: str) -> str | None:
-    """A sentence on why no model can be loaded from `path`, or None. A hub name passes: only loading can find out."""
+def check_model_path(path: str, *, weights: bool = True) -> str | None:
+    """A sentence on why no model can be loaded from `path`, or None. A hub name passes: only loading can find out.
+    Without `weights` its configuration suffices.
+    """
     folder = local_folder(path)
     if folder is None:
         return None
@@ -27,12 +29,14 @@ def check_model_path(path: str) -> str | None:
         return f"there is no model folder {path}{beside(path)}, and a hub name has the form owner/name"
     if not (folder / "config.json").is_file():
         return f"the folder {path} holds no config.json, so it is not a Hugging Face model"
-    return _missing_weights(folder, path)
+    return _missing_weights(folder, path) if weights else None
 
 
-def model_failure(path: str) -> str | None:
-    """A sentence on why no model can be loaded from a folder or hub name, or None. The hub is asked, once."""
-    why = check_model_path(path)
+def model_failure(path: str, *, weights: bool = True) -> str | None:
+    """A sentence on why no model can be loaded from a folder or hub name, or None. The hub is asked, once. `weights` as
+    in `check_model_path`.
+    """
+    why = check_model_path(path, weights=weights)
     if why or local_folder(path) is not None:
         return why
     why = hub_failure(path)

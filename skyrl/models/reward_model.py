@@ -58,7 +58,7 @@ class RewardModel:
     def __init__(self, path: str, device: str = "cpu") -> None:
         """`path` is a folder or a hub name of a sequence classifier with one label. Raises `ModelError`."""
         disable_progress_bar()
-        source = model_source(path)
+        source = model_source(path, weights=True)
         self._masks = ChatMasks(load_tokenizer(path))
         try:
             loaded: Any = AutoModelForSequenceClassification.from_pretrained(

@@ -103,14 +103,19 @@ def _copy(
     device: torch.device,
     table: str = "trainer",
     overrides: Mapping[str, Any],
+    init_seed: int | None,
 ) -> nn.Module:
-    return copy.deepcopy(_loaded(path, dtype, attention, table, FrozenDict(overrides)))
+    return copy.deepcopy(_loaded(path, dtype, attention, table, FrozenDict(overrides), init_seed))
 
 
 @cache
-def _loaded(path: str, dtype: torch.dtype, attention: str, table: str, overrides: FrozenDict) -> nn.Module:
+def _loaded(
+    path: str, dtype: torch.dtype, attention: str, table: str, overrides: FrozenDict, init_seed: int | None
+) -> nn.Module:
     cpu = torch.device("cpu")
-    return load_causal_lm(path, dtype=dtype, attention=attention, device=cpu, table=table, overrides=overrides)
+    return load_causal_lm(
+        path, dtype=dtype, attention=attention, device=cpu, table=table, overrides=overrides, init_seed=init_seed
+    )
 
 
 def given_to_fsdp(scene: Scene, model: ModelTable) -> object:

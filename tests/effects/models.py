@@ -307,6 +307,15 @@ PROBES: tuple[Probe, ...] = (
         )
         for place in (*LEARNING, REFERENCE_PLACE)
     ),
+    *(
+        place.probe(
+            "model.init_from_scratch",
+            True,
+            place.sights.trained() if place.model.learns else place.sights.scored(),
+            {"trainer.ref.model.path": SAME_PATH} if place is REFERENCE_PLACE else {},
+        )
+        for place in (*LEARNING, REFERENCE_PLACE)
+    ),
     POLICY_PLACE.probe("model_config_kwargs", {"rms_norm_eps": 0.5}, POLICY_PLACE.sights.trained()),
     CRITIC_PLACE.probe("model_config_kwargs", {"rms_norm_eps": 0.5}, CRITIC_PLACE.sights.trained()),
     REFERENCE_PLACE.probe(

@@ -53,6 +53,13 @@ def test_values_of_the_models_configuration_are_the_learners() -> None:
         engine_arguments(given, **settings, known=KNOWN, overrides={"a": 3})
 
 
+def test_a_model_without_stored_weights_is_filled_by_the_learner() -> None:
+    given: dict[str, Any] = {"model_path": "m", "model": MODEL, "seed": 7, "device": "cuda", "max_model_len": 256}
+    config = InferenceEngineConfig()
+    assert engine_arguments(config, **given, known=KNOWN, stored_weights=False)["load_format"] == "dummy"
+    assert "load_format" not in engine_arguments(config, **given, known=KNOWN)
+
+
 def test_every_field_reaches_vllm_or_is_known_to_be_something_else() -> None:
     lists = [set(SAME_NAME), set(OTHER_NAME), set(NOT_ARGUMENTS)]
     fields = set(fields_of(InferenceEngineConfig))

@@ -190,6 +190,16 @@ def test_other_optimizers_and_least_numbers_of_micro_batches_are_carried_over(tm
     assert (trainer.policy.optimizer_config.optimizer, trainer.min_microbatches) == ("sgd", 4)
 
 
+def test_random_weights_are_carried_over(tmp_path: Path) -> None:
+    keys = {"actor.init_from_scratch": True, "ref.init_from_scratch": True, "critic.init_from_scratch": False}
+    trainer = loaded(convert_keys(keys), tmp_path).trainer
+    assert [each.model.init_from_scratch for each in (trainer.policy, trainer.ref, trainer.critic)] == [
+        True,
+        True,
+        False,
+    ]
+
+
 def test_a_file_is_read_with_its_references(tmp_path: Path) -> None:
     file = tmp_path / "grpo.yaml"
     file.write_text(

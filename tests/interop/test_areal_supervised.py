@@ -66,7 +66,6 @@ def test_the_type_of_the_rows_or_the_value_head_says_which_kind_it_is(keys: dict
         (SFT, "tokenizer_path", "c/d", "refused", "is not model.path = 'a/b'"),
         (SFT, "model.optimizer", None, "refused", "nothing is learned"),
         (SFT, "model.mb_spec.granularity", 2, "needless", "both rows of a pair stay together"),
-        (SFT, "model.init_from_scratch", True, "not yet", "training from random weights"),
         (SFT, "evaluator.freq_steps", 10, "needless", "there is no valid_dataset"),
         (SFT, "allocation_mode", "megatron:d2t2p2", "not yet", "all 8 GPUs can be ranks"),
         (SFT, "allocation_mode", "sglang:d4+fsdp:d4", "not yet", "this form"),

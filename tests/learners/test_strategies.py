@@ -337,6 +337,15 @@ async def test_muon_learns_and_resumes_alike_however_its_matrices_are_spread(
     assert_same_weights(await weights_of(one), resumed[1])
 
 
+@pytest.mark.parametrize("name", long_except(["FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"], "FSDP2 on 2 ranks"))
+async def test_weights_that_are_drawn_are_alike_however_a_model_is_spread(name: str, spread: Spread) -> None:
+    changes, ranks = WAYS[name]
+    drawn = {"policy.model.init_from_scratch": True}
+    one, other = spread.policy(drawn, 1), spread.policy(changes | drawn, ranks)
+    found = await weights_of(other)
+    assert all(torch.equal(weight, found[name]) for name, weight in (await weights_of(one)).items())
+
+
 @pytest.mark.parametrize("name", ["FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"])
 async def test_the_state_of_another_model_is_refused(name: str, spread: Spread, tmp_path: Path) -> None:
     learner = spread.policy(*WAYS[name])

@@ -11,6 +11,7 @@ from skyrl.config.rl_models import RL_MODELS
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import has_critic, has_reference, models_of, trained_models
 from skyrl.errors import Problem
+from skyrl.tree import get_at
 from skyrl.tree.rules import Check
 
 _ENGINE = "generator.inference_engine"
@@ -84,12 +85,13 @@ def the_reference_begins_as_the_policys_model(run: SkyRLTrainConfig) -> Iterator
     policy, ref = run.trainer.policy, run.trainer.ref
     if not has_reference(run) or ref.model.path not in (None, policy.model.path):
         return
-    if ref.model_config_kwargs != policy.model_config_kwargs:
-        yield Problem(
-            path="trainer.ref.model_config_kwargs",
-            message="is not trainer.policy.model_config_kwargs, and both models are loaded from one path",
-            hint="set it to the same values, or name another model in trainer.ref.model.path",
-        )
+    for name in ("model_config_kwargs", "model.init_from_scratch"):
+        if get_at(ref, name) != get_at(policy, name):
+            yield Problem(
+                path=f"trainer.ref.{name}",
+                message=f"is not trainer.policy.{name}, and both models are loaded from one path",
+                hint="set it to the same value, or name another model in trainer.ref.model.path",
+            )
 
 
 def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:

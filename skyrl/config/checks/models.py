@@ -55,6 +55,16 @@ def adapters_start_in_a_way_that_runs(run: Any, model: ModelTable) -> Iterator[P
         yield Problem(path=path, message=message, hint="take an even rank, or kaiming")
 
 
+def adapters_have_weights_below_them(run: Any, model: ModelTable) -> Iterator[Problem]:
+    """An adapter is stored without the weights that it is for."""
+    if model.learns and model.section(run).model.lora.rank and model.section(run).model.init_from_scratch:
+        yield Problem(
+            path=model.at("model.init_from_scratch"),
+            message="an adapter is for weights that are stored somewhere, and these are drawn anew",
+            hint="set it to false, or model.lora.rank = 0",
+        )
+
+
 def modules_are_named_in_a_list(run: Any, model: ModelTable) -> Iterator[Problem]:
     """A text is a regular expression of the whole name of a module, which a bare name such as `q_proj` never is."""
     lora = model.section(run).model.lora
@@ -191,6 +201,7 @@ def matrices_are_whole_where_muon_steps(run: Any, model: ModelTable) -> Iterator
 
 MODEL_CHECKS: tuple[ModelCheck, ...] = (
     adapters_start_in_a_way_that_runs,
+    adapters_have_weights_below_them,
     modules_are_named_in_a_list,
     copies_of_the_weights_are_whole,
     weights_stay_sharded_over_part_of_a_copy,

@@ -10,10 +10,14 @@ from tests.config.check_cases.settings import LORA, MEGATRON
 PROFILER = "trainer.policy.megatron_config.torch_profiler_config."
 REENTRANT = "trainer.gradient_checkpointing_use_reentrant"
 
+SCRATCH = "trainer.policy.model.init_from_scratch"
 WIDER = {"trainer.policy.model_config_kwargs": {"max_position_embeddings": 4096}}
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "the_reference_begins_as_the_policys_model": [(WIDER, "trainer.ref.model_config_kwargs")],
+    "the_reference_begins_as_the_policys_model": [
+        (WIDER, "trainer.ref.model_config_kwargs"),
+        ({SCRATCH: True}, "trainer.ref.model.init_from_scratch"),
+    ],
     "the_schedules_have_what_they_need": [
         ({"trainer.policy.optimizer_config.scheduler": name}, "trainer.policy.optimizer_config.scheduler")
         for name in WITHOUT_FIELDS

@@ -52,6 +52,9 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             ZERO + "offload_optimizer.device",
         ),
     ],
+    "adapters_have_weights_below_them": [
+        ({**LORA, "trainer.policy.model.init_from_scratch": True}, "trainer.policy.model.init_from_scratch"),
+    ],
     "matrices_are_whole_where_muon_steps": [
         ({**DEEPSPEED, OPTIMIZER: "muon"}, OPTIMIZER),
     ],
