@@ -121,6 +121,10 @@ class TrainerConfig(BaseConfig):
     max_prompt_length: int = field(default=512, validator=positive)
     """Tokens of a prompt with its chat template. Longer prompts are left out of the data, and counted."""
 
+    tokenizer_path: str | None = field(default=None, metadata=IDENTITY)
+    """Hugging Face name or folder of a tokenizer other than the one beside the model, for learner, engines and exports.
+    None: the policy's own."""
+
     disable_fast_tokenizer: bool = False
     """Use the tokenizer written in Python."""
 

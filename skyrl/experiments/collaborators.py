@@ -91,6 +91,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
                 several_turns=run.generator.max_turns > 1,
                 overrides=engine_overrides(run),
                 init_seed=trainer.seed if drawn else None,
+                tokenizer_path=trainer.tokenizer_path,
             )
         case "vllm":
             make = partial(
@@ -102,6 +103,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
                 max_model_len=_longest_sequence(run),
                 overrides=engine_overrides(run),
                 stored_weights=not drawn,
+                tokenizer_path=trainer.tokenizer_path,
             )
         case unknown:
             path = "generator.inference_engine.backend"

@@ -17,14 +17,14 @@ from torch import Tensor
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config.alarms import alarms_of
 from skyrl.config.kinds import kind_of
-from skyrl.config.model_overrides import learner_overrides
 from skyrl.experiments.collaborators import start_processes
+from skyrl.experiments.exports import policy_export
 from skyrl.learners.group import LearnerGroup, ScorerGroup
 from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.ranks import Ranks, Rendezvous
 from skyrl.models.loading import load_tokenizer
-from skyrl.models.storing import AdapterExport, Export
+from skyrl.models.storing import AdapterExport
 from skyrl.planning.replicas import Replicas
 from skyrl.processes.handles import Processes
 from skyrl.processes.progress import Progress
@@ -137,8 +137,8 @@ class BaseExp:
 
     def get_tokenizer(self) -> ChatTokenizer:
         """The tokenizer of the model that is trained."""
-        fast = not self.cfg.trainer.disable_fast_tokenizer
-        return load_tokenizer(self.model_path, use_fast=fast, table=kind_of(self.cfg).trainer)
+        fast, own = not self.cfg.trainer.disable_fast_tokenizer, self.cfg.trainer.tokenizer_path
+        return load_tokenizer(own or self.model_path, use_fast=fast, table=kind_of(self.cfg).trainer)
 
     def get_processes(self) -> Processes:
         """Processes of the models."""
@@ -174,9 +174,7 @@ class BaseExp:
 
     def get_export(self, folder: Path) -> Callable[[Iterator[tuple[str, Tensor]]], None]:
         """Function that stores the gathered weights in `folder`."""
-        fast = not self.cfg.trainer.disable_fast_tokenizer
-        replaced = learner_overrides(self.cfg.trainer, "policy")
-        return Export(like=self.model_path, use_fast_tokenizer=fast, folder=folder, overrides=replaced)
+        return policy_export(self.cfg.trainer, folder)
 
     # What a session asks for, beside the parts.
 

@@ -107,7 +107,7 @@ def unlearnable_rows(field: str, sources: Sequence[str], run: SFTConfig) -> Iter
 
 def _write_chat(chat: Sequence[Message], row: Row, run: SFTConfig) -> None:
     """Write the chat by its template. Raises `TemplateRefusal` if it is refused in every spelling of its thoughts."""
-    files = readable_files(run.model.path)
+    files = readable_files(run.model.path, run.tokenizer_path)
     template = configured_template(run.chat_template) or (files.chat_template if files else None)
     if files is None or template is None:  # other checks report both
         return
@@ -153,7 +153,7 @@ def _read(run: SkyRLTrainConfig, field: str, source: str) -> FirstRow:
 def _written_by_the_template(run: SkyRLTrainConfig, row: FirstRow) -> Iterator[Problem]:
     """The chat template takes the messages, and what it writes has room for an answer."""
     try:
-        files = readable_files(run.trainer.policy.model.path)
+        files = readable_files(run.trainer.policy.model.path, run.trainer.tokenizer_path)
         template = configured_template(run.generator.chat_template)
         template = template or (files.chat_template if files else None)
         if files is None or template is None:  # other checks report both

@@ -9,12 +9,14 @@ from skyrl.config.sizes import grid_of, models_of, samples
 from skyrl.errors import ConfigError, Problem
 from skyrl.models.chat_templates import configured_template
 from skyrl.models.files import ModelFiles, model_files
-from skyrl.models.paths import model_failure
+from skyrl.models.paths import model_failure, tokenizer_failure
 from skyrl.planning.batches import uneven_heads
 
 
-def missing_model(field: str, model: ModelConfig) -> Iterator[Problem]:
-    """A folder holds a whole model with a tokenizer; a hub name is one that the hub has, or a copy of it."""
+def missing_model(field: str, model: ModelConfig, tokenizer: str | None = None) -> Iterator[Problem]:
+    """A folder holds a whole model, with a tokenizer unless there is another one; a hub name is one that the hub has,
+    or a copy of it.
+    """
     path = model.path
     try:
         why = model_failure(path, weights=not model.init_from_scratch) if path else None
@@ -23,20 +25,29 @@ def missing_model(field: str, model: ModelConfig) -> Iterator[Problem]:
     if why:
         yield Problem(path=field, message=why)
     elif path:
-        files = model_files(path)
+        files = model_files(path, tokenizer)
         damage = _unreadable(files) if files else None
         if damage:
             yield Problem(path=field, message=damage)
 
 
+def missing_tokenizer(field: str, path: str | None) -> Iterator[Problem]:
+    """A tokenizer of its own is in a folder, or on the hub."""
+    why = tokenizer_failure(path) if path else None
+    if why:
+        yield Problem(path=field, message=why)
+
+
 def models_are_where_they_are_said_to_be(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Each model that this run loads is there."""
+    tokenizer = run.trainer.tokenizer_path
+    yield from missing_tokenizer("trainer.tokenizer_path", tokenizer)
     looked_at: list[tuple[str | None, bool]] = []
     for role in models_of(run):
         model: ModelConfig = getattr(run.trainer, role).model
         if (model.path, model.init_from_scratch) not in looked_at:
             looked_at.append((model.path, model.init_from_scratch))
-            yield from missing_model(f"trainer.{role}.model.path", model)
+            yield from missing_model(f"trainer.{role}.model.path", model, tokenizer)
 
 
 def ranks_that_share_sequences_share_their_heads(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -57,7 +68,7 @@ def ranks_that_share_sequences_share_their_heads(run: SkyRLTrainConfig) -> Itera
 
 def the_policy_can_chat(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A chat template writes the prompts, and an answer fits into the positions of the model."""
-    files = readable_files(run.trainer.policy.model.path)
+    files = readable_files(run.trainer.policy.model.path, run.trainer.tokenizer_path)
     if files is None or not samples(run):
         return
     try:
@@ -74,7 +85,7 @@ def no_template(field: str, files: ModelFiles, setting: str) -> Problem:
     """The problem of a model that no chat can be written for."""
     return Problem(
         path=field,
-        message=f"the tokenizer of {files.folder} has no chat template, so prompts cannot be written for it",
+        message=f"the tokenizer of {files.tokenizer_folder} has no chat template, so prompts cannot be written for it",
         hint=f"take the instruct version of the model, put a chat_template.jinja beside it, or name one in {setting}",
     )
 
@@ -95,17 +106,18 @@ def _answers_that_do_not_fit(run: SkyRLTrainConfig, positions: int | None) -> It
 
 def the_model_is_there(run: SupervisedConfig) -> Iterator[Problem]:
     """The model is there, and has as many positions as the longest row."""
-    yield from missing_model("model.path", run.model)
-    files = readable_files(run.model.path)
+    yield from missing_tokenizer("tokenizer_path", run.tokenizer_path)
+    yield from missing_model("model.path", run.model, run.tokenizer_path)
+    files = readable_files(run.model.path, run.tokenizer_path)
     positions = files.positions if files else None
     if run.max_length is not None and positions is not None and run.max_length > positions:
         yield Problem(path="max_length", message=f"{run.max_length} tokens, but the model has {positions} positions")
 
 
-def readable_files(path: str | None) -> ModelFiles | None:
-    """The model's files; None where another check reports what is wrong with them."""
+def readable_files(path: str | None, tokenizer: str | None = None) -> ModelFiles | None:
+    """The model's files, with those of another tokenizer; None where another check reports what is wrong with them."""
     try:
-        files = model_files(path) if path else None
+        files = model_files(path, tokenizer) if path else None
     except (OSError, RuntimeError, ValueError):
         return None
     return None if files is None or _unreadable(files) else files
@@ -114,15 +126,15 @@ def readable_files(path: str | None) -> ModelFiles | None:
 def _unreadable(files: ModelFiles) -> str | None:
     """A sentence on what is wrong with the files beside the weights."""
     parts = (
-        ("config.json", lambda: files.config),
-        ("tokenizer_config.json", lambda: files.special_tokens),
-        ("its chat template", lambda: files.chat_template),
+        (files.folder, "config.json", lambda: files.config),
+        (files.tokenizer_folder, "tokenizer_config.json", lambda: files.special_tokens),
+        (files.tokenizer_folder, "its chat template", lambda: files.chat_template),
     )
-    for name, read in parts:
+    for folder, name, read in parts:
         try:
             read()
         except (OSError, ValueError, RecursionError) as error:
-            return f"{name} in {files.folder} is damaged ({error}): copy it again"
+            return f"{name} in {folder} is damaged ({error}): copy it again"
     if not files.has_tokenizer:
-        return f"the folder {files.folder} holds no tokenizer: copy tokenizer.json and its like beside the model"
+        return f"the folder {files.tokenizer_folder} holds no tokenizer: copy tokenizer.json and its like into it"
     return None

@@ -21,7 +21,7 @@ from skyrl.data.order import InOrder, Mixed, Order
 from skyrl.data.supervised_rows import Rows, load_supervised
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import BaseExp
-from skyrl.experiments.supervised_export import chat_tokenizer, export_of, new_turn_end
+from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.group import LearnerGroup
 from skyrl.learners.learning_worker import LearningWorker

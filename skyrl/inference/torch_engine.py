@@ -182,9 +182,11 @@ def load_torch_engine(
     several_turns: bool = True,
     overrides: Mapping[str, Any] = FrozenDict(),
     init_seed: int | None = None,
+    tokenizer_path: str | None = None,
 ) -> TorchEngine:
     """The engine over the model at `path` (folder or hub name), with weights of its own, stored or drawn from
-    `init_seed`, and `overrides` of its transformers configuration. Raises `ModelError`.
+    `init_seed`, and `overrides` of its transformers configuration. `tokenizer_path` names a tokenizer other than the
+    model's. Raises `ModelError`.
 
     `dtype` as torch names it (`float32`), where `int8` is bfloat16 with projections in eight bits; `attention` as
     transformers does (`sdpa`), `device` is `cpu` or `cuda`.
@@ -198,7 +200,7 @@ def load_torch_engine(
         overrides=overrides,
         init_seed=init_seed,
     )
-    tokenizer = load_tokenizer(path, use_fast=use_fast_tokenizer)
+    tokenizer = load_tokenizer(tokenizer_path or path, use_fast=use_fast_tokenizer)
     return TorchEngine(
         model,
         tokenizer,

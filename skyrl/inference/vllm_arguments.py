@@ -37,6 +37,7 @@ def engine_arguments(
     known: Collection[str],
     overrides: Mapping[str, Any] = FrozenDict(),
     stored_weights: bool = True,
+    tokenizer_path: str | None = None,
 ) -> dict[str, Any]:
     """Arguments of vLLM's `AsyncEngineArgs` or `EngineArgs`.
 
@@ -64,6 +65,8 @@ def engine_arguments(
         "logprobs_mode": "processed_logits",
         "worker_extension_cls": "skyrl.inference.vllm_worker.WeightReceiver",
     }
+    if tokenizer_path is not None:
+        arguments["tokenizer"] = tokenizer_path
     if not stored_weights:
         arguments["load_format"] = "dummy"
     if config.served_model_name is not None:

@@ -63,8 +63,10 @@ class VLLMEngine:
         tokenizer: ChatTokenizer | None = None,
         overrides: Mapping[str, Any] = FrozenDict(),
         stored_weights: bool = True,
+        tokenizer_path: str | None = None,
     ) -> None:
-        """Returns when the model is loaded. `device` is `cpu` or `cuda`; `tokenizer` is loaded if it is not given.
+        """Returns when the model is loaded. `device` is `cpu` or `cuda`; `tokenizer` is loaded if it is not given,
+        from `tokenizer_path` where that is another than the model's.
         `overrides` replace values of the model's own configuration. Without `stored_weights` none are read: those that
         `load_weights` brings are the first that mean anything.
 
@@ -75,7 +77,8 @@ class VLLMEngine:
         trusted = bool(config.engine_init_kwargs.get("trust_remote_code", False))
         facts = model_facts(model_path, trust_remote_code=trusted, overrides=overrides)
         self._max_model_len = max_model_len or facts.positions or _no_positions(model_path)
-        self._tokenizer = copy.deepcopy(tokenizer or load_tokenizer(model_path))  # must not serve two threads
+        loaded = tokenizer or load_tokenizer(tokenizer_path or model_path)
+        self._tokenizer = copy.deepcopy(loaded)  # it must not serve two threads
         self._eos_ids = {*facts.eos_ids} | {self._tokenizer.eos_token_id} - {None}
         self._expected = expected_weights(model_path, trust_remote_code=trusted, overrides=overrides)
         self._gate = Gate()
@@ -97,6 +100,7 @@ class VLLMEngine:
                 max_model_len=self._max_model_len,
                 known={field.name for field in dataclasses.fields(import_vllm().AsyncEngineArgs)},
                 stored_weights=stored_weights,
+                tokenizer_path=tokenizer_path,
                 overrides=overridden(model_path, overrides, trust_remote_code=trusted),
             )
             self._backend: Backend = asyncio.run_coroutine_threadsafe(_start(config, arguments), self._loop).result()

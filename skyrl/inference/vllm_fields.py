@@ -58,7 +58,7 @@ NOT_ARGUMENTS = {
 
 OURS = {
     "model": "trainer.policy.model.path",
-    "tokenizer": "trainer.policy.model.path",
+    "tokenizer": "trainer.tokenizer_path",
     "seed": "trainer.seed",
     "max_model_len": "the lengths of prompts and completions",
     **{argument: f"{TABLE}.{field}" for field, argument in OTHER_NAME.items()},

@@ -39,7 +39,6 @@ _COPIES = {
     "actor.reward_norm.group_size": "gconfig.n_samples",
     "actor.max_new_tokens": "gconfig.max_new_tokens",
     "rollout.consumer_batch_size": "train_dataset.batch_size",
-    "tokenizer_path": "actor.path",
     "ref.dtype": "actor.dtype",
     "ref.bf16": "actor.bf16",
     "ref.gradient_checkpointing": "actor.gradient_checkpointing",
@@ -48,7 +47,7 @@ _COPIES = {
 }
 """Settings that must be what another one is: we have one place for both."""
 
-_TABLES = Tables(keys=KEYS_2026 | KEYS, copies=_COPIES, intervals=INTERVALS)
+_TABLES = Tables(keys=KEYS_2026 | KEYS, copies=_COPIES, follows={"tokenizer_path": "actor.path"}, intervals=INTERVALS)
 
 _DATA = "data"
 _IN_PYTHON = (

@@ -30,6 +30,7 @@ from skyrl.interop.areal_values import (
     recovery,
     switches_on,
     top_k,
+    unless_empty,
     whole_prefill,
 )
 
@@ -72,7 +73,7 @@ KEYS: dict[str, Entry] = {
     "exp_ctrl.total_train_epochs": goes_to("trainer.epochs"),
     "total_train_steps": goes_to("trainer.max_training_steps"),
     "total_train_n_seqs": goes_to("trainer.max_training_prompts"),
-    "tokenizer_path": later("a tokenizer other than the model's", ""),
+    "tokenizer_path": unless_empty("trainer.tokenizer_path"),
     "async_training": goes_to("trainer.fully_async.enabled"),
     "max_turns": goes_to("generator.max_turns"),
     # models

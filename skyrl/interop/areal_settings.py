@@ -38,6 +38,9 @@ class Tables:
     copies: Mapping[str, str]
     """Settings that must be what another one is, which have one place here."""
 
+    follows: Mapping[str, str]
+    """Settings that are another one here where nothing else is written."""
+
     intervals: Mapping[str, str]
     """`saver.freq_`, of which `epochs`, `steps` and `secs` may be given -> our path."""
 
@@ -54,6 +57,8 @@ def convert_setting(
         _interval(writing, tables, key, value, values)
     elif key in tables.copies and tables.copies[key] in values:
         _copy(writing, tables.copies[key], key, value, values)
+    elif key in tables.follows and value == values.get(tables.follows[key]):
+        apply(writing, key, value, Becomes(needless=f"as {tables.follows[key]}, which it follows here"))
     else:
         _one(writing, tables, key, value, copy_of)
 

@@ -17,7 +17,7 @@ from skyrl.interop.areal_values import Becomes
 from skyrl.interop.report import Conversion
 from skyrl.interop.writing import Writing
 
-_TABLES = Tables(keys=KEYS, copies=COPIES, intervals=INTERVALS)
+_TABLES = Tables(keys=KEYS, copies=COPIES, follows={"tokenizer_path": "model.path"}, intervals=INTERVALS)
 _OF_RL = ("actor.", "actor_train.", "ppo.", "gconfig.", "rollout.")
 _SAMPLING = ("ppo.", "gconfig.")
 _TYPE = "train_dataset.type"

@@ -13,6 +13,7 @@ from skyrl.interop.areal_values import (
     optimizer_keys,
     recovery,
     switches_on,
+    unless_empty,
 )
 
 _OF_EVERY_KIND = ("*.", "perf_tracer", "memory_profiler", "enable_offload")
@@ -25,7 +26,6 @@ INTERVALS = {
 }
 
 COPIES = {
-    "tokenizer_path": "model.path",
     "valid_dataset.max_length": "train_dataset.max_length",
 }
 
@@ -40,7 +40,7 @@ KEYS: dict[str, Entry] = {
     "total_train_epochs": goes_to("num_epochs"),
     "total_train_steps": goes_to("num_steps"),
     "total_train_n_seqs": goes_to("max_training_samples"),
-    "tokenizer_path": later("a tokenizer other than the model's", ""),
+    "tokenizer_path": unless_empty("tokenizer_path"),
     # the model
     "model.path": goes_to("model.path"),
     "model.init_from_scratch": switches_on("model.init_from_scratch", off="the weights are loaded"),

@@ -52,6 +52,11 @@ def only(*usual: object, does: str, otherwise: str) -> Callable[[Any], Becomes]:
     return become
 
 
+def unless_empty(path: str) -> Callable[[Any], Becomes]:
+    """To the path; an empty text asks for nothing, as null does."""
+    return lambda value: goes_to(path)(None if value == "" else value)
+
+
 def switches_on(path: str, *, off: str) -> Callable[[Any], Becomes]:
     """A switch that is off here by default, as there; `off` says what happens then."""
     return lambda value: (

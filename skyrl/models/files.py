@@ -23,6 +23,14 @@ class ModelFiles:
 
     folder: Path
 
+    tokenizer: Path | None = None
+    """Folder of a tokenizer that is used in place of the one beside the model. None: there is no other."""
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The folder that the tokenizer and its chat template lie in."""
+        return self.tokenizer or self.folder
+
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """`config.json`; the part about text, of a model that also sees. Raises ValueError if it is damaged."""
@@ -44,17 +52,18 @@ class ModelFiles:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether a vocabulary lies beside the model."""
-        return any(any(self.folder.glob(pattern)) for pattern in _TOKENIZERS)
+        """Whether a vocabulary lies in its folder."""
+        return any(any(self.tokenizer_folder.glob(pattern)) for pattern in _TOKENIZERS)
 
     @cached_property
     def chat_template(self) -> str | None:
         """The template that transformers takes, in the order in which it looks; None if there is none."""
-        file = self.folder / "chat_template.jinja"
+        folder = self.tokenizer_folder
+        file = folder / "chat_template.jinja"
         if file.is_file():
             return file.read_text(encoding="utf-8")
         for name in ("chat_template.json", "tokenizer_config.json"):
-            found = _table(self.folder / name).get("chat_template") if (self.folder / name).is_file() else None
+            found = _table(folder / name).get("chat_template") if (folder / name).is_file() else None
             if isinstance(found, list):
                 found = next((each.get("template") for each in found if each.get("name") == "default"), None)
             if found:
@@ -66,14 +75,15 @@ class ModelFiles:
         """`eos_token` and its like, as templates are given them."""
         given: dict[str, Any] = {}
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
-            if (self.folder / name).is_file():
-                given |= {key: value for key, value in _table(self.folder / name).items() if key.endswith("_token")}
+            file = self.tokenizer_folder / name
+            if file.is_file():
+                given |= {key: value for key, value in _table(file).items() if key.endswith("_token")}
         texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in given.items()}
         return {key: text for key, text in texts.items() if isinstance(text, str)}
 
     def count_tokens(self, text: str) -> int | None:
         """Tokens of a text; None without a `tokenizer.json` that the library `tokenizers` reads."""
-        file = self.folder / "tokenizer.json"
+        file = self.tokenizer_folder / "tokenizer.json"
         if not file.is_file():
             return None
         from tokenizers import Tokenizer
@@ -95,10 +105,16 @@ class ModelFiles:
         return _parameters(self.config)
 
 
-def model_files(path: str) -> ModelFiles | None:
-    """The files of a local model, or of the cached copy of a hub name; None if there are none on this machine."""
+def model_files(path: str, tokenizer: str | None = None) -> ModelFiles | None:
+    """The files of a local model, or of the cached copy of a hub name, with those of a tokenizer of its own; None if
+    any of both are not on this machine.
+    """
     folder = local_folder(path) or cached_folder(path)
-    return ModelFiles(folder) if folder is not None and (folder / "config.json").is_file() else None
+    other = (local_folder(tokenizer) or cached_folder(tokenizer)) if tokenizer is not None else None
+    lacks_other = tokenizer is not None and (other is None or not other.is_dir())
+    if folder is None or not (folder / "config.json").is_file() or lacks_other:
+        return None
+    return ModelFiles(folder, other)
 
 
 def _table(file: Path) -> dict[str, Any]:

@@ -94,12 +94,15 @@ def _drawn(
 
 
 def load_tokenizer(path: str, *, use_fast: bool = True, table: str = "trainer") -> ChatTokenizer:
-    """The tokenizer beside a model, with a chat template and a padding token. Raises `ModelError`.
+    """The tokenizer beside a model or in a folder of its own, with a chat template and a padding token. Raises
+    `ModelError`.
 
     `use_fast=False` asks for the one written in Python; it is refused where transformers has none, with a message that
     names the field below `table`.
     """
-    source = model_source(path)
+    folder = local_folder(path)
+    is_no_model = folder is not None and folder.is_dir() and not (folder / "config.json").is_file()
+    source = str(folder) if is_no_model else model_source(path)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(source, use_fast=use_fast, trust_remote_code=False)
         stored_in = cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False)

@@ -43,6 +43,16 @@ def model_failure(path: str, *, weights: bool = True) -> str | None:
     return why and f"the model {path} cannot be loaded: there is no such folder here{beside(path)}, and {why}"
 
 
+def tokenizer_failure(path: str) -> str | None:
+    """A sentence on why no tokenizer can be loaded from a folder or hub name, or None. The hub is asked, once."""
+    folder = local_folder(path)
+    if folder is not None:
+        missing = f"there is no tokenizer folder {path}{beside(path)}, and a hub name has the form owner/name"
+        return None if folder.is_dir() else missing
+    why = hub_failure(path)
+    return why and f"the tokenizer {path} cannot be loaded: there is no such folder here{beside(path)}, and {why}"
+
+
 def _missing_weights(folder: Path, path: str) -> str | None:
     """An index names the files that the weights are spread over; without one, any safetensors file will do."""
     index = folder / _INDEX

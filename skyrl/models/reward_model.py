@@ -30,6 +30,9 @@ class RewardModelExport:
     like: str
     """The model that training started from."""
 
+    tokenizer_path: str | None = None
+    """A tokenizer other than the model's."""
+
     use_fast_tokenizer: bool = True
     folder: Path
     chat_template: str | None = None
@@ -41,7 +44,7 @@ class RewardModelExport:
         Raises `RunError` if the disk does not take it.
         """
         gathered = {name: weight.detach().to("cpu", copy=True) for name, weight in weights}
-        tokenizer = load_tokenizer(self.like, use_fast=self.use_fast_tokenizer)
+        tokenizer = load_tokenizer(self.tokenizer_path or self.like, use_fast=self.use_fast_tokenizer)
         tokenizer.chat_template = self.chat_template or tokenizer.chat_template
         config = load_config(self.like)
         config.num_labels = 1

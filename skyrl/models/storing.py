@@ -36,6 +36,9 @@ class Export:
     like: str
     """The model that training started from: its architecture, its tokenizer and its generation defaults are stored."""
 
+    tokenizer_path: str | None = None
+    """A tokenizer other than the model's."""
+
     use_fast_tokenizer: bool = True
     folder: Path
     chat_template: str | None = None
@@ -58,7 +61,7 @@ class Export:
         if self.turn_end is not None:
             ends = generation_ends(self.like)
             model.generation_config.eos_token_id = [*ends, *({self.turn_end} - {*ends})]
-        tokenizer = load_tokenizer(self.like, use_fast=self.use_fast_tokenizer)
+        tokenizer = load_tokenizer(self.tokenizer_path or self.like, use_fast=self.use_fast_tokenizer)
         tokenizer.chat_template = self.chat_template or tokenizer.chat_template
         save_pretrained(gathered, model, tokenizer, self.folder)
 

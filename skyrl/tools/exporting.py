@@ -10,11 +10,10 @@ from torch import Tensor
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore
 from skyrl.config import SupervisedConfig
 from skyrl.config.kinds import kind_of
-from skyrl.config.model_overrides import learner_overrides
 from skyrl.errors import ResumeError, UserError
-from skyrl.experiments.supervised_export import export_of
+from skyrl.experiments.exports import export_of, policy_export
 from skyrl.models.lora import adapter_alone, merged
-from skyrl.models.storing import AdapterExport, Export
+from skyrl.models.storing import AdapterExport
 from skyrl.runs.stored_runs import Run, checkpoints_of, place_of, run_of
 from skyrl.tree import required
 
@@ -61,8 +60,7 @@ def _exporter(config: Run, folder: Path, *, adapter: bool = False) -> Callable[[
         return AdapterExport(like=like, lora=model.lora, folder=folder)
     if isinstance(config, SupervisedConfig):
         return export_of(config, folder)
-    replaced, fast = learner_overrides(config.trainer, "policy"), not config.trainer.disable_fast_tokenizer
-    return Export(like=like, use_fast_tokenizer=fast, folder=folder, overrides=replaced)
+    return policy_export(config.trainer, folder)
 
 
 def _saved(store: CheckpointStore, step: int | None) -> int:

@@ -109,11 +109,12 @@ def derived(scene: Scene) -> object:
     return trainer.compute_dtype, trainer.attention, trainer.recompute_activations
 
 
-@observable("the tokenizer's implementation")
+@observable("the tokenizer: its implementation, its place and what it makes of a text")
 def tokenizer(scene: Scene) -> object:
     experiment: Any = experiment_class(scene.run)(scene.run)
     try:
-        return experiment.tokenizer.is_fast
+        found = experiment.tokenizer
+        return found.is_fast, found.name_or_path, found.encode("sort: hgdbha")
     except ModelError as error:
         return str(error)
 

@@ -31,7 +31,7 @@ from skyrl.tree import evolve_at, get_at
 from tests.effects.boundaries import Reached, given_to_deepspeed, learner_of, worker_of
 from tests.effects.models import REWARD_PLACE, SFT_PLACE, batch_for
 from tests.effects.observables import alarms, planned_steps, run, what_is_left
-from tests.effects.passes import noted_activations
+from tests.effects.passes import noted_activations, tokenizer
 from tests.effects.placement import processes
 from tests.effects.probe import Observable, Probe, Scene, observable
 from tests.effects.services import IN_WANDB, PROBED, asked
@@ -274,6 +274,7 @@ COMMON: tuple[tuple[str, Any, Observable, Values], ...] = (
     ("max_length", 16, rows, {}),
     ("tokenized_path", "tokens", rows, {}),
     ("disable_fast_tokenizer", True, rows, {}),
+    ("tokenizer_path", "{nano}/other", tokenizer, {}),
     ("chat_template.name_or_path", "template.jinja", rows, {"chat_template.source": "file"}),
     ("chat_template.source", "file", rows, {"chat_template.name_or_path": "template.jinja"}),
     ("chat_template_kwargs", {"loud": True}, rows, WRITTEN),

@@ -62,7 +62,7 @@ LEARNER: tuple[Probe, ...] = (
     *on(passes, {}, micro_train_batch_size_per_gpu=2, micro_forward_batch_size_per_gpu=2),
     *on(passes, {}, max_tokens_per_microbatch=12, use_sample_packing=False, share_group_prompts=False),
     *on(passes, {"max_tokens_per_microbatch": 1000}, min_microbatches=2),
-    *on(tokenizer, {}, disable_fast_tokenizer=True),
+    *on(tokenizer, {}, disable_fast_tokenizer=True, tokenizer_path="{nano}/other"),
 )
 
 CHECKPOINTS: tuple[Probe, ...] = (

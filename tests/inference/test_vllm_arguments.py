@@ -60,6 +60,12 @@ def test_a_model_without_stored_weights_is_filled_by_the_learner() -> None:
     assert "load_format" not in engine_arguments(config, **given, known=KNOWN)
 
 
+def test_a_tokenizer_of_its_own_reaches_vllm() -> None:
+    given: dict[str, Any] = {"model_path": "m", "model": MODEL, "seed": 7, "device": "cuda", "max_model_len": 256}
+    found = engine_arguments(InferenceEngineConfig(), **given, known=KNOWN, tokenizer_path="t")
+    assert (found["model"], found["tokenizer"]) == ("m", "t")
+
+
 def test_every_field_reaches_vllm_or_is_known_to_be_something_else() -> None:
     lists = [set(SAME_NAME), set(OTHER_NAME), set(NOT_ARGUMENTS)]
     fields = set(fields_of(InferenceEngineConfig))

@@ -190,6 +190,14 @@ def test_other_optimizers_and_least_numbers_of_micro_batches_are_carried_over(tm
     assert (trainer.policy.optimizer_config.optimizer, trainer.min_microbatches) == ("sgd", 4)
 
 
+def test_a_tokenizer_of_its_own_is_carried_over(tmp_path: Path) -> None:
+    assert (
+        loaded(convert_keys({"actor.path": "a/b", "tokenizer_path": "c/d"}), tmp_path).trainer.tokenizer_path == "c/d"
+    )
+    followed = convert_keys({"actor.path": "a/b", "tokenizer_path": "a/b"})
+    assert loaded(followed, tmp_path).trainer.tokenizer_path is None
+
+
 def test_random_weights_are_carried_over(tmp_path: Path) -> None:
     keys = {"actor.init_from_scratch": True, "ref.init_from_scratch": True, "critic.init_from_scratch": False}
     trainer = loaded(convert_keys(keys), tmp_path).trainer

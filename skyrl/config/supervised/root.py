@@ -179,6 +179,10 @@ class SupervisedConfig(RunConfig):
     """Keep those inputs of layers in host memory until backward, where activations are recomputed: the memory of a GPU
     then grows less with the tokens of a micro-batch. On a CPU they are there already."""
 
+    tokenizer_path: str | None = field(default=None, metadata=IDENTITY)
+    """Hugging Face name or folder of a tokenizer other than the one beside the model, for learner, engines and exports.
+    None: the model's own."""
+
     disable_fast_tokenizer: bool = False
     """Use the tokenizer written in Python."""
 
@@ -320,9 +324,9 @@ _OF_A_LEARNER = ("model", "optimizer_config", "fsdp_config", "deepspeed_config")
 
 _OF_A_TRAINER = (
     "strategy", "faults", "device", "seed", "deterministic", "max_tokens_per_microbatch", "compute_dtype", "attention",
-    "recompute_activations", "offload_activations", "disable_fast_tokenizer", "eval_before_train", "eval_interval",
-    "resume_with_changes", "recover_mode", "recover_retries", "ckpt_interval", "max_ckpts_to_keep", "hf_save_interval",
-    "run_path", "project_name", "run_name", "logger", "trackers", "alarms", "profile_steps",
+    "recompute_activations", "offload_activations", "tokenizer_path", "disable_fast_tokenizer", "eval_before_train",
+    "eval_interval", "resume_with_changes", "recover_mode", "recover_retries", "ckpt_interval", "max_ckpts_to_keep",
+    "hf_save_interval", "run_path", "project_name", "run_name", "logger", "trackers", "alarms", "profile_steps",
 )  # fmt: skip
 """Fields that `TrainerConfig` has under the same name."""
 

@@ -1,12 +1,16 @@
-"""What stores the model of a supervised run: with the chat template that it was trained with, and where turns end."""
+"""What stores trained models: a policy as it was served; the model of a supervised run with the chat template that it
+was trained with, and where turns end.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from skyrl.chats.masks import ChatMasks
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.config import RewardModelConfig, SupervisedConfig
+from skyrl.config import RewardModelConfig, SupervisedConfig, TrainerConfig
+from skyrl.config.model_overrides import learner_overrides
 from skyrl.errors import DataError
 from skyrl.models.chat_templates import with_defaults, with_template
 from skyrl.models.loading import generation_ends, load_tokenizer
@@ -15,23 +19,38 @@ from skyrl.models.storing import Export
 from skyrl.tree import required
 
 
+def policy_export(trainer: TrainerConfig, folder: Path) -> Export:
+    """Function that takes the policy's gathered weights and stores them in the folder."""
+    return Export(
+        like=required(trainer.policy.model.path, "trainer.policy.model.path"),
+        tokenizer_path=trainer.tokenizer_path,
+        use_fast_tokenizer=not trainer.disable_fast_tokenizer,
+        folder=folder,
+        overrides=learner_overrides(trainer, "policy"),
+    )
+
+
 def export_of(run: SupervisedConfig, folder: Path) -> Export | RewardModelExport:
     """Function that takes the gathered weights and stores them in the folder."""
-    like, fast = required(run.model.path, "model.path"), not run.disable_fast_tokenizer
+    start: dict[str, Any] = {
+        "like": required(run.model.path, "model.path"),
+        "tokenizer_path": run.tokenizer_path,
+        "use_fast_tokenizer": not run.disable_fast_tokenizer,
+    }
     tokenizer = chat_tokenizer(run)
     template = tokenizer.chat_template if run.chat_template.name_or_path else None
     if isinstance(run, RewardModelConfig):  # which scores chats with the variables of its training, whoever asks
         if run.chat_template_kwargs:
             template = with_defaults(tokenizer.chat_template, run.chat_template_kwargs)
-        return RewardModelExport(like=like, use_fast_tokenizer=fast, folder=folder, chat_template=template)
+        return RewardModelExport(**start, folder=folder, chat_template=template)
     end = new_turn_end(run, tokenizer)
-    return Export(like=like, use_fast_tokenizer=fast, folder=folder, chat_template=template, turn_end=end)
+    return Export(**start, folder=folder, chat_template=template, turn_end=end)
 
 
 def chat_tokenizer(run: SupervisedConfig) -> ChatTokenizer:
     """The tokenizer of the model, with the configured chat template."""
     path, fast = required(run.model.path, "model.path"), not run.disable_fast_tokenizer
-    tokenizer = load_tokenizer(path, use_fast=fast, table="")
+    tokenizer = load_tokenizer(run.tokenizer_path or path, use_fast=fast, table="")
     return with_template(tokenizer, run.chat_template, "chat_template")
 
 
