@@ -118,9 +118,17 @@ def update(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Tenso
     if not used:
         return
     own = [answers[group * SAMPLES : (group + 1) * SAMPLES] for group in used]
-    asked = [torch.tensor(prompts[group]) for group in used]
-    layouts = [layout(len(prompt), answer) for prompt, answer in zip(asked, own, strict=True)]
-    ids = pad_sequence([torch.cat([p, *a]) for p, a in zip(asked, own, strict=True)], batch_first=True)
+    logprobs = logprobs_of(model, [torch.tensor(prompts[group]) for group in used], own)
+    lengths = torch.tensor([len(answer) for answer in answers]).view(-1, SAMPLES)
+    weights = advantages[used].flatten().repeat_interleave(lengths[used].flatten())
+    loss = -(logprobs * weights).sum() / tokens
+    loss.backward()
+
+
+def logprobs_of(model: Any, prompts: Sequence[Tensor], answers: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Log-probability of each token of the answers to each prompt, one after the other; a prompt is computed once."""
+    layouts = [layout(len(prompt), own) for prompt, own in zip(prompts, answers, strict=True)]
+    ids = pad_sequence([torch.cat([p, *own]) for p, own in zip(prompts, answers, strict=True)], batch_first=True)
     positions, parts = (pad_sequence([each[n] for each in layouts], batch_first=True) for n in (0, 1))
     before = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
     seen = ((parts.unsqueeze(2) == parts.unsqueeze(1)) | (parts == 0).unsqueeze(1)) & before
@@ -129,11 +137,8 @@ def update(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Tenso
     ).last_hidden_state
     predicting = torch.cat([row * ids.shape[1] + each[2] for row, each in enumerate(layouts)])
     logprobs = torch.log_softmax(model.lm_head(hidden.flatten(0, 1)[predicting]), -1)
-    targets = torch.cat([token for answer in own for token in answer])
-    lengths = torch.tensor([len(answer) for answer in answers]).view(-1, SAMPLES)
-    weights = advantages[used].flatten().repeat_interleave(lengths[used].flatten())
-    loss = -(logprobs.gather(1, targets.unsqueeze(1)).squeeze(1) * weights).sum() / tokens
-    loss.backward()
+    targets = torch.cat([token for own in answers for token in own])
+    return logprobs.gather(1, targets.unsqueeze(1)).squeeze(1)
 
 
 def layout(prompt: int, answers: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

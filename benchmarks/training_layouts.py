@@ -4,9 +4,13 @@
 
 Two random Qwen2, of 3 and 68 million parameters; prompts of 64 tokens with 8 answers each, whose lengths are
 log-normal. `padded`: micro-batches of a fixed number of rows, padded. `packed`: micro-batches bounded by tokens, rows
-end to end. `shared`: the same with one copy of each prompt. One torch thread, process CPU time, the ways take turns and
-the best round counts. Useful tokens are those of all rows, each prompt counted for each of its answers, so that
+end to end. `shared`: the same with one copy of each prompt. `bare`: a plain loop over transformers' own model that
+computes each prompt once, too, group by group (`bare_grpo.py`). One torch thread, process CPU time, the ways take turns
+and the best round counts. Useful tokens are those of all rows, each prompt counted for each of its answers, so that
 the ways are compared by the same work. The loss and the norm of the gradient are reported for each.
+
+`matmul_share` is the floor: the time of the matrix products of the model's linear layers, each measured alone and by
+the faster of MKL and oneDNN, over the time of `shared` and `bare`.
 """
 
 from __future__ import annotations
@@ -15,17 +19,21 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from attrs import evolve, frozen
+from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.bare_grpo import logprobs_of
 from skyrl.batch import TrainingBatch
 from skyrl.learners.budget import TokenBudget, micro_batches
 from skyrl.learners.forward import ForwardOptions, compute_logprobs, probe_forward
+from skyrl.models.onednn import compute_with_onednn, is_available, padded_rows, product
 from skyrl.models.segment_attention import SEGMENTS, register
 
 PROMPT, SAMPLES, ROUNDS = 64, 8, 3
@@ -66,11 +74,11 @@ CASES = {
 }
 
 
-def model_of(case: Case) -> Any:
+def model_of(case: Case, attention: str) -> Any:
     """Random, since speed does not depend on what it says."""
     torch.manual_seed(0)
     config = Qwen2Config(vocab_size=512, num_key_value_heads=2, max_position_embeddings=1024, **case.model)
-    return Qwen2ForCausalLM._from_config(config, attn_implementation=SEGMENTS).eval()
+    return Qwen2ForCausalLM._from_config(config, attn_implementation=attention).eval()
 
 
 def batch_of(case: Case) -> TrainingBatch:
@@ -105,26 +113,79 @@ def once(model: Any, batch: TrainingBatch, reads: ForwardOptions, case: Case) ->
         loss = -compute_logprobs(model, reads.prepare(micro), reads, temperature=1.0).values.sum() / tokens
         loss.backward()
         total += loss.item()
-    seconds = time.process_time() - start
+    return _measured(model, batch, time.process_time() - start, total)
+
+
+def bare_once(model: Any, batch: TrainingBatch) -> dict[str, float]:
+    """The same by a plain loop, one group at a time."""
+    model.zero_grad()
+    tokens, total, start = int(batch.loss_mask.sum()), 0.0, time.process_time()
+    for first in range(0, len(batch.input_ids), SAMPLES):
+        rows = range(first, first + SAMPLES)
+        answers = [batch.input_ids[row, PROMPT : int(batch.lengths[row])] for row in rows]
+        loss = -logprobs_of(model, [batch.input_ids[first, :PROMPT]], [answers]).sum() / tokens
+        loss.backward()
+        total += loss.item()
+    return _measured(model, batch, time.process_time() - start, total)
+
+
+def _measured(model: Any, batch: TrainingBatch, seconds: float, loss: float) -> dict[str, float]:
     norm = torch.nn.utils.get_total_norm([each.grad for each in model.parameters()])
-    return {"rate": int(batch.lengths.sum()) / seconds, "loss": total, "norm": norm.item()}
+    return {"rate": int(batch.lengths.sum()) / seconds, "loss": loss, "norm": norm.item(), "seconds": seconds}
+
+
+def products_alone(model: Any, batch: TrainingBatch, case: Case) -> float:
+    """CPU-seconds of the linear layers' products, forward and backward, of micro-batches that share prompts."""
+    answered = int(batch.loss_mask.sum())
+    computed = answered + case.prompts * PROMPT
+    parts = -(-computed // case.tokens)
+    return parts * sum(
+        _layer_alone(layer, (answered if layer is model.lm_head else computed) // parts)
+        for layer in model.modules()
+        if isinstance(layer, nn.Linear)
+    )
+
+
+def _layer_alone(layer: nn.Linear, rows: int) -> float:
+    x, errors = torch.randn(padded_rows(rows), layer.in_features), torch.randn(padded_rows(rows), layer.out_features)
+    weight = layer.weight.detach()
+    pairs = (x, weight), (errors, weight.t()), (errors.t(), x.t())
+    return sum(min(_seconds(multiply, left, right) for multiply in PRODUCTS) for left, right in pairs)
+
+
+PRODUCTS: list[Callable[[Tensor, Tensor], Tensor]] = [nn.functional.linear, *([product] if is_available() else [])]
+
+
+def _seconds(multiply: Callable[[Tensor, Tensor], Tensor], left: Tensor, right: Tensor) -> float:
+    multiply(left, right)  # compiles a kernel
+    taken = []
+    for _ in range(5):
+        start = time.process_time()
+        multiply(left, right)
+        taken.append(time.process_time() - start)
+    return min(taken)
 
 
 def compare(case: Case) -> dict[str, Any]:
     """The best of the rounds of each way."""
-    model, batch = model_of(case), batch_of(case)
+    model, plain, batch = model_of(case, SEGMENTS), model_of(case, "sdpa"), batch_of(case)
+    compute_with_onednn(model)
     shared = probe_forward(model, pack=True, share_prompts=True, device=torch.device("cpu"))
-    ways = {
-        "padded": evolve(shared, pack=False),
-        "packed": evolve(shared, share_prompts=False),
-        "shared": shared,
+    ways: dict[str, Callable[[], dict[str, float]]] = {
+        "padded": lambda: once(model, batch, evolve(shared, pack=False), case),
+        "packed": lambda: once(model, batch, evolve(shared, share_prompts=False), case),
+        "shared": lambda: once(model, batch, shared, case),
+        "bare": lambda: bare_once(plain, batch),
     }
-    rounds = [{name: once(model, batch, reads, case) for name, reads in ways.items()} for _ in range(ROUNDS)]
+    rounds = [{name: way() for name, way in ways.items()} for _ in range(ROUNDS)]
     best = {name: max((each[name] for each in rounds), key=lambda result: result["rate"]) for name in ways}
+    alone = products_alone(model, batch, case)
     return {
         "parameters": sum(each.numel() for each in model.parameters()),
         "packed_over_padded": round(best["packed"]["rate"] / best["padded"]["rate"], 2),
         "shared_over_packed": round(best["shared"]["rate"] / best["packed"]["rate"], 2),
+        "shared_over_bare": round(best["shared"]["rate"] / best["bare"]["rate"], 2),
+        "matmul_share": {name: round(alone / best[name]["seconds"], 2) for name in ("shared", "bare")},
         "tokens_per_cpu_second": {name: round(result["rate"]) for name, result in best.items()},
         "loss": {name: round(result["loss"], 6) for name, result in best.items()},
         "gradient_norm": {name: round(result["norm"], 6) for name, result in best.items()},
