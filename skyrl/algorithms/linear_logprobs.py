@@ -8,10 +8,13 @@ backward is one number per token. Small tables are not worth the second product:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
+import torch.distributed as dist
+from attrs import frozen
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.algorithms.shapes import expect_same_shape
@@ -56,11 +59,17 @@ def linear_logprobs(
     Shapes: `hidden` (N, H) and `weight` (V, H), of one type, `targets` (N,) int64; both results (N,) float32. Softmax
     is computed in float32 whatever the type. The entropy has a gradient only if that is asked for. Raises ValueError
     for a target of another shape than `hidden` has rows.
+
+    The rows of `weight` may be distributed over ranks, each of which has the same other arguments: then none of them
+    has the logits of the whole vocabulary, and all get the results (Megatron-LM's vocabulary-parallel cross entropy,
+    arXiv:1909.08053).
     """
     expect_same_shape(hidden=hidden[:, 0], targets=targets)
-    if not _fits_plainly(hidden.shape[0] * weight.shape[0], hidden.device):
+    part = VocabularyPart.of(weight) if isinstance(weight, DTensor) else None
+    if part or not _fits_plainly(hidden.shape[0] * weight.shape[0], hidden.device):
         apply: Any = _LinearLogprobs.apply
-        logprobs, spread = apply(hidden, weight, targets, temperature, with_entropy)
+        own = weight.to_local() if isinstance(weight, DTensor) else weight
+        logprobs, spread = apply(hidden, own, targets, temperature, with_entropy, part or VocabularyPart())
         if not with_entropy:
             return logprobs, None
         return logprobs, spread if entropy_gradient else spread.detach()
@@ -72,34 +81,77 @@ def linear_logprobs(
         return logprobs, entropy(logits, temperature=temperature)
 
 
+@frozen(kw_only=True, eq=False)
+class VocabularyPart:
+    """The tokens whose rows of the output matrix this rank has: all of them, or those from `first`."""
+
+    first: int = 0
+
+    group: dist.ProcessGroup | None = None
+    """The ranks that have the other tokens."""
+
+    @classmethod
+    def of(cls, weight: DTensor) -> Self:
+        """The part of a matrix (V, H) with rows distributed over a mesh of one dimension, as `torch.chunk` does."""
+        group = weight.device_mesh.get_group()
+        return cls(first=group.rank() * -(-weight.shape[0] // group.size()), group=group)
+
+    def chosen(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """(C,): scores (C, tokens of this rank) at the targets, 0 where another rank has the target."""
+        index, is_here = self._places(targets, scores.shape[1])
+        return scores.gather(-1, index.unsqueeze(-1)).squeeze(-1) * is_here
+
+    def add_at(self, scores: Tensor, targets: Tensor, values: Tensor) -> None:
+        """Add values (C,) to scores at the targets that this rank has."""
+        index, is_here = self._places(targets, scores.shape[1])
+        scores.scatter_add_(-1, index.unsqueeze(-1), (values * is_here).unsqueeze(-1))
+
+    def reduce(self, value: Tensor, by: Any = dist.ReduceOp.SUM) -> Tensor:
+        """The value, in its own memory, over all ranks of the group."""
+        if self.group is not None and value.numel():
+            dist.all_reduce(value, by, group=self.group)
+        return value
+
+    def _places(self, targets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+        index = targets - self.first
+        return index.clamp(0, tokens - 1), (index >= 0) & (index < tokens)
+
+
 class _LinearLogprobs(torch.autograd.Function):
     """With z = h W^T / T and p = softmax(z): log p_y = z_y - lse(z), and H = lse(z) - sum p z."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        with_entropy: bool,
+        part: VocabularyPart,
     ) -> tuple[Tensor, Tensor]:
         logprobs, spread, norms = (torch.zeros(len(hidden), device=hidden.device) for _ in range(3))
         for rows in _chunks(hidden, weight):
             scores = _scores(hidden[rows], weight, temperature)
-            highest = scores.amax(-1)
-            chosen = scores.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
+            highest = part.reduce(scores.amax(-1), dist.ReduceOp.MAX)
             scores.sub_(highest.unsqueeze(-1))
             weights = scores.exp()
-            total = weights.sum(-1)
-            norms[rows] = highest + total.log()
-            logprobs[rows] = chosen - norms[rows]
+            sums = [part.chosen(scores, targets[rows]), weights.sum(-1)]
             if with_entropy:
-                mean = torch.bmm(weights.unsqueeze(1), scores.unsqueeze(2)).flatten() / total
-                spread[rows] = total.log() - mean
+                sums.append(torch.bmm(weights.unsqueeze(1), scores.unsqueeze(2)).flatten())
+            chosen, total, *weighted = part.reduce(torch.stack(sums))
+            norms[rows] = highest + total.log()
+            logprobs[rows] = chosen - total.log()
+            if with_entropy:
+                spread[rows] = total.log() - weighted[0] / total
             del scores, weights
         ctx.save_for_backward(hidden, weight, targets, norms, spread)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.part = temperature, part
         ctx.set_materialize_grads(False)
         return logprobs, spread
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """d log p_y / dz = 1_y - p and dH / dz = -p (log p + H), summed over chunks into dW."""
         hidden, weight, targets, norms, spread = ctx.saved_tensors
         of_logprobs, of_entropy = gradients
@@ -116,13 +168,15 @@ class _LinearLogprobs(torch.autograd.Function):
                 change.add_(spread[rows].unsqueeze(-1)).mul_(of_entropy[rows].unsqueeze(-1))
                 change.add_(factor.unsqueeze(-1)).mul_(share).neg_()
                 del share
-            change.scatter_add_(-1, targets[rows].unsqueeze(-1), factor.unsqueeze(-1))
+            ctx.part.add_at(change, targets[rows], factor)
             change = change.div_(ctx.temperature).to(hidden.dtype)
             if for_hidden is not None:
                 for_hidden[rows] = change @ weight
             if for_weight is not None:
                 _add_product(for_weight, change, hidden[rows])
-        return for_hidden, None if for_weight is None else for_weight.to(weight.dtype), None, None, None
+        if for_hidden is not None:
+            ctx.part.reduce(for_hidden)
+        return for_hidden, None if for_weight is None else for_weight.to(weight.dtype), None, None, None, None
 
 
 def _scores(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:

@@ -79,8 +79,8 @@ def _work(model: Mapping[str, Any]) -> list[str]:
 
 def _replicas(model: Mapping[str, Any]) -> str:
     """`4`, or `4 x sequence 2` where two ranks each share sequences: replicas, and the ranks of one."""
-    sharing = model["sequence_parallel"]
-    return f"{model['data_parallel']} x sequence {sharing}" if sharing > 1 else str(model["data_parallel"])
+    sizes = {name: model[f"{name}_parallel"] for name in ("sequence", "tensor")}
+    return " x ".join([str(model["data_parallel"]), *(f"{name} {size}" for name, size in sizes.items() if size > 1)])
 
 
 def _passes(model: Mapping[str, Any], count: str, size: str, noun: str, plural: str) -> str:

@@ -181,6 +181,11 @@ class PolicyConfig(BaseConfig):
     and in attention some of the heads. Divides the number of ranks and of attention heads. 1: every rank computes whole
     rows of its own. Under Megatron: `context_parallel_size` instead."""
 
+    tensor_parallel_size: int = field(default=1, validator=positive)
+    """Consecutive ranks that hold a part of every large matrix each and compute on the same rows (arXiv:1909.08053).
+    Divides the number of ranks, of attention heads, and of key and value heads; needs a plan of transformers for the
+    model. 1: matrices are whole. Under Megatron: `tensor_model_parallel_size` instead."""
+
     use_torch_compile: bool = False
     """Compile the computation of log-probabilities and entropy from logits with `torch.compile`."""
 
@@ -212,6 +217,9 @@ class CriticConfig(BaseConfig):
     sequence_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that share sequences, as of the policy. 1: none."""
 
+    tensor_parallel_size: int = field(default=1, validator=positive)
+    """Consecutive ranks that hold a part of every large matrix each, as of the policy. 1: matrices are whole."""
+
     model_config_kwargs: Mapping[str, Any] = FrozenDict()
     """Values by name that replace those of the critic's Hugging Face configuration."""
 
@@ -225,6 +233,9 @@ class RefConfig(BaseConfig):
 
     sequence_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that share sequences, as of the policy. 1: none."""
+
+    tensor_parallel_size: int = field(default=1, validator=positive)
+    """Consecutive ranks that hold a part of every large matrix each, as of the policy. 1: matrices are whole."""
 
     fsdp_config: FSDPConfig = FSDPConfig()
     """Sharding under FSDP."""

@@ -91,13 +91,13 @@ def grid_of(run: SkyRLTrainConfig, model: Model) -> Grid:
 
 def model_parallel(run: SkyRLTrainConfig, model: Model) -> int:
     """Ranks of the model that compute on the same rows: under Megatron tensor x pipeline x context, else those that
-    share a sequence.
+    share sequences or cut matrices among them.
     """
     if run.trainer.strategy == "megatron" and model != "critic":
         megatron = getattr(run.trainer, model).megatron_config
         tensor, pipeline = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
         return int(tensor * pipeline * megatron.context_parallel_size)
-    return sequence_parallel(run, model)
+    return sequence_parallel(run, model) * tensor_parallel(run, model)
 
 
 def sequence_parallel(run: SkyRLTrainConfig, model: Model) -> int:
@@ -105,6 +105,13 @@ def sequence_parallel(run: SkyRLTrainConfig, model: Model) -> int:
     if run.trainer.strategy == "megatron" and model != "critic":
         return 1
     return int(getattr(run.trainer, model).sequence_parallel_size)
+
+
+def tensor_parallel(run: SkyRLTrainConfig, model: Model) -> int:
+    """Ranks of the model that cut matrices among them; 1 under Megatron, which has a tensor size of its own."""
+    if run.trainer.strategy == "megatron" and model != "critic":
+        return 1
+    return int(getattr(run.trainer, model).tensor_parallel_size)
 
 
 def replicas_of(run: SkyRLTrainConfig, model: Model) -> Replicas:

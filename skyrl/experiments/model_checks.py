@@ -10,7 +10,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.models.chat_templates import configured_template
 from skyrl.models.files import ModelFiles, model_files
 from skyrl.models.paths import model_failure, tokenizer_failure
-from skyrl.planning.batches import uneven_heads
+from skyrl.planning.batches import uneven_heads, uneven_parts
 
 
 def missing_model(field: str, model: ModelConfig, tokenizer: str | None = None) -> Iterator[Problem]:
@@ -55,13 +55,30 @@ def ranks_that_share_sequences_share_their_heads(run: SkyRLTrainConfig) -> Itera
     for model in models_of(run):
         section = getattr(run.trainer, model)
         files = readable_files(section.model.path)
-        heads = files.heads if files else None
-        sharing = section.sequence_parallel_size
-        uneven = None if heads is None else uneven_heads(heads, sharing, grid_of(run, model).ranks)
+        sharing, cutting = section.sequence_parallel_size, section.tensor_parallel_size
+        heads = files.heads // cutting if files and files.heads else None
+        uneven = uneven_heads(heads, sharing, grid_of(run, model).ranks // cutting) if heads else None
         if uneven and run.trainer.strategy != "megatron":
             yield Problem(
                 path=f"trainer.{model}.sequence_parallel_size",
-                message=f"{sharing} ranks cannot share the {heads} attention heads of the model {section.model.path}",
+                message=f"{sharing} ranks cannot share the {heads} attention heads "
+                + (f"that each of {cutting} ranks has " if cutting > 1 else "")
+                + f"of the model {section.model.path}",
+                hint=f"nearest sizes that can: {' and '.join(map(str, uneven.nearest))}",
+            )
+
+
+def ranks_that_cut_matrices_get_equal_parts(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Each rank that cuts matrices has as many heads and features of a model as the others."""
+    for model in models_of(run):
+        section = getattr(run.trainer, model)
+        files, size = readable_files(section.model.path), section.tensor_parallel_size
+        found = uneven_parts(files.sizes_to_cut, size, grid_of(run, model).ranks) if files else None
+        if found:
+            what, uneven = found
+            yield Problem(
+                path=f"trainer.{model}.tensor_parallel_size",
+                message=f"{size} ranks cannot share the {uneven.whole} {what} of the model {section.model.path}",
                 hint=f"nearest sizes that can: {' and '.join(map(str, uneven.nearest))}",
             )
 

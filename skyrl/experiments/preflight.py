@@ -31,6 +31,7 @@ from skyrl.experiments.folder_checks import (
 from skyrl.experiments.gpu_checks import flash_attention_is_installed
 from skyrl.experiments.model_checks import (
     models_are_where_they_are_said_to_be,
+    ranks_that_cut_matrices_get_equal_parts,
     ranks_that_share_sequences_share_their_heads,
     the_model_is_there,
     the_policy_can_chat,
@@ -207,6 +208,7 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     keys_are_there(os.environ),
     folders_can_be_written,
     models_are_where_they_are_said_to_be,
+    ranks_that_cut_matrices_get_equal_parts,
     ranks_that_share_sequences_share_their_heads,
     the_policy_can_chat,
     data_files_exist,

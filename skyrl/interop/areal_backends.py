@@ -67,8 +67,13 @@ def placed(part: Part, model: str, gpus_per_node: int) -> dict[str, Any]:
 
 def sharding(part: Part) -> dict[str, Any]:
     """The strategy, and the degrees of parallelism of the policy."""
-    if part.backend != "megatron" and part.tensor == part.pipeline == 1:
-        return {"trainer.strategy": "fsdp2", "trainer.policy.sequence_parallel_size": part.context}
+    by_fsdp = part.tensor == 1 if part.backend == "" else part.backend != "megatron"
+    if by_fsdp and part.pipeline == 1:
+        sizes = {"sequence": part.context, **({"tensor": part.tensor} if part.tensor > 1 else {})}
+        return {
+            "trainer.strategy": "fsdp2",
+            **{f"trainer.policy.{name}_parallel_size": size for name, size in sizes.items()},
+        }
     megatron = "trainer.policy.megatron_config."
     degrees = {"tensor": part.tensor, "pipeline": part.pipeline}
     return {

@@ -18,18 +18,20 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import FSDPConfig, MixedPrecisionConfig
 from skyrl.errors import ModelError
 from skyrl.learners.data_parallel import DataParallel
+from skyrl.learners.gradients import clip, sum_over
 from skyrl.learners.moving import HOST
+from skyrl.learners.ranks import REPLICATE, SHARD, TENSOR
 from skyrl.learners.schedule import make_optimizer
 from skyrl.learners.sharing import check_complete, piece_of, read_into, slots_of, whole, write_into
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.models.naming import named_weights, tied_names
 from skyrl.models.onednn import compute_with_onednn
+from skyrl.models.tensor_parallel import cut, refuse_uncuttable
 
 T = TypeVar("T")
 
@@ -52,12 +54,14 @@ class Fsdp2(DataParallel):
 
     def __init__(self, source: ModelSource, config: FSDPConfig, context: StrategyContext) -> None:
         self._ranks, self._device, self._mover = context.ranks, context.device, context.mover
-        self._sharded = context.ranks.size > 1
+        self._sharded = context.ranks.size > 1 or context.tensor_parallel > 1
+        self._tensor_parallel = context.tensor_parallel
         self._rests_on_host = config.cpu_offload and self._sharded
         self._compute_dtype = (
             DTYPES[config.mixed_precision.param_dtype] if config.mixed_precision else context.compute_dtype
         )
-        self.model: nn.Module = self._shard(source, config) if self._sharded else source.load(context.device)
+        self._partial: list[str] = []
+        self.model: nn.Module = self._shard(source, config, context) if self._sharded else source.load(context.device)
         if self._device == HOST:
             compute_with_onednn(self.model)
         if config.mixed_precision:
@@ -87,21 +91,19 @@ class Fsdp2(DataParallel):
         self._rest()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of the sum of all ranks' `loss`, a scalar.
+        """Add the gradient of the sum of all ranks' `loss`, a scalar, which ranks of one tensor-parallel group have in
+        common.
 
         FSDP2 averages gradients over ranks; the factor makes the average a sum.
         """
-        (loss * self._ranks.size).backward()
+        (loss * (self._ranks.size // self._tensor_parallel)).backward()
 
     def step(self) -> float:
         assert self.optimizer is not None, "this model never changes"
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
-        found = norm.item()  # here the host waits for the gradient, once
+        if self._partial:
+            sum_over(self._mesh.get_group(TENSOR), [self.model.get_parameter(name) for name in self._partial])
+        found = clip((each for group in self.optimizer.param_groups for each in group["params"]), self._max_grad_norm)
         if math.isfinite(found):
-            clip_grads_with_norm_(parameters, self._max_grad_norm, norm)
             self.optimizer.step()
         else:
             self.zero_grad()
@@ -130,7 +132,8 @@ class Fsdp2(DataParallel):
             yield name, _arrived(weight)
 
     def tensor_shards(self) -> Iterator[TensorShard]:
-        tensor_shards = (piece_of(name, tensor, self._ranks) for name, tensor in self._named_state())
+        copy = self._ranks.rank % self._tensor_parallel
+        tensor_shards = (piece_of(name, tensor, copy=copy) for name, tensor in self._named_state())
         return (shard for shard in tensor_shards if shard is not None)
 
     def load_state(self, source: TensorSource) -> None:
@@ -161,10 +164,14 @@ class Fsdp2(DataParallel):
     def close(self) -> None:
         """Does nothing: no resource outlives the model."""
 
-    def _shard(self, source: ModelSource, config: FSDPConfig) -> nn.Module:
+    def _shard(self, source: ModelSource, config: FSDPConfig, context: StrategyContext) -> nn.Module:
         """The model without values, split over the ranks, and then filled from rank 0."""
-        complete = source.load(HOST) if self._ranks.rank == 0 else None
         model: nn.Module = source.meta_model()
+        self._mesh = self._ranks.mesh(self._device, shard_size=config.fsdp_size, tensor=self._tensor_parallel)
+        if self._tensor_parallel > 1:
+            refuse_uncuttable(model, self._tensor_parallel, self._ranks.size, context.tensor_parallel_field)
+            self._partial = cut(model, self._mesh[TENSOR])
+        complete = source.load(HOST) if self._ranks.rank == 0 else None
         ties = tied_names(model)
         _shard_modules(model, config, self._fsdp_options(config))
         model.to_empty(device=HOST if self._rests_on_host else self._device)
@@ -182,7 +189,7 @@ class Fsdp2(DataParallel):
         offload = CPUOffloadPolicy(pin_memory=self._device.type == "cuda") if config.cpu_offload else OffloadPolicy()
         reduce = DTYPES[config.mixed_precision.reduce_dtype] if config.mixed_precision else torch.float32
         return {
-            "mesh": self._ranks.mesh(self._device, shard_size=config.fsdp_size),
+            "mesh": self._mesh[tuple(name for name in (REPLICATE, SHARD) if name in (self._mesh.mesh_dim_names or ()))],
             "reshard_after_forward": config.reshard_after_forward,
             "mp_policy": MixedPrecisionPolicy(param_dtype=self._compute_dtype, reduce_dtype=reduce),
             "offload_policy": offload,

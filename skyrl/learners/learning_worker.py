@@ -78,7 +78,7 @@ class LearningWorker(ModelWorker):
             trainer, section, source, read, ranks, role=role, config_path=config_path, optimizer=optimizer, mover=mover
         )
         self.objective = objective
-        self._lora, self._seed = section.model.lora, trainer.seed
+        self._lora, self._seed, self._tensor_parallel = section.model.lora, trainer.seed, section.tensor_parallel_size
         self._train_rows = trainer.micro_train_batch_size_per_gpu
         self._max_skipped = 0 if trainer.faults.on_non_finite == "abort" else optimizer.max_skipped_updates
         self._skipped = 0  # in a row
@@ -107,7 +107,7 @@ class LearningWorker(ModelWorker):
         that was weighed. Raises as `update` does.
         """
         with self._profiler.update():
-            with dropping(self.model, self._lora, hash((self._seed, self.schedule.last_epoch, self.ranks.rank))):
+            with dropping(self.model, self._lora, self._dropout_seed()):
                 sums, seen = self._accumulate(batch)
             learning_rate = self._finite_learning_rate()
             norm = self.strategy.step()
@@ -116,6 +116,10 @@ class LearningWorker(ModelWorker):
         _log.info("update of %d rows: gradient norm %.4g%s", len(batch), norm, ", left out" if left_out else "")
         shared = {f"{self._role}_lr": learning_rate, "grad_norm": norm, "skipped_updates": float(left_out)}
         return RankMetrics(sums=sums, moments=seen, shared=shared)
+
+    def _dropout_seed(self) -> int:
+        """One for each optimizer step and rank; ranks that cut matrices among them compute on the same tokens."""
+        return hash((self._seed, self.schedule.last_epoch, self.ranks.rank // self._tensor_parallel))
 
     def profile(self, folder: Path | None) -> None:
         """Write a trace of each update from now on into `folder`. None: no more."""

@@ -68,6 +68,8 @@ class ModelWorker:
             optimizer=optimizer,
             micro_batch_rows=trainer.micro_train_batch_size_per_gpu,
             mover=mover or DeviceMover(),
+            tensor_parallel=section.tensor_parallel_size,
+            tensor_parallel_field=joined(config_path, "tensor_parallel_size"),
             strategy_field=trainer_field(table, "strategy"),
         )
         with ExitStack() as failed:
@@ -77,9 +79,10 @@ class ModelWorker:
                 ranks.join(self.device)
                 failed.callback(ranks.leave)
             self.strategy = strategy.start(source, section, context)
-            sharing = section.sequence_parallel_size
+            sharing, cutting = section.sequence_parallel_size, section.tensor_parallel_size
             if sharing > 1:
-                refuse_unshareable(self.model, sharing, ranks.size, joined(config_path, "sequence_parallel_size"))
+                field = joined(config_path, "sequence_parallel_size")
+                refuse_unshareable(self.model, sharing, ranks.size, field, tensor=cutting)
             self._options = self.strategy.probe(
                 partial(
                     probe_forward,
@@ -87,7 +90,7 @@ class ModelWorker:
                     share_prompts=trainer.share_group_prompts,
                     device=self.device,
                     packing_field=trainer_field(table, "use_sample_packing"),
-                    sequence_group=ranks.sequence_group(sharing),
+                    sequence_group=ranks.sequence_group(sharing, tensor=cutting),
                 )
             )
             failed.pop_all()

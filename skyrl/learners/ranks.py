@@ -20,8 +20,8 @@ from skyrl.errors import ProcessError
 from skyrl.models.ulysses import SequenceGroup
 from skyrl.planning.replicas import Replicas
 
-REPLICATE, SHARD = "replicate", "shard"
-"""Names of the dimensions of a device mesh."""
+REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
+"""Names of the dimensions of a device mesh, in its order."""
 
 _members = 0
 """Roles of this process that are in its process group."""
@@ -67,29 +67,40 @@ class Ranks:
         if not _members:
             dist.destroy_process_group()
 
-    def mesh(self, device: torch.device, *, shard_size: int = -1) -> DeviceMesh:
-        """One dimension that all ranks share weights over, or, where `shard_size` is less than all, (replicate, shard).
+    def mesh(self, device: torch.device, *, shard_size: int = -1, tensor: int = 1) -> DeviceMesh:
+        """Dimensions `replicate`, `shard` and `tensor`: `tensor` consecutive ranks cut matrices among them; the ranks
+        beyond share weights over `shard_size` (-1: all of them) and replicate them beyond that. `shard` is always
+        there, others where more than one rank is in them.
 
-        Raises ValueError if `shard_size` does not divide the number of ranks.
+        Raises ValueError if the sizes do not divide the number of ranks.
         """
-        if shard_size in (-1, self.size):
-            return init_device_mesh(device.type, (self.size,), mesh_dim_names=(SHARD,))
-        if self.size % shard_size:
-            raise ValueError(f"fsdp_size = {shard_size} does not divide {self.size} ranks")
-        shape = (self.size // shard_size, shard_size)
-        return init_device_mesh(device.type, shape, mesh_dim_names=(REPLICATE, SHARD))
+        copies = self._divided(tensor, "tensor_parallel_size")
+        shard = copies if shard_size == -1 else shard_size
+        if copies % shard:
+            raise ValueError(f"fsdp_size = {shard} does not divide {copies} ranks")
+        sizes = {REPLICATE: copies // shard, SHARD: shard, TENSOR: tensor}
+        kept = {name: size for name, size in sizes.items() if name == SHARD or size > 1}
+        return init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
 
-    def sequence_group(self, size: int) -> SequenceGroup | None:
-        """The `size` consecutive ranks among which this one shares sequences; None for 1. Collective.
+    def sequence_group(self, size: int, *, tensor: int = 1) -> SequenceGroup | None:
+        """The `size` ranks among which this one shares sequences; None for 1. Collective.
 
-        Raises ValueError if `size` does not divide the number of ranks.
+        They are consecutive, or where `tensor` ranks have parts of the same matrices, every `tensor`-th. Raises
+        ValueError if the sizes do not divide the number of ranks.
         """
         if size == 1:
             return None
-        if self.size % size:
-            raise ValueError(f"sequence_parallel_size = {size} does not divide {self.size} ranks")
-        group, _ = dist.new_subgroups(group_size=size, timeout=timedelta(seconds=self.timeout))
+        replicas = self._divided(size * tensor, "sequence_parallel_size")
+        ranks = torch.arange(self.size).view(replicas, size, tensor)
+        groups = ranks.transpose(1, 2).flatten(0, 1).tolist()
+        group, _ = dist.new_subgroups_by_enumeration(groups, timeout=timedelta(seconds=self.timeout))
         return SequenceGroup(group)
+
+    def _divided(self, by: int, name: str) -> int:
+        count, rest = divmod(self.size, by)
+        if rest:
+            raise ValueError(f"{name} = {by} does not divide {self.size} ranks")
+        return count
 
     def _meet(self, device: torch.device) -> None:
         patience = timedelta(seconds=self.timeout)

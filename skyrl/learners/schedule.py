@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from skyrl.config import OptimizerConfig, TrainerConfig
 from skyrl.config.checks.schedule import DECAYING, OURS
+from skyrl.learners.gradients import mesh_of
 from skyrl.learners.muon import Muon, hidden_matrices
 
 MATRIX = 2
@@ -40,14 +41,16 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 
 
 def _decayed(parameters: list[nn.Parameter], config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Groups of parameters by whether they decay."""
-    groups: dict[bool, list[nn.Parameter]] = {}
+    """Groups of parameters by whether they decay, and by the mesh of ranks that they are on: torch updates a group in
+    one call, which takes tensors of one mesh.
+    """
+    groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
     for parameter in parameters:
         decays = config.weight_decay_on == "all" or parameter.dim() >= MATRIX
-        groups.setdefault(decays, []).append(parameter)
+        groups.setdefault((decays, mesh_of(parameter)), []).append(parameter)
     return [
         {"params": members, "weight_decay": config.weight_decay if decays else 0.0}
-        for decays, members in groups.items()
+        for (decays, _), members in groups.items()
     ]
 
 

@@ -44,9 +44,9 @@ def own_stretch(row: RowLayout, group: SequenceGroup) -> RowLayout:
     return RowLayout(inputs=inputs, chosen=chosen, stretch=stretch)
 
 
-def refuse_unshareable(model: nn.Module, sharing: int, ranks: int, field: str) -> None:
+def refuse_unshareable(model: nn.Module, sharing: int, ranks: int, field: str, *, tensor: int = 1) -> None:
     """Raises `ModelError`, which names `field`, if no `sharing` of the `ranks` can share a row of this transformers
-    model.
+    model, each of whose heads `tensor` ranks have among them.
     """
     transformer: Any = model
     if not takes_segments(model):
@@ -54,7 +54,8 @@ def refuse_unshareable(model: nn.Module, sharing: int, ranks: int, field: str) -
             "ranks can share a sequence where attention is sdpa and every layer of the model sees the whole sequence, "
             f"without windows or chunks: set {field} = 1"
         )
-    if uneven := uneven_heads(transformer.config.get_text_config().num_attention_heads, sharing, ranks):
+    heads = transformer.config.get_text_config().num_attention_heads // tensor
+    if uneven := uneven_heads(heads, sharing, ranks // tensor):
         sizes = " or ".join(map(str, uneven.nearest))
         raise ModelError(
             f"{sharing} ranks cannot share the model's {uneven.whole} attention heads: set {field} = {sizes}"

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.errors import ResumeError
-from skyrl.learners.ranks import Ranks
+from skyrl.learners.ranks import TENSOR, Ranks
 
 
 def whole(tensor: Tensor | None, like: Tensor, device: torch.device, ranks: Ranks) -> Tensor:
@@ -45,46 +45,72 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _share_of(value: Tensor, like: Tensor) -> Tensor:
     """This rank's part of a whole tensor, where `like` is spread over ranks."""
-    if not isinstance(like, DTensor):
-        return value
-    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None).to_local()
+    return value[own_region(like)] if isinstance(like, DTensor) else value
 
 
-def piece_of(name: str, tensor: Tensor, ranks: Ranks) -> TensorShard | None:
-    """This rank's stored part of a tensor of any shape: its shard, or, on rank 0, all of one that every rank has."""
+def piece_of(name: str, tensor: Tensor, *, copy: int = 0) -> TensorShard | None:
+    """This rank's stored part of a tensor of any shape: its shard, or all of one that every rank has, on the first of
+    them. `copy` counts the ranks that have what this one has of a tensor that is not distributed among them. Collective
+    where a matrix is cut by columns.
+    """
     if not isinstance(tensor, DTensor):
-        return TensorShard.whole(name, tensor) if ranks.rank == 0 else None
-    start, is_first_copy = _shard_of(tensor)
-    numbers = tensor.to_local()
-    if not is_first_copy or not numbers.numel():
+        return TensorShard.whole(name, tensor) if copy == 0 and not _rank() else None
+    replicated = zip(tensor.placements, tensor.device_mesh.get_coordinate() or (), strict=True)
+    is_cut = TENSOR in (tensor.device_mesh.mesh_dim_names or ())
+    if any(placement.is_replicate() and mine for placement, mine in replicated) or (copy and not is_cut):
         return None
+    first, numbers = _rows(tensor)
+    if not numbers.numel():
+        return None
+    start = first * math.prod(tensor.shape[1:])
     return TensorShard(name=name, shape=tuple(tensor.shape), start=start, numbers=numbers)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def read_into(target: Tensor, source: TensorSource, name: str) -> None:
     """Fill a plain tensor of any shape, or this rank's shard of a distributed one."""
-    if isinstance(target, DTensor):
-        local = target.to_local()
-        local.copy_(source.read(name, _shard_of(target)[0], local.numel()).view(local.shape))
-    else:
+    if not isinstance(target, DTensor):
         target.copy_(source.read(name).view(target.shape))
+        return
+    rows, *columns = own_region(target)
+    width = math.prod(target.shape[1:])
+    found = source.read(name, rows.start * width, (rows.stop - rows.start) * width)
+    found = found.view(rows.stop - rows.start, *target.shape[1:])
+    target.to_local().copy_(found[(slice(None), *columns)])
 
 
-def _shard_of(tensor: DTensor) -> tuple[int, bool]:
-    """Number of the whole tensor that this rank's shard begins with, and whether no rank before has the same shard.
+def own_region(tensor: DTensor) -> tuple[slice, ...]:
+    """What this rank holds of each dimension of a distributed tensor.
 
-    FSDP2 gives a rank consecutive rows, as many as `torch.chunk` does.
+    The last dimension of its mesh cuts first: tensor parallelism rows or columns, then FSDP2 the rows of that. Both
+    cut as `torch.chunk` does.
     """
+    region = [slice(0, length) for length in tensor.shape]
     mesh = tensor.device_mesh
-    start, is_first_copy = 0, True
-    for dimension, (placement, mine) in enumerate(zip(tensor.placements, mesh.get_coordinate() or (), strict=True)):
-        if placement.is_shard():
-            assert placement.is_shard(0), "rows are sharded"
-            rows = -(-tensor.shape[0] // mesh.size(dimension))
-            start = min(rows * mine, tensor.shape[0]) * math.prod(tensor.shape[1:])
-        else:
-            is_first_copy = is_first_copy and mine == 0
-    return start, is_first_copy
+    cuts = zip(tensor.placements, mesh.shape, mesh.get_coordinate() or (), strict=True)
+    for placement, parts, mine in reversed(list(cuts)):
+        dimension = getattr(placement, "dim", None)
+        if dimension is not None:
+            whole = region[dimension]
+            length = -(-(whole.stop - whole.start) // parts)
+            first = min(whole.start + length * mine, whole.stop)
+            region[dimension] = slice(first, min(first + length, whole.stop))
+    return tuple(region)
+
+
+def _rows(tensor: DTensor) -> tuple[int, Tensor]:
+    """The first of the whole rows that this rank stores, and their numbers: its own rows, or where it has columns of
+    them, a part of these rows, for which the ranks that have the other columns send theirs.
+    """
+    region, own = own_region(tensor), tensor.to_local()
+    if own.shape[1:] == tensor.shape[1:]:
+        return region[0].start, own
+    mesh = tensor.device_mesh[TENSOR]
+    rows = DTensor.from_local(own, mesh, [Shard(1)], run_check=False).redistribute(placements=[Shard(0)])
+    return region[0].start + own_region(rows)[0].start, rows.to_local()
 
 
 def check_complete(source: TensorSource, wanted: Mapping[str, Tensor]) -> list[str]:

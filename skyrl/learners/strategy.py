@@ -46,6 +46,12 @@ class StrategyContext:
 
     micro_batch_rows: int = 1
 
+    tensor_parallel: int = 1
+    """Consecutive ranks that cut matrices among them."""
+
+    tensor_parallel_field: str = "tensor_parallel_size"
+    """Path of the field that says so, for messages."""
+
     strategy_field: str = "trainer.strategy"
     """Path of the field that names the strategy, for messages."""
 

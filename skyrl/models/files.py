@@ -45,6 +45,11 @@ class ModelFiles:
         return found if isinstance(found, int) else None
 
     @property
+    def sizes_to_cut(self) -> dict[str, int]:
+        """What ranks that cut matrices among them have equal parts of, by its name in messages."""
+        return sizes_to_cut(self.config)
+
+    @property
     def heads(self) -> int | None:
         """Attention heads of a layer; None where they are named otherwise."""
         found = self.config.get("num_attention_heads")
@@ -115,6 +120,19 @@ def model_files(path: str, tokenizer: str | None = None) -> ModelFiles | None:
     if folder is None or not (folder / "config.json").is_file() or lacks_other:
         return None
     return ModelFiles(folder, other)
+
+
+def sizes_to_cut(config: Mapping[str, Any]) -> dict[str, int]:
+    """What ranks that cut matrices among them have equal parts of, by its name in messages, out of the values of a
+    transformers configuration. A vocabulary may be cut unevenly.
+    """
+    heads = config.get("num_attention_heads")
+    found = {
+        "attention heads": heads,
+        "key and value heads": config.get("num_key_value_heads") or heads,
+        "intermediate features": config.get("intermediate_size"),
+    }
+    return {name: size for name, size in found.items() if isinstance(size, int)}
 
 
 def _table(file: Path) -> dict[str, Any]:

@@ -24,9 +24,10 @@ def has_plain_head(model: nn.Module, device: torch.device) -> bool:
     if head is None:
         return False
     products: list[Tensor] = []
+    own = head.forward
 
     def watched(hidden: Tensor) -> Tensor:
-        products.append(nn.functional.linear(hidden, head.weight))
+        products.append(own(hidden))
         return products[-1]
 
     with _forward_of(head, watched):
@@ -63,8 +64,12 @@ def _head(model: nn.Module) -> nn.Linear | None:
 
 @contextmanager
 def _forward_of(head: nn.Linear, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    replaced = vars(head).get("forward")  # tensor parallelism has a forward of its own
     head.forward = forward  # type: ignore[assignment, method-assign]  # until the block ends
     try:
         yield
     finally:
-        del head.forward
+        if replaced is None:
+            del head.forward
+        else:
+            head.forward = replaced  # type: ignore[method-assign]  # as it was

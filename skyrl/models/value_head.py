@@ -22,9 +22,9 @@ class ValueModel(nn.Module):
         """`causal_lm` gives up its body. The head is drawn from `seed`, in float32 and on the body's device."""
         super().__init__()
         self.config = causal_lm.config
-        self._body_name = causal_lm.base_model_prefix
+        self.body_name = causal_lm.base_model_prefix
         self._head_name = prefix
-        body = getattr(causal_lm, self._body_name)
+        body = getattr(causal_lm, self.body_name)
         device = next(body.parameters()).device
         hidden: int = causal_lm.config.get_text_config().hidden_size
         head = nn.Linear(hidden, 1, bias=False, device=device, dtype=torch.float32)
@@ -32,7 +32,7 @@ class ValueModel(nn.Module):
             drawn = torch.randn(1, hidden, generator=torch.Generator().manual_seed(seed)) / (hidden + 1)
             with torch.no_grad():
                 head.weight.copy_(drawn)
-        self.add_module(self._body_name, body)
+        self.add_module(self.body_name, body)
         self.add_module(self._head_name, head)
         self._no_split_modules: Sequence[str] = tuple(causal_lm._no_split_modules or ())
 
@@ -42,15 +42,15 @@ class ValueModel(nn.Module):
         """`.logits` (B, N, 1): the values at the N kept columns, all where none are named. In an output type
         of transformers: FSDP2 hooks the tensors in types that it knows, and in others it finds none.
         """
-        hidden = getattr(self, self._body_name)(input_ids=input_ids, **inputs).last_hidden_state
+        hidden = getattr(self, self.body_name)(input_ids=input_ids, **inputs).last_hidden_state
         kept = hidden if logits_to_keep is None else hidden[:, logits_to_keep]
         return TokenClassifierOutput(logits=getattr(self, self._head_name)(kept))
 
     def get_input_embeddings(self) -> nn.Module:
         """Input embeddings of the body, under transformers' name."""
-        embeddings: nn.Module = getattr(self, self._body_name).get_input_embeddings()
+        embeddings: nn.Module = getattr(self, self.body_name).get_input_embeddings()
         return embeddings
 
     def gradient_checkpointing_enable(self, **settings: Any) -> None:
         """Enable gradient checkpointing of the body, under transformers' name."""
-        getattr(self, self._body_name).gradient_checkpointing_enable(**settings)
+        getattr(self, self.body_name).gradient_checkpointing_enable(**settings)

@@ -9,7 +9,7 @@ Verdicts are data: `Uneven` says what does not divide and which sizes near by do
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import gcd, isqrt, lcm
 
 from attrs import frozen
@@ -69,6 +69,17 @@ def uneven_heads(heads: int, sharing: int, ranks: int) -> Uneven | None:
     if heads % sharing == 0:
         return None
     return Uneven(whole=heads, by=sharing, nearest=nearest(sharing, divisors(gcd(heads, ranks))))
+
+
+def uneven_parts(sizes: Mapping[str, int], parts: int, ranks: int) -> tuple[str, Uneven] | None:
+    """The first of several sizes, by name, that does not fall into equal parts; nearest: numbers of parts that divide
+    all of them, and all `ranks`.
+    """
+    uneven = next((name for name, size in sizes.items() if size % parts), None)
+    if uneven is None:
+        return None
+    fitting = divisors(gcd(ranks, *sizes.values()))
+    return uneven, Uneven(whole=sizes[uneven], by=parts, nearest=nearest(parts, fitting))
 
 
 def uneven_batch(prompts: int, mini: int, samples: int = 1, ranks: int = 1) -> Uneven | None:

@@ -104,6 +104,7 @@ def test_a_value_that_runs_is_not_refused(entry: Unimplemented) -> None:
             **gpus(4, "policy", "ref"),
             ENGINE + "num_engines": 4,
             "trainer.policy.sequence_parallel_size": 2,
+            "trainer.policy.tensor_parallel_size": 2,
             "trainer.ref.sequence_parallel_size": 4,
         },
         {**RAY, PLACEMENT + "ray_address": "auto", PLACEMENT + "call_timeout_seconds": 60},

@@ -40,6 +40,15 @@ class Reached(Exception):
         self.arguments = arguments
 
 
+class CopySize(int):
+    """How many ranks share a copy of the weights, in the place of the mesh of them."""
+
+    mesh_dim_names = ()
+
+    def __getitem__(self, names: tuple[str, ...]) -> CopySize:
+        return self
+
+
 @frozen(kw_only=True)
 class Unmet(Ranks):
     """One of several ranks that never meet."""
@@ -50,14 +59,16 @@ class Unmet(Ranks):
     def leave(self) -> None:
         """Does nothing."""
 
-    def sequence_group(self, size: int) -> None:
+    def sequence_group(self, size: int, *, tensor: int = 1) -> None:
         """Raises `Reached` where a group of several is wanted."""
         if size > 1:
             raise Reached(size)
 
-    def mesh(self, device: torch.device, *, shard_size: int = -1) -> Any:
-        """The size of a copy of the weights."""
-        return shard_size
+    def mesh(self, device: torch.device, *, shard_size: int = -1, tensor: int = 1) -> Any:
+        """The size of a copy of the weights. Raises `Reached` where ranks are to cut matrices."""
+        if tensor > 1:
+            raise Reached(tensor)
+        return CopySize(shard_size)
 
 
 def worker_of(scene: Scene, model: ModelTable, ranks: Ranks = Unmet()) -> ModelWorker:

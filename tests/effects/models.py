@@ -59,6 +59,9 @@ class Sights:
     def shared(self) -> Observable:
         return self._of("the ranks among which {} shares sequences", self._shared)
 
+    def cut(self) -> Observable:
+        return self._of("the ranks that cut the matrices of {}", self._shared)
+
     def fsdp(self) -> Observable:
         return self._of("the arguments of FSDP's `fully_shard` for {}", lambda it: given_to_fsdp(it, self.model))
 
@@ -329,8 +332,12 @@ PROBES: tuple[Probe, ...] = (
     Probe("generator.rope_theta", 50.0, problems),
     Probe("generator.rope_scaling", {"rope_type": "linear", "factor": 4.0}, problems),
     *(
-        place.probe("sequence_parallel_size", 2, place.sights.shared(), place.several)
+        probe
         for place in (POLICY_PLACE, CRITIC_PLACE, REFERENCE_PLACE)
+        for probe in (
+            place.probe("sequence_parallel_size", 2, place.sights.shared(), place.several),
+            place.probe("tensor_parallel_size", 2, place.sights.cut(), place.several),
+        )
     ),
     *(probe for place in LEARNING for table in (adapter, optimizer) for probe in table(place)),
     *(probe for place in (*LEARNING, REFERENCE_PLACE) for table in (fsdp, deepspeed) for probe in table(place)),

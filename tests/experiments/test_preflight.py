@@ -18,7 +18,10 @@ from skyrl.config.resolve import resolve_with_origins
 from skyrl.config.trackers import TRACKERS, is_installed
 from skyrl.experiments import gpu_checks
 from skyrl.experiments.gpu_checks import flash_attention_is_installed
-from skyrl.experiments.model_checks import ranks_that_share_sequences_share_their_heads
+from skyrl.experiments.model_checks import (
+    ranks_that_cut_matrices_get_equal_parts,
+    ranks_that_share_sequences_share_their_heads,
+)
 from skyrl.experiments.preflight import (
     keys_are_there,
     packages_are_installed,
@@ -86,6 +89,31 @@ def test_ranks_that_share_sequences_divide_the_heads(
     problems = list(ranks_that_share_sequences_share_their_heads(run))
     assert [problem.hint for problem in problems] == ([] if hint is None else [hint])
     assert [problem.path for problem in problems] == ["trainer.policy.sequence_parallel_size"] * len(problems)
+
+
+@pytest.mark.parametrize(
+    ("cutting", "sharing", "message", "hint"),
+    [
+        (2, 2, None, None),
+        (4, 1, "4 ranks cannot share the 2 key and value heads of", "nearest sizes that can: 2"),
+        (2, 4, "4 ranks cannot share the 2 attention heads that each of 2 ranks has", "nearest sizes that can: 2"),
+    ],
+)
+def test_ranks_that_cut_matrices_divide_what_is_in_them(
+    cutting: int, sharing: int, message: str | None, hint: str | None, tmp_path: Path
+) -> None:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 257}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", **sizes}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    run = resolved(
+        trainer__policy__model__path=str(tmp_path),
+        trainer__policy__tensor_parallel_size=cutting,
+        trainer__policy__sequence_parallel_size=sharing,
+        trainer__placement__policy_num_gpus_per_node=8,
+    )
+    found = [*ranks_that_cut_matrices_get_equal_parts(run), *ranks_that_share_sequences_share_their_heads(run)]
+    assert [problem.hint for problem in found] == ([] if hint is None else [hint])
+    assert all(message is not None and problem.message.startswith(message) for problem in found)
 
 
 def test_without_flash_attn_a_cuda_run_starts_and_says_what_it_takes_instead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,13 @@ def test_an_allocation_becomes_engines_and_learners_with_gpus_of_their_own(tmp_p
     assert (megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size) == (4, 2)
 
 
+def test_fsdp_learners_keep_their_degrees(tmp_path: Path) -> None:
+    run = loaded(convert_keys({"actor.backend": "fsdp:d2t2c2", "rollout.backend": "vllm:d4"}), tmp_path)
+    policy = run.trainer.policy
+    assert (run.trainer.strategy, policy.tensor_parallel_size, policy.sequence_parallel_size) == ("fsdp2", 2, 2)
+    assert run.trainer.placement.policy_num_gpus_per_node == 8
+
+
 def test_copies_that_differ_from_their_original_are_refused() -> None:
     keys = {"gconfig.n_samples": 4, "actor.group_size": 8}
     assert line_of(keys, "actor.group_size").outcome == "refused"

@@ -54,3 +54,12 @@ def test_roles_of_one_process_share_its_group_until_the_last_leaves() -> None:
 def test_hybrid_sharding_needs_groups_of_equal_size() -> None:
     with pytest.raises(ValueError, match="fsdp_size = 3 does not divide 4 ranks"):
         Ranks(size=4).mesh(CPU, shard_size=3)
+    with pytest.raises(ValueError, match="fsdp_size = 4 does not divide 2 ranks"):
+        Ranks(size=4).mesh(CPU, shard_size=4, tensor=2)
+
+
+def test_ranks_that_share_a_model_divide_all_ranks() -> None:
+    with pytest.raises(ValueError, match="tensor_parallel_size = 2 does not divide 1 ranks"):
+        Ranks().mesh(CPU, tensor=2)
+    with pytest.raises(ValueError, match="sequence_parallel_size = 4 does not divide 2 ranks"):
+        Ranks(size=2).sequence_group(2, tensor=2)

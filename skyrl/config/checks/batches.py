@@ -16,10 +16,13 @@ from skyrl.config.sizes import (
     has_reference,
     model_parallel,
     models_of,
+    sequence_parallel,
+    tensor_parallel,
     trained_models,
 )
 from skyrl.errors import Problem
 from skyrl.planning.batches import (
+    Uneven,
     divisors,
     nearest,
     uneven_batch,
@@ -61,11 +64,20 @@ def ranks_form_whole_groups(run: SkyRLTrainConfig) -> Iterator[Problem]:
                 hint=f"nearest numbers of ranks that it divides: {_listed(verdict.nearest)}",
             )
         elif verdict:
-            yield Problem(
-                path=f"trainer.{model}.sequence_parallel_size",
-                message=f"{verdict.by} does not divide the {_NAMES[model]}'s {verdict.whole} ranks",
-                hint=f"nearest divisors: {_listed(nearest(verdict.by, divisors(verdict.whole)))}",
-            )
+            yield _ranks_left_over(run, model, verdict)
+
+
+def _ranks_left_over(run: SkyRLTrainConfig, model: Model, verdict: Uneven) -> Problem:
+    """One of both sizes does not divide the ranks, or only the product does not."""
+    sequence, tensor = sequence_parallel(run, model), tensor_parallel(run, model)
+    name, size = ("tensor", tensor) if sequence == 1 or verdict.whole % tensor else ("sequence", sequence)
+    product = "" if 1 in (sequence, tensor) else f"sequence x tensor = {sequence} x {tensor} = "
+    of_the_rest = divisors(max(verdict.whole * size // verdict.by, 1)) if product else divisors(verdict.whole)
+    return Problem(
+        path=f"trainer.{model}.{name}_parallel_size",
+        message=f"{product}{verdict.by} does not divide the {_NAMES[model]}'s {verdict.whole} ranks",
+        hint=f"nearest divisors: {_listed(nearest(size, of_the_rest))}",
+    )
 
 
 def mini_batches_divide_the_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:

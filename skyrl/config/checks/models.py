@@ -95,18 +95,20 @@ def _no_expression(text: str) -> str:
 
 def copies_of_the_weights_are_whole(run: Any, model: ModelTable) -> Iterator[Problem]:
     """Hybrid sharding splits the ranks into groups of `fsdp_size`, each of which holds all weights."""
-    ranks, size = model.ranks(run), model.section(run).fsdp_config.fsdp_size
+    ranks, size = _sharing_weights(run, model), model.section(run).fsdp_config.fsdp_size
     if _is_sharded(run, model) and size != -1 and ranks % size:
+        cut = model.ranks(run) // ranks
         yield Problem(
             path=model.at("fsdp_config.fsdp_size"),
-            message=f"{size} does not divide the {model.title}'s {ranks} ranks",
+            message=f"{size} does not divide the {model.title}'s {ranks} "
+            + (f"groups of {cut} ranks that cut matrices" if cut > 1 else "ranks"),
             hint=f"nearest divisors: {_listed(nearest(size, divisors(ranks)))}; -1 takes all ranks",
         )
 
 
 def weights_stay_sharded_over_part_of_a_copy(run: Any, model: ModelTable) -> Iterator[Problem]:
     """A number in `reshard_after_forward` splits the ranks that share one copy of the weights."""
-    fsdp, ranks = model.section(run).fsdp_config, model.ranks(run)
+    fsdp, ranks = model.section(run).fsdp_config, _sharing_weights(run, model)
     parts, copy = fsdp.reshard_after_forward, ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size
     if not _is_sharded(run, model) or isinstance(parts, bool):
         return
@@ -213,6 +215,12 @@ MODEL_CHECKS: tuple[ModelCheck, ...] = (
     integers_are_made_on_gpus,
     matrices_are_whole_where_muon_steps,
 )
+
+
+def _sharing_weights(run: Any, model: ModelTable) -> int:
+    """Ranks that FSDP spreads a matrix over: all, or as many as have the same part of it."""
+    cutting: int = getattr(model.section(run), "tensor_parallel_size", 1)
+    return max(model.ranks(run) // cutting, 1)
 
 
 def _is_sharded(run: Any, model: ModelTable) -> bool:

@@ -1,4 +1,4 @@
-"""Checks of models whose ranks share sequences. Whether they divide the model's heads is seen when a run starts."""
+"""Checks of models whose ranks share sequences or matrices. Whether they divide the model is seen when a run starts."""
 
 from __future__ import annotations
 
@@ -34,9 +34,25 @@ def shared_sequences_are_attended_to_by_torch(run: SkyRLTrainConfig) -> Iterator
         )
 
 
+def matrices_are_cut_under_fsdp(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """DeepSpeed spreads whole matrices; Megatron has a size of its own."""
+    for model in models_of(run):
+        path, size = f"trainer.{model}.tensor_parallel_size", getattr(run.trainer, model).tensor_parallel_size
+        if size > 1 and run.trainer.strategy not in ("fsdp", "fsdp2"):
+            its_own = f"trainer.{model}.megatron_config.tensor_model_parallel_size = {size}"
+            yield Problem(
+                path=path,
+                message=f"{size}: strategy = {run.trainer.strategy} does not read it",
+                hint=f"set it to 1, and {its_own}"
+                if run.trainer.strategy == "megatron" and model != "critic"
+                else "set it to 1, or trainer.strategy = fsdp2",
+            )
+
+
 SEQUENCE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     shared_sequences_are_packed,
     shared_sequences_are_attended_to_by_torch,
+    matrices_are_cut_under_fsdp,
 )
 
 

@@ -36,6 +36,11 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         for role in ("policy", "critic", "ref")
     ]
     + [
+        ({**gpus(6, "ref"), "trainer.ref.tensor_parallel_size": 4}, "trainer.ref.tensor_parallel_size"),
+        (
+            {**gpus(8, "ref"), "trainer.ref.tensor_parallel_size": 4, "trainer.ref.sequence_parallel_size": 4},
+            "trainer.ref.sequence_parallel_size",
+        ),
         ({**MEGATRON, **gpus(12, "policy"), **split(2, 2, 2)}, "trainer.policy.megatron_config"),
         (
             {**MEGATRON, **gpus(3, "ref"), "trainer.ref.megatron_config.tensor_model_parallel_size": 2},
@@ -68,6 +73,7 @@ SILENT: dict[str, dict[str, Any]] = {
         **NO_KL,
         **gpus(6, "policy", "critic", "ref"),
         "trainer.policy.sequence_parallel_size": 3,
+        "trainer.policy.tensor_parallel_size": 2,
         "trainer.critic.sequence_parallel_size": 4,  # there is no critic
         "trainer.ref.sequence_parallel_size": 4,  # and no reference
         "trainer.policy.megatron_config.tensor_model_parallel_size": 4,  # and no Megatron

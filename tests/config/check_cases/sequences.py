@@ -7,6 +7,7 @@ from typing import Any
 from tests.config.check_cases.settings import CRITIC, MEGATRON, NO_KL
 
 SHARED = {model: f"trainer.{model}.sequence_parallel_size" for model in ("policy", "critic", "ref")}
+CUT = {model: f"trainer.{model}.tensor_parallel_size" for model in ("policy", "critic", "ref")}
 PADDED = {"trainer.use_sample_packing": False}
 EAGER = {"trainer.attention": "eager"}
 
@@ -16,6 +17,10 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**EAGER, SHARED["policy"]: 2}, SHARED["policy"]),
         ({"trainer.attention": "flash_attention_2", SHARED["ref"]: 2}, SHARED["ref"]),
     ],
+    "matrices_are_cut_under_fsdp": [
+        ({"trainer.strategy": "deepspeed", **CRITIC, path: 2}, path) for path in CUT.values()
+    ]
+    + [({**MEGATRON, CUT["ref"]: 2}, CUT["ref"])],
 }
 
 SILENT: dict[str, dict[str, Any]] = {
@@ -25,4 +30,5 @@ SILENT: dict[str, dict[str, Any]] = {
         **MEGATRON,
         SHARED["policy"]: 2,
     },  # which another check tells
+    "matrices_are_cut_under_fsdp": {"trainer.strategy": "deepspeed", **NO_KL, CUT["ref"]: 2, CUT["critic"]: 2},
 }

@@ -1,0 +1,62 @@
+"""The norm of a gradient whose parts are on different meshes of ranks, and clipping by it.
+
+A parameter that is cut by tensor parallelism is on a mesh of two dimensions, any other one on the mesh of the ranks
+that shard it, and every rank of the other dimension has the same. torch takes gradients of one mesh at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+
+def mesh_of(tensor: Tensor) -> DeviceMesh | None:
+    """The ranks that a tensor is spread over; None for a plain one."""
+    return tensor.device_mesh if isinstance(tensor, DTensor) else None
+
+
+def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+    """Scale all gradients down to an L2 norm of `max_norm` together; their norm before, each number counted once.
+
+    Where that is not finite, gradients stay as they are. Collective.
+    """
+    groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            groups.setdefault(mesh_of(parameter), []).append(parameter)
+    norms = [_norm([each.grad for each in group if each.grad is not None]) for group in groups.values()]
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    found = float(norm.item())  # here the host waits for the gradient, once
+    if math.isfinite(found):
+        for group in groups.values():
+            clip_grads_with_norm_(group, max_norm, norm)
+    return found
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    norm = get_total_norm(gradients)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def sum_over(group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
+    """Replace the gradient of each parameter, of which every rank of the group has the whole and a part of the
+    gradient, by the sum. Collective.
+    """
+    own = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    if not own:
+        return
+    together = torch.cat([each.flatten() for each in own])
+    dist.all_reduce(together, group=group)
+    for each, summed in zip(own, together.split([each.numel() for each in own]), strict=True):
+        each.copy_(summed.view(each.shape))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

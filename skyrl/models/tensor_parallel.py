@@ -1,0 +1,121 @@
+"""Tensor parallelism (arXiv:1909.08053): several ranks hold a part of every large matrix, and compute on the same rows.
+
+transformers has a plan for most of its decoders, which says for each module whether its matrix is cut by outputs
+("colwise") or by inputs ("rowwise"), and functions that cut them and sum what the ranks compute. Here the plan is
+completed for adapters, for tied heads, and for heads of other kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from transformers.distributed.tensor_parallel import apply_tensor_parallelism, replace_layer_number_by_wildcard
+
+from skyrl.errors import ModelError
+from skyrl.models.files import sizes_to_cut
+from skyrl.models.naming import tied_names
+from skyrl.planning.batches import uneven_parts
+
+COLUMNS, ROWS = "colwise", "rowwise"
+"""Styles of transformers: a matrix is cut by outputs, so that each rank has some of them, or by inputs, so that the
+ranks sum what they have."""
+
+PARTIAL = "replicated_with_grad_allreduce"
+"""Style of a norm that sees the heads of this rank only: its gradient is the sum over ranks. The hook of transformers
+would sum after every backward pass what FSDP2 has put elsewhere; `partial_parameters` are summed once, before the step.
+"""
+
+EMBEDDINGS, HEAD = "embedding_rowwise", "colwise_gather_output"
+"""Styles of the two matrices with a row for each token of the vocabulary: each rank has some of the tokens."""
+
+_KNOWN = {COLUMNS, ROWS, PARTIAL, EMBEDDINGS, HEAD, "colwise_rep"}
+
+
+def has_plan(model: nn.Module) -> bool:
+    """Whether transformers has a plan for this model, all of whose styles are known here."""
+    styles = set(_model_plan(model).values())
+    return COLUMNS in styles and styles <= _KNOWN
+
+
+def cut(model: nn.Module, mesh: DeviceMesh) -> list[str]:
+    """Cut the parameters of a model on the meta device over the ranks of the mesh, which has one dimension.
+
+    Returns the names of the parameters that every rank has whole and whose gradient is the sum over the mesh.
+    """
+    plan = dict(_plan(model))
+    partial = {name for name, style in plan.items() if style == PARTIAL}
+    ties = tied_names(model)
+    own_ways = (PARTIAL, HEAD)
+    apply_tensor_parallelism(model, mesh, {name: style for name, style in plan.items() if style not in own_ways})
+    for name in (name for name, style in plan.items() if style == HEAD):
+        _cut_head(model.get_submodule(name), mesh)
+    for second, first in ties.items():  # cutting makes two of one
+        module, _, name = second.rpartition(".")
+        setattr(model.get_submodule(module), name, model.get_parameter(first))
+    return [
+        name
+        for name, _ in model.named_parameters()
+        if replace_layer_number_by_wildcard(name.rpartition(".")[0]) in partial
+    ]
+
+
+def _cut_head(head: nn.Module, mesh: DeviceMesh) -> None:
+    """Each rank has the rows of some tokens, of any vocabulary; who calls the head gets the logits of all."""
+    linear: Any = head
+    assert isinstance(head, nn.Linear), "the plan calls it a matrix"
+    for name, parameter in list(head.named_parameters()):
+        own = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
+        head.register_parameter(name, nn.Parameter(own, requires_grad=parameter.requires_grad))
+
+    def forward(hidden: Tensor) -> Tensor:
+        common = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
+        logits: Any = nn.functional.linear(common, head.weight, head.bias)
+        whole: Tensor = logits.redistribute(placements=[Replicate()]).to_local()
+        return whole
+
+    linear.forward = forward
+
+
+def refuse_uncuttable(model: nn.Module, size: int, ranks: int, field: str) -> None:
+    """Raises `ModelError`, which names `field`, if no `size` of the `ranks` can cut this transformers model."""
+    transformer: Any = model
+    config = transformer.config.get_text_config()
+    if not has_plan(model):
+        raise ModelError(
+            f"transformers has no plan by which ranks could cut the matrices of a {config.model_type}, or one in a way "
+            f"that is not known here: set {field} = 1"
+        )
+    if found := uneven_parts(sizes_to_cut(config.to_dict()), size, ranks):
+        what, uneven = found
+        sizes = " or ".join(map(str, uneven.nearest))
+        raise ModelError(f"{size} ranks cannot share the model's {uneven.whole} {what}: set {field} = {sizes}")
+
+
+def _plan(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Module, with * for the number of a layer, and its style. An adapter follows the matrix that it is for."""
+    plan = _model_plan(model)
+    adapted = {
+        replace_layer_number_by_wildcard(name) for name, module in model.named_modules() if hasattr(module, "lora_A")
+    }
+    for name, style in plan.items():
+        if name not in adapted:
+            yield name, style
+            continue
+        yield f"{name}.base_layer", style
+        yield (f"{name}.lora_B.default", style) if style == COLUMNS else (f"{name}.lora_A.default", style)
+
+
+def _model_plan(model: nn.Module) -> dict[str, str]:
+    """transformers' plan, also for its model under another head, with the embeddings cut as the output head is."""
+    transformer: Any = model
+    plan: Mapping[str, str] | None = getattr(transformer, "tp_plan", None)
+    if plan is None:
+        name: str = transformer.body_name
+        plan = {f"{name}.{key}": style for key, style in getattr(transformer, name).tp_plan.items()}
+    embeddings = transformer.get_input_embeddings()
+    names = {id(module): each for each, module in model.named_modules()}
+    return {**plan, names[id(embeddings)]: EMBEDDINGS} if plan else {}

@@ -1,0 +1,45 @@
+"""Ranks that cut matrices among them: which models they take."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from skyrl.config import TrainerConfig
+from skyrl.errors import ModelError
+from skyrl.learners.workers import PolicyWorker
+from skyrl.training.objective import policy_objective
+from tests.inference.nano import nano_model
+from tests.learners.pool import Pool
+from tests.learners.test_strategies import CUTTING, changed
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+
+def refused(pool: Pool, small: TrainerConfig, folder: Path, ranks: int) -> str:
+    """What the ranks say of the model in the folder."""
+    values: dict[str, Any] = {"policy.model.path": str(folder), CUTTING: ranks}
+    trainer = changed(small, values)
+    with pytest.raises(ModelError) as refusal:
+        pool.start(partial(PolicyWorker, trainer, policy_objective(trainer.algorithm)), ranks)
+    return str(refusal.value)
+
+
+def test_heads_that_do_not_divide_are_refused(pool: Pool, small: TrainerConfig, tmp_path: Path) -> None:
+    nano_model().save_pretrained(tmp_path)
+    said = refused(pool, small, tmp_path, 4)
+    assert said == (
+        "4 ranks cannot share the model's 2 key and value heads: set trainer.policy.tensor_parallel_size = 2"
+    )
+
+
+def test_a_model_without_a_plan_is_refused(pool: Pool, small: TrainerConfig, tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=258, n_positions=64, n_embd=32, n_layer=1, n_head=2)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    said = refused(pool, small, tmp_path, 2)
+    assert said.startswith("transformers has no plan by which ranks could cut the matrices of a gpt2")
+    assert said.endswith("set trainer.policy.tensor_parallel_size = 1")
