@@ -40,6 +40,7 @@ BREAKS = {
     "rich in a function of the tree": Break("light", "tree/planted.py", "def late():\n    import rich"),
     "the tree knows trajectories": Break("tree", "tree/planted.py", "import skyrl.trajectory"),
     "a learner starts actors": Break("ray", "learners/planted.py", "import ray"),
+    "the endpoint judges": Break("endpoint", "endpoint/planted.py", "from skyrl.inference import client"),
     "a learner samples": Break("learners", "learners/planted.py", "from skyrl.inference import engine"),
 }
 

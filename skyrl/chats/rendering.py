@@ -40,11 +40,18 @@ class Spelled:
         return cls(tokenizer, ordered, re.compile("|".join(map(re.escape, ordered)) or r"(?!)"))
 
     def marked(self, message: Message) -> Message:
-        """The message, with a mark in place of each spelled special token."""
-        return {
-            name: self.pattern.sub(self._mark, value) if isinstance(value, str) and name != "role" else value
-            for name, value in message.items()
-        }
+        """The message, with a mark in place of each spelled special token, in nested values too."""
+        return {name: value if name == "role" else self._marked(value) for name, value in message.items()}
+
+    def _marked(self, value: Any) -> Any:
+        match value:
+            case str():
+                return self.pattern.sub(self._mark, value)
+            case Mapping():
+                return {name: self._marked(each) for name, each in value.items()}
+            case list() | tuple():
+                return [self._marked(each) for each in value]
+        return value
 
     def ids(self, text: str, before: str = "") -> tuple[int, ...]:
         """Tokens of a text with marks, each of which becomes the letters that it stands for, behind another text."""

@@ -145,6 +145,14 @@ _ENGINE_EFFECTS: tuple[Effect, ...] = (
         "weights travel through CUDA IPC (weight_sync_backend is nccl, and engines share the learner's GPUs)",
         _hands_over_by_ipc,
     ),
+    *(
+        Effect(
+            f"generator.inference_engine.{name}",
+            "the policy is served over HTTP (generator.inference_engine.enable_http_endpoint)",
+            lambda run: run.generator.inference_engine.enable_http_endpoint,
+        )
+        for name in ("http_endpoint_host", "http_endpoint_port", "served_model_name")
+    ),
     *_engine_fields(),
 )
 

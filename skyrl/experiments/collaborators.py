@@ -100,7 +100,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
                 model_path=path,
                 device=required_device(run.trainer),
                 seed=trainer.seed,
-                max_model_len=_longest_sequence(run),
+                max_model_len=longest_sequence(run),
                 overrides=engine_overrides(run),
                 stored_weights=not drawn,
                 tokenizer_path=trainer.tokenizer_path,
@@ -165,7 +165,7 @@ def parity_canary(run: SkyRLTrainConfig, prompts: Sequence[Sequence[int]]) -> Ca
     """The canary over some of the run's own prompts."""
     engine, (prompt, new) = run.generator.inference_engine, canary_tokens(run)
     return Canary(
-        prompts=canary_prompts(prompts, length=min(prompt, _longest_sequence(run) - new)),
+        prompts=canary_prompts(prompts, length=min(prompt, longest_sequence(run) - new)),
         new_tokens=new,
         temperature=required(run.trainer.algorithm.temperature, "trainer.algorithm.temperature"),
         bound=required(engine.logprob_parity_bound, "generator.inference_engine.logprob_parity_bound"),
@@ -179,7 +179,7 @@ def canary_tokens(run: SkyRLTrainConfig) -> tuple[int, int]:
     return (160, 4) if backend_of(run.generator.inference_engine).shares_prefixes else (12, 2)
 
 
-def _longest_sequence(run: SkyRLTrainConfig) -> int:
+def longest_sequence(run: SkyRLTrainConfig) -> int:
     """Tokens of an engine's longest sequence: the longest input with its answer, or a canary; at most the model's."""
     path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
     evaluating = required(run.generator.eval_sampling_params, "generator.eval_sampling_params")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.sizes import evaluates
 from skyrl.data.prompts import PromptDataset
+from skyrl.endpoint.doors import Address
 from skyrl.errors import DataError
 from skyrl.experiments.collaborators import (
     engine_makers,
@@ -26,7 +28,9 @@ from skyrl.experiments.collaborators import (
 )
 from skyrl.experiments.policy_gradient_models import PolicyGradientModels
 from skyrl.experiments.sampling import read_prompts, sampled_rollouts, steps_that_prompts_fill
+from skyrl.experiments.served_policy import address_of_clients, served_policy
 from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.inference.remote_engine import RemoteEngine
 from skyrl.learners.group import LearnerGroup, ScorerGroup
 from skyrl.learners.learning_worker import LearningWorker
@@ -66,6 +70,9 @@ from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.weight_sync.publish import WeightSync
 
+if TYPE_CHECKING:
+    from skyrl.endpoint.server import Endpoint
+
 
 class BasePPOExp(PolicyGradientModels):
     """One run of policy-gradient training, in this process or spread over those of a Ray cluster.
@@ -78,6 +85,8 @@ class BasePPOExp(PolicyGradientModels):
     def __init__(self, cfg: SkyRLTrainConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
         super().__init__(cfg)
+        self.endpoint: Endpoint | None = None
+        """The HTTP endpoint, while the run serves one."""
 
     @classmethod
     def get_config_cls(cls) -> type[SkyRLTrainConfig]:
@@ -357,8 +366,32 @@ class BasePPOExp(PolicyGradientModels):
         return sandbox
 
     async def prepare(self) -> None:
-        """The devices are free for the engines, which start when the loop is put together."""
+        """The devices are free for the engines, which start when the loop is put together. The endpoint listens."""
         await self.time_sharing.for_engines()
+        self.open_endpoint()
+
+    def open_endpoint(self) -> None:
+        """Serve the policy over HTTP, where this run does."""
+        address = None if self.recorded else self.get_endpoint_address()
+        if address is not None:
+            from skyrl.endpoint.server import Endpoint
+
+            async def generate(request: GenerationRequest) -> tuple[Completion, ...]:
+                return await self.client.generate(request)
+
+            self.endpoint = Endpoint(served_policy(self.cfg), self.tokenizer, generate, address)
+            self.held.callback(self.endpoint.stop)
+            if self.cfg.generator.inference_engine.enable_http_endpoint:
+                notice(f"The policy is served at {self.endpoint.url}/v1")
+
+    def get_endpoint_address(self) -> Address | None:
+        """The address of the endpoint; None where this run serves nobody."""
+        return address_of_clients(self.cfg)
+
+    async def close_endpoint(self) -> None:
+        """Serve no more; called before the engines are closed."""
+        if self.endpoint is not None:
+            await self.endpoint.close()
 
     def begin_recording(self) -> None:
         """Raises `RunError` if the recording cannot be written."""
@@ -368,6 +401,7 @@ class BasePPOExp(PolicyGradientModels):
     async def close(self) -> None:
         """Let go of the rollouts and of the engines, once training is over."""
         await self.rollouts.close()
+        await self.close_endpoint()
         if not self.recorded:
             await self.client.close()
         self.sample_sink.write_uncomputed()

@@ -19,6 +19,7 @@ from skyrl.config.sizes import evaluates, on_ray, samples, sizes_of
 from skyrl.config.trackers import lacks_of
 from skyrl.data.hugging_face import dataset_failure
 from skyrl.data.sources import FILES
+from skyrl.endpoint.doors import TOKEN_VARIABLE
 from skyrl.envs import find_env
 from skyrl.errors import DataError, Problem, TaskError
 from skyrl.experiments.alarm_checks import alarms_watch_metrics_of_this_version
@@ -38,6 +39,7 @@ from skyrl.experiments.model_checks import (
 )
 from skyrl.hub import beside
 from skyrl.planning.sizes import layout
+from skyrl.processes.addresses import is_loopback
 from skyrl.tree.rules import Check
 
 Names = str | tuple[str, ...]
@@ -139,6 +141,7 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
 
     def services_have_their_keys(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield from the_judge_has_its_key(run)
+        yield from the_endpoint_has_its_token(run)
         yield from trackers_can_be_had("trainer.logger", run.trainer, environ)
 
     def the_judge_has_its_key(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -148,6 +151,17 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
         if judges and run.environment.skyrl_gym.llm_as_a_judge.base_url is None and not environ.get("OPENAI_API_KEY"):
             hint = "set the variable OPENAI_API_KEY, or name another service that speaks OpenAI's protocol"
             yield Problem(path=path, message="OpenAI, the judge's service, wants a key, and there is none", hint=hint)
+
+    def the_endpoint_has_its_token(run: SkyRLTrainConfig) -> Iterator[Problem]:
+        """An endpoint that other machines reach answers whoever brings its token."""
+        engine = run.generator.inference_engine
+        is_open = engine.enable_http_endpoint and not environ.get(TOKEN_VARIABLE)
+        if is_open and not is_loopback(engine.http_endpoint_host):
+            yield Problem(
+                path="generator.inference_engine.http_endpoint_host",
+                message=f"{engine.http_endpoint_host} can be reached from other machines, and there is no token",
+                hint=f"set the variable {TOKEN_VARIABLE} to a secret, or take 127.0.0.1",
+            )
 
     return services_have_their_keys
 
@@ -163,6 +177,9 @@ def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
         yield "generator.inference_engine.backend", backend.package, backend.extra
     if run.trainer.strategy == "deepspeed":
         yield "trainer.strategy", "deepspeed", "deepspeed"
+    if run.generator.inference_engine.enable_http_endpoint and samples(run):
+        yield "generator.inference_engine.enable_http_endpoint", "starlette", "serve"
+        yield "generator.inference_engine.enable_http_endpoint", "uvicorn", "serve"
 
 
 def data_files_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:

@@ -85,10 +85,18 @@ def packages_for_sampling(run: SkyRLTrainConfig) -> Iterator[Problem]:
     yield from (problem for problem in packages_are_installed(run) if problem.path not in unused)
 
 
+model_checks: tuple[Check[SkyRLTrainConfig], ...] = (
+    packages_for_sampling,
+    models_are_where_they_are_said_to_be,
+    the_policy_can_chat,
+)
+"""Checks of the machine before a model is loaded into engines."""
+
+
 def preflight(environ: Mapping[str, str], *, rewarded: bool) -> tuple[Check[SkyRLTrainConfig], ...]:
     """Checks of the machine before a model is sampled from, and before its answers are `rewarded` by environments.
     `environ` has the keys of services.
     """
-    model = (packages_for_sampling, models_are_where_they_are_said_to_be, the_policy_can_chat, the_prompts_exist)
+    model = (*model_checks, the_prompts_exist)
     judges = (keys_are_there(environ), the_task_can_be_imported, first_rows_can_be_used(judge=False, training=False))
     return (*model, *judges) if rewarded else model

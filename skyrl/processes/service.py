@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import secrets
 import socket
 from contextlib import ExitStack, suppress
@@ -14,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from skyrl.errors import ProcessError, Stopped, UserError
+from skyrl.processes.addresses import is_loopback
 
 LONGEST_BODY = 4 << 20
 """Bytes of a request."""
@@ -64,7 +64,7 @@ def listen(host: str, port: int, token: str | None, variable: str) -> socket.soc
     Raises `UserError` for an address that others can reach while there is no token, `ProcessError` for one that cannot
     be had.
     """
-    if not token and not _is_loopback(host):
+    if not token and not is_loopback(host):
         raise UserError(
             f"{host} can be reached from other machines: set {variable} to a secret here and where the run is "
             "started, or take --host 127.0.0.1"
@@ -122,10 +122,3 @@ def has_token(token: str | None, request: Request) -> bool:
     if not token:
         return True
     return secrets.compare_digest(request.headers.get("authorization", "").encode(), f"Bearer {token}".encode())
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import SamplingParams
+from skyrl.endpoint.doors import TOKEN_VARIABLE
 from skyrl.errors import SkyRLError
 from skyrl.experiments.collaborators import engine_makers, parity_canary, weight_road
+from skyrl.experiments.served_policy import address_of_clients, served_policy
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from tests.effects.observables import placement
 from tests.effects.probe import Probe, Scene, observable
@@ -32,6 +34,7 @@ VLLM: Mapping[str, Any] = {
     "trainer.device": "cuda",
     "trainer.deterministic": False,
 }
+SERVED: Mapping[str, Any] = {f"{E}enable_http_endpoint": True}
 SHARED = {**VLLM, f"{PLACEMENT}colocate_all": True}
 """vLLM engines on the GPUs of the learner."""
 
@@ -111,6 +114,14 @@ class _Road(_OneWeight):
         self.seen += [type(each).__name__ for each in incoming]
 
 
+@observable("where the policy is served over HTTP, and under which names")
+def served(scene: Scene) -> object:
+    with mock.patch.dict(os.environ):
+        os.environ.pop(TOKEN_VARIABLE, None)
+        address = address_of_clients(scene.run)
+    return None if address is None else (address, served_policy(scene.run).names)
+
+
 @observable("how weights travel to the engines")
 def road(scene: Scene) -> object:
     ends: Any = _Road()
@@ -163,4 +174,8 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{E}weight_sync_backend", "disk", road, ON_RAY),
     Probe(f"{E}weight_transfer_threshold_cuda_ipc_GB", 0.5, road, SHARED),
     Probe(f"{E}logprob_parity_bound", 0.1, parity),
+    Probe(f"{E}enable_http_endpoint", True, served),
+    Probe(f"{E}http_endpoint_host", "127.0.0.2", served, SERVED),
+    Probe(f"{E}http_endpoint_port", 8001, served, SERVED),
+    Probe(f"{E}served_model_name", "policy", served, SERVED),
 )

@@ -1,0 +1,137 @@
+"""The routes of the endpoint, who may use them, and how errors are answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from skyrl.endpoint.chat import chat
+from skyrl.endpoint.completions import complete
+from skyrl.endpoint.doors import Doors
+from skyrl.endpoint.fields import Fields, body_object
+from skyrl.endpoint.policy import Policy
+from skyrl.endpoint.reply import Json, Reply, now
+from skyrl.endpoint.trajectories import PlayedTrajectory, Trajectories
+from skyrl.errors import RequestError
+from skyrl.processes.service import LONGEST_BODY, body_of
+
+MOST_HEADERS = 200
+"""Headers of one request."""
+
+RETRY_SECONDS = 1
+"""Seconds after which a refused client should try again."""
+
+Answer = Callable[[Fields, Policy, PlayedTrajectory | None], Awaitable[Reply]]
+
+
+def endpoint_app(policy: Policy, trajectories: Trajectories, doors: Doors) -> Starlette:
+    """The endpoint for any ASGI server. Keys come as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
+
+    def trajectory_of(request: Request) -> PlayedTrajectory | None:
+        if len(request.headers) > MOST_HEADERS:
+            raise RequestError(f"the request has more than {MOST_HEADERS} headers", status=431)
+        key = _key(request)
+        trajectory = trajectories.of(key)
+        if trajectory is None and not doors.open_to_clients:
+            raise RequestError("only the agents of this run are served", status=401, code="invalid_api_key")
+        if trajectory is None and not doors.opened_by(key):
+            raise RequestError("this endpoint wants its token as the API key", status=401, code="invalid_api_key")
+        return trajectory
+
+    def post(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+        async def respond(request: Request) -> Response:
+            try:
+                trajectory = trajectory_of(request)
+                body = Fields(body_object(await _body(request)))
+                reply = await _while_connected(request, answer(body, policy, trajectory))
+            except RequestError as error:
+                return _refusal(error)
+            if reply.body is None:
+                return StreamingResponse(reply.stream(), media_type="text/event-stream")
+            return JSONResponse(reply.body)
+
+        return respond
+
+    async def models(request: Request) -> Response:
+        try:
+            trajectory_of(request)
+        except RequestError as error:
+            return _refusal(error)
+        return JSONResponse({"object": "list", "data": [_model(policy, name) for name in policy.served.names]})
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    return Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/v1/models", models),
+            Route("/v1/chat/completions", post(chat), methods=["POST"]),
+            Route("/v1/completions", post(complete), methods=["POST"]),
+        ],
+        exception_handlers={404: _no_route, 405: _no_route},
+    )
+
+
+def _key(request: Request) -> str | None:
+    bearer = request.headers.get("authorization", "")
+    return bearer[7:] if bearer.lower().startswith("bearer ") else request.headers.get("x-api-key")
+
+
+async def _body(request: Request) -> bytes:
+    """Raises `RequestError` for a body that is too large, or does not come."""
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length) > LONGEST_BODY:
+        raise RequestError(f"the body is longer than {LONGEST_BODY} bytes", status=413)
+    try:
+        return await body_of(request)
+    except ValueError as error:
+        raise RequestError(str(error), status=413 if "longer" in str(error) else 400) from error
+
+
+async def _while_connected(request: Request, answer: Awaitable[Reply]) -> Reply:
+    """The answer, given up where the client hangs up before it is there."""
+    working = asyncio.ensure_future(answer)
+    watching = asyncio.ensure_future(_hung_up(request))
+    try:
+        await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise RequestError("the client hung up", status=499)
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.wait([working, watching])
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _model(policy: Policy, name: str) -> Json:
+    return {
+        "id": name,
+        "object": "model",
+        "created": now(),
+        "owned_by": "skyrl",
+        "max_model_len": policy.served.max_model_len,
+    }
+
+
+def _refusal(error: RequestError) -> JSONResponse:
+    kind = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}.get(
+        error.status, "server_error" if error.status >= 500 else "invalid_request_error"
+    )
+    said = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+    headers = {"Retry-After": str(RETRY_SECONDS)} if error.status in (429, 503) else None
+    return JSONResponse({"error": said}, error.status, headers)
+
+
+async def _no_route(request: Request, error: Exception) -> JSONResponse:
+    return _refusal(RequestError(f"there is no {request.method} {request.url.path[:200]} here", status=404))

@@ -1,0 +1,186 @@
+"""OpenAI's `POST /v1/chat/completions`: messages and tools in, `n` messages out, whole or as a stream.
+
+Beyond OpenAI's fields, as in vLLM: `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`,
+`chat_template_kwargs`, and `return_token_ids`, which adds `prompt_token_ids` to the answer and `token_ids` to each
+choice; `weight_versions` says which weights drew each token.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.endpoint.conversations import History
+from skyrl.endpoint.fields import Fields
+from skyrl.endpoint.messages import Answer, answer_of, messages_of, tools_of
+from skyrl.endpoint.policy import MOST_ANSWERS, Policy, Prompt
+from skyrl.endpoint.reply import Event, Json, Reply, now, pieces
+from skyrl.endpoint.sampling import Drawn, drawn
+from skyrl.endpoint.trajectories import PlayedTrajectory
+from skyrl.errors import RequestError
+
+BOOKKEEPING = (
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"),
+    *("prompt_cache_retention", "verbosity", "reasoning_effort"),
+)
+"""Fields of OpenAI's services that change nothing here."""
+
+RESERVED = ("messages", "conversation", "tools", "tokenize", "add_generation_prompt", "chat_template")
+
+
+@frozen(kw_only=True)
+class _Asked:
+    """A request, read."""
+
+    model: str
+    history: History
+    drawn: Drawn
+    n: int
+    stream: bool
+    usage_in_stream: bool
+    logprobs: bool
+    token_ids: bool
+
+    @property
+    def stops(self) -> Sequence[str]:
+        return self.drawn.sampling.stop or ()
+
+
+async def chat(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
+    """The answer to one request. Raises `RequestError`."""
+    asked = _asked(body, policy, trajectory)
+    with policy.admitted(asked.n, trajectory):
+        prompt = await policy.conversation(asked.history, trajectory)
+        completions = await policy.sample(prompt, asked.drawn, asked.n, trajectory)
+        answers = [answer_of(each, asked.stops, tools=bool(asked.history.tools)) for each in completions]
+        for answer in answers:
+            policy.record(trajectory, prompt, answer.completion, answer.message)
+        shown = [await _logprobs(policy, answer) if asked.logprobs else None for answer in answers]
+    if asked.stream:
+        return Reply(events=_events(asked, prompt, answers, shown), ends_with_done=True)
+    return Reply(_whole(asked, prompt, answers, shown))
+
+
+def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
+    model = policy.refuse_other_models(body.text("model"))
+    ours = policy.served.sampling if trajectory is None else trajectory.sampling
+    settings = drawn(body, ours, fixed=trajectory is not None, lengths=("max_completion_tokens", "max_tokens"))
+    body.refuse("top_logprobs", "the engines return the log-probability of the drawn token alone", harmless=(0,))
+    body.refuse("response_format", "nothing constrains an answer", harmless=({"type": "text"},))
+    body.refuse("modalities", "answers are text", harmless=(["text"],))
+    body.ignore(*BOOKKEEPING)
+    asked = _Asked(
+        model=model,
+        history=History(messages_of(body.objects("messages")), _tools(body), _arguments(body)),
+        drawn=settings,
+        n=body.integer("n", 1, least=1, most=MOST_ANSWERS) or 1,
+        stream=body.boolean("stream"),
+        usage_in_stream=bool(body.mapping("stream_options").get("include_usage")),
+        logprobs=body.boolean("logprobs"),
+        token_ids=body.boolean("return_token_ids"),
+    )
+    body.finish()
+    return asked
+
+
+def _tools(body: Fields) -> tuple[Json, ...]:
+    choice = body.any("tool_choice", "auto")
+    if choice not in ("auto", "none"):
+        raise RequestError("tool_choice is auto or none: nothing makes a model call a tool", param="tool_choice")
+    given = tools_of(body.objects("tools"))
+    return given if choice == "auto" else ()
+
+
+def _arguments(body: Fields) -> Json:
+    given = body.mapping("chat_template_kwargs")
+    if taken := [name for name in RESERVED if name in given]:
+        raise RequestError(f"chat_template_kwargs must not hold {', '.join(taken)}", param="chat_template_kwargs")
+    return given
+
+
+async def _logprobs(policy: Policy, answer: Answer) -> Json:
+    """Log-probabilities of the tokens, in nats, each with its text."""
+    ids, values = answer.completion.token_ids, answer.completion.logprobs
+    texts = await policy.decoded(ids)
+    content = [
+        {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, value in zip(texts, values, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _whole(asked: _Asked, prompt: Prompt, answers: Sequence[Answer], shown: Sequence[Json | None]) -> Json:
+    choices: list[dict[str, Any]] = []
+    for index, (answer, logprobs) in enumerate(zip(answers, shown, strict=True)):
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text or None if answer.calls else answer.text}
+        if answer.calls:
+            message["tool_calls"] = _calls(answer)
+        choices.append({"index": index, "message": message, "finish_reason": _finish(answer), "logprobs": logprobs})
+        if asked.token_ids:
+            choices[-1] |= tokens_of(answer)
+    body = _head(asked, "chat.completion") | {"choices": choices, "usage": usage(prompt, answers)}
+    return body | ({"prompt_token_ids": list(prompt.ids)} if asked.token_ids else {})
+
+
+def _events(asked: _Asked, prompt: Prompt, answers: Sequence[Answer], shown: Sequence[Json | None]) -> list[Event]:
+    head = _head(asked, "chat.completion.chunk")
+    events = []
+
+    def add(index: int, delta: Json, finish: str | None = None, **more: Any) -> None:
+        choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": None, **more}
+        events.append(Event({**head, "choices": [choice]}))
+
+    for index, (answer, logprobs) in enumerate(zip(answers, shown, strict=True)):
+        add(index, {"role": "assistant", "content": ""})
+        for piece in pieces(answer.text):
+            add(index, {"content": piece})
+        if answer.calls:
+            add(index, {"tool_calls": [{"index": place, **call} for place, call in enumerate(_calls(answer))]})
+        add(index, {}, _finish(answer), logprobs=logprobs, **(tokens_of(answer) if asked.token_ids else {}))
+    if asked.token_ids:
+        events[0] = Event({**events[0].data, "prompt_token_ids": list(prompt.ids)})
+    if asked.usage_in_stream:
+        events.append(Event({**head, "choices": [], "usage": usage(prompt, answers)}))
+    return events
+
+
+def _head(asked: _Asked, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": kind, "created": now(), "model": asked.model}
+
+
+def _calls(answer: Answer) -> list[Json]:
+    return [
+        {
+            "id": number,
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+        }
+        for number, call in answer.calls
+    ]
+
+
+def _finish(answer: Answer) -> str:
+    reason = answer.completion.stop_reason
+    return "tool_calls" if answer.calls and reason == "stop" else reason
+
+
+def tokens_of(answer: Answer) -> dict[str, Any]:
+    """What `return_token_ids` adds to a choice."""
+    return {
+        "token_ids": list(answer.completion.token_ids),
+        "weight_versions": list(answer.completion.weight_versions),
+    }
+
+
+def usage(prompt: Prompt, answers: Sequence[Answer]) -> Json:
+    """Counts of tokens; the prompt counts once."""
+    drawn = sum(len(answer.completion.token_ids) for answer in answers)
+    return {
+        "prompt_tokens": len(prompt.ids),
+        "completion_tokens": drawn,
+        "total_tokens": len(prompt.ids) + drawn,
+    }

@@ -1,0 +1,149 @@
+"""Conversations of one trajectory, recorded as the tokens that were sampled and the tokens they were sampled from.
+
+    continued(history) -> the turn that a request continues    record(...) -> Turn    branches() -> turns, row by row
+
+A request whose history is an earlier request's with its answer continues from the tokens of both: the engine's own ids,
+never a text that is tokenized again. Any other history (compaction, a sub-agent, an edited message) begins a branch of
+its own, and so does a second continuation of the same turn (parallel calls). Each sampled token is in one branch only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from attrs import Factory, define, frozen
+
+from skyrl.inference.engine import Completion
+
+Message = Mapping[str, Any]
+
+
+@frozen
+class History:
+    """A conversation as a request gives it: messages, tools, and arguments of the chat template."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    arguments: Mapping[str, Any] = Factory(dict)
+
+
+@define(eq=False)
+class Turn:
+    """One sampled answer."""
+
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+    before: Turn | None
+    """The turn whose tokens this one continues."""
+
+    after: list[Turn] = Factory(list)
+    """Turns that continue this one; the first belongs to its branch, others begin branches of their own."""
+
+    text: str | None = None
+    """Prompt and answer as text, for requests that give their prompt as text."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Prompt and answer."""
+        return (*self.prompt_ids, *self.completion.token_ids)
+
+
+class Conversations:
+    """The turns of one trajectory, in the order in which they were recorded."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self._by_history: dict[bytes, Turn] = {}
+
+    def continued(self, history: History) -> tuple[Turn, tuple[Message, ...]] | None:
+        """The latest turn that the history continues, and the messages behind it; None: it begins a conversation."""
+        digests = _digests(history)
+        for count in range(len(digests), 0, -1):
+            turn = self._by_history.get(digests[count - 1])
+            if turn is not None and count < len(digests):
+                return turn, history.messages[count:]
+        return None
+
+    def continued_ids(self, prompt_ids: tuple[int, ...]) -> Turn | None:
+        """The turn with the most tokens that a prompt of token ids continues."""
+        found = (turn for turn in self.turns if prompt_ids[: len(turn.token_ids)] == turn.token_ids)
+        return max(found, key=lambda turn: len(turn.token_ids), default=None)
+
+    def continued_text(self, prompt: str) -> Turn | None:
+        """The turn with the longest text that a prompt of text continues."""
+        found = (turn for turn in self.turns if turn.text is not None and prompt.startswith(turn.text))
+        return max(found, key=lambda turn: len(turn.text or ""), default=None)
+
+    def record(
+        self,
+        prompt_ids: tuple[int, ...],
+        completion: Completion,
+        before: Turn | None,
+        *,
+        history: History | None = None,
+        reply: Message | None = None,
+        text: str | None = None,
+    ) -> Turn:
+        """Remember an answer. `reply` is the message by which the history of a later request names it."""
+        turn = Turn(prompt_ids, completion, before, text=text)
+        self.turns.append(turn)
+        if before is not None:
+            before.after.append(turn)
+        if history is not None and reply is not None:
+            whole = History((*history.messages, reply), history.tools, history.arguments)
+            self._by_history[_digests(whole)[-1]] = turn
+        return turn
+
+    def branches(self) -> list[list[Turn]]:
+        """Turns that continue each other, branch by branch, in the order in which the branches ended."""
+        place = {id(turn): number for number, turn in enumerate(self.turns)}
+        found = []
+        for turn in self.turns:
+            if turn.before is not None and turn.before.after[0] is turn:
+                continue
+            branch = [turn]
+            while branch[-1].after:
+                branch.append(branch[-1].after[0])
+            found.append(branch)
+        return sorted(found, key=lambda branch: place[id(branch[-1])])
+
+
+def _digests(history: History) -> list[bytes]:
+    """A digest for each beginning of a history."""
+    state = blake2b(_canonical([history.tools, history.arguments]), digest_size=16)
+    found = []
+    for message in history.messages:
+        state.update(_canonical(_compared(message)))
+        found.append(state.copy().digest())
+    return found
+
+
+def _compared(message: Message) -> list[object]:
+    """What makes two messages the same: clients drop null fields, and write the arguments of calls in their own way."""
+    calls = [[call.get("name"), _read(call.get("arguments"))] for call in _functions(message.get("tool_calls") or ())]
+    rest = {
+        name: value
+        for name, value in message.items()
+        if name not in ("role", "content", "tool_calls") and value is not None
+    }
+    return [message.get("role"), message.get("content") or "", calls, rest]
+
+
+def _functions(calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [call.get("function") or call for call in calls]
+
+
+def _read(arguments: object) -> object:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, default=dict).encode("utf-8", "surrogatepass") + b"\0"

@@ -1,0 +1,137 @@
+"""Reads the JSON body of a request field by field, and refuses what has no effect."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, NoReturn
+
+from skyrl.errors import RequestError
+
+_ABSENT = object()
+
+
+def body_object(body: bytes) -> dict[str, Any]:
+    """The object in a body. Raises `RequestError` for anything that is not UTF-8, not JSON or not an object."""
+    try:
+        given = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise RequestError("the body has to be a JSON object")
+    return given
+
+
+def _no_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a number of JSON")
+
+
+class Fields:
+    """The fields of one request. A field that is null counts as absent; `finish` refuses those that were not read."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._given = {name: value for name, value in given.items() if value is not None}
+        self._read: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._given
+
+    def any(self, name: str, default: Any = None) -> Any:
+        """The value, whatever its type."""
+        self._read.add(name)
+        return self._given.get(name, default)
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        """A text."""
+        found: str | None = self._typed(name, default, str, "a string")
+        return found
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        """True or false."""
+        found: bool = self._typed(name, default, bool, "true or false")
+        return found
+
+    def integer(self, name: str, default: int | None, *, least: int, most: int) -> int | None:
+        """A whole number from `least` to `most`."""
+        value = self.any(name, _ABSENT)
+        if value is _ABSENT:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise RequestError(
+                f"{name} has to be a whole number from {least} to {most}, not {_short(value)}", param=name
+            )
+        return value
+
+    def number(self, name: str, default: float | None, *, least: float, most: float) -> float | None:
+        """A finite number from `least` to `most`."""
+        value = self.any(name, _ABSENT)
+        if value is _ABSENT:
+            return default
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or not least <= value <= most:
+            raise RequestError(f"{name} has to be a number from {least:g} to {most:g}, not {_short(value)}", param=name)
+        return float(value)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A string or a list of strings, none of them empty."""
+        value = self.any(name, ())
+        found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+        if not isinstance(found, tuple) or not all(isinstance(each, str) and each for each in found):
+            raise RequestError(f"{name} has to be a string or a list of strings that are not empty", param=name)
+        return found
+
+    def ids(self, name: str) -> tuple[int, ...]:
+        """A list of token ids."""
+        value = self.any(name, [])
+        if not isinstance(value, list) or not all(
+            isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in value
+        ):
+            raise RequestError(f"{name} has to be a list of token ids", param=name)
+        return tuple(value)
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """An object."""
+        found: Mapping[str, Any] = self._typed(name, {}, dict, "an object")
+        return found
+
+    def objects(self, name: str) -> list[Mapping[str, Any]]:
+        """A list of objects."""
+        found: list[Mapping[str, Any]] = self._typed(name, [], list, "a list of objects")
+        if not all(isinstance(each, dict) for each in found):
+            raise RequestError(f"{name} has to be a list of objects", param=name)
+        return found
+
+    def refuse(self, name: str, why: str, *, harmless: Collection[object] = ()) -> None:
+        """Refuse a field that would change the answer and is not implemented, unless its value is `harmless`."""
+        value = self.any(name, _ABSENT)
+        if value is not _ABSENT and not any(value == each and type(value) is type(each) for each in harmless):
+            raise RequestError(
+                f"{name} = {_short(value)} is not supported: {why}", param=name, code="unsupported_value"
+            )
+
+    def ignore(self, *names: str) -> None:
+        """Fields that change no answer, such as names for bookkeeping."""
+        self._read.update(names)
+
+    def finish(self) -> None:
+        """Raises `RequestError` for a field that nothing has read."""
+        for name in self._given:
+            if name not in self._read:
+                near = difflib.get_close_matches(name, self._read, 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise RequestError(f"{_short(name)} is not a field of this request{hint}", param=name[:80])
+
+    def _typed(self, name: str, default: Any, kind: type[Any], what: str) -> Any:
+        value = self.any(name, default)
+        if value is not default and not isinstance(value, kind):
+            raise RequestError(f"{name} has to be {what}, not {_short(value)}", param=name)
+        return value
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,212 @@
+"""The policy as the endpoint serves it: conversations and prompts in, sampled answers out.
+
+    Request --admission--> prompt ids --engines--> Answers
+
+Templates and tokenizers work on a thread of their own; engines on the event loop of the run. What is in flight is
+bounded: a request beyond the bound is refused with 429, and does not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any, TypeVar
+
+from attrs import evolve, field, frozen
+
+from skyrl.chats.continuation import Continuation
+from skyrl.chats.rendering import Template
+from skyrl.chats.text import continued_tokens
+from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.config import SamplingParams
+from skyrl.endpoint.conversations import History, Message, Turn
+from skyrl.endpoint.sampling import Drawn
+from skyrl.endpoint.trajectories import PlayedTrajectory
+from skyrl.errors import DataError, RequestError, RunError, TemplateTimeoutError
+from skyrl.inference.engine import Completion, GenerationRequest, SampleKey, longest_completion
+
+T = TypeVar("T")
+
+Generate = Callable[[GenerationRequest], Awaitable[tuple[Completion, ...]]]
+"""Draws the samples of a request; awaited on the endpoint's event loop."""
+
+MOST_ANSWERS = 128
+"""Largest `n` of one request."""
+
+
+@frozen(kw_only=True)
+class ServedPolicy:
+    """Names and limits of the policy."""
+
+    names: tuple[str, ...]
+    """Model names that requests may carry; the first is the one that answers carry."""
+
+    sampling: SamplingParams
+    """Settings of requests that give none of their own."""
+
+    max_model_len: int
+    """Tokens of prompt and answer together."""
+
+    most_samples: int
+    """Answers that are sampled or wait for an engine at the same time, those of trajectories apart."""
+
+    template_arguments: Mapping[str, Any] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class Prompt:
+    """What an answer is sampled from."""
+
+    ids: tuple[int, ...]
+    before: Turn | None = None
+    """The recorded turn that it continues."""
+
+    history: History | None = None
+    text: str | None = None
+
+
+class Policy:
+    """Lives on the endpoint's event loop."""
+
+    def __init__(self, served: ServedPolicy, tokenizer: ChatTokenizer, generate: Generate) -> None:
+        self.served = served
+        self._tokenizer: Any = deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
+        self._continuation = Continuation(self._tokenizer, served.template_arguments)
+        self._generate = generate
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="endpoint-tokenizer")
+        self._in_flight = 0
+
+    def close(self) -> None:
+        """Tokenize nothing more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def refuse_other_models(self, name: str | None) -> str:
+        """The name that the answer carries. Raises `RequestError` for a model that is not served here."""
+        if name is not None and name not in self.served.names:
+            known = " or ".join(self.served.names)
+            raise RequestError(
+                f"there is no model {name[:200]!r} here: {known}", status=404, param="model", code="model_not_found"
+            )
+        return name or self.served.names[0]
+
+    @contextmanager
+    def admitted(self, samples: int, trajectory: PlayedTrajectory | None) -> Iterator[None]:
+        """Count the answers of a request while they are sampled. Raises `RequestError` with 429 beyond the bound."""
+        if trajectory is not None:
+            trajectory.begin(samples)
+            trajectory.sampling_now += samples
+        elif self._in_flight + samples > self.served.most_samples:
+            raise RequestError(
+                f"{self._in_flight} answers are being sampled, and {self.served.most_samples} may be: try again later",
+                status=429,
+                code="rate_limit_exceeded",
+            )
+        else:
+            self._in_flight += samples
+        try:
+            yield
+        finally:
+            if trajectory is not None:
+                trajectory.sampling_now -= samples
+            else:
+                self._in_flight -= samples
+
+    async def conversation(self, history: History, trajectory: PlayedTrajectory | None) -> Prompt:
+        """The prompt of a conversation: the tokens of the recorded turn that it continues, and those of what is new."""
+        found = trajectory.conversations.continued(history) if trajectory else None
+        if found is None:
+            return Prompt(ids=await self._in_thread(self._rendered, history), history=history)
+        turn, said = found
+        between = await self._in_thread(self._between, turn, said, history)
+        return Prompt(ids=(*turn.token_ids, *between), before=turn, history=history)
+
+    async def text(self, prompt: str, trajectory: PlayedTrajectory | None) -> Prompt:
+        """The prompt of a text, behind the recorded turn that it continues."""
+        turn = trajectory.conversations.continued_text(prompt) if trajectory else None
+        behind = "" if turn is None else turn.text or ""
+        new = await self._in_thread(continued_tokens, self._tokenizer, behind, prompt[len(behind) :])
+        return Prompt(ids=(*(turn.token_ids if turn else ()), *new), before=turn, text=prompt)
+
+    async def tokens(self, ids: tuple[int, ...], trajectory: PlayedTrajectory | None) -> Prompt:
+        """The prompt of token ids. Raises `RequestError` for one that the model does not have."""
+        if any(token >= len(self._tokenizer) for token in ids):
+            raise RequestError(f"the prompt holds a token id above {len(self._tokenizer) - 1}", param="prompt")
+        return Prompt(ids=ids, before=trajectory.conversations.continued_ids(ids) if trajectory else None)
+
+    async def sample(
+        self, prompt: Prompt, drawn: Drawn, count: int, trajectory: PlayedTrajectory | None
+    ) -> tuple[Completion, ...]:
+        """`count` answers to a prompt. Raises `RequestError` for a prompt that is empty or fills the model."""
+        self._refuse_length(prompt.ids, drawn.sampling)
+        if trajectory is None:
+            keys = _keys(drawn.seed, count)
+        else:
+            trajectory.overruled.update(drawn.overruled)
+            keys = trajectory.keys(prompt.ids, count)
+        try:
+            return await self._generate(GenerationRequest(prompt_ids=prompt.ids, sampling=drawn.sampling, keys=keys))
+        except RunError as error:
+            raise RequestError(f"the engine gave no answer: {error}", status=503, code="engine_error") from error
+
+    def record(
+        self, trajectory: PlayedTrajectory | None, prompt: Prompt, completion: Completion, reply: Message | None = None
+    ) -> None:
+        """Remember an answer as a turn of its trajectory, if it has one."""
+        if trajectory is not None:
+            text = None if prompt.text is None else prompt.text + completion.text
+            trajectory.conversations.record(
+                prompt.ids, completion, prompt.before, history=prompt.history, reply=reply, text=text
+            )
+
+    async def decoded(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself, special ones as they are written."""
+        return await self._in_thread(self._each, tuple(ids))
+
+    def _each(self, ids: Sequence[int]) -> list[str]:
+        return [self._tokenizer.decode([token], skip_special_tokens=False) for token in ids]
+
+    def _rendered(self, history: History) -> tuple[int, ...]:
+        template = self._template(history)
+        messages = [*history.messages]
+        ids = template.history((), messages)
+        if history.tools and ids == evolve(template, tools=()).history((), messages):
+            raise RequestError("the model's chat template shows no tools", param="tools", code="unsupported_value")
+        return ids
+
+    def _between(self, turn: Turn, said: Sequence[Message], history: History) -> tuple[int, ...]:
+        template = self._template(history)
+        stopped = turn.completion.stop_reason == "stop"
+        return self._continuation.after(turn.completion.token_ids, said, template.tools, stopped=stopped)
+
+    def _template(self, history: History) -> Template:
+        arguments = {**self.served.template_arguments, **history.arguments}
+        template = Template(tokenizer=self._tokenizer, arguments=arguments)
+        return evolve(template, tools=[template.spelled.marked(tool) for tool in history.tools])
+
+    def _refuse_length(self, ids: tuple[int, ...], sampling: SamplingParams) -> None:
+        if not ids:
+            raise RequestError("the prompt is empty")
+        if longest_completion(sampling, len(ids), self.served.max_model_len) == 0:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, and prompt and answer together may have "
+                f"{min(self.served.max_model_len, sampling.max_tokens or self.served.max_model_len)}",
+                code="context_length_exceeded",
+            )
+
+    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        """Raises `RequestError` for text that no template or tokenizer takes."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+        except (DataError, TemplateTimeoutError) as error:
+            raise RequestError(str(error)) from error
+
+
+def _keys(seed: int | None, count: int) -> tuple[SampleKey, ...]:
+    """Keys for `count` answers; the same seed draws the same answers to the same prompt from the same weights."""
+    run_seed = secrets.randbits(62) if seed is None else seed
+    key = SampleKey(run_seed=run_seed, weight_version=0, prompt_id="endpoint", sample_index=0, purpose="serve")
+    return tuple(evolve(key, sample_index=number) for number in range(count))

@@ -1,0 +1,61 @@
+"""How a request wants its answer drawn: its own settings over the endpoint's.
+
+In a trajectory that is trained on, the distribution is the run's: the learner scores every token under it. A request
+may only shorten its answer there (`max_tokens`, `stop`); its other settings are left out, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import evolve, frozen
+
+from skyrl.config import SamplingParams
+from skyrl.endpoint.fields import Fields
+
+MOST_TOKENS = 2**31 - 1
+
+
+@frozen
+class Drawn:
+    """Sampling settings of one request."""
+
+    sampling: SamplingParams
+    seed: int | None
+    overruled: tuple[str, ...]
+    """Settings of the request that differ from the run's and were left out."""
+
+
+_READERS: Mapping[str, Callable[[Fields], Any]] = {
+    "temperature": lambda body: body.number("temperature", None, least=0, most=2),
+    "top_p": lambda body: body.number("top_p", None, least=1e-9, most=1),
+    "min_p": lambda body: body.number("min_p", None, least=0, most=1),
+    "top_k": lambda body: body.integer("top_k", None, least=-1, most=MOST_TOKENS),
+    "repetition_penalty": lambda body: body.number("repetition_penalty", None, least=1e-3, most=1e3),
+    "frequency_penalty": lambda body: body.number("frequency_penalty", None, least=-2, most=2),
+    "min_new_tokens": lambda body: body.integer("min_tokens", None, least=0, most=MOST_TOKENS),
+}
+"""Fields of `SamplingParams` that change the distribution, and how a body gives them."""
+
+
+def drawn(body: Fields, ours: SamplingParams, *, fixed: bool, lengths: tuple[str, ...], stops: str = "stop") -> Drawn:
+    """Settings of a request over `ours`. `lengths` are the names under which a wire format gives the longest answer,
+    `stops` that of its stop texts. `fixed`: only these two count. Raises `RequestError`.
+    """
+    wanted = {name: value for name, read in _READERS.items() if (value := read(body)) is not None}
+    body.refuse("presence_penalty", "the engines have frequency_penalty and repetition_penalty", harmless=(0, 0.0))
+    body.refuse("logit_bias", "the engines do not take it", harmless=({},))
+    seed = body.integer("seed", None, least=-(2**63), most=2**63 - 1)
+    tokens = [body.integer(name, None, least=1, most=MOST_TOKENS) for name in lengths]
+    stop, stop_ids = body.texts(stops), body.ids("stop_token_ids")
+    longest = next((count for count in tokens if count is not None), ours.max_generate_length)
+    differing = {name: value for name, value in wanted.items() if value != getattr(ours, name)}
+    changes: dict[str, Any] = {"stop": stop or ours.stop, "stop_token_ids": stop_ids or ours.stop_token_ids}
+    if fixed:
+        longest = min(longest, ours.max_generate_length)
+    else:
+        changes |= wanted | {"greedy": ours.greedy and "temperature" not in wanted}
+    changes["max_generate_length"] = longest
+    overruled = tuple(sorted(differing)) if fixed else ()
+    return Drawn(evolve(ours, **changes), None if fixed else seed, overruled)

@@ -1,0 +1,99 @@
+"""Runs the endpoint on a thread of its own, beside the event loop that the engines live on.
+
+The server's own loop reads requests, writes templates and tokenizes; what is sampled is handed to the loop of the run.
+No signal handler is installed: signals belong to the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+
+from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.endpoint.app import endpoint_app
+from skyrl.endpoint.doors import TOKEN_VARIABLE, Address
+from skyrl.endpoint.policy import Generate, Policy, ServedPolicy
+from skyrl.endpoint.trajectories import Trajectories
+from skyrl.errors import RunError
+from skyrl.inference.engine import Completion, GenerationRequest
+from skyrl.processes.service import listen, server_of
+
+
+class Endpoint:
+    """A running endpoint. Made on the event loop that `generate` belongs to."""
+
+    def __init__(self, served: ServedPolicy, tokenizer: ChatTokenizer, generate: Generate, address: Address) -> None:
+        """Listens from here on. Raises `UserError` for an address that others can reach while there is no token, and
+        `ProcessError` for one that cannot be had.
+        """
+        bound = listen(address.host, address.port, address.doors.token, TOKEN_VARIABLE)
+        shown = f"[{address.host}]" if ":" in address.host else address.host
+        self.url = f"http://{shown}:{bound.getsockname()[1]}"
+        """Address of the server, such as `http://127.0.0.1:8000`; OpenAI's clients want it with `/v1` behind it."""
+        self.trajectories = Trajectories()
+        self._engines = _HandOver(generate, asyncio.get_running_loop())
+        self._policy = Policy(served, tokenizer, self._engines.generate)
+        self._server = server_of(endpoint_app(self._policy, self.trajectories, address.doors))
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [bound]}, name="endpoint", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no request any more and give up those that are being answered; called on the loop of the engines."""
+        self._server.should_exit = True
+        self._engines.close()
+
+    async def close(self) -> None:
+        """Stop, and wait until the server has ended."""
+        self.stop()
+        await asyncio.to_thread(self._thread.join)
+        self._policy.close()
+
+
+@asynccontextmanager
+async def serving(
+    served: ServedPolicy, tokenizer: ChatTokenizer, generate: Generate, address: Address
+) -> AsyncIterator[Endpoint]:
+    """An endpoint for the length of the block; see `Endpoint`."""
+    endpoint = Endpoint(served, tokenizer, generate, address)
+    try:
+        yield endpoint
+    finally:
+        await endpoint.close()
+
+
+class _HandOver:
+    """Has requests of the server's loop drawn on the loop of the engines."""
+
+    def __init__(self, generate: Generate, loop: asyncio.AbstractEventLoop) -> None:
+        self._generate, self._loop = generate, loop
+        self._calls: set[Future[tuple[Completion, ...]]] = set()
+        self._closed = False
+
+    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+        """Raises `RunError` where the engines end before the answer, besides what the engines raise."""
+        if self._closed:
+            raise RunError("the engines have ended")
+        call = asyncio.run_coroutine_threadsafe(self._drawn(request), self._loop)
+        self._calls.add(call)
+        try:
+            return await asyncio.wrap_future(call)
+        except asyncio.CancelledError:
+            if self._closed:
+                raise RunError("the engines have ended") from None
+            raise
+        finally:
+            self._calls.discard(call)
+
+    def close(self) -> None:
+        """Give up what is being drawn; called on the loop of the engines."""
+        self._closed = True
+        for call in tuple(self._calls):
+            call.cancel()
+
+    async def _drawn(self, request: GenerationRequest) -> tuple[Completion, ...]:
+        return await self._generate(request)

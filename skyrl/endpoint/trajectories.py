@@ -1,0 +1,92 @@
+"""Trajectories that agents are playing: each has a key, by which its requests are recorded as its own."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+
+from attrs import Factory, define, evolve
+
+from skyrl.config import SamplingParams
+from skyrl.endpoint.conversations import Conversations
+from skyrl.errors import RequestError
+from skyrl.inference.engine import SampleKey
+
+PREFIX = "skyrl-trajectory-"
+"""Every trajectory's key begins with it, so that one whose trajectory is over is not taken for another client's."""
+
+MOST_AT_ONCE = 64
+"""Answers of one trajectory that are sampled at the same time."""
+
+
+@define(eq=False)
+class PlayedTrajectory:
+    """One trajectory while its agent runs."""
+
+    sample: SampleKey
+    """The sample that it is in its group; every answer draws with numbers of its own."""
+
+    sampling: SamplingParams
+    """How its answers are drawn, whatever a request asks for."""
+
+    most_requests: int
+    """Requests that it may make."""
+
+    key: str = Factory(lambda: PREFIX + secrets.token_urlsafe(24))
+    conversations: Conversations = Factory(Conversations)
+    overruled: Counter[str] = Factory(Counter)
+    """How often a request asked for another value of a sampling setting than the run's."""
+
+    requests: int = 0
+    sampling_now: int = 0
+    _asked: Counter[bytes] = Factory(Counter)
+
+    def begin(self, samples: int) -> None:
+        """Count a request. Raises `RequestError` beyond the trajectory's limits."""
+        if self.requests >= self.most_requests:
+            raise RequestError(
+                f"this trajectory has made its {self.most_requests} requests (environment.agent.max_requests)",
+                status=403,
+                code="too_many_requests",
+            )
+        if self.sampling_now + samples > MOST_AT_ONCE:
+            raise RequestError(f"this trajectory samples {MOST_AT_ONCE} answers at once, at most", status=429)
+        self.requests += 1
+
+    def keys(self, prompt_ids: tuple[int, ...], count: int) -> tuple[SampleKey, ...]:
+        """A key for each answer to a prompt. It follows from the prompt, and from how often it came before: requests
+        that run at the same time draw the same numbers in any order.
+        """
+        digest = blake2b(",".join(map(str, prompt_ids)).encode(), digest_size=6).digest()
+        first = self._asked[digest]
+        self._asked[digest] += count
+        number = int.from_bytes(digest, "little") | 1  # 0 would mean a first turn
+        return tuple(evolve(self.sample, turn=number + 2 * 2**48 * place) for place in range(first, first + count))
+
+
+class Trajectories:
+    """The trajectories that are being played, by their keys."""
+
+    def __init__(self) -> None:
+        self._played: dict[str, PlayedTrajectory] = {}
+
+    @contextmanager
+    def playing(self, trajectory: PlayedTrajectory) -> Iterator[PlayedTrajectory]:
+        """Requests with the trajectory's key are answered in here, and refused afterwards."""
+        self._played[trajectory.key] = trajectory
+        try:
+            yield trajectory
+        finally:
+            del self._played[trajectory.key]
+
+    def of(self, key: str | None) -> PlayedTrajectory | None:
+        """The trajectory of a key; None where it is no trajectory's. Raises `RequestError` for one that is over."""
+        if key is None or not key.startswith(PREFIX):
+            return None
+        found = self._played.get(key)
+        if found is None:
+            raise RequestError("the trajectory of this key is over", status=401, code="trajectory_over")
+        return found

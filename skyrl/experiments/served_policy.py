@@ -1,0 +1,36 @@
+"""The policy of a run as its endpoint serves it."""
+
+from __future__ import annotations
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.endpoint.doors import TOKEN_VARIABLE, Address, Doors
+from skyrl.endpoint.policy import ServedPolicy
+from skyrl.experiments.collaborators import longest_sequence
+from skyrl.processes.credentials import api_key
+from skyrl.tree import required
+
+
+def served_policy(run: SkyRLTrainConfig, *, name: str | None = None) -> ServedPolicy:
+    """Names and limits of the policy; `name` is another name of it, beside `served_model_name` and its path.
+
+    As many answers are sampled or wait as the engines take at twice their `max_num_seqs`; a request beyond that is
+    refused with 429.
+    """
+    engine = run.generator.inference_engine
+    path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
+    return ServedPolicy(
+        names=(engine.served_model_name,) if engine.served_model_name else tuple(dict.fromkeys([name or path, path])),
+        sampling=run.generator.sampling_params,
+        max_model_len=longest_sequence(run),
+        most_samples=2 * engine.max_num_seqs * engine.num_engines,
+        template_arguments=run.generator.chat_template_kwargs,
+    )
+
+
+def address_of_clients(run: SkyRLTrainConfig) -> Address | None:
+    """The address that clients of the run's endpoint use; None where the run serves nobody."""
+    engine = run.generator.inference_engine
+    if not engine.enable_http_endpoint:
+        return None
+    doors = Doors(token=api_key(TOKEN_VARIABLE))
+    return Address(host=engine.http_endpoint_host, port=engine.http_endpoint_port, doors=doors)
