@@ -26,7 +26,7 @@ MOST_HEADERS = 200
 RETRY_SECONDS = 1
 """Seconds after which a refused client should try again."""
 
-Answer = Callable[[Fields, Policy, PlayedTrajectory | None], Awaitable[Reply]]
+Respond = Callable[[Fields, Policy, PlayedTrajectory | None], Awaitable[Reply]]
 
 
 def endpoint_app(policy: Policy, trajectories: Trajectories, doors: Doors) -> Starlette:
@@ -43,7 +43,7 @@ def endpoint_app(policy: Policy, trajectories: Trajectories, doors: Doors) -> St
             raise RequestError("this endpoint wants its token as the API key", status=401, code="invalid_api_key")
         return trajectory
 
-    def post(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+    def post(answer: Respond) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:
             try:
                 trajectory = trajectory_of(request)

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from skyrl.endpoint.conversations import History
 from skyrl.endpoint.fields import Fields
-from skyrl.endpoint.messages import Answer, answer_of, messages_of, tools_of
+from skyrl.endpoint.messages import SampledMessage, answer_of, messages_of, tools_of
 from skyrl.endpoint.policy import MOST_ANSWERS, Policy, Prompt
 from skyrl.endpoint.reply import Event, Json, Reply, now, pieces
 from skyrl.endpoint.sampling import Drawn, drawn
@@ -102,7 +102,7 @@ def _arguments(body: Fields) -> Json:
     return given
 
 
-async def _logprobs(policy: Policy, answer: Answer) -> Json:
+async def _logprobs(policy: Policy, answer: SampledMessage) -> Json:
     """Log-probabilities of the tokens, in nats, each with its text."""
     ids, values = answer.completion.token_ids, answer.completion.logprobs
     texts = await policy.decoded(ids)
@@ -113,7 +113,7 @@ async def _logprobs(policy: Policy, answer: Answer) -> Json:
     return {"content": content, "refusal": None}
 
 
-def _whole(asked: _Asked, prompt: Prompt, answers: Sequence[Answer], shown: Sequence[Json | None]) -> Json:
+def _whole(asked: _Asked, prompt: Prompt, answers: Sequence[SampledMessage], shown: Sequence[Json | None]) -> Json:
     choices: list[dict[str, Any]] = []
     for index, (answer, logprobs) in enumerate(zip(answers, shown, strict=True)):
         message: dict[str, Any] = {"role": "assistant", "content": answer.text or None if answer.calls else answer.text}
@@ -126,7 +126,9 @@ def _whole(asked: _Asked, prompt: Prompt, answers: Sequence[Answer], shown: Sequ
     return body | ({"prompt_token_ids": list(prompt.ids)} if asked.token_ids else {})
 
 
-def _events(asked: _Asked, prompt: Prompt, answers: Sequence[Answer], shown: Sequence[Json | None]) -> list[Event]:
+def _events(
+    asked: _Asked, prompt: Prompt, answers: Sequence[SampledMessage], shown: Sequence[Json | None]
+) -> list[Event]:
     head = _head(asked, "chat.completion.chunk")
     events = []
 
@@ -152,7 +154,7 @@ def _head(asked: _Asked, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": kind, "created": now(), "model": asked.model}
 
 
-def _calls(answer: Answer) -> list[Json]:
+def _calls(answer: SampledMessage) -> list[Json]:
     return [
         {
             "id": number,
@@ -163,20 +165,20 @@ def _calls(answer: Answer) -> list[Json]:
     ]
 
 
-def _finish(answer: Answer) -> str:
+def _finish(answer: SampledMessage) -> str:
     reason = answer.completion.stop_reason
     return "tool_calls" if answer.calls and reason == "stop" else reason
 
 
-def tokens_of(answer: Answer) -> dict[str, Any]:
-    """What `return_token_ids` adds to a choice."""
+def tokens_of(answer: SampledMessage) -> dict[str, Any]:
+    """Fields that `return_token_ids` adds to a choice."""
     return {
         "token_ids": list(answer.completion.token_ids),
         "weight_versions": list(answer.completion.weight_versions),
     }
 
 
-def usage(prompt: Prompt, answers: Sequence[Answer]) -> Json:
+def usage(prompt: Prompt, answers: Sequence[SampledMessage]) -> Json:
     """Counts of tokens; the prompt counts once."""
     drawn = sum(len(answer.completion.token_ids) for answer in answers)
     return {

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from skyrl.endpoint.chat import BOOKKEEPING, tokens_of
 from skyrl.endpoint.fields import Fields
-from skyrl.endpoint.messages import Answer, answer_of
+from skyrl.endpoint.messages import SampledMessage, answer_of
 from skyrl.endpoint.policy import MOST_ANSWERS, Policy, Prompt
 from skyrl.endpoint.reply import Event, Json, Reply, now, pieces
 from skyrl.endpoint.sampling import Drawn, drawn
@@ -117,7 +117,7 @@ def _is_id(given: object) -> bool:
 
 async def _answers(
     given: str | tuple[int, ...], asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None
-) -> tuple[Prompt, list[Answer]]:
+) -> tuple[Prompt, list[SampledMessage]]:
     prompt = await (policy.text(given, trajectory) if isinstance(given, str) else policy.tokens(given, trajectory))
     completions = await policy.sample(prompt, asked.drawn, asked.n, trajectory)
     for completion in completions:
@@ -125,7 +125,7 @@ async def _answers(
     return prompt, [answer_of(each, asked.drawn.sampling.stop or (), tools=False) for each in completions]
 
 
-async def _logprobs(policy: Policy, answer: Answer) -> Json:
+async def _logprobs(policy: Policy, answer: SampledMessage) -> Json:
     """Log-probabilities of the tokens, in nats, in the form of this protocol."""
     texts = await policy.decoded(answer.completion.token_ids)
     offsets = list(accumulate(map(len, texts), initial=0))[:-1]
@@ -137,7 +137,7 @@ async def _logprobs(policy: Policy, answer: Answer) -> Json:
     }
 
 
-def _choice(index: int, prompt: Prompt, answer: Answer, asked: _Asked, logprobs: Json | None) -> dict[str, Any]:
+def _choice(index: int, prompt: Prompt, answer: SampledMessage, asked: _Asked, logprobs: Json | None) -> dict[str, Any]:
     choice = {
         "index": index,
         "text": answer.text,
@@ -157,7 +157,7 @@ def _events(head: Json, choices: Sequence[Json], usage: Json | None) -> list[Eve
     return events + ([Event({**head, "choices": [], "usage": usage})] if usage else [])
 
 
-def _usage(answered: Sequence[tuple[Prompt, Sequence[Answer]]]) -> Json:
+def _usage(answered: Sequence[tuple[Prompt, Sequence[SampledMessage]]]) -> Json:
     before = sum(len(prompt.ids) for prompt, _ in answered)
     drawn = sum(len(answer.completion.token_ids) for _, answers in answered for answer in answers)
     return {"prompt_tokens": before, "completion_tokens": drawn, "total_tokens": before + drawn}

@@ -83,7 +83,7 @@ def tools_of(given: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...
 
 
 @frozen
-class Answer:
+class SampledMessage:
     """A sampled answer as a message."""
 
     completion: Completion
@@ -102,7 +102,7 @@ class Answer:
         return made
 
 
-def answer_of(completion: Completion, stops: Sequence[str], *, tools: bool) -> Answer:
+def answer_of(completion: Completion, stops: Sequence[str], *, tools: bool) -> SampledMessage:
     """Reads an answer. The stop text is cut from the text, and stays in the token ids. Calls that cannot be read stay
     in the text.
     """
@@ -117,4 +117,4 @@ def answer_of(completion: Completion, stops: Sequence[str], *, tools: bool) -> A
         text = (before + behind).strip()
     else:
         readable = ()
-    return Answer(completion, text, tuple((f"call_{secrets.token_hex(8)}", call) for call in readable))
+    return SampledMessage(completion, text, tuple((f"call_{secrets.token_hex(8)}", call) for call in readable))

@@ -59,7 +59,7 @@ class ServedPolicy:
 
 @frozen(kw_only=True)
 class Prompt:
-    """What an answer is sampled from."""
+    """Tokens that answers are sampled from, and the request they come from."""
 
     ids: tuple[int, ...]
     before: Turn | None = None
