@@ -11,8 +11,8 @@ import pytest
 
 from tests.test_house import ROOT
 
-MEAN_SOMETHING_ELSE = {"Failure", "WORDS"}
-"""A failed sample of `skyrl.trajectory` keeps its name, and an example has a list of words."""
+MEAN_SOMETHING_ELSE = {"Failure", "Limits", "WORDS"}
+"""A failed sample of `skyrl.trajectory` keeps its name, httpx has a class of limits, an example a list of words."""
 
 FOLDERS = ("benchmarks", "examples", "property_tests", "skyrl", "tests")
 

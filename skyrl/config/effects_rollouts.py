@@ -9,7 +9,7 @@ from skyrl.config.environment import COMPARED_ENVIRONMENTS, SANDBOXED_ENVIRONMEN
 from skyrl.config.generator import SamplingParams
 from skyrl.config.import_paths import is_import_path
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import evaluates, on_ray, samples
+from skyrl.config.sizes import evaluates, on_ray, samples, starts_engines
 from skyrl.tree.rules import Effect
 
 Condition = Callable[[SkyRLTrainConfig], bool]
@@ -137,14 +137,15 @@ _ENGINE_EFFECTS: tuple[Effect, ...] = (
     Effect("generator.inference_engine", _SAMPLES, samples),
     Effect(
         "generator.inference_engine.weight_sync_backend",
-        "engines are in other processes than the learner (the run is on Ray)",
-        on_ray,
+        "engines are in other processes than the learner (the run is on Ray, or they run already)",
+        lambda run: on_ray(run) or not starts_engines(run),
     ),
     Effect(
         "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB",
         "weights travel through CUDA IPC (weight_sync_backend is nccl, and engines share the learner's GPUs)",
         _hands_over_by_ipc,
     ),
+<<<<<<< HEAD
     *(
         Effect(
             f"generator.inference_engine.{name}",
@@ -152,6 +153,12 @@ _ENGINE_EFFECTS: tuple[Effect, ...] = (
             lambda run: run.generator.inference_engine.enable_http_endpoint,
         )
         for name in ("http_endpoint_host", "http_endpoint_port", "served_model_name")
+=======
+    Effect(
+        "generator.inference_engine.external_token",
+        "the engines run already (external_server_urls names them)",
+        lambda run: not starts_engines(run),
+>>>>>>> a86393b (inference: engines over vLLM and SGLang servers that run already)
     ),
     *_engine_fields(),
 )

@@ -10,7 +10,7 @@ import attrs
 
 from skyrl.config.entry import BaseConfig
 from skyrl.config.models import Dtype
-from skyrl.tree import FREE, FrozenDict, field, frozen
+from skyrl.tree import FREE, FrozenDict, Secret, field, frozen
 from skyrl.tree.units import Gigabytes
 from skyrl.tree.validators import port, positive, positive_fraction
 
@@ -24,7 +24,7 @@ class InferenceEngineConfig(BaseConfig):
 
     backend: Literal["vllm", "torch", "http", "sglang"] = "vllm"
     """vllm: vLLM engines that the run starts; torch: the embedded engine, beside the learner, without a server; http:
-    servers that run already, at `external_server_urls`. sglang is known from old configurations, and refused."""
+    servers with vLLM's routes that run already, at `external_server_urls`; sglang: SGLang servers that run already."""
 
     model_dtype: Dtype = "bfloat16"
     """Type in which the engines hold weights, and to which weights are rounded on their way to them."""
@@ -94,10 +94,11 @@ class InferenceEngineConfig(BaseConfig):
     `engine_init_kwargs` counts instead where it is given, and always on a CPU: by default, enough for 32 sequences of
     full length. vllm."""
 
-    weight_sync_backend: Literal["nccl", "gloo", "disk", "delta"] = field(default="nccl", metadata=FREE)
+    weight_sync_backend: Literal["nccl", "gloo", "disk", "delta", "none"] = field(default="nccl", metadata=FREE)
     """How new weights travel to engines in other processes: broadcast over nccl (through CUDA IPC where GPUs are
-    shared) or gloo, as files in the run's folder, or as files of differences. Left out, it is gloo without
-    CUDA; nothing travels within one process."""
+    shared) or gloo, as files in the run's folder, or as files of differences. none: they do not, for evaluation and
+    generation by servers that have their own. Left out, it is gloo without CUDA and disk for servers that run already;
+    nothing travels within one process."""
 
     logprob_parity_bound: float | None = field(default=None, validator=positive, metadata=FREE)
     """Largest mean absolute difference, in nats, between the log-probabilities of an engine and of the learner on fixed
@@ -121,10 +122,16 @@ class InferenceEngineConfig(BaseConfig):
     """Old form of `external_server_urls`: `host:port` of engines that run already."""
 
     external_proxy_url: str | None = field(default=None, metadata=FREE)
-    """Address of a router in front of engines that run already: requests for text go there."""
+    """Address of a router in front of engines that run already: requests for samples go there, each with the header
+    `X-Session-ID` of its conversation."""
 
     external_server_urls: tuple[str, ...] | None = field(default=None, metadata=FREE)
-    """Addresses of the engines themselves: weights and commands go there."""
+    """Addresses of the engines themselves, `http://host:port` or `https://host:port`: weights and commands go there,
+    and samples are asked for there if there is no router. A private certificate authority is named by the variable
+    SSL_CERT_FILE."""
+
+    external_token: Secret | None = field(default=None, metadata=FREE)
+    """Bearer token of engines that run already and of their router: `env:NAME`, the variable that holds it."""
 
     enable_http_endpoint: bool = field(default=False, metadata=FREE)
     """Serve the policy over HTTP while it trains, in OpenAI's protocol, so that agents can call it. Set
@@ -171,9 +178,6 @@ class EngineBackend:
     """Whether the engine reuses keys and values of prompts with a common prefix; those of older weights, too, if they
     are kept."""
 
-    takes_adapters: bool = True
-    """Whether the engine samples from a policy that is trained by adapters (LoRA)."""
-
     transports: tuple[str, ...] = ("gloo", "disk")
     """Values of `weight_sync_backend` by which weights reach it in another process."""
 
@@ -190,11 +194,28 @@ class EngineBackend:
     """Names that `additional_kwargs` of the sampling parameters may have: settings of the engine that change which
     tokens are drawn, not what an answer looks like."""
 
+    as_server: str = ""
+    """Kind of its engines that run already; empty where there are none."""
+
     package: str = ""
     """Package that the engine imports and the `train` extra does not bring; `extra` is the extra that does."""
 
     extra: str = ""
 
+
+_VLLM_SAMPLING = (
+    "allowed_token_ids",
+    "bad_words",
+    "extra_args",
+    "frequency_penalty",
+    "ignore_eos",
+    "logit_bias",
+    "min_tokens",
+    "presence_penalty",
+    "stop_token_ids",
+    "thinking_token_budget",
+)
+"""Sampling parameters of vLLM's without a field of their own."""
 
 BACKENDS: Mapping[str, EngineBackend] = {
     "vllm": EngineBackend(
@@ -221,18 +242,8 @@ BACKENDS: Mapping[str, EngineBackend] = {
         transports=("nccl", "gloo", "disk"),
         head_sizes_on_a_cpu=True,
         takes_megatron_weights=True,
-        sampling_arguments=(
-            "allowed_token_ids",
-            "bad_words",
-            "extra_args",
-            "frequency_penalty",
-            "ignore_eos",
-            "logit_bias",
-            "min_tokens",
-            "presence_penalty",
-            "stop_token_ids",
-            "thinking_token_budget",
-        ),
+        sampling_arguments=_VLLM_SAMPLING,
+        as_server="http",
         package="vllm",
         extra="vllm",
     ),
@@ -242,8 +253,20 @@ BACKENDS: Mapping[str, EngineBackend] = {
         has_the_learners_dtype=True,
         repeats_on_a_cpu=True,
     ),
-    "http": EngineBackend(is_started_by_the_run=False),
-    "sglang": EngineBackend(takes_adapters=False, transports=("nccl", "gloo", "disk")),
+    "http": EngineBackend(
+        fields=("model_dtype",),
+        is_started_by_the_run=False,
+        shares_prefixes=True,
+        transports=("disk",),
+        sampling_arguments=_VLLM_SAMPLING,
+    ),
+    "sglang": EngineBackend(
+        fields=("model_dtype",),
+        is_started_by_the_run=False,
+        shares_prefixes=True,
+        transports=("disk",),
+        sampling_arguments=("custom_params", "ignore_eos", "logit_bias", "presence_penalty", "stop_regex"),
+    ),
 }
 """Facts about each kind of engine, keyed by the value of `backend`."""
 
@@ -266,8 +289,20 @@ def weight_dtype(engine: InferenceEngineConfig, learners: str) -> str:
 
 
 def backend_of(engine: InferenceEngineConfig) -> EngineBackend:
-    """Facts about the configured kind of engine."""
-    return BACKENDS[engine.backend]
+    """Facts about the configured kind of engine; where vLLM engines run already, about a server."""
+    return BACKENDS[kind_of_engine(engine)]
+
+
+def kind_of_engine(engine: InferenceEngineConfig) -> str:
+    """The name in `BACKENDS` of what is sampled from."""
+    elsewhere = engine.external_proxy_url or server_urls(engine) or not engine.run_engines_locally
+    return (BACKENDS[engine.backend].as_server if elsewhere else "") or engine.backend
+
+
+def server_urls(engine: InferenceEngineConfig) -> tuple[str, ...]:
+    """Addresses of engines that run already, those of `remote_urls` with the scheme that they lack."""
+    old = (url if "://" in url else f"http://{url}" for url in engine.remote_urls)
+    return engine.external_server_urls or tuple(old)
 
 
 def backends_that(suit: Callable[[EngineBackend], bool]) -> str:

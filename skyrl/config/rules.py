@@ -16,9 +16,15 @@ from skyrl.config.every_kind import EVERY_KIND_RULES
 from skyrl.config.generator import SamplingParams
 from skyrl.config.losses import asks_for_correction
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import grid_of, models_of, samples
+from skyrl.config.sizes import grid_of, models_of, starts_engines
 from skyrl.config.trackers import lacks_of
 from skyrl.tree.rules import Rule, rule
+
+_KIND_OF_ENGINE = tuple(
+    f"generator.inference_engine.{name}"
+    for name in ("backend", "run_engines_locally", "remote_urls", "external_proxy_url", "external_server_urls")
+)
+"""Paths that decide what is sampled from."""
 
 
 @rule(
@@ -33,7 +39,7 @@ from skyrl.tree.rules import Rule, rule
         "trainer.critic.model.path",
         "trainer.algorithm.use_kl_loss",
         "trainer.algorithm.use_kl_in_reward",
-        "generator.inference_engine.backend",
+        *_KIND_OF_ENGINE,
         "generator.inference_engine.num_engines",
         "trainer.rollouts_from",
     ),
@@ -41,11 +47,11 @@ from skyrl.tree.rules import Rule, rule
 )
 def one_process_suffices_for_one_embedded_engine(run: SkyRLTrainConfig) -> str:
     """Ray is for what one process cannot hold: several ranks or engines, or an engine with processes of its own. A run
-    that is fed from a recording has no engine.
+    that is fed from a recording has no engine, and engines that run already are no processes of the run.
     """
     engine = run.generator.inference_engine
     alone = all(grid_of(run, model).ranks == 1 for model in models_of(run))
-    embedded = not samples(run) or (backend_of(engine).is_embedded and engine.num_engines == 1)
+    embedded = not starts_engines(run) or (backend_of(engine).is_embedded and engine.num_engines == 1)
     return "in_process" if embedded and alone else "ray"
 
 
@@ -182,21 +188,24 @@ def a_deterministic_run_samples_deterministically(run: SkyRLTrainConfig) -> bool
 
 @rule(
     writes="generator.inference_engine.weight_sync_backend",
-    reads=("trainer.device", "generator.inference_engine.backend"),
+    reads=("trainer.device", *_KIND_OF_ENGINE),
     unset="nccl",
     placeholder=False,
 )
 def nccl_is_for_vllm_on_cuda(run: SkyRLTrainConfig) -> str:
-    """Between processes that compute on CPUs, and to engines without vLLM's transfers, weights travel over gloo."""
-    on_gpus = run.trainer.device == "cuda" and "nccl" in backend_of(run.generator.inference_engine).transports
-    return "nccl" if on_gpus else "gloo"
+    """Between processes that compute on CPUs, and to engines without vLLM's transfers, weights travel over gloo; to
+    servers that run already, as files.
+    """
+    able = backend_of(run.generator.inference_engine).transports
+    on_gpus = run.trainer.device == "cuda"
+    return next(way for way in ("nccl", "gloo", "disk") if way in able and (on_gpus or way != "nccl"))
 
 
 @rule(
     writes="generator.inference_engine.logprob_parity_bound",
     reads=(
         "trainer.compute_dtype",
-        "generator.inference_engine.backend",
+        *_KIND_OF_ENGINE,
         "generator.inference_engine.model_dtype",
         "generator.inference_engine.rollout_dtype",
     ),

@@ -74,11 +74,7 @@ def evaluates(run: SkyRLTrainConfig) -> bool:
 
 def starts_engines(run: SkyRLTrainConfig) -> bool:
     """Does the run start the engines, or do they run already, elsewhere, or is there no need of any?"""
-    if not samples(run):
-        return False
-    engine = run.generator.inference_engine
-    elsewhere = engine.external_proxy_url or engine.external_server_urls or engine.remote_urls
-    return backend_of(engine).is_started_by_the_run and engine.run_engines_locally and not elsewhere
+    return samples(run) and backend_of(run.generator.inference_engine).is_started_by_the_run
 
 
 def grid_of(run: SkyRLTrainConfig, model: Model) -> Grid:

@@ -11,7 +11,7 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.config.engines import backend_of, engine_dtype, weight_dtype
 from skyrl.config.kinds import kind_of
 from skyrl.config.model_overrides import engine_overrides
-from skyrl.config.sizes import engines_of, grid_of
+from skyrl.config.sizes import engines_of, grid_of, starts_engines
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.inference.engine import InferenceEngine, InFlight
 from skyrl.inference.torch_engine import load_torch_engine
@@ -134,8 +134,12 @@ def stream_limits(run: SkyRLTrainConfig, steps: int) -> StreamLimits:
 
 
 def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> WeightTransport:
-    """How weights travel: not at all within one process, else as `weight_sync_backend` says."""
+    """How weights travel: not at all within one process, as files to servers that run already, else as
+    `weight_sync_backend` says.
+    """
     engine, dtype = run.generator.inference_engine, _weight_dtype(run)
+    if not starts_engines(run):
+        return FolderTransport(folder.absolute(), dtype=dtype)
     if run.trainer.placement.executor == "in_process":
         alone = "async_engine" in backend_of(engine).fields and engine.async_engine  # it computes in a child process
         return FolderTransport(folder, dtype=dtype) if alone else SharedTransport()

@@ -16,7 +16,7 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.sizes import evaluates
+from skyrl.config.sizes import evaluates, starts_engines
 from skyrl.data.prompts import PromptDataset
 from skyrl.endpoint.doors import Address
 from skyrl.errors import DataError
@@ -28,9 +28,15 @@ from skyrl.experiments.collaborators import (
 )
 from skyrl.experiments.policy_gradient_models import PolicyGradientModels
 from skyrl.experiments.sampling import read_prompts, sampled_rollouts, steps_that_prompts_fill
+<<<<<<< HEAD
 from skyrl.experiments.served_policy import address_of_clients, served_policy
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest
+=======
+from skyrl.experiments.servers import server_engines
+from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.engine import InferenceEngine
+>>>>>>> a86393b (inference: engines over vLLM and SGLang servers that run already)
 from skyrl.inference.remote_engine import RemoteEngine
 from skyrl.learners.group import LearnerGroup, ScorerGroup
 from skyrl.learners.learning_worker import LearningWorker
@@ -151,15 +157,21 @@ class BasePPOExp(PolicyGradientModels):
 
     def get_inference_client(self) -> InferenceEngineClient:
         """The engines that sample, each with weights of its own."""
-        handles = self.processes.start("engine", engine_makers(self.cfg)).handles
         return InferenceEngineClient(
-            [RemoteEngine(handle) for handle in handles],
+            self.get_engines(),
             self.tokenizer,
             self.model_path,
             self.cfg.trainer.policy.model.lora,
             self.cfg.generator.inference_engine,
             in_flight=in_flight(self.cfg),
         )
+
+    def get_engines(self) -> Sequence[InferenceEngine]:
+        """The engines: processes of the run, or servers that run already, which get the policy's weights."""
+        if not starts_engines(self.cfg):
+            return server_engines(self.cfg, takes_weights=True)
+        handles = self.processes.start("engine", engine_makers(self.cfg)).handles
+        return [RemoteEngine(handle) for handle in handles]
 
     def get_generator(self) -> SkyRLGymGenerator:
         """Generator of rewarded trajectories."""
@@ -184,7 +196,7 @@ class BasePPOExp(PolicyGradientModels):
         share = placement.colocate_all or (placement.colocate_policy_ref and len(models) > 1)
         return TimeSharing(
             models if share else {},
-            (lambda: self.client) if placement.colocate_all and not self.recorded else None,
+            (lambda: self.client) if placement.colocate_all and starts_engines(self.cfg) else None,
             keep_optimizers=[
                 name
                 for name, of_model in (("policy", self.cfg.trainer.policy), ("critic", self.cfg.trainer.critic))

@@ -37,6 +37,7 @@ from skyrl.experiments.model_checks import (
     the_model_is_there,
     the_policy_can_chat,
 )
+from skyrl.experiments.servers import tokens_of_servers_are_there, training_gives_servers_its_weights
 from skyrl.hub import beside
 from skyrl.planning.sizes import layout
 from skyrl.processes.addresses import is_loopback
@@ -223,6 +224,8 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     there_are_gpus_for_it,
     flash_attention_is_installed,
     keys_are_there(os.environ),
+    tokens_of_servers_are_there(os.environ),
+    training_gives_servers_its_weights,
     folders_can_be_written,
     models_are_where_they_are_said_to_be,
     ranks_that_cut_matrices_get_equal_parts,

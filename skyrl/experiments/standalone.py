@@ -5,11 +5,11 @@ The policy is the model at `trainer.policy.model.path`, whole, as the engines th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.sizes import on_ray, sizes_of
+from skyrl.config.sizes import on_ray, sizes_of, starts_engines
 from skyrl.errors import Problem, Stopped
 from skyrl.experiments.collaborators import start_processes
 from skyrl.experiments.first_rows import first_rows_can_be_used
@@ -21,6 +21,8 @@ from skyrl.experiments.preflight import (
     packages_are_installed,
     the_task_can_be_imported,
 )
+from skyrl.experiments.servers import server_engines, tokens_of_servers_are_there
+from skyrl.inference.engine import InferenceEngine
 from skyrl.planning.sizes import layout_of_engines
 from skyrl.processes.event_loop import event_loop
 from skyrl.processes.handles import Processes
@@ -40,6 +42,10 @@ class StandaloneSampling(BasePPOExp):
     def get_processes(self) -> Processes:
         """Processes of the engines."""
         return start_processes(self.cfg, layout_of_engines(sizes_of(self.cfg)) if on_ray(self.cfg) else None)
+
+    def get_engines(self) -> Sequence[InferenceEngine]:
+        """The engines; servers that run already are sampled from with the weights that they have."""
+        return super().get_engines() if starts_engines(self.cfg) else server_engines(self.cfg, takes_weights=False)
 
     def check_inputs(self) -> Mapping[str, object] | None:
         """The evaluation prompts and the model; the sandbox that answers are judged in, if there is one."""
@@ -97,6 +103,16 @@ def preflight(environ: Mapping[str, str], *, rewarded: bool) -> tuple[Check[SkyR
     """Checks of the machine before a model is sampled from, and before its answers are `rewarded` by environments.
     `environ` has the keys of services.
     """
+<<<<<<< HEAD
     model = (*model_checks, the_prompts_exist)
+=======
+    model = (
+        tokens_of_servers_are_there(environ),
+        packages_for_sampling,
+        models_are_where_they_are_said_to_be,
+        the_policy_can_chat,
+        the_prompts_exist,
+    )
+>>>>>>> a86393b (inference: engines over vLLM and SGLang servers that run already)
     judges = (keys_are_there(environ), the_task_can_be_imported, first_rows_can_be_used(judge=False, training=False))
     return (*model, *judges) if rewarded else model

@@ -36,6 +36,9 @@ class ModelFacts:
     eos_ids: tuple[int, ...]
     """Every id that ends a completion, without the tokenizer's."""
 
+    vocabulary: int
+    """Number of token ids."""
+
 
 @frozen(kw_only=True)
 class ExpectedWeights:
@@ -62,6 +65,7 @@ def model_facts(
         kv_numbers_per_token=2 * text.num_hidden_layers * kv_heads * head_dim,
         positions=getattr(text, "max_position_embeddings", None),
         eos_ids=_eos_ids(path, config),
+        vocabulary=text.vocab_size,
     )
 
 

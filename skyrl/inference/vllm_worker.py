@@ -36,7 +36,9 @@ class WeightReceiver:
         sampler = self.model_runner.sampler
         if not hasattr(sampler, "topk_topp_sampler"):
             raise RuntimeError("skyrl needs vLLM's first model runner: leave VLLM_USE_V2_MODEL_RUNNER unset")
-        report_tempered_logprobs(sampler)
+        if not getattr(sampler, "skyrl_prepared", False):  # a server is prepared by every run that uses it
+            report_tempered_logprobs(sampler)
+            sampler.skyrl_prepared = True
 
     def skyrl_load_weights(self, incoming: Mapping[str, Any] | IncomingWeights, tied: Mapping[str, str]) -> str:
         """Replaces all weights by those that arrive; empty, or why that stopped halfway.

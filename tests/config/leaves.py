@@ -11,7 +11,7 @@ import attrs
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.errors import ConfigError
-from skyrl.tree import evolve_at
+from skyrl.tree import Secret, evolve_at
 from skyrl.tree.access import default_at
 from skyrl.tree.classes import fields_of, is_config, leaf_paths
 from skyrl.tree.types import bare, config_class, is_list, is_mapping, is_union
@@ -70,7 +70,13 @@ def _candidates(kind: Any, default: Any) -> Iterator[Any]:
     elif is_mapping(kind):
         yield {"key": 1}
     else:
-        yield from {bool: (True, False), int: (3, 1), float: (0.25, 1.5), str: ("other", "zero", "http://other")}[kind]
+        yield from {
+            bool: (True, False),
+            int: (3, 1),
+            float: (0.25, 1.5),
+            str: ("other", "zero", "http://other"),
+            Secret: (Secret("A_TOKEN"),),
+        }[kind]
 
 
 FIXED = {

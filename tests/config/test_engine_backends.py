@@ -32,8 +32,8 @@ def test_the_transports_of_a_backend_exist(name: str) -> None:
 
 
 def test_a_message_names_the_backends_that_suit() -> None:
-    assert backends_that(lambda backend: "nccl" in backend.transports and backend.takes_adapters) == "vllm"
-    assert backends_that(lambda backend: backend.package == "" and backend.is_started_by_the_run) == "torch and sglang"
+    assert backends_that(lambda backend: "nccl" in backend.transports) == "vllm"
+    assert backends_that(lambda backend: backend.package == "" and backend.is_started_by_the_run) == "torch"
 
 
 def test_no_module_compares_the_name_of_a_backend() -> None:

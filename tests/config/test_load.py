@@ -20,7 +20,7 @@ from skyrl.config import (
     make_config,
 )
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree import differences, evolve_at, field, frozen, get_at
+from skyrl.tree import Secret, differences, evolve_at, field, frozen, get_at
 from skyrl.tree.classes import leaf_paths, table_paths
 from skyrl.tree.dump import flatten
 from skyrl.tree.validators import positive
@@ -63,7 +63,13 @@ def nested(values: dict[str, Any]) -> dict[str, Any]:
 
 def spelled(value: Any) -> str:
     """A value as text for a command line."""
+    value = plain(value)
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def plain(value: Any) -> Any:
+    """A value as a file has it: a secret is a reference."""
+    return f"env:{value.name}" if isinstance(value, Secret) else value
 
 
 def written(folder: Path, text: str, name: str = "run.toml") -> str:
@@ -85,11 +91,11 @@ def test_nothing_written_is_the_default_tree() -> None:
 def test_one_written_leaf_changes_that_leaf_alone_in_every_spelling(path: str, tmp_path: Path) -> None:
     value = OTHERS[path]
     expected = evolve_at(SkyRLTrainConfig(), path, value)
-    file = written(tmp_path, tomli_w.dumps(nested({path: value})))
+    file = written(tmp_path, tomli_w.dumps(nested({path: plain(value)})))
     assert load([file]).config == expected
     assert load([], [f"{path}={spelled(value)}"]).config == expected
-    assert load([], {path: value}).config == expected
-    assert load([], nested({path: value})).config == expected
+    assert load([], {path: plain(value)}).config == expected
+    assert load([], nested({path: plain(value)})).config == expected
 
 
 @each(sorted(table_paths(SkyRLTrainConfig)))

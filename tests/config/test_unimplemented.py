@@ -50,9 +50,7 @@ def evolve_if_possible(run: SkyRLTrainConfig, path: str, value: Any) -> SkyRLTra
 @pytest.mark.parametrize(
     ("path", "value", "hint"),
     [
-        ("generator.inference_engine.external_proxy_url", "http://router", "what runs: none"),
         ("trainer.policy.use_torch_compile", True, "what runs: false"),
-        ("generator.inference_engine.remote_urls", ["host:1"], "what runs: empty"),
         ("trainer.strategy", "megatron", "what runs: fsdp or fsdp2 or deepspeed"),
     ],
 )

@@ -41,6 +41,7 @@ REFUSED_HERE = {
 
 REFUSED_ELSEWHERE = {
     "plus_prefix": "+trainer.foo",  # as it was written
+    "lora_backend": "generator.inference_engine.external_server_urls",  # we take adapters there
     "bs_not_div": "trainer.policy_mini_batch_size",  # which does not divide what was written
 }
 """Case -> the path of our refusal, where that is not one that the case writes."""

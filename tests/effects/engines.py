@@ -17,10 +17,17 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import SamplingParams
+<<<<<<< HEAD
 from skyrl.endpoint.doors import TOKEN_VARIABLE
 from skyrl.errors import SkyRLError
 from skyrl.experiments.collaborators import engine_makers, parity_canary, weight_road
 from skyrl.experiments.served_policy import address_of_clients, served_policy
+=======
+from skyrl.config.sizes import starts_engines
+from skyrl.errors import SkyRLError
+from skyrl.experiments.collaborators import engine_makers, parity_canary, weight_road
+from skyrl.experiments.servers import server_engines
+>>>>>>> a86393b (inference: engines over vLLM and SGLang servers that run already)
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from tests.effects.observables import placement
 from tests.effects.probe import Probe, Scene, observable
@@ -130,6 +137,27 @@ def road(scene: Scene) -> object:
     return sorted(map(str, ends.seen))
 
 
+@observable("which servers are asked, for what, and how", refuses=True)
+def servers(scene: Scene) -> object:
+    asked: list[object] = []
+
+    def connection(url: str, *, token: str | None, most: int) -> object:
+        asked.append((url, token, most))
+        return SimpleNamespace(url=url)
+
+    if starts_engines(scene.run):
+        return "none: the run starts its engines"
+    with (
+        mock.patch.dict(os.environ, {"A_TOKEN": "a secret", "ANOTHER": "another"}),
+        mock.patch("skyrl.experiments.servers.Connection", connection),
+    ):
+        try:
+            made = server_engines(scene.run, takes_weights=True)
+        except SkyRLError as error:
+            return f"{type(error).__name__}: {error}"
+    return asked, len(made)
+
+
 @observable("whether an engine that differs from the learner by 0.005 nats ends the run")
 def parity(scene: Scene) -> object:
     class Engine:
@@ -147,6 +175,14 @@ def parity(scene: Scene) -> object:
     except SkyRLError as error:
         return f"{type(error).__name__}: {error}"
 
+
+SERVER: Mapping[str, Any] = {
+    f"{E}backend": "http",
+    f"{PLACEMENT}colocate_all": False,
+    "trainer.deterministic": False,
+    f"{E}external_server_urls": ("http://127.0.0.1:1",),
+}
+"""A server that runs already."""
 
 VALUES: Mapping[str, Any] = {
     "model_dtype": "float16",
@@ -167,6 +203,11 @@ VALUES: Mapping[str, Any] = {
 PROBES: tuple[Probe, ...] = (
     Probe(f"{E}backend", "vllm", engine, {"trainer.deterministic": False}),
     Probe(f"{E}num_engines", 2, placement, APART),
+    Probe(f"{E}run_engines_locally", False, servers, {f"{E}backend": "vllm"}),
+    Probe(f"{E}external_server_urls", ("http://127.0.0.1:2", "http://127.0.0.1:3"), servers, SERVER),
+    Probe(f"{E}remote_urls", ("127.0.0.1:2",), servers, {f"{E}backend": "http", "trainer.deterministic": False}),
+    Probe(f"{E}external_proxy_url", "http://127.0.0.1:4", servers, SERVER),
+    Probe(f"{E}external_token", "env:A_TOKEN", servers, SERVER),
     Probe(f"{E}rollout_dtype", "bfloat16", drawn),
     *(Probe(f"{E}{name}", value, engine, VLLM) for name, value in VALUES.items()),
     Probe(f"{E}expert_parallel_size", 2, engine, SPLIT),

@@ -1,4 +1,4 @@
-"""What every engine promises, asked of the torch engine and of vLLM alike; and that they agree token by token.
+"""What every engine promises, asked of the torch engine, of vLLM and of servers alike; and that they agree on tokens.
 
 Each scenario runs in a process of its own, see `vllm_host.py`, which keeps one engine of each kind.
 """
@@ -6,23 +6,27 @@ Each scenario runs in a process of its own, see `vllm_host.py`, which keeps one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import attrs
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from skyrl.config import InferenceEngineConfig, SamplingParams
 from skyrl.errors import RunError, UserError, WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
-from skyrl.inference.incoming_weights import Shared
+from skyrl.inference.incoming_weights import Folder, Shared, weight_info
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.inference.vllm_engine import VLLMEngine
+from skyrl.weight_sync.senders import FolderSender
 from tests.inference.nano import EOS, full_forward_logprobs, keys, nano_tokenizer, prompts, request
+from tests.inference.server_engines import SERVERS, arrived, engine_over, hung_up
 from tests.inference.steps import Steps, gate_of_model, gate_of_vllm
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
@@ -52,6 +56,8 @@ def make(kind: str, folder: Path, **options: Any) -> tuple[InferenceEngine, Step
     if kind == "torch":
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         return TorchEngine(model, nano_tokenizer(), max_num_seqs=16, **options), gate_of_model(model)
+    if kind in SERVERS:
+        return engine_over(kind, folder, **options)
     config = InferenceEngineConfig(backend="vllm", model_dtype="float32", async_engine=False, max_num_seqs=16)
     engine = VLLMEngine(config, model_path=str(folder), device="cpu", tokenizer=nano_tokenizer(), **options)
     return engine, gate_of_vllm()
@@ -94,7 +100,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(tmp_path_factory.mktemp("contract") / "model", model)
 
 
-both = pytest.mark.parametrize("kind", ["torch", "vllm"])
+OTHERS = ["vllm", "sglang server", pytest.param("vllm server", marks=pytest.mark.long)]
+"""Kinds of engine beside the torch engine, which they are compared with."""
+
+every = pytest.mark.parametrize("kind", ["torch", *OTHERS])
+other = pytest.mark.parametrize("kind", OTHERS)
 
 
 async def draw(kind: str, folder: Path, *asked: GenerationRequest) -> list[tuple[Completion, ...]]:
@@ -111,8 +121,9 @@ def agree(one: list[tuple[Completion, ...]], other: list[tuple[Completion, ...]]
 GREEDY = [request(prompt, temperature=0.0, max_generate_length=80) for prompt in prompts(*range(3, 27, 2))]
 
 
-def test_both_engines_draw_the_same_greedy_completions(host: Host, folder: Path) -> None:
-    ours, theirs = host.run(draw, "torch", folder, *GREEDY), host.run(draw, "vllm", folder, *GREEDY)
+@other
+def test_engines_draw_the_same_greedy_completions(host: Host, folder: Path, kind: str) -> None:
+    ours, theirs = host.run(draw, "torch", folder, *GREEDY), host.run(draw, kind, folder, *GREEDY)
     agree(ours, theirs)
     said = sum(ours, ())
     assert {completion.stop_reason for completion in said} == {"stop", "length"}
@@ -120,41 +131,45 @@ def test_both_engines_draw_the_same_greedy_completions(host: Host, folder: Path)
     assert SECOND_EOS in ends  # and such a token stays in the ids
 
 
-def test_both_engines_stop_at_the_same_stop_strings(host: Host, folder: Path) -> None:
+@other
+def test_engines_stop_at_the_same_stop_strings(host: Host, folder: Path, kind: str) -> None:
     asked = []
     for one, said in zip(GREEDY, host.run(draw, "torch", folder, *GREEDY), strict=True):
         pairs = [said[0].text[at : at + 2] for at in range(2, len(said[0].text) - 2)]
         stops = tuple(pair for pair in pairs if pair.isascii() and pair.isprintable())[:1]
         sampling = SamplingParams(temperature=0.0, max_generate_length=80, stop=(*stops, "nowhere"))
         asked.append(attrs.evolve(one, sampling=sampling))
-    ours, theirs = host.run(draw, "torch", folder, *asked), host.run(draw, "vllm", folder, *asked)
+    ours, theirs = host.run(draw, "torch", folder, *asked), host.run(draw, kind, folder, *asked)
     agree(ours, theirs)
     stopped = [c.text for c, one in zip(sum(ours, ()), asked, strict=True) if c.text.endswith(one.sampling.stop or ())]
     assert len(stopped) >= 6
 
 
-def test_both_engines_apply_a_repetition_penalty_alike(host: Host, folder: Path) -> None:
+@other
+def test_engines_apply_a_repetition_penalty_alike(host: Host, folder: Path, kind: str) -> None:
     asked = [request(p, temperature=0.0, repetition_penalty=1.7) for p in prompts(4, 9)]
-    agree(host.run(draw, "torch", folder, *asked), host.run(draw, "vllm", folder, *asked))
+    agree(host.run(draw, "torch", folder, *asked), host.run(draw, kind, folder, *asked))
 
 
-def test_both_engines_apply_a_frequency_penalty_alike(host: Host, folder: Path) -> None:
+@other
+def test_engines_apply_a_frequency_penalty_alike(host: Host, folder: Path, kind: str) -> None:
     plain = [request(p, greedy=True, max_generate_length=40) for p in prompts(4, 9)]
     asked = [request(p, greedy=True, max_generate_length=40, frequency_penalty=1.2) for p in prompts(4, 9)]
     ours = host.run(draw, "torch", folder, *asked)
-    agree(ours, host.run(draw, "vllm", folder, *asked))
+    agree(ours, host.run(draw, kind, folder, *asked))
     repeated = [max(map(c.token_ids.count, c.token_ids)) for c in sum(host.run(draw, "torch", folder, *plain), ())]
     assert max(max(map(c.token_ids.count, c.token_ids)) for c in sum(ours, ())) < max(repeated)
 
 
-def test_both_engines_stop_at_the_same_tokens(host: Host, folder: Path) -> None:
+@other
+def test_engines_stop_at_the_same_tokens(host: Host, folder: Path, kind: str) -> None:
     longest = sum(host.run(draw, "torch", folder, *GREEDY), ())
     ends = tuple(c.token_ids[min(5, len(c.token_ids) - 1)] for c in longest[:4])
     asked = [
         request(one.prompt_ids, greedy=True, max_generate_length=80, stop_token_ids=ends if place % 2 else ends[:1])
         for place, one in enumerate(GREEDY)
     ]
-    ours, theirs = host.run(draw, "torch", folder, *asked), host.run(draw, "vllm", folder, *asked)
+    ours, theirs = host.run(draw, "torch", folder, *asked), host.run(draw, kind, folder, *asked)
     agree(ours, theirs)
     said = [
         c for c, one in zip(sum(ours, ()), asked, strict=True) if c.token_ids[-1] in (one.sampling.stop_token_ids or ())
@@ -163,7 +178,8 @@ def test_both_engines_stop_at_the_same_tokens(host: Host, folder: Path) -> None:
     assert all(completion.stop_reason == "stop" for completion in said)
 
 
-def test_no_completion_ends_before_its_least_length(host: Host, folder: Path) -> None:
+@other
+def test_no_completion_ends_before_its_least_length(host: Host, folder: Path, kind: str) -> None:
     free = sum(host.run(draw, "torch", folder, *GREEDY), ())
     assert any(completion.stop_reason == "stop" and len(completion.token_ids) < 40 for completion in free)
     stop = next(letter for c in free for letter in c.text[2:30] if letter.isascii() and letter.isprintable())
@@ -172,13 +188,13 @@ def test_no_completion_ends_before_its_least_length(host: Host, folder: Path) ->
         request(one.prompt_ids, greedy=True, max_generate_length=60, min_new_tokens=40, **more[place % 3])
         for place, one in enumerate(GREEDY)
     ]
-    ours, theirs = host.run(draw, "torch", folder, *asked), host.run(draw, "vllm", folder, *asked)
+    ours, theirs = host.run(draw, "torch", folder, *asked), host.run(draw, kind, folder, *asked)
     agree(ours, theirs)
     assert all(len(completion.token_ids) >= 40 for completion in sum(ours, ()))
     assert len({len(completion.token_ids) for completion in sum(ours, ())}) > 1
 
 
-@both
+@every
 def test_prompt_and_completion_together_have_a_limit(host: Host, folder: Path, kind: str) -> None:
     short, full = prompts(15, 20)
     asked = [request(one, greedy=True, max_tokens=20, max_generate_length=60) for one in (short, full)]
@@ -187,14 +203,15 @@ def test_prompt_and_completion_together_have_a_limit(host: Host, folder: Path, k
     assert (none.token_ids, none.stop_reason) == ((), "length")
 
 
-@both
+@every
 def test_greedy_is_temperature_zero(host: Host, folder: Path, kind: str) -> None:
     one, other = request(prompts(7)[0], greedy=True), request(prompts(7)[0], temperature=0.0)
     first, second = host.run(draw, kind, folder, one, other)
-    assert first == second
+    agree([first], [second])
+    assert first == second or kind in SERVERS  # whose requests do not arrive together, and so not in one batch
 
 
-@both
+@every
 @pytest.mark.parametrize(
     "sampling", [{"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.02}, {"temperature": 1.3}, {"top_p": 0.5}]
 )
@@ -211,7 +228,7 @@ def test_logprobs_are_those_of_the_tempered_softmax_before_any_cut(
             assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-@both
+@every
 def test_a_sample_draws_the_same_whatever_runs_beside_it(host: Host, folder: Path, kind: str) -> None:
     asked = request(prompts(7)[0], count=3)
     alone = host.run(draw, kind, folder, asked)
@@ -221,7 +238,7 @@ def test_a_sample_draws_the_same_whatever_runs_beside_it(host: Host, folder: Pat
     assert len({c.token_ids for c in among}) == 3  # each sample has draws of its own
 
 
-@both
+@every
 def test_each_key_gets_its_completion_in_order(host: Host, folder: Path, kind: str) -> None:
     asked = request(prompts(7)[0], count=5)
     (whole,) = host.run(draw, kind, folder, asked)
@@ -230,7 +247,7 @@ def test_each_key_gets_its_completion_in_order(host: Host, folder: Path, kind: s
     assert [c.token_ids for c in backwards] == [c.token_ids for c in reversed(whole)]
 
 
-@both
+@every
 def test_the_model_ends_where_its_longest_sequence_ends(host: Host, folder: Path, kind: str) -> None:
     nearly, full = prompts(91, 96)
     asked = [request(nearly, temperature=0.0), request(full)]
@@ -239,7 +256,7 @@ def test_the_model_ends_where_its_longest_sequence_ends(host: Host, folder: Path
     assert (none.token_ids, none.text, none.stop_reason) == ((), "", "length")
 
 
-@both
+@every
 def test_what_cannot_be_answered_is_refused_by_name(host: Host, folder: Path, kind: str) -> None:
     with pytest.raises(RunError, match="prompt 'of 97 tokens' has 97 tokens, more than max_model_len = 96"):
         host.run(draw, kind, folder, request(prompts(97)[0]))
@@ -274,7 +291,7 @@ async def begun(call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     return task
 
 
-@both
+@every
 def test_a_pause_lets_running_samples_finish_and_holds_later_ones(host: Host, folder: Path, kind: str) -> None:
     assert host.run(work_around_a_pause, kind, folder) == [60, False, 12]
 
@@ -292,7 +309,7 @@ async def load(kind: str, folder: Path, fault: str) -> tuple[str, list[tuple[Com
     if fault != "not paused":
         await engine.pause()
     try:
-        await engine.load_weights(Shared(tuple(weights.items())), engine.weight_version + 1)
+        await give(kind, engine, weights)
     except WeightSyncError as error:
         problem = str(error)
     finally:
@@ -300,7 +317,7 @@ async def load(kind: str, folder: Path, fault: str) -> tuple[str, list[tuple[Com
     return problem, await draw(kind, folder, *GREEDY[:3])
 
 
-@both
+@every
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -326,20 +343,32 @@ async def load_and_restore(kind: str, folder: Path) -> tuple[list[Any], list[Any
         problem, new = await load(kind, folder, "none")
         assert not problem
     finally:
-        await restore(engine_of(kind, folder))
+        await restore(kind, engine_of(kind, folder))
     return before, new, await draw(kind, folder, *GREEDY[:3])
 
 
-async def restore(engine: InferenceEngine) -> None:
+async def give(kind: str, engine: InferenceEngine, weights: Mapping[str, Tensor]) -> None:
+    """The engine's next version: in memory, or in files where it is a server."""
+    version = engine.weight_version + 1
+    if kind not in SERVERS:
+        await engine.load_weights(Shared(tuple(weights.items())), version)
+        return
+    with TemporaryDirectory() as folder:
+        FolderSender(path=folder, dtype="float32")(iter(weights.items()))
+        infos = tuple(weight_info(name, tensor) for name, tensor in weights.items())
+        await engine.load_weights(Folder(path=folder, weights=infos), version)
+
+
+async def restore(kind: str, engine: InferenceEngine) -> None:
     """Loads the stored weights again."""
     await engine.pause()
     try:
-        await engine.load_weights(Shared(tuple(small_model().state_dict().items())), engine.weight_version + 1)
+        await give(kind, engine, small_model().state_dict())
     finally:
         await engine.resume()
 
 
-@both
+@every
 def test_after_new_weights_nothing_computed_with_the_old_ones_is_left(host: Host, folder: Path, kind: str) -> None:
     before, new, restored = host.run(load_and_restore, kind, folder)
     model = small_model()
@@ -360,20 +389,21 @@ async def give_up(kind: str, folder: Path) -> tuple[bool, int]:
         before = scene.steps.taken - 10
         scene.running[0].cancel()
         await asyncio.gather(*scene.running, return_exceptions=True)
+        await hung_up(kind)
         pausing = await begun(scene.engine.pause())
         scene.steps.release()
         await pausing
         return scene.running[0].cancelled(), scene.steps.taken - before
 
 
-@both
+@every
 def test_a_request_that_nobody_waits_for_is_given_up(host: Host, folder: Path, kind: str) -> None:
     cancelled, steps = host.run(give_up, kind, folder)
     assert cancelled
     assert 10 < steps < 30  # the step that was begun, and those of the turns that an event loop takes to pass it on
 
 
-LONG = [request(prompt, temperature=1.0, max_generate_length=70, count=2) for prompt in prompts(4, 9, 20)]
+LONG = [request(prompt, temperature=1.0, max_generate_length=70, count=2) for prompt in prompts(4, 9, 20, seed=8)]
 """The draws of these keys end none of them in the 30 steps or so that the interruptions below take."""
 
 
@@ -386,21 +416,21 @@ async def interrupt(kind: str, folder: Path, in_flight: InFlight, seed: int | No
             for _ in range(2):
                 await scene.steps.held()
                 pausing = await begun(scene.engine.pause(in_flight))
+                await arrived(kind)
                 scene.steps.release()
                 await pausing
                 assert not any(task.done() for task in scene.running)
                 if seed is not None:
-                    weights = changed(small_model(), seed)
-                    await scene.engine.load_weights(Shared(weights), scene.engine.weight_version + 1)
+                    await give(kind, scene.engine, dict(changed(small_model(), seed)))
                 scene.steps.hold(after=12)
                 await scene.engine.resume()
             scene.steps.release()
             return list(await asyncio.gather(*scene.running))
     finally:
-        await restore(engine_of(kind, folder))
+        await restore(kind, engine_of(kind, folder))
 
 
-@both
+@every
 @pytest.mark.parametrize("in_flight", ["recompute", "keep"])
 def test_samples_that_stand_still_for_a_moment_are_what_they_would_have_been(
     host: Host, folder: Path, kind: str, in_flight: InFlight
@@ -425,7 +455,7 @@ def _by_version(
     return [completion.logprobs[place] for place in places], [fresh[place] for place in places]
 
 
-@both
+@every
 @pytest.mark.parametrize("in_flight", ["recompute", "keep"])
 def test_samples_go_on_under_new_weights_and_every_token_knows_which(
     host: Host, folder: Path, kind: str, in_flight: InFlight
@@ -462,6 +492,6 @@ async def close_while_paused(kind: str, folder: Path) -> list[str]:
     return said
 
 
-@both
+@every
 def test_a_closed_engine_refuses_who_waits_and_who_comes(host: Host, folder: Path, kind: str) -> None:
     assert host.run(close_while_paused, kind, folder) == ["this inference engine was closed"] * 2

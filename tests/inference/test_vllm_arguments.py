@@ -14,7 +14,7 @@ from skyrl.inference.vllm_model import ModelFacts
 from skyrl.tree.classes import fields_of
 
 KNOWN = {*SAME_NAME, *OTHER_NAME.values(), *FIXED, *OURS, "kv_cache_memory_bytes", "block_size", "hf_overrides"}
-MODEL = ModelFacts(head_dim=32, kv_numbers_per_token=128, positions=256, eos_ids=(1,))
+MODEL = ModelFacts(head_dim=32, kv_numbers_per_token=128, positions=256, eos_ids=(1,), vocabulary=64)
 
 
 def arguments(device: str = "cuda", model: ModelFacts = MODEL, max_model_len: int = 256, **fields: Any) -> Any:

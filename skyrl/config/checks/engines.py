@@ -6,16 +6,20 @@ starts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from skyrl.config.checks.asynchronous import is_corrected
-from skyrl.config.engines import backend_of, backends_that, engine_dtype
+from skyrl.config.engines import backend_of, backends_that, engine_dtype, server_urls
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import on_ray
+from skyrl.config.sizes import on_ray, samples, starts_engines
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 
 _ENGINE = "generator.inference_engine"
+
+_THIS_MACHINE = re.compile(r"http://(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:|/|$)")
+"""Addresses that no other machine can listen to."""
 
 
 def nccl_has_cuda(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -40,6 +44,39 @@ def nccl_is_vllms(run: SkyRLTrainConfig) -> Iterator[Problem]:
             path=f"{_ENGINE}.weight_sync_backend",
             message=f"nccl is the transfer of weights of {others} engines, and backend is {engine.backend}",
             hint=f"leave it out: it is derived; {' and '.join(able.transports)} reach it",
+        )
+
+
+def weights_have_a_way_to_servers(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Servers that run already take weights as their routes allow."""
+    engine = run.generator.inference_engine
+    ways = (*backend_of(engine).transports, "none")
+    if samples(run) and not starts_engines(run) and engine.weight_sync_backend not in ways:
+        yield Problem(
+            path=f"{_ENGINE}.weight_sync_backend",
+            message=f"{engine.weight_sync_backend} does not reach engines that run already",
+            hint=f"leave it out: it is derived; {' and '.join(ways)} are known to them",
+        )
+
+
+def engines_of_the_run_get_its_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Only servers have weights that a run did not give them."""
+    if starts_engines(run) and run.generator.inference_engine.weight_sync_backend == "none":
+        message = "none is for engines that run already, and the run starts these"
+        yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint="leave it out: it is derived")
+
+
+def a_token_is_not_shown_to_the_network(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """HTTP without TLS sends it as it is."""
+    engine = run.generator.inference_engine
+    urls = (*server_urls(engine), *filter(None, [engine.external_proxy_url]))
+    open_ones = [url for url in urls if url.startswith("http:") and not _THIS_MACHINE.match(url)]
+    if engine.external_token is not None and not starts_engines(run) and open_ones:
+        yield Problem(
+            path=f"{_ENGINE}.external_token",
+            message=f"is sent to {open_ones[0]} without encryption",
+            hint="let the server speak https, or keep the network between them to yourself",
+            severity="warning",
         )
 
 
@@ -143,6 +180,9 @@ def eight_bits_are_for_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
 ENGINE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     nccl_has_cuda,
     nccl_is_vllms,
+    weights_have_a_way_to_servers,
+    engines_of_the_run_get_its_weights,
+    a_token_is_not_shown_to_the_network,
     vllm_on_a_cpu_computes_eagerly,
     vllm_on_a_cpu_promises_no_repetition,
     parts_of_an_engine_on_a_cpu_are_child_processes,

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from skyrl.config.checks.models import model_checks
 from skyrl.config.checks.schedule import schedule_problems
-from skyrl.config.engines import backend_of, backends_that
 from skyrl.config.rl_models import RL_MODELS
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import has_critic, has_reference, models_of, trained_models
@@ -25,10 +24,6 @@ def adapters_have_a_road_to_the_engines(run: SkyRLTrainConfig) -> Iterator[Probl
     if engine.weight_sync_backend == "delta":
         message = "delta sends differences of whole weights, and an adapter is trained beside them"
         yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint="set it to nccl or gloo")
-    if not backend_of(engine).takes_adapters:
-        able = backends_that(lambda backend: backend.takes_adapters and backend.is_started_by_the_run)
-        message = f"adapters are served by {able} engines"
-        yield Problem(path=f"{_ENGINE}.backend", message=message, hint="set it to vllm")
 
 
 def adapters_are_reached_by_gradients(run: SkyRLTrainConfig) -> Iterator[Problem]:

@@ -5,9 +5,10 @@ A rule applies only where what it constrains is in use. Whether the cluster has 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from skyrl.config.engines import backend_of, backends_that
+from skyrl.config.engines import backend_of, backends_that, server_urls
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import (
     engines_of,
@@ -34,7 +35,8 @@ def one_process_has_one_rank(run: SkyRLTrainConfig) -> Iterator[Problem]:
     for model in models_of(run):
         for name in (f"{model}_num_nodes", f"{model}_num_gpus_per_node"):
             yield from _one(f"trainer.placement.{name}", getattr(placement, name), "ranks do")
-    yield from _one(f"{_ENGINE}.num_engines", engine.num_engines, "engines do")
+    if starts_engines(run):
+        yield from _one(f"{_ENGINE}.num_engines", engine.num_engines, "engines do")
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         if name in backend_of(engine).fields:
             yield from _one(f"{_ENGINE}.{name}", getattr(engine, name), "parts of an engine do")
@@ -93,12 +95,48 @@ def engines_of_others_share_no_gpus(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def engines_of_others_have_an_address(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Engines that the run does not start have an address."""
     engine = run.generator.inference_engine
-    addressed = engine.external_proxy_url or engine.external_server_urls or engine.remote_urls
-    if samples(run) and not starts_engines(run) and not addressed:
+    if samples(run) and not starts_engines(run) and not (engine.external_proxy_url or server_urls(engine)):
         yield Problem(
             path=f"{_ENGINE}.external_server_urls",
             message="the run starts no engines, and no address of any is given",
             hint=f"list their addresses, or set {_ENGINE}.backend = vllm and run_engines_locally = true",
+        )
+
+
+def addresses_of_engines_are_addresses(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Each names a host and nothing within it, and no engine is named twice."""
+    engine = run.generator.inference_engine
+    field = "external_server_urls" if engine.external_server_urls else "remote_urls"
+    named = [(field, url) for url in server_urls(engine)]
+    named += [("external_proxy_url", engine.external_proxy_url)] if engine.external_proxy_url else []
+    for name, url in named:
+        if not re.fullmatch(r"https?://(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:\d{1,5})?/?", url):
+            hint = "write http://host:port or https://host:port; a token is named by external_token"
+            yield Problem(path=f"{_ENGINE}.{name}", message=f"{url!r} is not the address of a server", hint=hint)
+    urls = [url.rstrip("/") for url in server_urls(engine)]
+    for url in sorted({url for url in urls if urls.count(url) > 1}):
+        message = f"{url} is listed {urls.count(url)} times, and each engine gets weights of its own"
+        yield Problem(path=f"{_ENGINE}.{field}", message=message, hint="list it once")
+
+
+def engines_of_others_are_counted_by_their_addresses(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Each address is an engine."""
+    engine = run.generator.inference_engine
+    urls = len(server_urls(engine))
+    if samples(run) and not starts_engines(run) and urls and engine.num_engines not in (1, urls):
+        message = f"{engine.num_engines} engines, and {urls} addresses of engines that run already"
+        yield Problem(path=f"{_ENGINE}.num_engines", message=message, hint="leave it out: the addresses are counted")
+
+
+def an_engine_without_a_server_is_started(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The embedded engine is part of a process of the run."""
+    engine = run.generator.inference_engine
+    elsewhere = engine.external_proxy_url or server_urls(engine) or not engine.run_engines_locally
+    if samples(run) and elsewhere and starts_engines(run):
+        yield Problem(
+            path=f"{_ENGINE}.backend",
+            message=f"the {engine.backend} engine has no server, and engines that run already were asked for",
+            hint="set it to http, or leave out the addresses and run_engines_locally = false",
         )
 
 
@@ -187,6 +225,9 @@ PLACEMENT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     engines_that_share_gpus_take_all_of_them,
     engines_of_others_share_no_gpus,
     engines_of_others_have_an_address,
+    addresses_of_engines_are_addresses,
+    engines_of_others_are_counted_by_their_addresses,
+    an_engine_without_a_server_is_started,
     experts_take_every_gpu_of_an_engine,
     an_engine_of_child_processes_has_one_node,
     megatron_has_no_critic,

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.config.check_cases.settings import ENGINE, RAY, VLLM
+from tests.config.check_cases.settings import ENGINE, RAY, SERVER, VLLM
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "nccl_is_vllms": [
         ({**RAY, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"}, ENGINE + "weight_sync_backend")
+    ],
+    "weights_have_a_way_to_servers": [
+        ({**SERVER, ENGINE + "weight_sync_backend": way}, ENGINE + "weight_sync_backend") for way in ("nccl", "gloo")
+    ],
+    "engines_of_the_run_get_its_weights": [({ENGINE + "weight_sync_backend": "none"}, ENGINE + "weight_sync_backend")],
+    "a_token_is_not_shown_to_the_network": [
+        ({**SERVER, ENGINE + "external_token": "env:A_TOKEN"}, ENGINE + "external_token")
     ],
     "samples_of_rounded_weights_are_corrected": [({ENGINE + "rollout_dtype": "bfloat16"}, ENGINE + "rollout_dtype")],
     "nccl_has_cuda": [({**RAY, ENGINE + "weight_sync_backend": "nccl"}, ENGINE + "weight_sync_backend")],
@@ -40,6 +47,13 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
+    "weights_have_a_way_to_servers": {**SERVER, ENGINE + "weight_sync_backend": "none"},
+    "engines_of_the_run_get_its_weights": {**SERVER, ENGINE + "weight_sync_backend": "none"},
+    "a_token_is_not_shown_to_the_network": {
+        **SERVER,
+        ENGINE + "external_server_urls": ["https://10.0.0.1:8000", "http://127.0.0.1:8000"],
+        ENGINE + "external_token": "env:A_TOKEN",
+    },
     "eight_bits_are_for_a_cpu": {ENGINE + "rollout_dtype": "int8"},
     "nccl_is_vllms": {**VLLM, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"},
     "samples_of_rounded_weights_are_corrected": {

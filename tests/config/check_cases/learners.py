@@ -39,7 +39,6 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             {**LORA, "generator.inference_engine.weight_sync_backend": "delta"},
             "generator.inference_engine.weight_sync_backend",
         ),
-        ({**LORA, "generator.inference_engine.backend": "sglang"}, "generator.inference_engine.backend"),
     ],
     "adapters_are_reached_by_gradients": [
         (

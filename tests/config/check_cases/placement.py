@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.config.check_cases.settings import APART, CRITIC, ENGINE, MEGATRON, NO_KL, PLACEMENT, RAY, VLLM, gpus, split
+from tests.config.check_cases.settings import (
+    APART,
+    CRITIC,
+    ENGINE,
+    MEGATRON,
+    NO_KL,
+    PLACEMENT,
+    RAY,
+    SERVER,
+    VLLM,
+    gpus,
+    split,
+)
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "models_that_share_gpus_have_as_many": [
@@ -25,8 +37,28 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**RAY, ENGINE + "backend": "http"}, PLACEMENT + "colocate_all"),
     ],
     "engines_of_others_have_an_address": [
-        ({ENGINE + "run_engines_locally": False}, ENGINE + "external_server_urls"),
+        ({ENGINE + "backend": "vllm", ENGINE + "run_engines_locally": False}, ENGINE + "external_server_urls"),
         ({ENGINE + "backend": "http"}, ENGINE + "external_server_urls"),
+        ({ENGINE + "backend": "sglang"}, ENGINE + "external_server_urls"),
+    ],
+    "addresses_of_engines_are_addresses": [
+        ({**SERVER, ENGINE + "external_server_urls": [url]}, ENGINE + "external_server_urls")
+        for url in ("ftp://host", "http://me:secret@host", "http://host/v1", "http://", "http://host:1?x=1")
+    ]
+    + [
+        (
+            {**SERVER, ENGINE + "external_server_urls": ["http://host:1", "http://host:1/"]},
+            ENGINE + "external_server_urls",
+        ),
+        ({ENGINE + "backend": "http", ENGINE + "remote_urls": ["ho st:1"]}, ENGINE + "remote_urls"),
+        ({**SERVER, ENGINE + "external_proxy_url": "router"}, ENGINE + "external_proxy_url"),
+    ],
+    "engines_of_others_are_counted_by_their_addresses": [
+        ({**SERVER, ENGINE + "num_engines": 2}, ENGINE + "num_engines")
+    ],
+    "an_engine_without_a_server_is_started": [
+        ({ENGINE + "run_engines_locally": False}, ENGINE + "backend"),
+        ({ENGINE + "remote_urls": ["host:1"]}, ENGINE + "backend"),
     ],
     "experts_take_every_gpu_of_an_engine": [
         ({**VLLM, ENGINE + "expert_parallel_size": 2}, ENGINE + "expert_parallel_size"),
@@ -104,6 +136,16 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
+    "addresses_of_engines_are_addresses": {
+        **SERVER,
+        ENGINE + "external_server_urls": ["http://host:1", "https://host:1/", "http://[::1]:8000"],
+    },
+    "engines_of_others_are_counted_by_their_addresses": {
+        **SERVER,
+        ENGINE + "external_server_urls": ["http://host:1", "http://host:2"],
+        ENGINE + "num_engines": 2,
+    },
+    "an_engine_without_a_server_is_started": SERVER,
     "models_that_share_gpus_have_as_many": {**APART, **gpus(2, "ref"), **CRITIC, PLACEMENT + "critic_num_nodes": 3},
     "engines_that_share_gpus_take_all_of_them": {
         **VLLM,

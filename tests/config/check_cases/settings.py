@@ -12,6 +12,7 @@ ENGINE = "generator.inference_engine."
 PLACEMENT = "trainer.placement."
 RAY: dict[str, Any] = {PLACEMENT + "executor": "ray"}
 VLLM: dict[str, Any] = {**RAY, ENGINE + "backend": "vllm"}
+SERVER: dict[str, Any] = {ENGINE + "backend": "http", ENGINE + "external_server_urls": ["http://10.0.0.1:8000"]}
 MEGATRON: dict[str, Any] = {**VLLM, "trainer.strategy": "megatron"}
 APART: dict[str, Any] = {**RAY, PLACEMENT + "colocate_all": False, PLACEMENT + "colocate_policy_ref": False}
 LORA: dict[str, Any] = {"trainer.policy.model.lora.rank": 8}

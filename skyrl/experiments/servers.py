@@ -1,0 +1,82 @@
+"""Engines over servers that run already, from the configuration. They belong to this process: nothing is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.config.engines import InferenceEngineConfig, kind_of_engine, server_urls
+from skyrl.config.model_overrides import engine_overrides
+from skyrl.config.sizes import samples, starts_engines
+from skyrl.errors import Problem
+from skyrl.inference.engine import InferenceEngine
+from skyrl.inference.http_connection import Connection
+from skyrl.inference.http_engine import HttpEngine
+from skyrl.inference.server_dialects import Dialect, ServerDeadlines
+from skyrl.inference.sglang_server import SGLangServer
+from skyrl.inference.vllm_server import VLLMServer
+from skyrl.models.loading import load_tokenizer
+from skyrl.processes.credentials import api_key
+from skyrl.tree import required
+from skyrl.tree.rules import Check
+
+_ENGINE = "generator.inference_engine"
+
+
+def server_engines(run: SkyRLTrainConfig, *, takes_weights: bool) -> list[InferenceEngine]:
+    """One engine for each server. Without `takes_weights` its own are sampled from."""
+    engine, placement = run.generator.inference_engine, run.trainer.placement
+    path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
+    tokenizer = load_tokenizer(path, use_fast=not run.trainer.disable_fast_tokenizer)
+    deadlines = ServerDeadlines(
+        start=placement.start_timeout_seconds,
+        call=placement.call_timeout_seconds,
+        heartbeat=placement.heartbeat_timeout_seconds,
+    )
+    return [
+        HttpEngine(
+            _dialect(engine, url, deadlines),
+            model_path=path,
+            heartbeat=deadlines.heartbeat,
+            tokenizer=tokenizer,
+            overrides=engine_overrides(run),
+            takes_weights=takes_weights,
+            served_model_name=engine.served_model_name,
+        )
+        for url in server_urls(engine) or (required(engine.external_proxy_url, f"{_ENGINE}.external_proxy_url"),)
+    ]
+
+
+def _dialect(engine: InferenceEngineConfig, url: str, deadlines: ServerDeadlines) -> Dialect:
+    token = None if engine.external_token is None else api_key(engine.external_token.name)
+    samples = Connection(engine.external_proxy_url or url, token=token, most=engine.max_num_seqs)
+    control = Connection(url, token=token, most=8)  # of its own: a command does not wait behind samples
+    if kind_of_engine(engine) == "sglang":
+        return SGLangServer(samples, control, deadlines)
+    return VLLMServer(samples, control, deadlines, model=engine.served_model_name or "")
+
+
+def training_gives_servers_its_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Samples of a model that stands still are no samples of the one that learns."""
+    engine = run.generator.inference_engine
+    if not samples(run) or starts_engines(run):
+        return
+    if engine.weight_sync_backend == "none":
+        hint = "set it to disk; skyrl eval and skyrl generate take servers with their own weights"
+        message = "the engines would never get the weights that are trained"
+        yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint=hint)
+    elif not server_urls(engine):
+        message = "a router takes no weights, and no address of an engine behind it is given"
+        yield Problem(path=f"{_ENGINE}.external_server_urls", message=message, hint="list the engines' addresses")
+
+
+def tokens_of_servers_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
+    """The check that the variable with the servers' token is set among these."""
+
+    def servers_have_their_token(run: SkyRLTrainConfig) -> Iterator[Problem]:
+        token = run.generator.inference_engine.external_token
+        if token is not None and not starts_engines(run) and not environ.get(token.name):
+            message = f"the variable {token.name} is not set"
+            yield Problem(path=f"{_ENGINE}.external_token", message=message, hint="set it where the run is started")
+
+    return servers_have_their_token

@@ -1,0 +1,191 @@
+"""JSON over HTTP to one inference server, with a deadline for every request and errors that name the server.
+
+    connection = Connection("https://10.0.0.5:8000", token="...", most=256)
+    answer = await connection.post("/pause", query={"mode": "wait"}, seconds=60)
+
+A request that fails on its way, or that the server cannot take now (429, 502, 503, 504), is sent again: after a random
+part of 0.1 s, then of twice as long each time, at most 5 s ("full jitter", Brooker 2015), until its deadline. Redirects
+are not followed, and proxies of the environment are not used: only the configured address is asked, and only it sees
+the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import ssl
+from collections.abc import Mapping
+
+import httpx
+
+from skyrl.errors import ProcessError, ServerRefusal
+
+CONNECT_SECONDS = 10.0
+"""Time for one connection to be made."""
+
+BODY_SECONDS = 60.0
+"""Time for the body of an answer to come, after its head."""
+
+LONGEST_ANSWER = 64 << 20
+"""Bytes that are read of an answer."""
+
+ATTEMPTS = 6
+"""Times that one request is sent, at most."""
+
+_BUSY = frozenset({429, 502, 503, 504})
+"""Statuses of a server that may take the same request later."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+
+_draws = random.Random()  # the global generator belongs to the run
+
+
+class _Failure(Exception):
+    """An attempt that failed and may be repeated; the server may ask for `wait` seconds before that."""
+
+    def __init__(self, why: str, wait: float = 0.0) -> None:
+        super().__init__(why)
+        self.why, self.wait = why, wait
+
+
+class Connection:
+    """Requests to one server. Used on one event loop."""
+
+    def __init__(self, url: str, *, token: str | None = None, most: int = 64) -> None:
+        """`url` has no path; `token` is sent as a bearer token; `most` connections are open at once."""
+        self.url = url.rstrip("/")
+        self._token, self._most = token, most
+        self._client: httpx.AsyncClient | None = None
+
+    async def get(self, path: str, *, seconds: float, attempts: int = ATTEMPTS) -> object:
+        """The answer to GET. Raises as `post`."""
+        return await self._ask("GET", path, None, {}, seconds, attempts)
+
+    async def post(
+        self,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        seconds: float,
+        query: Mapping[str, str] | None = None,
+        attempts: int = ATTEMPTS,
+        headers: Mapping[str, str] | None = None,
+    ) -> object:
+        """The answer to a JSON object, within `seconds` for all attempts together; None where it has no body.
+
+        Raises `ServerRefusal` for a request that the server does not take, `ProcessError` where no answer that is JSON
+        came in time.
+        """
+        return await self._ask("POST", path, body or {}, query or {}, seconds, attempts, headers)
+
+    async def close(self) -> None:
+        """Closes every connection; what is under way fails."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None,
+        query: Mapping[str, str],
+        seconds: float,
+        attempts: int,
+        headers: Mapping[str, str] | None = None,
+    ) -> object:
+        why = "it did not answer"
+        try:
+            async with asyncio.timeout(seconds):
+                for attempt in range(attempts):
+                    try:
+                        return await self._once(method, path, body, query, headers)
+                    except _Failure as failure:
+                        why = failure.why
+                        if attempt + 1 < attempts:
+                            await asyncio.sleep(max(failure.wait, _pause(attempt)))
+        except TimeoutError:
+            raise ProcessError(f"the inference server {self.url} had {seconds:g} s for {path}: {why}") from None
+        raise ProcessError(f"the inference server {self.url} failed {attempts} times at {path}: {why}")
+
+    async def _once(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None,
+        query: Mapping[str, str],
+        headers: Mapping[str, str] | None,
+    ) -> object:
+        try:
+            async with self._open().stream(
+                method, self.url + path, json=body, params=dict(query) or None, headers=dict(headers or {})
+            ) as response:
+                content = await self._content(response)
+        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
+            raise _Failure(f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no message')}") from error
+        return self._read(response, path, content)
+
+    async def _content(self, response: httpx.Response) -> bytes:
+        content = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for piece in response.aiter_bytes():
+                    content += piece
+                    if len(content) > LONGEST_ANSWER:
+                        raise _Failure(f"it answers with more than {LONGEST_ANSWER} bytes")
+        except TimeoutError:
+            raise _Failure(f"its answer began and was not whole after {BODY_SECONDS:g} s") from None
+        return bytes(content)
+
+    def _read(self, response: httpx.Response, path: str, content: bytes) -> object:
+        status = response.status_code
+        if status in _BUSY:
+            raise _Failure(f"it answers {status}", _seconds(response.headers.get("retry-after", "")))
+        if response.has_redirect_location:
+            where = httpx.URL(response.headers["location"]).host or "another path"
+            raise ProcessError(f"the inference server {self.url} redirects {path} to {where}, which is not followed")
+        if status >= 500:
+            raise _Failure(f"it answers {status}: {_message(content)}")
+        if status >= 400:
+            raise ServerRefusal(
+                f"the inference server {self.url} refuses {path} ({status}): {_message(content)}", status
+            )
+        if not content:
+            return None
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise _Failure(f"its answer is not JSON: {type(error).__name__}") from error
+
+    def _open(self) -> httpx.AsyncClient:
+        if self._client is None:
+            self._client = httpx.AsyncClient(
+                headers={"Authorization": f"Bearer {self._token}"} if self._token else {},
+                verify=ssl.create_default_context(),
+                trust_env=False,
+                follow_redirects=False,
+                limits=httpx.Limits(max_connections=self._most, max_keepalive_connections=self._most),
+                timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            )
+        return self._client
+
+
+def _pause(attempt: int) -> float:
+    return _draws.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt))
+
+
+def _seconds(text: str) -> float:
+    """The number of seconds in `Retry-After`, at most a minute; 0 for a date."""
+    return min(float(text), 60.0) if text.isdigit() else 0.0
+
+
+def _message(content: bytes) -> str:
+    """The server's own message about an error, in one line."""
+    try:
+        said = json.loads(content)
+    except (ValueError, RecursionError):
+        said = content[:200].decode("utf-8", "replace")
+    while isinstance(said, dict):
+        said = next((said[key] for key in ("error", "message", "detail") if said.get(key)), str(said))
+    return " ".join(str(said).split())[:300] or "no message"

@@ -1,0 +1,251 @@
+"""An `InferenceEngine` over a server that runs already, elsewhere, and that others may use as well.
+
+    GenerationRequest --> one HTTP request per sample --Dialect--> Drawn --checked--> Completion
+
+A server is believed in nothing: its answers are compared with what was asked, each token's weights with those that it
+was given, and its log-probabilities, by the canary, with the learner's. An answer that does not fit is asked for again,
+from the same seed; a server that keeps giving such answers, or none, leaves service with `ProcessError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+from attrs import evolve, frozen
+
+from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.errors import ModelError, ProcessError, RunError, UserError, WeightSyncError
+from skyrl.inference.draws import sample_seed
+from skyrl.inference.engine import Completion, GenerationRequest, InFlight, SampleKey, longest_completion
+from skyrl.inference.gate import Gate
+from skyrl.inference.incoming_weights import IncomingWeights
+from skyrl.inference.server_answers import Asked, BadAnswer, completion
+from skyrl.inference.server_dialects import Dialect
+from skyrl.inference.server_pulse import Pulse
+from skyrl.inference.vllm_model import expected_weights, model_facts, refuse_unfit
+from skyrl.models.loading import load_tokenizer
+from skyrl.tree import FrozenDict
+
+T = TypeVar("T")
+
+ATTEMPTS = 3
+"""Times that a sample is asked for while the answers do not fit."""
+
+_log = logging.getLogger(__name__)
+
+
+@frozen(eq=False)
+class _Flight:
+    """A sample that a server is drawing, and the versions of the weights that it may be drawn by."""
+
+    versions: set[int]
+
+
+class HttpEngine:
+    """An `InferenceEngine` over one server. Its calls belong to one event loop.
+
+    Example: `HttpEngine(VLLMServer(connection, connection, ServerDeadlines()), model_path="Qwen/Qwen3-0.6B")`
+    """
+
+    def __init__(
+        self,
+        server: Dialect,
+        *,
+        model_path: str,
+        heartbeat: float = 60.0,
+        max_model_len: int | None = None,
+        tokenizer: ChatTokenizer | None = None,
+        overrides: Mapping[str, Any] = FrozenDict(),
+        takes_weights: bool = True,
+        served_model_name: str | None = None,
+    ) -> None:
+        """`heartbeat`: seconds of silence, while samples are drawn, after which the server counts as hung. Without
+        `takes_weights` the server's own are sampled from, and stay: those of a model that it calls `model_path` or
+        `served_model_name`. `max_model_len` is in tokens; None is what the
+        model was made for, or what the server reports.
+        """
+        facts = model_facts(model_path, overrides=overrides)
+        self._vocabulary, self._max_model_len = facts.vocabulary, max_model_len or facts.positions
+        self._names = {model_path, served_model_name}
+        self._tokenizer = copy.deepcopy(tokenizer or load_tokenizer(model_path))
+        self._ends = frozenset({*facts.eos_ids, self._tokenizer.eos_token_id} - {None})
+        self._expected = expected_weights(model_path, overrides=overrides) if takes_weights else None
+        self._server, self._pulse = server, Pulse(server.url, server.sign, seconds=heartbeat)
+        self._gate, self._connecting = Gate(), asyncio.Lock()
+        self._flights: set[_Flight] = set()
+        self._weight_version = 0
+        self._in_flight: InFlight = "finish"
+        self._connected, self._paused, self._closed, self._broken = False, False, False, ""
+
+    @property
+    def weight_version(self) -> int:
+        """0 until weights are loaded."""
+        return self._weight_version
+
+    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+        """One completion per key, in order. Raises `RunError` for a prompt that is empty or longer than the model.
+
+        Raises `ProcessError` when the server is silent, gone, or answers with what was not asked for.
+        """
+        self._refuse_if_out_of_service()
+        await self._connect()
+        limit = self._longest_completion(request)
+        if limit == 0:
+            nothing = Completion(token_ids=(), text="", logprobs=(), weight_versions=(), stop_reason="length")
+            return (nothing,) * len(request.keys)
+        async with self._gate:
+            self._refuse_if_out_of_service()
+            samples = [asyncio.ensure_future(self._sample(request, key, limit)) for key in request.keys]
+            try:
+                return tuple(await asyncio.gather(*samples))
+            finally:
+                for sample in samples:
+                    sample.cancel()
+                await asyncio.gather(*samples, return_exceptions=True)
+
+    async def pause(self, in_flight: InFlight = "finish") -> None:
+        """Returns when nothing is running. Requests made from now on wait for `resume`."""
+        await self._connect()
+        await self._gate.shut(keep=in_flight != "finish")
+        if self._expected is not None:
+            await self._server.pause(in_flight)
+        self._paused, self._in_flight = True, in_flight
+
+    async def resume(self) -> None:
+        """Takes work again."""
+        await self._connect()
+        self._paused = False
+        if self._expected is not None:
+            await self._server.resume()
+        self._gate.open()
+
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
+        """Replaces the weights and adopts `version`; see `InferenceEngine.load_weights`.
+
+        Names and shapes are compared before the server hears of them, and so is the version that it held until now:
+        somebody else may have given it weights.
+        """
+        if not self._paused:
+            raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
+        self._refuse_if_out_of_service()
+        if self._expected is None:
+            raise WeightSyncError(f"the inference server {self._server.url} is used with the weights that it has")
+        refuse_unfit(self._expected, incoming)
+        await self._refuse_other_weights()
+        problem = await self._server.load_weights(incoming, version, self._expected, self._in_flight)
+        if problem:
+            self._broken = (
+                f"the inference server {self._server.url} is out of service since weights of version {version} stopped "
+                f"halfway: {problem}"
+            )
+            raise WeightSyncError(self._broken)
+        self._weight_version = version
+        for flight in self._flights:
+            flight.versions.add(version)
+        _log.info("weights of version %d at %s", version, self._server.url)
+
+    async def sleep(self) -> bool:
+        """Gives back the memory of the server's GPU."""
+        return await self._server.sleep()
+
+    async def wake(self) -> None:
+        """Takes the memory again."""
+        await self._server.wake()
+
+    async def close(self) -> None:
+        """Finishes what is running and refuses what waits or comes later. The server runs on."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._paused and not self._broken:
+                await self._server.resume()  # others may use it
+        except (ProcessError, UserError) as error:
+            _log.warning("an inference server was left paused: %s", error)
+        finally:
+            self._gate.open()  # whoever waits is told so
+            await self._gate.shut()
+            await self._server.close()
+
+    async def _connect(self) -> None:
+        async with self._connecting:
+            if self._connected or self._closed:
+                return
+            facts = await self._understood(self._server.connect(claim=self._expected is not None))
+            if self._expected is None and not self._names & set(facts.models):
+                raise UserError(
+                    f"the inference server {self._server.url} serves {facts.models[-1]}, and trainer.policy.model.path "
+                    "names another model: where it is the same, name it as the server does in "
+                    "generator.inference_engine.served_model_name"
+                )
+            if self._expected is not None and not facts.is_versioned:
+                raise UserError(
+                    f"the inference server {self._server.url} takes no weights and reports no version of those that it "
+                    "has: start vLLM with VLLM_SERVER_DEV_MODE=1, or use it with weight_sync_backend = none, for "
+                    "skyrl eval and skyrl generate"
+                )
+            known = [length for length in (facts.max_model_len, self._max_model_len) if length]
+            if not known:
+                raise ModelError("neither the model nor the server says how many positions it has: give max_model_len")
+            self._max_model_len, self._connected = min(known), True
+
+    async def _sample(self, request: GenerationRequest, key: SampleKey, limit: int) -> Completion:
+        flight = _Flight(set() if self._expected is None else {self._weight_version})
+        self._flights.add(flight)
+        asked = Asked(
+            request=request,
+            key=key,
+            limit=limit,
+            vocabulary=self._vocabulary,
+            ends=self._ends | set(request.sampling.stop_token_ids or ()),
+            versions=flight.versions,
+        )
+        session = f"{sample_seed(evolve(key, turn=0)) % 2**64:016x}"
+        try:
+            return await self._pulse.guard(self._fitting(asked, session))
+        finally:
+            self._flights.discard(flight)
+
+    async def _fitting(self, asked: Asked, session: str) -> Completion:
+        """The sample. Raises `ProcessError` where no attempt gave one that fits."""
+        reason = ""
+        for _ in range(ATTEMPTS):
+            try:
+                return completion(await self._server.draw(asked, session), asked, self._tokenizer)
+            except BadAnswer as error:
+                reason = str(error)
+        raise ProcessError(f"the inference server {self._server.url} answers {reason}, {ATTEMPTS} times")
+
+    async def _refuse_other_weights(self) -> None:
+        found = await self._understood(self._server.version())
+        if found != self._weight_version:
+            raise WeightSyncError(
+                f"the inference server {self._server.url} holds weights of version {found}, and this run gave it "
+                f"version {self._weight_version}: does another run use it?"
+            )
+
+    async def _understood(self, call: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await call
+        except BadAnswer as error:
+            raise ProcessError(f"the inference server {self._server.url} answers {error}") from error
+
+    def _refuse_if_out_of_service(self) -> None:
+        if self._closed:
+            raise RunError("this inference engine was closed")
+        if self._broken:
+            raise WeightSyncError(self._broken)
+
+    def _longest_completion(self, request: GenerationRequest) -> int:
+        """The longest possible completion in tokens; 0 when the prompt alone fills the model."""
+        name = f"prompt {request.keys[0].prompt_id!r}" if request.keys else "a prompt"
+        length, longest = len(request.prompt_ids), self._max_model_len or 0
+        if length == 0:
+            raise RunError(f"{name} is empty: there is nothing to continue")
+        if length > longest:
+            raise RunError(f"{name} has {length} tokens, more than max_model_len = {longest}")
+        return longest_completion(request.sampling, length, longest)

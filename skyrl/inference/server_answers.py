@@ -1,0 +1,201 @@
+"""Answers of inference servers, checked field by field: a server of others may send anything.
+
+`Drawn` is what every protocol's answer becomes. `completion` compares it with what was asked; what does not fit raises
+`BadAnswer`, and no token of it is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.errors import NonFiniteError, WeightSyncError
+from skyrl.inference import stop_strings
+from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+
+LEAST_LOGPROB = -9000.0
+"""vLLM writes -9999 for NaN and for minus infinity, which JSON has no words for."""
+
+_ROUNDING = 1e-3
+"""A log-probability may be above 0 by so much: a softmax in bfloat16 rounds."""
+
+
+class BadAnswer(Exception):
+    """An answer that is not one to what was asked; the message continues "the inference server ... answers"."""
+
+
+@frozen(kw_only=True)
+class Drawn:
+    """One sample, as a server reports it."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: str
+    """`stop` or `length`; anything else is a sample that was not finished."""
+
+    stopped_by: int | str | None
+    """Stop string or token id that ended it, where the server says so."""
+
+    versions: tuple[str, ...] | None
+    """Version of the weights that drew each token, as the server names it; None where it does not report any."""
+
+
+@frozen(kw_only=True)
+class Asked:
+    """A sample as it was asked for, which its answer is compared with."""
+
+    request: GenerationRequest
+    key: SampleKey
+    limit: int
+    """Longest possible completion in tokens."""
+
+    vocabulary: int
+    """Number of token ids of the model."""
+
+    ends: frozenset[int]
+    """Ids that end a sample."""
+
+    versions: Collection[int]
+    """Versions of the weights that the server held while it worked on the sample; empty where it has its own, which
+    count as version 0."""
+
+
+def completion(drawn: Drawn, asked: Asked, tokenizer: ChatTokenizer) -> Completion:
+    """The sample, once it is what was asked for.
+
+    Raises `BadAnswer`, `NonFiniteError` for log-probabilities that are none, and `WeightSyncError` for tokens drawn by
+    other weights than those that the server was given.
+    """
+    sampling = asked.request.sampling
+    _refuse_shape(drawn, asked)
+    _refuse_logprobs(drawn, asked.key)
+    stopped = isinstance(drawn.stopped_by, str)
+    text = stop_strings.text_of(
+        tokenizer, drawn.token_ids, (sampling.stop or ()) if stopped else (), least=sampling.min_new_tokens
+    )
+    if drawn.finish == "stop" and not stopped and drawn.token_ids[-1] not in asked.ends:
+        raise BadAnswer(f"with a sample that stops at token {drawn.token_ids[-1]}, which ends none")
+    return Completion(
+        token_ids=drawn.token_ids,
+        text=text,
+        logprobs=drawn.logprobs,
+        weight_versions=_versions(drawn, asked),
+        stop_reason="stop" if drawn.finish == "stop" else "length",
+    )
+
+
+def _refuse_shape(drawn: Drawn, asked: Asked) -> None:
+    count = len(drawn.token_ids)
+    if drawn.finish not in ("stop", "length"):
+        raise BadAnswer(f"with a sample that ended by {drawn.finish!r}, half drawn")
+    if not 0 < count <= asked.limit:
+        raise BadAnswer(f"with {count} tokens, where 1 to {asked.limit} were asked for")
+    if drawn.finish == "length" and count != asked.limit:
+        raise BadAnswer(f"with {count} tokens of {asked.limit}, and calls them complete")
+    if len(drawn.logprobs) != count:
+        raise BadAnswer(f"with {count} tokens and {len(drawn.logprobs)} log-probabilities")
+    strange = [token for token in drawn.token_ids if not 0 <= token < asked.vocabulary]
+    if strange:
+        raise BadAnswer(f"with token {strange[0]}, where the model has {asked.vocabulary}")
+
+
+def _refuse_logprobs(drawn: Drawn, key: SampleKey) -> None:
+    for place, value in enumerate(drawn.logprobs):
+        if not math.isfinite(value) or value < LEAST_LOGPROB:
+            raise NonFiniteError(
+                f"prompt {key.prompt_id!r}, sample {key.sample_index}: the model's logits after {place} sampled tokens "
+                "are not finite"
+            )
+        if value > _ROUNDING:
+            raise BadAnswer(f"with {value:g} for the logarithm of a probability")
+
+
+def _versions(drawn: Drawn, asked: Asked) -> tuple[int, ...]:
+    count = len(drawn.token_ids)
+    if not asked.versions:
+        return (0,) * count
+    if drawn.versions is None:
+        if len(asked.versions) != 1:
+            raise WeightSyncError(
+                "weights changed while a sample was drawn, and the server does not say at which token"
+            )
+        return tuple(asked.versions) * count
+    if len(drawn.versions) != count:
+        raise BadAnswer(f"with {count} tokens and the weights of {len(drawn.versions)}")
+    versions = tuple(map(version_number, drawn.versions))
+    strange = [version for version in versions if version not in asked.versions]
+    if strange:
+        held = " or ".join(map(str, sorted(asked.versions)))
+        raise WeightSyncError(
+            f"a token was drawn by weights of version {strange[0]}, where the server was given {held}"
+        )
+    return versions
+
+
+def mapping(value: object, what: str) -> Mapping[str, Any]:
+    """The value, if it is a JSON object. Raises `BadAnswer`."""
+    if not isinstance(value, dict):
+        raise BadAnswer(f"with {_shown(value)} for {what}")
+    return value
+
+
+def only_choice(answer: object) -> Mapping[str, Any]:
+    """The one element of `choices`. Raises `BadAnswer`."""
+    choices = mapping(answer, "an answer").get("choices")
+    if not isinstance(choices, list) or len(choices) != 1:
+        raise BadAnswer(f"with {_shown(choices)} for one choice")
+    return mapping(choices[0], "a choice")
+
+
+def ids(value: object) -> tuple[int, ...]:
+    """The value, if it is a list of integers. Raises `BadAnswer`."""
+    if not isinstance(value, list) or any(type(each) is not int for each in value):
+        raise BadAnswer(f"with {_shown(value)} for token ids")
+    return tuple(value)
+
+
+def numbers(value: object) -> tuple[float, ...]:
+    """The value, if it is a list of numbers; NaN for null. Raises `BadAnswer`."""
+    if not isinstance(value, list) or any(type(each) not in (int, float, type(None)) for each in value):
+        raise BadAnswer(f"with {_shown(value)} for log-probabilities")
+    return tuple(math.nan if each is None else float(each) for each in value)
+
+
+def versions_of_spans(value: object, count: int) -> tuple[str, ...] | None:
+    """The version of each of `count` tokens, from a list of objects `version`, `start` and `end` (excluded); None for
+    null. Raises `BadAnswer` for spans that do not follow each other.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise BadAnswer(f"with {_shown(value)} for the weights of tokens")
+    found: list[str] = []
+    for span in (mapping(each, "weights of tokens") for each in value):
+        start, end = span.get("start"), span.get("end")
+        if type(start) is not int or type(end) is not int or start != len(found) or not start <= end <= count:
+            raise BadAnswer(f"with {_shown(value)} for the weights of tokens")
+        found += [str(span.get("version"))] * (end - start)
+    return tuple(found)
+
+
+def version_number(value: object) -> int:
+    """The version of weights, which servers keep as text. Raises `WeightSyncError` for one that no run has set."""
+    text = str(value)
+    if not text.isdecimal():
+        raise WeightSyncError(f"the server names its weights {_shown(value)}, which is no version of this run's")
+    return int(text)
+
+
+def refuse_other_prompt(came: object, sent: Iterable[int]) -> None:
+    """Raises `BadAnswer` if a server reports another prompt than it was sent."""
+    if came is not None and ids(came) != tuple(sent):
+        raise BadAnswer("with another prompt than it was sent")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,52 @@
+"""Signs of life of an inference server while it works on requests, however long those take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from skyrl.errors import ProcessError, ServerRefusal
+
+T = TypeVar("T")
+
+
+class Pulse:
+    """Ends every guarded call when the server gives no sign of life. Used on one event loop."""
+
+    def __init__(self, name: str, sign: Callable[[float], Awaitable[object]], *, seconds: float) -> None:
+        """`sign` asks the server, once, and has so many seconds for it; it is asked four times in `seconds`."""
+        self._name, self._sign, self._seconds = name, sign, seconds
+        self._calls = 0
+        self._watch: asyncio.Task[None] | None = None
+
+    async def guard(self, call: Coroutine[Any, Any, T]) -> T:
+        """The call's result. Raises `ProcessError` when the server was silent meanwhile."""
+        self._calls += 1
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._ask_again_and_again())
+        watch, task = self._watch, asyncio.ensure_future(call)
+        try:
+            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                watch.result()
+            return await task
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                watch.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _ask_again_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(self._seconds / 4)
+            try:
+                await self._sign(self._seconds)
+            except ServerRefusal:
+                continue  # it answers
+            except ProcessError as error:
+                raise ProcessError(
+                    f"the inference server {self._name} gave no sign of life for {self._seconds:g} s: {error}"
+                ) from error

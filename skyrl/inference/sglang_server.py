@@ -1,0 +1,185 @@
+"""The native routes of SGLang's server (0.5), as its documentation has them. Untried on a GPU.
+
+SGLang reports the log-probabilities of the tempered distribution before any cut, as the learner computes them, and
+names the version of its weights in `meta_info`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl.config.engines import BACKENDS
+from skyrl.errors import ServerRefusal, UserError, WeightSyncError
+from skyrl.inference.draws import sample_seed
+from skyrl.inference.engine import InFlight, temperature_of
+from skyrl.inference.http_connection import ATTEMPTS, Connection
+from skyrl.inference.incoming_weights import Folder, IncomingWeights
+from skyrl.inference.server_answers import (
+    Asked,
+    BadAnswer,
+    Drawn,
+    ids,
+    mapping,
+    numbers,
+    version_number,
+    versions_of_spans,
+)
+from skyrl.inference.server_dialects import ServerDeadlines, ServerFacts
+from skyrl.inference.vllm_model import ExpectedWeights
+
+ADDITIONAL = BACKENDS["sglang"].sampling_arguments
+
+_PAUSE_MODES: dict[InFlight, str] = {"finish": "in_place", "recompute": "retract", "keep": "in_place"}
+
+
+class SGLangServer:
+    """`Dialect` of SGLang. `samples` may lead to a router in front of the server; `control` leads to the server."""
+
+    def __init__(self, samples: Connection, control: Connection, deadlines: ServerDeadlines) -> None:
+        self._samples, self._control, self._deadlines = samples, control, deadlines
+        self.url = control.url
+        self._mode = _PAUSE_MODES["finish"]
+
+    async def connect(self, *, claim: bool) -> ServerFacts:
+        info = mapping(await self._get_first("/model_info", "/get_model_info"), "its model")
+        if info.get("is_generation") is False:
+            raise UserError(f"the model of the inference server {self.url} does not generate")
+        if claim:
+            await self.resume()
+            await self._post("/update_weight_version", {"new_version": "0", "abort_all_requests": False})
+        length = info.get("context_length")
+        return ServerFacts(
+            models=(str(info.get("model_path")),),
+            max_model_len=length if type(length) is int else None,
+            is_versioned=info.get("weight_version") is not None,
+        )
+
+    async def draw(self, asked: Asked, session: str) -> Drawn:
+        body = {
+            "input_ids": list(asked.request.prompt_ids),
+            "sampling_params": _sampling(asked),
+            "return_logprob": True,
+            "logprob_start_len": -1,
+        }
+        answer = await self._samples.post(
+            "/generate", body, seconds=self._deadlines.call, headers={"X-Session-ID": session}
+        )
+        return _drawn(answer, asked)
+
+    async def pause(self, in_flight: InFlight) -> None:
+        self._mode = _PAUSE_MODES[in_flight]
+        await self._post("/pause_generation", {"mode": self._mode})
+
+    async def resume(self) -> None:
+        await self._post("/continue_generation")
+
+    async def version(self) -> int:
+        info = mapping(await self._get_first("/model_info", "/get_model_info"), "its model")
+        return version_number(info.get("weight_version"))
+
+    async def load_weights(
+        self, incoming: IncomingWeights, version: int, expected: ExpectedWeights, in_flight: InFlight
+    ) -> str:
+        if not isinstance(incoming, Folder):
+            raise WeightSyncError(
+                f"the inference server {self.url} takes weights as files: set "
+                "generator.inference_engine.weight_sync_backend = disk"
+            )
+        body = {
+            "model_path": incoming.path,
+            "weight_version": str(version),
+            "flush_cache": in_flight != "keep",
+            "abort_all_requests": False,
+            "keep_pause": True,
+        }
+        try:
+            answer = mapping(await self._post("/update_weights_from_disk", body, attempts=1), "its weights")
+        except ServerRefusal as error:
+            return str(error)
+        return "" if answer.get("success") is True else str(answer.get("message"))
+
+    async def sleep(self) -> bool:
+        await self._post("/release_memory_occupation")
+        return True
+
+    async def wake(self) -> None:
+        await self._post("/resume_memory_occupation")
+
+    async def sign(self, seconds: float) -> object:
+        return await self._control.get("/health", seconds=seconds, attempts=1)
+
+    async def close(self) -> None:
+        await asyncio.gather(self._samples.close(), self._control.close())
+
+    async def _get_first(self, path: str, older: str) -> object:
+        """The answer of a route, or of the name that it had before."""
+        try:
+            return await self._control.get(path, seconds=self._deadlines.start, attempts=10**6)
+        except ServerRefusal as error:
+            if error.status != 404:
+                raise
+            return await self._control.get(older, seconds=self._deadlines.start)
+
+    async def _post(self, path: str, body: Mapping[str, object] | None = None, *, attempts: int = ATTEMPTS) -> object:
+        return await self._control.post(path, body, seconds=self._deadlines.call, attempts=attempts)
+
+
+def _sampling(asked: Asked) -> dict[str, Any]:
+    """SGLang's sampling parameters. End-of-sequence ids are passed as stop tokens; SGLang adds its own."""
+    sampling = asked.request.sampling
+    more: dict[str, Any] = dict(sampling.additional_kwargs or {})
+    for name in more:
+        if name not in ADDITIONAL:
+            raise UserError(
+                f"sampling_params.additional_kwargs: the sglang engine has no setting called {name}; it takes "
+                f"{', '.join(ADDITIONAL)}"
+            )
+    ends = sorted({*asked.ends, *(sampling.stop_token_ids or ())})
+    return {
+        "temperature": temperature_of(sampling),
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k if sampling.top_k > 0 else -1,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "min_new_tokens": min(sampling.min_new_tokens, asked.limit),
+        "max_new_tokens": asked.limit,
+        "stop": list(sampling.stop or ()),
+        "stop_token_ids": ends,
+        "sampling_seed": sample_seed(asked.key) & (2**31 - 1),
+        "skip_special_tokens": False,  # `<|im_end|>` can be a stop text
+        "no_stop_trim": True,
+        **more,
+    }
+
+
+def _drawn(answer: object, asked: Asked) -> Drawn:
+    meta = mapping(mapping(answer, "an answer").get("meta_info"), "meta_info")
+    listed = meta.get("output_token_logprobs")
+    if not isinstance(listed, list) or not all(isinstance(each, list) and len(each) >= 2 for each in listed):
+        raise BadAnswer("without output_token_logprobs")
+    drawn = ids([each[1] for each in listed])
+    reported = mapping(answer, "an answer").get("output_ids")
+    if reported is not None and ids(reported) != drawn:
+        raise BadAnswer("with the log-probabilities of other tokens than it drew")
+    reason = mapping(meta.get("finish_reason"), "a finish reason")
+    return Drawn(
+        token_ids=drawn,
+        logprobs=numbers([each[0] for each in listed]),
+        finish=str(reason.get("type")),
+        stopped_by=reason.get("matched"),
+        versions=_versions(meta, len(drawn), asked),
+    )
+
+
+def _versions(meta: Mapping[str, object], count: int, asked: Asked) -> tuple[str, ...] | None:
+    """Newer servers report spans of tokens; older ones the version at the end, which is that of all tokens where the
+    weights have not changed.
+    """
+    if meta.get("weight_versions") is not None:
+        return versions_of_spans(meta["weight_versions"], count)
+    if meta.get("weight_version") is None or len(asked.versions) > 1:
+        return None
+    return (str(meta["weight_version"]),) * count

@@ -1,0 +1,245 @@
+"""The routes of vLLM's own server (0.32), and of any server that keeps them.
+
+Samples come from `/inference/v1/generate` (`--enable-scale-out`), which reports the weights of each token, or, where
+the server lacks it, from `/v1/completions`. Weights, pauses and versions need `VLLM_SERVER_DEV_MODE=1`. A server with
+
+    --worker-extension-cls skyrl.inference.vllm_worker.WeightReceiver --logprobs-mode processed_logits
+
+receives weights as vLLM engines of a run do, each tensor compared with its digest, and reports the log-probabilities of
+the tempered distribution. Another one reloads files, and its log-probabilities fit at temperature 1 alone; the canary
+finds what does not fit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from skyrl.errors import ProcessError, ServerRefusal, UserError, WeightSyncError
+from skyrl.inference.engine import InFlight
+from skyrl.inference.http_connection import ATTEMPTS, Connection
+from skyrl.inference.incoming_weights import Folder, IncomingWeights, RemoteWeights, as_plain
+from skyrl.inference.server_answers import (
+    Asked,
+    BadAnswer,
+    Drawn,
+    ids,
+    mapping,
+    numbers,
+    only_choice,
+    refuse_other_prompt,
+    version_number,
+    versions_of_spans,
+)
+from skyrl.inference.server_dialects import ServerDeadlines, ServerFacts
+from skyrl.inference.vllm_model import ExpectedWeights
+from skyrl.inference.vllm_sampling import check_sampling, sampling_arguments
+
+_GENERATE, _COMPLETIONS = "/inference/v1/generate", "/v1/completions"
+
+_LACKING = (403, 404, 405, 501)
+"""Statuses of a route that a server does not have or does not open."""
+
+_NOT_IN_COMPLETIONS = ("detokenize", "flat_logprobs")
+
+EXTENSION = "skyrl.inference.vllm_worker.WeightReceiver"
+
+
+class VLLMServer:
+    """`Dialect` of vLLM's server. `samples` may lead to a router in front of it; `control` leads to the server."""
+
+    def __init__(
+        self, samples: Connection, control: Connection, deadlines: ServerDeadlines, *, model: str = ""
+    ) -> None:
+        """`model` is the name that requests carry; empty for the first one that the server lists."""
+        self._samples, self._control, self._deadlines = samples, control, deadlines
+        self.url = control.url
+        self._model = model
+        self._route = _GENERATE
+        self._has_extension = False
+        self._mode = "wait"
+
+    async def connect(self, *, claim: bool) -> ServerFacts:
+        start = self._deadlines.start
+        answer = mapping(await self._control.get("/v1/models", seconds=start, attempts=10**6), "its models")
+        models = [mapping(each, "a model") for each in answer.get("data") or ()]
+        if not models or (self._model and self._model not in [each.get("id") for each in models]):
+            raise UserError(f"the inference server {self.url} has no model called {self._model or 'anything'}")
+        model = next((each for each in models if each.get("id") == self._model), models[0])
+        self._model = str(model.get("id"))
+        longest = model.get("max_model_len")
+        is_versioned = await self._is_versioned()
+        if is_versioned and claim:
+            self._has_extension = await self._prepared()
+            await self.resume()
+            await self._post("/update_weight_version", {"new_version": "0"})
+        return ServerFacts(
+            models=(self._model, str(model.get("root"))),
+            max_model_len=longest if type(longest) is int else None,
+            is_versioned=is_versioned,
+        )
+
+    async def draw(self, asked: Asked, session: str) -> Drawn:
+        sampling = asked.request.sampling
+        check_sampling(sampling)
+        arguments = sampling_arguments(sampling, asked.key, limit=asked.limit, eos_ids=asked.ends)
+        prompt = list(asked.request.prompt_ids)
+        if self._route == _GENERATE:
+            try:
+                body = {"token_ids": prompt, "sampling_params": arguments, "return_token_ids": True}
+                return _of_generate(await self._sample(body, session), asked)
+            except ServerRefusal as error:
+                if error.status not in _LACKING:
+                    raise
+                self._route = _COMPLETIONS
+        flat = {name: value for name, value in arguments.items() if name not in _NOT_IN_COMPLETIONS}
+        flat["vllm_xargs"] = flat.pop("extra_args", None)
+        return _of_completions(await self._sample({"prompt": prompt, "return_token_ids": True, **flat}, session), asked)
+
+    async def pause(self, in_flight: InFlight) -> None:
+        self._mode = "wait" if in_flight == "finish" else "keep"
+        if in_flight != "finish" and self._route == _COMPLETIONS:
+            raise UserError(
+                f"the inference server {self.url} does not report which weights drew a token, so that no sample may be "
+                "interrupted: start it with --enable-scale-out, or set trainer.fully_async.interrupt_generation = false"
+            )
+        await self._post("/pause", query={"mode": self._mode, "clear_cache": str(in_flight != "keep").lower()})
+
+    async def resume(self) -> None:
+        await self._post("/resume")
+
+    async def version(self) -> int:
+        answer = mapping(await self._control.get("/weight_info", seconds=self._deadlines.call), "its weights")
+        return version_number(answer.get("weight_version"))
+
+    async def load_weights(
+        self, incoming: IncomingWeights, version: int, expected: ExpectedWeights, in_flight: InFlight
+    ) -> str:
+        if not isinstance(incoming, RemoteWeights if self._has_extension else Folder):
+            raise WeightSyncError(
+                f"the inference server {self.url} takes weights as files only: set "
+                "generator.inference_engine.weight_sync_backend = disk, or start the server with "
+                f"--worker-extension-cls {EXTENSION}"
+            )
+        outcomes = mapping(await self._replace(incoming, expected), "its workers").get("results") or ()
+        if problem := "; ".join(sorted({str(outcome) for outcome in outcomes if outcome})):
+            return problem
+        return await self._forget(version, in_flight)
+
+    async def sleep(self) -> bool:
+        await self._post("/sleep", query={"level": "1", "mode": self._mode})
+        return False
+
+    async def wake(self) -> None:
+        await self._post("/wake_up")
+        await self._post("/pause", query={"mode": self._mode})  # waking starts the scheduler
+
+    async def sign(self, seconds: float) -> object:
+        return await self._control.get("/health", seconds=seconds, attempts=1)
+
+    async def close(self) -> None:
+        await asyncio.gather(self._samples.close(), self._control.close())
+
+    async def _is_versioned(self) -> bool:
+        try:
+            await self._control.get("/weight_info", seconds=self._deadlines.call)
+        except ServerRefusal as error:
+            if error.status not in _LACKING:
+                raise
+            return False
+        return True
+
+    async def _prepared(self) -> bool:
+        """Whether the workers have our extension, which makes their log-probabilities ours."""
+        try:
+            await self._post("/collective_rpc", {"method": "skyrl_prepare"}, attempts=1)
+        except ProcessError as error:
+            if "no attribute 'skyrl_prepare'" not in str(error):
+                raise
+            return False
+        return True
+
+    async def _replace(self, incoming: RemoteWeights, expected: ExpectedWeights) -> object:
+        """What the workers answer: nothing, or what went wrong."""
+        call: dict[str, object]
+        if self._has_extension:
+            call = {"method": "skyrl_load_weights", "args": [as_plain(incoming), expected.tied]}
+        else:
+            assert isinstance(incoming, Folder)
+            await asyncio.to_thread(_write_second_names, incoming, expected)
+            call = {"method": "reload_weights", "kwargs": {"weights_path": incoming.path}}
+        return await self._post("/collective_rpc", call, attempts=1)
+
+    async def _forget(self, version: int, in_flight: InFlight) -> str:
+        """Drops what was computed from the old weights, and names the new ones."""
+        if in_flight != "keep":
+            running = str(in_flight == "recompute").lower()
+            answer = await self._post("/reset_prefix_cache", query={"reset_running_requests": running})
+            if mapping(answer, "its cache").get("success") is not True:
+                return "vLLM could not drop what it had computed with the old weights"
+        await self._post("/update_weight_version", {"new_version": str(version)})
+        return ""
+
+    async def _sample(self, body: Mapping[str, object], session: str) -> object:
+        return await self._samples.post(
+            self._route, {"model": self._model, **body}, seconds=self._deadlines.call, headers={"X-Session-ID": session}
+        )
+
+    async def _post(
+        self,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> object:
+        return await self._control.post(path, body, query=query, seconds=self._deadlines.call, attempts=attempts)
+
+
+def _of_generate(answer: object, asked: Asked) -> Drawn:
+    choice = only_choice(answer)
+    refuse_other_prompt(mapping(answer, "an answer").get("prompt_token_ids"), asked.request.prompt_ids)
+    drawn = ids(choice.get("token_ids"))
+    content = mapping(choice.get("logprobs"), "log-probabilities").get("content")
+    listed = [mapping(each, "a log-probability") for each in content or ()]
+    if tuple(each.get("token_id", token) for each, token in zip(listed, drawn, strict=False)) != drawn[: len(listed)]:
+        raise BadAnswer("with the log-probabilities of other tokens than it drew")
+    return Drawn(
+        token_ids=drawn,
+        logprobs=numbers([each.get("logprob") for each in listed]),
+        finish=str(choice.get("finish_reason")),
+        stopped_by=choice.get("stop_reason"),
+        versions=versions_of_spans(choice.get("weight_versions"), len(drawn)),
+    )
+
+
+def _of_completions(answer: object, asked: Asked) -> Drawn:
+    choice = only_choice(answer)
+    refuse_other_prompt(choice.get("prompt_token_ids"), asked.request.prompt_ids)
+    return Drawn(
+        token_ids=ids(choice.get("token_ids")),
+        logprobs=numbers(mapping(choice.get("logprobs"), "log-probabilities").get("token_logprobs")),
+        finish=str(choice.get("finish_reason")),
+        stopped_by=choice.get("stop_reason"),
+        versions=None,
+    )
+
+
+def _write_second_names(incoming: Folder, expected: ExpectedWeights) -> None:
+    """Adds a file with the second names of tied weights: vLLM on a CPU computes a head that does not come with the old
+    one's packed copy.
+    """
+    wanted: dict[str, list[str]] = {}
+    for second, name in expected.tied.items():
+        wanted.setdefault(name, []).append(second)
+    if not wanted:
+        return
+    with incoming.open() as weights:
+        again = {second: tensor.clone() for name, tensor in weights for second in wanted.get(name, ())}
+    target = Path(incoming.path) / "second-names.safetensors"
+    part = target.with_suffix(f".{id(incoming)}.part")
+    save_file(again, part)
+    part.replace(target)

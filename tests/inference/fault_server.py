@@ -1,0 +1,148 @@
+"""A server with SGLang's routes that fails as it is told to: what a network and other people's programs do.
+
+Its samples are a function of their seeds, so that a test knows the right answer of every request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+VOCABULARY = 258
+
+FAULTS = (
+    *("hang up", "half open", "silent", "not json", "truncated", "slow", "unknown token", "too few", "too many"),
+    *("no log-probabilities", "positive", "other version", "nameless version", "busy", "broken", "redirect", "list"),
+    *("aborted", "unfinished"),
+)
+"""What a request for a sample may meet instead of its answer."""
+
+
+def sample(seed: int, count: int) -> tuple[list[int], list[float]]:
+    """Tokens and log-probabilities of a seed."""
+    return [(seed * 31 + place * 7) % 200 for place in range(count)], [
+        -(1 + (seed + place) % 5) / 4 for place in range(count)
+    ]
+
+
+class FaultServer:
+    """`async with FaultServer(faults) as server:` fails its first requests for samples in this order, and then keeps
+    to `always`, if it is given. Everything else it answers as it should.
+    """
+
+    def __init__(self, faults: Iterable[str] = (), *, always: str = "") -> None:
+        self._faults, self._always = deque(faults), always
+        self._version, self._silent = "default", False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.url, self.answered = "", 0
+        self.seen: list[dict[str, str]] = []
+        """Headers of the requests for samples, with their names in lower case."""
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                first, *lines = head.strip().split("\r\n")
+                headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                await self._answer(first.split()[1].partition("?")[0], headers, json.loads(body or b"{}"), writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        except asyncio.CancelledError:
+            return  # or the loop reports it
+        finally:
+            writer.transport.abort()
+
+    async def _answer(
+        self, path: str, headers: dict[str, str], body: dict[str, Any], writer: asyncio.StreamWriter
+    ) -> None:
+        if self._silent:
+            await asyncio.Event().wait()
+        if path == "/generate":
+            self.seen.append(headers)
+            await self._generate(self._faults.popleft() if self._faults else self._always, body, writer)
+            return
+        if path == "/update_weight_version":
+            self._version = body["new_version"]
+        if path == "/update_weights_from_disk":
+            self._version = body["weight_version"]
+        _write(writer, {"success": True, "model_path": "a model", "weight_version": self._version})
+
+    async def _generate(self, fault: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if fault == "silent":
+            self._silent = True
+        if fault in ("half open", "silent"):
+            await asyncio.Event().wait()
+        if fault == "hang up":
+            raise ConnectionError
+        if fault in ("busy", "broken"):
+            _write(writer, {"error": "out of memory"}, status=503 if fault == "busy" else 500)
+        elif fault == "redirect":
+            _write(writer, {}, status=307, more="location: http://192.0.2.1/generate\r\n")
+        else:
+            await self._sample(fault, body, writer)
+
+    async def _sample(self, fault: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        settings = body["sampling_params"]
+        tokens, logprobs = sample(settings["sampling_seed"], settings["max_new_tokens"])
+        self.answered += not fault
+        version = {"other version": "77", "nameless version": "default"}.get(fault, self._version)
+        meta: dict[str, Any] = {"finish_reason": {"type": "length"}, "weight_version": version}
+        meta["output_token_logprobs"] = [[value, token, None] for value, token in zip(logprobs, tokens, strict=True)]
+        answer: Any = {"output_ids": tokens, "meta_info": meta}
+        listed = meta["output_token_logprobs"]
+        first = listed[0]
+        changes: dict[str, Callable[[], Any]] = {
+            "unknown token": lambda: [first.__setitem__(1, VOCABULARY), tokens.__setitem__(0, VOCABULARY)],
+            "too few": lambda: [each.pop() for each in (listed, tokens)],
+            "too many": lambda: [each.__iadd__(each[:1]) for each in (listed, tokens)],
+            "no log-probabilities": lambda: meta.pop("output_token_logprobs"),
+            "positive": lambda: first.__setitem__(0, 2.5),
+            "aborted": lambda: meta.update(finish_reason={"type": "abort"}),
+            "unfinished": lambda: meta.update(finish_reason={"type": "stop"}),
+        }
+        changes.get(fault, lambda: None)()
+        text = json.dumps([answer] if fault == "list" else answer)
+        _write(writer, "<html>" + text if fault == "not json" else text, cut=fault in ("truncated", "slow"))
+        if fault == "truncated":
+            raise ConnectionError
+        if fault == "slow":
+            await asyncio.Event().wait()
+
+
+def _write(writer: asyncio.StreamWriter, answer: Any, *, status: int = 200, more: str = "", cut: bool = False) -> None:
+    content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+    head = (
+        f"HTTP/1.1 {status} An answer\r\ncontent-type: application/json\r\n{more}content-length: {len(content)}\r\n\r\n"
+    )
+    writer.write(head.encode() + (content[: len(content) // 2] if cut else content))
+
+
+async def _main() -> None:
+    async with FaultServer() as server:
+        sys.stdout.write(server.url + "\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

@@ -1,0 +1,109 @@
+"""Engines over servers, for the contract that every engine keeps: each server is started once in a process of tests."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from skyrl.inference.engine import InferenceEngine
+from skyrl.inference.http_connection import Connection
+from skyrl.inference.http_engine import HttpEngine
+from skyrl.inference.server_answers import mapping
+from skyrl.inference.server_dialects import ServerDeadlines
+from skyrl.inference.sglang_server import SGLangServer
+from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.vllm_server import EXTENSION, VLLMServer
+from tests.inference.nano import nano_tokenizer
+from tests.inference.sglang_stand_in import SGLangStandIn
+from tests.inference.steps import Steps, gate_of_model, gate_of_processes
+
+SERVERS = ("sglang server", "vllm server")
+"""Kinds of engine whose weights travel as files."""
+
+ROOT = Path(__file__).parents[2]
+DEADLINES = ServerDeadlines(start=240.0, call=120.0, heartbeat=120.0)
+
+_STAND_INS: list[SGLangStandIn] = []
+_VLLM: list[tuple[str, Steps]] = []
+
+
+def engine_over(kind: str, folder: Path, **options: Any) -> tuple[InferenceEngine, Steps]:
+    """An engine over a server of this kind, and the gate in front of the server's steps."""
+    if kind == "vllm server":
+        if not _VLLM:
+            steps = gate_of_processes()
+            _VLLM.append((vllm_server(folder, "--logits-processors", "tests.inference.vllm_gate:AskTheGate"), steps))
+        url, steps = _VLLM[0]
+        server: Any = VLLMServer(Connection(url), Connection(url), DEADLINES)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        steps = gate_of_model(model)
+        stand_in = SGLangStandIn(TorchEngine(model, nano_tokenizer(), max_num_seqs=16, max_model_len=96), folder)
+        _STAND_INS.append(stand_in.__enter__())
+        server = SGLangServer(Connection(stand_in.url), Connection(stand_in.url), DEADLINES)
+    return HttpEngine(server, model_path=str(folder), heartbeat=120.0, tokenizer=nano_tokenizer(), **options), steps
+
+
+async def arrived(kind: str) -> None:
+    """Returns when the server has taken the pause that was asked for."""
+    if kind == "sglang server":
+        while not any(stand_in.pausing for stand_in in _STAND_INS):
+            await asyncio.sleep(0.01)
+    if kind == "vllm server":  # whose loop takes one request after the other, and hands a pause on at once
+        later = Connection(_VLLM[0][0])
+        for _ in range(3):
+            await later.get("/health", seconds=60)
+        await later.close()
+
+
+async def hung_up(kind: str) -> None:
+    """Returns when the server has noticed that nobody waits for its requests."""
+    if kind == "sglang server":
+        while any(stand_in.answering for stand_in in _STAND_INS):
+            await asyncio.sleep(0.01)
+    if kind == "vllm server":
+        load = Connection(_VLLM[0][0])
+        while mapping(await load.get("/load", seconds=60), "a load")["server_load"]:
+            await asyncio.sleep(0.01)
+        await load.close()
+
+
+def vllm_server(folder: Path, *more: str, env: dict[str, str] | None = None) -> str:
+    """Starts vLLM's own server over this model on a CPU; its address. It ends with this process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", str(port)),
+        *("--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "16"),
+        *("--max-model-len", "96", "--kv-cache-memory-bytes", str(64 << 20), "--generation-config", "vllm"),
+        *("--enable-scale-out", "--enable-server-load-tracking", "--worker-extension-cls", EXTENSION),
+        *("--logprobs-mode", "processed_logits", *more),
+    ]
+    variables = {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "TORCHDYNAMO_DISABLE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        **(env or {}),
+    }
+    with (folder / f"server-{port}.log").open("wb") as log:
+        process = subprocess.Popen(command, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True)
+    atexit.register(os.killpg, process.pid, signal.SIGKILL)
+    return f"http://127.0.0.1:{port}"

@@ -1,0 +1,205 @@
+"""A stand-in for SGLang's server: its documented routes, over a torch engine. SGLang has no build for a CPU.
+
+The engine computes on the loop of the server's own thread. What the routes do not say is not done: an unknown field of
+the sampling parameters is refused, a pause in place does not flush, and weights are named by whoever sends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Self
+
+import uvicorn
+from safetensors.torch import load_file
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from torch import Tensor
+
+from skyrl.config import SamplingParams
+from skyrl.errors import SkyRLError
+from skyrl.inference.engine import Completion, GenerationRequest, InFlight, SampleKey
+from skyrl.inference.incoming_weights import Shared
+from skyrl.inference.torch_engine import TorchEngine
+from skyrl.processes.service import listen
+
+Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, Any]]
+
+_PAUSES: dict[str, InFlight] = {"abort": "finish", "retract": "recompute", "in_place": "keep"}
+
+SAMPLING = {
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "min_new_tokens"),
+    *("max_new_tokens", "stop", "stop_token_ids", "sampling_seed", "skip_special_tokens", "no_stop_trim"),
+}
+"""Sampling parameters that the stand-in understands."""
+
+
+class SGLangStandIn:
+    """`with SGLangStandIn(engine, model_path) as server:` answers at `server.url` until it is left."""
+
+    def __init__(self, engine: TorchEngine, model_path: Path) -> None:
+        self._engine, self._model_path = engine, str(model_path)
+        self._names: dict[int, str] = {0: "default"}
+        self.asked: list[str] = []
+        """Paths of the requests, in order."""
+        self.answering = 0
+        """Requests for samples that somebody waits for."""
+        self.pausing = False
+        """It was asked to pause, and not yet to resume."""
+        self.answering = 0
+        """Requests for samples that somebody waits for."""
+        self.pausing = False
+        """It was asked to pause, and not yet to resume."""
+        routes: dict[str, Handler] = {
+            "/generate": self._generate,
+            "/pause_generation": self._pause,
+            "/continue_generation": self._continue,
+            "/update_weights_from_disk": self._update_from_disk,
+            "/update_weight_version": self._rename,
+            "/model_info": self._model_info,
+            "/health": self._health,
+            "/release_memory_occupation": self._release,
+            "/resume_memory_occupation": self._take,
+        }
+        self._app = Starlette(
+            routes=[
+                Route(path, self._answering(path, handle), methods=["GET", "POST"]) for path, handle in routes.items()
+            ]
+        )
+        self._socket = listen("127.0.0.1", 0, None, "")
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        config = uvicorn.Config(self._app, log_level="error", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(30)
+        self._socket.close()
+
+    def _answering(self, path: str, handle: Handler) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        async def answer(request: Request) -> Response:
+            self.asked.append(path)
+            content = await request.body()
+            body = await request.json() if content else {}
+            generates = path == "/generate"
+            self.answering += generates
+            generates = path == "/generate"
+            self.answering += generates
+            work = asyncio.ensure_future(handle(body))
+            gone = asyncio.ensure_future(_disconnected(request))
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            gone.cancel()
+            work.cancel()
+            self.answering -= generates
+            self.answering -= generates
+            try:
+                return JSONResponse(await work)
+            except SkyRLError as error:
+                return JSONResponse({"success": False, "message": str(error)}, status_code=400)
+            except asyncio.CancelledError:
+                return Response(status_code=499)
+
+        return answer
+
+    async def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
+        given = body["sampling_params"]
+        unknown = set(given) - SAMPLING
+        if unknown:
+            raise SkyRLError(f"unexpected sampling parameters: {sorted(unknown)}")
+        (completion,) = await self._engine.generate(_request(body["input_ids"], given))
+        (text, ids) = completion.text, list(completion.token_ids)
+        return {
+            "text": text,
+            "output_ids": ids,
+            "meta_info": {
+                "finish_reason": _reason(completion, given),
+                "prompt_tokens": len(body["input_ids"]),
+                "completion_tokens": len(ids),
+                "output_token_logprobs": [
+                    [value, token, None] for value, token in zip(completion.logprobs, ids, strict=True)
+                ],
+                "weight_version": self._named(self._engine.weight_version),
+                "weight_versions": self._spans(completion.weight_versions),
+            },
+        }
+
+    async def _pause(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.pausing = True
+        await self._engine.pause(_PAUSES[body["mode"]])
+        return {"status": "ok"}
+
+    async def _continue(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.pausing = False
+        await self._engine.resume()
+        return {"status": "ok"}
+
+    async def _update_from_disk(self, body: dict[str, Any]) -> dict[str, Any]:
+        tensors = await asyncio.to_thread(_stored, Path(body["model_path"]))
+        version = self._engine.weight_version + 1
+        self._names[version] = body["weight_version"]
+        await self._engine.load_weights(Shared(tuple(tensors.items())), version)
+        return {"success": True, "message": "Succeeded to update model weights."}
+
+    async def _rename(self, body: dict[str, Any]) -> dict[str, Any]:
+        self._names[self._engine.weight_version] = body["new_version"]
+        return {"success": True, "new_version": body["new_version"]}
+
+    async def _model_info(self, body: dict[str, Any]) -> dict[str, Any]:
+        name = self._named(self._engine.weight_version)
+        return {"model_path": self._model_path, "is_generation": True, "weight_version": name}
+
+    async def _health(self, body: dict[str, Any]) -> None:
+        return None
+
+    async def _release(self, body: dict[str, Any]) -> None:
+        await self._engine.sleep()
+
+    async def _take(self, body: dict[str, Any]) -> None:
+        await self._engine.wake()
+
+    def _named(self, version: int) -> str:
+        return self._names[version]
+
+    def _spans(self, versions: tuple[int, ...]) -> list[dict[str, Any]]:
+        spans: list[dict[str, Any]] = []
+        for place, version in enumerate(versions):
+            if not spans or spans[-1]["version"] != self._named(version):
+                spans.append({"version": self._named(version), "start": place, "end": place})
+            spans[-1]["end"] = place + 1
+        return spans
+
+
+def _stored(folder: Path) -> dict[str, Tensor]:
+    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+
+
+def _request(prompt: list[int], given: dict[str, Any]) -> GenerationRequest:
+    known = set(inspect.signature(SamplingParams).parameters)
+    sampling = {name: value for name, value in given.items() if name in known}
+    sampling["stop"] = tuple(given["stop"]) or None
+    sampling["stop_token_ids"] = tuple(given["stop_token_ids"]) or None
+    key = SampleKey(run_seed=given["sampling_seed"], weight_version=0, prompt_id="a request", sample_index=0)
+    settings = SamplingParams(max_generate_length=given["max_new_tokens"], **sampling)
+    return GenerationRequest(prompt_ids=tuple(prompt), sampling=settings, keys=(key,))
+
+
+def _reason(completion: Completion, given: dict[str, Any]) -> dict[str, Any]:
+    if completion.stop_reason == "length":
+        return {"type": "length", "length": len(completion.token_ids)}
+    matched = next((stop for stop in given["stop"] if completion.text.endswith(stop)), completion.token_ids[-1])
+    return {"type": "stop", "matched": matched}
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,215 @@
+"""Servers that fail in every way that a network and other people's programs have: each is named, and no sample is lost
+or drawn twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
+from skyrl.errors import ProcessError, RunError, SkyRLError, WeightSyncError
+from skyrl.inference import http_connection
+from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.draws import sample_seed
+from skyrl.inference.engine import Completion, GenerationRequest
+from skyrl.inference.http_connection import Connection
+from skyrl.inference.http_engine import HttpEngine
+from skyrl.inference.incoming_weights import Shared
+from skyrl.inference.server_answers import mapping
+from skyrl.inference.server_dialects import ServerDeadlines
+from skyrl.inference.sglang_server import SGLangServer
+from tests.inference.fault_server import FAULTS, FaultServer, sample
+from tests.inference.nano import nano_tokenizer, prompts, request
+from tests.inference.vllm_models import saved, small_model
+
+PATIENT = 240.0
+"""Deadline in seconds of a server that answers; nothing waits for it."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("faulty") / "model", small_model())
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connection, "BODY_SECONDS", 0.3)
+    monkeypatch.setattr(http_connection, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(http_connection, "_LONGEST_PAUSE", 0.01)
+
+
+def engine(folder: Path, url: str, *, call: float = PATIENT, heartbeat: float = PATIENT) -> HttpEngine:
+    deadlines = ServerDeadlines(start=PATIENT, call=call, heartbeat=heartbeat)
+    server = SGLangServer(Connection(url), Connection(url), deadlines)
+    return HttpEngine(server, model_path=str(folder), heartbeat=heartbeat, tokenizer=nano_tokenizer())
+
+
+def right(asked: GenerationRequest) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    """Tokens and log-probabilities of each sample."""
+    drawn = [sample(sample_seed(key) & (2**31 - 1), asked.sampling.max_generate_length) for key in asked.keys]
+    return [(tuple(tokens), tuple(logprobs)) for tokens, logprobs in drawn]
+
+
+def drawn(completions: tuple[Completion, ...]) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    return [(each.token_ids, each.logprobs) for each in completions]
+
+
+SAID: dict[str, tuple[type[SkyRLError], str]] = {
+    "hang up": (ProcessError, "failed 6 times at /generate: RemoteProtocolError"),
+    "half open": (ProcessError, "had 0.5 s for /generate: it did not answer"),
+    "silent": (ProcessError, "gave no sign of life for 0.5 s"),
+    "not json": (ProcessError, "its answer is not JSON"),
+    "truncated": (ProcessError, "failed 6 times at /generate: RemoteProtocolError"),
+    "slow": (ProcessError, "its answer began and was not whole after 0.3 s"),
+    "unknown token": (ProcessError, "answers with token 258, where the model has 258, 3 times"),
+    "too few": (ProcessError, "answers with 11 tokens of 12, and calls them complete, 3 times"),
+    "too many": (ProcessError, "answers with 13 tokens, where 1 to 12 were asked for, 3 times"),
+    "no log-probabilities": (ProcessError, "answers without output_token_logprobs, 3 times"),
+    "positive": (ProcessError, "answers with 2.5 for the logarithm of a probability, 3 times"),
+    "other version": (WeightSyncError, "weights of version 77, where the server was given 0"),
+    "nameless version": (WeightSyncError, "names its weights 'default', which is no version of this run's"),
+    "busy": (ProcessError, "failed 6 times at /generate: it answers 503"),
+    "broken": (ProcessError, "failed 6 times at /generate: it answers 500: out of memory"),
+    "redirect": (ProcessError, "redirects /generate to 192.0.2.1, which is not followed"),
+    "list": (ProcessError, "for an answer, 3 times"),
+    "aborted": (ProcessError, "answers with a sample that ended by 'abort', half drawn, 3 times"),
+    "unfinished": (ProcessError, "with a sample that stops at token"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_server_that_keeps_failing_is_named_with_what_it_did(folder: Path, fault: str) -> None:
+    kind, said = SAID[fault]
+    waits = {"half open": {"call": 0.5}, "slow": {"call": 4.0}, "silent": {"heartbeat": 0.5}}.get(fault, {})
+    async with FaultServer(always=fault) as server:
+        made = engine(folder, server.url, **waits)
+        with pytest.raises(kind, match=said):
+            await made.generate(request(prompts(5)[0]))
+        await made.close()
+
+
+PASSING = [fault for fault in FAULTS if fault not in ("half open", "silent", "redirect") and "version" not in fault]
+"""Faults after which the same server may give the right answer."""
+
+
+async def test_a_fault_that_passes_by_costs_no_sample_and_changes_none(folder: Path) -> None:
+    for fault in PASSING:
+        async with FaultServer([fault]) as server:
+            made, asked = engine(folder, server.url), request(prompts(5)[0], count=2)
+            assert drawn(await made.generate(asked)) == right(asked), fault
+            assert server.answered == 2, fault
+            await made.close()
+
+
+def schedule(seed: int) -> list[str]:
+    """Faults of a server's first requests, `""` for none."""
+    draws = random.Random(seed)
+    return [draws.choice([*FAULTS, "", "", "", ""]) for _ in range(draws.randint(1, 8))]
+
+
+SCHEDULES = [pytest.param(seed, marks=[pytest.mark.long] * (seed > 3)) for seed in range(100)]
+
+
+@pytest.mark.parametrize("seed", SCHEDULES)
+async def test_every_sample_comes_once_whatever_one_of_two_servers_does(folder: Path, seed: int) -> None:
+    asked = [request(prompt, count=2, name=f"prompt {n}") for n, prompt in enumerate(prompts(*range(3, 11)))]
+    async with FaultServer(schedule(seed), always="") as faulty, FaultServer() as sound:
+        engines = [engine(folder, faulty.url, call=3.0, heartbeat=1.0), engine(folder, sound.url)]
+        config = InferenceEngineConfig(backend="sglang", max_num_seqs=4)
+        client = InferenceEngineClient(engines, nano_tokenizer(), "a/model", SkyRLLoraConfig(), config)
+        answers = await asyncio.wait_for(asyncio.gather(*map(client.generate, asked)), PATIENT)
+        assert [drawn(each) for each in answers] == [right(each) for each in asked]
+        await client.close()
+
+
+async def test_where_every_server_is_gone_the_run_ends_with_the_cause(folder: Path) -> None:
+    async with FaultServer(always="broken") as one, FaultServer(always="hang up") as other:
+        engines = [engine(folder, one.url), engine(folder, other.url)]
+        config = InferenceEngineConfig(backend="sglang", max_num_seqs=4)
+        client = InferenceEngineClient(engines, nano_tokenizer(), "a/model", SkyRLLoraConfig(), config)
+        with pytest.raises(ProcessError, match=f"{one.url}|{other.url}"):
+            await client.generate(request(prompts(5)[0], count=2))
+        await client.close()
+
+
+async def test_a_stopped_process_is_named_while_it_has_a_request(folder: Path) -> None:
+    command = [sys.executable, "-m", "tests.inference.fault_server"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
+    try:
+        assert process.stdout is not None
+        made = engine(folder, (await process.stdout.readline()).decode().strip(), heartbeat=0.5)
+        await made.generate(request(prompts(5)[0]))
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(ProcessError, match="gave no sign of life for 0.5 s"):
+            await made.generate(request(prompts(5)[0]))
+        await made.close()
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def test_a_server_that_another_run_gave_weights_is_not_given_ours(folder: Path) -> None:
+    async with FaultServer() as server:
+        one, other = engine(folder, server.url), engine(folder, server.url)
+        await one.pause()
+        await other.generate(request(prompts(5)[0]))
+        someone = Connection(server.url)
+        await someone.post("/update_weight_version", {"new_version": "5"}, seconds=PATIENT)
+        with pytest.raises(WeightSyncError, match=r"holds weights of version 5, and this run gave it version 0"):
+            await one.load_weights(Shared(tuple(small_model().state_dict().items())), 1)
+        for each in (one, other, someone):
+            await each.close()
+
+
+# The connection
+
+
+async def test_a_token_goes_to_the_server_and_nowhere_else(folder: Path) -> None:
+    async with FaultServer() as elsewhere, FaultServer() as server:
+        connection = Connection(server.url, token="a secret")
+        body = {"sampling_params": {"sampling_seed": 1, "max_new_tokens": 1}}
+        await connection.post("/generate", body, seconds=PATIENT)
+        assert server.seen[0]["authorization"] == "Bearer a secret"
+        assert elsewhere.seen == []
+        await connection.close()
+
+
+async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    async with FaultServer() as server:
+        connection = Connection(server.url)
+        assert mapping(await connection.get("/health", seconds=PATIENT), "a sign")["success"] is True
+        await connection.close()
+
+
+async def test_an_answer_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connection, "LONGEST_ANSWER", 100)
+    async with FaultServer() as server:
+        connection = Connection(server.url)
+        body = {"sampling_params": {"sampling_seed": 1, "max_new_tokens": 50}}
+        with pytest.raises(ProcessError, match="it answers with more than 100 bytes"):
+            await connection.post("/generate", body, seconds=PATIENT)
+        await connection.close()
+
+
+async def test_pauses_between_attempts_are_drawn_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    bounds = [http_connection._pause(attempt) <= min(5.0, 0.1 * 2**attempt) for attempt in range(12) for _ in range(50)]
+    assert all(bounds)
+    assert len({http_connection._pause(3) for _ in range(20)}) == 20
+
+
+async def test_a_server_that_is_not_there_yet_is_waited_for_and_then_named() -> None:
+    connection = Connection("http://127.0.0.1:9")
+    with pytest.raises(RunError, match=r"http://127.0.0.1:9 had 0.3 s for /health: ConnectError"):
+        await connection.get("/health", seconds=0.3, attempts=10**6)
+    await connection.close()
