@@ -28,7 +28,7 @@ class ServerDeadlines:
 
 @frozen(kw_only=True)
 class ServerFacts:
-    """What a server reports about itself."""
+    """Facts that a server reports about itself."""
 
     models: tuple[str, ...]
     """Names of the model that it serves: the one that requests carry, a folder or hub name."""

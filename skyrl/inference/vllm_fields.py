@@ -45,6 +45,7 @@ NOT_ARGUMENTS = {
     "remote_urls": "names engines that others started",
     "external_proxy_url": "names engines that others started",
     "external_server_urls": "names engines that others started",
+    "external_token": "belongs to engines that others started",
     "weight_sync_backend": "is the transport of weights to the engine",
     "weight_transfer_threshold_cuda_ipc_GB": "is the transport of weights to the engine",
     "logprob_parity_bound": "is what the learner holds the engine to",

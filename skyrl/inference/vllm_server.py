@@ -163,7 +163,7 @@ class VLLMServer:
         return True
 
     async def _replace(self, incoming: RemoteWeights, expected: ExpectedWeights) -> object:
-        """What the workers answer: nothing, or what went wrong."""
+        """Has the workers replace their weights; their answer names what went wrong."""
         call: dict[str, object]
         if self._has_extension:
             call = {"method": "skyrl_load_weights", "args": [as_plain(incoming), expected.tied]}
