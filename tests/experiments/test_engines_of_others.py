@@ -167,6 +167,6 @@ def test_the_quick_start_learns_over_the_stand_in_of_sglang(base: Path, tmp_path
 
 @pytest.mark.long
 def test_the_quick_start_learns_over_a_server_of_vllm(base: Path, tmp_path: Path) -> None:
-    url = vllm_server(base / "model", "--max-model-len", "192", "--max-num-seqs", "256")
+    url = vllm_server(base / "model", "--max-model-len", "128", "--max-num-seqs", "256")
     score = share_of_right_answers(base, tmp_path, backend="http", external_server_urls=[url], model_dtype="float32")
     assert score >= 0.8
