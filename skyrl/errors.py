@@ -10,11 +10,8 @@
     |   +-- TemplateTimeoutError    a chat template that computes without an end
     |   +-- TaskError           an environment or reward function that cannot be found or used
     |   +-- ResumeError         a checkpoint or run folder that this run must not continue
-<<<<<<< HEAD
     |   +-- RequestError        a request to the HTTP endpoint that is answered with an error status
-=======
     |   +-- ServerRefusal       a request that an inference server does not take: `status` is HTTP's
->>>>>>> a86393b (inference: engines over vLLM and SGLang servers that run already)
     +-- RunError                the run itself: exit code 1, what was saved stays
         +-- NonFiniteError      NaN or infinity where a number had to be
         |   +-- BatchError      ... in a batch that nothing has been learnt from yet
@@ -113,20 +110,20 @@ class ResumeError(UserError):
     """A checkpoint or run folder does not belong to this run."""
 
 
-<<<<<<< HEAD
 class RequestError(UserError):
     """A request to the HTTP endpoint is answered with `status` and a JSON error, and nothing is sampled for it."""
 
     def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         """`param` is the field of the body that is wrong; `code` a word for programs, by OpenAI's convention."""
         self.status, self.param, self.code = status, param, code
-=======
+        super().__init__(message)
+
+
 class ServerRefusal(UserError):
     """An inference server does not take a request: it lacks the route, wants a token, or finds a mistake in it."""
 
     def __init__(self, message: str, status: int) -> None:
         self.status = status
->>>>>>> a86393b (inference: engines over vLLM and SGLang servers that run already)
         super().__init__(message)
 
 

@@ -145,20 +145,23 @@ _ENGINE_EFFECTS: tuple[Effect, ...] = (
         "weights travel through CUDA IPC (weight_sync_backend is nccl, and engines share the learner's GPUs)",
         _hands_over_by_ipc,
     ),
-<<<<<<< HEAD
     *(
         Effect(
             f"generator.inference_engine.{name}",
             "the policy is served over HTTP (generator.inference_engine.enable_http_endpoint)",
             lambda run: run.generator.inference_engine.enable_http_endpoint,
         )
-        for name in ("http_endpoint_host", "http_endpoint_port", "served_model_name")
-=======
+        for name in ("http_endpoint_host", "http_endpoint_port")
+    ),
+    Effect(
+        "generator.inference_engine.served_model_name",
+        "the policy is served over HTTP (generator.inference_engine.enable_http_endpoint), or the engines run already",
+        lambda run: run.generator.inference_engine.enable_http_endpoint or not starts_engines(run),
+    ),
     Effect(
         "generator.inference_engine.external_token",
         "the engines run already (external_server_urls names them)",
         lambda run: not starts_engines(run),
->>>>>>> a86393b (inference: engines over vLLM and SGLang servers that run already)
     ),
     *_engine_fields(),
 )

@@ -75,18 +75,6 @@ UNIMPLEMENTED: tuple[Unimplemented, ...] = (
         "generator.eval_sampling_params.logprobs", "engines that leave log-probabilities out", (0, 1), "warning"
     ),
     # engines
-<<<<<<< HEAD
-    Unimplemented(_ENGINE + "run_engines_locally", "engines of others", (True,)),
-    Unimplemented(_ENGINE + "external_proxy_url", "engines of others", (None,)),
-    Unimplemented(_ENGINE + "external_server_urls", "engines of others", (None,)),
-    Unimplemented(_ENGINE + "remote_urls", "engines of others", ((),)),
-=======
-    Unimplemented(_ENGINE + "enable_http_endpoint", "the HTTP endpoint", (False,)),
-    *(
-        Unimplemented(_ENGINE + name, "the HTTP endpoint")
-        for name in ("served_model_name", "http_endpoint_host", "http_endpoint_port")
-    ),
->>>>>>> a86393b (inference: engines over vLLM and SGLang servers that run already)
     Unimplemented(_ENGINE + "override_existing_update_group", "engines of others"),
     Unimplemented(_ENGINE + "fully_sharded_loras", "sending adapters on their own", (False,)),
 )

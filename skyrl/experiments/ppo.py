@@ -28,15 +28,10 @@ from skyrl.experiments.collaborators import (
 )
 from skyrl.experiments.policy_gradient_models import PolicyGradientModels
 from skyrl.experiments.sampling import read_prompts, sampled_rollouts, steps_that_prompts_fill
-<<<<<<< HEAD
 from skyrl.experiments.served_policy import address_of_clients, served_policy
-from skyrl.inference.client import InferenceEngineClient
-from skyrl.inference.engine import Completion, GenerationRequest
-=======
 from skyrl.experiments.servers import server_engines
 from skyrl.inference.client import InferenceEngineClient
-from skyrl.inference.engine import InferenceEngine
->>>>>>> a86393b (inference: engines over vLLM and SGLang servers that run already)
+from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
 from skyrl.inference.remote_engine import RemoteEngine
 from skyrl.learners.group import LearnerGroup, ScorerGroup
 from skyrl.learners.learning_worker import LearningWorker

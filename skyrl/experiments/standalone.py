@@ -103,16 +103,6 @@ def preflight(environ: Mapping[str, str], *, rewarded: bool) -> tuple[Check[SkyR
     """Checks of the machine before a model is sampled from, and before its answers are `rewarded` by environments.
     `environ` has the keys of services.
     """
-<<<<<<< HEAD
-    model = (*model_checks, the_prompts_exist)
-=======
-    model = (
-        tokens_of_servers_are_there(environ),
-        packages_for_sampling,
-        models_are_where_they_are_said_to_be,
-        the_policy_can_chat,
-        the_prompts_exist,
-    )
->>>>>>> a86393b (inference: engines over vLLM and SGLang servers that run already)
+    model = (tokens_of_servers_are_there(environ), *model_checks, the_prompts_exist)
     judges = (keys_are_there(environ), the_task_can_be_imported, first_rows_can_be_used(judge=False, training=False))
     return (*model, *judges) if rewarded else model

@@ -17,17 +17,12 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import SamplingParams
-<<<<<<< HEAD
+from skyrl.config.sizes import starts_engines
 from skyrl.endpoint.doors import TOKEN_VARIABLE
 from skyrl.errors import SkyRLError
 from skyrl.experiments.collaborators import engine_makers, parity_canary, weight_road
 from skyrl.experiments.served_policy import address_of_clients, served_policy
-=======
-from skyrl.config.sizes import starts_engines
-from skyrl.errors import SkyRLError
-from skyrl.experiments.collaborators import engine_makers, parity_canary, weight_road
 from skyrl.experiments.servers import server_engines
->>>>>>> a86393b (inference: engines over vLLM and SGLang servers that run already)
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from tests.effects.observables import placement
 from tests.effects.probe import Probe, Scene, observable
