@@ -8,7 +8,8 @@ Same model, prompts, reward, batch (16 prompts, 8 answers of at most 12 tokens),
 thread. Each side runs in a process of its own, and they take turns step for step, so that other work on the machine
 slows all of them. What counts is the process's CPU time of a whole step: sampling, reward, update, weight transfer,
 metrics and samples written by skyrl. Orders of prompts and random numbers differ. `bare` is `bare_grpo.py`, the same
-work without a framework; `--against` adds skyrl as it is in another checkout. `to_0.8` is the first step at which the
+work without a framework; `--against` adds skyrl as it is in another checkout; `--sides skyrl,ray` is skyrl beside itself
+with a learner and an engine on Ray, all of whose processes count, Ray's own too. `to_0.8` is the first step at which the
 mean reward of the last five is 0.8, where STEPS (20) are enough to get there. `ratios` are the medians over seeds of
 each other side's CPU-seconds per step over ours; `phases` is where ours spends them.
 """
@@ -23,8 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -129,25 +130,54 @@ class Side:
 class Turns:
     """The side of the process: reports a step and waits for its next turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, used: Callable[[], tuple[float, float]] | None = None) -> None:
+        """`used` gives the CPU-seconds so far and the peak of memory in MB; default: those of this process."""
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # what libraries print goes elsewhere
-        self._began = 0.0
+        self._used, self._began = used or used_here, 0.0
 
     def wait(self) -> None:
         """Returns when it is this side's turn."""
         sys.stdin.readline()
-        self._began = time.process_time()
+        self._began, _ = self._used()
 
     def report(self, reward: float, **more: object) -> None:
         """The step that ends here."""
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        taken = {"cpu": time.process_time() - self._began, "reward": reward, "peak_mb": peak, **more}
+        ended, peak = self._used()
+        taken = {"cpu": ended - self._began, "reward": reward, "peak_mb": peak, **more}
         self._out.write(json.dumps(taken) + "\n")
         self._out.flush()
 
 
-def run_skyrl(steps: int, seed: int, folder: Path) -> None:
+def used_here() -> tuple[float, float]:
+    """CPU-seconds of this process so far, and the peak of its resident memory in MB."""
+    return time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def used_by_all() -> tuple[float, float]:
+    """CPU-seconds so far of this process and of all that descend from it, and their resident memory now in MB."""
+    import psutil
+
+    here = psutil.Process()
+    seconds, memory = 0.0, 0
+    for process in (here, *here.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            seconds, memory = seconds + sum(process.cpu_times()[:2]), memory + process.memory_info().rss
+    return seconds, memory / 1e6
+
+
+def run_ray(steps: int, seed: int, folder: Path) -> None:
+    """The quick start's file with a learner and an engine in processes of their own."""
+    run_skyrl(steps, seed, folder, executor="ray", used=used_by_all)
+
+
+def run_skyrl(
+    steps: int,
+    seed: int,
+    folder: Path,
+    executor: str = "in_process",
+    used: Callable[[], tuple[float, float]] | None = None,
+) -> None:
     """The quick start's file, without evaluation and checkpoints."""
     from skyrl.processes.torch_environment import set_torch_environment
 
@@ -170,7 +200,7 @@ def run_skyrl(steps: int, seed: int, folder: Path) -> None:
         """A tracker: step 0 is logged before the first step, and each step when it is over."""
 
         def __init__(self) -> None:
-            self._turns = Turns()
+            self._turns = Turns(used)
 
         def log(self, step: int, metrics: Mapping[str, float]) -> None:
             if step:
@@ -197,6 +227,7 @@ def run_skyrl(steps: int, seed: int, folder: Path) -> None:
         "trainer.eval_interval": 0,
         "trainer.ckpt_interval": 0,
         "trainer.run_path": str(folder / "run"),
+        "trainer.placement.executor": executor,
     }
     os.chdir(ROOT)
     Measured(compose(["examples/quickstart/grpo.toml"], changes, SkyRLTrainConfig).config).run()
@@ -283,7 +314,7 @@ def arguments() -> Iterator[Any]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--side"]:
-        runs = {"skyrl": run_skyrl, "against": run_skyrl, "bare": run_bare, "trl": run_trl}
+        runs = {"skyrl": run_skyrl, "against": run_skyrl, "ray": run_ray, "bare": run_bare, "trl": run_trl}
         runs[sys.argv[2]](*arguments())
     else:
         main()
