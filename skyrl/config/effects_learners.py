@@ -50,7 +50,13 @@ LEARNER_EFFECTS: tuple[Effect, ...] = (
     effect_where(REFERENCE.path, _KL),
     *(
         effect_where(CRITIC.at(name), _CRITIC)
-        for name in ("sequence_parallel_size", "tensor_parallel_size", "model_config_kwargs", "model.init_from_scratch")
+        for name in (
+            "sequence_parallel_size",
+            "tensor_parallel_size",
+            "model_config_kwargs",
+            "use_dropout",
+            "model.init_from_scratch",
+        )
     ),
     *(effect for model in (POLICY, CRITIC, REFERENCE) for effect in model_effects(model)),
     *(effect for model in (POLICY, CRITIC) for effect in _optimizer(model)),

@@ -189,6 +189,12 @@ class PolicyConfig(BaseConfig):
     use_torch_compile: bool = False
     """Compile the computation of log-probabilities and entropy from logits with `torch.compile`."""
 
+    use_dropout: bool = False
+    """Train with the dropout that the model's configuration names, such as `attention_dropout`; off while scoring. What
+    is dropped follows from `trainer.seed`, the optimizer step, the rank and the cut into micro-batches. Refused for a
+    model without any, and where the loss compares
+    with log-probabilities that were computed without."""
+
     record_memory: bool = field(default=False, metadata=FREE)
     """With `trainer.profile_steps`: write what each optimizer step allocates beside its trace, as a table of operators
     by memory and, on CUDA, a snapshot of every allocation for pytorch.org/memory_viz."""
@@ -219,6 +225,10 @@ class CriticConfig(BaseConfig):
 
     tensor_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that hold a part of every large matrix each, as of the policy. 1: matrices are whole."""
+
+    use_dropout: bool = False
+    """Train with the dropout that the critic's configuration names; off while scoring. As the policy's. Refused with
+    `trainer.algorithm.value_clip`, which compares with values that were computed without."""
 
     model_config_kwargs: Mapping[str, Any] = FrozenDict()
     """Values by name that replace those of the critic's Hugging Face configuration."""

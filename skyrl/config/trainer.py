@@ -54,7 +54,7 @@ class TrainerConfig(BaseConfig):
 
     seed: int = field(default=42, validator=non_negative, metadata=IDENTITY)
     """Every random choice follows from it: the order of prompts, every token that is sampled, and how an adapter
-    starts and drops. Other dropout is off."""
+    starts, and what is dropped."""
 
     deterministic: bool = False
     """Two runs of this configuration on the same machine give the same bits, with any number of torch engines and of

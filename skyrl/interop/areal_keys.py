@@ -30,6 +30,7 @@ from skyrl.interop.areal_values import (
     recovery,
     switches_on,
     top_k,
+    turned_round,
     unless_empty,
     whole_prefill,
 )
@@ -91,7 +92,9 @@ KEYS: dict[str, Entry] = {
         for theirs, ours in (("actor", "policy"), ("ref", "ref"), ("critic", "critic"))
     },
     "*.init_from_scratch": only(False, does=_LOADED, otherwise="random weights of other models"),
-    "*.disable_dropout": only(True, does="dropout is always off", otherwise="training with dropout"),
+    "actor.disable_dropout": turned_round("trainer.policy.use_dropout", on="dropout is off by default"),
+    "critic.disable_dropout": turned_round("trainer.critic.use_dropout", on="dropout is off by default"),
+    "*.disable_dropout": not_there("a model that does not learn drops nothing"),
     "actor.gradient_checkpointing": goes_to("trainer.gradient_checkpointing"),
     "*.gradient_checkpointing": not_there("one field for all: trainer.gradient_checkpointing"),
     "actor.dtype": goes_to("trainer.bf16", convert=lambda value: value in ("bfloat16", "bf16")),

@@ -13,6 +13,7 @@ from skyrl.interop.areal_values import (
     optimizer_keys,
     recovery,
     switches_on,
+    turned_round,
     unless_empty,
 )
 
@@ -44,7 +45,7 @@ KEYS: dict[str, Entry] = {
     # the model
     "model.path": goes_to("model.path"),
     "model.init_from_scratch": switches_on("model.init_from_scratch", off="the weights are loaded"),
-    "model.disable_dropout": only(True, does="dropout is always off", otherwise="training with dropout"),
+    "model.disable_dropout": turned_round("use_dropout", on="dropout is off by default"),
     "model.gradient_checkpointing": goes_to("gradient_checkpointing"),
     "model.dtype": goes_to("bf16", convert=lambda value: value in ("bfloat16", "bf16")),
     "model.attn_impl": goes_to("attention"),

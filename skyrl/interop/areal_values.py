@@ -52,6 +52,11 @@ def only(*usual: object, does: str, otherwise: str) -> Callable[[Any], Becomes]:
     return become
 
 
+def turned_round(path: str, *, on: str) -> Callable[[Any], Becomes]:
+    """A switch that turns off there what is off by default here; `on` says so."""
+    return lambda value: Becomes(writes={path: True}) if value is False else Becomes(needless=on)
+
+
 def unless_empty(path: str) -> Callable[[Any], Becomes]:
     """To the path; an empty text asks for nothing, as null does."""
     return lambda value: goes_to(path)(None if value == "" else value)

@@ -31,7 +31,8 @@ from skyrl.learners.schedule import (
     updates_per_training_step,
 )
 from skyrl.learners.strategy import ModelSource
-from skyrl.models.lora import adapter_alone, dropping, merged, merged_shapes
+from skyrl.models.dropout import dropping, dropping_modules
+from skyrl.models.lora import adapter_alone, merged, merged_shapes
 from skyrl.tree import joined
 
 R = TypeVar("R")
@@ -87,6 +88,8 @@ class LearningWorker(ModelWorker):
             recompute_activations(self.model, use_reentrant=trainer.gradient_checkpointing_use_reentrant)
             if trainer.offload_activations:
                 HostActivations().attach(self.model)
+        field = joined(config_path, "use_dropout")
+        self._dropping = dropping_modules(self.model, self._lora, own=section.use_dropout, field=field)
         assert self.strategy.optimizer is not None
         self.optimizer = self.strategy.optimizer
         updates = updates_per_training_step(trainer, getattr(trainer, f"{role}_mini_batch_size"))
@@ -107,7 +110,7 @@ class LearningWorker(ModelWorker):
         that was weighed. Raises as `update` does.
         """
         with self._profiler.update():
-            with dropping(self.model, self._lora, self._dropout_seed()):
+            with dropping(self._dropping, self.device, self._dropout_seed()):
                 sums, seen = self._accumulate(batch)
             learning_rate = self._finite_learning_rate()
             norm = self.strategy.step()

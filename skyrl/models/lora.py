@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -157,31 +156,6 @@ def adapter_alone(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, 
             yield f"base_model.model.{match[1]}.{part}.weight", tensor
         elif name == HEAD:
             yield f"base_model.model.{HEAD}", tensor
-
-
-@contextmanager
-def dropping(model: nn.Module, lora: SkyRLLoraConfig, seed: int) -> Iterator[None]:
-    """A block in which the inputs of adapters are dropped with the configured probability, drawn from `seed`.
-
-    Outside the block, as in scoring, nothing is dropped: the two passes of an update, forward and recomputed, are
-    inside.
-    """
-    if not lora.rank or not lora.dropout:
-        yield
-        return
-    dropouts = [
-        module for name, module in model.named_modules() if isinstance(module, nn.Dropout) and "lora_dropout" in name
-    ]
-    device = next(model.parameters()).device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        for module in dropouts:
-            module.train()
-        try:
-            yield
-        finally:
-            for module in dropouts:
-                module.eval()
 
 
 def adapter_settings(lora: SkyRLLoraConfig, like: str, names: Collection[str]) -> Any:

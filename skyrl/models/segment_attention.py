@@ -155,23 +155,36 @@ def segment_attention(
     segments: Segments | None = None,
     sequence_group: SequenceGroup | None = None,
     scaling: float | None = None,
+    dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention inside each of `segments`, which together cover the row; without them, plain causal attention.
+    A share `dropout` of the attention weights is dropped.
 
     Shapes: query (1, heads, T, D), key and value (1, kv_heads, T, D) -> (1, T, heads, D). With a `sequence_group`,
     which needs segments, T counts the tokens of this rank's stretch of the row, and the segments cover all stretches.
     """
     if segments is None:
         result: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return result
     if sequence_group is not None:
         query, key, value = sequence_group.whole_rows(query, key, value)
-    kernel = next(each for each in KERNELS if each.suits(segments, query))
-    mixed = kernel.attend(segments, query, key, value, scaling)
+    kernel = next(each for each in KERNELS if each.suits(segments, query) and (each.drops or not dropout))
+    mixed = kernel.attend(segments, query, key, value, Weighing(scaling, dropout))
     return mixed if sequence_group is None else sequence_group.own_stretch(mixed), None
+
+
+@attrs.frozen
+class Weighing:
+    """How attention weights come about."""
+
+    scaling: float | None
+    """Factor of the products of queries and keys. None: one over the root of the head's size."""
+
+    dropout: float = 0.0
+    """Share of the weights that is dropped."""
 
 
 def _computed_in(tensor: Tensor) -> torch.dtype:
@@ -187,45 +200,45 @@ def _takes_varlen(segments: Segments, query: Tensor) -> bool:
     return fits and has_varlen_kernels(query.device)
 
 
-def _varlen(segments: Segments, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+def _varlen(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
     dtype = _computed_in(query)
     query, key, value = (each.to(dtype) for each in (query, key, value))
-    return varlen_attention(segments.sequences, query, key, value, scaling)
+    return varlen_attention(segments.sequences, query, key, value, weighing.scaling)
 
 
 def _has_short_groups(segments: Segments, query: Tensor) -> bool:
     return segments.together is not None
 
 
-def _side_by_side(segments: Segments, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+def _side_by_side(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
     assert segments.together is not None
-    return _in_one_batch(segments.together, query, key, value, scaling)
+    return _in_one_batch(segments.together, query, key, value, weighing)
 
 
-def _one_by_one(segments: Segments, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+def _one_by_one(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
     """(1, T, heads, D), from one call for each prompt and each answer."""
     queries, keys, values = (each.split(segments.sizes, dim=2) for each in (query, key, value))
     pieces = zip(queries, keys, values, strict=True)
     mixed: list[Tensor] = []
     for segment in segments.each:
         prompt = next(pieces)
-        mixed.append(_attend(prompt[0], prompt[1], prompt[2], scaling))
-        mixed += [_answer(prompt, next(pieces), segments, scaling) for _ in segment.answers]
+        mixed.append(_attend(prompt[0], prompt[1], prompt[2], weighing))
+        mixed += [_answer(prompt, next(pieces), segments, weighing) for _ in segment.answers]
     return torch.cat(mixed, dim=2).transpose(1, 2).contiguous()
 
 
-def _in_one_batch(together: _Together, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+def _in_one_batch(together: _Together, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
     """(1, T, heads, D), from one call over padded segments."""
     rows, columns = together.places.shape
     query, key, value = (
         each[0].transpose(0, 1)[together.places.flatten()].view(rows, columns, *each.shape[1::2]).transpose(1, 2)
         for each in (query, key, value)
     )
-    mixed = _attend(query, key, value, scaling, seen=together.seen)
+    mixed = _attend(query, key, value, weighing, seen=together.seen)
     return mixed.transpose(1, 2).flatten(0, 1)[together.back].unsqueeze(0)
 
 
-def _answer(prompt: Sequence[Tensor], own: Sequence[Tensor], segments: Segments, scaling: float | None) -> Tensor:
+def _answer(prompt: Sequence[Tensor], own: Sequence[Tensor], segments: Segments, weighing: Weighing) -> Tensor:
     """(1, heads, tokens of the answer, D): it sees the prompt and itself.
 
     A masked kernel computes the rectangle of the answer's queries. A causal one computes half of a square, for which
@@ -235,12 +248,12 @@ def _answer(prompt: Sequence[Tensor], own: Sequence[Tensor], segments: Segments,
     before, tokens = prompt[0].shape[2], own[0].shape[2]
     key, value = (torch.cat(pair, dim=2) for pair in zip(prompt[1:], own[1:], strict=True))
     if before > 2 * tokens or (key.device.type == "cpu" and before + tokens < CAUSAL_FROM):
-        return _attend(own[0], key, value, scaling, seen=segments.mask(before, tokens))
-    mixed = _attend(torch.cat([prompt[0], own[0]], dim=2), key, value, scaling)
+        return _attend(own[0], key, value, weighing, seen=segments.mask(before, tokens))
+    mixed = _attend(torch.cat([prompt[0], own[0]], dim=2), key, value, weighing)
     return mixed[:, :, before:]
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, seen: Tensor | None = None) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, weighing: Weighing, seen: Tensor | None = None) -> Tensor:
     """(rows, heads, T, D): causal, or what `seen` says. On CUDA a mask together with grouped heads would take the
     slowest kernel: there the heads are repeated.
     """
@@ -249,7 +262,14 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, se
         repeats = query.shape[1] // key.shape[1]
         key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
     return scaled_dot_product_attention(
-        query, key, value, attn_mask=seen, is_causal=seen is None, scale=scaling, enable_gqa=grouped
+        query,
+        key,
+        value,
+        attn_mask=seen,
+        dropout_p=weighing.dropout,
+        is_causal=seen is None,
+        scale=weighing.scaling,
+        enable_gqa=grouped,
     )
 
 
@@ -260,12 +280,15 @@ class Kernel:
     suits: Callable[[Segments, Tensor], bool]
     """Whether it runs for these segments and this query, (1, heads, T, D)."""
 
-    attend: Callable[[Segments, Tensor, Tensor, Tensor, float | None], Tensor]
-    """Segments, query, key, value and scaling, as `segment_attention` has them -> (1, T, heads, D)."""
+    attend: Callable[[Segments, Tensor, Tensor, Tensor, Weighing], Tensor]
+    """Segments, query, key and value, as `segment_attention` has them -> (1, T, heads, D)."""
+
+    drops: bool = True
+    """Whether it knows dropout."""
 
 
 KERNELS = (
-    Kernel(suits=_takes_varlen, attend=_varlen),
+    Kernel(suits=_takes_varlen, attend=_varlen, drops=False),
     Kernel(suits=_has_short_groups, attend=_side_by_side),
     Kernel(suits=lambda segments, query: True, attend=_one_by_one),
 )

@@ -303,6 +303,16 @@ def _offloads(part: str, at_first: str) -> list[tuple[Any, ...]]:
 
 LEARNING = (POLICY_PLACE, CRITIC_PLACE, SFT_PLACE, REWARD_PLACE)
 
+HALF_DROPPED: Mapping[str, Values] = {
+    "trainer.policy": {"trainer.policy.model_config_kwargs": {"attention_dropout": 0.5}},
+    "trainer.critic": {
+        "trainer.critic.model_config_kwargs": {"attention_dropout": 0.5},
+        "trainer.algorithm.value_clip": None,
+    },
+    "": {},
+}
+"""Where a model has dropout. Supervised runs take it as it is stored."""
+
 PROBES: tuple[Probe, ...] = (
     *(
         place.probe(
@@ -319,6 +329,7 @@ PROBES: tuple[Probe, ...] = (
         )
         for place in (*LEARNING, REFERENCE_PLACE)
     ),
+    *(place.probe("use_dropout", True, place.sights.trained(), HALF_DROPPED[place.model.path]) for place in LEARNING),
     POLICY_PLACE.probe("model_config_kwargs", {"rms_norm_eps": 0.5}, POLICY_PLACE.sights.trained()),
     CRITIC_PLACE.probe("model_config_kwargs", {"rms_norm_eps": 0.5}, CRITIC_PLACE.sights.trained()),
     REFERENCE_PLACE.probe(

@@ -362,6 +362,29 @@ async def test_muon_learns_and_resumes_alike_however_its_matrices_are_spread(
     assert_same_weights(await weights_of(one), resumed[1])
 
 
+@pytest.mark.parametrize("name", long_except(["one process", "FSDP2 on 2 ranks", "ZeRO-2 on 2 ranks"], "one process"))
+@pytest.mark.parametrize("recomputing", long_except([True, False], True))
+async def test_dropout_resumes_bit_for_bit_and_scores_are_without(
+    name: str, recomputing: bool, spread: Spread, tmp_path: Path
+) -> None:
+    dropping = {
+        "policy.use_dropout": True,
+        "policy.model_config_kwargs": {"attention_dropout": 0.3},
+        "recompute_activations": recomputing,
+    }
+    changes, ranks = WAYS.get(name, ({}, 1))
+    plain, learner = spread.policy({}, 1), spread.policy(changes | dropping, ranks)
+    torch.testing.assert_close(await learner.score(batch(7)), await plain.score(batch(7)), atol=1e-5, rtol=1e-5)
+    without, first = await plain.update(mini_batch(0)), await learner.update(mini_batch(0))
+    assert first["grad_norm"] != pytest.approx(without["grad_norm"], rel=1e-3)
+    tensors, numbers = await stored(learner, tmp_path)
+    undisturbed = await learner.update(mini_batch(1)), await weights_of(learner)
+    await learner.load_state(tensors, numbers)
+    resumed = await learner.update(mini_batch(1)), await weights_of(learner)
+    assert resumed[0] == undisturbed[0]
+    assert all(torch.equal(weight, resumed[1][key]) for key, weight in undisturbed[1].items())
+
+
 @pytest.mark.parametrize("name", long_except(["FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"], "FSDP2 on 2 ranks"))
 async def test_weights_that_are_drawn_are_alike_however_a_model_is_spread(name: str, spread: Spread) -> None:
     changes, ranks = WAYS[name]

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ModelError
-from skyrl.models.lora import dropping, merged, merged_shapes, with_adapter
+from skyrl.models.lora import merged, merged_shapes, with_adapter
 from skyrl.models.naming import named_weights
 
 LORA = SkyRLLoraConfig(rank=4, alpha=8)
@@ -118,16 +118,3 @@ def test_modules_that_cannot_have_one_are_named(targets: tuple[str, ...], said: 
 def test_names_that_no_module_has_are_refused(settings: dict[str, Any], said: str, nano: Path) -> None:
     with pytest.raises(ModelError, match=f"trainer.policy.model.lora.{said}"):
         adapted(nano, SkyRLLoraConfig(rank=4, alpha=8, **settings))
-
-
-def test_inputs_are_dropped_in_updates_alone_and_as_the_seed_says(nano: Path) -> None:
-    lora = SkyRLLoraConfig(rank=4, alpha=8, dropout=0.5)
-    model = trained(adapted(nano, lora))
-    still = model(IDS).logits
-    outputs = []
-    for seed in (1, 1, 2):
-        with dropping(model, lora, seed):
-            outputs.append(model(IDS).logits)
-    assert torch.equal(outputs[0], outputs[1])
-    assert not torch.equal(outputs[0], outputs[2])
-    assert torch.equal(model(IDS).logits, still)

@@ -45,3 +45,18 @@ def test_every_token_sees_its_own_prompt_and_its_own_answer_so_far(
     found, _ = segment_attention(torch.nn.Identity(), query, key, value, None, segments=row)
     expected = scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True).transpose(1, 2)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("segments", [(Segment(0, 4, (2, 3)), Segment(9, 3)), (Segment(0, 60), Segment(60, 2))])
+def test_dropout_of_attention_weights_leaves_the_mean_as_it_is(segments: tuple[Segment, ...]) -> None:
+    """By either kernel: a weight is 0 or twice itself, so that the mean of many draws is what attention is without."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 1, 1, segments[-1].stop, 8).unbind()
+    row = Segments(segments, query.device)
+
+    def attended(dropout: float) -> torch.Tensor:
+        return segment_attention(torch.nn.Identity(), query, key, value, None, segments=row, dropout=dropout)[0]
+
+    whole, draws = attended(0.0), torch.stack([attended(0.5) for _ in range(2000)])
+    assert (draws[0] - draws[1]).abs().max() > 0.1
+    torch.testing.assert_close(draws.mean(0), whole, atol=0.15, rtol=0)

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from skyrl.config.checks.models import model_checks
 from skyrl.config.checks.schedule import schedule_problems
-from skyrl.config.rl_models import RL_MODELS
+from skyrl.config.facts import loss_facts
+from skyrl.config.rl_models import POLICY, RL_MODELS
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import has_critic, has_reference, models_of, trained_models
+from skyrl.config.sizes import has_critic, has_reference, models_of, scores_old_logprobs, trained_models
 from skyrl.errors import Problem
 from skyrl.tree import get_at
 from skyrl.tree.rules import Check
@@ -89,6 +90,25 @@ def the_reference_begins_as_the_policys_model(run: SkyRLTrainConfig) -> Iterator
             )
 
 
+def dropout_leaves_what_is_compared_alone(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Old log-probabilities and values are computed without dropout: a ratio to them would be noise."""
+    algorithm, trainer = run.trainer.algorithm, run.trainer
+    compares = scores_old_logprobs(algorithm, POLICY.updates(run)) or loss_facts(algorithm).reads_rollout_logprobs
+    if trainer.policy.use_dropout and compares is not False:
+        yield Problem(
+            path="trainer.policy.use_dropout",
+            message="the loss compares with log-probabilities that are computed without dropout: ratios would be noise",
+            hint="set it to false, or make one update per batch (policy_mini_batch_size = train_batch_size, "
+            "update_epochs_per_batch = 1) without corrections and without a KL term in the reward",
+        )
+    if has_critic(run) and trainer.critic.use_dropout and algorithm.value_clip is not None:
+        yield Problem(
+            path="trainer.critic.use_dropout",
+            message="value_clip compares with values that were computed without dropout",
+            hint="set it to false, or trainer.algorithm.value_clip = none",
+        )
+
+
 def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Kernels that repeat bit for bit are tested on CPUs; on CUDA that is not promised yet."""
     if run.trainer.deterministic and run.trainer.device == "cuda":
@@ -102,6 +122,7 @@ def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Pro
 LEARNER_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     the_schedules_have_what_they_need,
     the_reference_begins_as_the_policys_model,
+    dropout_leaves_what_is_compared_alone,
     repeatable_runs_are_promised_on_a_cpu,
     adapters_have_a_road_to_the_engines,
     adapters_are_reached_by_gradients,

@@ -87,6 +87,11 @@ class SupervisedConfig(RunConfig):
     fsdp_config: FSDPConfig = FSDPConfig()
     """Sharding under FSDP."""
 
+    use_dropout: bool = False
+    """Train with the dropout that the model's configuration names, such as `attention_dropout`; off in evaluation. What
+    is dropped follows from `seed`, the optimizer step, the rank and the cut into micro-batches. Refused for a model
+    without any."""
+
     deepspeed_config: DeepSpeedConfig = DeepSpeedConfig()
     """Sharding under DeepSpeed."""
 
@@ -319,7 +324,7 @@ class SupervisedConfig(RunConfig):
         )
 
 
-_OF_A_LEARNER = ("model", "optimizer_config", "fsdp_config", "deepspeed_config")
+_OF_A_LEARNER = ("model", "optimizer_config", "fsdp_config", "deepspeed_config", "use_dropout")
 """Fields that a policy and a critic have under the same name. Which of both learns is the experiment's choice."""
 
 _OF_A_TRAINER = (

@@ -5,15 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from skyrl.config.checks.schedule import WITHOUT_FIELDS
-from tests.config.check_cases.settings import LORA, MEGATRON
+from tests.config.check_cases.settings import CRITIC, LORA, MEGATRON
 
 PROFILER = "trainer.policy.megatron_config.torch_profiler_config."
 REENTRANT = "trainer.gradient_checkpointing_use_reentrant"
 
+DROPOUT, CRITIC_DROPOUT = "trainer.policy.use_dropout", "trainer.critic.use_dropout"
+ONE_UPDATE = {
+    "trainer.train_batch_size": 64,
+    "trainer.policy_mini_batch_size": 64,
+    "trainer.critic_mini_batch_size": 64,
+}
 SCRATCH = "trainer.policy.model.init_from_scratch"
 WIDER = {"trainer.policy.model_config_kwargs": {"max_position_embeddings": 4096}}
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "dropout_leaves_what_is_compared_alone": [
+        ({DROPOUT: True, "trainer.update_epochs_per_batch": 2}, DROPOUT),
+        ({DROPOUT: True, "trainer.algorithm.policy_loss_type": "rollout_is", **ONE_UPDATE}, DROPOUT),
+        ({**CRITIC, CRITIC_DROPOUT: True}, CRITIC_DROPOUT),
+    ],
     "the_reference_begins_as_the_policys_model": [
         (WIDER, "trainer.ref.model_config_kwargs"),
         ({SCRATCH: True}, "trainer.ref.model.init_from_scratch"),
@@ -63,6 +74,13 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
+    "dropout_leaves_what_is_compared_alone": {
+        **CRITIC,
+        **ONE_UPDATE,
+        DROPOUT: True,
+        CRITIC_DROPOUT: True,
+        "trainer.algorithm.value_clip": None,
+    },
     "the_reference_begins_as_the_policys_model": {**WIDER, "trainer.ref.model.path": "another"},
     "the_schedules_have_what_they_need": {"trainer.policy.optimizer_config.scheduler": "inverse_sqrt"},
     "repeatable_runs_are_promised_on_a_cpu": {"trainer.deterministic": True},
