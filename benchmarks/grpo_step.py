@@ -8,10 +8,10 @@ Same model, prompts, reward, batch (16 prompts, 8 answers of at most 12 tokens),
 thread. Each side runs in a process of its own, and they take turns step for step, so that other work on the machine
 slows all of them. What counts is the process's CPU time of a whole step: sampling, reward, update, weight transfer,
 metrics and samples written by skyrl. Orders of prompts and random numbers differ. `bare` is `bare_grpo.py`, the same
-work without a framework; `--against` adds skyrl as it is in another checkout; `--sides skyrl,ray` is skyrl beside itself
-with a learner and an engine on Ray, all of whose processes count, Ray's own too. `to_0.8` is the first step at which the
-mean reward of the last five is 0.8, where STEPS (20) are enough to get there. `ratios` are the medians over seeds of
-each other side's CPU-seconds per step over ours; `phases` is where ours spends them.
+work without a framework; `--against` adds skyrl as it is in another checkout; `--sides skyrl,ray` is skyrl beside
+itself with a learner and an engine on Ray, all of whose processes count, Ray's own too. `to_0.8` is the first step at
+which the mean reward of the last five is 0.8, where STEPS (20) are enough to get there. `ratios` are the medians over
+seeds of each other side's CPU-seconds per step over ours; `phases` is where ours spends them.
 """
 
 from __future__ import annotations
