@@ -1,6 +1,6 @@
 """`skyrl plan`: which process would compute on which GPU, and what each would have to do, without starting anything.
 
-`plan_of` makes it, as data for `--json`; `plan_table.py` prints that for people.
+`plan_of` makes it, as data for `--json`; `plan_table.py` and `plan_memory.py` print that for people.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     "--gpus-per-node", type=click.IntRange(min=1), help="GPUs of one machine [default: 8, or more if needed]."
 )
 def plan(arguments: tuple[str, ...], as_json: bool, gpus_per_node: int | None) -> None:
-    """Print which process gets which GPUs and how much work; nothing is started."""
+    """Print which process gets which GPUs, how much work, and what each GPU has to hold; nothing is started."""
     import json
 
+    from skyrl.cli.plan_memory import memory_lines
     from skyrl.cli.plan_table import table
 
     run = compose_rl(arguments, "one model on placement.num_nodes x num_gpus_per_node; nothing to lay out")
     planned = plan_of(run, gpus_per_node)
-    click.echo(json.dumps(planned, indent=2) if as_json else table(planned))
+    click.echo(json.dumps(planned, indent=2) if as_json else "\n".join([table(planned), *memory_lines(planned)]))
 
 
 def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
@@ -38,6 +39,7 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
 
     Raises `UserError` where a machine of `gpus_per_node` GPUs is too small.
     """
+    from skyrl.cli.plan_memory import memory_of
     from skyrl.config.sizes import engines_of, on_ray, sizes_of
     from skyrl.errors import UserError
     from skyrl.planning.layout import Node, NoRoom, assign, on_machines
@@ -90,6 +92,7 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
             "data": engines.data,
         },
         "seats": placements,
+        "memory": memory_of(run),
     }
 
 

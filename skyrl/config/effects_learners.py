@@ -47,6 +47,7 @@ def _optimizer(model: ModelTable) -> Iterator[Effect]:
 
 
 LEARNER_EFFECTS: tuple[Effect, ...] = (
+    effect_where("trainer.placement.gpu_kind", Condition("the device is cuda", POLICY.on_cuda)),
     effect_where(REFERENCE.path, _KL),
     *(
         effect_where(CRITIC.at(name), _CRITIC)

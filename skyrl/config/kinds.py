@@ -11,6 +11,7 @@ from skyrl.config.checks.checkpoints import CHECKPOINT_CHECKS
 from skyrl.config.checks.data import DATA_CHECKS
 from skyrl.config.checks.engines import ENGINE_CHECKS
 from skyrl.config.checks.learners import LEARNER_CHECKS
+from skyrl.config.checks.memory import MEMORY_CHECKS
 from skyrl.config.checks.placement import PLACEMENT_CHECKS
 from skyrl.config.checks.plausible import PLAUSIBLE_CHECKS
 from skyrl.config.checks.rollouts import ROLLOUT_CHECKS
@@ -36,6 +37,7 @@ RL = RunKind(
         *ALGORITHM_CHECKS,
         *BATCH_CHECKS,
         *PLACEMENT_CHECKS,
+        *MEMORY_CHECKS,
         *SEQUENCE_CHECKS,
         *ENGINE_CHECKS,
         *LEARNER_CHECKS,

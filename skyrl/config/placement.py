@@ -38,6 +38,10 @@ class PlacementConfig(BaseConfig):
     ref_num_gpus_per_node: int = field(default=1, validator=positive, metadata=FREE)
     """GPUs of the reference on each of its nodes."""
 
+    gpu_kind: Literal["H100-80", "H200-141", "A100-40", "A100-80", "L40S"] | None = field(default=None, metadata=FREE)
+    """Kind of every GPU of the run, with its memory in gigabytes. `skyrl plan` and the check of a configuration then
+    report whether each phase fits; nothing that a run computes depends on it. None: sizes are counted, not judged."""
+
     executor: Literal["auto", "in_process", "ray"] = field(default="auto", metadata=FREE)
     """in_process: everything runs in the process of the command, so one process per model must be enough; ray: Ray
     actors. auto: in_process where one is enough, ray otherwise."""

@@ -212,6 +212,31 @@ def test_the_command_prints_the_table_or_json() -> None:
     assert (data["executor"], data["actors"], data["batch"]["samples"]) == ("in_process", 0, 5120)
 
 
+def test_the_command_prints_what_each_gpu_holds() -> None:
+    words = ["trainer.device=cuda", "trainer.logger=console", "trainer.policy.model.path=Qwen/Qwen2.5-72B"]
+    said = CliRunner().invoke(plan, [*words, f"{PLACEMENT}gpu_kind=H100-80"], catch_exceptions=False).stdout
+    head, *rows = said[said.index("GiB of one GPU") :].splitlines()
+    assert head.split()[5:10] == ["total", "parameters", "gradients", "optimizer", "activations"]
+    assert [row.split()[:2] for row in rows[:5]] == [
+        ["generation", "engine"],
+        ["scoring", "policy"],
+        ["update", "policy"],
+        ["transfer", "policy"],
+        ["scoring", "ref"],
+    ]
+    assert rows[2].split()[3:6] == ["270.9", "270.9", "812.6"]  # 4, 4 and 12 bytes for each of 72.7 billion weights
+    assert rows[5].startswith("It does not fit H100-80, of which 75.7 GiB may be taken: update of the policy takes ")
+    assert rows[6].startswith("Settings that decide: trainer.placement.policy_num_gpus_per_node")
+    assert rows[7].startswith("Nearest that fits: ")
+    data = json.loads(CliRunner().invoke(plan, [*words, "--json"], catch_exceptions=False).stdout)["memory"]
+    assert (data["fits"], len(data["phases"])) == (None, 5)
+
+
+def test_a_model_of_unknown_sizes_is_planned_without_memory() -> None:
+    said = CliRunner().invoke(plan, [*RUN, "trainer.policy.model.path=somebody/else"], catch_exceptions=False).stdout
+    assert "Memory is not estimated: the sizes of somebody/else are not known here" in said
+
+
 def test_every_mistake_is_told_as_by_config_check() -> None:
     mistakes = ["trainer.policy_mini_batch_size=300", "trainer.epochs=two", "data.train_data=[]"]
     error = CliRunner().invoke(plan, [*RUN, *mistakes]).exception

@@ -9,7 +9,7 @@ import pytest
 
 from skyrl.experiments.collaborators import start_processes
 from tests.effects.models import APART, WITH_CRITIC, WITH_KL
-from tests.effects.observables import placement
+from tests.effects.observables import placement, problems
 from tests.effects.probe import Probe, Scene, observable
 
 P = "trainer.placement."
@@ -44,6 +44,7 @@ STARTED = {
 PROBES: tuple[Probe, ...] = (
     Probe(f"{P}executor", "ray", processes),
     *(Probe(P + name, value, processes, ON_RAY) for name, value in STARTED.items()),
+    Probe(f"{P}gpu_kind", "L40S", problems, {"trainer.device": "cuda", "trainer.policy.model.path": "Qwen/Qwen3-8B"}),
     Probe(f"{P}colocate_all", False, placement, ON_RAY),
     Probe(f"{P}colocate_policy_ref", False, placement, {**ON_RAY, **WITH_KL, f"{P}colocate_all": False}),
     *(

@@ -1,0 +1,241 @@
+"""Peaks of tensor bytes of each rank of a learner on CPUs, by phase: what `skyrl plan` estimates, measured.
+
+Every setting gets fresh processes. torch's profiler reports each allocation and each release, in every thread; weights
+that are mapped from a file are added, since the allocator does not see them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import tempfile
+import warnings
+from bisect import bisect_right
+from collections.abc import Mapping
+from itertools import accumulate
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+PHASES = ("rest", "scoring", "update", "transfer")
+"""Phases that are measured, in this order; rest is between two of them."""
+
+WARM_UP = 1
+"""Updates before the one that is measured: the first creates the optimizer's state."""
+
+_MARK = "phase "
+"""Begins the names of the profiler's events that are phases."""
+
+PATIENCE = 300.0
+"""Seconds that a rank may take for all of its phases."""
+
+
+@frozen(kw_only=True)
+class Setting:
+    """One model under one configuration."""
+
+    model: Mapping[str, Any]
+    """Values of its `config.json`."""
+
+    changes: Mapping[str, Any]
+    """Paths below `trainer` -> values."""
+
+    ranks: int = 1
+    rows: int = 8
+    """Rows of each rank in an optimizer step."""
+
+    prompt: int = 64
+    answer: int = 192
+    """Tokens of the prompt and of the answer of every row."""
+
+    samples: int = 4
+    """Rows with the same prompt."""
+
+
+def measured(setting: Setting) -> dict[str, int]:
+    """Phase -> bytes at the peak of the rank that had most: `rest`, `scoring`, `update`, `transfer`."""
+    with tempfile.TemporaryDirectory() as folder:
+        _save_model(setting.model, Path(folder))
+        found = _on_ranks(setting, folder)
+    return {phase: max(each[phase] for each in found) for phase in found[0]}
+
+
+def _save_model(values: Mapping[str, Any], folder: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**values)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+
+
+def _on_ranks(setting: Setting, folder: str) -> list[dict[str, int]]:
+    from skyrl.learners.ranks import Rendezvous
+
+    context = get_context("spawn")
+    with Rendezvous(timeout=PATIENCE) as meeting:
+        pipes = []
+        for ranks in meeting.ranks("measured", setting.ranks):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_serve, args=(setting, folder, ranks, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            pipes.append((process, ours))
+        return [_answer(process, pipe) for process, pipe in pipes]
+
+
+def _answer(process: Any, pipe: Any) -> dict[str, int]:
+    if not pipe.poll(PATIENCE):
+        process.kill()
+        raise TimeoutError(f"a rank gave no answer within {PATIENCE:g} s")
+    found: dict[str, int] = pipe.recv()
+    process.join()
+    return found
+
+
+def _serve(setting: Setting, folder: str, ranks: Any, pipe: Connection) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    pipe.send(_phases(setting, folder, ranks))
+
+
+def _phases(setting: Setting, folder: str, ranks: Any) -> dict[str, int]:
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    from skyrl.learners.model_worker import token_budget
+    from skyrl.learners.workers import PolicyWorker
+    from skyrl.training.objective import policy_objective
+
+    trainer = trainer_of(setting, folder)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        worker = PolicyWorker(trainer, policy_objective(trainer.algorithm), ranks=ranks)
+        [batch] = token_budget(trainer).plan([worker.objective.weigh(_batch(setting))])
+        for _ in range(WARM_UP):
+            asyncio.run(worker.update_share(batch))
+        rested = _resting()
+        with record_function(_MARK + "scoring"):
+            asyncio.run(worker.score(batch))
+        with record_function(_MARK + "update"):
+            asyncio.run(worker.update_share(batch))
+        with record_function(_MARK + "transfer"):
+            asyncio.run(worker.stream(_consume, dtype="bfloat16"))
+    worker.close()
+    return _peaks(profiler, rested)
+
+
+def trainer_of(setting: Setting, folder: str) -> Any:
+    """The trainer's configuration, with nothing left to derive."""
+    from skyrl.config import ModelConfig, PolicyConfig, TrainerConfig
+    from skyrl.tree import evolve_at
+
+    prompts = setting.rows * setting.ranks // setting.samples
+    fixed = {
+        "algorithm.temperature": 1.0,
+        "algorithm.use_kl_loss": False,
+        "placement.policy_num_gpus_per_node": setting.ranks,
+        "placement.colocate_all": False,
+        "train_batch_size": prompts,
+        "policy_mini_batch_size": prompts,
+        "max_prompt_length": setting.prompt,
+    }
+    trainer = TrainerConfig(
+        policy=PolicyConfig(model=ModelConfig(path=folder)),
+        device="cpu",
+        compute_dtype="float32",
+        attention="sdpa",
+        recompute_activations=False,
+    )
+    for path, value in (fixed | dict(setting.changes)).items():
+        trainer = evolve_at(trainer, path, value)
+    return trainer
+
+
+def estimated(setting: Setting) -> dict[str, int]:
+    """Phase -> bytes of one rank as `skyrl plan` estimates them, what rests on the host included."""
+    from skyrl.config import SkyRLTrainConfig
+    from skyrl.config.memory import learner_of
+    from skyrl.planning.memory import learner_memory, resting, total
+    from skyrl.planning.model_shape import shape_of
+    from skyrl.tree import evolve_at
+
+    run = evolve_at(SkyRLTrainConfig(), "trainer", trainer_of(setting, "unread"))
+    run = evolve_at(run, "generator.n_samples_per_prompt", setting.samples)
+    run = evolve_at(run, "generator.sampling_params.max_generate_length", setting.answer)
+    shape = shape_of(setting.model)
+    assert shape is not None
+    learner = learner_of(run, "policy", shape)
+    phases = {"rest": resting(learner), **learner_memory(learner)}
+    return {phase: total(phases[phase]) for phase in PHASES}
+
+
+def _batch(setting: Setting) -> Any:
+    import torch
+
+    from skyrl.batch import TrainingBatch
+
+    generator = torch.Generator().manual_seed(0)
+    length = setting.prompt + setting.answer
+    ids = torch.randint(0, setting.model["vocab_size"], (setting.rows, length), generator=generator)
+    ids[:, : setting.prompt] = ids[:: setting.samples, : setting.prompt].repeat_interleave(setting.samples, 0)
+    columns = torch.arange(length)
+    mask = (columns >= setting.prompt).expand(setting.rows, length)
+    return TrainingBatch(
+        input_ids=ids,
+        lengths=torch.full((setting.rows,), length),
+        loss_mask=mask,
+        rollout_logprobs=torch.zeros(ids.shape),
+        rewards=torch.zeros(ids.shape),
+        groups=torch.arange(setting.rows) // setting.samples,
+        answer_lengths=torch.full((setting.rows,), setting.answer),
+        advantages=torch.ones(ids.shape),
+        old_logprobs=torch.zeros(ids.shape),
+    )
+
+
+def _consume(weights: Any) -> None:
+    for _ in weights:
+        pass
+
+
+def _resting() -> int:
+    """Bytes of all tensors there are, storages counted once. Tensors over ranks count with their own part."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, about looking at objects that it keeps for old names
+        found = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+    tensors = found + [each.grad for each in found if each.is_leaf and each.grad is not None]
+    local = (each._local_tensor if isinstance(each, DTensor) else each for each in tensors)
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in local}.values())
+
+
+def _peaks(profiler: Any, rested: int) -> dict[str, int]:
+    """The highest level of allocated bytes in each phase, which begins and ends with what `rested`.
+
+    Where the level at the end is higher, gloo released so much in threads that are not profiled: it counts as released
+    evenly over the phase.
+    """
+    events = list(profiler.profiler.kineto_results.events())
+    changes = sorted((each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]")
+    times = [when for when, _ in changes]
+    found = {"rest": rested}
+    for each in events:
+        if each.name().startswith(_MARK):
+            start, end = each.start_ns(), each.start_ns() + each.duration_ns()
+            inside = changes[bisect_right(times, start) : bisect_right(times, end)]
+            found[each.name().removeprefix(_MARK)] = rested + _highest([change for _, change in inside])
+    return {phase: found[phase] for phase in PHASES}
+
+
+def _highest(changes: list[int]) -> int:
+    """The highest sum of the first changes, without the share of the sum of all that is due by then."""
+    unseen = sum(changes) / max(1, len(changes))
+    return round(max((level - unseen * count for count, level in enumerate(accumulate(changes), start=1)), default=0))

@@ -1,0 +1,118 @@
+"""The part of a plan about memory: bytes of one GPU in each phase, whether they fit, and what would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skyrl.config import SkyRLTrainConfig
+    from skyrl.planning.model_shape import ModelShape
+
+GIB = 2**30
+MIB = 2**20
+
+
+def memory_of(run: SkyRLTrainConfig) -> dict[str, Any]:
+    """The estimate as `skyrl plan --json` prints it; all sizes in bytes."""
+    from skyrl.config.memory import FITS_WITHIN, models_without_sizes, phases_of
+    from skyrl.config.memory_fit import told, verdict_of
+
+    phases = phases_of(run, known_shape_of)
+    if phases is None:
+        return {"phases": None, "why": _why_not(run, models_without_sizes(run, known_shape_of))}
+    verdict = verdict_of(run, known_shape_of)
+    return {
+        "phases": [
+            {
+                "name": phase.name,
+                "role": phase.role,
+                "bytes": phase.bytes,
+                "parts": dict(phase.parts),
+                "host": phase.host,
+                "settings": list(phase.settings),
+            }
+            for phase in phases
+        ],
+        "gpu_kind": run.trainer.placement.gpu_kind,
+        "gpu_bytes": None if verdict is None else verdict.memory,
+        "usable_bytes": None if verdict is None else round(verdict.memory * FITS_WITHIN),
+        "fits": None if verdict is None else verdict.fits,
+        "sequences_in_cache": None if verdict is None else verdict.cache_holds,
+        "why": None if verdict is None or verdict.fits else told(verdict),
+        "binding": None if verdict is None or not verdict.over else list(verdict.over[0].settings),
+        "nearest": None if verdict is None or verdict.nearest is None else dict(verdict.nearest),
+    }
+
+
+def known_shape_of(path: str) -> ModelShape | None:
+    """Sizes of a model from its folder, from those of usual models, or from a copy in the hub's cache."""
+    from skyrl.config.memory import local_shape
+
+    found = local_shape(path)
+    if found is not None:
+        return found
+    from skyrl.hub import HUB_NAME, cached_folder
+
+    folder = cached_folder(path) if HUB_NAME.fullmatch(path) else None
+    return None if folder is None else local_shape(str(folder))
+
+
+def memory_lines(plan: Mapping[str, Any]) -> list[str]:
+    """The estimate for people: a row for each phase, then the verdict."""
+    memory = plan["memory"]
+    if memory["phases"] is None:
+        return ["", f"Memory is not estimated: {memory['why']}"]
+    largest = max(phase["bytes"] for phase in memory["phases"])
+    unit, name = (GIB, "GiB") if largest >= GIB else (MIB, "MiB")
+    return ["", *_rows(memory["phases"], unit, name), *_verdict(memory)]
+
+
+def _rows(phases: Sequence[Mapping[str, Any]], unit: int, name: str) -> list[str]:
+    from skyrl.planning.memory import PARTS
+
+    parts = [part for part in PARTS if any(phase["parts"].get(part) for phase in phases)]
+    head = [f"{name} of one GPU", "model", "total", *parts, "on the host"]
+    rows = [
+        [
+            phase["name"],
+            phase["role"],
+            *(f"{size / unit:.1f}" for size in (phase["bytes"], *(phase["parts"].get(part, 0) for part in parts))),
+            f"{phase['host'] / unit:.1f}",
+        ]
+        for phase in phases
+    ]
+    table = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place < 2 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in table
+    ]
+
+
+def _verdict(memory: Mapping[str, Any]) -> list[str]:
+    from skyrl.config.memory_fit import written
+
+    kind = memory["gpu_kind"]
+    if memory["fits"] is None:
+        return [] if kind else ["Name trainer.placement.gpu_kind to see whether it fits."]
+    usable, held = memory["usable_bytes"] / GIB, memory["sequences_in_cache"]
+    cache = "" if held is None else f" An engine's cache holds {held} sequences of full length at once."
+    if memory["fits"]:
+        return [f"It fits {kind}, of which {usable:.1f} GiB may be taken.{cache}"]
+    lines = [f"It does not fit {kind}, of which {usable:.1f} GiB may be taken: {memory['why']}."]
+    if memory["binding"]:
+        lines.append(f"Settings that decide: {', '.join(memory['binding'])}.")
+    nearest = memory["nearest"]
+    return [*lines, f"Nearest that fits: {written(nearest)}" if nearest else "No change of one or two settings fits."]
+
+
+def _why_not(run: SkyRLTrainConfig, unknown: Sequence[str]) -> str:
+    if unknown:
+        return (
+            f"the sizes of {', '.join(unknown)} are not known here: give a folder with its config.json, or download it"
+        )
+    return f"there is no estimate for strategy = {run.trainer.strategy}."

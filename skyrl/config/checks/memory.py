@@ -1,0 +1,29 @@
+"""Memory: models that cannot fit the kind of GPU that the configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from skyrl.config.memory_fit import told, verdict_of, written
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.errors import Problem
+from skyrl.tree.rules import Check
+
+
+def a_run_fits_the_gpus_that_it_names(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """An estimate, and so a warning: it counts tensors, and allocators differ."""
+    verdict = verdict_of(run)
+    if verdict is None or verdict.fits:
+        return
+    kind = run.trainer.placement.gpu_kind
+    settings = verdict.over[0].settings if verdict.over else ("generator.inference_engine.gpu_memory_utilization",)
+    hint = f"set {written(verdict.nearest)}" if verdict.nearest else "take a smaller model or shorter answers"
+    yield Problem(
+        path=settings[0],
+        message=f"does not fit {kind}: {told(verdict)}",
+        hint=f"{hint}; `skyrl plan` prints every phase",
+        severity="warning",
+    )
+
+
+MEMORY_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (a_run_fits_the_gpus_that_it_names,)

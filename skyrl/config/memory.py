@@ -1,0 +1,324 @@
+"""Memory that each GPU of a run needs, phase by phase: the tree's settings as `skyrl.planning.memory` counts them.
+
+Whoever asks brings the sizes of the models; `local_shape` finds those of a folder or of a usual model without asking
+anyone. Megatron's learners are not estimated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from skyrl.config.deepspeed import ZeroOptimizationConfig
+from skyrl.config.engines import backend_of, engine_dtype
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import (
+    Model,
+    engines_of,
+    grid_of,
+    models_of,
+    on_ray,
+    trained_models,
+    work_of,
+)
+from skyrl.planning.activations import Computing, Pass, Precision
+from skyrl.planning.gpus import GPU_KINDS
+from skyrl.planning.known_models import known_shape
+from skyrl.planning.memory import Bytes, Learner, Zero, added, learner_memory, on_host, resting, total
+from skyrl.planning.model_shape import ModelShape, shape_of
+from skyrl.planning.serving import Serving, serving_memory
+
+ShapeOf = Callable[[str], ModelShape | None]
+"""Path or hub name of a model -> its sizes, where they are known."""
+
+CONTEXT = 2**30
+"""Bytes that CUDA, cuBLAS and NCCL take on a GPU for each process: its context, workspaces and buffers."""
+
+ASLEEP = 2 * 2**30
+"""Bytes that a sleeping vLLM engine keeps on its GPU: its context, and CUDA graphs where there are any."""
+
+FITS_WITHIN = 0.95
+"""Share of a GPU's memory that an estimate may take; the rest is left to fragmentation."""
+
+CUT = 64 * 2**20
+"""Bytes of packs in which weights travel between processes."""
+
+
+@attrs.frozen(kw_only=True)
+class Phase:
+    """One GPU in one phase."""
+
+    name: str
+    """generation, scoring, update or transfer."""
+
+    role: str
+    """Model that works, or engine."""
+
+    parts: Bytes
+    """Bytes on the GPU, by part."""
+
+    host: int = 0
+    """Bytes of models that this process keeps in host memory meanwhile."""
+
+    settings: tuple[str, ...] = ()
+    """Fields that this phase grows or shrinks with, the first most."""
+
+    @property
+    def bytes(self) -> int:
+        """All parts on the GPU."""
+        return total(self.parts)
+
+
+def local_shape(path: str) -> ModelShape | None:
+    """Sizes from the `config.json` of a folder, or of a usual model by its hub name; None for others."""
+    file = Path(path).expanduser() / "config.json"
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return known_shape(path)
+    return shape_of(values) if isinstance(values, dict) else None
+
+
+def phases_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> tuple[Phase, ...] | None:
+    """The phases of a training step on the GPU that has most in each; of a resolved tree that has passed `check`.
+
+    None where a model's sizes are not known, or the strategy is not estimated.
+    """
+    learners = _learners(run, shape_of_model)
+    return None if learners is None else tuple(_phases(run, learners))
+
+
+def models_without_sizes(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> tuple[str, ...]:
+    """Paths of the run's models whose sizes are not known."""
+    paths = (_path(run, model) for model in models_of(run))
+    return tuple(path for path in dict.fromkeys(paths) if _shape(run, path, shape_of_model) is None)
+
+
+def gpu_memory(run: SkyRLTrainConfig) -> int | None:
+    """Bytes of a GPU of the kind that the configuration names."""
+    kind = run.trainer.placement.gpu_kind
+    return None if kind is None else GPU_KINDS[kind].memory
+
+
+def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> Learner:
+    """One rank of a model."""
+    trainer, section = run.trainer, getattr(run.trainer, model)
+    learns, zero = model in trained_models(run), section.deepspeed_config.zero_optimization
+    deepspeed, ranks = trainer.strategy == "deepspeed", grid_of(run, model).ranks
+    rank = section.model.lora.rank if learns else 0
+    sharded = ranks > 1 or (deepspeed and learns and zero.stage > 0)
+    work = work_of(run, model)
+    return Learner(
+        shape=shape,
+        how=Computing(
+            precision=_precision(run, sharded=sharded and not (deepspeed and zero.stage == 0)),
+            trains_all=not rank,
+            on_gpu=trainer.device == "cuda",
+            gpu_memory=gpu_memory(run) or 0,
+        ),
+        scoring=_pass(run, model, trainer.micro_forward_batch_size_per_gpu),
+        update=_pass(run, model, trainer.micro_train_batch_size_per_gpu) if learns else None,
+        shards=ranks if deepspeed or section.fsdp_config.fsdp_size == -1 else section.fsdp_config.fsdp_size,
+        micro_batches=work.micro_batches,
+        states=0 if learns and section.optimizer_config.optimizer == "sgd" else 2,
+        layer_states=1 if learns and section.optimizer_config.optimizer == "muon" else None,
+        adapter_rank=rank,
+        recomputes=bool(trainer.recompute_activations),
+        offloads_activations=trainer.offload_activations,
+        rests_on_host=section.fsdp_config.cpu_offload and ranks > 1 and not deepspeed,
+        keeps_gathered=section.fsdp_config.reshard_after_forward is False,
+        keeps_gradients=not _takes_turns(run),
+        zero=_zero(zero) if deepspeed else None,
+    )
+
+
+def serving_of(run: SkyRLTrainConfig, shape: ModelShape) -> Serving | None:
+    """One GPU of an engine that the run starts."""
+    engines, engine = engines_of(run), run.generator.inference_engine
+    if engines is None:
+        return None
+    memory, embedded = gpu_memory(run), backend_of(engine).is_embedded
+    dtype = engine_dtype(engine, run.trainer.compute_dtype or "float32")
+    budgeted = memory is not None and not embedded
+    return Serving(
+        shape=shape,
+        gpus=engines.tensor * engines.pipeline,
+        size=4 if dtype == "float32" else 2,
+        sequences=min(engine.max_num_seqs, _samples_of_an_engine(run, engines.number)),
+        length=sum(_lengths(run)),
+        step_tokens=engine.max_num_batched_tokens,
+        budget=round(memory * engine.gpu_memory_utilization) if budgeted and memory else None,
+    )
+
+
+def _learners(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Mapping[Model, Learner] | None:
+    if run.trainer.strategy == "megatron":
+        return None
+    shapes = {model: _shape(run, _path(run, model), shape_of_model) for model in models_of(run)}
+    known = {model: shape for model, shape in shapes.items() if shape is not None}
+    return {model: learner_of(run, model, shape) for model, shape in known.items()} if known == shapes else None
+
+
+def _path(run: SkyRLTrainConfig, model: Model) -> str:
+    return getattr(run.trainer, model).model.path or run.trainer.policy.model.path or ""
+
+
+def _shape(run: SkyRLTrainConfig, path: str, shape_of_model: ShapeOf) -> ModelShape | None:
+    return shape_of_model(path)
+
+
+def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, Learner]) -> Iterator[Phase]:
+    engine = serving_of(run, learners["policy"].shape)
+    if engine is not None:
+        yield _generation(run, engine, learners)
+    for model, learner in learners.items():
+        beside = _beside(run, model, learners, engine)
+        waiting = sum(total(resting(other)) for name, other in learners.items() if name != model)
+        for name, parts in learner_memory(learner).items():
+            if name == "transfer" and model != "policy":
+                continue
+            awake = _awake(run, engine) if name == "transfer" else {}
+            parts = _on_the_gpu(run, learner, name, added(parts, beside, awake))
+            host = on_host(learner) + (waiting if _takes_turns(run) else 0)
+            yield Phase(name=name, role=model, parts=parts, host=host, settings=_settings(run, model, name, parts))
+
+
+def _generation(run: SkyRLTrainConfig, engine: Serving, learners: Mapping[Model, Learner]) -> Phase:
+    own = serving_memory(engine)
+    shares = run.trainer.placement.colocate_all and on_ray(run)
+    rests = [resting(each) for each in learners.values()]
+    here = [] if shares or on_ray(run) else rests
+    contexts = CONTEXT * ((len(rests) if shares else 0) + 1) if run.trainer.device == "cuda" else 0
+    return Phase(
+        name="generation",
+        role="engine",
+        parts=added(own, {"overhead": contexts}, *here),
+        host=sum(map(total, rests)) if shares else 0,
+        settings=("generator.inference_engine.gpu_memory_utilization", "generator.inference_engine.max_num_seqs")
+        if engine.budget is not None
+        else ("generator.inference_engine.max_num_seqs", "generator.sampling_params.max_generate_length"),
+    )
+
+
+def _beside(run: SkyRLTrainConfig, model: Model, learners: Mapping[Model, Learner], engine: Serving | None) -> Bytes:
+    """Bytes on the same GPU while a model works: contexts of processes, an engine that sleeps or that is embedded."""
+    parts: list[Bytes] = []
+    placement = run.trainer.placement
+    if not on_ray(run) and not _takes_turns(run):
+        parts += [resting(other) for name, other in learners.items() if name != model]
+    if engine is not None and not on_ray(run):
+        parts.append({"cache": 0, "parameters": engine.weights})
+    if run.trainer.device == "cuda":
+        shared = placement.colocate_all or placement.colocate_policy_ref
+        processes = len(learners) if on_ray(run) and shared else 1
+        sleeping = ASLEEP if engine is not None and on_ray(run) and placement.colocate_all else 0
+        parts.append({"overhead": CONTEXT * processes + sleeping})
+    return added(*parts)
+
+
+def _awake(run: SkyRLTrainConfig, engine: Serving | None) -> Bytes:
+    """The engine on the same GPU takes weights awake, with its cache."""
+    if engine is None or not (on_ray(run) and run.trainer.placement.colocate_all):
+        return {}
+    packs = round(run.generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB * 1e9)
+    packs = packs if run.trainer.device == "cuda" else CUT
+    return {"parameters": engine.weights, "cache": max(0, engine.cache), "transfer": packs}
+
+
+def _on_the_gpu(run: SkyRLTrainConfig, learner: Learner, name: str, parts: Bytes) -> Bytes:
+    """Without what rests on the host, where models take turns or the configuration says so."""
+    found = dict(parts)
+    state = resting(learner)
+    if learner.rests_on_host:
+        for part, count in state.items():
+            found[part] -= count
+    zero = learner.zero
+    if zero is not None and (zero.offloads_optimizer or (_takes_turns(run) and name != "update")):
+        found["optimizer"] = max(0, found.get("optimizer", 0) - state.get("optimizer", 0))
+    if zero is None and not learner.rests_on_host and _takes_turns(run) and name != "update":
+        found["optimizer"] = max(0, found.get("optimizer", 0) - state.get("optimizer", 0))
+    if zero is not None and zero.stage == 3 and zero.offloads_parameters:
+        found["parameters"] -= state["parameters"]
+    return found
+
+
+def _settings(run: SkyRLTrainConfig, model: Model, name: str, parts: Bytes) -> tuple[str, ...]:
+    """Fields that the largest part of this phase depends on; the first are those that are changed first."""
+    gpus = f"trainer.placement.{model}_num_gpus_per_node"
+    largest = max(parts, key=lambda part: parts[part])
+    if name == "transfer" and run.trainer.placement.colocate_all:
+        return ("generator.inference_engine.gpu_memory_utilization", gpus)
+    if largest not in ("activations", "logits"):
+        return (gpus, f"trainer.{model}.model.path")
+    rows = "micro_train_batch_size_per_gpu" if name == "update" else "micro_forward_batch_size_per_gpu"
+    recomputing = ("trainer.recompute_activations",) if name == "update" and largest == "activations" else ()
+    return (_bound(run, rows), *recomputing, gpus)
+
+
+def _bound(run: SkyRLTrainConfig, rows: str) -> str:
+    return f"trainer.{'max_tokens_per_microbatch' if run.trainer.max_tokens_per_microbatch > 0 else rows}"
+
+
+def _takes_turns(run: SkyRLTrainConfig) -> bool:
+    """Are models in host memory while others work on the same GPUs?"""
+    placement = run.trainer.placement
+    return run.trainer.device == "cuda" and (
+        placement.colocate_all or (placement.colocate_policy_ref and len(models_of(run)) > 1)
+    )
+
+
+def _precision(run: SkyRLTrainConfig, *, sharded: bool) -> Precision:
+    if run.trainer.compute_dtype != "bfloat16":
+        return "float32"
+    return "bfloat16" if sharded else "autocast"
+
+
+def _lengths(run: SkyRLTrainConfig) -> tuple[int, int]:
+    """Longest prompt and longest answer of a sample, in tokens; later turns count as the answer."""
+    generator, prompt = run.generator, run.trainer.max_prompt_length
+    start = prompt if generator.max_turns == 1 else generator.max_input_length or prompt
+    return prompt, max(start - prompt, 0) + generator.sampling_params.max_generate_length
+
+
+def _pass(run: SkyRLTrainConfig, model: Model, rows: int) -> Pass:
+    """The largest micro-batch of a rank: all of its rows have the greatest length."""
+    trainer = run.trainer
+    prompt, answer = _lengths(run)
+    shares = trainer.share_group_prompts and trainer.attention == "sdpa"
+    by_tokens = trainer.max_tokens_per_microbatch > 0
+    if by_tokens:
+        rows = max(1, trainer.max_tokens_per_microbatch // (prompt + answer))
+    return Pass(
+        rows=rows,
+        prompt=prompt,
+        answer=answer,
+        packed=trainer.use_sample_packing,
+        shares_prompts=shares and not by_tokens,
+        samples=run.generator.n_samples_per_prompt,
+        sharing=getattr(trainer, model).sequence_parallel_size if trainer.use_sample_packing else 1,
+    )
+
+
+def _samples_of_an_engine(run: SkyRLTrainConfig, engines: int) -> int:
+    """Samples of a training batch for each engine."""
+    return -(-run.trainer.train_batch_size * run.generator.n_samples_per_prompt // engines)
+
+
+def _zero(zero: ZeroOptimizationConfig) -> Zero:
+    defaults: dict[str, Any] = {
+        "bucket": zero.reduce_bucket_size,
+        "live": zero.stage3_max_live_parameters,
+        "persistent": zero.stage3_param_persistence_threshold,
+        "prefetch": zero.stage3_prefetch_bucket_size,
+    }
+    return Zero(
+        stage=zero.stage,
+        overlaps=zero.overlap_comm,
+        offloads_optimizer=zero.offload_optimizer.device != "none" and zero.stage > 0,
+        offloads_parameters=zero.offload_param.device != "none",
+        **{name: value for name, value in defaults.items() if value != "auto"},
+    )

@@ -1,0 +1,235 @@
+"""Allocation strings, as AReaL writes them: who gets how many GPUs, and how each shares its model.
+
+    vllm:d4t2+fsdp:d8                                engines on 8 GPUs, learners on 8 others
+    vllm:d2t4|megatron:d2t4                          both on the same 8, in turns
+    sglang:d4+megatron:(attn:d1p2t2|ffn:d1p2e2)      attention and experts are split differently
+    vllm[rollout]:d2+fsdp[actor]:d4|fsdp[critic]:d4  parts by name; `|` binds tighter than `+`
+    vllm:d4t2+eval                                   engines alone, for evaluation
+
+Degrees: d data, p pipeline, t or m tensor, c context, e expert; any order, left out is 1. The grammar takes every
+degree; which of them run is a question for the check of a configuration.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from attrs import evolve, field, frozen
+
+ENGINES = ("vllm", "sglang")
+LEARNERS = ("fsdp", "megatron", "archon")
+WITHOUT_GPUS = ("eval", "cpu")
+UNNAMED_AT_MOST = 2
+"""Parts that need no names: engines and learners."""
+
+_LETTERS = {"d": "data", "p": "pipeline", "t": "tensor", "m": "tensor", "c": "context", "e": "expert"}
+_PART = re.compile(
+    r"(?:(?P<backend>[a-z]+)(?:\[(?P<name>\w+)\])?[:.])?\(?(?P<degrees>attn:[a-z0-9]+\|ffn:[a-z0-9]+|[a-z0-9]+)\)?"
+)
+_DEGREES = re.compile(r"(?:[a-z][1-9][0-9]*)+")
+
+
+class AllocationError(ValueError):
+    """An allocation string that cannot be read; the message says which part, and why."""
+
+
+@frozen(kw_only=True)
+class Degrees:
+    """Ranks that share one thing in five ways."""
+
+    data: int = 1
+    pipeline: int = 1
+    tensor: int = 1
+    context: int = 1
+    expert: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of all ways but the experts', who are spread over ranks that exist anyway."""
+        return self.data * self.pipeline * self.tensor * self.context
+
+
+@frozen(kw_only=True)
+class Part:
+    """Engines of one kind, or one model."""
+
+    backend: str = ""
+    """vllm, sglang, fsdp, megatron, archon, eval or cpu; empty where the string does not say."""
+
+    name: str = ""
+    """Name in brackets, such as `rollout`, `actor` or `critic`."""
+
+    degrees: Degrees = field(factory=Degrees)
+    """How the GPUs share the model; of the attention where experts are split differently."""
+
+    experts: Degrees | None = None
+    """How the GPUs share the experts of a hybrid. None: as the rest."""
+
+    @property
+    def is_engine(self) -> bool:
+        """Does it generate?"""
+        return self.backend in ENGINES
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all ranks."""
+        return 0 if self.backend in WITHOUT_GPUS else self.degrees.ranks
+
+    @property
+    def learner(self) -> str:
+        """Backend of a learner: the written one, or else Megatron for pipelines and experts, and FSDP for the rest."""
+        split = self.experts is not None or self.degrees.pipeline > 1 or self.degrees.expert > 1
+        return self.backend or ("megatron" if split else "fsdp")
+
+
+@frozen(kw_only=True)
+class Allocation:
+    """All parts of a string. The parts of a group share their GPUs; groups have GPUs of their own."""
+
+    groups: tuple[tuple[Part, ...], ...]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All parts, in the order of the string."""
+        return tuple(part for group in self.groups for part in group)
+
+    @property
+    def engines(self) -> Part | None:
+        """The part that generates; None where the string trains only."""
+        return next((part for part in self.parts if part.is_engine), None)
+
+    @property
+    def kind(self) -> Literal["training", "learning alone", "serving alone"]:
+        """Whether it generates and learns, or only one of both."""
+        if self.engines is None:
+            return "learning alone"
+        return "training" if any(self.learners) else "serving alone"
+
+    @property
+    def learners(self) -> tuple[Part, ...]:
+        """The parts that learn or score."""
+        return tuple(part for part in self.parts if not part.is_engine and part.backend not in WITHOUT_GPUS)
+
+    @property
+    def shares(self) -> bool:
+        """Do engines and a learner take turns on the same GPUs?"""
+        return any(len(group) > 1 and any(part.is_engine for part in group) for group in self.groups)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all groups."""
+        return sum(max(part.gpus for part in group) for group in self.groups)
+
+    def learner(self, *names: str) -> Part | None:
+        """The learner with the first of these names that there is; the only one where learners have no names."""
+        named = {part.name: part for part in self.learners}
+        found = next((named[name] for name in names if name in named), None)
+        return found or (self.learners[0] if len(self.learners) == 1 and not self.learners[0].name else None)
+
+
+def read_allocation(text: str) -> Allocation:
+    """The parts of an allocation string. Raises `AllocationError`."""
+    groups = tuple(tuple(map(read_part, _split_group(group))) for group in _bare(text).split("+"))
+    found = Allocation(groups=groups)
+    _check_names(found)
+    _check_shared(found)
+    if sum(part.is_engine for part in found.parts) > 1:
+        raise AllocationError("two parts generate: one kind of engines serves a run")
+    return found
+
+
+def read_part(text: str) -> Part:
+    """One part, such as `fsdp:d4`, which is also the form of a single engine's `backend`. Raises `AllocationError`."""
+    bare = _bare(text)
+    if bare in WITHOUT_GPUS:
+        return Part(backend=bare)
+    found = _PART.fullmatch(bare)
+    if found is None or bare.count("(") != bare.count(")"):
+        raise AllocationError(f"{text!r} is no part: write a backend and degrees, such as vllm:d4t2 or fsdp:d8")
+    backend, name, degrees = found["backend"] or "", found["name"] or "", found["degrees"]
+    if backend == "attn":
+        backend, degrees = "", bare.strip("()")
+    if backend not in ("", *ENGINES, *LEARNERS):
+        known = ", ".join((*ENGINES, *LEARNERS))
+        raise AllocationError(f"{backend!r} of {text!r} is no backend: there are {known}")
+    attention, _, experts = degrees.partition("|")
+    part = Part(
+        backend=backend,
+        name=name,
+        degrees=_degrees(attention.removeprefix("attn:"), text),
+        experts=_degrees(experts.removeprefix("ffn:"), text) if experts else None,
+    )
+    return _checked(part, text, written=experts)
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split())
+
+
+def _split_group(group: str) -> list[str]:
+    """Parts between `|`; the one between attention and experts of a hybrid separates nothing."""
+    pieces: list[str] = []
+    for piece in group.split("|"):
+        if piece.startswith("ffn:") and pieces and "attn:" in pieces[-1]:
+            pieces[-1] += f"|{piece}"
+        else:
+            pieces.append(piece)
+    return pieces
+
+
+def _degrees(text: str, part: str) -> Degrees:
+    if not _DEGREES.fullmatch(text):
+        raise AllocationError(f"{text!r} of {part!r} are no degrees: write letters with numbers from 1, such as d4t2")
+    found: dict[str, int] = {}
+    for letter, number in re.findall(r"([a-z])(\d+)", text):
+        if letter not in _LETTERS:
+            raise AllocationError(f"{letter + number!r} of {part!r}: the degrees are d, p, t (or m), c and e")
+        if _LETTERS[letter] in found:
+            raise AllocationError(f"{part!r} gives the {_LETTERS[letter]} degree twice")
+        found[_LETTERS[letter]] = int(number)
+    return Degrees(**found)
+
+
+def _checked(part: Part, text: str, written: str) -> Part:
+    """The part, with the data degree of its experts where that is left out."""
+    degrees, experts = part.degrees, part.experts
+    if part.is_engine and (degrees.context > 1 or degrees.expert > 1 or experts):
+        raise AllocationError(f"{text!r}: engines have the degrees d, t and p")
+    if experts is None:
+        if degrees.expert > 1 and degrees.ranks % (degrees.pipeline * degrees.tensor * degrees.expert):
+            raise AllocationError(
+                f"{text!r}: pipeline x tensor x expert = {degrees.pipeline * degrees.tensor * degrees.expert} does not "
+                f"divide {degrees.ranks} ranks"
+            )
+        return part
+    if experts.pipeline != degrees.pipeline:
+        raise AllocationError(
+            f"{text!r}: attention has {degrees.pipeline} pipeline stages and experts {experts.pipeline}, "
+            "and both have as many"
+        )
+    inner = experts.pipeline * experts.tensor * experts.expert
+    if "d" not in written.removeprefix("ffn:") and degrees.ranks % inner == 0:
+        experts = evolve(experts, data=degrees.ranks // inner)
+    if experts.data * inner != degrees.ranks:
+        raise AllocationError(
+            f"{text!r}: attention takes {degrees.ranks} ranks and experts {experts.data * inner}: they are the same"
+        )
+    return evolve(part, experts=experts)
+
+
+def _check_names(found: Allocation) -> None:
+    names = [part.name for part in found.parts if part.name]
+    if len(found.parts) > UNNAMED_AT_MOST and len(names) < len(found.parts):
+        raise AllocationError(f"{len(found.parts)} parts each need a name, such as vllm[rollout]:d4 or fsdp[actor]:d8")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise AllocationError(f"two parts have the name {twice}")
+
+
+def _check_shared(found: Allocation) -> None:
+    for group in found.groups:
+        sizes = {part.gpus for part in group}
+        if len(sizes) > 1:
+            taken = " and ".join(str(part.gpus) for part in group)
+            raise AllocationError(f"parts that share GPUs (|) have as many of them, and these take {taken}")

@@ -1,0 +1,141 @@
+"""Sizes of a decoder-only transformer, from the values of its `config.json`: weights, and what a token leaves behind.
+
+Layers are those of Llama, Qwen2, Qwen3 and Qwen3-MoE as transformers computes them: attention with grouped key heads,
+then a gated feed-forward network or a mixture of such experts, each behind a norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+
+@frozen(kw_only=True)
+class ModelShape:
+    """The sizes that memory and time depend on."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    """Inner width of the feed-forward network, or of one expert."""
+
+    heads: int
+    key_heads: int
+    head_size: int
+    vocabulary: int
+    tied: bool = False
+    """Whether the output matrix is the embedding."""
+
+    attention_bias: bool = False
+    """Whether query, key and value projections have biases."""
+
+    head_norms: bool = False
+    """Whether queries and keys are normalized in each head, as in Qwen3."""
+
+    experts: int = 0
+    """Experts of a layer; 0: a plain feed-forward network."""
+
+    experts_per_token: int = 0
+
+    @property
+    def query_width(self) -> int:
+        """Width of the queries of all heads."""
+        return self.heads * self.head_size
+
+    @property
+    def key_width(self) -> int:
+        """Width of the keys of all heads, and of the values."""
+        return self.key_heads * self.head_size
+
+    @property
+    def layer_tensors(self) -> tuple[int, ...]:
+        """Numbers of weights of each tensor of one layer."""
+        attention = (self.hidden * self.query_width, *(2 * (self.hidden * self.key_width,)))
+        biases = (self.query_width, self.key_width, self.key_width) if self.attention_bias else ()
+        norms = (self.hidden, self.hidden, *((self.head_size, self.head_size) if self.head_norms else ()))
+        matrix = self.hidden * self.intermediate
+        if self.experts:  # transformers keeps all experts of a layer in two tensors
+            feed_forward = (self.hidden * self.experts, 2 * matrix * self.experts, matrix * self.experts)
+        else:
+            feed_forward = (matrix, matrix, matrix)
+        return (*attention, self.query_width * self.hidden, *biases, *norms, *feed_forward)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one layer."""
+        return sum(self.layer_tensors)
+
+    @property
+    def outer_tensors(self) -> tuple[int, ...]:
+        """Numbers of weights of the tensors outside the layers: embedding, last norm, output matrix."""
+        table = self.vocabulary * self.hidden
+        return (table, self.hidden) if self.tied else (table, self.hidden, table)
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """Numbers of weights of every tensor."""
+        return self.outer_tensors + self.layers * self.layer_tensors
+
+    @property
+    def parameters(self) -> int:
+        """All weights, tied ones once."""
+        return sum(self.outer_tensors) + self.layers * self.layer_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights of the matrices that one token is multiplied with: a token meets some of the experts, and the
+        embedding is looked up.
+        """
+        idle = 3 * self.hidden * self.intermediate * max(0, self.experts - self.experts_per_token)
+        return self.layers * (self.layer_parameters - idle) + self.vocabulary * self.hidden
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Weights of a low-rank adapter (LoRA, arXiv:2106.09685) of every linear layer but the output matrix."""
+        hidden, inner = self.hidden, self.intermediate
+        sides = 2 * hidden + 2 * self.query_width + 2 * (hidden + self.key_width)
+        if not self.experts:
+            sides += 3 * (hidden + inner)
+        return rank * sides * self.layers
+
+    def cache_bytes_per_token(self, size: float) -> float:
+        """Bytes of the keys and values of one token in all layers, at `size` bytes a number."""
+        return 2 * self.layers * self.key_width * size
+
+
+NAMES = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "vocabulary": "vocab_size",
+}
+"""Sizes that every `config.json` names."""
+
+
+def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
+    """The sizes in the values of a `config.json`; None where one is missing, so that they cannot be known."""
+    text = config.get("text_config")
+    values: Mapping[str, Any] = {**config, **text} if isinstance(text, Mapping) else config
+    found = {name: values.get(key) for name, key in NAMES.items()}
+    experts = int(values.get("num_experts") or values.get("num_local_experts") or 0)
+    inner = (values.get("moe_intermediate_size") if experts else None) or values.get("intermediate_size")
+    if not all(_is_size(each) for each in (*found.values(), inner)):
+        return None
+    sizes = {name: int(value) for name, value in found.items() if value is not None}
+    kind, heads = str(values.get("model_type", "")), sizes["heads"]
+    return ModelShape(
+        **sizes,
+        intermediate=int(inner or 0),
+        key_heads=int(values.get("num_key_value_heads") or heads),
+        head_size=int(values.get("head_dim") or sizes["hidden"] // heads),
+        tied=bool(values.get("tie_word_embeddings", False)),
+        attention_bias=kind.startswith("qwen2") or bool(values.get("attention_bias", False)),
+        head_norms=kind.startswith("qwen3"),
+        experts=experts,
+        experts_per_token=int(values.get("num_experts_per_tok") or 0),
+    )
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,117 @@
+"""What a configuration says about memory: whether it fits the GPUs that it names, and what would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.config import SkyRLTrainConfig, check, load, resolve
+from skyrl.config.memory import Phase, local_shape, models_without_sizes, phases_of
+from skyrl.config.memory_fit import verdict_of
+from skyrl.tree import evolve_at
+
+P = "trainer.placement."
+ENGINE = "generator.inference_engine."
+ON_A_GPU = {"trainer.device": "cuda", "trainer.logger": "console", f"{P}gpu_kind": "H100-80"}
+
+
+NOTHING: Mapping[str, Any] = {}
+
+
+def run_of(model: str, gpus: int = 1, changes: Mapping[str, Any] = NOTHING) -> SkyRLTrainConfig:
+    """Policy, reference and engines on the same GPUs of one machine."""
+    placed = {f"{P}{role}_num_gpus_per_node": gpus for role in ("policy", "ref")} | {f"{ENGINE}num_engines": gpus}
+    return resolve(load([], ON_A_GPU | placed | {"trainer.policy.model.path": model} | dict(changes)))
+
+
+def phase(run: SkyRLTrainConfig, name: str, role: str = "policy") -> Phase:
+    [found] = [each for each in phases_of(run) or () if (each.name, each.role) == (name, role)]
+    return found
+
+
+def memory_warnings(run: SkyRLTrainConfig) -> list[tuple[str, str, str | None]]:
+    return [(each.path, each.message, each.hint) for each in check(run) if "does not fit" in each.message]
+
+
+def test_a_small_model_fits_and_nothing_is_said() -> None:
+    run = run_of("Qwen/Qwen2.5-0.5B", 1, {f"{ENGINE}gpu_memory_utilization": 0.7})
+    verdict = verdict_of(run)
+    assert verdict is not None
+    assert verdict.fits
+    assert verdict.cache_holds is not None
+    assert verdict.cache_holds > 1
+    assert memory_warnings(run) == []
+
+
+def test_a_model_of_72_billion_on_one_gpu_is_a_warning_with_a_remedy() -> None:
+    [(path, message, hint)] = memory_warnings(run_of("Qwen/Qwen2.5-72B-Instruct"))
+    assert path == f"{P}policy_num_gpus_per_node"
+    assert message.startswith("does not fit H100-80: update of the policy takes ")
+    assert hint is not None
+    assert f"{ENGINE}tensor_parallel_size" in hint
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("Qwen/Qwen2.5-72B", 1), ("Qwen/Qwen2.5-7B", 1), ("Qwen/Qwen3-8B", 8)])
+def test_the_nearest_that_is_named_fits(model: str, gpus: int) -> None:
+    run = run_of(model, gpus, {"trainer.micro_train_batch_size_per_gpu": 32, f"{ENGINE}gpu_memory_utilization": 0.9})
+    verdict = verdict_of(run)
+    assert verdict is not None
+    assert not verdict.fits
+    assert verdict.nearest
+    for path, value in verdict.nearest.items():
+        run = evolve_at(run, path, value)
+    changed = verdict_of(run)
+    assert changed is not None
+    assert changed.fits
+
+
+def test_without_a_kind_of_gpu_nothing_is_judged() -> None:
+    run = run_of("Qwen/Qwen2.5-72B", 1, {f"{P}gpu_kind": None})
+    assert verdict_of(run) is None
+    assert phases_of(run)
+    assert memory_warnings(run) == []
+
+
+def test_an_unknown_model_is_named_and_not_guessed() -> None:
+    run = run_of("somebody/else")
+    assert phases_of(run) is None
+    assert models_without_sizes(run) == ("somebody/else",)
+
+
+def test_sizes_are_read_from_a_folder(tmp_path: Path) -> None:
+    values = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps(values | {"vocab_size": 100}), encoding="utf-8")
+    shape = local_shape(str(tmp_path))
+    assert shape is not None
+    assert shape.parameters == 2 * 800 + 8 + 4 * 64 + 3 * 64 + 16
+    (tmp_path / "config.json").write_text("[1", encoding="utf-8")
+    assert local_shape(str(tmp_path)) is None
+
+
+def test_models_that_take_turns_wait_on_the_host() -> None:
+    run = run_of("Qwen/Qwen2.5-7B", 8)
+    weights = 7_615_616_512
+    # float32 weights and the two means of AdamW, over 8 ranks; the reference has no optimizer
+    assert phase(run, "generation", "engine").host == 12 * weights // 8 + 4 * weights // 8
+    assert phase(run, "update").parts["optimizer"] >= 8 * weights // 8
+    assert phase(run, "scoring").parts["optimizer"] == 0
+
+
+def test_engines_are_awake_while_weights_come() -> None:
+    run = run_of("Qwen/Qwen2.5-7B", 8)
+    assert phase(run, "transfer").parts["cache"] == phase(run, "generation", "engine").parts["cache"] > 0
+    apart = run_of("Qwen/Qwen2.5-7B", 8, {f"{P}colocate_all": False})
+    assert phase(apart, "transfer").parts.get("cache", 0) == 0
+
+
+def test_an_offloaded_optimizer_is_on_the_host() -> None:
+    zero = "trainer.policy.deepspeed_config.zero_optimization.offload_optimizer.device"
+    plain = run_of("Qwen/Qwen2.5-7B", 8, {"trainer.strategy": "deepspeed"})
+    offloaded = run_of("Qwen/Qwen2.5-7B", 8, {"trainer.strategy": "deepspeed", zero: "cpu"})
+    moved = 12 * 7_615_616_512 // 8
+    assert phase(plain, "update").bytes - phase(offloaded, "update").bytes == moved
+    assert phase(offloaded, "update").host - phase(plain, "update").host == moved

@@ -1,0 +1,95 @@
+"""Allocation strings: what each form says, and the message of each that says nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyrl.planning.allocation import Allocation, AllocationError, Degrees, Part, read_allocation, read_part
+
+
+def parts(text: str) -> list[tuple[str, int]]:
+    return [(part.backend, part.gpus) for part in read_allocation(text).parts]
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "gpus"),
+    [
+        ("sglang:d4t2+fsdp:d8", [("sglang", 8), ("fsdp", 8)], 16),
+        ("vllm:d2t4|megatron:d2t4", [("vllm", 8), ("megatron", 8)], 8),
+        ("sglang.d4p1t1+d4p1t1", [("sglang", 4), ("", 4)], 8),
+        ("sglang.d16p1m1+d8p2m1", [("sglang", 16), ("", 16)], 32),
+        ("d4t2p1", [("", 8)], 8),
+        ("vllm:d8t4", [("vllm", 32)], 32),
+        ("sglang:d4t2+eval", [("sglang", 8), ("eval", 0)], 8),
+        ("sglang:d4t2 + cpu", [("sglang", 8), ("cpu", 0)], 8),
+        ("fsdp:d4c2", [("fsdp", 8)], 8),
+    ],
+)
+def test_the_forms_of_areal_with_their_gpus(text: str, found: list[tuple[str, int]], gpus: int) -> None:
+    assert (parts(text), read_allocation(text).gpus) == (found, gpus)
+
+
+@pytest.mark.parametrize(
+    ("text", "learner"),
+    [("d4t2", "fsdp"), ("d2p2t1", "megatron"), ("d4e2", "megatron"), ("fsdp:d4", "fsdp"), ("archon:d4", "archon")],
+)
+def test_pipelines_and_experts_are_megatrons_unless_the_string_says_otherwise(text: str, learner: str) -> None:
+    assert read_part(text).learner == learner
+
+
+def test_a_hybrid_splits_attention_and_experts_differently() -> None:
+    for text in ("megatron:(attn:d1p2t2|ffn:d1p2e2)", "megatron:(attn:d1p2t2|ffn:p2e2)", "attn:p2t2|ffn:p2e2"):
+        part = read_part(text)
+        assert (part.degrees, part.experts) == (Degrees(pipeline=2, tensor=2), Degrees(pipeline=2, expert=2))
+        assert part.learner == "megatron"
+    whole = read_allocation("sglang:d4+megatron:(attn:d1p2t2|ffn:d1p2e2)")
+    assert [len(group) for group in whole.groups] == [1, 1]
+
+
+def test_named_parts_share_gpus_where_a_bar_is_between_them() -> None:
+    found = read_allocation("sglang[rollout]:d2+fsdp[actor]:d4|fsdp[critic]:d4")
+    assert [[part.name for part in group] for group in found.groups] == [["rollout"], ["actor", "critic"]]
+    assert (found.gpus, found.shares, found.kind) == (6, False, "training")
+    assert found.learner("critic") == Part(backend="fsdp", name="critic", degrees=Degrees(data=4))
+    assert found.learner("ref", "actor") == found.learner("actor")
+    assert found.learner("ref") is None
+
+
+def test_what_a_string_is_for() -> None:
+    kinds = {text: read_allocation(text).kind for text in ("d4", "vllm:d4", "vllm:d4+eval", "vllm:d4|d4")}
+    assert list(kinds.values()) == ["learning alone", "serving alone", "serving alone", "training"]
+    assert read_allocation("vllm:d4|d4").shares
+    assert not read_allocation("vllm:d4+d4").shares
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("vllm:d2t4|megatron:d2t4p2", "as many of them, and these take 8 and 16"),
+        ("vllm:d2+fsdp:d4|fsdp:d4", "3 parts each need a name"),
+        ("vllm[a]:d2+fsdp[b]:d4|fsdp[b]:d4", "two parts have the name b"),
+        ("vllm:d2d2", "gives the data degree twice"),
+        ("vllm:d0", "no degrees"),
+        ("vllm:x2", "the degrees are d, p, t"),
+        ("vllm:d2c2", "engines have the degrees d, t and p"),
+        ("tgi:d2", "'tgi' of 'tgi:d2' is no backend"),
+        ("d4t2e3", "pipeline x tensor x expert = 6 does not divide 8 ranks"),
+        ("megatron:(attn:d4|ffn:d2e4)", "attention takes 4 ranks and experts 8"),
+        ("megatron:(attn:p2|ffn:e2)", "attention has 2 pipeline stages and experts 1"),
+        ("vllm:d1+sglang:d1", "two parts generate"),
+        ("vllm:d4+", "is no part"),
+        ("", "is no part"),
+        ("vllm:(d4", "is no part"),
+        ("vllm:", "is no part"),
+        ("4", "no degrees"),
+    ],
+)
+def test_a_string_that_says_nothing_is_refused_with_the_reason(text: str, why: str) -> None:
+    with pytest.raises(AllocationError) as failure:
+        read_allocation(text)
+    assert why in str(failure.value)
+
+
+def test_spaces_and_order_mean_nothing() -> None:
+    spaced: Allocation = read_allocation(" vllm : t2 d4 | fsdp : d8 ")
+    assert spaced == read_allocation("vllm:d4t2|fsdp:d8")
