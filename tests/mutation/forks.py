@@ -79,7 +79,8 @@ def _forked(work: Callable[[], int], log: Path, temporary: str) -> int:
 
 def run_tests(tests: Mapping[str, float], path: Path, code: CodeType, current: Path) -> int:
     """pytest's exit code for these tests, given with their seconds, where the module at `path` is `code`. They run in
-    this order up to the first that fails, whose name is then in the file `current`. A test may be given as its file.
+    this order up to the first that fails, whose name is then in the file `current`. A test may be given as its
+    file, or as a folder.
     """
     import_as(path, code)
     files = dict.fromkeys(name.partition("::")[0] for name in tests)
@@ -107,8 +108,10 @@ class Chosen:
         items[:] = sorted((item for item in items if self._place(item) >= 0), key=self._place)
 
     def _place(self, item: pytest.Item) -> int:
-        """-1 where it is not one of them."""
-        return self._places.get(item.nodeid, self._places.get(item.nodeid.partition("::")[0], -1))
+        """-1 where neither it, nor its file, nor a folder of it is one of them."""
+        file = Path(item.nodeid.partition("::")[0])
+        names = (item.nodeid, *map(str, (file, *file.parents)))
+        return next((self._places[name] for name in names if name in self._places), -1)
 
 
 class Deadlines:

@@ -290,29 +290,46 @@ def test_only_files_that_can_change_an_outcome_are_asked_again(tmp_path: Path, m
         assert unasked() == asked
 
 
+NOTICES = "from module import CASES\n\ndef test_x():\n    assert CASES\n"
+THE_TEST = "of_it/test_it.py::test_x"
+
+
 @pytest.mark.parametrize(
-    ("test", "outcome"),
+    ("given", "test", "outcome"),
     [
-        ("from module import CASES\n\ndef test_x():\n    assert CASES\n", Outcome("killed", "test_it.py::test_x")),
-        ("import module\n\ndef test_x():\n    assert module.CASES is not None\n", Outcome("survived")),
-        ("from module import CASES\n\nif CASES:\n    def test_x(): pass\n", Outcome("not run")),
-        ("from module import CASES\n\nassert CASES\n\ndef test_x(): pass\n", Outcome("killed")),
+        (THE_TEST, NOTICES, Outcome("killed", THE_TEST)),
+        ("of_it/test_it.py", NOTICES, Outcome("killed", THE_TEST)),
+        ("of_it", NOTICES, Outcome("killed", THE_TEST)),
+        (THE_TEST, "import module\n\ndef test_x():\n    assert module.CASES is not None\n", Outcome("survived")),
+        (THE_TEST, "from module import CASES\n\nif CASES:\n    def test_x(): pass\n", Outcome("not run")),
+        (THE_TEST, "from module import CASES\n\nassert CASES\n\ndef test_x(): pass\n", Outcome("killed")),
     ],
-    ids=["a test fails", "no test fails", "there is no test", "the tests cannot be imported"],
+    ids=[
+        "a test fails",
+        "one of a file fails",
+        "one of a folder fails",
+        "no test fails",
+        "there is no test",
+        "the tests cannot be imported",
+    ],
 )
 def test_a_mutant_is_killed_by_a_test_that_fails_and_not_by_one_that_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, test: str, outcome: Outcome
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, test: str, outcome: Outcome
 ) -> None:
     for name in ("ROOT", "FOUND"):
         monkeypatch.setattr(f"tests.mutation.__main__.{name}", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path / "code")
-    (tmp_path / "code").mkdir()
-    for name, text in (("pytest.ini", "[pytest]\n"), ("code/module.py", "CASES = [1]\n"), ("test_it.py", test)):
+    for name, text in (
+        ("pytest.ini", "[pytest]\n"),
+        ("code/module.py", "CASES = [1]\n"),
+        ("of_it/test_it.py", test),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     mutant = compile("CASES = []", "module.py", "exec", dont_inherit=True)
     faulthandler.cancel_dump_traceback_later()  # its thread does not come along into a fork, which would wait for it
-    assert judge(mutant, "code/module.py", {"test_it.py::test_x": 0.0}, run_tests) == outcome
+    assert judge(mutant, "code/module.py", {given: 0.0}, run_tests) == outcome
 
 
 def test_a_score_leaves_out_what_has_a_reason_and_replaces_the_row_of_its_package(tmp_path: Path) -> None:
