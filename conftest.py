@@ -60,6 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.hook.pytest_deselected(items=long)
     for item, needed in _without_gpus(items):
         item.add_marker(pytest.mark.skip(reason=f"needs CUDA devices: {needed}"))
+    for item, missing in _without_programs(items):
+        item.add_marker(pytest.mark.skip(reason=f"needs {missing}"))
     if not all(map(shutil.which, BROWSER)):
         for item in items:
             if item.get_closest_marker("browser"):
@@ -68,6 +70,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 BROWSER = ("chromium", "chromedriver")
 """Programs that the tests marked browser start. Debian has them in `chromium-driver`."""
+
+
+def _without_programs(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, str]]:
+    """The items marked needs that this machine lacks a program for, and the programs."""
+    for item in items:
+        mark = item.get_closest_marker("needs")
+        missing = [name for name in mark.args if not shutil.which(name)] if mark else []
+        if missing:
+            yield item, " and ".join(missing)
 
 
 def _without_gpus(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, int]]:

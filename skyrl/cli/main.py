@@ -26,6 +26,7 @@ from skyrl.cli.evaluate import evaluate, generate
 from skyrl.cli.export import export
 from skyrl.cli.extras import missing_package
 from skyrl.cli.init import init
+from skyrl.cli.launch import launch
 from skyrl.cli.options import Commands
 from skyrl.cli.plan import plan
 from skyrl.cli.replay import bisect, replay
@@ -34,6 +35,7 @@ from skyrl.cli.serve import serve
 from skyrl.cli.serve_retriever import serve_retriever
 from skyrl.cli.serve_reward import serve_reward
 from skyrl.cli.simulate import simulate
+from skyrl.cli.sweep import sweep
 from skyrl.cli.templates import templates
 from skyrl.cli.timeline import timeline
 from skyrl.cli.track import track
@@ -126,6 +128,8 @@ def completion(shell: str) -> None:
 
 
 cli.add_command(init)
+cli.add_command(launch)
+cli.add_command(sweep)
 cli.add_command(ckpt)
 cli.add_command(plan)
 cli.add_command(view)

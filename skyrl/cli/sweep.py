@@ -1,0 +1,103 @@
+"""`skyrl sweep`: one run many times over, with other values, on any launcher."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skyrl.cli.launch import cluster_options, launcher_of, read_cluster
+
+if TYPE_CHECKING:
+    from skyrl.config.sweep import SweepConfig
+    from skyrl.sweeps.trials import Trials
+
+
+@click.command()
+@click.argument("file", metavar="SWEEP", type=click.Path(dir_okay=False))
+@click.option(
+    "--on", "target", type=click.Choice(["local", "ray", "slurm"]), default="local", show_default=True, help="Launcher."
+)
+@click.option("--at-once", type=click.IntRange(min=1), help="Runs at the same time [default: that of the file].")
+@click.option("--dry-run", is_flag=True, help="Print the runs, and start none.")
+@click.option("--report", "only_report", is_flag=True, help="Compare what is there, and start nothing.")
+@click.option("--retry", is_flag=True, help="Train failed runs again, too.")
+@cluster_options
+def sweep(
+    file: str,
+    target: str,
+    at_once: int | None,
+    dry_run: bool,
+    only_report: bool,
+    retry: bool,
+    cluster_file: str | None,
+    settings: tuple[str, ...],
+) -> None:
+    """Train every combination of values that SWEEP lists, and compare the runs.
+
+    The same command resumes a sweep: finished runs are not trained again, and new values add runs.
+    """
+    import os
+
+    from skyrl.config.sweep import load_sweep
+    from skyrl.sweeps.trials import spelled, trials_of, waiting
+
+    asked = load_sweep(file)
+    trials = trials_of(asked, os.environ, device=None if target == "local" else "cuda")
+    for sentence in trials.twice:
+        click.echo(sentence, err=True)
+    if dry_run:
+        for trial in trials.trials:
+            click.echo(f"{trial.number}  {trial.state:<8}  {spelled(trial.point)}")
+        return
+    chosen = list(waiting(trials, retry=retry))
+    if not only_report and chosen:
+        trials.write()
+        if not _train(target, asked, trials, chosen, at_once or asked.at_once, read_cluster(cluster_file, settings)):
+            return
+    _compare(asked, trials)
+
+
+def _train(target: str, asked: SweepConfig, trials: Trials, chosen: list[Any], at_once: int, cluster: Any) -> bool:
+    """Train them; whether they have ended."""
+    from skyrl.sweeps.running import refuse_while_it_runs, run_here, submit_array
+
+    launcher = launcher_of(target, cluster)
+    if target == "slurm":
+        refuse_while_it_runs(trials.folder, launcher)
+        started = submit_array(launcher, trials, chosen, at_once, asked.name)
+        click.echo(f"{len(chosen)} runs were submitted as job {started.id}, {at_once} at a time.")
+        click.echo(f"  skyrl launch status {started.folder}\n  skyrl launch stop {started.folder}")
+        return False
+    run_here(launcher, chosen, at_once, click.echo)
+    return True
+
+
+def _compare(asked: SweepConfig, trials: Trials) -> None:
+    """Print the table, and write it with the curves of all runs into the sweep's folder."""
+    import json
+
+    from skyrl.sweeps.results import as_data, results, table
+
+    found = results(trials.trials, asked.metric, asked.goal)
+    click.echo(table(found, asked.metric))
+    runs = [trial.run_folder for trial in trials.trials if (trial.run_folder / "metrics.jsonl").exists()]
+    if not runs:
+        return
+    (trials.folder / "results.json").write_text(json.dumps(as_data(found), indent=2) + "\n", encoding="utf-8")
+    written = [trials.folder / "results.json", *_curves(trials.folder, runs)]
+    click.echo("\n" + "\n".join(map(str, written)))
+
+
+def _curves(folder: Path, runs: list[Path]) -> list[Path]:
+    """The report of `skyrl report`, where what it needs is installed."""
+    if any(importlib.util.find_spec(name) is None for name in ("plotly", "jinja2", "numpy")):
+        click.echo("without curves: pip install 'skyrl[report]'", err=True)
+        return []
+    from skyrl.viewer.report import report
+
+    page = folder / "report.html"
+    page.write_text(report(runs, samples=max(1, 60 // len(runs))), encoding="utf-8")
+    return [page]

@@ -1,0 +1,168 @@
+"""Jobs that launchers start, and the record of them that `skyrl launch status`, `logs` and `stop` read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import attrs
+
+from skyrl.errors import UserError
+
+RECORD = "launch.json"
+STATE = "state.json"
+STOP = "stop"
+"""File whose presence says that the launch is to end, and not to go back to the queue."""
+
+LOGS = "logs"
+TASKS = "tasks"
+"""Folder with a folder for each task of an array, by its number."""
+
+Target = Literal["local", "ray", "slurm"]
+
+
+@attrs.frozen(kw_only=True)
+class Machines:
+    """Nodes and GPUs that a run takes."""
+
+    nodes: int = 1
+    per_node: int = 1
+    """GPUs of each node; slots where `device` is cpu."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    on_ray: bool = False
+    """Whether the run starts processes on Ray, which then has to run on every node."""
+
+    address_field: str = "trainer.placement.ray_address"
+    """Path of the field that names the Ray cluster to join."""
+
+
+@attrs.frozen(kw_only=True)
+class Array:
+    """Several runs of one launch, which differ in their configuration alone."""
+
+    tasks: tuple[int, ...]
+    """Numbers of the runs. Each has a folder of its number in the folder `tasks` of the launch, with a `run.toml`."""
+
+    at_once: int = 1
+    """Tasks that may run at the same time."""
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """A command to be started."""
+
+    name: str
+    folder: Path
+    """Folder of the launch, absolute."""
+
+    cwd: Path
+    """Folder that the command runs in, absolute."""
+
+    words: tuple[str, ...] = ()
+    """Arguments after `run` that follow the configuration."""
+
+    machines: Machines = Machines()
+    array: Array | None = None
+    after: tuple[str, ...] = ()
+    """Launches or Slurm jobs that must have succeeded before this one starts."""
+
+    grace: float = 30.0
+    """Seconds that the run may take to save (`faults.grace_period_seconds`)."""
+
+
+@attrs.frozen(kw_only=True)
+class Launch:
+    """A record of something that was started."""
+
+    target: Target
+    name: str
+    folder: Path
+    id: str
+    """Number of the Slurm job, id of the Ray job, or pid and start time of the local process."""
+
+    cwd: str
+    run_path: str = ""
+    address: str = ""
+    """Address of the Ray cluster."""
+
+    tasks: tuple[int, ...] = ()
+    submitted: float = 0.0
+    """Seconds since 1970."""
+
+    def write(self) -> None:
+        """Store it in its folder."""
+        plain = {**attrs.asdict(self), "folder": str(self.folder), "submitted": self.submitted or time.time()}
+        (self.folder / RECORD).write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Launch:
+        """The launch of this folder. Raises `UserError` if it is none."""
+        try:
+            plain = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            known = {each.name for each in attrs.fields(cls)}
+            fields = {name: value for name, value in plain.items() if name in known}
+            return cls(**{**fields, "folder": folder.absolute(), "tasks": tuple(plain.get("tasks", ()))})
+        except FileNotFoundError:
+            raise UserError(f"{folder} is no folder of a launch: it has no {RECORD}") from None
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{folder / RECORD} cannot be read: {error}") from None
+
+    def state(self, task: int | None = None) -> dict[str, Any]:
+        """The last report of the command itself: `state`, `code`, `host`; empty before it began."""
+        folder = self.folder if task is None else self.folder / TASKS / str(task)
+        try:
+            found = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def ask_to_stop(self) -> None:
+        """Leave word that the launch is to end, for whatever would start it again."""
+        (self.folder / STOP).touch()
+
+
+class Launcher(Protocol):
+    """Starts, shows and stops launches of one target. Every method raises `UserError` or `ProcessError`."""
+
+    def start(self, job: Job) -> Launch:
+        """Start it; its record is written."""
+
+    def state(self, launch: Launch) -> str:
+        """One word or two, such as `running`, `finished`, `waiting (Priority)`."""
+
+    def stop(self, launch: Launch, *, now: bool) -> str:
+        """Ask the run to save and to end, or end it at once; a sentence on what was done."""
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """Make a folder for a launch, `NAME`, or `NAME-2` and so on where that is taken. Raises `UserError`."""
+    plain = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.") or "run"
+    number = 1
+    while True:
+        folder = parent.absolute() / (plain if number == 1 else f"{plain}-{number}")
+        try:
+            (folder / LOGS).mkdir(parents=True, mode=0o755)
+            return folder
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise UserError(f"{folder} cannot be made: {error.strerror}") from None
+
+
+def launches(parent: Path) -> Iterator[Launch]:
+    """Launches below a folder, the oldest first."""
+    found = [Launch.read(file.parent) for file in parent.glob(f"*/{RECORD}")]
+    yield from sorted(found, key=lambda launch: launch.submitted)
+
+
+def write_state(folder: Path, **content: Any) -> None:
+    """Replace `state.json` in one step."""
+    scratch = folder / f"{STATE}.{os.getpid()}"
+    scratch.write_text(json.dumps({**content, "at": time.time()}) + "\n", encoding="utf-8")
+    scratch.replace(folder / STATE)

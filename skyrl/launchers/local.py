@@ -1,0 +1,97 @@
+"""Runs on this machine that outlive the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from skyrl.config.cluster import ClusterConfig
+from skyrl.errors import UserError
+from skyrl.launchers.job import LOGS, Job, Launch
+
+SCRIPT = "run.sh"
+
+
+class LocalLauncher:
+    """Starts runs in the background of this machine."""
+
+    def __init__(self, cluster: ClusterConfig, python: str) -> None:
+        self._cluster, self._python = cluster, python
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, job: Job) -> Launch:
+        """Start it in a session of its own, with its output in the launch's folder. Raises `UserError`."""
+        if job.after or job.array:
+            raise UserError("runs on this machine start at once: --after needs the target slurm")
+        script = job.folder / SCRIPT
+        script.write_text(local_script(job, self._cluster, self._python), encoding="utf-8")
+        with (job.folder / LOGS / "local.log").open("ab") as log:
+            process = subprocess.Popen(
+                ["bash", str(script)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=job.cwd,
+                start_new_session=True,
+            )
+        launch = Launch(
+            target="local",
+            name=job.name,
+            folder=job.folder,
+            id=f"{process.pid}:{began(process.pid)}",
+            cwd=str(job.cwd),
+            submitted=time.time(),
+        )
+        launch.write()
+        self._processes[launch.id] = process
+        return launch
+
+    def state(self, launch: Launch) -> str:
+        """The last report of the run, unless its process is gone."""
+        if (process := self._processes.get(launch.id)) is not None:
+            process.poll()  # a child of this process that has ended stays until it is asked about
+        reported = str(launch.state().get("state", "starting"))
+        if reported in ("starting", "running") and not _is_alive(launch):
+            return "failed (its process is gone)"
+        return reported
+
+    def stop(self, launch: Launch, *, now: bool) -> str:
+        """Ask the run to save and end, or end it at once if `now`."""
+        launch.ask_to_stop()
+        if not _is_alive(launch):
+            return f"{launch.name} has ended already."
+        pid = int(launch.id.partition(":")[0])
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGQUIT if now else signal.SIGTERM)
+        return f"{launch.name} was ended." if now else f"{launch.name} saves a checkpoint and ends."
+
+
+def local_script(job: Job, cluster: ClusterConfig, python: str) -> str:
+    """Script of bash that runs it."""
+    lines = ["#!/bin/bash", "set -eo pipefail", f"cd {shlex.quote(str(job.cwd))}", "export PYTHONUNBUFFERED=1"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in cluster.variables.items()]
+    lines += cluster.prologue
+    words = [python, "-m", "skyrl.cli", "launch", "node", "--folder", str(job.folder), "--"]
+    words += ["run", str(job.folder / "run.toml"), *job.words]
+    return "\n".join([*lines, f"exec {shlex.join(words)}"]) + "\n"
+
+
+def began(pid: int) -> str:
+    """Start time of a process in the kernel's ticks, by which it is told from a later one of the same number."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _is_alive(launch: Launch) -> bool:
+    pid, _, start = launch.id.partition(":")
+    if began(int(pid)) != start or not start:
+        return False
+    status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    return status != "Z"

@@ -1,0 +1,250 @@
+"""One node of a Slurm job: the run on the first, and Ray on all of them if the run needs it.
+
+The first node publishes the address of Ray's head under a name of this start of the job, in the folder of the launch.
+The others join it, and end when the name is gone: at the end of the run, or some seconds after the first node is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from skyrl.errors import ProcessError
+from skyrl.launchers.supervised import supervise
+from skyrl.processes.names import Published, wait_for
+from skyrl.processes.names_on_disk import NamesOnDisk
+
+HEAD = "ray-head"
+_NAMES = "names"
+_TOKEN = "ray-token"
+_START_SECONDS = 300.0
+_LOOK_SECONDS = 2.0
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+
+@attrs.frozen(kw_only=True)
+class Node:
+    """This node's part in a job."""
+
+    folder: Path
+    """Folder of the launch, or of a task of its array, on a disk of all nodes."""
+
+    rank: int = 0
+    nodes: int = 1
+    start: str = "0"
+    """Mark of this start of the job, which a job that was put back to the queue does not share with the one before."""
+
+    name: str = ""
+    """Name of the node where the scheduler has given it one."""
+
+    ask: Path | None = None
+    """File whose appearance asks the run to save and stop."""
+
+    @classmethod
+    def of(cls, folder: Path, ask: Path | None, environ: Mapping[str, str]) -> Node:
+        """The node as Slurm describes it; the only one where there is no Slurm."""
+        job, again = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_RESTART_COUNT", "0")
+        return cls(
+            folder=folder,
+            ask=ask,
+            rank=int(environ.get("SLURM_PROCID", "0")),
+            nodes=int(environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NTASKS", "1")),
+            start=f"{job}-{again}",
+            name=environ.get("SLURMD_NODENAME", ""),
+        )
+
+    @property
+    def names(self) -> NamesOnDisk:
+        """Names of this start."""
+        return NamesOnDisk(self.folder / _NAMES / self.start)
+
+
+@attrs.frozen(kw_only=True)
+class RayShare:
+    """Resources that a node brings into the Ray cluster of its job."""
+
+    gpus: int = 0
+    slots: int = 0
+    interface: str = ""
+    """Network interface whose address is used; empty for that of the node."""
+
+
+def run_alone(command: Sequence[str], node: Node, environ: Mapping[str, str]) -> int:
+    """Run the command on the first node; the others have nothing to do."""
+    return supervise(command, node.folder, environ, node.ask) if node.rank == 0 else 0
+
+
+def run_on_ray(
+    command: Sequence[str], node: Node, share: RayShare, address_field: str, environ: Mapping[str, str]
+) -> int:
+    """Run the command on a Ray cluster of this job's nodes. Returns its exit code, 0 on other nodes than the first.
+
+    Raises `ProcessError` where Ray does not start, or its head is not there in time.
+    """
+    environ = {**environ, **_ray_variables(_token_of(node))}
+    own = _address(share.interface, node.name)
+    if node.rank == 0:
+        address = f"{own}:{_free_port()}"
+        scratch = _private_folder(Path(tempfile.gettempdir()) / f"skyrl-ray-{node.start}")
+        with _ray(node, own, address, scratch, share, environ) as head:
+            _wait_until_it_listens(address, head)
+            with Published(node.names, HEAD, f"{address} {scratch}"):
+                _wait_for_nodes(address, node.nodes, environ)
+                return supervise([*command, f"{address_field}={address}"], node.folder, environ, node.ask)
+    published = wait_for(node.names, HEAD, _START_SECONDS)
+    address, _, folder = published.partition(" ")
+    scratch = _private_folder(Path(folder))  # Ray takes the path that it has on the head
+    with _ignoring_signals(), _ray(node, own, address, scratch, share, environ) as worker:
+        while node.names.get(HEAD) == published:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(_LOOK_SECONDS)
+                here = node.name or socket.gethostname()
+                raise ProcessError(f"Ray ended on {here} with exit code {worker.returncode}: see {_log(node)}")
+    return 0
+
+
+def _token_of(node: Node) -> Path:
+    """File with the token of this launch, readable by its user alone."""
+    holders = (each / _TOKEN for each in (node.folder, *node.folder.parents))
+    found = next((each for each in holders if each.exists()), None)
+    if found is None:
+        raise ProcessError(f"{node.folder} has no {_TOKEN}: it was not made by skyrl launch slurm")
+    return found
+
+
+def make_token(folder: Path) -> None:
+    """Make the file with the token that every process of Ray brings, unless there is one."""
+    if (folder / _TOKEN).exists():
+        return
+    with os.fdopen(os.open(folder / _TOKEN, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+
+
+def _ray_variables(token: Path) -> dict[str, str]:
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # the placement deals the GPUs
+    }
+
+
+@contextlib.contextmanager
+def _ray(
+    node: Node, own: str, head: str, scratch: Path, share: RayShare, environ: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Ray's processes on this node, which end with the block. `scratch` is removed then."""
+    from skyrl.processes.ray_processes import OBJECT_STORE_BYTES
+
+    port = head.rpartition(":")[2]
+    as_head = ["--head", "--port", port, "--include-dashboard=false", "--temp-dir", str(scratch)]
+    command = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+        *(as_head if node.rank == 0 else ["--address", head]),
+        *("--node-ip-address", own, "--num-cpus", "0", "--num-gpus", str(share.gpus)),
+        *("--resources", f'{{"slot": {share.slots}}}', "--disable-usage-stats"),
+        *("--object-store-memory", str(OBJECT_STORE_BYTES)),
+    ]
+    with _log(node).open("ab") as log:
+        process = subprocess.Popen(command, env=dict(environ), stdout=log, stderr=log, start_new_session=True)
+    try:
+        yield process
+    finally:
+        _end_group(process)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _private_folder(folder: Path) -> Path:
+    """Make it, for this user alone. Its path is short, since paths of sockets have at most 107 bytes."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
+        raise ProcessError(f"{folder}, which Ray would use, is another user's or open to others: remove it")
+    return folder
+
+
+def _log(node: Node) -> Path:
+    """What Ray prints on this node."""
+    return node.folder / f"ray-{node.start}-{node.rank}.txt"
+
+
+def _wait_for_nodes(address: str, nodes: int, environ: Mapping[str, str]) -> None:
+    """Until every node of the job has joined: a run that does not fit on Ray is refused at once."""
+    command = [sys.executable, "-m", "skyrl.processes.ray_nodes", address, str(nodes), str(_START_SECONDS)]
+    done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ProcessError(f"Ray at {address}: {(done.stderr.strip().splitlines() or ['no answer'])[-1]}")
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Ask Ray to end, and end what is left of it."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _wait_until_it_listens(address: str, head: subprocess.Popen[bytes]) -> None:
+    host, _, port = address.rpartition(":")
+    waiting = threading.Event()
+    for _ in range(int(_START_SECONDS / 0.5)):
+        with contextlib.suppress(OSError):
+            socket.create_connection((host, int(port)), 5).close()
+            return
+        if head.poll() is not None:
+            raise ProcessError(f"Ray's head ended with exit code {head.returncode} before it listened on {address}")
+        waiting.wait(0.5)
+    raise ProcessError(f"Ray's head did not listen on {address} within {_START_SECONDS:g} s")
+
+
+@contextlib.contextmanager
+def _ignoring_signals() -> Iterator[None]:
+    """Ray stays on this node while the run on the first one saves; the scheduler's kill ends it at the latest."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _address(interface: str, name: str) -> str:
+    """IPv4 address of this node. Raises `ProcessError` for an interface that has none."""
+    if interface:
+        listed = subprocess.run(
+            ["ip", "-4", "-o", "addr", "show", "dev", interface], capture_output=True, text=True, check=False
+        )
+        words = listed.stdout.split()
+        if "inet" not in words:
+            raise ProcessError(f"The interface {interface} (slurm.network_interface) has no IPv4 address here")
+        return words[words.index("inet") + 1].partition("/")[0]
+    for known in (name, socket.gethostname()):
+        with contextlib.suppress(OSError):
+            found = socket.gethostbyname(known) if known else ""
+            if found and not found.startswith("127."):
+                return found
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel picks the address
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

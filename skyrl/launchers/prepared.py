@@ -1,0 +1,137 @@
+"""A run made ready to be launched: checked here, and kept as a file that nothing changes until it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve
+
+from skyrl.config.cluster import ClusterConfig
+from skyrl.config.kept import kept_text
+from skyrl.config.kinds import kind_of
+from skyrl.config.load import compose
+from skyrl.config.machines import need_of
+from skyrl.errors import UserError, render
+from skyrl.launchers.job import Job, Machines, Target
+from skyrl.launchers.local import local_script
+from skyrl.launchers.ray import RayLauncher
+from skyrl.launchers.sbatch import script_of
+from skyrl.tree import get_at
+
+RUN_FILE = "run.toml"
+_SAVING_SECONDS = 60.0
+"""Seconds by which Slurm's signal may be late."""
+
+
+class Prepared:
+    """A run for one target. Raises `ConfigError` and `UserError` for what cannot run there."""
+
+    def __init__(
+        self,
+        target: Target,
+        files: Sequence[str],
+        overrides: Sequence[str],
+        cluster: ClusterConfig,
+        *,
+        environ: Mapping[str, str],
+        strict: bool = False,
+    ) -> None:
+        self._target, self._cluster = target, cluster
+        composed = compose(files, overrides, strict=strict, environ=environ)
+        written = kind_of(composed.config).path("device")
+        self.is_taken_for_cuda = target != "local" and get_at(composed.written, written) == "auto"
+        if self.is_taken_for_cuda:
+            composed = compose(files, [*overrides, f"{written}=cuda"], strict=strict, environ=environ)
+        self.run: Any = composed.config
+        """Resolved, as far as this machine can tell."""
+        self._warnings = composed.warnings
+        self.text = kept_text(composed.written, composed.origins)
+        """The configuration file of the launch."""
+        self.machines = machines_of(self.run, cluster if target == "slurm" else ClusterConfig())
+        self._refuse_what_cannot_be_saved()
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return str(self._at("run_name"))
+
+    @property
+    def remarks(self) -> Iterator[str]:
+        """Lines to print before the start."""
+        if self._warnings:
+            yield render(self._warnings, "Worth a look")
+        if self.is_taken_for_cuda:
+            yield f"{self._path('device')} = auto: taken as cuda, since the machines of the cluster are not this one."
+        if self._target == "slurm" and not self._resumes():
+            yield "This run does not resume: put back to the queue, it would begin anew, so that it never is."
+
+    def job(self, name: str, folder: Path, after: tuple[str, ...] = ()) -> Job:
+        """The job, whose folder gets the configuration. Raises `UserError`."""
+        try:
+            (folder / RUN_FILE).write_text(self.text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{folder / RUN_FILE} cannot be written: {error.strerror}") from None
+        return self._job(name, folder, after)
+
+    def shown(self, name: str, after: tuple[str, ...], python: str) -> str:
+        """The script that would be run, with a folder that would be made."""
+        job = self._job(name, (Path(self._cluster.folder) / name).absolute(), after)
+        if self._target == "local":
+            return local_script(job, self._cluster, python)
+        if self._target == "ray":
+            return RayLauncher(self._cluster, python).command(job) + "\n"
+        return script_of(job, self.cluster, python)
+
+    @property
+    def cluster(self) -> ClusterConfig:
+        """The cluster; without requeues for a run that does not resume."""
+        if self._resumes():
+            return self._cluster
+        return evolve(self._cluster, slurm=evolve(self._cluster.slurm, max_requeues=0))
+
+    def _job(self, name: str, folder: Path, after: tuple[str, ...]) -> Job:
+        return Job(name=name, folder=folder, cwd=Path.cwd(), machines=self.machines, after=after)
+
+    def _resumes(self) -> bool:
+        """Does the same command resume from the last checkpoint?"""
+        mode = self._at("resume_mode") if hasattr(get_at(self.run, self._table), "resume_mode") else "latest"
+        return mode == "latest"
+
+    def _refuse_what_cannot_be_saved(self) -> None:
+        grace, before = float(self._at("faults.grace_period_seconds")), self._cluster.slurm.signal_before
+        if self._target == "slurm" and before < grace + _SAVING_SECONDS:
+            raise UserError(
+                f"slurm.signal_before = {before:g} s is too short for {self._path('faults.grace_period_seconds')} = "
+                f"{grace:g} s: Slurm's signal may come {_SAVING_SECONDS:g} s late, so set it to "
+                f"{grace + _SAVING_SECONDS:g} or more"
+            )
+
+    @property
+    def _table(self) -> str:
+        return kind_of(self.run).trainer
+
+    def _path(self, field: str) -> str:
+        return kind_of(self.run).path(field)
+
+    def _at(self, field: str) -> Any:
+        return get_at(self.run, self._path(field))
+
+
+def machines_of(run: Any, cluster: ClusterConfig) -> Machines:
+    """Machines for a resolved run: as the cluster's description says, else as few as hold it. Raises `UserError`."""
+    slurm, kind = cluster.slurm, kind_of(run)
+    need = need_of(run, slurm.gpus_per_node)
+    per_node = slurm.gpus_per_node or need.per_node
+    if slurm.nodes is not None and slurm.nodes < need.nodes:
+        raise UserError(
+            f"slurm.nodes = {slurm.nodes}, and this run needs {need.nodes} of {per_node} GPUs or slots each"
+        )
+    return Machines(
+        nodes=slurm.nodes or need.nodes,
+        per_node=per_node,
+        device=get_at(run, kind.path("device")),
+        on_ray=get_at(run, kind.path("placement.executor")) == "ray",
+        address_field=kind.path("placement.ray_address"),
+    )

@@ -1,0 +1,107 @@
+"""A command that runs until it ends, with its state in a file: what every launcher starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE
+from skyrl.launchers.job import write_state
+
+_ENDINGS = {0: "finished", EXIT_REQUEUE: "stopped", EXIT_INTERRUPTED: "stopped"}
+_LOOK_SECONDS = 0.5
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def supervise(command: Sequence[str], folder: Path, environment: Mapping[str, str], ask: Path | None = None) -> int:
+    """Run it to its end and return its exit code; `folder` gets `state.json`.
+
+    With `ask` a scheduler delivers its signals to the command itself, and SIGTERM is sent to it when that file appears.
+    Without, the command has a session of its own, and the first signal to stop is passed on: a second one would end the
+    run before it has saved. SIGQUIT kills it.
+    """
+    facts = {"host": socket.gethostname(), "pid": os.getpid(), "began": time.time()}
+    write_state(folder, state="starting", **facts)
+    receiver = _Receiver(passes_on=ask is None)
+    with receiver.hearing():
+        child = subprocess.Popen(command, env=dict(environment), start_new_session=True)
+        receiver.starts(child.pid)
+        write_state(folder, state="running", **facts)
+        with _watching(ask, receiver):
+            code = child.wait()
+    code = 128 - code if code < 0 else code
+    write_state(folder, state=_ENDINGS.get(code, "failed"), code=code, **facts)
+    return code
+
+
+class _Receiver:
+    """Requests to stop, by signals and by the file; the first one is sent to the command."""
+
+    def __init__(self, *, passes_on: bool) -> None:
+        self._passes_on, self._pid, self._wanted = passes_on, 0, 0
+
+    def starts(self, pid: int) -> None:
+        """The command runs as this process."""
+        self._pid = pid
+        if self._wanted:
+            _send(pid, self._wanted)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Tell it to stop, if nobody has yet."""
+        if not self._wanted:
+            self._wanted = number
+            if self._pid:
+                _send(self._pid, number)
+
+    @contextlib.contextmanager
+    def hearing(self) -> Iterator[None]:
+        """Within it the signals of this process are heard."""
+        before = {number: signal.signal(number, self._heard) for number in (*_STOPPING, signal.SIGQUIT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGQUIT:
+            with contextlib.suppress(ProcessLookupError):
+                if self._pid:
+                    os.killpg(self._pid, signal.SIGKILL)
+        elif self._passes_on:
+            self.stop(number)
+        else:
+            self._wanted = self._wanted or number  # the command has heard it, too
+
+
+@contextlib.contextmanager
+def _watching(ask: Path | None, receiver: _Receiver) -> Iterator[None]:
+    """Within it the appearance of the file tells the command to stop."""
+    ended = threading.Event()
+
+    def watch(file: Path) -> None:
+        while not ended.wait(_LOOK_SECONDS):
+            if file.exists():
+                receiver.stop()
+                return
+
+    thread = threading.Thread(target=watch, args=(ask,), name="skyrl-ask", daemon=True)
+    if ask is not None:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,110 @@
+"""Names of services, by which processes that start elsewhere find each other: AReaL's name resolution.
+
+    with Published(store, "judge", "http://10.0.0.7:8001/score"):     # kept up until the block ends
+        ...
+    wait_for(store, "judge", seconds=60)                            # in another process
+
+A name has a lease. Its owner renews it, and a name that was not renewed in time is gone: whoever asks is never given
+the address of a process that is dead. A name belongs to one owner; a second is refused as long as the first is alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Protocol, Self
+
+from attrs import frozen
+
+from skyrl.errors import ProcessError
+
+LEASE_SECONDS = 30.0
+"""Seconds that a name lives without being renewed."""
+
+_POLL_SECONDS = 0.2
+
+
+@frozen
+class Entry:
+    """A name's value, and the mark of the owner that published it."""
+
+    value: str
+    owner: str
+
+
+class NameStore(Protocol):
+    """Where names are kept. Every method raises `ProcessError` where the store cannot be reached."""
+
+    def add(self, name: str, entry: Entry, seconds: float) -> bool:
+        """Publish a name for so long. False where another owner's name is alive."""
+
+    def renew(self, name: str, entry: Entry, seconds: float) -> bool:
+        """Let it live for so long from now. False where it is another owner's, or gone."""
+
+    def remove(self, name: str, owner: str) -> None:
+        """Withdraw it, if it is this owner's."""
+
+    def find(self, prefix: str) -> Mapping[str, str]:
+        """Every living name that begins so, and its value."""
+
+    def get(self, name: str) -> str | None:
+        """The value of a living name."""
+
+
+class Published:
+    """A name that is renewed in the background until the block ends. Raises `ProcessError` where it is taken.
+
+    `lost` is set when another owner has the name, which happens only if this process could not renew it in time.
+    """
+
+    def __init__(self, store: NameStore, name: str, value: str, seconds: float = LEASE_SECONDS) -> None:
+        self._store, self._name, self._seconds = store, name, seconds
+        self._entry = Entry(value, secrets.token_hex(8))
+        self._ended = threading.Event()
+        self.lost = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name=f"skyrl-name-{name}", daemon=True)
+
+    def __enter__(self) -> Self:
+        if not self._store.add(self._name, self._entry, self._seconds):
+            holder = self._store.get(self._name) or "a process that is ending"
+            raise ProcessError(
+                f"The name {self._name} is taken by {holder}: choose another name, or end that one. The name of a dead "
+                f"process is free {self._seconds:g} s after its death"
+            )
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        with contextlib.suppress(ProcessError):  # it ends with its lease
+            self._store.remove(self._name, self._entry.owner)
+
+    def _renew(self) -> None:
+        """A store that cannot be reached is tried again: it may be restarted, and the name is published anew."""
+        while not self._ended.wait(self._seconds / 3):
+            try:
+                kept = self._store.renew(self._name, self._entry, self._seconds)
+                if not kept and not self._store.add(self._name, self._entry, self._seconds):
+                    self.lost.set()
+                    return
+            except ProcessError:
+                continue
+
+
+def wait_for(store: NameStore, name: str, seconds: float) -> str:
+    """The value of a name, as soon as it is there. Raises `ProcessError` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = store.get(name)
+        if value is not None:
+            return value
+        if time.monotonic() >= deadline:
+            raise ProcessError(f"Nobody has published the name {name} within {seconds:g} s: is that service running?")
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,44 @@
+"""The points of a sweep: what each run sets."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from skyrl.config.sweep import RandomConfig, SweepConfig, draws_of, flat
+
+Point = dict[str, Any]
+"""Dotted path -> value."""
+
+
+def points_of(sweep: SweepConfig, seed_field: str) -> Iterator[Point]:
+    """Every combination, the seeds innermost; later parts win where they set the same path."""
+    listed = [dict(flat(point)) for point in sweep.points] or [{}]
+    drawn = list(_draws(sweep.random)) or [{}]
+    grid = dict(flat(sweep.grid))
+    combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    seeds: list[Point] = [{seed_field: seed} for seed in sweep.seeds] or [{}]
+    for parts in itertools.product(listed, drawn, combined, seeds):
+        yield {path: value for part in parts for path, value in part.items()}
+
+
+def _draws(settings: RandomConfig) -> Iterator[Point]:
+    for number in range(settings.draws):
+        yield {path: _drawn(how, settings.seed, path, number) for path, how in draws_of(settings).items()}
+
+
+def _drawn(how: Mapping[str, Any], seed: int, path: str, number: int) -> Any:
+    """A value that depends on nothing but these four. Numbers keep six digits."""
+    source = random.Random(f"{seed}/{path}/{number}")
+    [(kind, values)] = how.items()
+    if kind == "choice":
+        return source.choice(values)
+    low, high = values
+    if kind == "integer":
+        return source.randint(low, high)
+    if kind == "log_uniform":
+        return float(f"{math.exp(source.uniform(math.log(low), math.log(high))):.6g}")
+    return float(f"{source.uniform(low, high):.6g}")

@@ -1,0 +1,109 @@
+"""The comparison of a sweep's trials."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from attrs import frozen
+
+from skyrl.sweeps.trials import Trial, spelled
+
+
+@frozen(kw_only=True)
+class Result:
+    """Results of the trials that differ in their seeds alone."""
+
+    point: str
+    values: tuple[float, ...]
+    """Best value of the metric in each trial that has one."""
+
+    trials: tuple[int, ...]
+    states: tuple[str, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over seeds; NaN where no trial has a value."""
+        return fmean(self.values) if self.values else math.nan
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over seeds (n - 1); None for fewer than two."""
+        return stdev(self.values) if len(self.values) > 1 else None
+
+
+def results(trials: Sequence[Trial], metric: str, goal: Literal["max", "min"]) -> list[Result]:
+    """The best first; points without a value last."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in trials:
+        point = {path: value for path, value in trial.point.items() if path != trial.seed_field}
+        groups.setdefault(spelled(point), []).append(trial)
+    found = [_result(point, group, metric, goal) for point, group in groups.items()]
+    sign = -1 if goal == "max" else 1
+    return sorted(found, key=lambda each: (not each.values, sign * each.mean if each.values else 0.0))
+
+
+def table(found: Sequence[Result], metric: str) -> str:
+    """Markdown, one row to a point."""
+    rows = [f"| {metric} | over seeds | trials | point |", "|---|---|---|---|"]
+    return "\n".join([*rows, *map(_row, found)])
+
+
+def as_data(found: Sequence[Result]) -> list[dict[str, Any]]:
+    """The same for `results.json`."""
+    return [
+        {
+            "point": each.point,
+            "trials": list(each.trials),
+            "states": list(each.states),
+            "values": list(each.values),
+            "mean": each.mean if each.values else None,
+            "spread": each.spread,
+        }
+        for each in found
+    ]
+
+
+def _result(point: str, group: Sequence[Trial], metric: str, goal: Literal["max", "min"]) -> Result:
+    best = [_best(trial.run_folder / "metrics.jsonl", metric, goal) for trial in group]
+    return Result(
+        point=point,
+        values=tuple(value for value in best if value is not None),
+        trials=tuple(trial.number for trial in group),
+        states=tuple(trial.state for trial in group),
+    )
+
+
+def _best(file: Path, metric: str, goal: Literal["max", "min"]) -> float | None:
+    values = [float(record[metric]) for record in _records(file) if isinstance(record.get(metric), int | float)]
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return None
+    return max(finite) if goal == "max" else min(finite)
+
+
+def _records(file: Path) -> Iterator[dict[str, Any]]:
+    """Whole lines; a run that is going on may be writing the last."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield record
+
+
+def _row(result: Result) -> str:
+    shown = f"{result.mean:.4g}" if result.values else "-"
+    over = f"± {result.spread:.2g} ({len(result.values)})" if result.spread is not None else ""
+    states = sorted({state for state in result.states if state != "finished"})
+    trials = ", ".join(map(str, result.trials)) + (f" ({', '.join(states)})" if states else "")
+    return f"| {shown} | {over} | {trials} | {result.point.replace('|', chr(92) + '|')} |"

@@ -1,0 +1,170 @@
+"""The distinct trainings of a sweep, each with a number and a folder that it keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from skyrl.config.kept import kept_text
+from skyrl.config.kinds import kind_of
+from skyrl.config.load import compose, load
+from skyrl.config.sweep import SweepConfig, flat
+from skyrl.errors import ConfigError, Problem, UserError
+from skyrl.launchers.job import STATE, TASKS
+from skyrl.launchers.prepared import RUN_FILE
+from skyrl.sweeps.points import Point, points_of
+from skyrl.tree import fingerprint, get_at, thaw
+from skyrl.tree.classes import fields_of
+
+_NUMBERS = "trials.json"
+
+
+@frozen(kw_only=True)
+class Trial:
+    """One training of the sweep."""
+
+    number: int
+    point: Point
+    folder: Path
+    """Folder of the trial; its run has the folder `run` inside."""
+
+    run: Any = field(repr=False)
+    """Resolved."""
+
+    text: str = field(repr=False)
+    """Its configuration file."""
+
+    seed_field: str
+
+    @property
+    def run_folder(self) -> Path:
+        """Folder with its metrics."""
+        return self.folder / "run"
+
+    @property
+    def state(self) -> str:
+        """The last report of the trial: finished, failed, stopped, running, starting; new before it began."""
+        try:
+            return str(json.loads((self.folder / STATE).read_text(encoding="utf-8"))["state"])
+        except (OSError, ValueError, KeyError):
+            return "new"
+
+    def write(self) -> None:
+        """Make its folder, with its configuration."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / RUN_FILE).write_text(self.text, encoding="utf-8")
+
+
+@frozen(kw_only=True)
+class Trials:
+    """All trials of a sweep."""
+
+    folder: Path
+    trials: tuple[Trial, ...]
+    twice: tuple[str, ...] = ()
+    """Sentences about points that are the same training as another one."""
+
+    def write(self) -> None:
+        """Store which training has which number, and each one's configuration."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        known = _numbers(self.folder) | {fingerprint_of(trial.run): trial.number for trial in self.trials}
+        (self.folder / _NUMBERS).write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+        for trial in self.trials:
+            trial.write()
+
+
+def folder_of(sweep: SweepConfig) -> Path:
+    """Folder of the sweep."""
+    return Path(sweep.folder or f"sweeps/{sweep.name}").absolute()
+
+
+def trials_of(sweep: SweepConfig, environ: Mapping[str, str], *, device: str | None = None) -> Trials:
+    """Every distinct training, composed and checked; numbers of an earlier start stay. Writes nothing.
+
+    `device` is that of the machines, where the run leaves it open. Raises `ConfigError` with all problems.
+    """
+    folder, problems = folder_of(sweep), list[Problem]()
+    numbers, trials, twice = _numbers(folder), dict[str, Trial](), list[str]()
+    kind = kind_of(load(sweep.run, environ=environ).config)
+    for point in points_of(sweep, kind.path("seed")):
+        try:
+            values = {**dict(flat(sweep.set)), **point}
+            resolved = compose(sweep.run, thaw(values), environ=environ).config
+            mark = fingerprint_of(resolved)
+            if mark in trials:
+                twice.append(f"{spelled(point)} is the same training as {spelled(trials[mark].point)}")
+                continue
+            number = numbers.setdefault(mark, len(numbers))
+            trials[mark] = _trial(sweep, point, number, folder, values, environ, device)
+        except ConfigError as error:
+            problems += [each for each in error.problems if each not in problems]
+    if problems:
+        raise ConfigError(problems, title="This sweep cannot start")
+    return Trials(folder=folder, trials=tuple(trials.values()), twice=tuple(twice))
+
+
+def _trial(
+    sweep: SweepConfig,
+    point: Point,
+    number: int,
+    folder: Path,
+    values: Mapping[str, Any],
+    environ: Mapping[str, str],
+    device: str | None,
+) -> Trial:
+    own = folder / TASKS / str(number)
+    before = load(sweep.run, thaw(dict(values)), environ=environ).config
+    kind = kind_of(before)
+    places = {"run_path": "run", "ckpt_path": "checkpoints", "export_path": "exports"}
+    table = get_at(before, kind.trainer) if kind.trainer else before
+    there = {name: str(own / inside) for name, inside in places.items() if name in fields_of(type(table))}
+    there["run_name"] = f"{sweep.name}-{number}"
+    if device and get_at(before, kind.path("device")) == "auto":
+        there["device"] = device
+    composed = compose(
+        sweep.run, thaw({**values, **{kind.path(name): value for name, value in there.items()}}), environ=environ
+    )
+    return Trial(
+        number=number,
+        point=dict(point),
+        folder=own,
+        run=composed.config,
+        text=kept_text(composed.written, composed.origins),
+        seed_field=kind.path("seed"),
+    )
+
+
+def fingerprint_of(run: Any) -> str:
+    """What tells one training from another; names and folders are no part of it."""
+    return fingerprint(run)
+
+
+def spelled(point: Point) -> str:
+    """`trainer.seed=1 trainer.epochs=2`."""
+    return " ".join(f"{path}={_text(value)}" for path, value in point.items()) or "the run as it is"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(thaw(value))
+
+
+def _numbers(folder: Path) -> dict[str, int]:
+    """Fingerprint -> number of every training that the sweep ever had. Raises `UserError` for a file that is broken."""
+    file = folder / _NUMBERS
+    if not file.exists():
+        return {}
+    try:
+        return {str(mark): int(number) for mark, number in json.loads(file.read_text(encoding="utf-8")).items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        raise UserError(f"{file} cannot be read: it says which training has which number") from None
+
+
+def waiting(trials: Trials, *, retry: bool) -> Iterator[Trial]:
+    """Trials to train now: those that have not finished; failed ones only if `retry`."""
+    for trial in trials.trials:
+        if trial.state != "finished" and (retry or trial.state != "failed"):
+            yield trial

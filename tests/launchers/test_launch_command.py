@@ -1,0 +1,216 @@
+"""`skyrl launch`: what it checks, keeps and starts, and what it says about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from skyrl.cli.main import cli
+from skyrl.config.cluster import ClusterConfig
+from skyrl.config.machines import need_of
+from skyrl.errors import ProcessError, UserError
+from skyrl.launchers.job import Launch, new_folder
+from skyrl.launchers.local import LocalLauncher
+from skyrl.launchers.prepared import Prepared
+from skyrl.launchers.slurm import SlurmLauncher
+from tests.launchers.jobs import cluster, job, options
+from tests.nano_run import as_words, overrides
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def launch(*words: str) -> Result:
+    """`skyrl launch` with these words."""
+    return CliRunner().invoke(cli, ["launch", *words])
+
+
+def prepared(nano: Path, target: Any = "slurm", site: ClusterConfig | None = None, **changes: Any) -> Prepared:
+    words = as_words(overrides(nano, Path("out"), **changes))
+    return Prepared(target, [], words, site or cluster(), environ={"SEED": "7"})
+
+
+def test_a_dry_run_prints_the_script_and_starts_nothing(nano: Path, here: Path) -> None:
+    done = launch("slurm", "--dry-run", "--set", "slurm.partition=gpu", *as_words(overrides(nano, here)))
+    assert done.exit_code == 0, done.output
+    assert "--partition=gpu" in options(done.stdout)
+    assert list(here.iterdir()) == []
+
+
+def test_the_description_of_the_cluster_is_found_in_the_folder(nano: Path, here: Path) -> None:
+    (here / "cluster.toml").write_text('[slurm]\naccount = "lab"\n')
+    done = launch("slurm", "--dry-run", *as_words(overrides(nano, here)))
+    assert "--account=lab" in options(done.stdout)
+
+
+def test_what_cannot_run_is_not_submitted(nano: Path, here: Path) -> None:
+    done = launch("slurm", *as_words(overrides(nano, here)), "trainer.epochs=two")
+    assert "'two' is not a whole number" in str(done.exception)
+    assert not (here / "launches").exists()
+
+
+def test_the_kept_file_gives_the_run_and_derives_nothing(nano: Path, here: Path) -> None:
+    (here / "seed.toml").write_text('trainer.seed = "env:SEED"\n')
+    words = as_words(overrides(nano, here))
+    kept = tomllib.loads(Prepared("local", ["seed.toml"], words, cluster(), environ={"SEED": "7"}).text)
+    assert kept["trainer"]["seed"] == "env:SEED"
+    assert kept["trainer"]["train_batch_size"] == 4
+    assert "log_path" not in kept["trainer"]
+
+
+def test_a_device_that_is_found_out_is_that_of_the_cluster(nano: Path, here: Path) -> None:
+    ready = prepared(nano, trainer__device="auto")
+    assert tomllib.loads(ready.text)["trainer"]["device"] == "cuda"
+    assert any("taken as cuda" in line for line in ready.remarks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "per_node", "wanted"),
+    [
+        ({}, None, (1, 1)),
+        ({"trainer__placement__policy_num_nodes": 2}, 2, (2, 2)),
+        ({"trainer__placement__policy_num_gpus_per_node": 2}, 4, (1, 4)),
+    ],
+)
+def test_a_run_takes_as_few_nodes_as_hold_it(
+    changes: Mapping[str, Any], per_node: int | None, wanted: tuple[int, int], nano: Path, here: Path
+) -> None:
+    on_ray: dict[str, Any] = {
+        "trainer__placement__executor": "ray",
+        "trainer__placement__colocate_all": False,
+        "trainer__micro_train_batch_size_per_gpu": 2,
+        "trainer__micro_forward_batch_size_per_gpu": 2,
+    }
+    need = need_of(prepared(nano, **(on_ray if changes else {}), **changes).run, per_node)
+    assert (need.nodes, need.per_node) == wanted
+
+
+def test_fewer_nodes_than_the_run_needs_are_refused(nano: Path, here: Path) -> None:
+    with pytest.raises(UserError, match=r"slurm.nodes = 1, and this run needs 2"):
+        prepared(
+            nano,
+            site=cluster("slurm.nodes=1", "slurm.gpus_per_node=1"),
+            trainer__placement__executor="ray",
+            trainer__placement__colocate_all=False,
+        )
+
+
+def test_a_signal_too_late_to_save_after_is_refused(nano: Path, here: Path) -> None:
+    with pytest.raises(UserError, match="too short"):
+        prepared(nano, site=cluster("slurm.signal_before=60"))
+
+
+def test_a_run_that_does_not_resume_never_goes_back_to_the_queue(nano: Path, here: Path) -> None:
+    ready = prepared(nano, trainer__resume_mode="none")
+    assert "--no-requeue" in options(ready.shown("mine", (), "python"))
+    assert any("does not resume" in line for line in ready.remarks)
+
+
+def test_folders_of_launches_are_numbered(here: Path) -> None:
+    assert [new_folder(here, "a run/of mine").name for _ in range(3)] == [
+        "a-run-of-mine",
+        "a-run-of-mine-2",
+        "a-run-of-mine-3",
+    ]
+
+
+def test_a_folder_that_is_no_launch_is_said_to_be_none(here: Path) -> None:
+    done = launch("status", "nothing")
+    assert isinstance(done.exception, UserError)
+    assert "is no folder of a launch" in str(done.exception)
+
+
+def test_a_local_launch_runs_in_the_background_to_its_end(here: Path) -> None:
+    python = here / "python"
+    python.write_text('#!/bin/bash\necho "trained with $LEVEL"\n')
+    python.chmod(0o755)
+    launcher = LocalLauncher(cluster("variables.LEVEL=a b"), str(python))
+    started = launcher.start(job(here / "launch"))
+    os.waitpid(int(started.id.partition(":")[0]), 0)
+    assert (here / "launch" / "logs" / "local.log").read_text() == "trained with a b\n"
+    assert launcher.state(Launch.read(here / "launch")) == "failed (its process is gone)"  # it reported nothing
+    assert "has ended already" in launcher.stop(started, now=False)
+
+
+class Slurm:
+    """Answers commands of Slurm as they were written down at a real one."""
+
+    def __init__(self, **answers: str | ProcessError) -> None:
+        self.answers, self.asked = answers, list[tuple[str, ...]]()
+
+    def __call__(self, words: Any) -> str:
+        self.asked.append(tuple(words))
+        answer = self.answers.get(words[0], "")
+        if isinstance(answer, ProcessError):
+            raise answer
+        return answer
+
+
+GONE = ProcessError("squeue: slurm_load_jobs error: Invalid job id specified")
+
+
+@pytest.mark.parametrize(
+    ("slurm", "state"),
+    [
+        (Slurm(squeue="RUNNING|None\n"), "running"),
+        (Slurm(squeue="PENDING|Priority\n"), "waiting (Priority)"),
+        (Slurm(squeue="RUNNING|None\nPENDING|JobArrayTaskLimit\n"), "running, waiting (JobArrayTaskLimit)"),
+        (Slurm(squeue=GONE, scontrol="JobId=3 JobState=TIMEOUT Reason=TimeLimit"), "failed (time limit)"),
+        (Slurm(squeue=GONE, scontrol=GONE), "stopped"),
+    ],
+)
+def test_states_are_those_of_slurm_or_the_last_that_was_reported(slurm: Slurm, state: str, here: Path) -> None:
+    task = job(here / "launch")
+    (task.folder / "state.json").write_text(json.dumps({"state": "stopped"}))
+    of = Launch(target="slurm", name="mine", folder=task.folder, id="3", cwd=str(here))
+    assert SlurmLauncher(cluster(), sys.executable, slurm).state(of) == state
+
+
+@pytest.mark.parametrize(
+    ("queue", "now", "asked"),
+    [
+        ("RUNNING|None", False, ("scancel", "--batch", "--signal=USR1", "3")),
+        ("RUNNING|None", True, ("scancel", "3")),
+        ("PENDING|Priority", False, ("scancel", "3")),
+    ],
+)
+def test_a_job_that_runs_is_asked_to_save_and_one_that_waits_is_cancelled(
+    queue: str, now: bool, asked: tuple[str, ...], here: Path
+) -> None:
+    slurm, task = Slurm(squeue=queue), job(here / "launch")
+    of = Launch(target="slurm", name="mine", folder=task.folder, id="3", cwd=str(here))
+    SlurmLauncher(cluster(), sys.executable, slurm).stop(of, now=now)
+    assert slurm.asked[-1] == asked
+
+
+def test_a_job_may_wait_for_a_launch_by_its_folder(here: Path) -> None:
+    first = SlurmLauncher(cluster(), sys.executable, Slurm(sbatch="41\n")).start(job(here / "first"))
+    second = job(here / "second", after=(str(first.folder),))
+    SlurmLauncher(cluster(), sys.executable, Slurm(sbatch="42\n")).start(second)
+    assert "--dependency=afterok:41" in options((here / "second" / "job.sbatch").read_text())
+
+
+def test_the_token_of_ray_is_for_its_user_alone(here: Path) -> None:
+    SlurmLauncher(cluster(), sys.executable, Slurm(sbatch="41\n")).start(job(here / "launch"))
+    assert (here / "launch" / "ray-token").stat().st_mode & 0o777 == 0o600
+    assert len((here / "launch" / "ray-token").read_text()) == 64
+
+
+def test_without_slurm_the_command_says_where_it_would_be(
+    nano: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    done = launch("slurm", *as_words(overrides(nano, here)))
+    assert isinstance(done.exception, UserError)
+    assert "login node" in str(done.exception)

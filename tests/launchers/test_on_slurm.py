@@ -1,0 +1,140 @@
+"""Runs as jobs of a real Slurm with four nodes on this machine: to the end, through requeues and the loss of a node."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launchers.slurm_cluster import slurm_cluster
+from tests.nano_run import as_words, overrides
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.needs("slurmctld", "slurmd", "munged"),
+    pytest.mark.xdist_group("slurm"),
+]
+
+ROOT = Path(__file__).parents[2]
+WAITS = 120.0
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as conf:
+        os.environ["SLURM_CONF"] = str(conf)
+        yield {**os.environ, "SLURM_CONF": str(conf), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        del os.environ["SLURM_CONF"]
+
+
+class Site:
+    """A folder to launch from."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self._environment = folder, environment
+
+    def run(self, *words: str) -> str:
+        """Output of a command that has to succeed."""
+        done = subprocess.run(words, cwd=self.folder, env=self._environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def launch(self, *words: str) -> str:
+        return self.run(sys.executable, "-m", "skyrl.cli", "launch", *words)
+
+    def steps(self) -> list[int]:
+        """Steps in the run's metrics."""
+        file = self.folder / "run" / "metrics.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [json.loads(line)["step"] for line in lines if line.endswith("}")]
+
+    def wait(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAITS
+        while not holds():
+            assert time.monotonic() < deadline, self.run("scontrol", "show", "job") + self.logs()
+            time.sleep(0.2)
+
+    def logs(self) -> str:
+        return "\n".join(file.read_text() for file in self.folder.glob("launches/*/logs/*.log"))
+
+    def reported(self) -> str:
+        """State that the run itself has written down."""
+        return str(json.loads((self.folder / "launches" / "mine" / "state.json").read_text())["state"])
+
+    def ended(self) -> bool:
+        return any(word in self.launch("status") for word in ("finished", "failed", "stopped"))
+
+    def start_now(self, job: str) -> None:
+        """Slurm lets a job that was put back wait for two minutes."""
+        self.wait(lambda: "PENDING" in self.run("squeue", "-h", "-o", "%T", "-j", job))
+        self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        self.wait(lambda: "RUNNING" in self.run("squeue", "-h", "-o", "%T", "-j", job))
+
+
+@pytest.fixture
+def site(tmp_path: Path, environment: dict[str, str]) -> Site:
+    return Site(tmp_path, environment)
+
+
+def words(nano: Path, folder: Path, **changes: Any) -> list[str]:
+    return as_words(overrides(nano, folder, trainer__run_name="mine", trainer__eval_interval=-1, **changes))
+
+
+def test_a_run_survives_its_signal_a_requeue_and_a_node_that_is_lost(site: Site, nano: Path) -> None:
+    size = {"trainer__epochs": 400, "trainer__max_training_steps": 600, "trainer__ckpt_interval": 20}
+    site.launch("slurm", "--set", "slurm.cpus_per_gpu=2", *words(nano, site.folder, **size))
+    job = site.run("squeue", "-h", "-o", "%i").strip()
+    site.wait(lambda: len(site.steps()) > 12)
+    site.run("scancel", "--batch", "--signal=USR1", job)  # as before the time limit
+    site.wait(lambda: "back to the queue" in site.logs())
+    site.start_now(job)
+    site.wait(lambda: len(site.steps()) > 60)
+    site.run("scontrol", "requeue", job)
+    site.start_now(job)
+    site.wait(lambda: len(site.steps()) > 100)
+    node = site.run("squeue", "-h", "-o", "%N").strip()
+    site.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    site.wait(lambda: site.reported() != "running")  # a simulated node is not gone, and Slurm ends what runs there
+    site.start_now(job)
+    before = len(site.steps())
+    site.wait(lambda: len(site.steps()) > before + 30)
+    site.launch("stop", "mine")
+    site.wait(site.ended)
+    steps = site.steps()
+    assert steps == list(range(len(steps)))  # no step is missing, none was trained twice
+    assert site.run("squeue", "-h").strip() == ""
+
+
+def test_a_run_on_two_nodes_has_a_ray_cluster_of_its_own(site: Site, nano: Path) -> None:
+    on_ray: dict[str, Any] = {
+        "trainer__placement__executor": "ray",
+        "trainer__placement__colocate_all": False,
+        "trainer__placement__policy_num_nodes": 2,
+        "generator__inference_engine__num_engines": 2,
+        "trainer__micro_train_batch_size_per_gpu": 2,
+        "trainer__micro_forward_batch_size_per_gpu": 2,
+    }
+    settings = ("--set", "slurm.cpus_per_gpu=2", "--set", "slurm.gpus_per_node=2")
+    site.launch("slurm", *settings, *words(nano, site.folder, **on_ray))
+    site.wait(site.ended)
+    assert "finished" in site.launch("status"), site.logs()
+    assert site.steps() == [0, 1, 2, 3, 4, 5, 6] or site.steps() == [1, 2, 3, 4, 5, 6]
+    token = (site.folder / "launches" / "mine" / "ray-token").read_text()
+    assert token not in site.logs()
+
+
+def test_a_launch_that_depends_on_a_failed_one_never_starts(site: Site, nano: Path) -> None:
+    broken = words(nano, site.folder, environment__env_class="missing.py:reward")
+    (site.folder / "missing.py").write_text("def reward(completion, ground_truth, **others):\n    return 1.0\n")
+    site.launch("slurm", "--name", "first", "--set", "slurm.cpus_per_gpu=2", *broken)
+    (site.folder / "missing.py").unlink()  # between the check and the start
+    site.launch("slurm", "--name", "second", "--after", "launches/first", *words(nano, site.folder / "second"))
+    site.wait(lambda: site.run("squeue", "-h").strip() == "")
+    assert not (site.folder / "second").exists()

@@ -1,0 +1,76 @@
+"""A launched command: it is asked to stop once, and its state is in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from skyrl.launchers.job import STATE
+from skyrl.launchers.supervised import supervise
+
+WAITS = """
+import signal, sys
+def stop(number, frame):
+    print("asked", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+open(sys.argv[1], "w").close()
+while True:
+    signal.pause()
+"""
+
+
+def state(folder: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((folder / STATE).read_text())
+    return found
+
+
+@pytest.mark.parametrize(("code", "word"), [(0, "finished"), (75, "stopped"), (130, "stopped"), (1, "failed")])
+def test_the_end_of_a_command_is_stored(code: int, word: str, tmp_path: Path) -> None:
+    assert supervise([sys.executable, "-c", f"import sys; sys.exit({code})"], tmp_path, os.environ) == code
+    assert (state(tmp_path)["state"], state(tmp_path)["code"]) == (word, code)
+
+
+def test_a_command_that_is_killed_has_failed(tmp_path: Path) -> None:
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert supervise([sys.executable, "-c", program], tmp_path, os.environ) == 137
+    assert state(tmp_path)["state"] == "failed"
+
+
+def test_a_file_asks_the_command_to_stop(tmp_path: Path) -> None:
+    ready, ask = tmp_path / "ready", tmp_path / "ask"
+    thread = threading.Thread(target=_then_touch, args=(ready, ask))
+    thread.start()
+    assert supervise([sys.executable, "-c", WAITS, str(ready)], tmp_path, os.environ, ask) == 75
+    thread.join()
+    assert state(tmp_path)["state"] == "stopped"
+
+
+def test_signals_of_this_process_are_passed_on(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    thread = threading.Thread(target=_then_signal, args=(ready,))
+    thread.start()
+    assert supervise([sys.executable, "-c", WAITS, str(ready)], tmp_path, os.environ) == 75
+    thread.join()
+
+
+def _then_touch(ready: Path, ask: Path) -> None:
+    _wait(ready)
+    ask.touch()
+
+
+def _then_signal(ready: Path) -> None:
+    _wait(ready)
+    os.kill(os.getpid(), 15)
+    os.kill(os.getpid(), 15)  # a scheduler sends it more than once
+
+
+def _wait(file: Path) -> None:
+    waiting = threading.Event()
+    while not file.exists():
+        waiting.wait(0.02)

@@ -1,0 +1,257 @@
+"""Sweeps: which runs they are, that none is trained twice, and how they compare."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from click.testing import CliRunner, Result
+
+from skyrl.cli.main import cli
+from skyrl.config.sweep import SweepConfig, load_sweep
+from skyrl.errors import ConfigError
+from skyrl.launchers.job import Job, Launch, write_state
+from skyrl.sweeps.points import points_of
+from skyrl.sweeps.results import results, table
+from skyrl.sweeps.running import run_here
+from skyrl.sweeps.trials import Trials, trials_of, waiting
+from tests.nano_run import overrides
+
+LR = "trainer.policy.optimizer_config.lr"
+SEED = "trainer.seed"
+
+
+@pytest.fixture
+def here(nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with `run.toml`, the nano run of one step."""
+    monkeypatch.chdir(tmp_path)
+    values = overrides(nano, tmp_path, trainer__max_training_steps=1, trainer__eval_before_train=False)
+    (tmp_path / "run.toml").write_text("\n".join(f"{path} = {json.dumps(value)}" for path, value in values.items()))
+    return tmp_path
+
+
+def sweep(**tables: Any) -> SweepConfig:
+    return SweepConfig.from_dict_config({"run": ("run.toml",), **tables})
+
+
+def points(**tables: Any) -> list[dict[str, Any]]:
+    return list(points_of(sweep(**tables), SEED))
+
+
+def trials(**tables: Any) -> Trials:
+    return trials_of(sweep(**tables), {})
+
+
+def write(here: Path, **tables: Any) -> None:
+    (here / "sweep.toml").write_text(tomli_w.dumps({"name": "s", "run": ["run.toml"], **tables}))
+
+
+def command(*words: str) -> Result:
+    """`skyrl sweep sweep.toml` with these words."""
+    return CliRunner().invoke(cli, ["sweep", "sweep.toml", *words])
+
+
+def test_a_grid_is_every_combination() -> None:
+    assert points(grid={"a": (1, 2), "b": ("x", "y")}) == [
+        {"a": 1, "b": "x"},
+        {"a": 1, "b": "y"},
+        {"a": 2, "b": "x"},
+        {"a": 2, "b": "y"},
+    ]
+
+
+def test_points_of_a_list_belong_together_and_each_is_run_with_every_seed() -> None:
+    assert points(points=({"a": 1, "b": 2}, {"a": 3, "b": 4}), seeds=(7, 8)) == [
+        {"a": 1, "b": 2, SEED: 7},
+        {"a": 1, "b": 2, SEED: 8},
+        {"a": 3, "b": 4, SEED: 7},
+        {"a": 3, "b": 4, SEED: 8},
+    ]
+
+
+def test_paths_may_be_written_as_tables(tmp_path: Path) -> None:
+    (tmp_path / "sweep.toml").write_text('run = ["run.toml"]\n[grid]\ntrainer.epochs = [1, 2]\n"trainer.seed" = [3]\n')
+    read = load_sweep(str(tmp_path / "sweep.toml"))
+    assert list(points_of(read, SEED)) == [{"trainer.epochs": 1, SEED: 3}, {"trainer.epochs": 2, SEED: 3}]
+
+
+def drawn(draws: int, **values: Any) -> list[dict[str, Any]]:
+    return points(random={"draws": draws, "values": values})
+
+
+def test_draws_stay_when_there_are_more_of_them_or_of_other_paths() -> None:
+    lr = {"log_uniform": (1e-6, 1e-4)}
+    three = drawn(3, lr=lr)
+    assert drawn(5, lr=lr)[:3] == three
+    assert [point["lr"] for point in drawn(3, lr=lr, other={"uniform": (0, 1)})] == [point["lr"] for point in three]
+    assert len({point["lr"] for point in three}) == 3
+
+
+def test_draws_lie_within_their_bounds() -> None:
+    found = drawn(
+        50,
+        a={"uniform": (2, 3)},
+        b={"log_uniform": (1e-6, 1e-4)},
+        c={"integer": (1, 3)},
+        d={"choice": ("x", "y")},
+    )
+    assert all(2 <= point["a"] <= 3 and 1e-6 <= point["b"] <= 1e-4 for point in found)
+    assert {point["c"] for point in found} == {1, 2, 3}
+    assert {point["d"] for point in found} == {"x", "y"}
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"run": ()}, "no file of a run"),
+        ({"grid": {"trainer.seed": 1}}, "is no list of values"),
+        ({"grid": {"trainer.seed": ()}}, "is no list of values"),
+        ({"random": {"draws": 2}}, "2 draws of 0 values"),
+        ({"random": {"draws": 1, "values": {"a": {"normal": (0, 1)}}}}, "is none of: uniform"),
+        ({"random": {"draws": 1, "values": {"a": {"uniform": (3, 1)}}}}, r"needs \[low, high\]"),
+        ({"random": {"draws": 1, "values": {"a": {"log_uniform": (0, 1)}}}}, "positive bounds"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused(tables: Mapping[str, Any], said: str, tmp_path: Path) -> None:
+    write(tmp_path, **tables)
+    with pytest.raises(ConfigError, match=said):
+        load_sweep(str(tmp_path / "sweep.toml"))
+
+
+def test_every_point_is_checked_before_anything_starts(here: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        trials(grid={LR: (1e-3, "fast"), "trainer.epoch": (1,)})
+    assert {problem.path for problem in refused.value.problems} == {LR, "trainer.epoch"}
+    assert not (here / "sweeps").exists()
+
+
+def test_points_that_are_one_training_are_one_trial(here: Path) -> None:
+    found = trials(grid={LR: (1e-3, 0.001, 2e-3)})
+    assert [trial.point[LR] for trial in found.trials] == [1e-3, 2e-3]
+    assert found.twice == (f"{LR}=0.001 is the same training as {LR}=0.001",)
+
+
+def test_a_trial_keeps_its_number_when_the_sweep_grows(here: Path) -> None:
+    trials(grid={LR: (1e-3, 2e-3)}).write()
+    again = trials(grid={LR: (5e-4, 2e-3, 1e-3)})
+    assert {trial.point[LR]: trial.number for trial in again.trials} == {1e-3: 0, 2e-3: 1, 5e-4: 2}
+
+
+def test_trials_have_folders_of_their_own(here: Path) -> None:
+    found = trials(grid={LR: (1e-3, 2e-3)}).trials
+    folders = {trial.run.trainer.run_path for trial in found}
+    assert folders == {str(here / "sweeps" / "sweep" / "tasks" / str(number) / "run") for number in (0, 1)}
+    assert (
+        len({trial.run.trainer.ckpt_path for trial in found} | {trial.run.trainer.export_path for trial in found}) == 4
+    )
+
+
+def test_a_finished_trial_is_not_trained_again_and_a_failed_one_if_asked(here: Path) -> None:
+    found = trials(grid={LR: (1e-3, 2e-3, 3e-3)})
+    found.write()
+    for trial, state in zip(found.trials, ("finished", "failed", "stopped"), strict=True):
+        write_state(trial.folder, state=state)
+    assert [trial.number for trial in waiting(found, retry=False)] == [2]
+    assert [trial.number for trial in waiting(found, retry=True)] == [1, 2]
+
+
+class Launcher:
+    """Starts nothing: a launch ends when it has been looked at twice."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, int] = {}
+        self.most, self.started, self.stopped = 0, list[str](), list[str]()
+
+    def start(self, job: Job) -> Launch:
+        self.started.append(job.folder.name)
+        self.running[job.folder.name] = 2
+        self.most = max(self.most, len(self.running))
+        return Launch(target="local", name=job.name, folder=job.folder, id=job.folder.name, cwd="")
+
+    def state(self, launch: Launch) -> str:
+        self.running[launch.id] -= 1
+        if self.running[launch.id] > 0:
+            return "running"
+        del self.running[launch.id]
+        return "finished"
+
+    def stop(self, launch: Launch, *, now: bool) -> str:
+        self.stopped.append(launch.id)
+        return ""
+
+
+def test_no_more_runs_are_started_than_may_run_at_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyrl.sweeps.running._LOOK_SECONDS", 0.0)
+    launcher, found = Launcher(), trials(seeds=(1, 2, 3, 4, 5))
+    found.write()
+    run_here(launcher, found.trials, 2, lambda line: None)
+    assert launcher.started == ["0", "1", "2", "3", "4"]
+    assert launcher.most == 2
+
+
+def test_an_interrupted_sweep_lets_its_runs_save(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyrl.sweeps.running._LOOK_SECONDS", 0.0)
+    launcher, found = Launcher(), trials(seeds=(1, 2, 3))
+    found.write()
+
+    def say(line: str) -> None:
+        if line.startswith("trial 1 started"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_here(launcher, found.trials, 2, say)
+    assert launcher.stopped == ["0", "1"]
+    assert launcher.running == {}
+
+
+def test_results_are_means_over_seeds_the_best_first(here: Path) -> None:
+    found = trials(grid={LR: (1e-3, 2e-3)}, seeds=(1, 2))
+    for trial, score in zip(found.trials, (0.2, 0.4, 0.5, 0.9), strict=True):
+        trial.run_folder.mkdir(parents=True)
+        lines = [{"step": 1, "eval/all/avg_score": score}, {"step": 2, "eval/all/avg_score": score / 2}]
+        (trial.run_folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_state(trial.folder, state="finished")
+    best, other = results(found.trials, "eval/all/avg_score", "max")
+    assert (best.point, best.values, best.mean) == (f"{LR}=0.002", (0.5, 0.9), 0.7)
+    assert other.mean == pytest.approx(0.3)
+    assert best.spread == pytest.approx(0.2828, abs=1e-4)
+    assert f"| 0.7 | ± 0.28 (2) | 2, 3 | {LR}=0.002 |" in table([best, other], "eval/all/avg_score")
+
+
+def test_a_point_without_a_value_comes_last(here: Path) -> None:
+    found = trials(grid={LR: (1e-3, 2e-3)}).trials
+    found[1].run_folder.mkdir(parents=True)
+    (found[1].run_folder / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "los')
+    assert [each.trials for each in results(found, "loss", "min")] == [(1,), (0,)]
+
+
+def test_a_dry_run_lists_the_runs_and_starts_none(here: Path) -> None:
+    write(here, grid={LR: [1e-3, 2e-3]})
+    done = command("--dry-run")
+    assert done.exit_code == 0, done.output
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["0", "new", f"{LR}=0.001"],
+        ["1", "new", f"{LR}=0.002"],
+    ]
+    assert not (here / "sweeps").exists()
+
+
+@pytest.mark.long
+def test_a_sweep_is_trained_resumed_and_compared(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    write(here, grid={LR: [1e-3, 2e-3]}, metric="reward/avg_raw_reward", at_once=2)
+    done = command()
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("finished") == 2
+    first = {file: file.stat().st_mtime_ns for file in here.glob("sweeps/s/tasks/*/run/metrics.jsonl")}
+    assert len(first) == 2
+    write(here, grid={LR: [1e-3, 2e-3, 3e-3]}, metric="reward/avg_raw_reward", at_once=2)
+    again = command()
+    assert "trial 2 started" in again.stdout and "trial 0" not in again.stdout
+    assert {file: file.stat().st_mtime_ns for file in first} == first
+    assert len(json.loads((here / "sweeps" / "s" / "results.json").read_text())) == 3
+    assert (here / "sweeps" / "s" / "report.html").exists()
