@@ -106,6 +106,7 @@ def _model(run: SkyRLTrainConfig, model: Any) -> dict[str, Any]:
     import attrs
 
     from skyrl.config.sizes import (
+        context_parallel,
         data_parallel_of,
         grid_of,
         model_parallel,
@@ -122,6 +123,7 @@ def _model(run: SkyRLTrainConfig, model: Any) -> dict[str, Any]:
         "data_parallel": data_parallel_of(run, model),
         "model_parallel": model_parallel(run, model),
         "sequence_parallel": sequence_parallel(run, model),
+        "context_parallel": context_parallel(run, model),
         "tensor_parallel": tensor_parallel(run, model),
         **attrs.asdict(work),
         "gradient_accumulation": work.micro_batches,

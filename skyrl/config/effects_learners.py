@@ -53,6 +53,7 @@ LEARNER_EFFECTS: tuple[Effect, ...] = (
         effect_where(CRITIC.at(name), _CRITIC)
         for name in (
             "sequence_parallel_size",
+            "context_parallel_size",
             "tensor_parallel_size",
             "model_config_kwargs",
             "use_dropout",

@@ -181,6 +181,11 @@ class PolicyConfig(BaseConfig):
     and in attention some of the heads. Divides the number of ranks and of attention heads. 1: every rank computes whole
     rows of its own. Under Megatron: `context_parallel_size` instead."""
 
+    context_parallel_size: int = field(default=1, validator=positive)
+    """Ranks that share sequences, each of which attends from its own tokens to gathered keys and values: for sequences
+    longer than a GPU holds, and models with fewer heads than `sequence_parallel_size` needs. Divides the number of
+    ranks. 1: none. Under Megatron: `megatron_config.context_parallel_size` instead."""
+
     tensor_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that hold a part of every large matrix each and compute on the same rows (arXiv:1909.08053).
     Divides the number of ranks, of attention heads, and of key and value heads; needs a plan of transformers for the
@@ -223,6 +228,9 @@ class CriticConfig(BaseConfig):
     sequence_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that share sequences, as of the policy. 1: none."""
 
+    context_parallel_size: int = field(default=1, validator=positive)
+    """Ranks that share sequences and gather keys and values, as of the policy. 1: none."""
+
     tensor_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that hold a part of every large matrix each, as of the policy. 1: matrices are whole."""
 
@@ -243,6 +251,9 @@ class RefConfig(BaseConfig):
 
     sequence_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that share sequences, as of the policy. 1: none."""
+
+    context_parallel_size: int = field(default=1, validator=positive)
+    """Ranks that share sequences and gather keys and values, as of the policy. 1: none."""
 
     tensor_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that hold a part of every large matrix each, as of the policy. 1: matrices are whole."""

@@ -87,13 +87,13 @@ def grid_of(run: SkyRLTrainConfig, model: Model) -> Grid:
 
 def model_parallel(run: SkyRLTrainConfig, model: Model) -> int:
     """Ranks of the model that compute on the same rows: under Megatron tensor x pipeline x context, else those that
-    share sequences or cut matrices among them.
+    share sequences, keys or matrices.
     """
     if run.trainer.strategy == "megatron" and model != "critic":
         megatron = getattr(run.trainer, model).megatron_config
         tensor, pipeline = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
         return int(tensor * pipeline * megatron.context_parallel_size)
-    return sequence_parallel(run, model) * tensor_parallel(run, model)
+    return sequence_parallel(run, model) * context_parallel(run, model) * tensor_parallel(run, model)
 
 
 def sequence_parallel(run: SkyRLTrainConfig, model: Model) -> int:
@@ -101,6 +101,13 @@ def sequence_parallel(run: SkyRLTrainConfig, model: Model) -> int:
     if run.trainer.strategy == "megatron" and model != "critic":
         return 1
     return int(getattr(run.trainer, model).sequence_parallel_size)
+
+
+def context_parallel(run: SkyRLTrainConfig, model: Model) -> int:
+    """Ranks of the model that gather keys and values for their tokens; under Megatron those of its own size."""
+    if run.trainer.strategy == "megatron" and model != "critic":
+        return 1
+    return int(getattr(run.trainer, model).context_parallel_size)
 
 
 def tensor_parallel(run: SkyRLTrainConfig, model: Model) -> int:

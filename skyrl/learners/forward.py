@@ -18,7 +18,7 @@ from skyrl.learners.row_layouts import MicroBatch, RowLayout, packed, padded
 from skyrl.learners.sequence_parallel import own_stretch
 from skyrl.models.output_head import has_plain_head, in_place_of_the_head
 from skyrl.models.segment_attention import takes_lengths, takes_segments
-from skyrl.models.ulysses import SequenceGroup
+from skyrl.models.shared_rows import RowSharing
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -54,8 +54,8 @@ class ForwardOptions:
     plain_head: bool
     """Whether the model's logits are the product of hidden states and a matrix."""
 
-    sequence_group: SequenceGroup | None = None
-    """The ranks that each compute a stretch of a packed row. None: a rank computes whole rows."""
+    row_sharing: RowSharing | None = None
+    """The ranks that each compute a part of a packed row. None: a rank computes whole rows."""
 
     def layout(self, batch: TrainingBatch) -> RowLayout:
         """How the rows go through the model."""
@@ -64,7 +64,7 @@ class ForwardOptions:
         row = packed(
             batch, segmented=self.segmented, lengths_given=self.lengths_given, share_prompts=self.share_prompts
         )
-        return row if self.sequence_group is None else own_stretch(row, self.sequence_group)
+        return row if self.row_sharing is None else own_stretch(row, self.row_sharing)
 
     def prepare(self, batch: TrainingBatch) -> MicroBatch:
         """The rows with the way that they go through the model; `batch` is on the host."""
@@ -147,10 +147,10 @@ def probe_forward(
     share_prompts: bool,
     device: torch.device,
     packing_field: str = "trainer.use_sample_packing",
-    sequence_group: SequenceGroup | None = None,
+    row_sharing: RowSharing | None = None,
 ) -> ForwardOptions:
     """See for a few tokens that the model looks back only, and that packed rows do not see each other, also where the
-    ranks of `sequence_group` compute a stretch each; and how it may be read.
+    ranks of `row_sharing` compute a part each; and how it may be read.
 
     Neither is announced by a model, and both fail silently. Raises `ModelError`, which names `packing_field`.
     """
@@ -165,7 +165,7 @@ def probe_forward(
         lengths_given=pack and takes_lengths(model),
         share_prompts=False,
         plain_head=False,
-        sequence_group=sequence_group,
+        row_sharing=row_sharing,
     )
     if not pack:
         return attrs.evolve(options, plain_head=has_plain_head(model, device))

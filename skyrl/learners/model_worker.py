@@ -79,10 +79,9 @@ class ModelWorker:
                 ranks.join(self.device)
                 failed.callback(ranks.leave)
             self.strategy = strategy.start(source, section, context)
-            sharing, cutting = section.sequence_parallel_size, section.tensor_parallel_size
-            if sharing > 1:
-                field = joined(config_path, "sequence_parallel_size")
-                refuse_unshareable(self.model, sharing, ranks.size, field, tensor=cutting)
+            sizes = {name: getattr(section, f"{name}_parallel_size") for name in ("sequence", "context", "tensor")}
+            if sizes["sequence"] * sizes["context"] > 1:
+                refuse_unshareable(self.model, ranks.size, config_path, **sizes)
             self._options = self.strategy.probe(
                 partial(
                     probe_forward,
@@ -90,7 +89,7 @@ class ModelWorker:
                     share_prompts=trainer.share_group_prompts,
                     device=self.device,
                     packing_field=trainer_field(table, "use_sample_packing"),
-                    sequence_group=ranks.sequence_group(sharing, tensor=cutting),
+                    row_sharing=ranks.row_sharing(**sizes),
                 )
             )
             failed.pop_all()

@@ -13,10 +13,13 @@ from typing import Self
 import torch
 import torch.distributed as dist
 from attrs import frozen
+from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch exports them
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from skyrl.errors import ProcessError
+from skyrl.models.context_parallel import ContextGroup
+from skyrl.models.shared_rows import RowSharing
 from skyrl.models.ulysses import SequenceGroup
 from skyrl.planning.replicas import Replicas
 
@@ -82,19 +85,34 @@ class Ranks:
         kept = {name: size for name, size in sizes.items() if name == SHARD or size > 1}
         return init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
 
-    def sequence_group(self, size: int, *, tensor: int = 1) -> SequenceGroup | None:
-        """The `size` ranks among which this one shares sequences; None for 1. Collective.
+    def row_sharing(self, *, sequence: int = 1, context: int = 1, tensor: int = 1) -> RowSharing | None:
+        """The `context` x `sequence` ranks among which this one shares packed rows; None for one. Collective.
 
-        They are consecutive, or where `tensor` ranks have parts of the same matrices, every `tensor`-th. Raises
-        ValueError if the sizes do not divide the number of ranks.
+        Of consecutive ranks, `tensor` have parts of the same matrices; of such groups, `sequence` exchange tokens for
+        heads; of such groups, `context` gather keys and values. Raises ValueError if the sizes do not divide the number
+        of ranks.
         """
-        if size == 1:
+        together = sequence * context
+        if together == 1:
             return None
-        replicas = self._divided(size * tensor, "sequence_parallel_size")
-        ranks = torch.arange(self.size).view(replicas, size, tensor)
-        groups = ranks.transpose(1, 2).flatten(0, 1).tolist()
-        group, _ = dist.new_subgroups_by_enumeration(groups, timeout=timedelta(seconds=self.timeout))
-        return SequenceGroup(group)
+        replicas = self._divided(together * tensor, "sequence x context x tensor parallel size")
+        ranks = torch.arange(self.size).view(replicas, context, sequence, tensor)
+        everyone = SequenceGroup(self._group(ranks.flatten(1, 2).transpose(1, 2).reshape(-1, together)))
+        heads = everyone if context == 1 else None
+        if 1 not in (sequence, context):
+            heads = SequenceGroup(self._group(ranks.transpose(2, 3).reshape(-1, sequence)))
+        keys = None
+        if context > 1:
+            keys = ContextGroup(
+                everyone.group if sequence == 1 else self._group(ranks.movedim(1, 3).reshape(-1, context))
+            )
+        return RowSharing(everyone=everyone, sequence=heads, context=keys)
+
+    def _group(self, groups: Tensor) -> dist.ProcessGroup:
+        """The one of the groups, rows of ranks, that this rank is in."""
+        made = dist.new_subgroups_by_enumeration(groups.tolist(), timeout=timedelta(seconds=self.timeout))
+        group: dist.ProcessGroup = made[0]
+        return group
 
     def _divided(self, by: int, name: str) -> int:
         count, rest = divmod(self.size, by)

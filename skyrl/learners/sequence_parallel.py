@@ -1,4 +1,4 @@
-"""The stretch of a packed row that one of the ranks that share sequences computes."""
+"""The part of a packed row that one of the ranks that share it computes."""
 
 from __future__ import annotations
 
@@ -13,50 +13,55 @@ from skyrl.learners.row_layouts import RowLayout
 from skyrl.learners.stretches import Stretch
 from skyrl.models.segment_attention import Segments, takes_segments
 from skyrl.models.segments import Segment
-from skyrl.models.ulysses import SequenceGroup
+from skyrl.models.shared_rows import RowSharing
 from skyrl.planning.batches import uneven_heads
+from skyrl.tree import joined
 
 
-def own_stretch(row: RowLayout, group: SequenceGroup) -> RowLayout:
+def own_stretch(row: RowLayout, sharing: RowSharing) -> RowLayout:
     """The part of a packed row, laid out with segments, that this rank computes.
 
-    The row is cut into equal stretches. Padding behind its end, fewer tokens than ranks, is a segment of its own.
+    All ranks have as many tokens. Padding behind the row's end is a segment of its own.
     """
     tokens = row.inputs["input_ids"].shape[1]
-    length = -(-tokens // group.size)
-    first, padding = length * group.rank, length * group.size - tokens
-    ids, positions = (
-        pad(row.inputs[name], (0, padding))[:, first : first + length] for name in ("input_ids", "position_ids")
-    )
+    everyone, order = sharing.everyone, sharing.order(tokens)
+    length, padding = len(order) // everyone.size, len(order) - tokens
+    first = length * everyone.rank
+    columns = order[first : first + length]
+    ids, positions = (pad(row.inputs[name], (0, padding))[:, columns] for name in ("input_ids", "position_ids"))
     segments: Segments = row.inputs["segments"]
     if padding:
         segments = attrs.evolve(segments, each=(*segments.each, Segment(tokens, padding)))
-    predicting = row.inputs["logits_to_keep"][row.chosen]  # (N,): columns of the whole row
-    stretch = Stretch.of(predicting // length, group)
+    predicting = order.argsort()[row.inputs["logits_to_keep"][row.chosen]]  # (N,): places in the order of all ranks
+    stretch = Stretch.of(predicting // length, everyone)
     keep, chosen = (predicting[stretch.own] - first).unique(return_inverse=True)
     inputs: dict[str, Any] = {
         "input_ids": ids,
         "position_ids": positions,
         "logits_to_keep": keep,
         "segments": segments,
-        "sequence_group": group,
+        "row_sharing": sharing,
     }
     return RowLayout(inputs=inputs, chosen=chosen, stretch=stretch)
 
 
-def refuse_unshareable(model: nn.Module, sharing: int, ranks: int, field: str, *, tensor: int = 1) -> None:
-    """Raises `ModelError`, which names `field`, if no `sharing` of the `ranks` can share a row of this transformers
-    model, each of whose heads `tensor` ranks have among them.
+def refuse_unshareable(
+    model: nn.Module, ranks: int, config_path: str, *, sequence: int, context: int, tensor: int
+) -> None:
+    """Raises `ModelError` if `sequence` x `context` of the `ranks` cannot share a row of this transformers model, each
+    of whose heads `tensor` ranks have among them. It names a field below `config_path`.
     """
     transformer: Any = model
+    field = joined(config_path, f"{'sequence' if sequence > 1 else 'context'}_parallel_size")
     if not takes_segments(model):
         raise ModelError(
             "ranks can share a sequence where attention is sdpa and every layer of the model sees the whole sequence, "
             f"without windows or chunks: set {field} = 1"
         )
     heads = transformer.config.get_text_config().num_attention_heads // tensor
-    if uneven := uneven_heads(heads, sharing, ranks // tensor):
+    if uneven := uneven_heads(heads, sequence, ranks // tensor):
         sizes = " or ".join(map(str, uneven.nearest))
         raise ModelError(
-            f"{sharing} ranks cannot share the model's {uneven.whole} attention heads: set {field} = {sizes}"
+            f"{sequence} ranks cannot share the model's {uneven.whole} attention heads: set {field} = {sizes}, or "
+            f"{joined(config_path, 'context_parallel_size')} = {sequence}, which needs no heads"
         )

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from skyrl.models.segments import Segment
-from skyrl.models.ulysses import SequenceGroup
+from skyrl.models.shared_rows import RowSharing
 from skyrl.models.varlen_attention import LARGEST_HEAD, Sequences, has_varlen_kernels, varlen_attention
 
 SEGMENTS = "skyrl_segments"
@@ -153,7 +153,7 @@ def segment_attention(
     attention_mask: Tensor | None,
     *,
     segments: Segments | None = None,
-    sequence_group: SequenceGroup | None = None,
+    row_sharing: RowSharing | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: Any,
@@ -161,19 +161,24 @@ def segment_attention(
     """Causal attention inside each of `segments`, which together cover the row; without them, plain causal attention.
     A share `dropout` of the attention weights is dropped.
 
-    Shapes: query (1, heads, T, D), key and value (1, kv_heads, T, D) -> (1, T, heads, D). With a `sequence_group`,
-    which needs segments, T counts the tokens of this rank's stretch of the row, and the segments cover all stretches.
+    Shapes: query (1, heads, T, D), key and value (1, kv_heads, T, D) -> (1, T, heads, D). With `row_sharing`, which
+    needs segments, T counts the tokens of this rank, and the segments cover the row of all ranks.
     """
     if segments is None:
         result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return result
-    if sequence_group is not None:
-        query, key, value = sequence_group.whole_rows(query, key, value)
-    kernel = next(each for each in KERNELS if each.suits(segments, query) and (each.drops or not dropout))
-    mixed = kernel.attend(segments, query, key, value, Weighing(scaling, dropout))
-    return mixed if sequence_group is None else sequence_group.own_stretch(mixed), None
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        kernel = next(each for each in KERNELS if each.suits(segments, query) and (each.drops or not dropout))
+        return kernel.attend(segments, query, key, value, Weighing(scaling, dropout))
+
+    if row_sharing is None:
+        return attend(query, key, value), None
+    assert row_sharing.context is None or not dropout, "a check refuses both"
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return row_sharing.attend(query, key, value, segments, scale, attend), None
 
 
 @attrs.frozen

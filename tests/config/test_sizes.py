@@ -24,7 +24,7 @@ MEGATRON = {
         ({}, "policy", (0, 1, 2, 3, 4, 5, 6, 7)),
         ({"trainer.ref.sequence_parallel_size": 4}, "ref", (0, 0, 0, 0, 1, 1, 1, 1)),
         (
-            {"trainer.policy.sequence_parallel_size": 2, "trainer.policy.tensor_parallel_size": 2},
+            {"trainer.policy.context_parallel_size": 2, "trainer.policy.tensor_parallel_size": 2},
             "policy",
             (0, 0, 0, 0, 1, 1, 1, 1),
         ),

@@ -59,10 +59,10 @@ class Unmet(Ranks):
     def leave(self) -> None:
         """Does nothing."""
 
-    def sequence_group(self, size: int, *, tensor: int = 1) -> None:
+    def row_sharing(self, *, sequence: int = 1, context: int = 1, tensor: int = 1) -> None:
         """Raises `Reached` where a group of several is wanted."""
-        if size > 1:
-            raise Reached(size)
+        if sequence * context > 1:
+            raise Reached((sequence, context))
 
     def mesh(self, device: torch.device, *, shard_size: int = -1, tensor: int = 1) -> Any:
         """The size of a copy of the weights. Raises `Reached` where ranks are to cut matrices."""

@@ -347,6 +347,7 @@ PROBES: tuple[Probe, ...] = (
         for place in (POLICY_PLACE, CRITIC_PLACE, REFERENCE_PLACE)
         for probe in (
             place.probe("sequence_parallel_size", 2, place.sights.shared(), place.several),
+            place.probe("context_parallel_size", 2, place.sights.shared(), place.several),
             place.probe("tensor_parallel_size", 2, place.sights.cut(), place.several),
         )
     ),

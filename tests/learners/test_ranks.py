@@ -61,5 +61,5 @@ def test_hybrid_sharding_needs_groups_of_equal_size() -> None:
 def test_ranks_that_share_a_model_divide_all_ranks() -> None:
     with pytest.raises(ValueError, match="tensor_parallel_size = 2 does not divide 1 ranks"):
         Ranks().mesh(CPU, tensor=2)
-    with pytest.raises(ValueError, match="sequence_parallel_size = 4 does not divide 2 ranks"):
-        Ranks(size=2).sequence_group(2, tensor=2)
+    with pytest.raises(ValueError, match="sequence x context x tensor parallel size = 8 does not divide 4"):
+        Ranks(size=4).row_sharing(sequence=2, context=2, tensor=2)

@@ -25,7 +25,8 @@ from tests.inference.nano import nano_model
 from tests.learners.pool import Pool
 from tests.learners.rows import batch
 from tests.learners.test_policy_worker import grouped
-from tests.learners.test_strategies import SHARING, assert_same_numbers, assert_same_weights, changed, copies
+from tests.learners.test_strategies import CONTEXT, SHARING, assert_same_numbers, assert_same_weights, changed, copies
+from tests.long_cases import long_except
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -43,13 +44,16 @@ def at_the_end_alone() -> TrainingBatch:
     return evolve(row, loss_mask=row.loss_mask & (torch.arange(row.input_ids.shape[1]) == 4))
 
 
+@pytest.mark.parametrize("sharing", [SHARING, CONTEXT])
 async def test_shared_prompts_uneven_lengths_and_ranks_without_a_token_change_nothing(
-    pool: Pool, small: TrainerConfig
+    sharing: str, pool: Pool, small: TrainerConfig
 ) -> None:
-    trainer = changed(small, {"micro_train_batch_size_per_gpu": 6, "micro_forward_batch_size_per_gpu": 6})
+    sizes = {"micro_train_batch_size_per_gpu": 6, "micro_forward_batch_size_per_gpu": 6}
+    calm = {"policy.optimizer_config.adam_eps": 1e-6}  # a gradient that is rounding alone makes no whole step
+    trainer = changed(small, sizes | calm)
     objective = policy_objective(trainer.algorithm)
     one = PolicyWorker(trainer, objective)
-    group = pool.start(partial(PolicyWorker, evolve_at(trainer, SHARING, 2), objective), 2, TOGETHER)
+    group = pool.start(partial(PolicyWorker, evolve_at(trainer, sharing, 2), objective), 2, TOGETHER)
     two = LearnerGroup[PolicyWorker](group, objective, replicas=TOGETHER)
     for rows in (compared(grouped()), compared(at_the_end_alone())):  # 35 tokens, and 5
         torch.testing.assert_close(await two.score(rows), await one.score(rows), atol=1e-5, rtol=1e-5)
@@ -57,12 +61,13 @@ async def test_shared_prompts_uneven_lengths_and_ranks_without_a_token_change_no
     assert_same_weights(copies(one.weights()), await two.stream(copies))
 
 
-async def test_a_critic_shares_sequences_as_its_own_size_says(pool: Pool, small: TrainerConfig) -> None:
+@pytest.mark.parametrize("size", long_except(["sequence", "context"], "context"))
+async def test_a_critic_shares_sequences_as_its_own_size_says(size: str, pool: Pool, small: TrainerConfig) -> None:
     objective = ReturnRegression(value_clip=None)
     rows = batch(6)
     rows = rows.given(returns=torch.where(rows.loss_mask, 1.0, 0.0))
     one = CriticWorker(small, objective)
-    shared = evolve_at(small, "critic.sequence_parallel_size", 2)
+    shared = evolve_at(small, f"critic.{size}_parallel_size", 2)
     group = pool.start(partial(CriticWorker, shared, objective), 2, TOGETHER)
     two = LearnerGroup[CriticWorker](group, objective, replicas=TOGETHER)
     assert_same_numbers(await one.update(rows), await two.update(rows))
@@ -70,8 +75,9 @@ async def test_a_critic_shares_sequences_as_its_own_size_says(pool: Pool, small:
 
 
 @pytest.mark.long
-async def test_a_reference_shares_sequences_as_its_own_size_says(pool: Pool, small: TrainerConfig) -> None:
-    shared = evolve_at(small, "ref.sequence_parallel_size", 2)
+@pytest.mark.parametrize("size", ["sequence", "context", "tensor"])
+async def test_a_reference_shares_sequences_as_its_own_size_says(size: str, pool: Pool, small: TrainerConfig) -> None:
+    shared = evolve_at(small, f"ref.{size}_parallel_size", 2)
     two = ScorerGroup[RefWorker](pool.start(partial(RefWorker, shared), 2, TOGETHER), replicas=TOGETHER)
     torch.testing.assert_close(await two.score(batch(7)), await RefWorker(small).score(batch(7)), atol=1e-5, rtol=1e-5)
 
@@ -115,8 +121,9 @@ class WatchedWorker(PolicyWorker):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("sharing", [SHARING, CONTEXT])
 async def test_two_ranks_keep_half_of_the_activations_of_a_long_answer(
-    pool: Pool, small: TrainerConfig, tmp_path: Path
+    sharing: str, pool: Pool, small: TrainerConfig, tmp_path: Path
 ) -> None:
     tokens = 16_384
     config = nano_model().config
@@ -138,7 +145,7 @@ async def test_two_ranks_keep_half_of_the_activations_of_a_long_answer(
     )
     share = objective.weigh(rows)
     alone = await WatchedWorker(trainer, objective).kept(share)
-    group = pool.start(partial(WatchedWorker, evolve_at(trainer, SHARING, 2), objective), 2, TOGETHER)
+    group = pool.start(partial(WatchedWorker, evolve_at(trainer, sharing, 2), objective), 2, TOGETHER)
     together = await group.deal(WatchedWorker.kept, [share, share])
     print(f"bytes kept for backward: {alone} by one rank, {together} by two")
     assert alone > 1e8

@@ -40,6 +40,7 @@ FSDP = "policy.fsdp_config."
 ZERO = "policy.deepspeed_config.zero_optimization."
 DEEPSPEED = {"strategy": "deepspeed"}
 SHARING = "policy.sequence_parallel_size"
+CONTEXT = "policy.context_parallel_size"
 CUTTING = "policy.tensor_parallel_size"
 
 WAYS: dict[str, tuple[dict[str, Any], int]] = {
@@ -53,6 +54,11 @@ WAYS: dict[str, tuple[dict[str, Any], int]] = {
     "FSDP2, 2 ranks share sequences": ({SHARING: 2}, 2),
     "FSDP2, 2x2 ranks share sequences": ({SHARING: 2}, 4),
     "FSDP2, 4 ranks share sequences and 2 key heads": ({SHARING: 4}, 4),
+    "FSDP2, 2 ranks share keys": ({CONTEXT: 2}, 2),
+    "FSDP2, 2x2 ranks share keys": ({CONTEXT: 2}, 4),
+    "FSDP2, 4 ranks share keys": ({CONTEXT: 4}, 4),
+    "FSDP2, 2 ranks share keys of 2 that share sequences": ({CONTEXT: 2, SHARING: 2}, 4),
+    "FSDP2, 2 ranks share keys of 2 that cut matrices": ({CONTEXT: 2, CUTTING: 2}, 4),
     "FSDP2, 2 ranks cut matrices": ({CUTTING: 2}, 2),
     "FSDP2, 2x2 ranks cut matrices": ({CUTTING: 2}, 4),
     "FSDP2, 2 ranks share sequences of 2 that cut matrices": ({CUTTING: 2, SHARING: 2}, 4),
@@ -81,6 +87,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
         2,
     ),
     "FSDP2, three micro-batches at least": ({"max_tokens_per_microbatch": 1000, "min_microbatches": 3}, 2),
+    "2 ranks share keys, a row at a time": ({CONTEXT: 2, "micro_train_batch_size_per_gpu": 1}, 2),
+    "2 ranks share keys, recomputing": ({CONTEXT: 2, "recompute_activations": True}, 2),
+    "2x2 ranks share keys under a budget": ({CONTEXT: 2, "max_tokens_per_microbatch": 25}, 4),
+    "ZeRO-2, 2 ranks share keys": ({**DEEPSPEED, ZERO + "stage": 2, CONTEXT: 2}, 2),
+    "ZeRO-3, 2 ranks share keys": ({**DEEPSPEED, CONTEXT: 2}, 2),
     "2 ranks cut matrices, a row at a time": ({CUTTING: 2, "micro_train_batch_size_per_gpu": 1}, 2),
     "2 ranks cut matrices, recomputing": ({CUTTING: 2, "recompute_activations": True}, 2),
     "2 ranks cut matrices, padded": ({CUTTING: 2, "use_sample_packing": False}, 2),
@@ -117,7 +128,7 @@ class Spread:
 
 def sharing_rows(model: PolicyConfig | CriticConfig) -> int:
     """Ranks that compute on the same rows."""
-    return model.sequence_parallel_size * model.tensor_parallel_size
+    return model.sequence_parallel_size * model.context_parallel_size * model.tensor_parallel_size
 
 
 def changed(trainer: TrainerConfig, changes: dict[str, Any]) -> TrainerConfig:
@@ -197,6 +208,7 @@ def assert_same_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> Non
 
 ONE_OF_EACH_KIND = (
     "FSDP2, 2x2 ranks share sequences",
+    "FSDP2, 2 ranks share keys of 2 that share sequences",
     "FSDP2, 2x2 ranks cut matrices",
     "FSDP2, 4 ranks share sequences and 2 key heads",
     "FSDP2 hybrid 2x2",

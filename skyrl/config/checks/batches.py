@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import (
     Model,
+    context_parallel,
     data_parallel_of,
     grid_of,
     has_critic,
@@ -68,15 +69,23 @@ def ranks_form_whole_groups(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def _ranks_left_over(run: SkyRLTrainConfig, model: Model, verdict: Uneven) -> Problem:
-    """One of both sizes does not divide the ranks, or only the product does not."""
-    sequence, tensor = sequence_parallel(run, model), tensor_parallel(run, model)
-    name, size = ("tensor", tensor) if sequence == 1 or verdict.whole % tensor else ("sequence", sequence)
-    product = "" if 1 in (sequence, tensor) else f"sequence x tensor = {sequence} x {tensor} = "
-    of_the_rest = divisors(max(verdict.whole * size // verdict.by, 1)) if product else divisors(verdict.whole)
+    """One of the sizes does not divide the ranks, or only their product does not."""
+    sizes = {
+        "sequence": sequence_parallel(run, model),
+        "context": context_parallel(run, model),
+        "tensor": tensor_parallel(run, model),
+    }
+    above_one = {name: size for name, size in sizes.items() if size > 1}
+    name, size = next(
+        ((name, size) for name, size in above_one.items() if verdict.whole % size), next(iter(above_one.items()))
+    )
+    others = verdict.by // size
+    fitting = divisors(verdict.whole if verdict.whole % others else verdict.whole // others)
+    product = f"{' x '.join(above_one)} = {' x '.join(map(str, above_one.values()))} = " if others > 1 else ""
     return Problem(
         path=f"trainer.{model}.{name}_parallel_size",
         message=f"{product}{verdict.by} does not divide the {_NAMES[model]}'s {verdict.whole} ranks",
-        hint=f"nearest divisors: {_listed(nearest(size, of_the_rest))}",
+        hint=f"nearest divisors: {_listed(nearest(size, fitting))}",
     )
 
 

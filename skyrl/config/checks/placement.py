@@ -198,13 +198,14 @@ def megatron_sends_weights_between_gpus(run: SkyRLTrainConfig) -> Iterator[Probl
 def megatron_splits_sequences_by_context(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A sequence is shared among ranks by `context_parallel_size` under Megatron."""
     for model in _megatron_models(run):
-        size = getattr(run.trainer, model).sequence_parallel_size
-        if size != 1:
-            yield Problem(
-                path=f"trainer.{model}.sequence_parallel_size",
-                message=f"{size}: strategy = megatron does not read it",
-                hint=f"set it to 1, and trainer.{model}.megatron_config.context_parallel_size = {size}",
-            )
+        for name in ("sequence_parallel_size", "context_parallel_size"):
+            size = getattr(getattr(run.trainer, model), name)
+            if size != 1:
+                yield Problem(
+                    path=f"trainer.{model}.{name}",
+                    message=f"{size}: strategy = megatron does not read it",
+                    hint=f"set it to 1, and trainer.{model}.megatron_config.context_parallel_size = {size}",
+                )
 
 
 def context_parallel_samples_are_packed(run: SkyRLTrainConfig) -> Iterator[Problem]:

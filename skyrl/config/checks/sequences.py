@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import models_of
+from skyrl.config.sizes import models_of, trained_models
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 
@@ -23,7 +23,7 @@ def shared_sequences_are_packed(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def shared_sequences_are_attended_to_by_torch(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Between ranks, stretches are exchanged for heads around torch's own kernels, on CUDA those of FlashAttention."""
+    """What ranks exchange goes into torch's own kernels, on CUDA those of FlashAttention."""
     if run.trainer.attention in (None, "sdpa"):
         return
     for path, size in _sharing(run):
@@ -32,6 +32,18 @@ def shared_sequences_are_attended_to_by_torch(run: SkyRLTrainConfig) -> Iterator
             message=f"{size} ranks cannot share a sequence where trainer.attention is {run.trainer.attention}",
             hint="set trainer.attention = sdpa, which takes torch's FlashAttention kernels on CUDA",
         )
+
+
+def gathered_keys_are_not_dropped(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Attention in blocks of gathered keys has no dropout."""
+    for model in trained_models(run):
+        section, path = getattr(run.trainer, model), f"trainer.{model}.use_dropout"
+        if section.use_dropout and section.context_parallel_size > 1:
+            yield Problem(
+                path=path,
+                message=f"attention drops no weights where context_parallel_size = {section.context_parallel_size}",
+                hint=f"set it to false, or trainer.{model}.sequence_parallel_size in the place of the other",
+            )
 
 
 def matrices_are_cut_under_fsdp(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -52,13 +64,17 @@ def matrices_are_cut_under_fsdp(run: SkyRLTrainConfig) -> Iterator[Problem]:
 SEQUENCE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     shared_sequences_are_packed,
     shared_sequences_are_attended_to_by_torch,
+    gathered_keys_are_not_dropped,
     matrices_are_cut_under_fsdp,
 )
 
 
 def _sharing(run: SkyRLTrainConfig) -> Iterator[tuple[str, int]]:
     """Path and size of each model whose ranks share sequences; Megatron does not read the size."""
+    if run.trainer.strategy == "megatron":
+        return
     for model in models_of(run):
-        size = getattr(run.trainer, model).sequence_parallel_size
-        if size > 1 and run.trainer.strategy != "megatron":
-            yield f"trainer.{model}.sequence_parallel_size", size
+        for name in ("sequence", "context"):
+            size = getattr(getattr(run.trainer, model), f"{name}_parallel_size")
+            if size > 1:
+                yield f"trainer.{model}.{name}_parallel_size", size

@@ -38,6 +38,10 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     + [
         ({**gpus(6, "ref"), "trainer.ref.tensor_parallel_size": 4}, "trainer.ref.tensor_parallel_size"),
         (
+            {**gpus(6, "ref"), "trainer.ref.tensor_parallel_size": 2, "trainer.ref.context_parallel_size": 4},
+            "trainer.ref.context_parallel_size",
+        ),
+        (
             {**gpus(8, "ref"), "trainer.ref.tensor_parallel_size": 4, "trainer.ref.sequence_parallel_size": 4},
             "trainer.ref.sequence_parallel_size",
         ),

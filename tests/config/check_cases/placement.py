@@ -102,7 +102,8 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**MEGATRON, ENGINE + "weight_sync_backend": "gloo"}, ENGINE + "weight_sync_backend")
     ],
     "megatron_splits_sequences_by_context": [
-        ({**MEGATRON, f"trainer.{role}.sequence_parallel_size": 2}, f"trainer.{role}.sequence_parallel_size")
+        ({**MEGATRON, f"trainer.{role}.{name}_parallel_size": 2}, f"trainer.{role}.{name}_parallel_size")
+        for name in ("sequence", "context")
         for role in ("policy", "ref")
     ],
     "context_parallel_samples_are_packed": [

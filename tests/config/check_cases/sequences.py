@@ -12,10 +12,18 @@ PADDED = {"trainer.use_sample_packing": False}
 EAGER = {"trainer.attention": "eager"}
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "shared_sequences_are_packed": [({**PADDED, **CRITIC, path: 2}, path) for path in SHARED.values()],
+    "shared_sequences_are_packed": [({**PADDED, **CRITIC, path: 2}, path) for path in SHARED.values()]
+    + [({**PADDED, "trainer.ref.context_parallel_size": 2}, "trainer.ref.context_parallel_size")],
     "shared_sequences_are_attended_to_by_torch": [
         ({**EAGER, SHARED["policy"]: 2}, SHARED["policy"]),
         ({"trainer.attention": "flash_attention_2", SHARED["ref"]: 2}, SHARED["ref"]),
+    ],
+    "gathered_keys_are_not_dropped": [
+        (
+            {**CRITIC, f"trainer.{model}.use_dropout": True, f"trainer.{model}.context_parallel_size": 2},
+            f"trainer.{model}.use_dropout",
+        )
+        for model in ("policy", "critic")
     ],
     "matrices_are_cut_under_fsdp": [
         ({"trainer.strategy": "deepspeed", **CRITIC, path: 2}, path) for path in CUT.values()
@@ -30,5 +38,11 @@ SILENT: dict[str, dict[str, Any]] = {
         **MEGATRON,
         SHARED["policy"]: 2,
     },  # which another check tells
+    "gathered_keys_are_not_dropped": {
+        "trainer.policy.use_dropout": True,
+        SHARED["policy"]: 2,
+        "trainer.critic.use_dropout": True,
+        "trainer.critic.context_parallel_size": 2,  # there is none
+    },
     "matrices_are_cut_under_fsdp": {"trainer.strategy": "deepspeed", **NO_KL, CUT["ref"]: 2, CUT["critic"]: 2},
 }

@@ -1,0 +1,179 @@
+"""Attention in blocks of queries and keys, whose results are joined by their log-sum-exp (arXiv:2205.14135, sec. 3.1).
+
+With z = q k^T scale and lse = log sum exp z over the keys of a block, several blocks of one query together are
+sum exp(lse_i - lse) out_i, where lse is the log-sum-exp of all. Backward of a block is that of the whole attention for
+the block's keys, if it is given the output and the log-sum-exp of all blocks. torch's own kernels give and take both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+_ATEN: Any = torch.ops.aten
+
+
+@frozen(kw_only=True)
+class Block:
+    """Queries and the keys that they see."""
+
+    queries: slice
+    keys: slice
+
+    causal: bool
+    """Whether queries and keys are the same positions, each of which sees those up to itself; else all are seen."""
+
+
+def forward_of(
+    blocks: Sequence[Block], query: Tensor, key: Tensor, value: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attention of the queries over all blocks, and the log-sum-exp of each.
+
+    Shapes: query (1, heads, Q, D), key and value (1, kv_heads, K, D) -> (1, heads, Q, D) in the queries' type and
+    (1, heads, Q) float32. Every query is in a block.
+    """
+    kernel, repeats = _kernel(query), query.shape[1] // key.shape[1]
+    mixed = torch.zeros(query.shape, dtype=_exact(query), device=query.device)
+    norms = torch.full(query.shape[:3], -torch.inf, dtype=_exact(query), device=query.device)
+    for block in blocks:
+        own, keys = block.queries, block.keys
+        found, norm = kernel.forward(
+            query[:, :, own], *_grouped(repeats, key[:, :, keys], value[:, :, keys]), block.causal, scale
+        )
+        before, total = norms[:, :, own], torch.logaddexp(norms[:, :, own], norm)
+        mixed[:, :, own] = mixed[:, :, own] * (before - total).exp().unsqueeze(-1) + found * (
+            norm - total
+        ).exp().unsqueeze(-1)
+        norms[:, :, own] = total
+    return mixed.to(query.dtype), norms
+
+
+def backward_of(
+    blocks: Sequence[Block],
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mixed: Tensor,
+    norms: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value, in their shapes and types, by the gradient of `mixed` (1, heads, Q, D)."""
+    kernel, repeats = _kernel(query), query.shape[1] // key.shape[1]
+    totals = [torch.zeros(each.shape, dtype=_exact(query), device=query.device) for each in (query, key, value)]
+    for block in blocks:
+        own, keys = block.queries, block.keys
+        found = kernel.backward(
+            gradient[:, :, own].contiguous(),
+            query[:, :, own],
+            *_grouped(repeats, key[:, :, keys], value[:, :, keys]),
+            mixed[:, :, own],
+            norms[:, :, own].contiguous(),
+            block.causal,
+            scale,
+        )
+        totals[0][:, :, own] += found[0]
+        for total, of_heads in zip(totals[1:], found[1:], strict=True):
+            total[:, :, keys] += of_heads.unflatten(1, (-1, repeats)).sum(2)
+    return totals[0].to(query.dtype), totals[1].to(key.dtype), totals[2].to(value.dtype)
+
+
+def _exact(tensor: Tensor) -> torch.dtype:
+    """The type that blocks are joined in."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _grouped(repeats: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(each.repeat_interleave(repeats, dim=1) if repeats > 1 else each for each in tensors)
+
+
+@frozen
+class _Kernel:
+    """One of torch's attention kernels: with query, key, value, whether it is causal, and the scale, it gives output
+    and log-sum-exp; with gradient, query, key, value, output, log-sum-exp, causal and scale, the three gradients.
+    """
+
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+def _kernel(query: Tensor) -> _Kernel:
+    if query.device.type == "cpu":
+        return _CPU
+    return _FLASH if query.dtype.itemsize == 2 and query.shape[-1] % 8 == 0 else _EFFICIENT
+
+
+def _cpu_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = _ATEN._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, causal, scale=scale
+    )
+    return found
+
+
+def _cpu_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, norm: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    found: tuple[Tensor, Tensor, Tensor] = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
+        gradient, query, key, value, mixed, norm, 0.0, causal, scale=scale
+    )
+    return found
+
+
+def _flash_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    mixed, norm, *_ = _ATEN._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, False, scale=scale)
+    return mixed, norm
+
+
+def _flash_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, norm: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    seed = torch.zeros(2, dtype=torch.uint64, device=query.device)  # of dropout, of which there is none
+    lengths = query.shape[2], key.shape[2]
+    found: tuple[Tensor, Tensor, Tensor] = _ATEN._scaled_dot_product_flash_attention_backward(
+        gradient, query, key, value, mixed, norm, None, None, *lengths, 0.0, causal, seed, seed[:0], scale=scale
+    )
+    return found
+
+
+_LSE_ALIGNED = 32
+"""The memory-efficient kernel of float32 writes the log-sum-exp of a multiple of so many queries."""
+
+
+def _efficient_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    mixed, norm, *_ = _ATEN._scaled_dot_product_efficient_attention(
+        query, key, value, None, True, 0.0, causal, scale=scale
+    )
+    return mixed, norm[:, :, : query.shape[2]]
+
+
+def _efficient_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, norm: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    padded = torch.nn.functional.pad(norm, (0, -norm.shape[2] % _LSE_ALIGNED), value=torch.inf)
+    seed = torch.zeros((), dtype=torch.int64, device=query.device)
+    found = _ATEN._scaled_dot_product_efficient_attention_backward(
+        gradient,
+        query,
+        key,
+        value,
+        None,
+        mixed,
+        padded,
+        seed,
+        seed,
+        0.0,
+        [True, True, True, False],
+        causal,
+        scale=scale,
+    )
+    for_query, for_key, for_value, _ = found
+    return for_query, for_key, for_value
+
+
+_CPU = _Kernel(_cpu_forward, _cpu_backward)
+_FLASH = _Kernel(_flash_forward, _flash_backward)
+_EFFICIENT = _Kernel(_efficient_forward, _efficient_backward)
