@@ -242,6 +242,14 @@ _GYM = "environment.skyrl_gym."
 _ENVIRONMENT_EFFECTS: tuple[Effect, ...] = (
     Effect("environment", _SAMPLES, samples),
     *(
+        Effect(
+            f"environment.agent.{name}",
+            "an agent plays the episodes (environment.agent.command or environment.agent.function)",
+            lambda run: run.environment.agent.plays,
+        )
+        for name in ("reward", "max_requests", "max_concurrent", "timeout_seconds")
+    ),
+    *(
         Effect(f"{_GYM}{name}", f"environment.env_class is {name}", _env_is(name))
         for name in ("text2sql", "reward_model", "llm_as_a_judge")
     ),

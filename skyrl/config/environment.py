@@ -139,12 +139,50 @@ class SkyRLGymConfig(BaseConfig):
 
 
 @frozen
+class AgentConfig(BaseConfig):
+    """A program that plays episodes by calling the policy over HTTP, as it would call OpenAI. Its calls are recorded as
+    tokens, and trained on; see `docs/agents.md`.
+    """
+
+    command: tuple[str, ...] = field(default=(), metadata=IDENTITY)
+    """Program and arguments, started once for each trajectory: the task is a JSON object on its standard input, and
+    OPENAI_BASE_URL and OPENAI_API_KEY lead to the policy. Empty: no program is the agent."""
+
+    function: str | None = field(default=None, metadata=IDENTITY)
+    """Import path of a function that is the agent, plain or `async`: it is called with those of `task`, `base_url`,
+    `api_key` and `model` that it has parameters for. None: no function is the agent."""
+
+    reward: Literal["environment", "returned", "exit_code"] = "environment"
+    """Origin of the reward. environment: the prompt's environment judges what the agent returned or printed, or the
+    policy's last answer where that is nothing; returned: the number that a function returned, or that a program printed
+    in its last line; exit_code: 1 where a program ended with 0, else 0."""
+
+    max_requests: int = field(default=64, validator=positive)
+    """Requests of one trajectory, at most. Further ones are refused, and the trajectory ends with what it has."""
+
+    max_concurrent: int = field(default=64, validator=positive, metadata=FREE)
+    """Agents that run at the same time."""
+
+    timeout_seconds: float | None = field(default=600.0, validator=positive, metadata=FREE)
+    """Seconds that one agent may run, waiting for the policy included; then its trajectory has failed. None: any time.
+    """
+
+    @property
+    def plays(self) -> bool:
+        """Whether an agent plays the episodes."""
+        return bool(self.command) or self.function is not None
+
+
+@frozen
 class EnvironmentConfig(BaseConfig):
     """Choice of the environment that a prompt is played in."""
 
     env_class: str | None = field(default="gsm8k", metadata=IDENTITY)
     """Name of a registered environment, or an import path (`my_package.envs:MyEnv`), for prompts whose row names none
     in its `env_class` column. None: every row must name its own."""
+
+    agent: AgentConfig = AgentConfig()
+    """An agent that plays the episodes. Without a command or function, the policy answers the prompts itself."""
 
     skyrl_gym: SkyRLGymConfig = SkyRLGymConfig()
     """Settings of the built-in environments."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from skyrl.config.checks.agents import AGENT_CHECKS
 from skyrl.config.checks.algorithm import ALGORITHM_CHECKS
 from skyrl.config.checks.asynchronous import ASYNC_CHECKS
 from skyrl.config.checks.batches import BATCH_CHECKS
@@ -33,6 +34,7 @@ RL = RunKind(
     checks=(
         *DATA_CHECKS,
         *SAMPLING_CHECKS,
+        *AGENT_CHECKS,
         *CHECKPOINT_CHECKS,
         *ALGORITHM_CHECKS,
         *BATCH_CHECKS,

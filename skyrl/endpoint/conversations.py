@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from threading import Lock
 from typing import Any
 
 from attrs import Factory, define, frozen
@@ -56,6 +57,7 @@ class Conversations:
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
+        self._changing, self._ended = Lock(), False
         self._by_history: dict[bytes, Turn] = {}
 
     def continued(self, history: History) -> tuple[Turn, tuple[Message, ...]] | None:
@@ -86,16 +88,23 @@ class Conversations:
         history: History | None = None,
         reply: Message | None = None,
         text: str | None = None,
-    ) -> Turn:
+    ) -> None:
         """Remember an answer. `reply` is the message by which the history of a later request names it."""
         turn = Turn(prompt_ids, completion, before, text=text)
-        self.turns.append(turn)
-        if before is not None:
-            before.after.append(turn)
-        if history is not None and reply is not None:
-            whole = History((*history.messages, reply), history.tools, history.arguments)
-            self._by_history[_digests(whole)[-1]] = turn
-        return turn
+        with self._changing:
+            if self._ended:
+                return
+            self.turns.append(turn)
+            if before is not None:
+                before.after.append(turn)
+            if history is not None and reply is not None:
+                whole = History((*history.messages, reply), history.tools, history.arguments)
+                self._by_history[_digests(whole)[-1]] = turn
+
+    def end(self) -> None:
+        """Remember nothing more: an answer that is still being sampled comes too late. Thread-safe."""
+        with self._changing:
+            self._ended = True
 
     def branches(self) -> list[list[Turn]]:
         """Turns that continue each other, branch by branch, in the order in which the branches ended."""

@@ -141,7 +141,12 @@ class Policy:
         self, prompt: Prompt, drawn: Drawn, count: int, trajectory: PlayedTrajectory | None
     ) -> tuple[Completion, ...]:
         """`count` answers to a prompt. Raises `RequestError` for a prompt that is empty or fills the model."""
-        self._refuse_length(prompt.ids, drawn.sampling)
+        try:
+            self._refuse_length(prompt.ids, drawn.sampling)
+        except RequestError:
+            if trajectory is not None:
+                trajectory.cut_off = True
+            raise
         if trajectory is None:
             keys = _keys(drawn.seed, count)
         else:

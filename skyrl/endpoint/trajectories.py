@@ -40,6 +40,9 @@ class PlayedTrajectory:
     overruled: Counter[str] = Factory(Counter)
     """How often a request asked for another value of a sampling setting than the run's."""
 
+    cut_off: bool = False
+    """Whether a request was refused because the conversation, or their number, has reached its limit."""
+
     requests: int = 0
     sampling_now: int = 0
     _asked: Counter[bytes] = Factory(Counter)
@@ -47,6 +50,7 @@ class PlayedTrajectory:
     def begin(self, samples: int) -> None:
         """Count a request. Raises `RequestError` beyond the trajectory's limits."""
         if self.requests >= self.most_requests:
+            self.cut_off = True
             raise RequestError(
                 f"this trajectory has made its {self.most_requests} requests (environment.agent.max_requests)",
                 status=403,

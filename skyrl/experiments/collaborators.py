@@ -88,7 +88,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
                 max_num_seqs=engine.max_num_seqs,
                 deterministic=required(engine.deterministic, "generator.inference_engine.deterministic"),
                 prefix_caching=engine.enable_prefix_caching,
-                several_turns=run.generator.max_turns > 1,
+                several_turns=run.generator.max_turns > 1 or run.environment.agent.plays,
                 overrides=engine_overrides(run),
                 init_seed=trainer.seed if drawn else None,
                 tokenizer_path=trainer.tokenizer_path,

@@ -18,7 +18,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.sizes import evaluates, starts_engines
 from skyrl.data.prompts import PromptDataset
-from skyrl.endpoint.doors import Address
+from skyrl.endpoint.doors import Address, Doors
 from skyrl.errors import DataError
 from skyrl.experiments.collaborators import (
     engine_makers,
@@ -38,6 +38,7 @@ from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.model_worker import ModelWorker
 from skyrl.models.chat_templates import with_template
 from skyrl.processes.redaction import redacted
+from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.constant_rewards import STEPS, ConstantRewards
 from skyrl.rollout.generator import SkyRLGymGenerator
@@ -178,10 +179,17 @@ class BasePPOExp(PolicyGradientModels):
             self.client,
             self.tokenizer,
             user_env_class=self.cfg.environment.env_class,
+            agent=self.get_agent(),
             seed=self.cfg.trainer.seed,
         )
         self.progress.details = generator.in_flight.__str__
         return generator
+
+    def get_agent(self) -> AgentRunner | None:
+        """The agent that plays the episodes, where one does."""
+        if not self.cfg.environment.agent.plays:
+            return None
+        return AgentRunner(self.cfg.environment.agent, lambda: self.endpoint, served_policy(self.cfg).names[0])
 
     def get_time_sharing(self) -> TimeSharing:
         """Time sharing of devices between models and engines."""
@@ -393,7 +401,12 @@ class BasePPOExp(PolicyGradientModels):
 
     def get_endpoint_address(self) -> Address | None:
         """The address of the endpoint; None where this run serves nobody."""
-        return address_of_clients(self.cfg)
+        return address_of_clients(self.cfg) or self.address_of_agents
+
+    @property
+    def address_of_agents(self) -> Address | None:
+        """An address of this machine that answers the run's agents alone; None where no agent plays."""
+        return Address(doors=Doors(open_to_clients=False)) if self.cfg.environment.agent.plays else None
 
     async def close_endpoint(self) -> None:
         """Serve no more; called before the engines are closed."""

@@ -41,6 +41,7 @@ from skyrl.experiments.servers import tokens_of_servers_are_there, training_give
 from skyrl.hub import beside
 from skyrl.planning.sizes import layout
 from skyrl.processes.addresses import is_loopback
+from skyrl.rollout.agent_runner import agent_of
 from skyrl.tree.rules import Check
 
 Names = str | tuple[str, ...]
@@ -178,9 +179,10 @@ def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
         yield "generator.inference_engine.backend", backend.package, backend.extra
     if run.trainer.strategy == "deepspeed":
         yield "trainer.strategy", "deepspeed", "deepspeed"
-    if run.generator.inference_engine.enable_http_endpoint and samples(run):
-        yield "generator.inference_engine.enable_http_endpoint", "starlette", "serve"
-        yield "generator.inference_engine.enable_http_endpoint", "uvicorn", "serve"
+    agent = "environment.agent" if run.environment.agent.plays else None
+    if samples(run) and (run.generator.inference_engine.enable_http_endpoint or agent):
+        yield agent or "generator.inference_engine.enable_http_endpoint", "starlette", "serve"
+        yield agent or "generator.inference_engine.enable_http_endpoint", "uvicorn", "serve"
 
 
 def data_files_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -199,6 +201,11 @@ def the_task_can_be_imported(run: SkyRLTrainConfig) -> Iterator[Problem]:
             find_env(run.environment.env_class)
     except TaskError as error:
         yield Problem(path="environment.env_class", message=str(error))
+    try:
+        if run.environment.agent.plays and samples(run):
+            agent_of(run.environment.agent)
+    except TaskError as error:
+        yield Problem(path="environment.agent", message=str(error))
 
 
 def the_checkpoint_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:

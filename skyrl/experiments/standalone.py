@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.sizes import on_ray, sizes_of, starts_engines
+from skyrl.endpoint.doors import Address
 from skyrl.errors import Problem, Stopped
 from skyrl.experiments.collaborators import start_processes
 from skyrl.experiments.first_rows import first_rows_can_be_used
@@ -71,11 +72,17 @@ class StandaloneSampling(BasePPOExp):
 
     async def _with_engines(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         client = self.client
+        self.open_endpoint()
         try:
             with self.shutdown.interruptible():
                 return await work()
         finally:
+            await self.close_endpoint()
             await client.close()
+
+    def get_endpoint_address(self) -> Address | None:
+        """Agents are served; clients of a training run are not."""
+        return self.address_of_agents
 
 
 def the_prompts_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:

@@ -13,12 +13,17 @@ from attrs import evolve
 
 from skyrl.config import SkyRLGymConfig
 from skyrl.inference.engine import Completion, GenerationRequest
+from skyrl.rollout.agent_episode import AgentEpisode
 from skyrl.rollout.env_calls import EpisodeError
 from skyrl.rollout.episode import Episode
 from skyrl.rollout.failures import FailureTally
 from skyrl.trajectory import Failure, Skipped, Trajectory
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Episode)
+
+Play = Callable[[E, float | None], Coroutine[Any, Any, Trajectory]]
+"""Plays an episode to its end, within the time of its sample."""
 
 FirstOutcome = GenerationRequest | Failure | Skipped
 """Result of starting an episode: its first request, or why there is none."""
@@ -45,9 +50,20 @@ class Attempts:
         """One trajectory; a sample whose environment fails is drawn again, with numbers of its own, while there is
         time.
         """
+
+        def first(episode: Episode, until: float | None) -> Coroutine[Any, Any, Trajectory]:
+            return self._play(episode, begun, completion, until)
+
+        return await self._until_judged(episode, first, self._play_again)
+
+    async def run_agent(self, episode: AgentEpisode) -> Trajectory:
+        """The same for a sample that an agent plays."""
+        return await self._until_judged(episode, self._run, self._run)
+
+    async def _until_judged(self, episode: E, first: Play[E], again: Play[E]) -> Trajectory:
         failures: list[Failure] = []
         until = self._from_now()
-        attempt = outcome_of(self._play(episode, begun, completion, until))
+        attempt = outcome_of(first(episode, until))
         while True:
             outcome = await attempt
             match outcome:
@@ -61,7 +77,13 @@ class Attempts:
             if late or len(failures) >= self._attempts or outcome.kind not in self._retried:
                 return episode.failed(tuple(failures))
             episode = episode.again(attempt=episode.key.attempt + _RETRY)
-            attempt = outcome_of(self._play_again(episode, until))
+            attempt = outcome_of(again(episode, until))
+
+    async def _run(self, episode: AgentEpisode, until: float | None) -> Trajectory:
+        async def run() -> Trajectory:
+            return await self._in_time(episode, episode.run(), until)
+
+        return await self._closing(episode, until, run())
 
     async def closed(self, episode: Episode, until: float | None = None) -> Failure | Skipped | None:
         """Close its environment, at the latest a moment after the sample's time is over. What went wrong, or None."""
@@ -90,13 +112,22 @@ class Attempts:
         self, episode: Episode, begun: FirstOutcome, completion: Completion | None, until: float | None
     ) -> Trajectory:
         """To the end, in time, and closed."""
-        try:
+
+        async def play() -> Trajectory:
             if not isinstance(begun, GenerationRequest):
                 raise EpisodeError(begun)
             if completion is None:
-                trajectory = episode.unplayed()
-            else:
-                trajectory = await self._in_time(episode, episode.play(completion), until)
+                return episode.unplayed()
+            return await self._in_time(episode, episode.play(completion), until)
+
+        return await self._closing(episode, until, play())
+
+    async def _closing(
+        self, episode: Episode, until: float | None, play: Coroutine[Any, Any, Trajectory]
+    ) -> Trajectory:
+        """The trajectory of an episode that is closed at its end."""
+        try:
+            trajectory = await play
         finally:
             wrong = await self.closed(episode, until)
         if wrong is None:

@@ -46,10 +46,18 @@ class EnvCalls:
     the next call nor the end of the program. What must be ended for certain belongs into a worker process.
     """
 
-    def __init__(self, at_a_time: int, deadline: float | None, in_flight: SamplesInFlight | None = None) -> None:
+    def __init__(
+        self,
+        at_a_time: int,
+        deadline: float | None,
+        in_flight: SamplesInFlight | None = None,
+        *,
+        field: str = "environment.skyrl_gym.step_timeout_seconds",
+    ) -> None:
         """`deadline` is in seconds for each call, from when it begins to run; None: any time. Calls are counted in
-        `in_flight`.
+        `in_flight`. `field` is the path of the deadline in messages.
         """
+        self._field = field
         self._in_flight = in_flight or SamplesInFlight()
         self._slots = asyncio.Semaphore(at_a_time)
         self._deadline = deadline
@@ -92,7 +100,7 @@ class EnvCalls:
             return found
         for coroutine in coroutines:
             coroutine.cancel()
-        said = f"{who} gave no answer within {self._deadline:g} s (environment.skyrl_gym.step_timeout_seconds)"
+        said = f"{who} gave no answer within {self._deadline:g} s ({self._field})"
         raise EpisodeError(Failure(kind="timeout", reason=said))
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import attrs
 from attrs import evolve, frozen
@@ -26,6 +26,7 @@ from skyrl.envs.rows import fewest_turns
 from skyrl.errors import TextError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.chats import Chat, Turn
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
 from skyrl.rollout.filters import drop_truncated
@@ -50,6 +51,8 @@ class EpisodeContext:
     """Made when a second turn needs one."""
 
     call: EnvCalls
+    agent: AgentRunner | None = None
+    """The agent that plays the episodes, where one does."""
 
 
 class Episode:
@@ -165,7 +168,7 @@ class Episode:
             raise _wrong(f"{who} gave the components {step.components!r:.200}, which are not numbers by name")
         for name, part in _numbers(step.components, who).items():
             self._components[name] = self._components.get(name, 0.0) + part
-        if not step.done and self._context.config.max_turns == 1:
+        if not step.done and self._context.config.max_turns == 1 and self._context.agent is None:
             raise _wrong(f"{who} wants another turn, but generator.max_turns is 1")
         self._metrics = _numbers(metrics, who)
         return step
@@ -199,9 +202,9 @@ class Episode:
         """Name of the sample in messages."""
         return f"{self._prompt.env_class}, sample {self.key.sample_index} of prompt {self._prompt.id},"
 
-    def again(self, attempt: int) -> Episode:
+    def again(self, attempt: int) -> Self:
         """A new attempt at the sample, with another environment and other random numbers."""
-        return Episode(self._context, self._prompt, self._make, evolve(self.key, attempt=attempt))
+        return type(self)(self._context, self._prompt, self._make, evolve(self.key, attempt=attempt))
 
     def failed(self, failures: tuple[Failure, ...]) -> Trajectory:
         """The trajectory that replaces a failed sample: the prompt alone, with no reward."""

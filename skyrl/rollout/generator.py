@@ -15,6 +15,7 @@ from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import SampleKey
 from skyrl.models.chat_templates import with_template
 from skyrl.processes.together import gather_or_cancel
+from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.chats import Chat, chat_of
 from skyrl.rollout.env_calls import EnvCalls
 from skyrl.rollout.episode import EpisodeContext
@@ -40,11 +41,13 @@ class SkyRLGymGenerator:
         tokenizer: ChatTokenizer,
         *,
         user_env_class: str | None = None,
+        agent: AgentRunner | None = None,
         seed: int = 0,
     ) -> None:
         """`user_env_class` is the task that the user's configuration names: the only import path that is ever
-        followed.
+        followed. `agent` plays the episodes, where there is one.
         """
+        self._agent = agent
         self.model_path = model_path
         self.lora_config = lora_config
         self._config = generator_cfg
@@ -116,6 +119,7 @@ class SkyRLGymGenerator:
             tokenizer=self._tokenizer,
             chat=lambda: self._chat,
             call=self._env_calls,
+            agent=self._agent,
         )
         key = SampleKey(run_seed=self._seed, weight_version=0, prompt_id="", sample_index=0, purpose=purpose)
         return SamplingSession(

@@ -15,6 +15,7 @@ from skyrl.envs.registry import MakeEnv, find_task
 from skyrl.errors import RunError
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.processes.together import ended, gather_or_cancel
+from skyrl.rollout.agent_episode import AgentEpisode
 from skyrl.rollout.attempts import Attempts, FirstOutcome, outcome_of
 from skyrl.rollout.episode import Episode, EpisodeContext
 from skyrl.rollout.failures import FailureTally
@@ -79,18 +80,28 @@ class SamplingSession:
 
     async def _group(self, prompt: Prompt, make: MakeEnv, keys: Sequence[SampleKey]) -> TrajectoryGroup:
         """Samples of a prompt, each with an environment of its own."""
-        episodes = [Episode(self._context, prompt, make, key) for key in keys]
-        try:
-            trajectories = await self._play(episodes)
-        finally:
-            await gather_or_cancel([self._attempts.closed(episode) for episode in episodes if episode.is_open])
+        trajectories = await (
+            self._play(prompt, make, keys) if self._context.agent is None else self._run_agents(prompt, make, keys)
+        )
         if isinstance(make, GroupReward):
             trajectories = await self._judge.together(prompt, make, trajectories)
         group = TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectories))
         group = backfilled(group) if self._gym.failed_samples == "fill" else group
         return masked_out(group) if group.dropped else group  # it keeps the batch as large as it has to be
 
-    async def _play(self, episodes: Sequence[Episode]) -> list[Trajectory]:
+    async def _run_agents(self, prompt: Prompt, make: MakeEnv, keys: Sequence[SampleKey]) -> list[Trajectory]:
+        """An agent plays each sample, and asks for what it needs."""
+        episodes = [AgentEpisode(self._context, prompt, make, key) for key in keys]
+        return await gather_or_cancel([self._attempts.run_agent(episode) for episode in episodes])
+
+    async def _play(self, prompt: Prompt, make: MakeEnv, keys: Sequence[SampleKey]) -> list[Trajectory]:
+        episodes = [Episode(self._context, prompt, make, key) for key in keys]
+        try:
+            return await self._play_together(episodes)
+        finally:
+            await gather_or_cancel([self._attempts.closed(episode) for episode in episodes if episode.is_open])
+
+    async def _play_together(self, episodes: Sequence[Episode]) -> list[Trajectory]:
         """The first turn of those that begin in time is one request, so that the prompt is prefilled once. An
         environment that takes longer to begin holds up no other, except where equal bits are promised: the rows of a
         request decide the rounding, so that time must not.

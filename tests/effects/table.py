@@ -10,6 +10,7 @@ from skyrl.config.kinds import KINDS, kind_named, root_of
 from skyrl.tree.classes import leaf_paths
 from skyrl.tree.frozen import thaw
 from tests.effects import (
+    agents,
     algorithm,
     data,
     engines,
@@ -29,6 +30,7 @@ PROBES: tuple[Probe, ...] = (
     *trainer.PROBES,
     *rollouts.PROBES,
     *sampling.PROBES,
+    *agents.PROBES,
     *engines.PROBES,
     *environments.PROBES,
     *data.PROBES,

@@ -17,7 +17,7 @@ import pytest
 
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.preflight import keys_are_there, packages_are_installed
-from tests.nano_run import config
+from tests.nano_run import all_metrics, config, train
 
 ENGINE = "generator__inference_engine__"
 HELLO: Any = [{"role": "user", "content": "ab"}]
@@ -95,3 +95,30 @@ def test_serve_without_the_packages_of_its_extra_says_what_to_install(
         "generator.inference_engine.enable_http_endpoint",
         "pip install 'skyrl[serve]'",
     )
+
+
+AGENT = '''
+import openai
+
+async def solve(task, base_url, api_key, model):
+    """One question, and another behind the answer."""
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        messages = list(task["messages"])
+        for more in ("a", None):
+            answer = await client.chat.completions.create(model=model, messages=messages, max_tokens=2)
+            text = answer.choices[0].message.content
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": more}]
+    return float(text.isascii())
+'''
+
+
+def test_a_run_trains_and_evaluates_an_agent(nano: Path, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    agent = {"environment__agent__function": f"{tmp_path}/agent.py:solve", "environment__agent__reward": "returned"}
+    train(nano, tmp_path, **agent, generator__max_input_length=40, trainer__max_training_steps=3)
+    records = all_metrics(tmp_path)
+    assert [record["step"] for record in records] == [0, 1, 2, 3]
+    last = records[-1]
+    assert last["environment/agent_requests"] == 2.0
+    assert last["environment/agent_rows"] == 1.0
+    assert "eval/all/avg_score" in last

@@ -68,9 +68,9 @@ def the_learner_can_score_what_was_sampled(run: SkyRLTrainConfig) -> Iterator[Pr
 def a_single_turn_is_given_the_prompt(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """With one turn the longest input is the longest prompt; with several it is at least that."""
     longest, prompt = run.generator.max_input_length, run.trainer.max_prompt_length
-    if longest is None or longest == prompt or (run.generator.max_turns > 1 and longest > prompt):
+    turns = max(run.generator.max_turns, 2 if run.environment.agent.plays else 1)
+    if longest is None or longest == prompt or (turns > 1 and longest > prompt):
         return
-    turns = run.generator.max_turns
     wanted = "equal to" if turns == 1 else "at least"
     yield Problem(
         path="generator.max_input_length",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.config.check_cases import (
+    agents,
     algorithm,
     asynchronous,
     batches,
@@ -21,6 +22,7 @@ from tests.config.check_cases import (
 )
 
 MODULES = (
+    agents,
     algorithm,
     asynchronous,
     batches,

@@ -1,0 +1,57 @@
+"""Checks of agents (`environment.agent`): what plays, what rewards it, and which estimators can use its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from skyrl.config.facts import estimator_facts
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.errors import Problem
+from skyrl.tree.rules import Check
+
+_AGENT = "environment.agent"
+
+
+def the_agent_is_one_program(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A command or a function plays, and a function has no exit code."""
+    agent = run.environment.agent
+    if agent.command and agent.function is not None:
+        message = f"{_AGENT}.command is given, too"
+        yield Problem(path=f"{_AGENT}.function", message=message, hint="leave one of them out")
+    if agent.function is not None and not agent.command and agent.reward == "exit_code":
+        message = "a function has no exit code"
+        yield Problem(path=f"{_AGENT}.reward", message=message, hint="take returned, and return the reward")
+
+
+def an_agent_asks_when_it_wants(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """`batched` hands all prompts to the engine at once."""
+    if run.environment.agent.plays and run.generator.batched:
+        message = "one call of the engine with all prompts leaves nothing for an agent to ask"
+        yield Problem(path="generator.batched", message=message, hint="set it to false")
+
+
+def rows_of_agents_can_be_compared(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A trajectory of several rows shares one advantage, which discounting would break."""
+    if not run.environment.agent.plays:
+        return
+    algorithm = run.trainer.algorithm
+    if estimator_facts(algorithm).discounts:
+        yield Problem(
+            path="trainer.algorithm.advantage_estimator",
+            message=f"{algorithm.advantage_estimator} discounts over tokens, and an agent's trajectory may have rows "
+            "that have none in common",
+            hint="use grpo, rloo or maxrl",
+        )
+    if algorithm.loss_reduction == "token_mean_legacy":
+        yield Problem(
+            path="trainer.algorithm.loss_reduction",
+            message="token_mean_legacy weighs micro-batches, whose number differs where trajectories have several rows",
+            hint="use token_mean",
+        )
+
+
+AGENT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
+    the_agent_is_one_program,
+    an_agent_asks_when_it_wants,
+    rows_of_agents_can_be_compared,
+)

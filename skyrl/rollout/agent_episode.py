@@ -1,0 +1,107 @@
+"""One attempt at one sample that an agent plays: its calls become the rows, and its end the reward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from skyrl.endpoint.conversations import Turn
+from skyrl.endpoint.trajectories import PlayedTrajectory
+from skyrl.rollout.agent_runner import AgentRunner, Call, Returned
+from skyrl.rollout.env_calls import EpisodeError, number
+from skyrl.rollout.episode import Episode
+from skyrl.rollout.transcript import Transcript
+from skyrl.trajectory import Failure, StopReason, Trajectory
+
+
+class AgentEpisode(Episode):
+    """Single use: `run`, and `close` whatever happened."""
+
+    async def run(self) -> Trajectory:
+        """Run the agent to its end. Raises `EpisodeError` for one that fails, or that asks the policy nothing."""
+        agent = self._agent
+        if agent.config.reward == "environment":
+            await self.begin()
+        played = PlayedTrajectory(
+            sample=self.key, sampling=self._context.sampling, most_requests=agent.config.max_requests
+        )
+        try:
+            with agent.endpoint.trajectories.playing(played):
+                returned = await self._returned(played)
+        except EpisodeError:
+            if not played.cut_off:
+                raise
+            returned = None  # it could not go on, and what it has is judged
+        finally:
+            played.conversations.end()
+        return await self._rewarded(played, returned)
+
+    @property
+    def _agent(self) -> AgentRunner:
+        assert self._context.agent is not None, "an agent's episode has an agent"
+        return self._context.agent
+
+    async def _returned(self, played: PlayedTrajectory) -> Returned:
+        """Runs the agent. Raises `EpisodeError` where it fails."""
+        agent, who = self._agent, self._who("the agent for")
+        messages = [dict(message) for message in self._begun_with]
+        task = {**self._extras(), "messages": messages}
+        call = Call(task=task, url=agent.endpoint.url, key=played.key, model=agent.model)
+        returned, seconds = await agent(who, call)
+        self._seconds["env_run"] += seconds
+        if returned.exit_code and agent.config.reward != "exit_code":
+            said = f"{who} ended with exit code {returned.exit_code}: {str(returned.value).strip()[-400:]}"
+            raise EpisodeError(Failure(kind="raised", reason=said))
+        return returned
+
+    async def _rewarded(self, played: PlayedTrajectory, returned: Returned | None) -> Trajectory:
+        branches = played.conversations.branches()
+        if not branches:
+            said = f"{self._who('the agent for')} asked the policy nothing, so that there is nothing to train on"
+            raise EpisodeError(Failure(kind="raised", reason=said))
+        *earlier, self._transcript = map(_transcript, branches)
+        self._earlier = [transcript.step() for transcript in earlier]
+        last = branches[-1][-1].completion
+        match self._agent.config.reward:
+            case "environment":
+                await self._judge(evolve(last, text=_answer(returned, last.text)))
+            case "returned":
+                value = 0.0 if returned is None else number(_last_line(returned), f"{self._who('the agent for')} gave")
+                self._transcript.credit(value)
+            case "exit_code":
+                self._transcript.credit(float(returned is not None and returned.exit_code == 0))
+        self._metrics |= {
+            "agent_requests": float(played.requests),
+            "agent_rows": float(len(branches)),
+            "agent_overruled_settings": float(math.fsum(played.overruled.values())),
+        }
+        reason: StopReason = "length" if played.cut_off else last.stop_reason
+        return self._trajectory(reason)
+
+
+def _transcript(branch: Sequence[Turn]) -> Transcript:
+    """A branch as a row: tokens that another branch has trained on already belong to the prompt."""
+    transcript = Transcript(branch[0].prompt_ids)
+    for turn in branch:
+        transcript.place(turn.prompt_ids[len(transcript.input_ids) :])
+        transcript.sample(turn.completion)
+    return transcript
+
+
+def _answer(returned: Returned | None, last: str) -> str:
+    """The text to judge: what the agent returned or printed, or its last answer where that is nothing."""
+    given = "" if returned is None or returned.value is None else str(returned.value).strip()
+    return given or last
+
+
+def _last_line(returned: Returned) -> object:
+    """The number that a function returned; for a program, the last line that it printed, as a number if it is one."""
+    if returned.exit_code is None:
+        return returned.value
+    lines = str(returned.value).strip().splitlines() or [""]
+    try:
+        return float(lines[-1])
+    except ValueError:
+        return lines[-1]

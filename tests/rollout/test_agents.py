@@ -1,0 +1,204 @@
+"""Agents as environments: what they ask becomes rows, token by token, and their end the reward."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from attrs import evolve
+
+from skyrl.config.environment import AgentConfig
+from skyrl.errors import TaskError
+from skyrl.inference.engine import Completion
+from skyrl.inference.torch_engine import TorchEngine
+from skyrl.rollout.agent_runner import agent_of
+from tests.endpoint.serving import TOOLS_CHATML, Script
+from tests.inference.nano import full_forward_logprobs, nano_model
+from tests.rollout.agent_episodes import CALL, by, play, playing, scripted
+from tests.rollout.chats import chat_tokenizer
+
+
+async def test_a_conversation_is_one_row_of_the_engines_own_tokens() -> None:
+    made, script = await scripted([CALL, CALL, "3"], by("talks", reward="environment"))
+    tokenizer = script.tokenizer
+    assert made.earlier == ()
+    assert made.reward == 1.0
+    assert made.answer == "3"
+    sampled = [i for i, mask in zip(made.response_ids, made.loss_mask, strict=True) if mask]
+    assert tokenizer.decode(sampled) == f"{CALL}<|im_end|>{CALL}<|im_end|>3<|im_end|>"
+    tool = "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(made.response_ids) == f"{CALL}<|im_end|>{tool}{CALL}<|im_end|>{tool}3<|im_end|>"
+    assert made.metrics == {"agent_requests": 3.0, "agent_rows": 1.0, "agent_overruled_settings": 0.0}
+
+
+async def test_later_requests_start_from_the_ids_that_were_sampled_whatever_their_text_says() -> None:
+    script = Script([CALL, "3"])
+    odd = script.tokenizer.convert_tokens_to_ids("<|im_start|>")  # left out of the text that the agent sees
+
+    async def generate(request: Any) -> Any:
+        (one,) = await Script.generate(script, request)
+        ids = (odd, *one.token_ids)
+        return (evolve(one, token_ids=ids, logprobs=(-0.5, *one.logprobs), weight_versions=(3,) * len(ids)),)
+
+    class Odd:
+        pass
+
+    engine = Odd()
+    engine.generate = generate  # type: ignore[attr-defined]  # an engine is what it does
+    async with playing(engine, script.tokenizer, by("talks", reward="environment")) as generator:
+        (made,) = await play(generator)
+    first, second = script.requests
+    answer = made.response_ids[: made.loss_mask.index(0)]
+    assert answer[0] == odd
+    assert second.prompt_ids[: len(first.prompt_ids) + len(answer)] == first.prompt_ids + answer
+
+
+async def test_a_rewritten_history_is_a_row_of_its_own() -> None:
+    made, script = await scripted(["a", "b", "c"], by("forgets"))
+    (before,) = made.earlier
+    assert made.reward == 0.5
+    assert before.rewards == ()
+    texts = [
+        script.tokenizer.decode([i for i, mask in zip(row.response_ids, row.loss_mask, strict=True) if mask])
+        for row in (before, made)
+    ]
+    assert texts == ["a<|im_end|>b<|im_end|>", "c<|im_end|>"]
+    assert "summary" in script.tokenizer.decode(made.prompt_ids)
+
+
+async def test_parallel_calls_are_rows_that_train_on_each_token_once() -> None:
+    made, script = await scripted(["a", "b", "c"], by("splits"))
+    rows = [
+        script.tokenizer.decode([i for i, mask in zip(row.response_ids, row.loss_mask, strict=True) if mask])
+        for row in made.steps
+    ]
+    assert sorted(rows) == ["a<|im_end|>b<|im_end|>", "c<|im_end|>"]
+    forked = next(row for row, text in zip(made.steps, rows, strict=True) if text == "c<|im_end|>")
+    assert "a<|im_end|>" in script.tokenizer.decode(forked.prompt_ids)
+
+
+async def test_log_probabilities_of_every_row_are_those_of_a_forward_pass() -> None:
+    tokenizer, model = chat_tokenizer(TOOLS_CHATML), nano_model()
+    engine = TorchEngine(model, tokenizer, max_num_seqs=8)
+    async with playing(engine, tokenizer, by("forgets"), max_model_len=256) as generator:
+        made = await play(generator, samples=2)
+    await engine.close()
+    for row in (row for trajectory in made for row in trajectory.steps):
+        whole = Completion(
+            token_ids=row.response_ids,
+            text="",
+            logprobs=row.rollout_logprobs,
+            weight_versions=row.weight_versions,
+            stop_reason="stop",
+        )
+        ours = full_forward_logprobs(model, row.prompt_ids, whole, 1.0).tolist()
+        pairs = [(a, b) for a, b, mask in zip(ours, row.rollout_logprobs, row.loss_mask, strict=True) if mask]
+        assert [a for a, _ in pairs] == pytest.approx([b for _, b in pairs], abs=1e-4)
+    assert made[0].response_ids != made[1].response_ids
+
+
+async def test_the_runs_sampling_settings_stand_and_lengths_may_be_shortened() -> None:
+    made, script = await scripted(["a"], by("wants_heat"))
+    (request,) = script.requests
+    assert (request.sampling.temperature, request.sampling.max_generate_length) == (1.0, 2)
+    assert made.metrics["agent_overruled_settings"] == 1.0
+
+
+async def test_an_agent_that_reaches_the_limit_of_requests_is_judged_by_what_it_has() -> None:
+    made, _ = await scripted(["a"] * 4, by("never_stops", max_requests=4))
+    assert (made.failed, made.stop_reason, made.reward) == (False, "length", 0.0)
+    assert sum(made.loss_mask) == 8  # a letter and an end, four times
+
+
+async def test_a_conversation_that_fills_the_model_ends_the_trajectory() -> None:
+    made, script = await scripted(["a"] * 9, by("never_stops"), max_model_len=120)
+    assert (made.failed, made.stop_reason) == (False, "length")
+    assert len(made.prompt_ids) + len(made.response_ids) <= 120
+    assert len(script.requests) < 9
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "said"),
+    [
+        ("asks_nothing", "raised", "asked the policy nothing"),
+        ("says_no_number", "wrong_type", "'a lot', which is not a finite number"),
+    ],
+)
+async def test_an_agent_that_cannot_be_trained_on_is_a_failure(function: str, kind: str, said: str) -> None:
+    made, _ = await scripted(["a"], by(function))
+    assert made.failed
+    assert [failure.kind for failure in made.failures] == [kind]
+    assert said in made.failures[0].reason
+
+
+async def test_an_agent_beyond_its_time_is_a_failure_that_is_tried_again() -> None:
+    made, _ = await scripted([], by("sleeps", timeout_seconds=0.05), gym={"max_attempts": 2})
+    assert [failure.kind for failure in made.failures] == ["timeout", "timeout"]
+    assert "environment.agent.timeout_seconds" in made.failures[0].reason
+
+
+PROGRAM = """
+import json, os, sys
+import openai
+task = json.load(sys.stdin)
+client = openai.OpenAI(max_retries=0)  # everything it needs is in its environment
+answer = client.chat.completions.create(model=os.environ["MODEL"], messages=task["messages"])
+print("looking at", task["data_source"])
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("reward", "end", "paid", "kind"),
+    [
+        ("returned", "print(0.25)", 0.25, None),
+        ("exit_code", "sys.exit(0)", 1.0, None),
+        ("exit_code", "sys.exit(3)", 0.0, None),
+        ("returned", "sys.exit('no luck')", 0.0, "raised"),
+    ],
+)
+async def test_a_program_is_an_agent(tmp_path: Path, reward: Any, end: str, paid: float, kind: str | None) -> None:
+    program = tmp_path / "agent.py"
+    program.write_text(PROGRAM.format(end=end))
+    made, _ = await scripted(["3"], AgentConfig(command=(sys.executable, str(program)), reward=reward))
+    assert [failure.kind for failure in made.failures] == ([kind] if kind else [])
+    assert made.reward == paid
+    if kind:
+        assert "exit code 1: no luck" in made.failures[0].reason
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (by("wants_more"), "wants budget"),
+        (by("missing"), "missing"),
+        (AgentConfig(command=("no-such-program",)), "no-such-program"),
+    ],
+)
+def test_an_agent_that_cannot_be_started_is_named(config: AgentConfig, said: str) -> None:
+    with pytest.raises(TaskError, match=said):
+        agent_of(config)
+
+
+async def test_the_key_of_a_trajectory_ends_with_it_and_nobody_else_is_served() -> None:
+    script, keys = Script(["a", "b"]), []
+    async with playing(script, script.tokenizer, by("wants_heat")) as generator:
+        agent = generator._agent
+        assert agent is not None
+        playing_one = agent.endpoint.trajectories.playing
+
+        def noted(trajectory: Any) -> Any:
+            keys.append(trajectory.key)
+            return playing_one(trajectory)
+
+        agent.endpoint.trajectories.playing = noted  # type: ignore[method-assign]  # looks on
+        await play(generator)
+        async with httpx.AsyncClient(base_url=agent.endpoint.url) as http:
+            statuses = [
+                (await http.get("/v1/models", headers={"authorization": f"Bearer {key}"})).status_code
+                for key in (keys[0], "any")
+            ]
+    assert statuses == [401, 401]
