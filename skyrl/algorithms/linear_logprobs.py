@@ -16,6 +16,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from skyrl.algorithms.compiled import change_of_scores, compiled, logprobs_and_entropy, statistics
 from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.algorithms.shapes import expect_same_shape
 
@@ -52,13 +53,14 @@ def linear_logprobs(
     temperature: float,
     with_entropy: bool = True,
     entropy_gradient: bool = False,
+    compile_it: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(hidden weight^T / temperature) at the targets, and, if wanted, the entropy of each distribution, in
     nats.
 
     Shapes: `hidden` (N, H) and `weight` (V, H), of one type, `targets` (N,) int64; both results (N,) float32. Softmax
-    is computed in float32 whatever the type. The entropy has a gradient only if that is asked for. Raises ValueError
-    for a target of another shape than `hidden` has rows.
+    is computed in float32 whatever the type. The entropy has a gradient only if that is asked for. `compile_it` does
+    what follows the product by `torch.compile`. Raises ValueError for a target of another shape than `hidden` has rows.
 
     The rows of `weight` may be distributed over ranks, each of which has the same other arguments: then none of them
     has the logits of the whole vocabulary, and all get the results (Megatron-LM's vocabulary-parallel cross entropy,
@@ -69,11 +71,34 @@ def linear_logprobs(
     if part or not _fits_plainly(hidden.shape[0] * weight.shape[0], hidden.device):
         apply: Any = _LinearLogprobs.apply
         own = weight.to_local() if isinstance(weight, DTensor) else weight
-        logprobs, spread = apply(hidden, own, targets, temperature, with_entropy, part or VocabularyPart())
+        logprobs, spread = apply(hidden, own, targets, temperature, with_entropy, part or VocabularyPart(), compile_it)
         if not with_entropy:
             return logprobs, None
         return logprobs, spread if entropy_gradient else spread.detach()
     logits = torch.nn.functional.linear(hidden, weight)
+    return logprobs_of_logits(
+        logits,
+        targets,
+        temperature=temperature,
+        with_entropy=with_entropy,
+        entropy_gradient=entropy_gradient,
+        compile_it=compile_it,
+    )
+
+
+def logprobs_of_logits(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float,
+    with_entropy: bool,
+    entropy_gradient: bool = False,
+    compile_it: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The same of a table of logits (N, V) that is there already."""
+    if compile_it and with_entropy:
+        logprobs, spread = compiled(logprobs_and_entropy)(logits, targets, temperature)
+        return logprobs, spread if entropy_gradient else spread.detach()
     logprobs = token_logprobs(logits, targets, temperature=temperature)
     if not with_entropy:
         return logprobs, None
@@ -129,10 +154,15 @@ class _LinearLogprobs(torch.autograd.Function):
         temperature: float,
         with_entropy: bool,
         part: VocabularyPart,
+        compile_it: bool,
     ) -> tuple[Tensor, Tensor]:
         logprobs, spread, norms = (torch.zeros(len(hidden), device=hidden.device) for _ in range(3))
+        compile_it = compile_it and part.group is None
         for rows in _chunks(hidden, weight):
             scores = _scores(hidden[rows], weight, temperature)
+            if compile_it:
+                logprobs[rows], spread[rows], norms[rows] = compiled(statistics)(scores, targets[rows])
+                continue
             highest = part.reduce(scores.amax(-1), dist.ReduceOp.MAX)
             scores.sub_(highest.unsqueeze(-1))
             weights = scores.exp()
@@ -146,7 +176,7 @@ class _LinearLogprobs(torch.autograd.Function):
                 spread[rows] = total.log() - weighted[0] / total
             del scores, weights
         ctx.save_for_backward(hidden, weight, targets, norms, spread)
-        ctx.temperature, ctx.part = temperature, part
+        ctx.temperature, ctx.part, ctx.compile_it = temperature, part, compile_it
         ctx.set_materialize_grads(False)
         return logprobs, spread
 
@@ -159,16 +189,15 @@ class _LinearLogprobs(torch.autograd.Function):
         for_hidden = torch.empty_like(hidden) if wanted_hidden else None
         for_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if wanted_weight else None
         for rows in _chunks(hidden, weight):
-            change = _scores(hidden[rows], weight, ctx.temperature).sub_(norms[rows].unsqueeze(-1))  # log p
             factor = torch.zeros_like(norms[rows]) if of_logprobs is None else of_logprobs[rows]
-            if of_entropy is None:
-                change = change.exp_().mul_(-factor.unsqueeze(-1))
+            change = _scores(hidden[rows], weight, ctx.temperature)
+            if ctx.compile_it:
+                slope = torch.zeros_like(factor) if of_entropy is None else of_entropy[rows]
+                change = compiled(change_of_scores)(change, targets[rows], norms[rows], spread[rows], factor, slope)
             else:
-                share = change.exp()
-                change.add_(spread[rows].unsqueeze(-1)).mul_(of_entropy[rows].unsqueeze(-1))
-                change.add_(factor.unsqueeze(-1)).mul_(share).neg_()
-                del share
-            ctx.part.add_at(change, targets[rows], factor)
+                logs = change.sub_(norms[rows].unsqueeze(-1))
+                change = _change(logs, spread[rows], factor, None if of_entropy is None else of_entropy[rows])
+                ctx.part.add_at(change, targets[rows], factor)
             change = change.div_(ctx.temperature).to(hidden.dtype)
             if for_hidden is not None:
                 for_hidden[rows] = change @ weight
@@ -176,7 +205,16 @@ class _LinearLogprobs(torch.autograd.Function):
                 _add_product(for_weight, change, hidden[rows])
         if for_hidden is not None:
             ctx.part.reduce(for_hidden)
-        return for_hidden, None if for_weight is None else for_weight.to(weight.dtype), None, None, None, None
+        return for_hidden, None if for_weight is None else for_weight.to(weight.dtype), *[None] * 5
+
+
+def _change(logs: Tensor, spread: Tensor, of_logprobs: Tensor, of_entropy: Tensor | None) -> Tensor:
+    """What `change_of_scores` computes of log p, but for the targets, in the memory of `logs`."""
+    if of_entropy is None:
+        return logs.exp_().mul_(-of_logprobs.unsqueeze(-1))
+    share = logs.exp()
+    logs.add_(spread.unsqueeze(-1)).mul_(of_entropy.unsqueeze(-1))
+    return logs.add_(of_logprobs.unsqueeze(-1)).mul_(share).neg_()
 
 
 def _scores(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:

@@ -62,6 +62,10 @@ LEARNER_EFFECTS: tuple[Effect, ...] = (
     ),
     *(effect for model in (POLICY, CRITIC, REFERENCE) for effect in model_effects(model)),
     *(effect for model in (POLICY, CRITIC) for effect in _optimizer(model)),
+    effect_where(
+        "trainer.policy.use_torch_compile",
+        Condition("trainer.policy.tensor_parallel_size is 1", lambda run: run.trainer.policy.tensor_parallel_size == 1),
+    ),
     effect_where("trainer.policy.record_memory", Condition("trainer.profile_steps has a step", _profiles)),
     *(effect_where(f"trainer.placement.ref_{name}", _KL) for name in ("num_nodes", "num_gpus_per_node")),
     *(effect_where(f"trainer.placement.critic_{name}", _CRITIC) for name in ("num_nodes", "num_gpus_per_node")),

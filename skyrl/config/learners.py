@@ -192,7 +192,9 @@ class PolicyConfig(BaseConfig):
     model. 1: matrices are whole. Under Megatron: `tensor_model_parallel_size` instead."""
 
     use_torch_compile: bool = False
-    """Compile the computation of log-probabilities and entropy from logits with `torch.compile`."""
+    """Compute log-probabilities and entropy from logits by `torch.compile`, in updates: fewer passes over the table of
+    tokens x vocabulary, and less memory for it. The first updates wait for the compiler, which on a CPU needs g++ or
+    another C++ compiler. Equal up to rounding."""
 
     use_dropout: bool = False
     """Train with the dropout that the model's configuration names, such as `attention_dropout`; off while scoring. What

@@ -65,7 +65,6 @@ UNIMPLEMENTED: tuple[Unimplemented, ...] = (
     # learners
     Unimplemented(_POLICY + "model.lora.lora_sync_path", "sending adapters on their own"),
     Unimplemented(_POLICY + "megatron_config", "Megatron learners"),
-    Unimplemented(_POLICY + "use_torch_compile", "torch.compile", (False,)),
     Unimplemented("trainer.ref.model.lora", "adapters of a reference"),
     Unimplemented("trainer.ref.megatron_config", "Megatron learners"),
     Unimplemented("trainer.critic.model.lora.lora_sync_path", "sending adapters on their own"),

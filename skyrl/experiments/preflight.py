@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,24 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
     return services_have_their_keys
 
 
+def a_compiler_is_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
+    """The check that `torch.compile` finds a C++ compiler, which it calls for a CPU: CXX among these variables, or one
+    of the usual names.
+    """
+
+    def compiles(run: SkyRLTrainConfig) -> Iterator[Problem]:
+        names = (environ.get("CXX") or "g++", "c++", "clang++")
+        wanted = run.trainer.policy.use_torch_compile and run.trainer.device == "cpu"
+        if wanted and not any(shutil.which(name, path=environ.get("PATH")) for name in names):
+            yield Problem(
+                path="trainer.policy.use_torch_compile",
+                message="torch.compile calls a C++ compiler on a CPU, and there is none (CXX, g++, c++, clang++)",
+                hint="install g++, or set it to false",
+            )
+
+    return compiles
+
+
 def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
     """The path that asks for it, the package, and the extra that brings it."""
     yield "trainer.policy.model.path", "torch", "train"
@@ -231,6 +250,7 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     there_are_gpus_for_it,
     flash_attention_is_installed,
     keys_are_there(os.environ),
+    a_compiler_is_there(os.environ),
     tokens_of_servers_are_there(os.environ),
     training_gives_servers_its_weights,
     folders_can_be_written,

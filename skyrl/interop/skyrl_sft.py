@@ -42,7 +42,7 @@ _KEYS: dict[str, Entry] = {
     "strategy": _strategy,
     "sequence_parallel_size": only(1, does="each GPU has whole sequences", otherwise="sequence parallelism"),
     "model_config_kwargs": later("changes to the model's configuration", {}),
-    "use_torch_compile": later("torch.compile", False),
+    "use_torch_compile": later("torch.compile of supervised runs", False),
     "record_memory": goes_to("record_memory"),
     "torch_profiler_config.enable": later("traces of every step (profile_steps traces chosen ones)", False),
     "pretokenized_dataset_paths": later(_PRETOKENIZED, []),

@@ -10,8 +10,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from skyrl.algorithms.linear_logprobs import linear_logprobs
-from skyrl.algorithms.logprobs import entropy, token_logprobs
+from skyrl.algorithms.linear_logprobs import linear_logprobs, logprobs_of_logits
 from skyrl.batch import TrainingBatch
 from skyrl.errors import ModelError
 from skyrl.learners.row_layouts import MicroBatch, RowLayout, packed, padded
@@ -88,13 +87,15 @@ def compute_logprobs(
     temperature: float,
     entropy_gradient: bool = False,
     measured: bool = True,
+    compile_it: bool = False,
 ) -> Outputs:
     """A policy's `ForwardFn`: log-probability of every token that `loss_mask` selects; and, while it learns, the
     entropy
     of the distribution that the token was drawn from, and how far, in nats, its log-probability is from the engine's.
 
     `model` is a transformers causal language model. The entropy has a gradient only if that is asked for. `measured`
-    False leaves it and the distance out: nobody sampled the tokens.
+    False leaves it and the distance out: nobody sampled the tokens. `compile_it` does what follows the logits by
+    `torch.compile`.
     """
     batch, layout, learns = micro.rows, micro.layout, torch.is_grad_enabled() and measured
     targets = layout.own(batch.pick(batch.input_ids))
@@ -105,14 +106,22 @@ def compute_logprobs(
             temperature=temperature,
             with_entropy=learns,
             entropy_gradient=entropy_gradient,
+            compile_it=compile_it,
         )
         with in_place_of_the_head(model, lambda hidden, weight: _columns(*read(layout.pick(hidden), weight))):
             columns = options.answer(model, layout)
     else:
         logits = layout.pick(options.answer(model, layout))
-        with torch.set_grad_enabled(entropy_gradient and learns):
-            of_each = entropy(logits, temperature=temperature) if learns else None
-        columns = _columns(token_logprobs(logits, targets, temperature=temperature), of_each)
+        columns = _columns(
+            *logprobs_of_logits(
+                logits,
+                targets,
+                temperature=temperature,
+                with_entropy=learns,
+                entropy_gradient=entropy_gradient,
+                compile_it=compile_it,
+            )
+        )
     found, *spread = layout.join(columns).unbind(1)
     if not learns:
         return Outputs(values=batch.place(found))

@@ -86,7 +86,7 @@ class PolicyWorker(LearningWorker):
 
     @staticmethod
     def _reading(trainer: TrainerConfig) -> ForwardFn:
-        return _log_probabilities(trainer)
+        return _log_probabilities(trainer, compile_it=trainer.policy.use_torch_compile)
 
 
 class SFTWorker(PolicyWorker):
@@ -157,10 +157,11 @@ def _causal_lm(
     return ModelSource(load=lambda device: adapt(load(device)), meta_model=lambda: adapt(meta_model()))
 
 
-def _log_probabilities(trainer: TrainerConfig) -> ForwardFn:
+def _log_probabilities(trainer: TrainerConfig, *, compile_it: bool = False) -> ForwardFn:
     algorithm = trainer.algorithm
     return partial(
         compute_logprobs,
         temperature=required(algorithm.temperature, "trainer.algorithm.temperature"),
         entropy_gradient=algorithm.use_entropy_loss,
+        compile_it=compile_it,
     )

@@ -172,3 +172,27 @@ def test_a_gpu_computes_the_same_in_chunks_and_at_once(monkeypatch: pytest.Monke
         results.append([found, spread, *torch.autograd.grad(found.sum(), leaves)])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, atol=1e-2, rtol=1e-2)  # TF32 where the GPU has it
+
+
+@pytest.mark.parametrize("by_the_compiler", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("plain_up_to", [0, TOKENS * VOCABULARY])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_what_is_compiled_computes_the_same(
+    by_the_compiler: bool, plain_up_to: int, entropy_gradient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default its functions are called as they are: a compiler takes long."""
+    if not by_the_compiler:
+        monkeypatch.setattr(module, "compiled", lambda function: function)
+    monkeypatch.setattr(module, "PLAIN_UP_TO", plain_up_to)
+    shares = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(1))
+    results = []
+    for compile_it in (False, True):
+        hidden, weight, targets = problem()
+        logprobs, entropy = linear_logprobs(
+            hidden, weight, targets, temperature=0.7, entropy_gradient=entropy_gradient, compile_it=compile_it
+        )
+        assert entropy is not None
+        ((logprobs * shares[0]).sum() + (entropy * shares[1]).sum() * entropy_gradient).backward()
+        results.append((logprobs, entropy, hidden.grad, weight.grad))
+    for compiled, plain in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-5)

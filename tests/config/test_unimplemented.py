@@ -50,7 +50,7 @@ def evolve_if_possible(run: SkyRLTrainConfig, path: str, value: Any) -> SkyRLTra
 @pytest.mark.parametrize(
     ("path", "value", "hint"),
     [
-        ("trainer.policy.use_torch_compile", True, "what runs: false"),
+        ("generator.inference_engine.fully_sharded_loras", True, "what runs: false"),
         ("trainer.strategy", "megatron", "what runs: fsdp or fsdp2 or deepspeed"),
     ],
 )
@@ -121,11 +121,6 @@ def test_a_run_on_several_processes_or_engines_is_not_refused(values: dict[str, 
             {ENGINE + "weight_sync_backend": "delta"},
             ENGINE + "weight_sync_backend",
             "'delta' does not run in this version, which has not implemented it yet: sending the differences alone",
-        ),
-        (
-            {"trainer.policy.use_torch_compile": True, **gpus(2, "policy", "ref"), ENGINE + "num_engines": 2},
-            "trainer.policy.use_torch_compile",
-            "True does not run in this version, which has not implemented it yet: torch.compile",
         ),
         (
             {ENGINE + "weight_sync_backend": "nccl"},

@@ -70,6 +70,21 @@ def noted_activations() -> Iterator[list[int]]:
         yield held
 
 
+@observable("the functions of logits that `torch.compile` is given in an update")
+def compiled_functions(scene: Scene) -> object:
+    given: list[str] = []
+
+    def note(function: Any) -> Any:
+        given.append(function.__name__)
+        return function
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skyrl.algorithms.linear_logprobs.compiled", note)
+        worker = PolicyWorker(scene.run.trainer, policy_objective(scene.run.trainer.algorithm))
+        asyncio.run(worker.update(small_batch()))
+    return given
+
+
 @observable("the strategy that holds the learner's model", long=True)
 def strategy(scene: Scene) -> object:
     trainer = scene.run.trainer

@@ -9,6 +9,7 @@ from tests.effects.checkpoints import kept, start, start_after_a_change, verifie
 from tests.effects.course import attempts, course, course_with_nan, grace, stall, stop
 from tests.effects.observables import alarms, placement, planned_steps, ray_arguments, run, samples, tracked
 from tests.effects.passes import (
+    compiled_functions,
     derived,
     evaluated,
     optimizer_steps,
@@ -62,6 +63,7 @@ LEARNER: tuple[Probe, ...] = (
     *on(passes, {}, micro_train_batch_size_per_gpu=2, micro_forward_batch_size_per_gpu=2),
     *on(passes, {}, max_tokens_per_microbatch=12, use_sample_packing=False, share_group_prompts=False),
     *on(passes, {"max_tokens_per_microbatch": 1000}, min_microbatches=2),
+    Probe("trainer.policy.use_torch_compile", True, compiled_functions),
     *on(tokenizer, {}, disable_fast_tokenizer=True, tokenizer_path="{nano}/other"),
 )
 

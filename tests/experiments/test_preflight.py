@@ -23,6 +23,7 @@ from skyrl.experiments.model_checks import (
     ranks_that_share_sequences_share_their_heads,
 )
 from skyrl.experiments.preflight import (
+    a_compiler_is_there,
     keys_are_there,
     packages_are_installed,
     the_trackers_are_there,
@@ -54,6 +55,15 @@ def test_a_package_that_is_not_there_is_told_with_its_extra(
     [problem] = packages_are_installed(run)
     assert problem.path == path
     assert problem.hint.startswith("pip install 'skyrl[")
+
+
+def test_a_machine_without_a_compiler_cannot_compile(tmp_path: Path) -> None:
+    run = resolved(trainer__device="cpu", trainer__policy__use_torch_compile=True)
+    [problem] = a_compiler_is_there({"PATH": str(tmp_path)})(run)
+    assert (problem.path, problem.hint) == ("trainer.policy.use_torch_compile", "install g++, or set it to false")
+    own = tmp_path / "my-cxx"
+    own.touch(mode=0o755)
+    assert list(a_compiler_is_there({"PATH": str(tmp_path), "CXX": str(own)})(run)) == []
 
 
 def test_a_run_that_takes_more_gpus_than_there_are_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

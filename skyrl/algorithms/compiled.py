@@ -1,0 +1,51 @@
+"""Log-probabilities and entropy from logits as single functions of tensors, for `torch.compile`.
+
+Compiled, each is a kernel or two that pass over a table of tokens x vocabulary once, where the operations one by one
+pass over it several times and keep what is in between. Shapes: scores (N, V) float32, all others (N,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skyrl.algorithms.logprobs import entropy, token_logprobs
+
+
+def logprobs_and_entropy(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """`token_logprobs` and `entropy` of one table of logits."""
+    return token_logprobs(logits, targets, temperature=temperature), entropy(logits, temperature=temperature)
+
+
+def statistics(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log p at the targets, entropy of p, and log of the sum of exp(scores), where p is the softmax of `scores`."""
+    highest = scores.amax(-1)
+    shifted = scores - highest.unsqueeze(-1)
+    weights = shifted.exp()
+    total = weights.sum(-1)
+    chosen = shifted.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    spread = total.log() - (weights * shifted).sum(-1) / total
+    return chosen - total.log(), spread, highest + total.log()
+
+
+def change_of_scores(
+    scores: Tensor, targets: Tensor, norms: Tensor, spread: Tensor, of_logprobs: Tensor, of_entropy: Tensor
+) -> Tensor:
+    """(N, V): gradient of the scores, given those of the log-probabilities and of the entropies.
+
+    d log p_y / dz = 1_y - p and dH / dz = -p (log p + H).
+    """
+    logs = scores - norms.unsqueeze(-1)
+    of_each = of_logprobs.unsqueeze(-1) + (logs + spread.unsqueeze(-1)) * of_entropy.unsqueeze(-1)
+    return (-logs.exp() * of_each).scatter_add(-1, targets.unsqueeze(-1), of_logprobs.unsqueeze(-1))
+
+
+@cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function by `torch.compile`, for any numbers of tokens; compiled when it is first called."""
+    made: Callable[..., Any] = torch.compile(function, dynamic=True)
+    return made
