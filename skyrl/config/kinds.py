@@ -6,6 +6,7 @@ from typing import Any
 
 from skyrl.config.checks.agents import AGENT_CHECKS
 from skyrl.config.checks.algorithm import ALGORITHM_CHECKS
+from skyrl.config.checks.allocation import ALLOCATION_CHECKS
 from skyrl.config.checks.asynchronous import ASYNC_CHECKS
 from skyrl.config.checks.batches import BATCH_CHECKS
 from skyrl.config.checks.checkpoints import CHECKPOINT_CHECKS
@@ -39,6 +40,7 @@ RL = RunKind(
         *ALGORITHM_CHECKS,
         *BATCH_CHECKS,
         *PLACEMENT_CHECKS,
+        *ALLOCATION_CHECKS,
         *MEMORY_CHECKS,
         *SEQUENCE_CHECKS,
         *ENGINE_CHECKS,

@@ -1,11 +1,26 @@
 """Placement: the GPUs that each model gets, and the executor that starts the processes."""
 
-from typing import Literal
+from typing import Any, Literal
+
+from attrs import Attribute
 
 from skyrl.config.entry import BaseConfig
+from skyrl.errors import ConfigError, Problem
+from skyrl.planning.allocation import AllocationError, read_allocation
 from skyrl.tree import FREE, field, frozen
 from skyrl.tree.units import Seconds
 from skyrl.tree.validators import positive
+
+
+def _readable(instance: object, attribute: "Attribute[Any]", value: str | None) -> None:
+    """The validator of an allocation. Raises `ConfigError` with the reason where it cannot be read."""
+    try:
+        if value is not None:
+            read_allocation(value)
+    except AllocationError as error:
+        hint = "write it as in vllm:d4t2+fsdp:d8; docs/planning.md has the grammar"
+        problem = Problem(path=attribute.name, message=str(error), hint=hint)
+        raise ConfigError([problem], title="PlacementConfig cannot be built") from None
 
 
 @frozen
@@ -41,6 +56,12 @@ class PlacementConfig(BaseConfig):
     gpu_kind: Literal["H100-80", "H200-141", "A100-40", "A100-80", "L40S"] | None = field(default=None, metadata=FREE)
     """Kind of every GPU of the run, with its memory in gigabytes. `skyrl plan` and the check of a configuration then
     report whether each phase fits; nothing that a run computes depends on it. None: sizes are counted, not judged."""
+
+    allocation: str | None = field(default=None, validator=_readable, metadata=FREE)
+    """GPUs and degrees of parallelism of engines and models in one string, as AReaL writes it, in place of the fields
+    for them here, of `strategy`, of the models' parallel sizes and of the engines' number and sizes:
+    `vllm:d4t2+fsdp:d8` gives each its own GPUs, `vllm:d4t2|fsdp:d8` lets them take turns. Machines have 8 GPUs. A field
+    that is written as well has to agree. See docs/planning.md. None: the fields decide."""
 
     executor: Literal["auto", "in_process", "ray"] = field(default="auto", metadata=FREE)
     """in_process: everything runs in the process of the command, so one process per model must be enough; ray: Ray

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from skyrl.config.allocation import ALLOCATION_RULES
 from skyrl.config.engines import backend_of, engine_dtype
 from skyrl.config.every_kind import EVERY_KIND_RULES
 from skyrl.config.generator import SamplingParams
@@ -268,6 +269,7 @@ RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
     checkpoints_lie_in_a_run_folder_that_was_chosen,
     exports_lie_in_a_run_folder_that_was_chosen,
     a_tracker_that_cannot_be_had_gives_way_to_the_console,
+    *ALLOCATION_RULES,
     one_process_suffices_for_one_embedded_engine,
     the_reference_is_where_the_policy_started,
     the_first_input_is_the_prompt,

@@ -8,9 +8,9 @@ from typing import Any
 from attrs import evolve
 
 from skyrl.config.kinds import KINDS
+from skyrl.config.sizes import Model
 from skyrl.errors import ConfigError, Problem
-from skyrl.interop.areal_allocation import read_allocation
-from skyrl.interop.areal_backends import backend, engine_backend, engines, per_node, placed, sharding
+from skyrl.interop.areal_backends import allocation, backend, engine_backend
 from skyrl.interop.areal_defaults import NO_REFERENCE, has_reference, is_whole, left_out, other_defaults
 from skyrl.interop.areal_keys import INTERVALS, KEYS
 from skyrl.interop.areal_keys_2026 import KEYS_2026, LORA_KEYS
@@ -185,11 +185,6 @@ def _machines(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
         return Becomes(needless=why) if why else Becomes(not_yet="a cluster without allocation_mode")
     if not value:
         return Becomes(needless="empty: the backends decide")
-    parts = read_allocation(str(value))
-    if parts is None:
-        return Becomes(not_yet="this form of allocation_mode")
     has_reference = any(number(values.get(name, 0)) for name in ("actor.kl_ctl", "ppo.kl_ctl"))
-    writes = engines(parts[0]) | sharding(parts[1])
-    for model in ("policy", "ref") if has_reference else ("policy",):
-        writes |= placed(parts[1], model, per_node(values))
-    return Becomes(writes=writes)
+    models: tuple[Model, ...] = ("policy", "ref") if has_reference else ("policy",)
+    return allocation(str(value), values, (*models, "critic") if has_critic(values) else models)

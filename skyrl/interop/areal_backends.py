@@ -1,14 +1,16 @@
-"""AReaL's per-engine `backend`, such as `actor.backend: "megatron:d1p2t4"`, which replaces its `allocation_mode`."""
+"""AReaL's `allocation_mode`, and the per-engine `backend` that replaces it: `actor.backend: "megatron:d1p2t4"`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from skyrl.interop.areal_allocation import Part, read_training
+from skyrl.config.allocation import ROLES, engine_fields, fields_of, learner_fields
+from skyrl.config.sizes import Model
 from skyrl.interop.areal_values import Becomes
+from skyrl.planning.allocation import AllocationError, Part, read_allocation, read_part
 
-_MODELS = {"actor": "policy", "ref": "ref", "critic": "critic", "teacher": "teacher"}
+_MODELS: Mapping[str, Model] = {"actor": "policy", "ref": "ref", "critic": "critic"}
 
 
 def engine_backend(values: Mapping[str, Any]) -> str:
@@ -28,56 +30,43 @@ def backend(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
     owner = key.removesuffix(".backend")
     if values.get("allocation_mode"):
         return Becomes(needless="allocation_mode decides, here as there")
-    part = read_training(str(value))
-    if part is None:
-        return Becomes(not_yet=f"this form of backend: {value}")
+    try:
+        part = read_part(str(value))
+    except AllocationError as error:
+        return Becomes(not_yet=f"this form of backend: {error}")
     if owner == "rollout":
         return Becomes(writes=engines(part))
     if owner == "ref" and value == values.get("actor.backend"):
         return Becomes(needless="the reference shares the policy's GPUs")
-    if _MODELS.get(owner) not in ("policy", "ref", "critic"):
+    model = _MODELS.get(owner)
+    if model is None:
         return Becomes(not_yet="models beside policy, reference and critic")
-    return learners(part, _MODELS[owner], per_node(values))
+    note = "Archon is AReaL's sharding by FSDP2" if part.backend == "archon" else ""
+    return Becomes(writes=_without_ones(learner_fields(part, model, per_node(values))), note=note)
 
 
 def engines(part: Part) -> dict[str, Any]:
     """Inference engines with GPUs of their own, as in AReaL."""
-    table = "generator.inference_engine."
-    return {
-        "trainer.placement.colocate_all": False,
-        table + "backend": "vllm",
-        table + "num_engines": part.data,
-        table + "tensor_parallel_size": part.tensor,
-        table + "pipeline_parallel_size": part.pipeline,
-    }
+    own = {"trainer.placement.colocate_all": False, "generator.inference_engine.backend": "vllm"}
+    return own | engine_fields(part)
 
 
-def learners(part: Part, model: str, gpus_per_node: int) -> Becomes:
-    """The GPUs of one model, and how they share it."""
-    writes = placed(part, model, gpus_per_node)
-    note = "Archon is AReaL's sharding by FSDP2" if part.backend == "archon" else ""
-    return Becomes(writes=writes | (sharding(part) if model == "policy" else {}), note=note)
+def allocation(text: str, values: Mapping[str, Any], models: tuple[Model, ...]) -> Becomes:
+    """The conversion of `allocation_mode`, of engines and these models."""
+    try:
+        found = read_allocation(text)
+    except AllocationError as error:
+        return Becomes(not_yet=f"this form of allocation_mode: {error}")
+    if found.kind != "training":
+        return Becomes(not_yet=f"an allocation for {found.kind}: a run of skyrl needs engines and learners")
+    missing = [model for model in models if found.learner(*ROLES[model]) is None]
+    if missing:
+        return Becomes(not_yet=f"an allocation without a part for {' and '.join(missing)}")
+    fields = _without_ones(fields_of(found, per_node(values), models))
+    return Becomes(writes={"generator.inference_engine.backend": "vllm", **fields})
 
 
-def placed(part: Part, model: str, gpus_per_node: int) -> dict[str, Any]:
-    """Nodes and GPUs of one model."""
-    nodes, each = max(1, -(-part.gpus // gpus_per_node)), min(part.gpus, gpus_per_node)
-    return {f"trainer.placement.{model}_num_nodes": nodes, f"trainer.placement.{model}_num_gpus_per_node": each}
-
-
-def sharding(part: Part) -> dict[str, Any]:
-    """The strategy, and the degrees of parallelism of the policy."""
-    by_fsdp = part.tensor == 1 if part.backend == "" else part.backend != "megatron"
-    if by_fsdp and part.pipeline == 1:
-        sizes = {"sequence": part.context, **({"tensor": part.tensor} if part.tensor > 1 else {})}
-        return {
-            "trainer.strategy": "fsdp2",
-            **{f"trainer.policy.{name}_parallel_size": size for name, size in sizes.items()},
-        }
-    megatron = "trainer.policy.megatron_config."
-    degrees = {"tensor": part.tensor, "pipeline": part.pipeline}
-    return {
-        "trainer.strategy": "megatron",
-        **{f"{megatron}{name}_model_parallel_size": size for name, size in degrees.items()},
-        f"{megatron}context_parallel_size": part.context,
-    }
+def _without_ones(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields without degrees of parallelism of learners that are 1, which is their default."""
+    ones = {path for path, value in fields.items() if path.endswith("parallel_size") and value == 1}
+    return {path: value for path, value in fields.items() if path not in ones or path.startswith("generator.")}

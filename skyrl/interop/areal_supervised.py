@@ -9,13 +9,13 @@ from typing import Any
 from attrs import evolve
 
 from skyrl.config import RewardModelConfig, SFTConfig
-from skyrl.interop.areal_allocation import read_training
 from skyrl.interop.areal_settings import Tables, apply, convert_setting
 from skyrl.interop.areal_supervised_keys import COPIES, INTERVALS, KEYS
 from skyrl.interop.areal_trackers import tracker
 from skyrl.interop.areal_values import Becomes
 from skyrl.interop.report import Conversion
 from skyrl.interop.writing import Writing
+from skyrl.planning.allocation import AllocationError, read_part
 
 _TABLES = Tables(keys=KEYS, copies=COPIES, follows={"tokenizer_path": "model.path"}, intervals=INTERVALS)
 _OF_RL = ("actor.", "actor_train.", "ppo.", "gconfig.", "rollout.")
@@ -78,10 +78,11 @@ def _converted(values: Mapping[str, Any], copies: Mapping[str, str], where: str)
 
 def _allocation(text: str, values: Mapping[str, Any]) -> Becomes:
     """`fsdp:d8`: every GPU is a rank, and the ranks share the weights."""
-    part = read_training(text)
-    if part is None:
-        return Becomes(not_yet="this form of allocation_mode")
-    if part.backend == "megatron" or part.gpus != part.data:
+    try:
+        part = read_part(text)
+    except AllocationError as error:
+        return Becomes(not_yet=f"this form of allocation_mode: {error}")
+    if part.learner == "megatron" or part.gpus != part.degrees.data:
         return Becomes(not_yet=f"Megatron and sequence parallelism; all {part.gpus} GPUs can be ranks: see placement")
     per_node = values.get("cluster.n_gpus_per_node", 8)
     per_node = per_node if isinstance(per_node, int) and per_node > 0 else 8

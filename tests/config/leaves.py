@@ -74,7 +74,7 @@ def _candidates(kind: Any, default: Any) -> Iterator[Any]:
             bool: (True, False),
             int: (3, 1),
             float: (0.25, 1.5),
-            str: ("other", "zero", "http://other"),
+            str: ("other", "zero", "http://other", "vllm:d1|fsdp:d1"),
             Secret: (Secret("A_TOKEN"),),
         }[kind]
 

@@ -45,6 +45,7 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{P}executor", "ray", processes),
     *(Probe(P + name, value, processes, ON_RAY) for name, value in STARTED.items()),
     Probe(f"{P}gpu_kind", "L40S", problems, {"trainer.device": "cuda", "trainer.policy.model.path": "Qwen/Qwen3-8B"}),
+    Probe(f"{P}allocation", "vllm:d2|fsdp:d2", placement, ON_RAY),
     Probe(f"{P}colocate_all", False, placement, ON_RAY),
     Probe(f"{P}colocate_policy_ref", False, placement, {**ON_RAY, **WITH_KL, f"{P}colocate_all": False}),
     *(

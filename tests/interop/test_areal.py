@@ -10,7 +10,6 @@ import tomli_w
 
 from skyrl.config import SkyRLTrainConfig, load
 from skyrl.interop.areal import convert_areal, convert_keys
-from skyrl.interop.areal_allocation import read_allocation
 from skyrl.interop.report import Conversion, Line
 from skyrl.tree import get_at
 from skyrl.tree.sparse import as_toml_has_it
@@ -61,16 +60,6 @@ def test_what_is_renamed_stands_in_our_tree(files: tuple[Converted, ...], tmp_pa
         }
         for path, value in expected.items():
             assert value is None or get_at(run, path) == value, (file.name, path)
-
-
-def test_an_allocation_is_read_in_each_of_its_forms() -> None:
-    engines, learners = read_allocation("sglang.d16p1m1+d8p2m1") or (None, None)
-    assert engines is not None and (engines.data, engines.gpus) == (16, 16)
-    assert learners is not None and (learners.data, learners.pipeline, learners.gpus) == (8, 2, 16)
-    engines, learners = read_allocation("sglang:d4t2+fsdp:d8c2") or (None, None)
-    assert engines is not None and engines.gpus == 8
-    assert learners is not None and (learners.backend, learners.gpus) == ("fsdp", 16)
-    assert read_allocation("d4") is None
 
 
 def test_an_allocation_becomes_engines_and_learners_with_gpus_of_their_own(tmp_path: Path) -> None:

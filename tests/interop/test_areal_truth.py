@@ -86,7 +86,8 @@ def test_backends_of_each_engine_are_converted(tmp_path: Path) -> None:
     assert (engine.num_engines, engine.tensor_parallel_size, placement.colocate_all) == (2, 4, False)
     assert (run.trainer.strategy, placement.policy_num_gpus_per_node) == ("megatron", 8)
     assert run.trainer.policy.megatron_config.tensor_model_parallel_size == 4
-    assert line_of({"actor.backend": "megatron:(attn:d1|ffn:d1)"}, "actor.backend").outcome == "not yet"
+    assert line_of({"actor.backend": "megatron:(attn:d1|ffn:d1)"}, "actor.backend").outcome == "renamed"
+    assert line_of({"actor.backend": "megatron:(attn:d1|ffn:d2)"}, "actor.backend").outcome == "not yet"
 
 
 def test_only_the_options_of_the_engine_that_is_used_count(tmp_path: Path) -> None:

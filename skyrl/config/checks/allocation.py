@@ -1,0 +1,73 @@
+"""Allocation strings: they agree with the fields beside them, and what they ask for runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from skyrl.config.allocation import PATH, allocation_of, contradictions
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import models_of, starts_engines
+from skyrl.errors import Problem
+from skyrl.tree.rules import Check
+
+
+def an_allocation_and_the_fields_agree(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A field that is written beside the allocation has the value that the allocation stands for."""
+    for path, (written, wanted) in contradictions(run).items():
+        yield Problem(
+            path=path,
+            message=f"{written!r}, and {PATH} = {run.trainer.placement.allocation} stands for {wanted!r}",
+            hint="leave one of them out",
+        )
+
+
+def an_allocation_has_engines_and_learners(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A run that samples and trains needs both."""
+    allocation = allocation_of(run)
+    if allocation is None:
+        return
+    if allocation.kind == "serving alone":
+        hint = "add learners, as in vllm:d4+fsdp:d4; `skyrl evaluate` evaluates a model without any"
+        yield Problem(path=PATH, message="names engines alone, and this run trains", hint=hint)
+    if allocation.kind == "learning alone" and starts_engines(run):
+        hint = "add engines, as in vllm:d4+fsdp:d4"
+        yield Problem(path=PATH, message="names learners alone, and this run starts engines", hint=hint)
+
+
+def an_allocation_places_every_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Each model of the run is a part of its own, or shares the policy's."""
+    allocation = allocation_of(run)
+    if allocation is None or not allocation.learners:
+        return
+    if allocation.learner("policy", "actor") is None:
+        names = ", ".join(part.name for part in allocation.learners)
+        yield Problem(path=PATH, message=f"no part is the policy's: the learners are {names}", hint="name one [actor]")
+    known = {"policy", "actor", "ref", "critic"}
+    for part in allocation.learners:
+        if part.name and part.name not in known:
+            yield Problem(
+                path=PATH,
+                message=f"no model of a run is called {part.name!r}",
+                hint=f"the models of this run are {', '.join(models_of(run))}",
+            )
+
+
+def degrees_of_an_allocation_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """FSDP splits weights, sequences and matrices; pipelines and experts are Megatron's. One strategy serves a run."""
+    allocation = allocation_of(run)
+    for part in () if allocation is None else allocation.learners:
+        for name, degree in (("pipeline", part.degrees.pipeline), ("expert", part.degrees.expert)):
+            if part.learner != "megatron" and degree > 1:
+                message = f"{part.learner} learners have no {name} parallelism, and the {name} degree is {degree}"
+                yield Problem(path=PATH, message=message, hint="leave it out: d, t and c run")
+    kinds = {part.learner == "megatron" for part in (() if allocation is None else allocation.learners)}
+    if len(kinds) > 1:
+        yield Problem(path=PATH, message="some learners are Megatron's and some are not", hint="name one for all")
+
+
+ALLOCATION_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
+    an_allocation_and_the_fields_agree,
+    an_allocation_has_engines_and_learners,
+    an_allocation_places_every_model,
+    degrees_of_an_allocation_run,
+)
