@@ -150,7 +150,8 @@ def _ray(
     from skyrl.processes.ray_processes import OBJECT_STORE_BYTES
 
     port = head.rpartition(":")[2]
-    as_head = ["--head", "--port", port, "--include-dashboard=false", "--temp-dir", str(scratch)]
+    inside = str(scratch / "ray")  # which Ray opens to others
+    as_head = ["--head", "--port", port, "--include-dashboard=false", "--temp-dir", inside]
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
         *(as_head if node.rank == 0 else ["--address", head]),

@@ -25,7 +25,8 @@ on_signal() {
     touch "$ask"
 }
 trap on_signal USR1
-trap '' TERM # which Slurm sends to the run itself
+ended_by_slurm=no # which sends SIGTERM to the run itself, and decides whether the job starts again
+trap 'ended_by_slurm=yes' TERM
 
 srun "${srun_options[@]}" "${container[@]}" "${python[@]}" -m skyrl.cli launch node "${node_options[@]}" \\
     -- run "${run_words[@]}" &
@@ -38,7 +39,7 @@ wait "$step" 2> /dev/null && code=0 || code=$?
 
 _REQUEUE = """\
 # 75: the run saved a checkpoint and stopped.
-if [ "$code" -eq 75 ] && [ ! -e "$launch/{stop}" ]; then
+if [ "$code" -eq 75 ] && [ "$ended_by_slurm" = no ] && [ ! -e "$launch/{stop}" ]; then
     again=$(cat "$folder/requeues" 2> /dev/null || echo 0)
     if [ "$again" -lt {most} ]; then
         echo $((again + 1)) > "$folder/requeues"

@@ -37,17 +37,20 @@ class Stubs:
         self.folder = folder
         self._programs = folder / "programs"
         self._programs.mkdir(parents=True)
-        self._write("srun", 'printf "%s\\0" "$@" > "$STUBS/srun.words"; exit "$SRUN_CODE"')
+        self._write("srun", 'printf "%s\\0" "$@" > "$STUBS/srun.words"; $SRUN_DOES; exit "$SRUN_CODE"')
         self._write("scontrol", 'echo "$@" >> "$STUBS/scontrol.words"')
 
-    def run(self, of: Job, cluster: ClusterConfig, code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run the job's script under bash, as Slurm would."""
+    def run(
+        self, of: Job, cluster: ClusterConfig, code: int = 0, *, also: str = ":"
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the job's script under bash, as Slurm would; `also` is a command that srun runs before it ends."""
         script = of.folder / SCRIPT
         script.write_text(script_of(of, cluster, "/usr/bin/python3"))
         environment = {
             "PATH": f"{self._programs}:{os.environ['PATH']}",
             "STUBS": str(self.folder),
             "SRUN_CODE": str(code),
+            "SRUN_DOES": also,
             "SLURM_JOB_ID": "7",
         }
         return subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, check=False)

@@ -150,6 +150,12 @@ def test_a_run_that_was_stopped_on_purpose_does_not_go_back_and_has_not_failed(t
     assert (done.returncode, stubs.words("scontrol")) == (0, [])
 
 
+def test_a_job_that_slurm_ends_is_left_to_slurm(tmp_path: Path, stubs: Stubs) -> None:
+    terminates = "eval kill -TERM $PPID"  # the script, as Slurm does with the whole job
+    assert stubs.run(job(tmp_path / "launch"), cluster(), code=75, also=terminates).returncode == 75
+    assert stubs.words("scontrol") == []
+
+
 @pytest.mark.needs("shellcheck")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_shellcheck_has_nothing_to_say(device: str, tmp_path: Path) -> None:
