@@ -32,6 +32,7 @@ from skyrl.cli.plan import plan
 from skyrl.cli.replay import bisect, replay
 from skyrl.cli.run_report import report
 from skyrl.cli.serve import serve
+from skyrl.cli.serve_code import serve_code
 from skyrl.cli.serve_retriever import serve_retriever
 from skyrl.cli.serve_reward import serve_reward
 from skyrl.cli.simulate import simulate
@@ -135,6 +136,7 @@ cli.add_command(plan)
 cli.add_command(view)
 cli.add_command(report)
 cli.add_command(serve)
+cli.add_command(serve_code)
 cli.add_command(serve_retriever)
 cli.add_command(simulate)
 cli.add_command(serve_reward)

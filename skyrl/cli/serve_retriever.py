@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from skyrl.cli.naming import name_options, published
 from skyrl.errors import UserError
 
 
@@ -14,7 +15,8 @@ from skyrl.errors import UserError
 @click.argument("corpus", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
-def serve_retriever(corpus: Path, host: str, port: int) -> None:
+@name_options
+def serve_retriever(corpus: Path, host: str, port: int, name: str | None, names: str | None) -> None:
     """Answer searches over CORPUS, a JSONL file with the texts `id` and `contents` in each line, by BM25.
 
     environment.skyrl_gym.search.search_url of a run is the address that is printed. An address that other machines
@@ -33,6 +35,8 @@ def serve_retriever(corpus: Path, host: str, port: int) -> None:
     with listen(host, port, token, TOKEN_VARIABLE) as bound:
         index = SearchIndex(read_corpus(corpus))
         shown = f"[{host}]" if ":" in host else host
-        click.echo(f"{len(index)} documents at http://{shown}:{bound.getsockname()[1]}/retrieve")
-        serve(retriever_app(index, token), bound)
+        url = f"http://{shown}:{bound.getsockname()[1]}/retrieve"
+        click.echo(f"{len(index)} documents at {url}")
+        with published(name, names, url):
+            serve(retriever_app(index, token), bound)
     click.echo("The retriever has stopped.")

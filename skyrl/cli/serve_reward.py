@@ -6,6 +6,7 @@ import importlib.util
 
 import click
 
+from skyrl.cli.naming import name_options, published
 from skyrl.errors import UserError
 
 
@@ -14,7 +15,8 @@ from skyrl.errors import UserError
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8001, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
 @click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]), help="To compute on.")
-def serve_reward(model: str, host: str, port: int, device: str) -> None:
+@name_options
+def serve_reward(model: str, host: str, port: int, device: str, name: str | None, names: str | None) -> None:
     """Score chats with MODEL, a folder or hub name: a sequence classifier with one label.
 
     environment.skyrl_gym.reward_model.url of a run is the address that is printed. An address that other machines reach
@@ -33,6 +35,8 @@ def serve_reward(model: str, host: str, port: int, device: str) -> None:
     with listen(host, port, token, TOKEN_VARIABLE) as bound:
         scorer = RewardModel(model, device)
         shown = f"[{host}]" if ":" in host else host
-        click.echo(f"{model} at http://{shown}:{bound.getsockname()[1]}/score")
-        serve(reward_app(scorer, model, token), bound)
+        url = f"http://{shown}:{bound.getsockname()[1]}/score"
+        click.echo(f"{model} at {url}")
+        with published(name, names, url):
+            serve(reward_app(scorer, model, token), bound)
     click.echo("The reward service has stopped.")

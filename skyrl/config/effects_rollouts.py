@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from skyrl.config.engines import BACKENDS, backend_of, backends_that
-from skyrl.config.environment import COMPARED_ENVIRONMENTS, SANDBOXED_ENVIRONMENTS, SINGLE_TURN_ENVIRONMENTS
+from skyrl.config.environment import (
+    COMPARED_ENVIRONMENTS,
+    PROGRAM_ENVIRONMENTS,
+    SANDBOXED_ENVIRONMENTS,
+    SINGLE_TURN_ENVIRONMENTS,
+)
 from skyrl.config.generator import SamplingParams
 from skyrl.config.import_paths import is_import_path
 from skyrl.config.root import SkyRLTrainConfig
@@ -259,6 +264,7 @@ _ENVIRONMENT_EFFECTS: tuple[Effect, ...] = (
         "environment.skyrl_gym.reward_model.url is given",
         lambda run: run.environment.skyrl_gym.reward_model.url is not None,
     ),
+    Effect(f"{_GYM}code_url", "environment.env_class is code or lcb", _env_is(*PROGRAM_ENVIRONMENTS)),
     Effect(f"{_GYM}isolate_user_env", "environment.env_class is an import path", _env_is_users),
     Effect(
         f"{_GYM}user_env_memory_gb",

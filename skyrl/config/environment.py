@@ -23,6 +23,9 @@ SINGLE_TURN_ENVIRONMENTS = ("aime", "code", "gsm8k", "lcb", "llm_as_a_judge", "r
 SANDBOXED_ENVIRONMENTS = ("code", "lcb", "searchcode", "text2sql")
 """Environments that always run something in a sandbox."""
 
+PROGRAM_ENVIRONMENTS = ("code", "lcb")
+"""Environments whose programs may run at a service, see `code_url`."""
+
 COMPARED_ENVIRONMENTS = ("aime", "gsm8k")
 """Environments that can compare answers as mathematics, see `math_equivalence`."""
 
@@ -72,7 +75,8 @@ class RewardModelEnvConfig(BaseConfig):
     that runs environments, and computes on the CPU."""
 
     url: str | None = field(default=None, metadata=FREE)
-    """Address of `skyrl serve-reward`, with /score at its end. Its token is taken from SKYRL_REWARD_TOKEN."""
+    """Address of `skyrl serve-reward`, with /score at its end, or `name:NAME` (docs/services.md). Its token is taken
+    from SKYRL_REWARD_TOKEN."""
 
     timeout: WholeSeconds = field(default=60, validator=positive)
     """Seconds that the service may take for one answer."""
@@ -113,6 +117,10 @@ class SkyRLGymConfig(BaseConfig):
     and a cleared environment; namespace: besides, without network, sight of other processes, or files to write; bwrap:
     besides, with few files to read. auto: the strongest that the machine has, which is printed. One that it does not
     have is an error."""
+
+    code_url: str | None = field(default=None, metadata=FREE)
+    """Address of `skyrl serve-code`, with /run at its end, or `name:NAME` (docs/services.md), where `code` and `lcb`
+    run programs. Its token is taken from SKYRL_CODE_TOKEN. None: on the machine of the run, in `sandbox_tier`."""
 
     isolate_user_env: bool = field(default=False, metadata=FREE)
     """Each episode of an environment or reward function that `env_class` names by import path is a process of its own

@@ -14,8 +14,9 @@ from attrs import evolve
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.program_tests import ProgramTest, tests_of
 from skyrl.envs.programs import as_call, as_script, last_code_block
+from skyrl.envs.remote_sandbox import RunsPrograms
 from skyrl.envs.rows import ground_truth
-from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
+from skyrl.sandbox.sandbox import ResourceLimits
 
 
 class CodeEnv(Env):
@@ -25,7 +26,7 @@ class CodeEnv(Env):
     the other, up to the first that fails.
     """
 
-    def __init__(self, extras: Mapping[str, Any], sandbox: Sandbox, limits: ResourceLimits | None = None) -> None:
+    def __init__(self, extras: Mapping[str, Any], sandbox: RunsPrograms, limits: ResourceLimits | None = None) -> None:
         """`limits` are for each test; more than they say may be printed where a test expects more."""
         super().__init__(extras)
         self._tests = tests_of(ground_truth(extras, "code", (str, list)), "code")

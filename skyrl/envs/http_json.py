@@ -11,6 +11,9 @@ from typing import Any, Generic, TypeVar
 
 from attrs import frozen
 
+from skyrl.errors import ProcessError
+from skyrl.processes.name_stores import located
+
 T = TypeVar("T")
 
 LONGEST_ANSWER = 4 << 20
@@ -43,14 +46,12 @@ def post(
     url: str, body: Mapping[str, Any], *, seconds: float, attempts: int, headers: Mapping[str, str] | None = None
 ) -> ServiceReply[Any]:
     """POST a JSON object. What may pass by (no connection, 429, 5xx) is tried again, after 0.1 s, then twice as long
-    each time, at most 2 s. Raises `ServiceError`.
+    each time, at most 2 s. A name (`name:NAME`) is looked up for each attempt. Raises `ServiceError`, and `UserError`
+    for a name without a store.
     """
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json", **(headers or {})}, method="POST"
-    )
     for attempt in range(attempts):
         try:
-            with _OPENER.open(request, timeout=seconds) as response:
+            with _OPENER.open(_request(url, body, headers or {}), timeout=seconds) as response:
                 data = response.read(LONGEST_ANSWER + 1)
             if len(data) > LONGEST_ANSWER:
                 raise ServiceError(f"{url} answered with more than {LONGEST_ANSWER} bytes")
@@ -60,8 +61,18 @@ def post(
             error.close()
             if error.code != 429 and error.code < 500:
                 raise ServiceError(reason) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ProcessError) as error:
             reason = f"{url}: {error}"
         if attempt + 1 < attempts:
             time.sleep(min(0.1 * 2**attempt, 2.0))
     raise ServiceError(f"{reason}, {attempts} times")
+
+
+def _request(url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> urllib.request.Request:
+    """The request, to the address that the name has now. Raises `ProcessError` where nobody has it."""
+    address = located(url)
+    if address is None:
+        raise ProcessError("nobody has this name: is the service running?")
+    return urllib.request.Request(
+        address, json.dumps(body).encode(), {"Content-Type": "application/json", **headers}, method="POST"
+    )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from skyrl.config import SkyRLGymConfig
-from skyrl.config.environment import COMPARED_ENVIRONMENTS, SANDBOXED_ENVIRONMENTS
+from skyrl.config.environment import COMPARED_ENVIRONMENTS, PROGRAM_ENVIRONMENTS, SANDBOXED_ENVIRONMENTS
 from skyrl.config.import_paths import is_import_path
 from skyrl.envs.aime import AIMEEnv
 from skyrl.envs.code import CodeEnv
@@ -30,6 +30,8 @@ from skyrl.envs.isolated import isolated
 from skyrl.envs.llm_judge import LLMJudgeEnv
 from skyrl.envs.math_equal import math_equal
 from skyrl.envs.multiply import MultiplyEnv
+from skyrl.envs.remote_sandbox import TOKEN_VARIABLE as CODE_TOKEN
+from skyrl.envs.remote_sandbox import RemoteSandbox, RunsPrograms
 from skyrl.envs.reward_functions import PlainReward
 from skyrl.envs.reward_model import TOKEN_VARIABLE as REWARD_TOKEN
 from skyrl.envs.reward_model import RewardModelEnv
@@ -59,9 +61,14 @@ def _sandbox(tier: Tier | Literal["auto"], readable: Path | None = None) -> Sand
     return Sandbox(tier, readable=[readable] if readable else ())
 
 
+def _programs(gym: SkyRLGymConfig) -> RunsPrograms:
+    """The sandbox that programs run in: that of a service, or one of this machine."""
+    return RemoteSandbox(gym.code_url, api_key(CODE_TOKEN)) if gym.code_url else _sandbox(gym.sandbox_tier)
+
+
 _WITH_SETTINGS: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
-    "code": lambda extras, gym: CodeEnv(extras, _sandbox(gym.sandbox_tier)),
-    "lcb": lambda extras, gym: CodeEnv(extras, _sandbox(gym.sandbox_tier)),
+    "code": lambda extras, gym: CodeEnv(extras, _programs(gym)),
+    "lcb": lambda extras, gym: CodeEnv(extras, _programs(gym)),
     "llm_as_a_judge": lambda extras, gym: LLMJudgeEnv(extras, gym.llm_as_a_judge, api_key("OPENAI_API_KEY")),
     "reward_model": lambda extras, gym: RewardModelEnv(extras, gym.reward_model, api_key(REWARD_TOKEN)),
     "search": lambda extras, gym: SearchEnv(extras, gym.search, api_key(TOKEN_VARIABLE)),
@@ -84,7 +91,7 @@ _COMPARED: dict[str, Callable[[Mapping[str, Any], Callable[[str, str], bool]], E
 def uses_sandbox(name: str, gym: SkyRLGymConfig) -> bool:
     """Does something of this environment run in a sandbox?"""
     return (
-        name in SANDBOXED_ENVIRONMENTS
+        (name in SANDBOXED_ENVIRONMENTS and not (name in PROGRAM_ENVIRONMENTS and gym.code_url))
         or (name in COMPARED_ENVIRONMENTS and gym.math_equivalence)
         or (is_import_path(name) and gym.isolate_user_env)
     )

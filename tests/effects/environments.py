@@ -117,6 +117,7 @@ SERVICE = "http://localhost:1/score"
 
 PROBES: tuple[Probe, ...] = (
     Probe(f"{GYM}sandbox_tier", "namespace", program, env(of="code", sandbox_tier="process")),
+    Probe(f"{GYM}code_url", "http://localhost:1/run", program, env(of="code", sandbox_tier="process")),
     Probe(f"{GYM}isolate_user_env", True, functions),
     Probe(f"{GYM}user_env_memory_gb", 1.0, functions, {f"{GYM}isolate_user_env": True}),
     Probe(f"{GYM}math_equivalence", True, step, env(of="gsm8k")),

@@ -1,0 +1,42 @@
+"""The options by which a service gives itself a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from skyrl.errors import UserError
+
+
+def name_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options --name and --names of a service."""
+    for option in (
+        click.option(
+            "--names",
+            envvar="SKYRL_NAMES",
+            metavar="STORE",
+            help="Where names are: nfs:FOLDER, etcd:HOST:PORT or ray:ADDRESS.",
+        ),
+        click.option("--name", help="Publish the address under this name as long as the service runs."),
+    ):
+        function = option(function)
+    return function
+
+
+@contextmanager
+def published(name: str | None, names: str | None, url: str) -> Iterator[None]:
+    """Within it the name leads to the address. Raises `UserError`, and `ProcessError` for a name that is taken."""
+    if name is None:
+        yield
+        return
+    if not names:
+        raise UserError("--name needs a store of names: --names nfs:FOLDER, or the variable SKYRL_NAMES")
+    from skyrl.processes.name_stores import name_store
+    from skyrl.processes.names import Published
+
+    with Published(name_store(names), name, url):
+        click.echo(f"published as name:{name}")
+        yield

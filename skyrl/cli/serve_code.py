@@ -1,0 +1,55 @@
+"""`skyrl serve-code`: the sandbox over HTTP, for the environments `code` and `lcb`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import click
+
+from skyrl.cli.naming import name_options, published
+from skyrl.errors import UserError
+
+
+@click.command("serve-code")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8002, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
+@click.option("--at-once", type=click.IntRange(min=1), help="Programs at the same time [default: one to a core].")
+@click.option(
+    "--tier",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "process", "namespace", "bwrap"]),
+    help="How programs are kept apart (SECURITY.md).",
+)
+@name_options
+def serve_code(host: str, port: int, at_once: int | None, tier: str, name: str | None, names: str | None) -> None:
+    """Run programs that policies write, each in a sandbox, for runs on other machines.
+
+    environment.skyrl_gym.code_url of a run is the address that is printed. An address that other machines reach is
+    served only with a token, in the variable SKYRL_CODE_TOKEN, which the run needs, too.
+    """
+    missing = [each for each in ("starlette", "uvicorn") if importlib.util.find_spec(each) is None]
+    if missing:
+        raise UserError(f"serve-code needs {', '.join(missing)}: pip install 'skyrl[code]'")
+    from typing import cast
+
+    from skyrl.envs.code_service import code_app
+    from skyrl.envs.remote_sandbox import TOKEN_VARIABLE
+    from skyrl.processes.credentials import api_key
+    from skyrl.processes.service import listen, serve
+    from skyrl.sandbox.sandbox import Sandbox
+    from skyrl.sandbox.tiers import Tier
+
+    token = api_key(TOKEN_VARIABLE)
+    with listen(host, port, token, TOKEN_VARIABLE) as bound:
+        sandbox = Sandbox("auto" if tier == "auto" else cast(Tier, tier))
+        shown = f"[{host}]" if ":" in host else host
+        url = f"http://{shown}:{bound.getsockname()[1]}/run"
+        click.echo(f"programs in the tier {sandbox.tier} at {url}")
+        try:
+            with published(name, names, url):
+                serve(code_app(sandbox, at_once or os.cpu_count() or 1, token), bound)
+        finally:
+            sandbox.close()
+    click.echo("The code service has stopped.")

@@ -1,0 +1,85 @@
+"""The sandbox as a service, on a machine that has what it needs.
+
+    POST /run     {"program": "print(input())", "stdin": "<base64>", "limits": {"seconds": 5, "memory_bytes": 1e9, ...}}
+         -> {"ended": "exit", "code": 0, "stdout": "<base64>", "stderr": "<base64>"}
+    GET  /health  -> {"tier": "bwrap", "at_once": 8}
+
+The fields of `limits` are those of `ResourceLimits`; none may exceed what the service allows, and it says so with 400.
+Programs beyond `at_once` wait. Only this machine is served, unless there is a token, which every request has to bring.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import Any
+
+import attrs
+from anyio import CapacityLimiter, to_thread
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from skyrl.errors import ProcessError
+from skyrl.processes.service import body_of, has_token
+from skyrl.sandbox.sandbox import Ran, ResourceLimits, Sandbox
+
+MOST = ResourceLimits(seconds=60.0, cpu_seconds=60, memory_bytes=4 << 30, output_bytes=2 << 20, processes=64)
+"""Limits that no request may exceed, unless the service is given others."""
+
+
+def code_app(sandbox: Sandbox, at_once: int, token: str | None = None, most: ResourceLimits = MOST) -> Starlette:
+    """The service, for any ASGI server. With a token, every request needs `Authorization: Bearer TOKEN`."""
+    running: list[CapacityLimiter] = []  # made in the server's event loop
+
+    async def run(request: Request) -> JSONResponse:
+        if not has_token(token, request):
+            return JSONResponse({"error": "this service wants its token: Authorization: Bearer ..."}, 401)
+        try:
+            program, stdin, limits = question_of(await body_of(request), most)
+        except (ValueError, RecursionError) as error:
+            return JSONResponse({"error": str(error)}, 400)
+        running[:] = running or [CapacityLimiter(at_once)]
+        try:
+            ran = await to_thread.run_sync(sandbox.run, program, stdin, limits, limiter=running[0])
+        except ProcessError as error:
+            return JSONResponse({"error": str(error)}, 503)
+        return JSONResponse(answer_of(ran))
+
+    async def health(request: Request) -> JSONResponse:
+        return JSONResponse({"tier": sandbox.tier, "at_once": at_once})
+
+    return Starlette(routes=[Route("/run", run, methods=["POST"]), Route("/health", health)])
+
+
+def question_of(body: bytes, most: ResourceLimits) -> tuple[str, bytes, ResourceLimits]:
+    """Program, standard input and limits of one request. Raises `ValueError` with a sentence for the client."""
+    given = json.loads(body)
+    if not isinstance(given, dict) or not isinstance(given.get("program"), str):
+        raise ValueError("the body has to be an object with the text 'program'")
+    try:
+        stdin = base64.b64decode(str(given.get("stdin", "")), validate=True)
+    except binascii.Error:
+        raise ValueError("'stdin' has to be base64") from None
+    return given["program"], stdin, _limits(given.get("limits", {}), most)
+
+
+def _limits(given: object, most: ResourceLimits) -> ResourceLimits:
+    if not isinstance(given, dict):
+        raise ValueError("'limits' has to be an object")
+    known = {each.name: each for each in attrs.fields(ResourceLimits)}
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(f"there is no limit {name!r}; there are: {', '.join(known)}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= getattr(most, name):
+            raise ValueError(f"the limit {name} has to be a number above 0 and up to {getattr(most, name)}")
+    plain = {name: value if name == "seconds" else int(value) for name, value in given.items()}
+    return ResourceLimits(**plain)
+
+
+def answer_of(ran: Ran) -> dict[str, Any]:
+    """The answer to a request."""
+    out, err = (base64.b64encode(each).decode() for each in (ran.stdout, ran.stderr))
+    return {"ended": ran.ended, "code": ran.code, "stdout": out, "stderr": err}

@@ -1,0 +1,54 @@
+"""Stores of names by their address, as the variable SKYRL_NAMES and the option --names give it.
+
+nfs:/shared/names           a folder that all machines mount
+etcd:10.0.0.1:2379          an etcd server
+ray:10.0.0.1:6379           a Ray cluster; `ray:auto` is the one of this machine, or that this process has joined
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from skyrl.errors import UserError
+from skyrl.processes.credentials import api_key
+from skyrl.processes.names import NameStore
+
+VARIABLE = "SKYRL_NAMES"
+PREFIX = "name:"
+"""Beginning of an address that is a name."""
+
+
+@cache
+def name_store(address: str) -> NameStore:
+    """The store at an address. Raises `UserError` for an address of no known form."""
+    kind, _, place = address.partition(":")
+    match kind:
+        case "nfs" if place:
+            from skyrl.processes.names_on_disk import NamesOnDisk
+
+            return NamesOnDisk(Path(place))
+        case "etcd" if place:
+            from skyrl.processes.names_in_etcd import NamesInEtcd
+
+            return NamesInEtcd(place)
+        case "ray" if place:
+            from skyrl.processes.names_in_ray import NamesInRay
+
+            return NamesInRay(place)
+    raise UserError(f"{address!r} is no store of names: write nfs:FOLDER, etcd:HOST:PORT or ray:ADDRESS")
+
+
+def located(address: str) -> str | None:
+    """The address of a service: `name:NAME` is looked up now, anything else stays. None where nobody has the name.
+
+    Raises `UserError` where there is no store to look into, `ProcessError` where it cannot be reached.
+    """
+    if not address.startswith(PREFIX):
+        return address
+    store = api_key(VARIABLE)
+    if store is None:
+        raise UserError(
+            f"{address} is a name, and {VARIABLE} does not say where names are: export {VARIABLE}=nfs:FOLDER"
+        )
+    return name_store(store).get(address.removeprefix(PREFIX))

@@ -1,0 +1,135 @@
+"""Programs run at `skyrl serve-code`: what it answers, what it refuses, and the environment `code` that asks it."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from skyrl.config import SkyRLGymConfig
+from skyrl.envs import find_env
+from skyrl.envs.code_service import code_app
+from skyrl.envs.http_json import ServiceError, ServiceReply, post
+from skyrl.envs.remote_sandbox import RemoteSandbox
+from skyrl.errors import UserError
+from skyrl.processes.names import Published
+from skyrl.processes.names_on_disk import NamesOnDisk
+from skyrl.processes.service import listen, server_of
+from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
+
+TOKEN = "of-this-test"
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    made = Sandbox()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(sandbox: Sandbox) -> TestClient:
+    return TestClient(code_app(sandbox, 2))
+
+
+@pytest.fixture(scope="module")
+def url(sandbox: Sandbox) -> Iterator[str]:
+    """Address of a service that runs and asks for a token."""
+    with listen("127.0.0.1", 0, TOKEN, "SKYRL_CODE_TOKEN") as bound:
+        server = server_of(code_app(sandbox, 2, TOKEN))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}/run"
+        server.should_exit = True
+        thread.join()
+
+
+def coded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def test_a_program_reads_its_input_and_its_output_comes_back(client: TestClient) -> None:
+    answer = client.post("/run", json={"program": "print(input()[::-1])", "stdin": coded("abc\n")})
+    assert answer.json() == {"ended": "exit", "code": 0, "stdout": coded("cba\n"), "stderr": ""}
+
+
+def test_a_program_that_does_not_end_is_ended(client: TestClient) -> None:
+    answer = client.post("/run", json={"program": "while True: pass", "limits": {"seconds": 0.2}})
+    assert answer.json()["ended"] == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "the text 'program'"),
+        ([], "the text 'program'"),
+        ({"program": 1}, "the text 'program'"),
+        ({"program": "", "stdin": "?"}, "base64"),
+        ({"program": "", "limits": []}, "has to be an object"),
+        ({"program": "", "limits": {"gpus": 1}}, "there is no limit 'gpus'"),
+        ({"program": "", "limits": {"seconds": 1e9}}, "up to 60"),
+        ({"program": "", "limits": {"seconds": True}}, "up to 60"),
+        ({"program": "", "limits": {"memory_bytes": 0}}, "above 0"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_words(body: Any, said: str, client: TestClient) -> None:
+    answer = client.post("/run", json=body)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]
+
+
+def test_without_the_token_nothing_runs(sandbox: Sandbox) -> None:
+    closed = TestClient(code_app(sandbox, 1, TOKEN))
+    assert closed.post("/run", json={"program": "print(1)"}).status_code == 401
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    assert closed.post("/run", json={"program": "print(1)"}, headers=headers).status_code == 200
+
+
+def test_a_program_ends_there_as_it_does_here(url: str, sandbox: Sandbox) -> None:
+    for program in ("print(input())", "import sys; sys.exit(3)", "raise ValueError", "print('x' * 10**7)"):
+        here, there = (each.run(program, b"4\n") for each in (sandbox, RemoteSandbox(url, TOKEN)))
+        assert (there.ended, there.code, there.stdout) == (here.ended, here.code, here.stdout)
+
+
+def test_limits_of_the_run_hold_there(url: str) -> None:
+    assert RemoteSandbox(url, TOKEN).run("while True: pass", limits=ResourceLimits(seconds=0.2)).ended == "timeout"
+
+
+def test_the_environment_code_is_judged_by_a_service(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKYRL_CODE_TOKEN", TOKEN)
+    tests = [{"input": "4", "output": "16", "testtype": "stdin"}]
+    make = find_env("code", SkyRLGymConfig(code_url=url))
+    env = make({"reward_spec": {"ground_truth": tests}})
+    assert env.step("```python\nprint(int(input()) ** 2)\n```").reward == 1.0
+
+
+def test_a_service_is_found_by_its_name_wherever_it_is_now(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKYRL_NAMES", f"nfs:{tmp_path}")
+    named = RemoteSandbox("name:code", TOKEN)
+    with Published(NamesOnDisk(tmp_path), "code", url):
+        assert named.run("print(1)").stdout == b"1\n"
+    with pytest.raises(ServiceError, match="nobody has this name"):
+        post("name:code", {}, seconds=1, attempts=1)
+
+
+def test_a_name_without_a_store_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SKYRL_NAMES", raising=False)
+    with pytest.raises(UserError, match="export SKYRL_NAMES"):
+        post("name:code", {}, seconds=1, attempts=1)
+    monkeypatch.setenv("SKYRL_NAMES", "somewhere")
+    with pytest.raises(UserError, match="no store of names"):
+        post("name:code", {}, seconds=1, attempts=1)
+
+
+def test_an_answer_of_another_form_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    reply = ServiceReply(value={"ended": "well", "stdout": "", "stderr": "", "code": 0}, retries=0)
+    monkeypatch.setattr("skyrl.envs.remote_sandbox.post", lambda *_, **__: reply)
+    with pytest.raises(ServiceError, match="has not the form"):
+        RemoteSandbox("http://nowhere").run("")
