@@ -10,10 +10,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from skyrl.endpoint.anthropic import count_tokens, messages
 from skyrl.endpoint.chat import chat
 from skyrl.endpoint.completions import complete
 from skyrl.endpoint.doors import Doors
 from skyrl.endpoint.fields import Fields, body_object
+from skyrl.endpoint.generate import generate
 from skyrl.endpoint.policy import Policy
 from skyrl.endpoint.reply import Json, Reply, now
 from skyrl.endpoint.trajectories import PlayedTrajectory, Trajectories
@@ -73,6 +75,9 @@ def endpoint_app(policy: Policy, trajectories: Trajectories, doors: Doors) -> St
             Route("/v1/models", models),
             Route("/v1/chat/completions", post(chat), methods=["POST"]),
             Route("/v1/completions", post(complete), methods=["POST"]),
+            Route("/v1/messages", post(messages), methods=["POST"]),
+            Route("/v1/messages/count_tokens", post(count_tokens), methods=["POST"]),
+            Route("/inference/v1/generate", post(generate), methods=["POST"]),
         ],
         exception_handlers={404: _no_route, 405: _no_route},
     )
@@ -129,8 +134,9 @@ def _refusal(error: RequestError) -> JSONResponse:
         error.status, "server_error" if error.status >= 500 else "invalid_request_error"
     )
     said = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+    body = {"type": "error", "error": said}  # `type` is Anthropic's
     headers = {"Retry-After": str(RETRY_SECONDS)} if error.status in (429, 503) else None
-    return JSONResponse({"error": said}, error.status, headers)
+    return JSONResponse(body, error.status, headers)
 
 
 async def _no_route(request: Request, error: Exception) -> JSONResponse:

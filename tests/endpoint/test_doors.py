@@ -117,6 +117,22 @@ async def test_beyond_the_bound_a_client_is_sent_away_with_a_time_to_come_back()
     assert (answered.status_code, again.status_code) == (200, 200)
 
 
+async def test_of_many_clients_at_once_as_many_are_answered_as_the_bound_allows() -> None:
+    gate = Gate()
+    async with (
+        served(gate.generate, gate.script.tokenizer, most_samples=8) as there,
+        httpx.AsyncClient(base_url=there.url, timeout=60, limits=httpx.Limits(max_connections=None)) as http,
+    ):
+        asked = [asyncio.create_task(http.post(CHAT, json=HELLO)) for _ in range(60)]
+        refused = 0
+        for answer in asyncio.as_completed(asked):
+            refused += (await answer).status_code == 429
+            if refused == 52:  # the others wait for the engine
+                gate.open.set()
+        statuses = [task.result().status_code for task in asked]
+    assert (statuses.count(200), statuses.count(429)) == (8, 52)
+
+
 async def test_a_client_that_hangs_up_leaves_the_engine_free() -> None:
     gate = Gate()
     async with served(gate.generate, gate.script.tokenizer, most_samples=1) as there:

@@ -1,0 +1,167 @@
+"""Anthropic's `POST /v1/messages` and `POST /v1/messages/count_tokens`: content blocks in, content blocks out."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.endpoint.conversations import History, Message
+from skyrl.endpoint.fields import Fields
+from skyrl.endpoint.messages import SampledMessage, answer_of, call_message, text_of
+from skyrl.endpoint.policy import Policy, Prompt
+from skyrl.endpoint.reply import Event, Json, Reply, pieces
+from skyrl.endpoint.sampling import Drawn, drawn
+from skyrl.endpoint.trajectories import PlayedTrajectory
+from skyrl.errors import RequestError
+
+_BOOKKEEPING = ("metadata", "service_tier", "container", "context_management", "mcp_servers", "betas")
+
+
+@frozen(kw_only=True)
+class _Asked:
+    """A request, read."""
+
+    model: str
+    history: History
+    drawn: Drawn
+    stream: bool
+
+
+async def messages(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
+    """The answer to one request. Raises `RequestError`."""
+    asked = _asked(body, policy, trajectory)
+    with policy.admitted(1, trajectory):
+        prompt = await policy.conversation(asked.history, trajectory)
+        (completion,) = await policy.sample(prompt, asked.drawn, 1, trajectory)
+        stops = asked.drawn.sampling.stop or ()
+        answer = answer_of(completion, stops, tools=bool(asked.history.tools))
+        policy.record(trajectory, prompt, completion, answer.message)
+    ended_by = next((stop for stop in stops if completion.text.endswith(stop)), None)
+    whole = _whole(asked.model, prompt, answer, ended_by if completion.stop_reason == "stop" else None)
+    return Reply(events=_events(whole)) if asked.stream else Reply(whole)
+
+
+async def count_tokens(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
+    """The number of tokens that a request would begin with. Raises `RequestError`."""
+    policy.refuse_other_models(body.text("model"))
+    history = _history(body)
+    body.ignore(*_BOOKKEEPING, "thinking")
+    body.finish()
+    with policy.admitted(1, None):
+        prompt = await policy.conversation(history, trajectory)
+    return Reply({"input_tokens": len(prompt.ids)})
+
+
+def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
+    model = policy.refuse_other_models(body.text("model"))
+    ours = policy.served.sampling if trajectory is None else trajectory.sampling
+    settings = drawn(body, ours, fixed=trajectory is not None, lengths=("max_tokens",), stops="stop_sequences")
+    body.refuse("thinking", "the model's template decides how it thinks", harmless=({"type": "disabled"},))
+    body.ignore(*_BOOKKEEPING)
+    asked = _Asked(model=model, history=_history(body), drawn=settings, stream=body.boolean("stream"))
+    body.finish()
+    return asked
+
+
+def _history(body: Fields) -> History:
+    system = text_of(body.any("system"), "system")
+    said = [message for given in body.objects("messages") for message in _messages(given)]
+    if not said:
+        raise RequestError("messages has to hold a message", param="messages")
+    first = [{"role": "system", "content": system}] if system else []
+    kind = body.mapping("tool_choice").get("type", "auto")
+    if kind not in ("auto", "none"):
+        raise RequestError("tool_choice is auto or none: nothing makes a model call a tool", param="tool_choice")
+    tools = tuple(_tool(tool) for tool in body.objects("tools"))
+    return History((*first, *said), tools if kind == "auto" else ())
+
+
+def _tool(given: Json) -> Json:
+    if not isinstance(given.get("name"), str) or given.get("type", "custom") != "custom":
+        raise RequestError("tools has to hold tools of your own, with a name", param="tools")
+    function = {"name": given["name"], "description": given.get("description", "")}
+    return {"type": "function", "function": {**function, "parameters": given.get("input_schema", {})}}
+
+
+def _messages(given: Json) -> list[Message]:
+    """One message of Anthropic's as those of a chat template: results of tools are messages of their own."""
+    role, content = given.get("role"), given.get("content")
+    if role not in ("user", "assistant"):
+        raise RequestError("a message has the role user or assistant", param="messages")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list) or not all(isinstance(block, Mapping) for block in content):
+        raise RequestError("the content of a message is a string or a list of blocks", param="messages")
+    results = [_result(block) for block in content if block.get("type") == "tool_result"]
+    calls = [_use(block) for block in content if block.get("type") == "tool_use"]
+    rest = [block for block in content if block.get("type") not in ("tool_result", "tool_use")]
+    message: dict[str, Any] = {"role": role, "content": text_of(rest, "messages")}
+    if calls:
+        message["tool_calls"] = calls
+    return [*results, *([message] if rest or calls else [])]
+
+
+def _result(block: Json) -> Message:
+    text = text_of(block.get("content"), "tool_result")
+    return {"role": "tool", "tool_call_id": str(block.get("tool_use_id", "")), "content": text}
+
+
+def _use(block: Json) -> dict[str, Any]:
+    if not isinstance(block.get("name"), str):
+        raise RequestError("a tool_use block has a name", param="messages")
+    return call_message(str(block.get("id", "")), block["name"], block.get("input") or {})
+
+
+def _whole(model: str, prompt: Prompt, answer: SampledMessage, ended_by: str | None) -> dict[str, Any]:
+    content: list[Json] = [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
+    content += [
+        {"type": "tool_use", "id": number, "name": call.name, "input": dict(call.arguments)}
+        for number, call in answer.calls
+    ]
+    return {
+        "id": f"msg_{secrets.token_hex(12)}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": _reason(answer, ended_by),
+        "stop_sequence": ended_by,
+        "usage": {"input_tokens": len(prompt.ids), "output_tokens": len(answer.completion.token_ids)},
+    }
+
+
+def _reason(answer: SampledMessage, ended_by: str | None) -> str:
+    if answer.completion.stop_reason == "length":
+        return "max_tokens"
+    if answer.calls:
+        return "tool_use"
+    return "stop_sequence" if ended_by else "end_turn"
+
+
+def _events(whole: Mapping[str, Any]) -> Sequence[Event]:
+    head = {**whole, "content": [], "stop_reason": None, "stop_sequence": None}
+    head["usage"] = {**whole["usage"], "output_tokens": 0}
+    events = [_event("message_start", message=head)]
+    for index, block in enumerate(whole["content"]):
+        is_text = block["type"] == "text"
+        begun = {**block, "text": ""} if is_text else {**block, "input": {}}
+        events.append(_event("content_block_start", index=index, content_block=begun))
+        for piece in pieces(block["text"] if is_text else json.dumps(block["input"])):
+            delta = {"type": "text_delta", "text": piece} if is_text else _partial(piece)
+            events.append(_event("content_block_delta", index=index, delta=delta))
+        events.append(_event("content_block_stop", index=index))
+    delta = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
+    events.append(_event("message_delta", delta=delta, usage={"output_tokens": whole["usage"]["output_tokens"]}))
+    return [*events, _event("message_stop")]
+
+
+def _partial(piece: str) -> Json:
+    return {"type": "input_json_delta", "partial_json": piece}
+
+
+def _event(name: str, **data: Any) -> Event:
+    return Event({"type": name, **data}, name)
