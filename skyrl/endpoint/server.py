@@ -72,14 +72,15 @@ class _HandOver:
     def __init__(self, generate: Generate, loop: asyncio.AbstractEventLoop) -> None:
         self._generate, self._loop = generate, loop
         self._calls: set[Future[tuple[Completion, ...]]] = set()
-        self._closed = False
+        self._closed, self._changing = False, threading.Lock()
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """Raises `RunError` where the engines end before the answer, besides what the engines raise."""
-        if self._closed:
-            raise RunError("the engines have ended")
-        call = asyncio.run_coroutine_threadsafe(self._drawn(request), self._loop)
-        self._calls.add(call)
+        with self._changing:
+            if self._closed:
+                raise RunError("the engines have ended")
+            call = asyncio.run_coroutine_threadsafe(self._drawn(request), self._loop)
+            self._calls.add(call)
         try:
             return await asyncio.wrap_future(call)
         except asyncio.CancelledError:
@@ -87,12 +88,14 @@ class _HandOver:
                 raise RunError("the engines have ended") from None
             raise
         finally:
-            self._calls.discard(call)
+            with self._changing:
+                self._calls.discard(call)
 
     def close(self) -> None:
         """Give up what is being drawn; called on the loop of the engines."""
-        self._closed = True
-        for call in tuple(self._calls):
+        with self._changing:
+            self._closed, calls = True, tuple(self._calls)
+        for call in calls:
             call.cancel()
 
     async def _drawn(self, request: GenerationRequest) -> tuple[Completion, ...]:
