@@ -79,6 +79,8 @@ def _adapter(model: ModelTable) -> Iterator[Effect]:
     for name in fields_of(SkyRLLoraConfig):
         if name not in ("rank", "lora_sync_path"):
             yield effect_where(model.at(f"model.lora.{name}"), adapts)
+    if model.title != "policy" or not model.at("x").startswith("trainer."):
+        yield effect_where(model.at("model.lora.lora_sync_path"), never("engines sample from the adapted model"))
 
 
 def _optimizer(model: ModelTable) -> Iterator[Effect]:

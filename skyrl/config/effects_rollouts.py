@@ -14,7 +14,7 @@ from skyrl.config.environment import (
 from skyrl.config.generator import SamplingParams
 from skyrl.config.import_paths import is_import_path
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import evaluates, on_ray, samples, starts_engines
+from skyrl.config.sizes import evaluates, on_ray, samples, sends_adapter_files, sends_adapters_alone, starts_engines
 from skyrl.tree.rules import Effect
 
 Condition = Callable[[SkyRLTrainConfig], bool]
@@ -100,6 +100,10 @@ def _evaluation_is_told_greedy(run: SkyRLTrainConfig) -> bool:
     return sampling is not None and (sampling.temperature > 0 or not sampling.greedy)
 
 
+def _sends_files_anyway(run: SkyRLTrainConfig) -> bool:
+    return sends_adapters_alone(run) and backend_of(run.generator.inference_engine).adapters == "files"
+
+
 def _hands_over_by_ipc(run: SkyRLTrainConfig) -> bool:
     by_nccl = run.generator.inference_engine.weight_sync_backend == "nccl"
     return on_ray(run) and by_nccl and run.trainer.placement.colocate_all
@@ -116,6 +120,7 @@ def _shares_gpu_memory(run: SkyRLTrainConfig) -> bool:
 
 
 _ALSO: dict[str, tuple[str, Condition]] = {
+    "fully_sharded_loras": ("an adapter is trained (lora.rank is above 0)", sends_adapters_alone),
     "distributed_executor_backend": ("it takes several GPUs", _splits_engines),
     "gpu_memory_utilization": (
         "the device is cuda, without kv_cache_memory_bytes in engine_init_kwargs",
@@ -142,8 +147,8 @@ _ENGINE_EFFECTS: tuple[Effect, ...] = (
     Effect("generator.inference_engine", _SAMPLES, samples),
     Effect(
         "generator.inference_engine.weight_sync_backend",
-        "engines are in other processes than the learner (the run is on Ray, or they run already)",
-        lambda run: on_ray(run) or not starts_engines(run),
+        "weights travel to other processes (the run is on Ray, or the engines run already; not adapters to vLLM)",
+        lambda run: (on_ray(run) or not starts_engines(run)) and not _sends_files_anyway(run),
     ),
     Effect(
         "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB",
@@ -167,6 +172,11 @@ _ENGINE_EFFECTS: tuple[Effect, ...] = (
         "generator.inference_engine.external_token",
         "the engines run already (external_server_urls names them)",
         lambda run: not starts_engines(run),
+    ),
+    Effect(
+        "trainer.policy.model.lora.lora_sync_path",
+        "adapters travel alone and as files (lora.rank is above 0, and engines are vLLM's, apart from the learner)",
+        sends_adapter_files,
     ),
     *_engine_fields(),
 )

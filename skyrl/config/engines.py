@@ -116,7 +116,7 @@ class InferenceEngineConfig(BaseConfig):
     not start do."""
 
     fully_sharded_loras: bool = False
-    """Shard adapters over tensor-parallel GPUs wholly, not by half."""
+    """Shard adapters over tensor-parallel GPUs wholly, not by half: faster for high ranks and long sequences. vllm."""
 
     remote_urls: tuple[str, ...] = field(default=(), metadata=FREE)
     """Old form of `external_server_urls`: `host:port` of engines that run already."""
@@ -178,6 +178,10 @@ class EngineBackend:
     """Whether the engine reuses keys and values of prompts with a common prefix; those of older weights, too, if they
     are kept."""
 
+    adapters: Literal["", "tensors", "files"] = ""
+    """How an adapter (LoRA) reaches it alone; empty where the engine gets the weights that the adapter is merged into.
+    """
+
     transports: tuple[str, ...] = ("gloo", "disk")
     """Values of `weight_sync_backend` by which weights reach it in another process."""
 
@@ -237,6 +241,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
             "distributed_executor_backend",
             "engine_init_kwargs",
         ),
+        adapters="files",
         sleeps=True,
         shares_prefixes=True,
         transports=("nccl", "gloo", "disk"),
@@ -250,11 +255,13 @@ BACKENDS: Mapping[str, EngineBackend] = {
     "torch": EngineBackend(
         fields=("enable_prefix_caching", "rollout_dtype"),
         is_embedded=True,
+        adapters="tensors",
         has_the_learners_dtype=True,
         repeats_on_a_cpu=True,
     ),
     "http": EngineBackend(
         fields=("model_dtype",),
+        adapters="files",
         is_started_by_the_run=False,
         shares_prefixes=True,
         transports=("disk",),

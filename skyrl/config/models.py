@@ -31,8 +31,8 @@ class SkyRLLoraConfig(BaseConfig):
     """Probability that an input of the adapter is dropped while training. 0: none."""
 
     lora_sync_path: str = field(default="/tmp/skyrl_lora_sync", metadata=FREE)
-    """Folder for sending the adapter to the inference engines on its own. They get the weights that it is merged into,
-    by the same transport as any others."""
+    """Folder through which the adapter reaches vLLM engines and servers, and the torch engine on Ray where
+    `weight_sync_backend` is disk; they read it under the same path. Read for the policy."""
 
     target_modules: str | tuple[str, ...] = field(default="all-linear", metadata=IDENTITY)
     """Modules that get an adapter: `all-linear` for every linear layer but the head, a regular expression, or names."""

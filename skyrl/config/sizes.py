@@ -77,6 +77,24 @@ def starts_engines(run: SkyRLTrainConfig) -> bool:
     return samples(run) and backend_of(run.generator.inference_engine).is_started_by_the_run
 
 
+def sends_adapters_alone(run: SkyRLTrainConfig) -> bool:
+    """Do engines get the adapter that is trained, and not the weights that it is merged into? They need the base
+    weights all the time: weights in eight bits, those drawn by the learner, and those of engines that give theirs up to
+    sleep come whole.
+    """
+    engine, model = run.generator.inference_engine, run.trainer.policy.model
+    able = backend_of(engine)
+    gives_up = engine.rollout_dtype == "int8" or (run.trainer.placement.colocate_all and able.sleeps)
+    return bool(samples(run) and model.lora.rank and able.adapters) and not (gives_up or model.init_from_scratch)
+
+
+def sends_adapter_files(run: SkyRLTrainConfig) -> bool:
+    """Do adapters travel alone, as files? Tensors go to the torch engine, unless files are asked for."""
+    engine = run.generator.inference_engine
+    by_choice = on_ray(run) and engine.weight_sync_backend == "disk"
+    return sends_adapters_alone(run) and (backend_of(engine).adapters == "files" or by_choice)
+
+
 def grid_of(run: SkyRLTrainConfig, model: Model) -> Grid:
     """Nodes and GPUs of a model."""
     placement = run.trainer.placement

@@ -63,11 +63,9 @@ _POLICY = "trainer.policy."
 
 UNIMPLEMENTED: tuple[Unimplemented, ...] = (
     # learners
-    Unimplemented(_POLICY + "model.lora.lora_sync_path", "sending adapters on their own"),
     Unimplemented(_POLICY + "megatron_config", "Megatron learners"),
     Unimplemented("trainer.ref.model.lora", "adapters of a reference"),
     Unimplemented("trainer.ref.megatron_config", "Megatron learners"),
-    Unimplemented("trainer.critic.model.lora.lora_sync_path", "sending adapters on their own"),
     # rollouts
     Unimplemented("generator.sampling_params.logprobs", "engines that leave log-probabilities out", (0, 1), "warning"),
     Unimplemented(
@@ -75,7 +73,6 @@ UNIMPLEMENTED: tuple[Unimplemented, ...] = (
     ),
     # engines
     Unimplemented(_ENGINE + "override_existing_update_group", "engines of others"),
-    Unimplemented(_ENGINE + "fully_sharded_loras", "sending adapters on their own", (False,)),
 )
 
 UNIMPLEMENTED_VALUES: tuple[Unimplemented, ...] = (

@@ -11,7 +11,7 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.config.engines import backend_of, engine_dtype, weight_dtype
 from skyrl.config.kinds import kind_of
 from skyrl.config.model_overrides import engine_overrides
-from skyrl.config.sizes import engines_of, grid_of, starts_engines
+from skyrl.config.sizes import engines_of, grid_of, on_ray, sends_adapter_files, sends_adapters_alone, starts_engines
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.inference.engine import InferenceEngine, InFlight
 from skyrl.inference.torch_engine import load_torch_engine
@@ -27,6 +27,11 @@ from skyrl.processes.torch_environment import TORCH_ENVIRONMENT
 from skyrl.rollout.stream import StreamLimits
 from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.tree import required
+from skyrl.weight_sync.adapter_transport import (
+    BroadcastAdapterTransport,
+    FolderAdapterTransport,
+    SharedAdapterTransport,
+)
 from skyrl.weight_sync.canary import Canary, canary_prompts
 from skyrl.weight_sync.transports import (
     BroadcastTransport,
@@ -103,6 +108,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
                 max_model_len=longest_sequence(run),
                 overrides=engine_overrides(run),
                 stored_weights=not drawn,
+                lora_rank=trainer.policy.model.lora.rank if sends_adapters_alone(run) else 0,
                 tokenizer_path=trainer.tokenizer_path,
             )
         case unknown:
@@ -138,6 +144,8 @@ def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> 
     `weight_sync_backend` says.
     """
     engine, dtype = run.generator.inference_engine, _weight_dtype(run)
+    if sends_adapters_alone(run):
+        return _adapter_road(run, rendezvous)
     if not starts_engines(run):
         return FolderTransport(folder.absolute(), dtype=dtype)
     if run.trainer.placement.executor == "in_process":
@@ -157,6 +165,17 @@ def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> 
             )
         case _:
             return BroadcastTransport(_meeting_place(run, rendezvous), dtype=dtype)
+
+
+def _adapter_road(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> WeightTransport:
+    lora = run.trainer.policy.model.lora
+    if sends_adapter_files(run):
+        return FolderAdapterTransport(Path(lora.lora_sync_path).expanduser().absolute(), lora)
+    return (
+        BroadcastAdapterTransport(_meeting_place(run, rendezvous), lora)
+        if on_ray(run)
+        else SharedAdapterTransport(lora)
+    )
 
 
 def _meeting_place(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> TransferRendezvous:

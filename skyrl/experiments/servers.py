@@ -27,7 +27,7 @@ def server_engines(run: SkyRLTrainConfig, *, takes_weights: bool) -> list[Infere
     """One engine for each server. Without `takes_weights` its own are sampled from."""
     engine, placement = run.generator.inference_engine, run.trainer.placement
     path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
-    tokenizer = load_tokenizer(path, use_fast=not run.trainer.disable_fast_tokenizer)
+    tokenizer = load_tokenizer(run.trainer.tokenizer_path or path, use_fast=not run.trainer.disable_fast_tokenizer)
     deadlines = ServerDeadlines(
         start=placement.start_timeout_seconds,
         call=placement.call_timeout_seconds,

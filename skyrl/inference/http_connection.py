@@ -72,7 +72,8 @@ class Connection:
         attempts: int = ATTEMPTS,
         headers: Mapping[str, str] | None = None,
     ) -> object:
-        """The answer to a JSON object, within `seconds` for all attempts together; None where it has no body.
+        """The answer to a JSON object, within `seconds` for all attempts together: JSON, or text where the server does
+        not call it that; None where it has no body.
 
         Raises `ServerRefusal` for a request that the server does not take, `ProcessError` where no answer that is JSON
         came in time.
@@ -153,6 +154,8 @@ class Connection:
             )
         if not content:
             return None
+        if "json" not in response.headers.get("content-type", ""):
+            return content.decode("utf-8", "replace")  # a word for people; what wants more finds that it is none
         try:
             return json.loads(content)
         except (ValueError, RecursionError) as error:

@@ -19,6 +19,7 @@ from attrs import evolve, frozen
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import ModelError, ProcessError, RunError, UserError, WeightSyncError
+from skyrl.inference.adapters import Adapter, refuse_foreign
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import Completion, GenerationRequest, InFlight, SampleKey, longest_completion
 from skyrl.inference.gate import Gate
@@ -134,9 +135,15 @@ class HttpEngine:
         self._refuse_if_out_of_service()
         if self._expected is None:
             raise WeightSyncError(f"the inference server {self._server.url} is used with the weights that it has")
-        refuse_unfit(self._expected, incoming)
+        if isinstance(incoming, Adapter):
+            refuse_foreign(incoming, self._expected.matrices)
+        else:
+            refuse_unfit(self._expected, incoming)
         await self._refuse_other_weights()
-        problem = await self._server.load_weights(incoming, version, self._expected, self._in_flight)
+        if isinstance(incoming, Adapter):
+            problem = await self._server.load_adapter(incoming, version, self._in_flight)
+        else:
+            problem = await self._server.load_weights(incoming, version, self._expected, self._in_flight)
         if problem:
             self._broken = (
                 f"the inference server {self._server.url} is out of service since weights of version {version} stopped "

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from skyrl.models import onednn
+from skyrl.models import low_rank, onednn
 
 _PACKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -101,6 +101,30 @@ class DenseGateUp:
         return nn.functional.silu(gate) * up
 
 
+class Adapted:
+    """A projection, and the low-rank updates of its layers beside it: the base weight stays as it is."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self._base, self._layers = _prepared(layers), tuple(layers)
+        self._updates = low_rank.of_layers(layers)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._base(x) + low_rank.whole(self._updates, self._layers, x)
+
+    def plus(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self._base.plus(x, residual) + low_rank.whole(self._updates, self._layers, x)
+
+
+class AdaptedGateUp:
+    """Gate and up projection with low-rank updates, each for itself."""
+
+    def __init__(self, gate: nn.Linear, up: nn.Linear) -> None:
+        self._gate, self._up = Adapted([gate]), Adapted([up])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return nn.functional.silu(self._gate(x)) * self._up(x)
+
+
 def packs(weight: Tensor) -> bool:
     """Whether weights of this type and device are packed for oneDNN."""
     return weight.device.type == "cpu" and weight.dtype in _PACKED_DTYPES and onednn.is_available()
@@ -112,7 +136,11 @@ def filled(rows: Tensor) -> Tensor:
 
 
 def projection(*layers: nn.Linear) -> Projection:
-    """One projection whose outputs are those of the layers, one after the other."""
+    """One projection whose outputs are those of the layers, one after the other, low-rank updates included."""
+    return Adapted(layers) if any(low_rank.of_layers(layers)) else _prepared(layers)
+
+
+def _prepared(layers: Sequence[nn.Linear]) -> Projection:
     return Packed(*joined(layers)) if packs(layers[0].weight) else Dense(*_fused(layers))
 
 
@@ -124,6 +152,8 @@ def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
 
 def gate_up(gate: nn.Linear, up: nn.Linear) -> GateUp:
     """The gated half of a feed-forward layer."""
+    if any(low_rank.of_layers([gate, up])):
+        return AdaptedGateUp(gate, up)
     return PackedGateUp(gate, up) if packs(gate.weight) else DenseGateUp(gate, up)
 
 

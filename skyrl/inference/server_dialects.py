@@ -6,6 +6,7 @@ from typing import Protocol
 
 from attrs import frozen
 
+from skyrl.inference.adapters import Adapter
 from skyrl.inference.engine import InFlight
 from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.inference.server_answers import Asked, Drawn
@@ -71,6 +72,9 @@ class Dialect(Protocol):
         """Replace the weights, drop what was computed from the old ones, except for what a pause keeps, and name the
         version. Empty, or why that stopped halfway. Raises `WeightSyncError` where nothing was touched.
         """
+
+    async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
+        """Draw samples by this adapter beside the weights; as `load_weights`."""
 
     async def sleep(self) -> bool:
         """Give back memory of the GPU. Are the weights gone with it?"""

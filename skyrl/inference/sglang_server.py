@@ -12,6 +12,7 @@ from typing import Any
 
 from skyrl.config.engines import BACKENDS
 from skyrl.errors import ServerRefusal, UserError, WeightSyncError
+from skyrl.inference.adapters import Adapter
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import InFlight, temperature_of
 from skyrl.inference.http_connection import ATTEMPTS, Connection
@@ -99,6 +100,9 @@ class SGLangServer:
         except ServerRefusal as error:
             return str(error)
         return "" if answer.get("success") is True else str(answer.get("message"))
+
+    async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
+        raise WeightSyncError(f"the inference server {self.url} gets the weights that an adapter is merged into")
 
     async def sleep(self) -> bool:
         await self._post("/release_memory_occupation")

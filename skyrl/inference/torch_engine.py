@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import ModelError, RunError, UserError, WeightSyncError
+from skyrl.inference.adapters import Adapter, apply_adapter
 from skyrl.inference.causal_lm import CausalLM
 from skyrl.inference.decode_batch import DecodeBatch
 from skyrl.inference.engine import Completion, GenerationRequest, InFlight, longest_completion
@@ -35,6 +36,7 @@ from skyrl.inference.rows import Job
 from skyrl.inference.scheduler import Scheduler
 from skyrl.inference.weights import replace_weights
 from skyrl.models.loading import load_causal_lm, load_tokenizer
+from skyrl.models.low_rank import attach
 from skyrl.tree import FrozenDict
 
 _log = logging.getLogger(__name__)
@@ -69,7 +71,7 @@ class TorchEngine:
         self._model = CausalLM(
             model, kept_bytes=0 if deterministic else prefix_bytes, keeps_answers=several_turns, int8=int8
         )
-        self._device = model.device
+        self._device, self._int8 = model.device, int8
         self._tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
         self._eos_ids = _eos_ids(model, tokenizer)
         self._max_num_seqs = max_num_seqs
@@ -136,7 +138,13 @@ class TorchEngine:
         await self._scheduler.close()
 
     def _replace_weights(self, incoming: IncomingWeights) -> None:
-        replace_weights(self._model.model, incoming)
+        if isinstance(incoming, Adapter):
+            if self._int8:
+                raise WeightSyncError("an engine in eight bits takes an adapter merged into the weights, not alone")
+            apply_adapter(self._model.model, incoming)
+        else:
+            replace_weights(self._model.model, incoming)
+            attach(self._model.model, {})  # whole weights have every update in them
         self._model.refresh()
 
     def _new_batch(self) -> DecodeBatch:

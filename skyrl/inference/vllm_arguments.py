@@ -37,6 +37,7 @@ def engine_arguments(
     known: Collection[str],
     overrides: Mapping[str, Any] = FrozenDict(),
     stored_weights: bool = True,
+    lora_rank: int = 0,
     tokenizer_path: str | None = None,
 ) -> dict[str, Any]:
     """Arguments of vLLM's `AsyncEngineArgs` or `EngineArgs`.
@@ -67,6 +68,9 @@ def engine_arguments(
     }
     if tokenizer_path is not None:
         arguments["tokenizer"] = tokenizer_path
+    if lora_rank:
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room_for(lora_rank)}
+        arguments["fully_sharded_loras"] = config.fully_sharded_loras
     if not stored_weights:
         arguments["load_format"] = "dummy"
     if config.served_model_name is not None:
@@ -80,6 +84,17 @@ def engine_arguments(
     given: dict[str, Any] = {name: _thawed(value) for name, value in config.engine_init_kwargs.items()}
     replaced = {**(given.get("hf_overrides") or {}), **overrides}
     return arguments | given | ({"hf_overrides": replaced} if replaced else {})
+
+
+def _room_for(rank: int) -> int:
+    """The smallest largest rank that vLLM can be started with."""
+    for most in (1, 8, 16, 32, 64, 128, 256, 320, 512):
+        if rank <= most:
+            return most
+    problem = Problem(
+        path="trainer.policy.model.lora.rank", message=f"{rank}: vLLM serves ranks up to 512", hint="lower it"
+    )
+    raise ConfigError([problem])
 
 
 def _other_model(config: InferenceEngineConfig, overrides: Mapping[str, Any]) -> Iterator[Problem]:
@@ -156,8 +171,6 @@ def _refused_features(config: InferenceEngineConfig, device: str, max_model_len:
         )
     if config.enable_ray_prometheus_stats and not config.async_engine:
         yield _problem("enable_ray_prometheus_stats", "vLLM's offline engine exports none", "async_engine = true")
-    if config.fully_sharded_loras:
-        yield _problem("fully_sharded_loras", "vLLM engines take no adapters in this version", "set it to false")
 
 
 def refuse_unsuitable(model: ModelFacts, device: str) -> None:

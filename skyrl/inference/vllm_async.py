@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from skyrl.errors import ProcessError, RunError
 from skyrl.inference.engine import InFlight
-from skyrl.inference.vllm_backend import Output, first_line, request_maker
+from skyrl.inference.vllm_backend import Output, adapter_request, first_line, request_maker
 
 T = TypeVar("T")
 
@@ -38,6 +38,7 @@ class AsyncBackend:
         self._watch: asyncio.Task[None] | None = None
         self._hung = ""
         self._in_flight: InFlight = "finish"
+        self._adapter: Any = None
 
     async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Output:
         prompt, params = self._make(prompt_ids, sampling)
@@ -45,7 +46,8 @@ class AsyncBackend:
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._watch_engine())
         try:
-            return await self._alive(self._last(self._llm.generate(prompt, params, request_id)))
+            drawing = self._llm.generate(prompt, params, request_id, lora_request=self._adapter)
+            return await self._alive(self._last(drawing))
         finally:
             self._running -= 1
 
@@ -59,6 +61,12 @@ class AsyncBackend:
     async def call_workers(self, method: str, *args: object) -> list[Any]:
         results: list[Any] = await self._alive(self._llm.collective_rpc(method, args=args))
         return results
+
+    async def adopt_adapter(self, folder: str) -> None:
+        self._adapter = adapter_request(folder)
+        await self._alive(self._llm.remove_lora(self._adapter.lora_int_id))
+        if not await self._alive(self._llm.add_lora(self._adapter)):
+            raise RunError("vLLM does not take the adapter")
 
     async def forget(self, version: int) -> bool:
         await self._alive(self._llm.reset_mm_cache())

@@ -45,6 +45,9 @@ class Backend(Protocol):
     async def call_workers(self, method: str, *args: object) -> list[Any]:
         """The results of calling `method` on every worker."""
 
+    async def adopt_adapter(self, folder: str) -> None:
+        """Draw samples from now on by the adapter that is stored there as PEFT stores it, in place of any before."""
+
     async def forget(self, version: int) -> bool:
         """Drops every cache of computed prompts, but for what the last pause keeps, and names the weights; False where
         a cache was still in use.
@@ -58,6 +61,12 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Ends it, with the processes it has."""
+
+
+def adapter_request(folder: str) -> Any:
+    """vLLM's `LoRARequest` of the one adapter that an engine has."""
+    kind = importlib.import_module("vllm.lora.request").LoRARequest
+    return kind(lora_name="skyrl", lora_int_id=1, lora_path=folder)
 
 
 def request_maker(vllm: ModuleType) -> Callable[[Sequence[int], Mapping[str, Any]], tuple[Any, Any]]:

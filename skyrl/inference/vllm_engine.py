@@ -18,11 +18,14 @@ import shutil
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ModelError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
+from skyrl.inference.adapters import Adapter, refuse_foreign, write_adapter
 from skyrl.inference.engine import Completion, GenerationRequest, InFlight, SampleKey, longest_completion
 from skyrl.inference.gate import Gate
 from skyrl.inference.incoming_weights import IncomingWeights, Shared, as_plain
@@ -64,11 +67,12 @@ class VLLMEngine:
         overrides: Mapping[str, Any] = FrozenDict(),
         stored_weights: bool = True,
         tokenizer_path: str | None = None,
+        lora_rank: int = 0,
     ) -> None:
         """Returns when the model is loaded. `device` is `cpu` or `cuda`; `tokenizer` is loaded if it is not given,
         from `tokenizer_path` where that is another than the model's.
         `overrides` replace values of the model's own configuration. Without `stored_weights` none are read: those that
-        `load_weights` brings are the first that mean anything.
+        `load_weights` brings are the first that mean anything. With `lora_rank` adapters of that rank are taken, too.
 
         `max_model_len` is in tokens, prompt and completion together; None is what the model was made for. Raises
         `ConfigError` for settings that vLLM cannot be given, `ModelError` for the model, `UserError` where vLLM is not
@@ -100,6 +104,7 @@ class VLLMEngine:
                 max_model_len=self._max_model_len,
                 known={field.name for field in dataclasses.fields(import_vllm().AsyncEngineArgs)},
                 stored_weights=stored_weights,
+                lora_rank=lora_rank,
                 tokenizer_path=tokenizer_path,
                 overrides=overridden(model_path, overrides, trust_remote_code=trusted),
             )
@@ -141,10 +146,14 @@ class VLLMEngine:
         if not self._paused:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
         self._refuse_if_out_of_service()
+        if isinstance(incoming, Adapter):
+            refuse_foreign(incoming, self._expected.matrices)
+            await self._on_loop(self._replace(self._adopt(incoming), version))
+            return
         refuse_unfit(self._expected, incoming)
         if isinstance(incoming, Shared) and not self._backend.shares_memory:
             raise WeightSyncError("weights shared in memory do not reach an engine that runs in processes of its own")
-        await self._on_loop(self._load_weights(incoming, version))
+        await self._on_loop(self._replace(self._reload(incoming), version))
 
     async def sleep(self) -> bool:
         """Gives back the GPU memory of weights and cache, which are gone. vLLM ignores it on a CPU."""
@@ -196,11 +205,22 @@ class VLLMEngine:
         await self._backend.resume()
         self._gate.open()
 
-    async def _load_weights(self, incoming: IncomingWeights, version: int) -> None:
+    async def _reload(self, incoming: IncomingWeights) -> str:
+        """Replaces the weights in vLLM's workers; empty, or why that stopped halfway."""
         plain = incoming if self._backend.shares_memory else as_plain(incoming)  # type: ignore[arg-type]  # shared: tensors
+        outcomes = await self._backend.call_workers("skyrl_load_weights", plain, self._expected.tied)
+        return "; ".join(sorted({outcome for outcome in outcomes if outcome}))
+
+    async def _adopt(self, adapter: Adapter) -> str:
+        """Samples come from this adapter beside the weights; its tensors are compared with their digests first."""
+        with TemporaryDirectory() as folder:
+            await asyncio.to_thread(write_adapter, adapter, Path(folder))
+            await self._backend.adopt_adapter(folder)
+        return ""
+
+    async def _replace(self, replacing: Coroutine[Any, Any, str], version: int) -> None:
         try:
-            outcomes = await self._backend.call_workers("skyrl_load_weights", plain, self._expected.tied)
-            problem = "; ".join(sorted({outcome for outcome in outcomes if outcome}))
+            problem = await replacing
             if not problem and not await self._backend.forget(version):
                 problem = "vLLM could not drop what it had computed with the old weights"
         except Exception as error:  # noqa: BLE001 - whatever it was, the model is in pieces

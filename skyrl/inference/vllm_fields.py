@@ -39,7 +39,7 @@ NOT_ARGUMENTS = {
     "rollout_dtype": "is the torch engine's, vLLM has model_dtype",
     "deterministic": "is the variable VLLM_BATCH_INVARIANT",
     "engine_init_kwargs": "is more arguments, each under its own name",
-    "fully_sharded_loras": "belongs to adapters, which this version refuses",
+    "fully_sharded_loras": "belongs to adapters, and is an argument where there is one",
     "num_engines": "is how many such engines are started",
     "run_engines_locally": "says that they are started here",
     "remote_urls": "names engines that others started",

@@ -47,6 +47,12 @@ class ExpectedWeights:
     infos: dict[str, WeightInfo]
     """Description of each weight by name, tied ones once."""
 
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """(out, in) of each module with a matrix, by its name."""
+        shapes = {name.removesuffix(".weight"): info.shape for name, info in self.infos.items()}
+        return {name: (shape[0], shape[1]) for name, shape in shapes.items() if len(shape) == 2}
+
     tied: dict[str, str]
     """Second names of tied weights, and the first: `lm_head.weight` of a tied head, usually."""
 

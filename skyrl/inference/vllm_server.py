@@ -19,6 +19,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from skyrl.errors import ProcessError, ServerRefusal, UserError, WeightSyncError
+from skyrl.inference.adapters import Adapter, write_adapter
 from skyrl.inference.engine import InFlight
 from skyrl.inference.http_connection import ATTEMPTS, Connection
 from skyrl.inference.incoming_weights import Folder, IncomingWeights, RemoteWeights, as_plain
@@ -44,6 +45,9 @@ _LACKING = (403, 404, 405, 501)
 """Statuses of a route that a server does not have or does not open."""
 
 _NOT_IN_COMPLETIONS = ("detokenize", "flat_logprobs")
+
+_ADAPTER = "skyrl"
+"""Name of the policy's adapter at a server."""
 
 EXTENSION = "skyrl.inference.vllm_worker.WeightReceiver"
 
@@ -127,6 +131,23 @@ class VLLMServer:
         outcomes = mapping(await self._replace(incoming, expected), "its workers").get("results") or ()
         if problem := "; ".join(sorted({str(outcome) for outcome in outcomes if outcome})):
             return problem
+        return await self._forget(version, in_flight)
+
+    async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
+        assert isinstance(adapter.tensors, Folder), "servers read adapters from files"
+        folder = Path(adapter.tensors.path) / "peft"
+        await asyncio.to_thread(write_adapter, adapter, folder)
+        body = {"lora_name": _ADAPTER, "lora_path": str(folder), "load_inplace": True}
+        try:
+            await self._post("/v1/load_lora_adapter", body, attempts=1)
+        except ServerRefusal as error:
+            if error.status not in _LACKING:
+                return str(error)
+            raise WeightSyncError(
+                f"the inference server {self.url} takes no adapters: start it with --enable-lora --max-lora-rank "
+                f"{adapter.rank} (or the next one that vLLM has) and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+            ) from error
+        self._model = _ADAPTER
         return await self._forget(version, in_flight)
 
     async def sleep(self) -> bool:

@@ -7,9 +7,9 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from skyrl.errors import ProcessError
+from skyrl.errors import ProcessError, RunError
 from skyrl.inference.engine import InFlight
-from skyrl.inference.vllm_backend import Output, first_line, request_maker
+from skyrl.inference.vllm_backend import Output, adapter_request, first_line, request_maker
 
 
 class SteppedBackend:
@@ -25,6 +25,7 @@ class SteppedBackend:
         self._futures: dict[str, asyncio.Future[Output]] = {}
         self._stepping: asyncio.Task[None] | None = None
         self._dead = ""
+        self._adapter: Any = None
         self._in_flight: InFlight = "finish"
         self._resting = False
 
@@ -32,7 +33,9 @@ class SteppedBackend:
         prompt, params = self._make(prompt_ids, sampling)
         if self._dead:
             raise ProcessError(self._dead)
-        self._engine.add_request(request_id, prompt, params)  # a request that it refuses leaves it as it was
+        self._engine.add_request(
+            request_id, prompt, params, lora_request=self._adapter
+        )  # a request that it refuses leaves it as it was
         future: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
         self._futures[request_id] = future
         self._step()
@@ -54,6 +57,12 @@ class SteppedBackend:
     async def call_workers(self, method: str, *args: object) -> list[Any]:
         results: list[Any] = self._call(self._engine.collective_rpc, method, args=args)
         return results
+
+    async def adopt_adapter(self, folder: str) -> None:
+        self._adapter = adapter_request(folder)
+        self._call(self._engine.remove_lora, self._adapter.lora_int_id)
+        if not self._call(self._engine.add_lora, self._adapter):
+            raise RunError("vLLM does not take the adapter")
 
     async def forget(self, version: int) -> bool:
         self._call(self._engine.reset_mm_cache)

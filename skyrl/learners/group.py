@@ -121,9 +121,11 @@ class LearnerGroup(ScorerGroup[L_co]):
         """Every rank traces its updates into `folder` from now on; None: no rank does."""
         await self.ranks.call(LearningWorker.profile, folder)
 
-    async def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
-        """Name, shape and type of every weight, in the order in which they are streamed."""
-        return (await self.ranks.call(LearningWorker.metadata))[0]
+    async def metadata(self, *, adapter: bool = False) -> list[tuple[str, tuple[int, ...], str]]:
+        """Name, shape and type of every weight, in the order in which they are streamed; with `adapter`, of the tensors
+        of the adapter alone.
+        """
+        return (await self.ranks.call(LearningWorker.metadata, adapter))[0]
 
     async def stream(
         self,

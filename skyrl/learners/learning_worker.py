@@ -173,8 +173,10 @@ class LearningWorker(ModelWorker):
         rounded = None if dtype is None or self._lora.rank else getattr(torch, dtype)
         return merged(self.strategy.gather(rounded), self._lora)
 
-    def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
-        shapes = merged_shapes(iter(self.strategy.named_shapes().items()))
+    def metadata(self, adapter: bool = False) -> list[tuple[str, tuple[int, ...], str]]:
+        """Name, shape and type of every weight that `stream` gives, in its order; with `adapter`, of that alone."""
+        held = iter(self.strategy.named_shapes().items())
+        shapes = adapter_alone(held) if adapter else merged_shapes(held)
         return [(name, tuple(each.shape), str(each.dtype).removeprefix("torch.")) for name, each in shapes]
 
     async def stream(

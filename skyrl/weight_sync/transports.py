@@ -36,16 +36,18 @@ class WeightSource(Protocol):
         consume: Callable[[Iterator[tuple[str, Tensor]]], R],
         *,
         everywhere: bool = False,
+        adapter: bool = False,
         dtype: str | None = None,
     ) -> R:
         """Call `consume` with name and value, with its whole shape, of every weight, tied ones once, on the first rank,
         and return its result.
 
-        With `everywhere` it runs on every rank, each of which has all weights. `dtype` is the type that `consume`
+        With `everywhere` it runs on every rank, each of which has all weights; with `adapter` it gets the tensors of
+        the adapter alone. `dtype` is the type that `consume`
         rounds them to, if it is one for all: they may be rounded before.
         """
 
-    async def metadata(self) -> Sequence[tuple[str, tuple[int, ...], str]]:
+    async def metadata(self, *, adapter: bool = False) -> Sequence[tuple[str, tuple[int, ...], str]]:
         """Name, shape and type (`float32`, ...) of each weight, in the order of `stream`."""
 
     async def score(self, batch: TrainingBatch) -> Tensor:
@@ -96,7 +98,7 @@ class BroadcastTransport:
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
         infos = _infos(await source.metadata(), self._dtype)
         here, there = self._place.call(len(client.in_service))
-        await _both(
+        await send_both(
             client.load_weights([Broadcast(group=group, weights=infos) for group in there], version),
             source.stream(BroadcastSender(group=here, dtype=self._dtype), dtype=self._dtype),
             here.abort,
@@ -122,7 +124,7 @@ class NativeTransport:
             bucket_bytes=self._bucket_bytes,
         )
         incoming_sets = [Native(group=group, backend=self._backend, weights=infos) for group in there]
-        await _both(
+        await send_both(
             client.load_weights(incoming_sets, version),
             source.stream(sender, everywhere=self._senders > 1, dtype=self._dtype),
             here.abort,
@@ -152,7 +154,7 @@ def _infos(metadata: Sequence[tuple[str, tuple[int, ...], str]], dtype: str) -> 
     return tuple(WeightInfo(name=name, shape=tuple(shape), dtype=dtype) for name, shape, _ in metadata)
 
 
-async def _both(
+async def send_both(
     loading: Coroutine[Any, Any, None], sending: Coroutine[Any, Any, None], abort: Callable[[str], None]
 ) -> None:
     """Waits for both ends; when one fails, the other is aborted, not cancelled: its processes leave the transfer."""

@@ -153,6 +153,15 @@ def servers(scene: Scene) -> object:
     return asked, len(made)
 
 
+@observable("the folder through which adapters reach the engines")
+def adapter_files(scene: Scene) -> object:
+    made: list[Path] = []
+    meeting: Any = SimpleNamespace(address=("127.0.0.1", 1))
+    with mock.patch("skyrl.experiments.collaborators.FolderAdapterTransport", lambda path, lora: made.append(path)):
+        weight_road(scene.run, meeting, Path("weights"))
+    return made
+
+
 @observable("whether an engine that differs from the learner by 0.005 nats ends the run")
 def parity(scene: Scene) -> object:
     class Engine:
@@ -178,6 +187,9 @@ SERVER: Mapping[str, Any] = {
     f"{E}external_server_urls": ("http://127.0.0.1:1",),
 }
 """A server that runs already."""
+
+LORA = "trainer.policy.model.lora."
+LORA_RANK = f"{LORA}rank"
 
 VALUES: Mapping[str, Any] = {
     "model_dtype": "float16",
@@ -206,6 +218,8 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{E}rollout_dtype", "bfloat16", drawn),
     *(Probe(f"{E}{name}", value, engine, VLLM) for name, value in VALUES.items()),
     Probe(f"{E}expert_parallel_size", 2, engine, SPLIT),
+    Probe(f"{E}fully_sharded_loras", True, engine, {**VLLM, LORA_RANK: 4}),
+    Probe(f"{LORA}lora_sync_path", "/tmp/another_folder", adapter_files, {**VLLM, LORA_RANK: 4}),
     Probe(f"{E}distributed_executor_backend", "mp", engine, SPLIT),
     Probe(f"{E}weight_sync_backend", "disk", road, ON_RAY),
     Probe(f"{E}weight_transfer_threshold_cuda_ipc_GB", 0.5, road, SHARED),

@@ -43,6 +43,14 @@ NEVER: dict[tuple[str, str], str] = {
             ("faults.max_roll_backs", "a step that goes wrong would go wrong again on the same rows"),
         )
     },
+    **dict.fromkeys(
+        (
+            ("rl", "trainer.critic.model.lora.lora_sync_path"),
+            ("sft", "model.lora.lora_sync_path"),
+            ("reward_model", "model.lora.lora_sync_path"),
+        ),
+        "engines sample from the policy alone",
+    ),
     ("reward_model", "too_long"): "a score is read at the end of a chat, so that longer pairs are left out",
 }
 """(kind, path) -> reason."""

@@ -60,6 +60,17 @@ def test_a_model_without_stored_weights_is_filled_by_the_learner() -> None:
     assert "load_format" not in engine_arguments(config, **given, known=KNOWN)
 
 
+def test_an_engine_has_room_for_the_adapter_that_is_trained() -> None:
+    given: dict[str, Any] = {"model_path": "m", "model": MODEL, "seed": 7, "device": "cuda", "max_model_len": 256}
+    config = InferenceEngineConfig(fully_sharded_loras=True)
+    found = engine_arguments(config, **given, known=KNOWN, lora_rank=12)
+    assert (found["enable_lora"], found["max_loras"], found["max_lora_rank"]) == (True, 1, 16)
+    assert found["fully_sharded_loras"] is True
+    assert "enable_lora" not in engine_arguments(config, **given, known=KNOWN)
+    with pytest.raises(ConfigError, match=r"trainer\.policy\.model\.lora\.rank"):
+        engine_arguments(config, **given, known=KNOWN, lora_rank=513)
+
+
 def test_a_tokenizer_of_its_own_reaches_vllm() -> None:
     given: dict[str, Any] = {"model_path": "m", "model": MODEL, "seed": 7, "device": "cuda", "max_model_len": 256}
     found = engine_arguments(InferenceEngineConfig(), **given, known=KNOWN, tokenizer_path="t")
@@ -132,7 +143,6 @@ def test_what_follows_from_the_run_is_there() -> None:
             "max_num_batched_tokens",
             "raise it to 256",
         ),
-        ({"fully_sharded_loras": True}, "fully_sharded_loras", "no adapters"),
         ({"enable_ray_prometheus_stats": True, "async_engine": False}, "enable_ray_prometheus_stats", "exports none"),
         ({"engine_init_kwargs": {"blok_size": 16}}, "engine_init_kwargs.blok_size", "did you mean block_size?"),
         ({"engine_init_kwargs": {"max_num_seqs": 1}}, "engine_init_kwargs.max_num_seqs", "max_num_seqs; set that one"),
@@ -165,7 +175,7 @@ def test_heads_that_vllm_has_no_kernel_for_on_a_cpu_are_refused_before_it_starts
 
 
 def test_every_mistake_is_told_at_once() -> None:
-    assert len(problems("cpu", enforce_eager=False, fully_sharded_loras=True, engine_init_kwargs={"x": 1})) == 3
+    assert len(problems("cpu", enforce_eager=False, deterministic=True, engine_init_kwargs={"x": 1})) == 3
 
 
 def test_the_cache_on_a_cpu_has_room_for_its_sequences_and_a_floor() -> None:

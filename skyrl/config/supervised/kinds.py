@@ -9,7 +9,6 @@ from skyrl.config.supervised.checks import SUPERVISED_CHECKS
 from skyrl.config.supervised.effects import SUPERVISED_EFFECTS
 from skyrl.config.supervised.root import RewardModelConfig, SFTConfig, SupervisedConfig
 from skyrl.config.supervised.rules import SUPERVISED_RULES
-from skyrl.config.unimplemented import Unimplemented
 from skyrl.planning.topology import Grid, Sizes
 
 
@@ -32,7 +31,7 @@ _supervised = partial(
     rules=SUPERVISED_RULES,
     checks=SUPERVISED_CHECKS,
     effects=SUPERVISED_EFFECTS,
-    unimplemented=(Unimplemented("model.lora.lora_sync_path", "sending adapters on their own"),),
+    unimplemented=(),
     sizes=_sizes,
     trainer="",
     model="model",

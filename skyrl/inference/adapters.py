@@ -1,0 +1,117 @@
+"""An adapter (LoRA) as it travels to an engine on its own, for engines that hold the weights that it is for.
+
+It is a set of weights like any other: announced, compared with digests, versioned. Names are those that PEFT stores
+adapters by: `base_model.model.<module>.lora_A.weight`, (rank, in), and `lora_B`, (out, rank).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from attrs import frozen
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from skyrl.errors import WeightSyncError
+from skyrl.inference.incoming_weights import IncomingWeights, Shared, WeightInfo
+from skyrl.models.low_rank import LowRank, attach
+
+_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
+
+
+@frozen(kw_only=True)
+class Adapter:
+    """`IncomingWeights` of an adapter alone."""
+
+    tensors: IncomingWeights
+    rank: int
+    alpha: int
+
+    @property
+    def weights(self) -> Sequence[WeightInfo]:
+        return self.tensors.weights
+
+    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+        return self.tensors.open()
+
+
+def refuse_foreign(adapter: Adapter, layers: Mapping[str, tuple[int, int]]) -> None:
+    """Raises `WeightSyncError` unless every tensor is half of an update of one of these layers, (out, in), and none is
+    missing.
+    """
+    problems, parts = [], set()
+    for info in adapter.weights:
+        match = _NAME.fullmatch(info.name)
+        if match is None or match["module"] not in layers:
+            problems.append(f"{info.name} is for no linear layer of this model")
+            continue
+        out, into = layers[match["module"]]
+        expected = (adapter.rank, into) if match["part"] == "A" else (out, adapter.rank)
+        if info.shape != expected:
+            problems.append(f"{info.name} has shape {info.shape}, this layer wants {expected}")
+        parts.add((match["module"], match["part"]))
+    problems += [
+        f"the other half of {module}'s update is missing"
+        for module, part in sorted(parts)
+        if (module, "AB".replace(part, "")) not in parts
+    ]
+    if not parts and not problems:
+        problems = ["there is nothing in it"]
+    if problems:
+        more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
+        raise WeightSyncError(f"the adapter sent does not fit, the old one is kept: {'; '.join(problems[:5] + more)}")
+
+
+def apply_adapter(model: nn.Module, adapter: Adapter) -> None:
+    """The model computes with this adapter from now on, beside its own weights, once all of it is there.
+
+    Raises `WeightSyncError`, with the old adapter in place, when it does not fit or something is lost on the way.
+    """
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    refuse_foreign(adapter, {name: (each.out_features, each.in_features) for name, each in linear.items()})
+    received = received_tensors(adapter)
+    updates = {}
+    for name, a in received.items():
+        match = _NAME.fullmatch(name)
+        if match is not None and match["part"] == "A":
+            b = received[name.replace(".lora_A.", ".lora_B.")]
+            updates[match["module"]] = LowRank(a, b * (adapter.alpha / adapter.rank))
+    attach(model, updates)
+
+
+def received_tensors(adapter: Adapter) -> dict[str, Tensor]:
+    """Every tensor by name, kept. Raises `WeightSyncError` where one is lost or changed on its way."""
+    with adapter.open() as tensors:
+        received = {name: tensor.detach().clone() for name, tensor in tensors}
+    missing = [info.name for info in adapter.weights if info.name not in received]
+    if missing:
+        raise WeightSyncError(f"{missing[0]} did not arrive")
+    return received
+
+
+def write_adapter(adapter: Adapter, folder: Path) -> None:
+    """Writes the adapter as PEFT stores it, which inference servers read. Raises as `received_tensors`."""
+    tensors = received_tensors(adapter)
+    matches = [match for match in map(_NAME.fullmatch, tensors) if match is not None]
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "target_modules": sorted({match["module"].rpartition(".")[2] for match in matches}),
+        "bias": "none",
+        "inference_mode": True,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    on_the_host = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    save_file(on_the_host, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def shared(tensors: Sequence[tuple[str, Tensor]], *, rank: int, alpha: int) -> Adapter:
+    """An adapter of this very process: nothing travels."""
+    return Adapter(tensors=Shared(tuple(tensors)), rank=rank, alpha=alpha)
