@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from skyrl.errors import ProcessError, RunError
 from skyrl.inference.engine import InFlight
-from skyrl.inference.vllm_backend import Output, adapter_request, first_line, request_maker
+from skyrl.inference.vllm_backend import ADAPTER, Output, adapter_request, first_line, request_maker
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class AsyncBackend:
 
     async def adopt_adapter(self, folder: str) -> None:
         self._adapter = adapter_request(folder)
-        await self._alive(self._llm.remove_lora(self._adapter.lora_int_id))
+        await self._alive(self._llm.remove_lora(ADAPTER))
         if not await self._alive(self._llm.add_lora(self._adapter)):
             raise RunError("vLLM does not take the adapter")
 

@@ -63,10 +63,14 @@ class Backend(Protocol):
         """Ends it, with the processes it has."""
 
 
-def adapter_request(folder: str) -> Any:
+ADAPTER = 1
+"""Number of the one adapter that an engine has."""
+
+
+def adapter_request(folder: str) -> object:
     """vLLM's `LoRARequest` of the one adapter that an engine has."""
     kind = importlib.import_module("vllm.lora.request").LoRARequest
-    return kind(lora_name="skyrl", lora_int_id=1, lora_path=folder)
+    return kind(lora_name="skyrl", lora_int_id=ADAPTER, lora_path=folder)
 
 
 def request_maker(vllm: ModuleType) -> Callable[[Sequence[int], Mapping[str, Any]], tuple[Any, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from skyrl.errors import ProcessError, RunError
 from skyrl.inference.engine import InFlight
-from skyrl.inference.vllm_backend import Output, adapter_request, first_line, request_maker
+from skyrl.inference.vllm_backend import ADAPTER, Output, adapter_request, first_line, request_maker
 
 
 class SteppedBackend:
@@ -60,7 +60,7 @@ class SteppedBackend:
 
     async def adopt_adapter(self, folder: str) -> None:
         self._adapter = adapter_request(folder)
-        self._call(self._engine.remove_lora, self._adapter.lora_int_id)
+        self._call(self._engine.remove_lora, ADAPTER)
         if not self._call(self._engine.add_lora, self._adapter):
             raise RunError("vLLM does not take the adapter")
 

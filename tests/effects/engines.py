@@ -219,7 +219,7 @@ PROBES: tuple[Probe, ...] = (
     *(Probe(f"{E}{name}", value, engine, VLLM) for name, value in VALUES.items()),
     Probe(f"{E}expert_parallel_size", 2, engine, SPLIT),
     Probe(f"{E}fully_sharded_loras", True, engine, {**VLLM, LORA_RANK: 4}),
-    Probe(f"{LORA}lora_sync_path", "/tmp/another_folder", adapter_files, {**VLLM, LORA_RANK: 4}),
+    Probe(f"{LORA}lora_sync_path", "another_folder", adapter_files, {**VLLM, LORA_RANK: 4}),
     Probe(f"{E}distributed_executor_backend", "mp", engine, SPLIT),
     Probe(f"{E}weight_sync_backend", "disk", road, ON_RAY),
     Probe(f"{E}weight_transfer_threshold_cuda_ipc_GB", 0.5, road, SHARED),
