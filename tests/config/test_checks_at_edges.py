@@ -39,6 +39,12 @@ def said(values: dict[str, Any]) -> dict[str, str]:
     return {}
 
 
+@pytest.mark.parametrize(("name", "fits"), [("", False), ("a", True), ("-" + "a" * 63, True), ("a" * 65, False)])
+def test_an_id_at_a_tracker_has_up_to_64_letters(name: str, fits: bool) -> None:
+    path = "trainer.trackers.wandb.id"
+    assert (path not in said({path: name})) == fits
+
+
 def test_experts_that_are_not_spread_may_lie_on_several_gpus() -> None:
     assert ENGINE + "expert_parallel_size" not in said({**VLLM, ENGINE + "tensor_parallel_size": 2})
 

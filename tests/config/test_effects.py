@@ -134,6 +134,19 @@ def test_the_share_of_a_gpu_is_told_where_the_cache_has_its_own_size(values: dic
     assert bool(told(path, {ENGINE + "backend": "vllm", path: 0.5} | values)) is is_told
 
 
+@pytest.mark.parametrize(("reduction", "is_told"), [("token_mean", True), ("token_mean_legacy", False)])
+def test_rows_of_a_pass_are_told_where_tokens_bound_it_and_no_reduction_counts_rows(
+    reduction: str, is_told: bool
+) -> None:
+    values = {"trainer.max_tokens_per_microbatch": 4096, "trainer.algorithm.loss_reduction": reduction}
+    path = "trainer.micro_train_batch_size_per_gpu"
+    assert bool(told(path, {path: 1} | values)) is is_told
+
+
+def test_whether_evaluation_is_greedy_is_told_where_its_temperature_is_zero_already() -> None:
+    assert told(EVALUATION + "greedy", {EVALUATION + "greedy": False, EVALUATION + "temperature": 0.5}) == []
+
+
 def test_the_longest_answer_of_a_recording_is_told_unless_the_loss_divides_by_it() -> None:
     path = "generator.sampling_params.max_generate_length"
     assert len(told(path, RECORDED | {path: 8})) == 1

@@ -185,6 +185,11 @@ def test_a_setting_that_does_nothing_is_told(at: tuple[str, Case]) -> None:
         assert is_told(place, case.field, case.value, case.acts, context), context
 
 
+def test_settings_of_an_adapter_act_from_rank_one() -> None:
+    assert not is_told("trainer.policy", "model.lora.alpha", 8, {"model.lora.rank": 1})
+    assert is_told("trainer.policy", "model.lora.alpha", 8, {"model.lora.rank": 0})
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_model_that_deepspeed_does_not_save_is_told_so(place: str) -> None:
     assert is_told(place, NEVER, True, stage(3))

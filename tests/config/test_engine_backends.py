@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from skyrl.config import InferenceEngineConfig
-from skyrl.config.engines import BACKENDS, backends_that
+from skyrl.config.engines import BACKENDS, backends_that, weight_dtype
 from skyrl.tree.classes import fields_of
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +29,16 @@ def test_the_fields_of_a_backend_exist(name: str) -> None:
 @pytest.mark.parametrize("name", BACKENDS)
 def test_the_transports_of_a_backend_exist(name: str) -> None:
     assert set(BACKENDS[name].transports) <= set(get_args(get_type_hints(InferenceEngineConfig)["weight_sync_backend"]))
+
+
+@pytest.mark.parametrize(
+    ("computes", "travels"),
+    [("int8", "bfloat16"), ("float16", "float16"), ("bfloat16", "bfloat16"), (None, "float32")],
+)
+def test_weights_travel_in_the_type_that_the_engine_computes_in_and_eight_bits_as_bfloat16(
+    computes: Any, travels: str
+) -> None:
+    assert weight_dtype(InferenceEngineConfig(backend="torch", rollout_dtype=computes), "float32") == travels
 
 
 def test_a_message_names_the_backends_that_suit() -> None:

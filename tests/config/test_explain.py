@@ -82,7 +82,8 @@ def test_a_leaf_of_a_table_that_is_null_by_default_says_where_its_value_came_fro
 
 
 @pytest.mark.parametrize(
-    ("path", "said"), [("trainer.epoch", "did you mean trainer.epochs?"), ("trainer.epochs.x", "no such field")]
+    ("path", "said"),
+    [("trainer.epoch", "did you mean trainer.epochs?"), ("trainer.epochs.x", "no such field: trainer.epochs is ")],
 )
 def test_a_path_that_does_not_exist_is_refused(path: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:

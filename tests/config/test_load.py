@@ -218,6 +218,13 @@ def test_one_prefixed_argument_is_one_problem_whatever_depends_on_it(path: str) 
     assert problem.path == f"+{path}"
 
 
+def test_nothing_is_said_about_the_default_of_a_field_whose_argument_cannot_be_read() -> None:
+    """256 prompts, which the default is, do not divide a batch of 8."""
+    batch = ["trainer.train_batch_size=8", "+trainer.policy_mini_batch_size=8"]
+    [problem] = not_composed([], [*(f"{path}={value}" for path, value in RUNNABLE.items()), *batch])
+    assert problem.path == "+trainer.policy_mini_batch_size"
+
+
 def test_arguments_are_told_by_their_number() -> None:
     problems = refused([], ["trainer.epochs=1", "trainer.epochs=two", "trainer.epoch=3", "+trainer.seed=1", "x"])
     assert [(problem.path, problem.place) for problem in problems] == [
@@ -287,6 +294,7 @@ def test_a_wrong_file_is_told_with_line_and_column(tmp_path: Path) -> None:
     file = written(tmp_path, "[trainer]\nepochs = = 2\n")
     [problem] = not_composed([file])
     assert (problem.path, problem.place) == (file, f"{file}:2:10")
+    assert "in one word" not in problem.hint, "the name of the file is no path of a field"
 
 
 def test_the_kind_of_a_run_stands_at_the_top_alone(tmp_path: Path) -> None:

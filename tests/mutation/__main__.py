@@ -37,7 +37,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "training": (),
     "tree": ("property_tests/test_config_laws.py", "property_tests/test_config_mistakes.py"),
     "rollout": ("property_tests/test_stream_laws.py", "tests/training/test_metrics.py"),
-    "config": ("property_tests/test_config_laws.py", "tests/tree/test_schema.py"),
+    "config": ("property_tests/test_config_laws.py", "tests/tree/test_schema.py", "tests/training/test_alarms.py"),
 }
 """Package -> its tests beside those in the folder of its name."""
 

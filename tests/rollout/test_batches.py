@@ -73,6 +73,13 @@ async def test_replace_draws_again_where_too_few_groups_are_good() -> None:
     assert source.metrics()["generate/groups_dropped"] == 2
 
 
+async def test_replace_gives_up_at_its_limit_and_says_what_was_wanted() -> None:
+    draws = [[ALL_RIGHT, ALL_WRONG]] * 3
+    source = rollouts(Scripted(*draws), **sampling(type="replace", max_sample_batches=2, min_replace_ratio=0.5))
+    with pytest.raises(RunError, match=r"drew 2 batches(.|\n)*a batch of which more than 0.5 had different rewards"):
+        await source.next_batch(0)
+
+
 async def test_a_group_of_one_is_kept() -> None:
     source = rollouts(Scripted([(0.0,), (1.0,)]), **sampling(type="filter", max_sample_batches=1))
     assert len(await source.next_batch(0)) == 2

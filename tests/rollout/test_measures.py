@@ -66,6 +66,13 @@ def test_an_answer_of_which_nothing_was_sampled_has_turns_of_no_tokens() -> None
     assert [found[f"generate/tokens_per_turn_{each}"] for each in ("mean", "std", "max")] == [0.0, 0.0, 0]
 
 
+def test_the_ninetieth_percentile_lies_between_neighbours() -> None:
+    """13 answers took 0, 1, ... 11 and 100 seconds: nine tenths of the way from the first to the last is place 10.8."""
+    took = [row([1], [1], timings={"completion": seconds, "llm": 0.0, "env": 0.0}) for seconds in (*range(12), 100)]
+    found = measure(groups(*took))
+    assert found["generate/trajectory_time_completion_p90"] == pytest.approx(10.8)
+
+
 def test_a_sample_without_reward_is_filled_with_the_next_that_has_one() -> None:
     rows = (row([1], [3.0]), row([], [], failed=True), row([1], [5.0]))
     group = evolve(groups(rows[0])[0], trajectories=rows)

@@ -387,7 +387,7 @@ async def test_a_sample_that_is_not_judged_is_neither_a_failure_nor_a_reward() -
     group = await group_of("skip", "good", "good", max_failed_share=0.0)
     assert group.dropped
     assert [row.skipped[-19:] for row in group.trajectories] == ["no answer is known.", "", ""]
-    assert not any(row.failures for row in group.trajectories)
+    assert not any(row.failures or row.failed for row in group.trajectories)
     assert not any(row.trained for row in group.trajectories)
     counted = measure([group])
     assert (counted["rollout/skipped_samples"], counted["rollout/dropped_groups"]) == (1, 1)

@@ -16,7 +16,7 @@ from attrs import define, field
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
 from skyrl.planning.staleness import room_for_groups
-from skyrl.rollout.stream import GroupStream, StreamLimits
+from skyrl.rollout.stream import GroupStream, StreamLimits, _Begun
 from skyrl.tools.virtual_time import run_in_virtual_time
 from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
 
@@ -262,6 +262,12 @@ def test_a_prompt_that_a_checkpoint_holds_a_group_of_is_drawn_anew_by_the_same_w
         return world.begun
 
     assert sorted(run_in_virtual_time(resumed())) == [("0", 0, 2), ("1", 0, 2)]
+
+
+def test_a_group_is_as_new_as_the_last_weights_that_drew_a_token_of_it() -> None:
+    [prompt] = prompts(1)
+    found = [_Begun(0, prompt, 1, 0.0, group).newest for group in (None, group_of(prompt, 3))]
+    assert found == [1, 3]
 
 
 def test_a_run_that_goes_back_gives_up_what_later_weights_drew_and_samples_those_prompts_again() -> None:

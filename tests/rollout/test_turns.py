@@ -91,6 +91,12 @@ async def test_a_group_reward_is_denied_to_an_answer_that_was_cut_off_where_that
     assert group.rewards == (reward, reward)
 
 
+async def test_an_answer_that_was_never_begun_is_not_compared_with_its_group() -> None:
+    made = generator(Says(TOKENIZER, ["a"]), TOKENIZER, max_turns=1, max_input_length=3)
+    (group,) = await play(made, prompt(TOKENIZER, "tests-pays-all-2"))
+    assert (group.rewards, group.trajectories[0].failures, group.dropped) == ((0.0,), (), False)
+
+
 class Parts(Counts):
     """Reports what each turn was worth, and once what is no number."""
 

@@ -56,6 +56,19 @@ def test_each_default_alarm_is_raised_once_on_the_course_that_it_is_for(name: st
     assert raised(records) == [(step, name)]
 
 
+@pytest.mark.parametrize(
+    ("metric", "values"),
+    [
+        ("generate/avg_assistant_tokens", [100.0] * 5 + [299.0] * 5),  # bound: 3 times the first
+        ("generate/truncated_ratio", [0.49] * 5),
+        ("generate/repeated_ratio", [0.49] * 5),
+        ("trainer/tokens_per_second", [100.0] * 25 + [51.0] * 25),  # bound: half of the first
+    ],
+)
+def test_no_default_alarm_is_raised_within_its_bound(metric: str, values: list[float]) -> None:
+    assert raised(course(metric, values)) == []
+
+
 def test_default_alarms_watch_metrics_that_are_logged() -> None:
     watched = {
         name for alarm in DEFAULT_ALARMS.values() for name in (alarm.config.metric, alarm.config.against) if name

@@ -94,6 +94,7 @@ def test_a_sample_that_stands_in_for_another_counts_once() -> None:
 def test_the_share_of_a_single_prompt_counts_as_one_sample() -> None:
     """Wilson with n = 1 and p = 1/2: 1/2 +- 1/2 z / sqrt(1 + z^2) = 1/2 +- 0.445."""
     assert share_interval([[1.0, 0.0]]) == pytest.approx((0.0546, 0.9454), abs=1e-4)
+    assert share_interval([[1.0], [0.0]]) == pytest.approx((0.0546, 0.9454), abs=1e-4), "error 1/2: one sample, too"
 
 
 def test_bounds_of_a_mean_are_percentiles_of_resampled_prompts() -> None:
@@ -101,6 +102,7 @@ def test_bounds_of_a_mean_are_percentiles_of_resampled_prompts() -> None:
     assert mean_interval([[2.0, 2.0], [2.0]]) == (2.0, 2.0)
     assert mean_interval([[0.0]] * 8 + [[1.0]] * 3)[0] == 0.0
     assert mean_interval([[1.0]] * 8 + [[0.0]] * 3)[1] == 1.0
+    assert mean_interval([[1.0]] * 4 + [[0.0]] * 3)[1] < 1.0  # all pay 1 with (4 / 7)^7 = 2.0 %
     assert mean_interval([[0.0]] * 9 + [[1.0]] * 1)[1] < mean_interval([[0.0]] * 8 + [[1.0]] * 3)[1] < 0.7
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from attrs import evolve
 
 from skyrl.config import TrainerConfig
+from skyrl.config.alarms import AlarmConfig
 from skyrl.errors import NonFiniteError, Stopped
 from skyrl.tracking.timing import Clock
+from skyrl.training.alarms import Alarms
 from skyrl.training.loop import Hooks, TrainingLoop
 
 NOTHING = TrainerConfig(eval_before_train=False, eval_interval=-1, ckpt_interval=-1, hf_save_interval=-1)
@@ -166,6 +168,23 @@ async def test_what_nobody_asked_for_does_not_happen() -> None:
     world = World(asked, 2, evaluate=None, refresh_reference=None)
     await world.loop.run()
     assert "timing/eval" not in world.records[2] and "timing/update_ref_with_policy" not in world.records[2]
+
+
+@pytest.mark.parametrize(
+    ("action", "interval", "saves"),
+    [("warn", 9, ["save 2"]), ("save", -1, ["save 1"]), ("stop", 9, ["save 1"]), ("stop", -1, [])],
+    ids=["a warning: at the last step", "save", "stop", "stop where no checkpoint is wanted"],
+)
+async def test_an_alarm_is_logged_as_one_and_asks_for_a_checkpoint_where_its_action_does(
+    action: Literal["warn", "save", "stop"], interval: int, saves: list[str]
+) -> None:
+    heard: list[str] = []
+    high = AlarmConfig(name="high", metric="loss", when="above", threshold=0.1, window=1, action=action)
+    watching = {"alarms": Alarms([high]), "report_alarm": lambda alarm: heard.append(alarm.name)}
+    world = World(evolve(NOTHING, ckpt_interval=interval), 2, **watching)
+    await world.loop.run()
+    assert (heard, world.records[1]["alarm/high"]) == (["high"], 1.0)
+    assert [event for event in world.events if event.startswith("save")] == saves
 
 
 # Non-finite values

@@ -63,6 +63,7 @@ def test_a_reward_at_an_earlier_token_keeps_its_place_scaled() -> None:
 
 
 def test_the_last_token_of_an_answer_is_the_last_that_is_trained_on_or_else_that_of_its_row() -> None:
-    mask = torch.tensor([[0, 1, 0], [0, 0, 0]]).bool()
-    batch = attrs.evolve(batch_of(), loss_mask=mask, lengths=torch.tensor([3, 2]))
-    assert _last_selected(batch).tolist() == [1, 1]
+    for first, last in (([0, 1, 0], 1), ([1, 0, 0], 0)):
+        mask = torch.tensor([first, [0, 0, 0]]).bool()
+        batch = attrs.evolve(batch_of(), loss_mask=mask, lengths=torch.tensor([3, 2]))
+        assert _last_selected(batch).tolist() == [last, 1]

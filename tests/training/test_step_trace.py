@@ -17,9 +17,10 @@ class Kept:
 
     def __init__(self) -> None:
         self.computed: list[Computed] = []
+        self.sampled: list[int] = []
 
     def write_sampled(self, step: int, sampled: Sampled) -> None:
-        """Nothing is asked of it here."""
+        self.sampled.append(step)
 
     def write_computed(self, computed: Computed) -> None:
         self.computed.append(computed)
@@ -50,6 +51,7 @@ async def test_a_step_is_written_where_it_has_a_batch_and_its_own_weights_leave(
     kept = Kept()
     await publish(kept, shaped=shaped, version=version)
     assert [computed.step for computed in kept.computed] == steps
+    assert kept.sampled == [5]
 
 
 async def test_without_a_sink_nothing_is_written() -> None:

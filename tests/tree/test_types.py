@@ -268,7 +268,7 @@ def test_plain_data_has_fifty_levels_at_most_and_texts_for_keys(value: Any) -> N
         (GIGABYTES, "3GB", 3.0), (GIGABYTES, "3TB", 3000.0), (GIGABYTES, "3B", 3e-9), (GIGABYTES, "3KB", 3e-6),
         (GIGABYTES, "3MB", 0.003),
         (GIGABYTES, "3KiB", 3.072e-6), (GIGABYTES, "3MiB", 0.003145728), (GIGABYTES, "3GiB", 3.221225472),
-        (GIGABYTES, "3TiB", 3298.534883328),
+        (GIGABYTES, "3TiB", 3298.534883328), (GIGABYTES, "3000000KiB", 3.072),
         (SECONDS, "3ms", 0.003), (SECONDS, "3s", 3.0), (SECONDS, "3m", 180.0), (SECONDS, "3min", 180.0),
         (SECONDS, "3h", 10800.0), (SECONDS, "3d", 259200.0),
     ],
