@@ -38,11 +38,11 @@ class Site:
     """A folder to launch from."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self.folder, self._environment = folder, environment
+        self.folder, self.environment = folder, environment
 
     def run(self, *words: str) -> str:
         """Output of a command that has to succeed."""
-        done = subprocess.run(words, cwd=self.folder, env=self._environment, capture_output=True, text=True)
+        done = subprocess.run(words, cwd=self.folder, env=self.environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -136,3 +136,29 @@ def test_a_launch_that_depends_on_a_failed_one_never_starts(site: Site, nano: Pa
     site.launch("slurm", "--name", "second", "--after", "launches/first", *words(nano, site.folder / "second"))
     site.wait(lambda: site.run("squeue", "-h").strip() == "")
     assert not (site.folder / "second").exists()
+
+
+def test_a_sweep_is_an_array_and_is_not_submitted_twice(site: Site, nano: Path) -> None:
+    values = overrides(nano, site.folder, trainer__max_training_steps=1, trainer__eval_before_train=False)
+    (site.folder / "run.toml").write_text("\n".join(f"{path} = {json.dumps(each)}" for path, each in values.items()))
+    (site.folder / "sweep.toml").write_text('name = "s"\nrun = ["run.toml"]\nseeds = [1, 2, 3]\nat_once = 2\n')
+    command = (
+        sys.executable,
+        "-m",
+        "skyrl.cli",
+        "sweep",
+        "sweep.toml",
+        "--on",
+        "slurm",
+        "--set",
+        "slurm.cpus_per_gpu=2",
+    )
+    assert "3 runs were submitted as job" in site.run(*command)
+    again = subprocess.run(command, cwd=site.folder, env=site.environment, capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert "of this sweep is" in again.stderr
+    site.wait(lambda: site.run("squeue", "-h").strip() == "")
+    states = [json.loads(file.read_text())["state"] for file in site.folder.glob("sweeps/s/tasks/*/state.json")]
+    assert states == ["finished"] * 3
+    assert "submitted" not in site.run(*command)  # all of it is trained
+    assert (site.folder / "sweeps" / "s" / "results.json").exists()
