@@ -37,6 +37,7 @@ from skyrl.interop.areal_values import (
 
 _INTERVALS = "intervals of other things than exports, checkpoints and evaluation"
 _HOST = "shares of the host's memory and cores for each process"
+_SITE = "converting it: what belongs to a site is in cluster.toml (docs/launching.md)"
 _SGLANG = "options of SGLang: engines here are vLLM's, see generator.inference_engine"
 _TUNING = "how fast SGLang is, not what it answers; engines here are vLLM's, which tune themselves"
 _LOGS = "every engine has a file below trainer.log_path"
@@ -250,7 +251,7 @@ KEYS: dict[str, Entry] = {
     "cluster.cluster_name": not_there("it names no machine"),
     "scheduler.*": not_there("AReaL reads it nowhere"),
     "cluster.name_resolve.*": not_there("processes find each other through Ray"),
-    "launcher.*": later(_HOST),
+    "launcher.*": later(_SITE),
     "cpus_per_*": later(_HOST),
     "mem_per_*": later(_HOST),
     "mode": only("ray", "local", does="Ray starts what one process cannot hold", otherwise="launchers other than Ray"),

@@ -87,7 +87,7 @@ KEYS: dict[str, Entry] = {
     "cluster.n_*": later("a cluster without allocation_mode: see placement"),
     "cluster.cluster_name": not_there("it names no machine"),
     "cluster.name_resolve.*": not_there("processes find each other through Ray"),
-    "launcher.*": later("shares of the host's memory and cores for each process", ""),
+    "launcher.*": later("converting it: what belongs to a site is in cluster.toml (docs/launching.md)", ""),
     "scheduler.*": not_there("AReaL reads it nowhere"),
     "sglang.*": not_there(_ENGINES),
     "vllm.*": not_there(_ENGINES),
