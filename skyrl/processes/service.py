@@ -25,6 +25,10 @@ BODY_SECONDS = 60.0
 HEADER_SECONDS = 20.0
 """Time for the head of a request to come, from the connection or the end of the request before it."""
 
+KEPT_SECONDS = 15
+"""Time that an idle connection is kept: longer than the 5 s of httpx, so that a client never sends a request on a
+connection that is being closed."""
+
 MOST_CONNECTIONS = 1024
 """Connections and requests at once; a request beyond them is answered with 503, which clients try again."""
 
@@ -96,6 +100,7 @@ def server_of(app: Starlette) -> uvicorn.Server:
         limit_concurrency=MOST_CONNECTIONS,
         log_level="warning",
         access_log=False,
+        timeout_keep_alive=KEPT_SECONDS,
         timeout_graceful_shutdown=5,
     )
     return uvicorn.Server(config)

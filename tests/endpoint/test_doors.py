@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 from skyrl.config import SamplingParams
 from skyrl.endpoint.doors import TOKEN_VARIABLE, Address, Doors
@@ -164,6 +165,13 @@ async def test_a_request_that_waits_when_the_run_ends_is_answered() -> None:
         answer = await waiting
     assert answer.status_code == 503
     assert "have ended" in json.dumps(answer.json())
+
+
+def test_an_idle_connection_outlives_that_of_a_client() -> None:
+    """Otherwise a client sends a request while the server closes, and sees a broken connection."""
+    expiry = httpx.Limits().keepalive_expiry
+    assert expiry is not None
+    assert expiry < service.server_of(Starlette()).config.timeout_keep_alive < service.HEADER_SECONDS
 
 
 async def test_half_of_a_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
