@@ -1,0 +1,47 @@
+"""Runs on Ray whose ranks share rows or matrices: their engines get their weights, and others go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.experiments.test_other_ranks import ON_RAY, RANKS, samples
+from tests.nano_run import metrics, train
+
+pytestmark = pytest.mark.long
+
+SIZES = ("sequence", "context", "tensor")
+
+
+def size_of(name: str) -> str:
+    """The field of `train` for one of the sizes."""
+    return f"trainer__policy__{name}_parallel_size"
+
+
+@pytest.mark.parametrize(
+    "sizes", [*((each,) for each in SIZES), ("context", "tensor"), ("sequence", "tensor")], ids=" and ".join
+)
+def test_engines_get_the_weights_of_ranks_that_share_a_model(
+    sizes: tuple[str, ...], nano: Path, tmp_path: Path
+) -> None:
+    shared = {size_of(name): 2 for name in sizes}
+    train(nano, tmp_path, **ON_RAY | {"trainer__max_training_steps": 2}, **shared, **{RANKS: 2 ** len(sizes)})
+    parity = [row["weight_sync/parity_max"] for row in metrics(tmp_path) if "weight_sync/parity_max" in row]
+    assert parity and max(parity) < 1e-4
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_run_of_ranks_that_share_a_model_goes_on_as_one(name: str, nano: Path, tmp_path: Path) -> None:
+    two: dict[str, Any] = {**ON_RAY, RANKS: 2, size_of(name): 2}
+    train(nano, tmp_path / "whole", **two)
+    train(nano, tmp_path / "resumed", **two | {"trainer__max_training_steps": 2})
+    train(nano, tmp_path / "resumed", **ON_RAY | {RANKS: 1, "trainer__resume_with_changes": True})
+    manifest = json.loads((tmp_path / "resumed" / "checkpoints" / "global_step_4" / "manifest.json").read_text())
+    assert manifest["world_size"] == {"policy": 1}
+    assert samples(tmp_path / "resumed") == samples(tmp_path / "whole")
+    for one, other in zip(metrics(tmp_path / "whole"), metrics(tmp_path / "resumed"), strict=True):
+        if one["step"]:
+            assert other["policy/final_loss"] == pytest.approx(one["policy/final_loss"], rel=1e-6, abs=1e-6)
