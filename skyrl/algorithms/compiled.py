@@ -6,7 +6,9 @@ pass over it several times and keep what is in between. Shapes: scores (N, V) fl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -47,5 +49,20 @@ def change_of_scores(
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function by `torch.compile`, for any numbers of tokens; compiled when it is first called."""
-    made: Callable[..., Any] = torch.compile(function, dynamic=True)
-    return made
+    with _quiet():
+        made: Callable[..., Any] = torch.compile(function, dynamic=True)
+
+    def call(*tensors: Any) -> Any:
+        with _quiet():
+            return made(*tensors)
+
+    return call
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A block without torch's warnings about itself: old names, and gradients that its compiler looks for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*torch.jit.script_method", DeprecationWarning)
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
+        yield

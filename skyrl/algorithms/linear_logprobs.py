@@ -183,7 +183,7 @@ class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """d log p_y / dz = 1_y - p and dH / dz = -p (log p + H), summed over chunks into dW."""
-        hidden, weight, targets, norms, spread = ctx.saved_tensors
+        hidden, weight, targets, norms, spread = (each.detach() for each in ctx.saved_tensors)
         of_logprobs, of_entropy = gradients
         wanted_hidden, wanted_weight = ctx.needs_input_grad[:2]
         for_hidden = torch.empty_like(hidden) if wanted_hidden else None

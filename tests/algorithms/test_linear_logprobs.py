@@ -174,7 +174,6 @@ def test_a_gpu_computes_the_same_in_chunks_and_at_once(monkeypatch: pytest.Monke
         torch.testing.assert_close(one, other, atol=1e-2, rtol=1e-2)  # TF32 where the GPU has it
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # of torch's compiler itself
 @pytest.mark.parametrize("by_the_compiler", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("plain_up_to", [0, TOKENS * VOCABULARY])
 @pytest.mark.parametrize("entropy_gradient", [False, True])

@@ -9,6 +9,7 @@ from tests.config.check_cases.settings import APART, CRITIC, LORA, gpus
 DEEPSPEED: dict[str, Any] = {"trainer.strategy": "deepspeed"}
 ZERO = "trainer.policy.deepspeed_config.zero_optimization."
 PRESCALE = "trainer.policy.deepspeed_config.prescale_gradients"
+PRECISION = "trainer.policy.fsdp_config.mixed_precision."
 WRAP = "trainer.policy.fsdp_config.wrap_policy"
 OPTIMIZER = "trainer.policy.optimizer_config.optimizer"
 INIT = "trainer.policy.model.lora.init_method"
@@ -62,6 +63,10 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**LORA, "trainer.policy.model.lora.exclude_modules": "q_proj"}, "trainer.policy.model.lora.exclude_modules"),
         ({**LORA, "trainer.policy.model.lora.target_modules": "q_proj"}, "trainer.policy.model.lora.target_modules"),
         ({**LORA, "trainer.policy.model.lora.target_modules": "*_proj"}, "trainer.policy.model.lora.target_modules"),
+    ],
+    "gradients_fit_the_type_they_are_computed_in": [
+        ({PRECISION + "param_dtype": "fp16"}, PRECISION + "param_dtype"),
+        ({**gpus(2, "policy"), PRECISION + "reduce_dtype": "float16"}, PRECISION + "reduce_dtype"),
     ],
     "units_of_sharding_are_named_as_fsdp_reads_them": [
         ({WRAP: {"min_num_params": 100}}, WRAP),
