@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
+from skyrl.models.lora import adapter_alone
 from skyrl.models.naming import named_weights
 
 R = TypeVar("R")
@@ -23,11 +24,21 @@ class HeldModel:
         self.model, self.damage = model, damage
         self._generator = torch.Generator().manual_seed(0)
 
-    async def stream(self, consume: Callable[[Weights], R], *, everywhere: bool = False, dtype: str | None = None) -> R:
-        return await asyncio.to_thread(consume, self.damage(named_weights(self.model)))
+    async def stream(
+        self,
+        consume: Callable[[Weights], R],
+        *,
+        everywhere: bool = False,
+        adapter: bool = False,
+        dtype: str | None = None,
+    ) -> R:
+        return await asyncio.to_thread(consume, self.damage(self._weights(adapter)))
 
-    async def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
-        return [(name, tuple(weight.shape), "float32") for name, weight in self.damage(named_weights(self.model))]
+    async def metadata(self, *, adapter: bool = False) -> list[tuple[str, tuple[int, ...], str]]:
+        return [(name, tuple(weight.shape), "float32") for name, weight in self.damage(self._weights(adapter))]
+
+    def _weights(self, adapter: bool) -> Weights:
+        return adapter_alone(iter(self.model.state_dict().items())) if adapter else named_weights(self.model)
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         scores = torch.zeros(batch.input_ids.shape)

@@ -226,6 +226,7 @@ async def test_a_learner_that_never_comes_ends_the_waiting_of_the_engines_at_onc
             consume: Callable[[Iterator[tuple[str, Tensor]]], R],
             *,
             everywhere: bool = False,
+            adapter: bool = False,
             dtype: str | None = None,
         ) -> R:
             raise fault

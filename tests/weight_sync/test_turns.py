@@ -17,7 +17,7 @@ from skyrl.weight_sync.canary import canary_prompts, rows
 from skyrl.weight_sync.native import _Workers
 from skyrl.weight_sync.publish import WeightSync
 from skyrl.weight_sync.senders import buckets
-from skyrl.weight_sync.transports import FolderTransport, TransferRendezvous, _both, _nearness_to_the_cause
+from skyrl.weight_sync.transports import FolderTransport, TransferRendezvous, _nearness_to_the_cause, send_both
 
 
 class World:
@@ -198,7 +198,7 @@ async def test_when_one_end_fails_the_other_is_told_why_and_the_cause_is_raised(
     for ends in ((fails(), waits()), (waits(), fails())):
         gone.clear()
         with pytest.raises(WeightSyncError, match="the engine has no room"):
-            await _both(*ends, abort)
+            await send_both(*ends, abort)
     assert told == ["the engine has no room"] * 2
 
 
