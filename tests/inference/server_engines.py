@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import ctypes
 import os
 import signal
 import socket
@@ -78,6 +79,11 @@ async def hung_up(kind: str) -> None:
         await load.close()
 
 
+def _end_with_the_parent() -> None:
+    """Called in a new process: it gets SIGTERM when the one that started it ends, however that ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
 def vllm_server(folder: Path, *more: str, env: dict[str, str] | None = None) -> str:
     """Starts vLLM's own server over this model on a CPU; its address. It ends with this process."""
     with socket.socket() as free:
@@ -104,6 +110,13 @@ def vllm_server(folder: Path, *more: str, env: dict[str, str] | None = None) -> 
         **(env or {}),
     }
     with (folder / f"server-{port}.log").open("wb") as log:
-        process = subprocess.Popen(command, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            preexec_fn=_end_with_the_parent,
+            env=os.environ | variables,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     atexit.register(os.killpg, process.pid, signal.SIGKILL)
     return f"http://127.0.0.1:{port}"
