@@ -50,7 +50,6 @@ def evolve_if_possible(run: SkyRLTrainConfig, path: str, value: Any) -> SkyRLTra
 @pytest.mark.parametrize(
     ("path", "value", "hint"),
     [
-        ("generator.sampling_params.logprobs", 5, "what runs: 0 or 1"),
         ("trainer.strategy", "megatron", "what runs: fsdp or fsdp2 or deepspeed"),
     ],
 )
