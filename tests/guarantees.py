@@ -148,6 +148,7 @@ GUARANTEES = (
         (
             "property_tests/test_config_doors.py::test_two_hundred_inputs_at_every_door_raise_nothing_but_our_own",
             "property_tests/test_config_doors.py::test_a_hundred_thousand_inputs_at_every_door_raise_nothing_but_our_own",
+            "tests/data/test_bounds.py::test_files_with_bytes_changed_give_rows_or_a_sentence_with_the_path",
         ),
     ),
     Guarantee(
