@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.memory_peaks import PHASES, Setting, estimated, measured
+from benchmarks.memory_peaks import PHASES, Measured, estimated, measured
 
 _QWEN2 = {
     "model_type": "qwen2",
@@ -42,11 +42,11 @@ def zero(stage: int, **settings: Any) -> dict[str, Any]:
     }
 
 
-def _setting(model: Mapping[str, Any], changes: Mapping[str, Any], ranks: int = 1) -> Setting:
-    return Setting(model=model, changes=changes, ranks=ranks)
+def _setting(model: Mapping[str, Any], changes: Mapping[str, Any], ranks: int = 1) -> Measured:
+    return Measured(model=model, changes=changes, ranks=ranks)
 
 
-SETTINGS: Mapping[str, Setting] = {
+SETTINGS: Mapping[str, Measured] = {
     "3M": _setting(SMALL, FOUR_ROWS),
     "3M, recomputed": _setting(SMALL, RECOMPUTED),
     "3M, LoRA": _setting(SMALL, FOUR_ROWS | {"policy.model.lora.rank": 8}),

@@ -35,7 +35,7 @@ PATIENCE = 300.0
 
 
 @frozen(kw_only=True)
-class Setting:
+class Measured:
     """One model under one configuration."""
 
     model: Mapping[str, Any]
@@ -56,7 +56,7 @@ class Setting:
     """Rows with the same prompt."""
 
 
-def measured(setting: Setting) -> dict[str, int]:
+def measured(setting: Measured) -> dict[str, int]:
     """Phase -> bytes at the peak of the rank that had most: `rest`, `scoring`, `update`, `transfer`."""
     with tempfile.TemporaryDirectory() as folder:
         _save_model(setting.model, Path(folder))
@@ -73,7 +73,7 @@ def _save_model(values: Mapping[str, Any], folder: Path) -> None:
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
 
 
-def _on_ranks(setting: Setting, folder: str) -> list[dict[str, int]]:
+def _on_ranks(setting: Measured, folder: str) -> list[dict[str, int]]:
     from skyrl.learners.ranks import Rendezvous
 
     context = get_context("spawn")
@@ -97,7 +97,7 @@ def _answer(process: Any, pipe: Any) -> dict[str, int]:
     return found
 
 
-def _serve(setting: Setting, folder: str, ranks: Any, pipe: Connection) -> None:
+def _serve(setting: Measured, folder: str, ranks: Any, pipe: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
@@ -105,7 +105,7 @@ def _serve(setting: Setting, folder: str, ranks: Any, pipe: Connection) -> None:
     pipe.send(_phases(setting, folder, ranks))
 
 
-def _phases(setting: Setting, folder: str, ranks: Any) -> dict[str, int]:
+def _phases(setting: Measured, folder: str, ranks: Any) -> dict[str, int]:
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from skyrl.learners.model_worker import token_budget
@@ -129,7 +129,7 @@ def _phases(setting: Setting, folder: str, ranks: Any) -> dict[str, int]:
     return _peaks(profiler, rested)
 
 
-def trainer_of(setting: Setting, folder: str) -> Any:
+def trainer_of(setting: Measured, folder: str) -> Any:
     """The trainer's configuration, with nothing left to derive."""
     from skyrl.config import ModelConfig, PolicyConfig, TrainerConfig
     from skyrl.tree import evolve_at
@@ -156,7 +156,7 @@ def trainer_of(setting: Setting, folder: str) -> Any:
     return trainer
 
 
-def estimated(setting: Setting) -> dict[str, int]:
+def estimated(setting: Measured) -> dict[str, int]:
     """Phase -> bytes of one rank as `skyrl plan` estimates them, what rests on the host included."""
     from skyrl.config import SkyRLTrainConfig
     from skyrl.config.memory import learner_of
@@ -174,7 +174,7 @@ def estimated(setting: Setting) -> dict[str, int]:
     return {phase: total(phases[phase]) for phase in PHASES}
 
 
-def _batch(setting: Setting) -> Any:
+def _batch(setting: Measured) -> Any:
     import torch
 
     from skyrl.batch import TrainingBatch

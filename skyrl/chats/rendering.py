@@ -43,7 +43,7 @@ class Spelled:
         """The message, with a mark in place of each spelled special token, in nested values too."""
         return {name: value if name == "role" else self._marked(value) for name, value in message.items()}
 
-    def _marked(self, value: Any) -> Any:
+    def _marked(self, value: object) -> object:
         match value:
             case str():
                 return self.pattern.sub(self._mark, value)

@@ -102,7 +102,7 @@ def contradictions(run: SkyRLTrainConfig) -> dict[str, tuple[Any, Any]]:
 def _rule_for(path: str) -> Rule[SkyRLTrainConfig]:
     default = get_at(SkyRLTrainConfig(), path)
 
-    def the_allocation_says_so(run: SkyRLTrainConfig) -> Any:
+    def the_allocation_says_so(run: SkyRLTrainConfig) -> object:
         """GPUs and degrees of parallelism are those of `trainer.placement.allocation`, where there is one."""
         allocation = allocation_of(run)
         return default if allocation is None else fields_of(allocation).get(path, default)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attrs import frozen
 
+from skyrl.config.entry import RunConfig
 from skyrl.config.kinds import kind_of
 from skyrl.errors import UserError
 from skyrl.planning.layout import Node, NoRoom, assign
@@ -24,7 +23,7 @@ class Need:
     """GPUs, or slots where `device` is cpu."""
 
 
-def need_of(run: Any, per_node: int | None = None) -> Need:
+def need_of(run: RunConfig, per_node: int | None = None) -> Need:
     """Machines for a resolved run, of `per_node` GPUs each if that is given.
 
     Raises `UserError` where a machine of `per_node` GPUs is too small.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from skyrl.config.entry import BaseConfig
@@ -102,7 +102,7 @@ def load_sweep(file: str) -> SweepConfig:
 
 
 def flat(
-    tables: Mapping[str, Any], prefix: str = "", *, is_leaf: Any = lambda value: False
+    tables: Mapping[str, Any], prefix: str = "", *, is_leaf: Callable[[Mapping[str, Any]], bool] = lambda value: False
 ) -> Iterator[tuple[str, Any]]:
     """Dotted paths and values of nested tables; `"a.b" = 1` and `a.b = 1` are the same."""
     for name, value in tables.items():

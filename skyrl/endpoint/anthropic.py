@@ -163,5 +163,5 @@ def _partial(piece: str) -> Json:
     return {"type": "input_json_delta", "partial_json": piece}
 
 
-def _event(name: str, **data: Any) -> Event:
+def _event(name: str, **data: object) -> Event:
     return Event({"type": name, **data}, name)

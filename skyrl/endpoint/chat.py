@@ -132,7 +132,7 @@ def _events(
     head = _head(asked, "chat.completion.chunk")
     events = []
 
-    def add(index: int, delta: Json, finish: str | None = None, **more: Any) -> None:
+    def add(index: int, delta: Json, finish: str | None = None, **more: object) -> None:
         choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": None, **more}
         events.append(Event({**head, "choices": [choice]}))
 

@@ -202,7 +202,7 @@ class Policy:
                 code="context_length_exceeded",
             )
 
-    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
+    async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
         """Raises `RequestError` for text that no template or tokenizer takes."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)

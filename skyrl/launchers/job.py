@@ -161,7 +161,7 @@ def launches(parent: Path) -> Iterator[Launch]:
     yield from sorted(found, key=lambda launch: launch.submitted)
 
 
-def write_state(folder: Path, **content: Any) -> None:
+def write_state(folder: Path, **content: object) -> None:
     """Replace `state.json` in one step."""
     scratch = folder / f"{STATE}.{os.getpid()}"
     scratch.write_text(json.dumps({**content, "at": time.time()}) + "\n", encoding="utf-8")

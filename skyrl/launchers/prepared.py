@@ -9,6 +9,7 @@ from typing import Any
 from attrs import evolve
 
 from skyrl.config.cluster import ClusterConfig
+from skyrl.config.entry import RunConfig
 from skyrl.config.kept import kept_text
 from skyrl.config.kinds import kind_of
 from skyrl.config.load import compose
@@ -119,7 +120,7 @@ class Prepared:
         return get_at(self.run, self._path(field))
 
 
-def machines_of(run: Any, cluster: ClusterConfig) -> Machines:
+def machines_of(run: RunConfig, cluster: ClusterConfig) -> Machines:
     """Machines for a resolved run: as the cluster's description says, else as few as hold it. Raises `UserError`."""
     slurm, kind = cluster.slurm, kind_of(run)
     need = need_of(run, slurm.gpus_per_node)

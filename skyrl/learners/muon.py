@@ -6,7 +6,7 @@ type of the weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -35,7 +35,13 @@ class Muon(Optimizer):
     """
 
     def __init__(
-        self, matrices: list[dict[str, Any]], others: list[dict[str, Any]], *, lr: float, momentum: float, **adam: Any
+        self,
+        matrices: list[dict[str, Any]],
+        others: list[dict[str, Any]],
+        *,
+        lr: float,
+        momentum: float,
+        adam: Mapping[str, Any],
     ) -> None:
         """`matrices` and `others` are groups of parameters with their `weight_decay`; `adam` is given to AdamW."""
         super().__init__([*matrices, *others], {"lr": lr})

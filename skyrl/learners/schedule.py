@@ -37,7 +37,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
             inner = hidden_matrices(model)
             matrices = _decayed([each for each in learning if each in inner], config)
             others = _decayed([each for each in learning if each not in inner], config)
-            return Muon(matrices, others, lr=config.lr, momentum=config.muon_momentum, **adam)
+            return Muon(matrices, others, lr=config.lr, momentum=config.muon_momentum, adam=adam)
 
 
 def _decayed(parameters: list[nn.Parameter], config: OptimizerConfig) -> list[dict[str, Any]]:

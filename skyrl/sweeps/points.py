@@ -30,7 +30,7 @@ def _draws(settings: RandomConfig) -> Iterator[Point]:
         yield {path: _drawn(how, settings.seed, path, number) for path, how in draws_of(settings).items()}
 
 
-def _drawn(how: Mapping[str, Any], seed: int, path: str, number: int) -> Any:
+def _drawn(how: Mapping[str, Any], seed: int, path: str, number: int) -> object:
     """A value that depends on nothing but these four. Numbers keep six digits."""
     source = random.Random(f"{seed}/{path}/{number}")
     [(kind, values)] = how.items()

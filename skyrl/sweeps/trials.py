@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from skyrl.config.entry import RunConfig
 from skyrl.config.kept import kept_text
 from skyrl.config.kinds import kind_of
 from skyrl.config.load import compose, load
@@ -138,7 +139,7 @@ def _trial(
     )
 
 
-def fingerprint_of(run: Any) -> str:
+def fingerprint_of(run: RunConfig) -> str:
     """What tells one training from another; names and folders are no part of it."""
     return fingerprint(run)
 
@@ -148,7 +149,7 @@ def spelled(point: Point) -> str:
     return " ".join(f"{path}={_text(value)}" for path, value in point.items()) or "the run as it is"
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(thaw(value))
 
 

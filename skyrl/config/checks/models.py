@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
+from skyrl.config.entry import RunConfig
 from skyrl.config.model_tables import ModelTable
 from skyrl.errors import Problem
 from skyrl.planning.batches import divisors, nearest
@@ -39,7 +40,7 @@ def _for_each(check: ModelCheck, models: Sequence[ModelTable]) -> Check[Any]:
 # Adapters.
 
 
-def adapters_start_in_a_way_that_runs(run: Any, model: ModelTable) -> Iterator[Problem]:
+def adapters_start_in_a_way_that_runs(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """Ways that change the weights themselves, or look at data, are not implemented; nor are Megatron's."""
     lora, path = model.section(run).model.lora, model.at("model.lora.init_method")
     if lora.rank == 0 or not model.learns:
@@ -55,7 +56,7 @@ def adapters_start_in_a_way_that_runs(run: Any, model: ModelTable) -> Iterator[P
         yield Problem(path=path, message=message, hint="take an even rank, or kaiming")
 
 
-def adapters_have_weights_below_them(run: Any, model: ModelTable) -> Iterator[Problem]:
+def adapters_have_weights_below_them(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """An adapter is stored without the weights that it is for."""
     if model.learns and model.section(run).model.lora.rank and model.section(run).model.init_from_scratch:
         yield Problem(
@@ -65,7 +66,7 @@ def adapters_have_weights_below_them(run: Any, model: ModelTable) -> Iterator[Pr
         )
 
 
-def modules_are_named_in_a_list(run: Any, model: ModelTable) -> Iterator[Problem]:
+def modules_are_named_in_a_list(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """A text is a regular expression of the whole name of a module, which a bare name such as `q_proj` never is."""
     lora = model.section(run).model.lora
     if lora.rank == 0 or not model.learns:
@@ -93,7 +94,7 @@ def _no_expression(text: str) -> str:
 # FSDP.
 
 
-def copies_of_the_weights_are_whole(run: Any, model: ModelTable) -> Iterator[Problem]:
+def copies_of_the_weights_are_whole(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """Hybrid sharding splits the ranks into groups of `fsdp_size`, each of which holds all weights."""
     ranks, size = _sharing_weights(run, model), model.section(run).fsdp_config.fsdp_size
     if _is_sharded(run, model) and size != -1 and ranks % size:
@@ -106,7 +107,7 @@ def copies_of_the_weights_are_whole(run: Any, model: ModelTable) -> Iterator[Pro
         )
 
 
-def weights_stay_sharded_over_part_of_a_copy(run: Any, model: ModelTable) -> Iterator[Problem]:
+def weights_stay_sharded_over_part_of_a_copy(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """A number in `reshard_after_forward` splits the ranks that share one copy of the weights."""
     fsdp, ranks = model.section(run).fsdp_config, _sharing_weights(run, model)
     parts, copy = fsdp.reshard_after_forward, ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size
@@ -121,7 +122,7 @@ def weights_stay_sharded_over_part_of_a_copy(run: Any, model: ModelTable) -> Ite
         )
 
 
-def units_of_sharding_are_named_as_fsdp_reads_them(run: Any, model: ModelTable) -> Iterator[Problem]:
+def units_of_sharding_are_named_as_fsdp_reads_them(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """`wrap_policy` has one entry: the names of classes."""
     policy, path = model.section(run).fsdp_config.wrap_policy, model.at("fsdp_config.wrap_policy")
     hint = f"{WRAPPED} names classes, such as [Qwen2DecoderLayer], and is all that is read"
@@ -133,7 +134,7 @@ def units_of_sharding_are_named_as_fsdp_reads_them(run: Any, model: ModelTable) 
         yield Problem(path=path, message=f"{WRAPPED} = {named!r} names no classes", hint=hint)
 
 
-def gradients_fit_the_type_they_are_computed_in(run: Any, model: ModelTable) -> Iterator[Problem]:
+def gradients_fit_the_type_they_are_computed_in(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """float16 ends at 65,504 and loses what is below 6e-8, and losses are not scaled to stay between."""
     precision = model.section(run).fsdp_config.mixed_precision
     if precision is None or not model.learns or not model.by_fsdp(run):
@@ -152,7 +153,7 @@ def gradients_fit_the_type_they_are_computed_in(run: Any, model: ModelTable) -> 
 # DeepSpeed.
 
 
-def state_on_a_drive_has_a_folder(run: Any, model: ModelTable) -> Iterator[Problem]:
+def state_on_a_drive_has_a_folder(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """`nvme` says where on the drive, and nothing else does; DeepSpeed has it at stage 3 only."""
     if not model.by_deepspeed(run):
         return
@@ -168,7 +169,7 @@ def state_on_a_drive_has_a_folder(run: Any, model: ModelTable) -> Iterator[Probl
             yield Problem(path=f"{path}.device", message=message, hint="set it to cpu, or the stage to 3")
 
 
-def gradients_are_divided_where_deepspeed_can(run: Any, model: ModelTable) -> Iterator[Problem]:
+def gradients_are_divided_where_deepspeed_can(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """Stages 2 and 3 scatter gradients while they sum them, and divide afterwards only."""
     stage = model.zero(run).stage
     if _trains_by_deepspeed(run, model) and stage >= 2 and model.section(run).deepspeed_config.prescale_gradients:
@@ -177,7 +178,7 @@ def gradients_are_divided_where_deepspeed_can(run: Any, model: ModelTable) -> It
         yield Problem(path=model.at("deepspeed_config.prescale_gradients"), message=message, hint=hint)
 
 
-def buckets_of_weights_are_aligned(run: Any, model: ModelTable) -> Iterator[Problem]:
+def buckets_of_weights_are_aligned(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """DeepSpeed gathers an even number of elements at a time."""
     zero = model.zero(run)
     size = zero.allgather_bucket_size
@@ -186,7 +187,7 @@ def buckets_of_weights_are_aligned(run: Any, model: ModelTable) -> Iterator[Prob
         yield Problem(path=path, message=message, hint=f"such as {size + 1}")
 
 
-def second_copies_of_the_weights_are_whole(run: Any, model: ModelTable) -> Iterator[Problem]:
+def second_copies_of_the_weights_are_whole(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """`zero_hpz_partition_size` splits the ranks into groups, each of which holds all weights."""
     zero, ranks = model.zero(run), model.ranks(run)
     size = zero.zero_hpz_partition_size
@@ -198,7 +199,7 @@ def second_copies_of_the_weights_are_whole(run: Any, model: ModelTable) -> Itera
         )
 
 
-def integers_are_made_on_gpus(run: Any, model: ModelTable) -> Iterator[Problem]:
+def integers_are_made_on_gpus(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """DeepSpeed has its kernels of quantization for CUDA alone."""
     if not model.by_deepspeed(run) or model.zero(run).stage != 3 or model.on_cuda(run):
         return
@@ -207,7 +208,7 @@ def integers_are_made_on_gpus(run: Any, model: ModelTable) -> Iterator[Problem]:
             yield Problem(path=_zero(model, name), message="needs the device cuda", hint="set it to false")
 
 
-def matrices_are_whole_where_muon_steps(run: Any, model: ModelTable) -> Iterator[Problem]:
+def matrices_are_whole_where_muon_steps(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """ZeRO steps flat pieces of several weights, and Muon orthogonalizes matrices."""
     if _trains_by_deepspeed(run, model) and model.section(run).optimizer_config.optimizer == "muon":
         yield Problem(
@@ -234,18 +235,18 @@ MODEL_CHECKS: tuple[ModelCheck, ...] = (
 )
 
 
-def _sharing_weights(run: Any, model: ModelTable) -> int:
+def _sharing_weights(run: RunConfig, model: ModelTable) -> int:
     """Ranks that FSDP spreads a matrix over: all, or as many as have the same part of it."""
     cutting: int = getattr(model.section(run), "tensor_parallel_size", 1)
     return max(model.ranks(run) // cutting, 1)
 
 
-def _is_sharded(run: Any, model: ModelTable) -> bool:
+def _is_sharded(run: RunConfig, model: ModelTable) -> bool:
     """With one rank there is nothing to shard."""
     return model.by_fsdp(run) and model.ranks(run) > 1
 
 
-def _trains_by_deepspeed(run: Any, model: ModelTable) -> bool:
+def _trains_by_deepspeed(run: RunConfig, model: ModelTable) -> bool:
     return model.learns and model.by_deepspeed(run)
 
 
