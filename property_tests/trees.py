@@ -12,7 +12,7 @@ import attrs
 from hypothesis import strategies as st
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.tree import thaw
+from skyrl.tree import Secret, thaw
 from skyrl.tree.classes import fields_of, fit_field, leaf_paths
 from skyrl.tree.literals import NULL_WORDS
 from skyrl.tree.types import bare, is_list, is_mapping, is_optional, is_union
@@ -35,6 +35,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.samp
 whole_numbers = st.integers(-(2**63), 2**64 - 1) | st.integers(-3, 100)
 numbers = st.floats(allow_nan=False, allow_infinity=False) | st.floats(0, 1) | st.sampled_from([0.0, 1.0, 0.5, 1e-6])
 scalars = st.booleans() | whole_numbers | numbers | texts
+secrets = st.from_regex(r"\Aenv:[A-Z_]{1,8}\Z")
 
 
 SIMPLE: tuple[Any, ...] = (None, 0, 1, 2, 8, 1000, -1, 0.5, 1e-6, 1.0, "a", "a.b:C", [0.5, 0.9])
@@ -134,5 +135,5 @@ def _of_type(kind: Any, null_inside: bool) -> st.SearchStrategy[Any]:
     if attrs.has(kind):
         fields = {each.name: _of_type(each.type, null_inside) for each in fields_of(kind).values()}
         return st.fixed_dictionaries({}, optional=fields)
-    by_kind = {bool: st.booleans(), int: whole_numbers, float: numbers | st.integers(0, 9), str: texts}
+    by_kind = {bool: st.booleans(), int: whole_numbers, float: numbers | st.integers(0, 9), str: texts, Secret: secrets}
     return st.none() if kind is type(None) else by_kind[kind]
