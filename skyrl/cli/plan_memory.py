@@ -16,7 +16,7 @@ MIB = 2**20
 def memory_of(run: SkyRLTrainConfig) -> dict[str, Any]:
     """The estimate as `skyrl plan --json` prints it; all sizes in bytes."""
     from skyrl.config.memory import FITS_WITHIN, models_without_sizes, phases_of
-    from skyrl.config.memory_fit import told, verdict_of
+    from skyrl.config.memory_fit import described, verdict_of
 
     phases = phases_of(run, known_shape_of)
     if phases is None:
@@ -39,7 +39,7 @@ def memory_of(run: SkyRLTrainConfig) -> dict[str, Any]:
         "usable_bytes": None if verdict is None else round(verdict.memory * FITS_WITHIN),
         "fits": None if verdict is None else verdict.fits,
         "sequences_in_cache": None if verdict is None else verdict.cache_holds,
-        "why": None if verdict is None or verdict.fits else told(verdict),
+        "why": None if verdict is None or verdict.fits else described(verdict),
         "binding": None if verdict is None or not verdict.over else list(verdict.over[0].settings),
         "nearest": None if verdict is None or verdict.nearest is None else dict(verdict.nearest),
     }

@@ -205,7 +205,7 @@ def _halves(number: int) -> Iterator[int]:
         yield number
 
 
-def told(verdict: Verdict) -> str:
+def described(verdict: Verdict) -> str:
     """Why the run does not fit, in one sentence."""
     if not verdict.over:
         return "the engines' cache does not hold one sequence of full length beside the weights"

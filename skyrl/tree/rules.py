@@ -242,6 +242,16 @@ def paths_read(function: Callable[[Any], Any], config: object) -> set[str]:
     return reads
 
 
+def itself(config: T) -> T:
+    """The tree that a rule or check was given, for one that tries changes of it: all of it counts as read, so that the
+    check is skipped where any value is broken.
+    """
+    if not isinstance(config, _Watched):
+        return config
+    tree: T = config.everything()
+    return tree
+
+
 def touches(paths: Iterable[str], broken: Collection[str]) -> bool:
     """Does any of the paths lie at, in, or around a broken one? The empty path is the root: everything is in it."""
     if not broken:
@@ -263,6 +273,11 @@ class _Watched:
 
     def __init__(self, config: object, path: str, reads: set[str]) -> None:
         self._config, self._path, self._reads = config, path, reads
+
+    def everything(self) -> Any:
+        """The tree itself, every leaf of which may be read from now on."""
+        self._reads.add(self._path)
+        return self._config
 
     @property  # type: ignore[misc]  # `isinstance` answers as for the tree itself
     def __class__(self) -> type[Any]:

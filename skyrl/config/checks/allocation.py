@@ -27,7 +27,7 @@ def an_allocation_has_engines_and_learners(run: SkyRLTrainConfig) -> Iterator[Pr
     if allocation is None:
         return
     if allocation.kind == "serving alone":
-        hint = "add learners, as in vllm:d4+fsdp:d4; `skyrl evaluate` evaluates a model without any"
+        hint = "add learners, as in vllm:d4+fsdp:d4; `skyrl eval` evaluates a model without any"
         yield Problem(path=PATH, message="names engines alone, and this run trains", hint=hint)
     if allocation.kind == "learning alone" and starts_engines(run):
         hint = "add engines, as in vllm:d4+fsdp:d4"

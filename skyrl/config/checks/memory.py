@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.memory_fit import told, verdict_of, written
+from skyrl.config.memory_fit import described, verdict_of, written
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
-from skyrl.tree.rules import Check
+from skyrl.tree.rules import Check, itself
 
 
 def a_run_fits_the_gpus_that_it_names(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """An estimate, and so a warning: it counts tensors, and allocators differ."""
-    verdict = verdict_of(run)
+    verdict = verdict_of(itself(run))
     if verdict is None or verdict.fits:
         return
     kind = run.trainer.placement.gpu_kind
@@ -20,7 +20,7 @@ def a_run_fits_the_gpus_that_it_names(run: SkyRLTrainConfig) -> Iterator[Problem
     hint = f"set {written(verdict.nearest)}" if verdict.nearest else "take a smaller model or shorter answers"
     yield Problem(
         path=settings[0],
-        message=f"does not fit {kind}: {told(verdict)}",
+        message=f"does not fit {kind}: {described(verdict)}",
         hint=f"{hint}; `skyrl plan` prints every phase",
         severity="warning",
     )

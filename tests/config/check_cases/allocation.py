@@ -1,0 +1,31 @@
+"""Cases of the checks in `skyrl.config.checks.allocation`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PATH = "trainer.placement.allocation"
+SPLIT: dict[str, Any] = {PATH: "vllm:d4+fsdp:d4"}
+
+FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "an_allocation_and_the_fields_agree": [
+        ({**SPLIT, "generator.inference_engine.num_engines": 3}, "generator.inference_engine.num_engines"),
+    ],
+    "an_allocation_has_engines_and_learners": [({PATH: "vllm:d4"}, PATH), ({PATH: "fsdp:d4"}, PATH)],
+    "an_allocation_places_every_model": [
+        ({PATH: "vllm:d4+fsdp[critic]:d4"}, PATH),
+        ({PATH: "vllm[rollout]:d4+fsdp[actor]:d4|fsdp[teacher]:d4"}, PATH),
+    ],
+    "degrees_of_an_allocation_run": [
+        ({PATH: "vllm:d4+fsdp:d2p2"}, PATH),
+        ({PATH: "vllm:d4+fsdp:d2e2"}, PATH),
+        ({PATH: "vllm[rollout]:d4+fsdp[actor]:d4|megatron[critic]:d4"}, PATH),
+    ],
+}
+
+SILENT: dict[str, dict[str, Any]] = {
+    "an_allocation_and_the_fields_agree": {**SPLIT, "generator.inference_engine.num_engines": 4},
+    "an_allocation_has_engines_and_learners": SPLIT,
+    "an_allocation_places_every_model": {PATH: "vllm[rollout]:d4+fsdp[actor]:d4|fsdp[critic]:d4"},
+    "degrees_of_an_allocation_run": {PATH: "vllm:d4+fsdp:d2t2"},
+}
