@@ -16,12 +16,14 @@ from skyrl.tree.origins import Origins, place_of
 
 IMPORTED = (
     "environment.env_class",
+    "environment.agent.function",
     "trainer.fully_async.accept",
     "trainer.algorithm.advantage_estimator",
     "trainer.algorithm.policy_loss_type",
 )
 """Fields whose import path is followed when a run starts."""
 
+_COMMAND = "environment.agent.command"
 _ENGINE = "generator.inference_engine.engine_init_kwargs"
 _CLUSTERS = ("trainer.placement.ray_address", "placement.ray_address")
 
@@ -44,6 +46,8 @@ def named_code(run: RunConfig) -> Iterator[tuple[str, Any, str]]:
         value = value_at(run, path)
         if isinstance(value, str) and is_import_path(value):
             yield path, value, "naming code is running it"
+    if command := value_at(run, _COMMAND):
+        yield _COMMAND, list(command), "it is a program that would be started"
     for name, value in (value_at(run, _ENGINE) or {}).items():
         yield f"{_ENGINE}.{name}", value, "the engine may run code for it"
     for path in _CLUSTERS:

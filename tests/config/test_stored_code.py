@@ -60,14 +60,23 @@ def test_an_import_path_that_is_given_again_is_followed(canary: Path, tmp_path: 
     assert compose([stored], [word]).config.environment.env_class == f"{canary}:thing"
 
 
+def test_a_program_that_is_given_again_is_started(tmp_path: Path) -> None:
+    stored = checkpoint(tmp_path, {"environment.agent.command": ("./agent", "--fast")})
+    with pytest.raises(ConfigError) as refused:
+        compose([stored])
+    word = str(refused.value).split("give it again: ")[1].strip()
+    assert compose([stored], [word]).config.environment.agent.command == ("./agent", "--fast")
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"generator.inference_engine.engine_init_kwargs": {"trust_remote_code": True}},
         {"trainer.placement.executor": "ray", "trainer.placement.ray_address": "10.0.0.1:6379"},
+        {"environment.agent.command": ("./agent", "--fast")},
     ],
 )
-def test_engine_arguments_and_clusters_that_only_a_checkpoint_names_are_refused(
+def test_engine_arguments_clusters_and_programs_that_only_a_checkpoint_names_are_refused(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError, match="stands only in a stored configuration"):

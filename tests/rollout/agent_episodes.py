@@ -32,9 +32,9 @@ class Hears(Env):
         return EnvStep(reward=float(action == "3"), done=True, answer=action)
 
 
-register("hears", Hears)
+register("tests-hears", Hears)
 
-PROMPT = Prompt(id="0", messages=({"role": "user", "content": "1+2?"},), token_ids=(1,), env_class="hears")
+PROMPT = Prompt(id="0", messages=({"role": "user", "content": "1+2?"},), token_ids=(1,), env_class="tests-hears")
 
 
 def by(function: str, **changes: Any) -> AgentConfig:
