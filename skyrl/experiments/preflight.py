@@ -38,7 +38,7 @@ from skyrl.experiments.model_checks import (
     the_model_is_there,
     the_policy_can_chat,
 )
-from skyrl.experiments.servers import tokens_of_servers_are_there, training_gives_servers_its_weights
+from skyrl.experiments.server_checks import tokens_of_servers_are_there, training_gives_servers_its_weights
 from skyrl.hub import beside
 from skyrl.planning.sizes import layout
 from skyrl.processes.addresses import is_loopback

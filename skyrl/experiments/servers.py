@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.engines import InferenceEngineConfig, kind_of_engine, server_urls
 from skyrl.config.model_overrides import engine_overrides
-from skyrl.config.sizes import samples, starts_engines
-from skyrl.errors import Problem
 from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.http_connection import Connection
 from skyrl.inference.http_engine import HttpEngine
@@ -18,7 +14,6 @@ from skyrl.inference.vllm_server import VLLMServer
 from skyrl.models.loading import load_tokenizer
 from skyrl.processes.credentials import api_key
 from skyrl.tree import required
-from skyrl.tree.rules import Check
 
 _ENGINE = "generator.inference_engine"
 
@@ -54,29 +49,3 @@ def _dialect(engine: InferenceEngineConfig, url: str, deadlines: ServerDeadlines
     if kind_of_engine(engine) == "sglang":
         return SGLangServer(samples, control, deadlines)
     return VLLMServer(samples, control, deadlines, model=engine.served_model_name or "")
-
-
-def training_gives_servers_its_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Samples of a model that stands still are no samples of the one that learns."""
-    engine = run.generator.inference_engine
-    if not samples(run) or starts_engines(run):
-        return
-    if engine.weight_sync_backend == "none":
-        hint = "set it to disk; skyrl eval and skyrl generate take servers with their own weights"
-        message = "the engines would never get the weights that are trained"
-        yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint=hint)
-    elif not server_urls(engine):
-        message = "a router takes no weights, and no address of an engine behind it is given"
-        yield Problem(path=f"{_ENGINE}.external_server_urls", message=message, hint="list the engines' addresses")
-
-
-def tokens_of_servers_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
-    """The check that the variable with the servers' token is set among these."""
-
-    def servers_have_their_token(run: SkyRLTrainConfig) -> Iterator[Problem]:
-        token = run.generator.inference_engine.external_token
-        if token is not None and not starts_engines(run) and not environ.get(token.name):
-            message = f"the variable {token.name} is not set"
-            yield Problem(path=f"{_ENGINE}.external_token", message=message, hint="set it where the run is started")
-
-    return servers_have_their_token
