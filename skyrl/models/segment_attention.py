@@ -178,7 +178,7 @@ def segment_attention(
         return attend(query, key, value), None
     assert row_sharing.context is None or not dropout, "a check refuses both"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return row_sharing.attend(query, key, value, segments, scale, attend), None
+    return row_sharing.attend(query, key, value, segments.each, scale, attend), None
 
 
 @attrs.frozen

@@ -7,17 +7,14 @@ and values that a rank's tokens see (`context_parallel.py`). Both together cut a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
 from skyrl.models.context_parallel import CHUNKS, ContextGroup
+from skyrl.models.segments import Segment
 from skyrl.models.ulysses import SequenceGroup
-
-if TYPE_CHECKING:
-    from skyrl.models.segment_attention import Segments
 
 
 @frozen(kw_only=True, eq=False)
@@ -49,7 +46,7 @@ class RowSharing:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        segments: Segments,
+        segments: tuple[Segment, ...],
         scale: float,
         alone: Callable[[Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
@@ -61,7 +58,7 @@ class RowSharing:
         if self.sequence is not None:
             query, key, value = self.sequence.whole_rows(query, key, value)
         if self.context is not None:
-            mixed = self.context.attend(segments.each, query, key, value, scale)
+            mixed = self.context.attend(segments, query, key, value, scale)
         else:
             mixed = alone(query, key, value)
         return mixed if self.sequence is None else self.sequence.own_stretch(mixed)
