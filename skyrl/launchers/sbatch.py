@@ -28,13 +28,18 @@ trap on_signal USR1
 ended_by_slurm=no # which sends SIGTERM to the run itself, and decides whether the job starts again
 trap 'ended_by_slurm=yes' TERM
 
-srun "${srun_options[@]}" "${container[@]}" "${python[@]}" -m skyrl.cli launch node "${node_options[@]}" \\
-    -- run "${run_words[@]}" &
+# The exit code goes through a file: bash loses it where a signal interrupts `wait` just as the step ends.
+(
+    trap : TERM # a signal to the whole job ends srun first; unlike an ignored one, srun does not inherit it
+    srun "${srun_options[@]}" "${container[@]}" "${python[@]}" -m skyrl.cli launch node "${node_options[@]}" \\
+        -- run "${run_words[@]}" && code=0 || code=$?
+    echo "$code" > "$ended"
+) &
 step=$!
 while kill -0 "$step" 2> /dev/null; do
-    wait "$step" && code=0 || code=$? # a signal interrupts the wait, not the step
+    wait "$step" || true # a signal interrupts the wait, not the step
 done
-wait "$step" 2> /dev/null && code=0 || code=$?
+code=$(cat "$ended" 2> /dev/null || echo 137) # no file: the step's shell was killed
 """
 
 _REQUEUE = """\
@@ -108,7 +113,9 @@ def _header(job: Job, slurm: SlurmConfig) -> Iterator[str]:
 def _places(job: Job) -> Iterator[str]:
     yield f"launch={shlex.quote(str(job.folder))}"
     yield f'folder="$launch/{TASKS}/$SLURM_ARRAY_TASK_ID"' if job.array else 'folder="$launch"'
-    yield 'ask="$folder/ask-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"'
+    yield 'attempt="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"'
+    yield 'ask="$folder/ask-$attempt"'
+    yield 'ended="$folder/ended-$attempt"'
     yield f"cd {shlex.quote(str(job.cwd))}"
 
 

@@ -53,7 +53,14 @@ class Stubs:
             "SRUN_DOES": also,
             "SLURM_JOB_ID": "7",
         }
-        return subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            ["bash", str(script)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,  # so that a signal to its process group reaches the job alone
+        )
 
     def words(self, program: str) -> list[str]:
         """Words that a stand-in was last given; none if it was not called."""
