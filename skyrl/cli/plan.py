@@ -1,10 +1,12 @@
 """`skyrl plan`: which process would compute on which GPU, and what each would have to do, without starting anything.
 
-`plan_of` makes it, as data for `--json`; `plan_table.py` and `plan_memory.py` print that for people.
+`plan_of` makes it, as data for `--json`; `plan_table.py` and `plan_memory.py` print that for people; `plan_fit.py`
+proposes layouts.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,9 +24,35 @@ if TYPE_CHECKING:
 @click.option(
     "--gpus-per-node", type=click.IntRange(min=1), help="GPUs of one machine [default: 8, or more if needed]."
 )
-def plan(arguments: tuple[str, ...], as_json: bool, gpus_per_node: int | None) -> None:
+@click.option(
+    "--fit", "gpus", type=click.IntRange(min=1), metavar="GPUS", help="Propose layouts on so many GPUs instead."
+)
+@click.option(
+    "--answer-tokens",
+    type=click.FloatRange(min=1),
+    help="With --fit: mean length of an answer [default: half of the longest].",
+)
+@click.option(
+    "--write", "file", type=click.Path(path_type=Path), help="With --fit: write the first proposal as a layer of TOML."
+)
+def plan(
+    arguments: tuple[str, ...],
+    as_json: bool,
+    gpus_per_node: int | None,
+    gpus: int | None,
+    answer_tokens: float | None,
+    file: Path | None,
+) -> None:
     """Print which process gets which GPUs, how much work, and what each GPU has to hold; nothing is started."""
     import json
+
+    from skyrl.errors import UserError
+
+    if gpus is not None:
+        _propose(arguments, gpus, answer_tokens, file, as_json=as_json)
+        return
+    if answer_tokens is not None or file is not None:
+        raise UserError(f"{'--write' if file else '--answer-tokens'} needs --fit GPUS")
 
     from skyrl.cli.plan_memory import memory_lines
     from skyrl.cli.plan_table import table
@@ -32,6 +60,21 @@ def plan(arguments: tuple[str, ...], as_json: bool, gpus_per_node: int | None) -
     run = compose_rl(arguments, "one model on placement.num_nodes x num_gpus_per_node; nothing to lay out")
     planned = plan_of(run, gpus_per_node)
     click.echo(json.dumps(planned, indent=2) if as_json else "\n".join([table(planned), *memory_lines(planned)]))
+
+
+def _propose(
+    arguments: tuple[str, ...], gpus: int, answer_tokens: float | None, file: Path | None, *, as_json: bool
+) -> None:
+    import json
+
+    from skyrl.cli.plan_fit import fit, rendered, write_layer
+
+    found = fit(arguments, gpus, answer_tokens)
+    if file is not None:
+        write_layer(found["proposals"][0], file)
+    click.echo(json.dumps(found, indent=2) if as_json else rendered(found))
+    if file is not None:
+        click.echo(f"Wrote {file}: skyrl plan {' '.join(arguments)} {file}", err=True)
 
 
 def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:

@@ -18,10 +18,13 @@ from skyrl.config.engines import backend_of, engine_dtype
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import (
     Model,
+    context_parallel,
     engines_of,
     grid_of,
     models_of,
     on_ray,
+    sequence_parallel,
+    tensor_parallel,
     trained_models,
     work_of,
 )
@@ -92,9 +95,14 @@ def phases_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> t
     return None if learners is None else tuple(_phases(run, learners))
 
 
+def path_of(run: SkyRLTrainConfig, model: Model) -> str:
+    """Path or hub name of the model's weights; those of the policy where it has none of its own."""
+    return getattr(run.trainer, model).model.path or run.trainer.policy.model.path or ""
+
+
 def models_without_sizes(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> tuple[str, ...]:
     """Paths of the run's models whose sizes are not known."""
-    paths = (_path(run, model) for model in models_of(run))
+    paths = (path_of(run, model) for model in models_of(run))
     return tuple(path for path in dict.fromkeys(paths) if _shape(run, path, shape_of_model) is None)
 
 
@@ -117,6 +125,7 @@ def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> Learne
         how=Computing(
             precision=_precision(run, sharded=sharded and not (deepspeed and zero.stage == 0)),
             trains_all=not rank,
+            tensor=tensor_parallel(run, model),
             on_gpu=trainer.device == "cuda",
             gpu_memory=gpu_memory(run) or 0,
         ),
@@ -147,6 +156,7 @@ def serving_of(run: SkyRLTrainConfig, shape: ModelShape) -> Serving | None:
     return Serving(
         shape=shape,
         gpus=engines.tensor * engines.pipeline,
+        copies=max(1, engines.tensor // shape.key_heads),
         size=4 if dtype == "float32" else 2,
         sequences=min(engine.max_num_seqs, _samples_of_an_engine(run, engines.number)),
         length=sum(_lengths(run)),
@@ -158,13 +168,9 @@ def serving_of(run: SkyRLTrainConfig, shape: ModelShape) -> Serving | None:
 def _learners(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Mapping[Model, Learner] | None:
     if run.trainer.strategy == "megatron":
         return None
-    shapes = {model: _shape(run, _path(run, model), shape_of_model) for model in models_of(run)}
+    shapes = {model: _shape(run, path_of(run, model), shape_of_model) for model in models_of(run)}
     known = {model: shape for model, shape in shapes.items() if shape is not None}
     return {model: learner_of(run, model, shape) for model, shape in known.items()} if known == shapes else None
-
-
-def _path(run: SkyRLTrainConfig, model: Model) -> str:
-    return getattr(run.trainer, model).model.path or run.trainer.policy.model.path or ""
 
 
 def _shape(run: SkyRLTrainConfig, path: str, shape_of_model: ShapeOf) -> ModelShape | None:
@@ -299,7 +305,7 @@ def _pass(run: SkyRLTrainConfig, model: Model, rows: int) -> Pass:
         packed=trainer.use_sample_packing,
         shares_prompts=shares and not by_tokens,
         samples=run.generator.n_samples_per_prompt,
-        sharing=getattr(trainer, model).sequence_parallel_size if trainer.use_sample_packing else 1,
+        sharing=sequence_parallel(run, model) * context_parallel(run, model) if trainer.use_sample_packing else 1,
     )
 
 

@@ -47,7 +47,7 @@ class Verdict:
 
 def verdict_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> Verdict | None:
     """The verdict on a resolved run; None where no kind of GPU is named, or a model's sizes are not known."""
-    found = _judged(run, shape_of_model)
+    found = judged(run, shape_of_model)
     if found is None or found.fits:
         return found
     return Verdict(
@@ -58,12 +58,20 @@ def verdict_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> 
     )
 
 
-def _judged(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Verdict | None:
+def judged(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Verdict | None:
+    """The verdict without a search for changes that fit; None where `verdict_of` gives none."""
     memory, phases = gpu_memory(run), phases_of(run, shape_of_model)
     if memory is None or phases is None or run.trainer.device != "cuda":
         return None
     over = sorted((phase for phase in phases if phase.bytes > memory * FITS_WITHIN), key=lambda phase: -phase.bytes)
     return Verdict(memory=memory, over=tuple(over), cache_holds=_cache(run, shape_of_model), nearest=None)
+
+
+def with_changes(run: SkyRLTrainConfig, changes: Changes) -> SkyRLTrainConfig:
+    """The run with these values; what was derived from others stays."""
+    for path, value in changes.items():
+        run = evolve_at(run, path, value)
+    return run
 
 
 def _cache(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> int | None:
@@ -115,10 +123,7 @@ def _least(change: Changes) -> Changes:
 
 
 def _fits(run: SkyRLTrainConfig, changes: Changes, shape_of_model: ShapeOf) -> bool:
-    changed = run
-    for path, value in changes.items():
-        changed = evolve_at(changed, path, value)
-    found = _judged(changed, shape_of_model)
+    found = judged(with_changes(run, changes), shape_of_model)
     return found is not None and found.fits
 
 

@@ -71,6 +71,9 @@ class Computing:
     trains_all: bool = True
     """False where adapters alone are trained: less of a layer's inputs is kept."""
 
+    tensor: int = 1
+    """Ranks that cut matrices, heads and the vocabulary among them."""
+
     on_gpu: bool = False
     gpu_memory: int = 0
     """Bytes of the GPU, by which the size of a chunk of logits is chosen."""
@@ -88,8 +91,8 @@ class Computing:
 
 def layer_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
     """Bytes that one layer keeps for backward, without recomputation."""
-    per_token = _norm_bytes(shape, how) + _attention_bytes(shape, how) + _feed_forward_bytes(shape, how)
-    return round(work.tokens * per_token) + _attention_extra(shape, work, how)
+    cut = (_attention_bytes(shape, how) + _feed_forward_bytes(shape, how)) / how.tensor
+    return round(work.tokens * (_norm_bytes(shape, how) + cut)) + _attention_extra(shape, work, how) // how.tensor
 
 
 def stream_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
@@ -103,26 +106,27 @@ def transient_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
     """
     inner = shape.intermediate * max(1, shape.experts_per_token)
     widest = max(3 * inner, 3 * shape.query_width + 4 * shape.key_width)
-    return work.tokens * (shape.hidden * (how.residual_size + how.size) + widest * how.size)
+    return work.tokens * (shape.hidden * (how.residual_size + how.size) + widest * how.size // how.tensor)
 
 
 def backward_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
     """Bytes of the gradients of activations that exist at once in the backward pass of a layer."""
     inner = shape.intermediate * max(1, shape.experts_per_token)
-    return work.tokens * (2 * inner * how.size + shape.hidden * how.residual_size)
+    return work.tokens * (2 * inner * how.size // how.tensor + shape.hidden * how.residual_size)
 
 
 def logits_bytes(shape: ModelShape, tokens: int, how: Computing, *, learns: bool) -> int:
     """Bytes of tables of logits at their peak, with the gradient of the output matrix where chunks add it up."""
+    vocabulary = shape.vocabulary // how.tensor
     at_a_time, plain = LOGITS_AT_A_TIME, PLAIN_UP_TO
     if how.on_gpu:
         parts = how.gpu_memory // (FLOAT * SHARE_OF_A_GPU)
         at_a_time = max(at_a_time, 1 << max(0, parts.bit_length() - 1))
         plain = max(plain, at_a_time)
-    if tokens * shape.vocabulary <= plain:
-        return tokens * shape.vocabulary * FLOAT * (TABLES if learns else TABLES - 2)
-    chunk = min(tokens, max(at_a_time // shape.vocabulary, 1)) * shape.vocabulary * FLOAT
-    weight = shape.vocabulary * shape.hidden * (FLOAT + (how.size if how.size < FLOAT else 0))
+    if tokens * vocabulary <= plain:
+        return tokens * vocabulary * FLOAT * (TABLES if learns else TABLES - 2)
+    chunk = min(tokens, max(at_a_time // vocabulary, 1)) * vocabulary * FLOAT
+    weight = vocabulary * shape.hidden * (FLOAT + (how.size if how.size < FLOAT else 0))
     return chunk * CHUNK_TABLES + (weight if learns and how.trains_all else 0)
 
 

@@ -211,8 +211,8 @@ def _gathered(learner: Learner, *, layers: int) -> int:
     if zero is not None or learner.shards == 1:
         return _casts(learner)
     if learner.keeps_gathered:
-        return size * shape.parameters
-    return size * (_outer(learner) + min(layers, shape.layers) * shape.layer_parameters)
+        return size * shape.parameters // learner.how.tensor
+    return size * (_outer(learner) + min(layers, shape.layers) * shape.layer_parameters) // learner.how.tensor
 
 
 def _casts(learner: Learner) -> int:
@@ -277,7 +277,7 @@ def _in_the_step(learner: Learner) -> Bytes:
     temporary = shard if how.on_gpu or (zero is not None and zero.stage > 0) else 0
     found: dict[Part, int] = {"gradients": _gradients(learner), "optimizer": temporary}
     if zero is None and learner.shards > 1 and how.trains_all:  # the outer unit is reduced last
-        outer = _outer(learner)
+        outer = _outer(learner) // how.tensor
         kept = _gradients(learner) + (how.size + FLOAT) * outer
         end: dict[Part, int] = {"parameters": how.size * outer, "gradients": kept}
         return _largest(added(_state(learner), found), added(_state(learner), end))
@@ -307,7 +307,7 @@ def _whole_gradients(learner: Learner) -> int:
     layer = shape.layer_parameters
     if learner.zero is not None:
         return size * (layer + (head if shape.tied else 0))
-    return size * (head + layer) + FLOAT * layer
+    return (size * (head + layer) + FLOAT * layer) // learner.how.tensor
 
 
 def _buffers(learner: Learner) -> int:

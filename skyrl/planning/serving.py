@@ -16,6 +16,9 @@ class Serving:
     gpus: int = 1
     """GPUs that share the weights: tensor x pipeline."""
 
+    copies: int = 1
+    """GPUs that hold the same keys and values, where there are more GPUs than heads of keys."""
+
     size: int = 2
     """Bytes of a weight, and of a number in the cache."""
 
@@ -47,9 +50,14 @@ class Serving:
         return max(tokens, min(self.sequences, self.step_tokens) * shape.vocabulary * 4 * 2 // self.gpus)
 
     @property
+    def token_bytes(self) -> float:
+        """Bytes of keys and values of one token on one GPU."""
+        return self.shape.cache_bytes_per_token(self.size) * self.copies / self.gpus
+
+    @property
     def sequence_bytes(self) -> int:
         """Bytes of keys and values of one sequence of full length."""
-        return round(self.shape.cache_bytes_per_token(self.size) * self.length / self.gpus)
+        return round(self.token_bytes * self.length)
 
     @property
     def cache(self) -> int:

@@ -15,6 +15,7 @@ from skyrl.cli.plan import plan, plan_of
 from skyrl.cli.plan_table import table
 from skyrl.config import load, resolve
 from skyrl.errors import ConfigError, UserError
+from skyrl.tree import get_at
 
 PLACEMENT = "trainer.placement."
 ENGINE = "generator.inference_engine."
@@ -272,3 +273,50 @@ def test_a_plan_needs_nothing_heavy(tmp_path: Path) -> None:
     )
     assert done.stderr.strip() == ""
     assert "policy" in done.stdout
+
+
+FIT = (
+    "trainer.device=cuda",
+    "trainer.logger=console",
+    "trainer.placement.gpu_kind=H100-80",
+    "trainer.policy.model.path=Qwen/Qwen2.5-7B",
+)
+
+
+def test_layouts_are_proposed_with_their_seconds_and_their_reasons() -> None:
+    found = CliRunner().invoke(plan, ["--fit", "8", *FIT])
+    assert found.exit_code == 0
+    lines = found.stdout.splitlines()
+    assert lines[0] == "Layouts on 8 x H100-80, the fastest by estimate first:"
+    assert lines[2].startswith("1. in turns: ")
+    assert "policy_num_gpus_per_node=8" in found.stdout
+    assert found.stderr == ""  # that the run does not fit as it is, is why one asks
+
+
+def test_a_proposal_is_written_as_a_layer_that_makes_the_run_fit(tmp_path: Path) -> None:
+    layer = tmp_path / "fit.toml"
+    found = CliRunner().invoke(plan, ["--fit", "8", *FIT, "--json", "--write", str(layer)])
+    changes = json.loads(found.stdout)["proposals"][0]["changes"]
+    run = resolve(load([layer], dict(word.split("=", 1) for word in FIT)))
+    assert changes
+    assert {path: get_at(run, path) for path in changes} == changes
+    fitting = CliRunner().invoke(plan, [*FIT, str(layer)])
+    assert "It fits H100-80" in fitting.stdout
+    assert "exists" in str(CliRunner().invoke(plan, ["--fit", "8", *FIT, "--write", str(layer)]).exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--fit", "8", *FIT, "trainer.device=cpu", f"{ENGINE}backend=torch"], "give trainer.device=cuda"),
+        (["--fit", "8", *FIT, "trainer.placement.gpu_kind=null"], "trainer.placement.gpu_kind=H100-80"),
+        (["--fit", "8", *FIT, "trainer.policy.model.path=nobody/knows"], "the sizes of nobody/knows are not known"),
+        (["--fit", "1", *FIT, "trainer.policy.model.path=Qwen/Qwen2.5-72B"], "no layout fits 1 x H100-80; 8 would do"),
+        (["--fit", "8", "kind=sft", "model.path=m", 'train_datasets=["rows.jsonl"]'], "this run has no engines"),
+        ([*FIT, "--answer-tokens", "5"], "--answer-tokens needs --fit"),
+        ([*FIT, "--write", "x.toml"], "--write needs --fit"),
+    ],
+)
+def test_what_cannot_be_proposed_says_why(words: list[str], reason: str) -> None:
+    found = CliRunner().invoke(plan, words)
+    assert reason in str(found.exception)

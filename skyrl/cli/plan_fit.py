@@ -1,0 +1,179 @@
+"""`skyrl plan --fit`: layouts of a run on so many GPUs that fit, the fastest by estimate first, and the layer of TOML
+that makes one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skyrl.config import SkyRLTrainConfig
+    from skyrl.config.fit import Proposal
+
+SHOWN = 3
+"""Proposals that are printed."""
+
+
+def fit(arguments: Sequence[str], gpus: int, answer_tokens: float | None) -> dict[str, Any]:
+    """The fastest layouts that fit and that pass the check, with their reasons, as data. Raises `UserError` where none
+    does.
+    """
+    from skyrl.cli.plan_memory import known_shape_of
+    from skyrl.config.fit import proposals
+    from skyrl.config.fit_reasons import reasons
+
+    run = _run(arguments)
+    _refuse_unknown(run)
+    found: list[dict[str, Any]] = []
+    refusals: list[str] = []
+    for proposal in proposals(run, gpus, known_shape_of, answer_tokens):
+        refusal = _refusal(arguments, proposal)
+        if refusal is not None:
+            refusals.append(refusal)
+            continue
+        why = reasons(run, proposal, known_shape_of, answer_tokens)
+        found.append({**_as_data(run, proposal), "reasons": why})
+        if len(found) == SHOWN:
+            break
+    if not found:
+        raise _nothing(run, gpus, refusals)
+    return {"gpus": gpus, "gpu_kind": run.trainer.placement.gpu_kind, "proposals": found}
+
+
+def rendered(found: Mapping[str, Any]) -> str:
+    """Proposals for people."""
+    lines = [f"Layouts on {found['gpus']} x {found['gpu_kind']}, the fastest by estimate first:"]
+    for number, proposal in enumerate(found["proposals"], 1):
+        lines += ["", *_lines(number, proposal)]
+    return "\n".join(lines)
+
+
+def layer(proposal: Mapping[str, Any]) -> str:
+    """The changes of a proposal as a file that is given behind the run's own."""
+    import tomli_w
+
+    tables: dict[str, Any] = {}
+    for path, value in proposal["changes"].items():
+        *names, last = path.split(".")
+        inner = tables
+        for name in names:
+            inner = inner.setdefault(name, {})
+        inner[last] = value
+    return "# Written by `skyrl plan --fit`; give it behind the file of the run.\n" + tomli_w.dumps(tables)
+
+
+def write_layer(proposal: Mapping[str, Any], file: Path) -> None:
+    """Write `layer` to a file that does not exist yet. Raises `UserError`."""
+    from skyrl.errors import UserError
+
+    try:
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(layer(proposal))
+    except FileExistsError:
+        raise UserError(f"--write {file}: it exists; name a new file, or remove it") from None
+    except OSError as error:
+        raise UserError(f"--write {file}: {error.strerror}") from None
+
+
+def _run(arguments: Sequence[str]) -> SkyRLTrainConfig:
+    """The run as the arguments have it; that it does not fit as it is, which a warning would say, is why one asks."""
+    import os
+
+    from skyrl.cli.arguments import split_words
+    from skyrl.config.load import compose
+    from skyrl.config.root import SkyRLTrainConfig
+    from skyrl.errors import UserError
+
+    run = compose(*split_words(arguments), environ=os.environ).config
+    if not isinstance(run, SkyRLTrainConfig):
+        raise UserError(f"kind = {run.kind}: --fit lays out learners and engines, and this run has no engines")
+    return run
+
+
+def _refuse_unknown(run: SkyRLTrainConfig) -> None:
+    """Raises `UserError` for a run whose layouts cannot be estimated."""
+    from skyrl.cli.plan_memory import known_shape_of
+    from skyrl.config.engines import backend_of
+    from skyrl.config.memory import models_without_sizes
+    from skyrl.config.sizes import starts_engines
+    from skyrl.errors import UserError
+
+    engine = run.generator.inference_engine
+    unknown = models_without_sizes(run, known_shape_of)
+    if run.trainer.device != "cuda":
+        raise UserError("--fit lays out GPUs: give trainer.device=cuda")
+    if run.trainer.placement.gpu_kind is None:
+        raise UserError("--fit: name the kind of GPU, as in trainer.placement.gpu_kind=H100-80")
+    if unknown:
+        raise UserError(f"--fit: the sizes of {', '.join(unknown)} are not known here: give a folder with config.json")
+    if not starts_engines(run) or backend_of(engine).is_embedded:
+        raise UserError(f"--fit lays out engines that the run starts on GPUs, and backend = {engine.backend} has none")
+
+
+def _refusal(arguments: Sequence[str], proposal: Proposal) -> str | None:
+    """Why the check of a configuration refuses the run with the proposal; None where it passes."""
+    import os
+
+    from skyrl.cli.arguments import split_words
+    from skyrl.config.load import compose
+    from skyrl.config.memory_fit import written
+    from skyrl.errors import ConfigError
+
+    files, words = split_words(arguments)
+    try:
+        compose(files, [*words, *written(proposal.changes).split()], environ=os.environ)
+    except ConfigError as error:
+        return error.problems[0].message
+    return None
+
+
+def _nothing(run: SkyRLTrainConfig, gpus: int, refusals: Sequence[str]) -> Exception:
+    from skyrl.cli.plan_memory import known_shape_of
+    from skyrl.config.fit import proposals
+    from skyrl.errors import UserError
+
+    if refusals:
+        return UserError(f"--fit {gpus}: what fits is refused by the check of the configuration: {refusals[0]}")
+    kind, more = run.trainer.placement.gpu_kind, gpus
+    while (more := 2 * more) <= 64 * gpus:
+        if proposals(run, more, known_shape_of):
+            return UserError(f"--fit {gpus}: no layout fits {gpus} x {kind}; {more} would do")
+    return UserError(f"--fit {gpus}: no layout fits {kind}; shorten the answers, or take GPUs with more memory")
+
+
+def _as_data(run: SkyRLTrainConfig, proposal: Proposal) -> dict[str, Any]:
+    import attrs
+
+    from skyrl.tree import get_at
+
+    seconds = proposal.seconds
+    return {
+        "changes": {path: value for path, value in proposal.changes.items() if get_at(run, path) != value},
+        "seconds": {**attrs.asdict(seconds), "step": seconds.step},
+        "fullest": {"name": proposal.fullest.name, "role": proposal.fullest.role, "bytes": proposal.fullest.bytes},
+        "gpu_bytes": proposal.memory,
+        "host_bytes": proposal.host,
+        "colocated": bool(proposal.changes["trainer.placement.colocate_all"]),
+        "engine_gpus": proposal.engine_gpus,
+    }
+
+
+def _lines(number: int, proposal: Mapping[str, Any]) -> Iterator[str]:
+    from skyrl.config.memory_fit import GIB, written
+
+    seconds, fullest = proposal["seconds"], proposal["fullest"]
+    engines = "in turns" if proposal["colocated"] else f"engines on {proposal['engine_gpus']} of them"
+    phases = ", ".join(
+        f"{name} {seconds[name]:,.1f}"
+        for name in ("generation", "scoring", "update", "transfer", "turns")
+        if seconds[name] >= 0.05  # rounds to more than 0.0
+    )
+    beside = "; sampling overlaps training" if seconds["overlaps"] else ""
+    yield f"{number}. {engines}: {seconds['step']:,.0f} s a step ({phases}{beside})"
+    most, memory, host = (size / GIB for size in (fullest["bytes"], proposal["gpu_bytes"], proposal["host_bytes"]))
+    yield f"   fullest: {fullest['name']} of the {fullest['role']}, {most:.1f} of {memory:.1f} GiB"
+    yield f"   host memory for each GPU: up to {host:.1f} GiB"
+    yield f"   {written(proposal['changes']) or 'as the run is'}"
+    yield from (f"   - {reason}" for reason in proposal["reasons"])

@@ -1,0 +1,161 @@
+"""Estimated seconds of the phases of a training step: the tree's settings as `skyrl.planning.roofline` counts them."""
+
+from __future__ import annotations
+
+import attrs
+
+from skyrl.config.engines import backend_of
+from skyrl.config.memory import ShapeOf, learner_of, path_of, serving_of
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import (
+    Model,
+    context_parallel,
+    data_parallel_of,
+    engines_of,
+    grid_of,
+    models_of,
+    on_ray,
+    sequence_parallel,
+    tensor_parallel,
+    work_of,
+)
+from skyrl.planning.gpus import GPU_KINDS
+from skyrl.planning.memory import Learner, resting, total
+from skyrl.planning.model_shape import ModelShape
+from skyrl.planning.roofline import (
+    Answers,
+    Degrees,
+    Rates,
+    Rows,
+    generation_seconds,
+    rates_of,
+    scoring_seconds,
+    transfer_seconds,
+    turns_seconds,
+    update_seconds,
+)
+
+SHARE_OF_THE_LONGEST = 0.5
+"""Mean length of answers over the longest allowed one, where nothing better is known."""
+
+
+@attrs.frozen(kw_only=True)
+class StepTime:
+    """Seconds of one training step, by phase."""
+
+    generation: float
+    scoring: float
+    update: float
+    transfer: float
+    turns: float = 0.0
+    """Models and engines that change places on the same GPUs."""
+
+    overlaps: bool = False
+    """Whether the next batch is sampled while this one is trained on."""
+
+    @property
+    def training(self) -> float:
+        """Seconds of the learners in a step."""
+        return self.scoring + self.update
+
+    @property
+    def step(self) -> float:
+        """The whole step: the sum of its phases, or the longer of sampling and training where they overlap."""
+        both = max(self.generation, self.training) if self.overlaps else self.generation + self.training
+        return both + self.transfer + self.turns
+
+
+def step_time(run: SkyRLTrainConfig, shape_of_model: ShapeOf, mean_answer: float | None = None) -> StepTime | None:
+    """Seconds of a training step of a resolved tree that has passed `check`; `mean_answer` is the mean length of an
+    answer in tokens, half of the longest by default.
+
+    None where a model's sizes are not known, no kind of GPU is named, or the run starts no engine of several sequences.
+    """
+    kind, engines = run.trainer.placement.gpu_kind, engines_of(run)
+    shapes = {model: shape_of_model(path_of(run, model)) for model in models_of(run)}
+    known = {model: shape for model, shape in shapes.items() if shape is not None}
+    if kind is None or engines is None or known != shapes or backend_of(run.generator.inference_engine).is_embedded:
+        return None
+    rates = rates_of(GPU_KINDS[kind])
+    longest = run.generator.sampling_params.max_generate_length
+    mean = longest * SHARE_OF_THE_LONGEST if mean_answer is None else min(mean_answer, longest)
+    learners = {model: learner_of(run, model, shape) for model, shape in known.items()}
+    policy, shares = known["policy"], run.trainer.placement.colocate_all and on_ray(run)
+    return StepTime(
+        generation=_generation(run, policy, mean, rates),
+        scoring=sum(_scoring(run, model, learner, mean, rates) for model, learner in learners.items()),
+        update=sum(_update(run, model, learner, mean, rates) for model, learner in learners.items()),
+        transfer=transfer_seconds(policy, _degrees(run, "policy", learners["policy"]), rates, across=not shares),
+        turns=turns_seconds(sum(total(resting(each)) for each in learners.values()), rates) if shares else 0.0,
+        overlaps=run.trainer.fully_async.enabled and not shares,
+    )
+
+
+def _generation(run: SkyRLTrainConfig, shape: ModelShape, mean: float, rates: Rates) -> float:
+    engines, serving, engine = engines_of(run), serving_of(run, shape), run.generator.inference_engine
+    assert engines is not None  # asked before
+    assert serving is not None
+    prompts, samples = run.trainer.train_batch_size, run.generator.n_samples_per_prompt
+    typical = serving.token_bytes * (run.trainer.max_prompt_length + mean)
+    answers = Answers(
+        number=-(-prompts * samples // engines.number),
+        prompts=-(-prompts * (1 if engine.enable_prefix_caching else samples) // engines.number),
+        prompt=run.trainer.max_prompt_length,
+        mean=mean,
+        longest=run.generator.sampling_params.max_generate_length,
+    )
+    at_once = min(serving.sequences, int(serving.cache / typical))
+    return generation_seconds(answers, serving, at_once, rates, eager=engine.enforce_eager)
+
+
+def _scoring(run: SkyRLTrainConfig, model: Model, learner: Learner, mean: float, rates: Rates) -> float:
+    work = work_of(run, model)
+    if not work.rows_scored:
+        return 0.0
+    rows = _rows(run, model, mean, work.scoring_micro_batches)
+    return scoring_seconds(learner.shape, rows, _degrees(run, model, learner), rates)
+
+
+def _update(run: SkyRLTrainConfig, model: Model, learner: Learner, mean: float, rates: Rates) -> float:
+    work = work_of(run, model)
+    if learner.update is None:
+        return 0.0
+    passes = run.trainer.update_epochs_per_batch
+    rows = _rows(run, model, mean, work.optimizer_steps * work.micro_batches)
+    zero = learner.zero
+    return update_seconds(
+        learner.shape,
+        attrs.evolve(rows, tokens=rows.tokens * passes),
+        _degrees(run, model, learner),
+        rates,
+        steps=work.optimizer_steps,
+        recomputes=learner.recomputes,
+        adapter=learner.trained if learner.adapter_rank else 0,
+        gathers_once=zero is not None and zero.stage < 3,
+        states_on_host=learner.rests_on_host or (zero is not None and zero.offloads_optimizer),
+    )
+
+
+def _rows(run: SkyRLTrainConfig, model: Model, mean: float, micro_batches: int) -> Rows:
+    """A batch of rows of mean length. Where tokens bound a micro-batch, its number follows from them."""
+    trainer, prompts = run.trainer, run.trainer.train_batch_size
+    samples, prompt = prompts * run.generator.n_samples_per_prompt, run.trainer.max_prompt_length
+    shares = trainer.share_group_prompts and trainer.use_sample_packing
+    tokens = round((prompts if shares else samples) * prompt + samples * mean)
+    if trainer.max_tokens_per_microbatch > 0:
+        of_a_rank = tokens / (data_parallel_of(run, model) or 1)
+        micro_batches = max(1, round(of_a_rank / trainer.max_tokens_per_microbatch))
+    return Rows(tokens=tokens, length=round(prompt + mean), micro_batches=micro_batches)
+
+
+def _degrees(run: SkyRLTrainConfig, model: Model, learner: Learner) -> Degrees:
+    tensor, sequence = tensor_parallel(run, model), sequence_parallel(run, model)
+    context = context_parallel(run, model)
+    return Degrees(
+        data=grid_of(run, model).ranks // (tensor * sequence * context),
+        tensor=tensor,
+        sequence=sequence,
+        context=context,
+        shards=learner.shards,
+        on_host=learner.rests_on_host,
+    )

@@ -1,0 +1,119 @@
+"""Layouts that are proposed for a run: they fit, they pass the check, and their reasons are true."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from skyrl.config import SkyRLTrainConfig, check, load, resolve
+from skyrl.config.fit import Proposal, proposals
+from skyrl.config.fit_reasons import reasons
+from skyrl.config.memory import local_shape
+from skyrl.config.memory_fit import verdict_of, with_changes
+from skyrl.config.step_time import step_time
+
+ENGINE = "generator.inference_engine."
+NOTHING: Mapping[str, Any] = {}
+
+
+def run_of(model: str, changes: Mapping[str, Any] = NOTHING) -> SkyRLTrainConfig:
+    """A run on H100s with answers of up to 8,192 tokens."""
+    values = {
+        "trainer.device": "cuda",
+        "trainer.logger": "console",
+        "trainer.placement.gpu_kind": "H100-80",
+        "trainer.policy.model.path": model,
+        "trainer.train_batch_size": 256,
+        "generator.sampling_params.max_generate_length": 8192,
+    }
+    return resolve(load([], values | dict(changes)))
+
+
+def proposed(model: str, gpus: int, changes: Mapping[str, Any] = NOTHING) -> tuple[SkyRLTrainConfig, list[Proposal]]:
+    run = run_of(model, changes)
+    return run, proposals(run, gpus, local_shape)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus"),
+    [(model, gpus) for model in ("Qwen/Qwen3-30B-A3B", "meta-llama/Llama-3.1-70B") for gpus in (8, 16, 64)]
+    + [("Qwen/Qwen2.5-7B", gpus) for gpus in (1, 8, 16, 64)],
+)
+def test_the_fastest_layout_passes_the_check_and_fits(model: str, gpus: int) -> None:
+    _, [fastest, *_] = proposed(model, gpus)
+    run = run_of(model, fastest.changes)
+    verdict = verdict_of(run)
+    assert check(run) == []
+    assert verdict is not None
+    assert verdict.fits
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-30B-A3B", "meta-llama/Llama-3.1-70B"])
+def test_a_model_that_fits_no_single_gpu_has_no_layout_on_one(model: str) -> None:
+    assert proposed(model, 1)[1] == []
+
+
+def test_proposals_are_in_the_order_of_their_seconds_and_use_all_gpus() -> None:
+    _, found = proposed("Qwen/Qwen2.5-7B", 16)
+    seconds = [each.seconds.step for each in found]
+    assert seconds == sorted(seconds)
+    for each in found:
+        learners = 8 * each.changes["trainer.placement.policy_num_nodes"]
+        shared = each.changes["trainer.placement.colocate_all"]
+        assert (learners if shared else learners + each.engine_gpus) == 16
+        assert shared <= (learners == each.engine_gpus)
+
+
+def test_learners_and_engines_that_overlap_are_faster_apart_than_in_turns_apart() -> None:
+    apart = {"trainer.placement.colocate_all": False}
+    _, overlapped = proposed("Qwen/Qwen2.5-7B", 16, {**apart, "trainer.fully_async.enabled": True})
+    _, in_turns = proposed("Qwen/Qwen2.5-7B", 16, apart)
+
+    def best(found: list[Proposal]) -> float:
+        return min(each.seconds.step for each in found if not each.changes["trainer.placement.colocate_all"])
+
+    assert best(overlapped) < best(in_turns)
+
+
+def test_each_reason_names_what_the_plainer_setting_would_take() -> None:
+    run, found = proposed("meta-llama/Llama-3.1-70B", 64)
+    why = reasons(run, found[0], local_shape)
+    assert any(reason.startswith("recompute_activations: without it, ") for reason in why)
+    plain = with_changes(run, {**found[0].changes, "trainer.recompute_activations": False})
+    verdict = verdict_of(plain)
+    assert verdict is not None
+    [said] = [reason for reason in why if reason.startswith("recompute")]
+    assert f"{verdict.over[0].bytes / 2**30:.1f} GiB" in said
+
+
+def test_states_wait_on_the_host_only_where_nothing_else_fits() -> None:
+    run, [proposal] = proposed("Qwen/Qwen2.5-7B", 1, {"generator.sampling_params.max_generate_length": 1024})
+    assert any("offload" in path for path in proposal.changes)
+    assert any(reason.startswith("offload_optimizer: with none") for reason in reasons(run, proposal, local_shape))
+    assert not any("offload" in path for path in proposed("Qwen/Qwen2.5-7B", 8)[1][0].changes)
+
+
+def test_shorter_answers_take_less_time() -> None:
+    run, found = proposed("Qwen/Qwen2.5-7B", 8)
+    changed = with_changes(run, found[0].changes)
+    short, long = (step_time(changed, local_shape, tokens) for tokens in (500, 5000))
+    assert short is not None
+    assert long is not None
+    assert short.step < long.step
+    assert step_time(changed, lambda path: None) is None
+
+
+def test_a_bound_of_tokens_stays_one() -> None:
+    _, found = proposed("Qwen/Qwen2.5-7B", 8, {"trainer.max_tokens_per_microbatch": 16384})
+    assert all("trainer.max_tokens_per_microbatch" in each.changes for each in found)
+    assert all("trainer.micro_train_batch_size_per_gpu" not in each.changes for each in found)
+
+
+def test_a_step_that_overlaps_takes_the_longer_of_both() -> None:
+    _, found = proposed("Qwen/Qwen2.5-7B", 8)
+    seconds = found[0].seconds
+    together = evolve(seconds, overlaps=True)
+    assert seconds.step - together.step == pytest.approx(min(seconds.generation, seconds.training))
