@@ -19,7 +19,7 @@ PRODUCTS, MEMORY, LINKS = 0.5, 0.75, 0.7
 """Shares of the peak of products, of memory bandwidth and of links that a phase reaches."""
 
 HALVED = 0.93
-"""What is left of the rates each time that twice as many GPUs cut the same matrices: products get smaller."""
+"""Share of the rates that remains each time that twice as many GPUs cut the same matrices: products get smaller."""
 
 LATENCY = 2e-5
 """Seconds that a collective takes beside its bytes."""
