@@ -12,6 +12,7 @@ from skyrl.config.alarms import DEFAULT_ALARMS
 from skyrl.tracking import metric_table
 from tests import guarantees
 from tests.effects.table import page as page_of_fields
+from tests.interop import figures
 from tests.sandbox import attacks
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +53,9 @@ def main() -> None:
 PAGES: Mapping[str, Callable[[str], str]] = {
     "SECURITY.md": lambda page: with_table(page, attacks.table()),
     "docs/alarms.md": lambda page: with_table(page, default_alarms()),
+    "docs/coming-from.md": lambda page: with_table(
+        with_table(with_table(page, figures.settings_table()), figures.scripts_table()), figures.refusals_table()
+    ),
     "docs/fields.md": lambda page: page_of_fields(),
     "docs/guarantees.md": lambda page: with_sections(page, "## Promises and tests\n\n" + guarantees.page()),
     "docs/metrics.md": lambda page: with_sections(page, metric_table.page()),

@@ -150,21 +150,19 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
 @click.argument("source", metavar="FILE|SCRIPT", type=click.Path())
 @click.option("--from", "house", type=click.Choice(["skyrl-hydra", "skyrl", "areal"]), required=True)
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the TOML there, not to standard output.")
-@click.option("--keep-going", is_flag=True, help="Write the rest where settings that change the training are refused.")
+@click.option("--keep-going", is_flag=True, help="Write the rest where settings are refused.")
 @click.option("--force", is_flag=True, help="Replace an output file that exists.")
 def convert(source: str, house: str, output: str | None, keep_going: bool, force: bool) -> None:
     """Write our TOML from a configuration of SkyRL's or AReaL's, and say what became of each of its settings.
 
-    Exit code 1, and nothing written, where a setting that may change the training is refused; see --keep-going.
+    Exit code 1, and nothing written, where a setting is refused; see --keep-going. What an AReaL file says about the
+    machines goes into a second file, run.cluster.toml beside run.toml, which `skyrl launch` reads with --cluster.
     """
-    from pathlib import Path
-
     from skyrl.config.recognition import refuse_other_sources
     from skyrl.errors import UserError, render
 
-    if output and not force and Path(output).exists():
-        raise UserError(f"{output} exists already: name another file, or replace it with --force")
-
+    if output and not force:
+        _refuse_to_replace(output)
     refuse_other_sources(source)
     if house == "areal":
         from skyrl.interop.areal import convert_areal as convert_file
@@ -173,39 +171,66 @@ def convert(source: str, house: str, output: str | None, keep_going: bool, force
     converted = convert_file(source)
     if not converted.lines:
         raise UserError(f"{source} has no settings of {house}: nothing was converted")
-    is_written = keep_going or not converted.lost
+    is_written = keep_going or not converted.refused
+    cluster = _cluster_file(output) if output and converted.cluster else None
     if is_written:
-        _write_converted(converted, output)
+        if cluster and not force:
+            _refuse_to_replace(cluster)
+        _write_converted(converted, output, cluster)
     click.echo(converted.report(), err=True)
     if converted.problems:
         click.echo("\n" + render(converted.problems, "What `skyrl config check` says about it"), err=True)
     if is_written and output:
-        click.echo(f"\nWrote {output}.", err=True)
+        click.echo(f"\nWrote {output}{f' and {cluster}' if cluster else ''}.", err=True)
     if not is_written:
-        number = len(converted.lost)
+        lost = f", {len(converted.lost)} of which may change the training" if converted.lost else ""
         click.echo(
-            f"\nNothing was written: without {number} of the refused settings it would be another training. "
+            f"\nNothing was written, because of the settings that were refused{lost}. "
             "--keep-going writes the rest, with these in a comment at the top.",
             err=True,
         )
         sys.exit(1)
 
 
-def _write_converted(converted: Conversion, output: str | None) -> None:
-    """The TOML, to a file or to standard output. Raises `UserError` for a file that cannot be written."""
-    from pathlib import Path
-
-    from skyrl.cli.show import dump
+def _refuse_to_replace(output: str) -> None:
+    """Raises `UserError` for a file that exists."""
     from skyrl.errors import UserError
+
+    if os.path.exists(output):
+        raise UserError(f"{output} exists already: name another file, or replace it with --force")
+
+
+def _cluster_file(output: str) -> str:
+    """`run.cluster.toml` beside `run.toml`."""
+    return f"{output.removesuffix('.toml')}.cluster.toml"
+
+
+def _write_converted(converted: Conversion, output: str | None, cluster: str | None) -> None:
+    """The TOML, to a file or to standard output, and the description of the cluster to a file of its own. Raises
+    `UserError` for a file that cannot be written.
+    """
+    from skyrl.cli.show import dump
+    from skyrl.config.cluster import ClusterConfig
 
     text = converted.header() + dump(converted.tables, "toml", converted.root)
     if not output:
         click.echo(text)
         return
+    _write(output, text)
+    if cluster:
+        how = f"# skyrl launch TARGET {output} --cluster {cluster}; docs/launching.md describes the fields.\n"
+        _write(cluster, how + dump(converted.cluster, "toml", ClusterConfig))
+
+
+def _write(name: str, text: str) -> None:
+    from pathlib import Path
+
+    from skyrl.errors import UserError
+
     try:
-        Path(output).write_text(text + "\n", encoding="utf-8")
+        Path(name).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{output} cannot be written: {error.strerror}") from None
+        raise UserError(f"{name} cannot be written: {error.strerror}") from None
 
 
 def _print_differences(found: dict[str, tuple[Any, Any]]) -> None:

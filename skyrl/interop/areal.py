@@ -10,10 +10,11 @@ from attrs import evolve
 from skyrl.config.kinds import KINDS
 from skyrl.config.sizes import Model
 from skyrl.errors import ConfigError, Problem
-from skyrl.interop.areal_backends import allocation, backend, engine_backend
+from skyrl.interop.areal_backends import allocation, backend, engine_backend, strategy, whole_cluster
 from skyrl.interop.areal_defaults import NO_REFERENCE, has_reference, is_whole, left_out, other_defaults
 from skyrl.interop.areal_keys import INTERVALS, KEYS
 from skyrl.interop.areal_keys_2026 import KEYS_2026, LORA_KEYS
+from skyrl.interop.areal_machines import LINES_OF_BASH, machines, without_own_folder
 from skyrl.interop.areal_objective import OBJECTIVE_KEYS, estimator, has_critic, objective
 from skyrl.interop.areal_settings import Tables, apply, convert_setting
 from skyrl.interop.areal_supervised import convert_supervised, is_preference, is_supervised
@@ -87,7 +88,8 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment") -> Conversi
 
 
 def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any], copy_of: str) -> None:
-    read = Read(value) if _copies_a_table(value, values) else read_environment(value, key)
+    is_followed = _copies_a_table(value, values) or key.endswith(LINES_OF_BASH)
+    read = Read(value) if is_followed else read_environment(without_own_folder(key, value), key)
     together = _of_several(key, read.value, values)
     if read.refused:
         apply(writing, key, value, Becomes(refused=read.refused))
@@ -114,6 +116,8 @@ def _of_several(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | No
         return Becomes(needless="actor.use_lora is off")
     if key == "actor.use_lora":
         return Becomes(needless="trainer.policy.model.lora.rank says it") if value else Becomes(needless="off")
+    if ".scheduling_strategy." in key:
+        return strategy(key, value, values)
     if key in _TOGETHER:
         return _machines(key, value, values)
     if key in _MINI_BATCHES:
@@ -128,12 +132,16 @@ def _of_several(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | No
         return kl(value, values.get("actor.kl_estimator", "k1"))
     if key in _STALENESS and "async_training" not in values:
         return _staleness(value)
-    return objective(key, value, values) if key in OBJECTIVE_KEYS else tracker(key, value, values, "trainer.")
+    if key in OBJECTIVE_KEYS:
+        return objective(key, value, values)
+    return machines(key, value, values) or tracker(key, value, values, "trainer.")
 
 
 def _complete(writing: Writing, values: Mapping[str, Any]) -> None:
     """Settings that an experiment implies without naming them: its estimator, its device, the size of adapters."""
     if not is_whole(values):
+        if any(key.startswith("ppo.") for key in values):
+            writing.write("device", "trainer.device", "cuda")
         return
     for name, value in estimator(values).items():
         writing.write("advantages", ALGORITHM + name, value)
@@ -179,12 +187,27 @@ def _dual_clip(value: object, values: Mapping[str, Any]) -> Becomes:
 def _machines(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
     """Nodes, GPUs and degrees of parallelism belong together; `allocation_mode` or the backends carry them all."""
     if key != "allocation_mode":
-        given = "allocation_mode" if values.get("allocation_mode") else ""
-        given = given or ("the backends" if any(each.endswith(".backend") for each in values) else "")
-        why = f"GPUs of models and engines follow from {given}" if given else ""
-        return Becomes(needless=why) if why else Becomes(not_yet="a cluster without allocation_mode")
+        return _nodes(key, value, values)
     if not value:
         return Becomes(needless="empty: the backends decide")
-    has_reference = any(number(values.get(name, 0)) for name in ("actor.kl_ctl", "ppo.kl_ctl"))
-    models: tuple[Model, ...] = ("policy", "ref") if has_reference else ("policy",)
-    return allocation(str(value), values, (*models, "critic") if has_critic(values) else models)
+    return allocation(str(value), values, _models(values))
+
+
+def _nodes(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
+    """`n_nodes` and `n_gpus_per_node` describe the cluster; without an allocation they are the run's, too."""
+    if not isinstance(value, int) or value < 1:
+        return Becomes(needless="no GPUs are counted")
+    if key == "cluster.n_nodes" and "n_nodes" in values:
+        return Becomes(needless="the cluster has as many; the run takes n_nodes of them")
+    cluster = {"slurm.nodes" if key.endswith("n_nodes") else "slurm.gpus_per_node": value}
+    is_allocated = values.get("allocation_mode") or any(each.endswith(".backend") for each in values)
+    if is_allocated or not is_whole(values):
+        return Becomes(cluster=cluster)
+    return evolve(whole_cluster(values, _models(values)), cluster=cluster)
+
+
+def _models(values: Mapping[str, Any]) -> tuple[Model, ...]:
+    """The models that the file trains or scores with."""
+    has_penalty = any(number(values.get(name, 0)) for name in ("actor.kl_ctl", "ppo.kl_ctl"))
+    models: tuple[Model, ...] = ("policy", "ref") if has_penalty else ("policy",)
+    return (*models, "critic") if has_critic(values) else models

@@ -10,6 +10,7 @@ from skyrl.config.sizes import Model
 from skyrl.interop.areal_values import Becomes
 from skyrl.planning.allocation import AllocationError, Part, read_allocation, read_part
 
+SHARED = "it shares the policy's GPUs"
 _MODELS: Mapping[str, Model] = {"actor": "policy", "ref": "ref", "critic": "critic"}
 
 
@@ -30,24 +31,70 @@ def backend(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
     owner = key.removesuffix(".backend")
     if values.get("allocation_mode"):
         return Becomes(needless="allocation_mode decides, here as there")
+    if value in (None, ""):
+        return Becomes(needless="no backend is named")
     try:
         part = read_part(str(value))
     except AllocationError as error:
         return Becomes(not_yet=f"this form of backend: {error}")
+    if part.is_engine is not (owner == "rollout"):
+        return Becomes(refused=f"{part.learner} {'generates' if part.is_engine else 'learns'}, and {owner} does not")
     if owner == "rollout":
-        return Becomes(writes=engines(part))
-    if owner == "ref" and value == values.get("actor.backend"):
-        return Becomes(needless="the reference shares the policy's GPUs")
+        return Becomes(writes=engines(part, shares=_is_colocated("rollout", values)))
+    return _learner(owner, part, values, is_same=value == values.get("actor.backend"))
+
+
+def _learner(owner: str, part: Part, values: Mapping[str, Any], *, is_same: bool) -> Becomes:
+    """A model that learns or scores."""
+    if owner == "ref" and is_same and _is_colocated("ref", values):
+        return Becomes(needless=SHARED)
     model = _MODELS.get(owner)
     if model is None:
         return Becomes(not_yet="models beside policy, reference and critic")
+    fields = _without_ones(learner_fields(part, model, per_node(values)))
+    if owner != "actor" and not _is_colocated(owner, values):
+        fields["trainer.placement.colocate_policy_ref"] = False
     note = "Archon is AReaL's sharding by FSDP2" if part.backend == "archon" else ""
-    return Becomes(writes=_without_ones(learner_fields(part, model, per_node(values))), note=note)
+    return Becomes(writes=fields, note=note)
 
 
-def engines(part: Part) -> dict[str, Any]:
-    """Inference engines with GPUs of their own, as in AReaL."""
-    own = {"trainer.placement.colocate_all": False, "generator.inference_engine.backend": "vllm"}
+def strategy(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+    """The conversion of `scheduling_strategy`: whether a role shares the GPUs of another one."""
+    owner, _, name = key.partition(".scheduling_strategy.")
+    if name == "fork":
+        return Becomes(needless="each rank is a process of its own")
+    if name == "target":
+        if not _is_colocated(owner, values):
+            return Becomes(needless="read with type = colocation")
+        return Becomes(needless=SHARED) if value in _MODELS else Becomes(not_yet=f"sharing the GPUs of {value}")
+    if name != "type" or value not in ("separation", "colocation"):
+        return Becomes(refused="AReaL has separation and colocation")
+    others = [each for each in ("ref", "critic") if each != owner and f"{each}.path" in values]
+    if owner in ("ref", "critic") and any(_is_colocated(each, values) != (value == "colocation") for each in others):
+        return Becomes(not_yet="one of reference and critic on the policy's GPUs, and the other one not")
+    return Becomes(needless=SHARED if value == "colocation" else "it has GPUs of its own, which its backend counts")
+
+
+def _is_colocated(owner: str, values: Mapping[str, Any]) -> bool:
+    """Whether the role shares the policy's GPUs; AReaL's default is that it does not."""
+    return bool(values.get(f"{owner}.scheduling_strategy.type", "separation") == "colocation")
+
+
+def whole_cluster(values: Mapping[str, Any], models: tuple[Model, ...]) -> Becomes:
+    """Nodes and GPUs of a file that names neither an allocation nor backends: everything shares all of them."""
+    nodes = next((values[name] for name in ("cluster.n_nodes", "n_nodes") if name in values), 1)
+    writes: dict[str, Any] = {"generator.inference_engine.num_engines": nodes * per_node(values)}
+    for model in models:
+        writes |= {
+            f"trainer.placement.{model}_num_nodes": nodes,
+            f"trainer.placement.{model}_num_gpus_per_node": per_node(values),
+        }
+    return Becomes(writes=writes, note="no allocation is given: models and engines share all GPUs")
+
+
+def engines(part: Part, *, shares: bool = False) -> dict[str, Any]:
+    """Inference engines with GPUs of their own, or with those of the policy."""
+    own = {"trainer.placement.colocate_all": shares, "generator.inference_engine.backend": "vllm"}
     return own | engine_fields(part)
 
 

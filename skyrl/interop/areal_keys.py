@@ -36,8 +36,6 @@ from skyrl.interop.areal_values import (
 )
 
 _INTERVALS = "intervals of other things than exports, checkpoints and evaluation"
-_HOST = "shares of the host's memory and cores for each process"
-_SITE = "converting it: what belongs to a site is in cluster.toml (docs/launching.md)"
 _SGLANG = "options of SGLang: engines here are vLLM's, see generator.inference_engine"
 _TUNING = "how fast SGLang is, not what it answers; engines here are vLLM's, which tune themselves"
 _LOGS = "every engine has a file below trainer.log_path"
@@ -249,14 +247,9 @@ KEYS: dict[str, Entry] = {
     "recover_after": later("a wait before a failed run begins again"),
     # machines
     "cluster.cluster_name": not_there("it names no machine"),
-    "scheduler.*": not_there("AReaL reads it nowhere"),
-    "cluster.name_resolve.*": not_there("processes find each other through Ray"),
-    "launcher.*": later(_SITE),
-    "cpus_per_*": later(_HOST),
-    "mem_per_*": later(_HOST),
-    "mode": only("ray", "local", does="Ray starts what one process cannot hold", otherwise="launchers other than Ray"),
+    "scheduler.*": later("settings of AReaL's services beside their addresses"),
+    "launcher.*": later("settings of launchers beside those of docs/launching.md"),
     "metric_discovery_port": later("metrics over a port", 0),
-    "ray_temp_path": later("a temporary folder of Ray's"),
     # AReaL's older system
     "actor_train.*": later(_LEGACY),
     "actor_inf.*": later(_LEGACY),

@@ -15,7 +15,6 @@ from skyrl.interop.areal_values import (
 )
 
 _LORA = "trainer.policy.model.lora."
-_PLACES = "how AReaL starts its processes on hosts; here: trainer.placement"
 _ADAPTERS = "the engines get the weights that the adapter is merged into"
 _TRACES = "traces and profiles of AReaL's"
 _SERVICE = "AReaL's rollout services and agents of other programs"
@@ -81,11 +80,7 @@ KEYS_2026: dict[str, Entry] = {
         else Becomes(needless="weights are sent from GPU to GPU")
     ),
     # places, traces, trackers
-    "*.scheduling_spec": later(_PLACES),
-    "*.scheduling_spec[[]*": later(_PLACES),
-    "*.scheduling_strategy.*": later(_PLACES, "separation"),
-    "ref.scheduling_strategy.type": only("colocation", does="it shares the policy's GPUs", otherwise=_PLACES),
-    "ref.scheduling_strategy.target": only("actor", does="it shares the policy's GPUs", otherwise=_PLACES),
+    "*.scheduling_spec[[]*": later("settings of places beside those of docs/launching.md"),
     "perf_tracer": later(_TRACES),
     "perf_tracer.enabled": later(_TRACES, False),
     "perf_tracer.session_tracer.enabled": later(_TRACES, False),

@@ -10,6 +10,7 @@ from attrs import field, frozen
 
 from skyrl.interop.areal_names import is_known, known_names
 from skyrl.interop.areal_values import Becomes, Entry
+from skyrl.interop.cluster_file import NAME as CLUSTER_FILE
 from skyrl.interop.report import Line, Outcome
 from skyrl.interop.writing import Writing
 from skyrl.tree.names import nearest
@@ -78,6 +79,12 @@ def apply(writing: Writing, key: str, value: object, become: Becomes, note: str 
             writing.note(Line(outcome="refused", source=key, value=value, why=f"{path}: {errors[0].message}"))
             return
         written += paths
+    for path, ours in become.cluster.items():
+        if why := writing.cluster.write(key, path, ours):
+            writing.note(Line(outcome="refused", source=key, value=value, why=why))
+            return
+        written.append(f"{CLUSTER_FILE}:{path}")
+    written += [become.command] if become.command else []
     outcome: Outcome = "kept" if written == [key] else "renamed"
     writing.note(Line(outcome=outcome, source=key, value=value, targets=tuple(written), why=note or become.note))
 

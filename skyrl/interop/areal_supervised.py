@@ -9,6 +9,7 @@ from typing import Any
 from attrs import evolve
 
 from skyrl.config import RewardModelConfig, SFTConfig
+from skyrl.interop.areal_machines import machines
 from skyrl.interop.areal_settings import Tables, apply, convert_setting
 from skyrl.interop.areal_supervised_keys import COPIES, INTERVALS, KEYS
 from skyrl.interop.areal_trackers import tracker
@@ -58,8 +59,8 @@ def _converted(values: Mapping[str, Any], copies: Mapping[str, str], where: str)
     for key, value in values.items():
         if key == "allocation_mode" or (key == "model.backend" and "allocation_mode" not in values):
             apply(writing, key, value, _allocation(str(value), values))
-        elif key in _MACHINES and {"allocation_mode", "model.backend"} & {*values}:
-            apply(writing, key, value, Becomes(needless="the GPUs follow from allocation_mode or backend"))
+        elif key in _MACHINES:
+            apply(writing, key, value, _nodes(key, value, values))
         elif key in _SPLITS and value is not None:
             apply(writing, key, value, _source(key, str(value)))
         elif key in (_TYPE, "valid_dataset.type"):
@@ -68,7 +69,7 @@ def _converted(values: Mapping[str, Any], copies: Mapping[str, str], where: str)
             apply(writing, key, value, _critic(is_reward, value))
         elif key.startswith("evaluator.freq_") and values.get("valid_dataset.path") is None:
             apply(writing, key, value, Becomes(needless="there is no valid_dataset"))
-        elif (become := tracker(key, value, values, "")) is not None:
+        elif (become := _of_every_kind(key, value, values)) is not None:
             apply(writing, key, value, become)
         else:
             convert_setting(writing, _TABLES, key, value, values, copies.get(key, ""))
@@ -89,6 +90,24 @@ def _allocation(text: str, values: Mapping[str, Any]) -> Becomes:
     nodes, each = max(1, -(-part.gpus // per_node)), min(part.gpus, per_node)
     writes = {"placement.num_nodes": nodes, "placement.num_gpus_per_node": each, "strategy": "fsdp2"}
     return Becomes(writes=writes)
+
+
+def _nodes(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+    """They describe the cluster; without an allocation they are the run's, too."""
+    if not isinstance(value, int) or value < 1:
+        return Becomes(needless="no GPUs are counted")
+    name = "nodes" if key.endswith("n_nodes") else "gpus_per_node"
+    is_allocated = any(values.get(each) for each in ("allocation_mode", "model.backend"))
+    writes = {} if is_allocated else {f"placement.num_{name}": value}
+    return Becomes(writes=writes, cluster={f"slurm.{name}": value})
+
+
+def _of_every_kind(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | None:
+    """Settings of machines and trackers, which mean the same in every kind of run."""
+    if ".scheduling_strategy." in key:
+        return Becomes(needless="there is one model, with GPUs of its own")
+    is_of_rewards = key.startswith("scheduler.") and key != "scheduler.type"
+    return (None if is_of_rewards else machines(key, value, values)) or tracker(key, value, values, "")
 
 
 def _source(key: str, name: str) -> Becomes:

@@ -84,11 +84,9 @@ KEYS: dict[str, Entry] = {
     "recover.retries": goes_to("recover_retries"),
     "stats_logger.trackio.*": later("Trackio as a tracker", "disabled"),
     # machines
-    "cluster.n_*": later("a cluster without allocation_mode: see placement"),
     "cluster.cluster_name": not_there("it names no machine"),
-    "cluster.name_resolve.*": not_there("processes find each other through Ray"),
-    "launcher.*": later("converting it: what belongs to a site is in cluster.toml (docs/launching.md)", ""),
-    "scheduler.*": not_there("AReaL reads it nowhere"),
+    "launcher.*": later("settings of launchers beside those of docs/launching.md"),
+    "scheduler.*": not_there("nothing is rewarded"),
     "sglang.*": not_there(_ENGINES),
     "vllm.*": not_there(_ENGINES),
     "rollout.*": not_there(_ENGINES),

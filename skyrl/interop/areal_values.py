@@ -19,6 +19,12 @@ class Becomes:
     """The outcome for one value: paths to write, or why there are none."""
 
     writes: dict[str, Any] = field(factory=dict)
+    cluster: dict[str, Any] = field(factory=dict)
+    """Paths to write in the description of the cluster (`cluster.toml`)."""
+
+    command: str = ""
+    """Command of skyrl that does what the setting asks for."""
+
     note: str = ""
     """Remark about the written value, for the report."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from attrs import frozen
+from attrs import field, frozen
 
 from skyrl.config.entry import RunConfig
 from skyrl.errors import Problem
@@ -94,8 +94,14 @@ class Conversion:
     """Nested plain data: what goes into the TOML file."""
 
     lines: tuple[Line, ...]
+    """One line for each setting."""
+
     problems: tuple[Problem, ...]
     """Problems that `check` finds in the result; the user decides about them."""
+
+    cluster: Mapping[str, Any] = field(factory=dict)
+    """Nested plain data: what goes into the description of the cluster (docs/launching.md). Empty where the foreign
+    file says nothing about machines."""
 
     defaults: tuple[Line, ...] = ()
     """Settings that the file leaves out, written with the defaults of the foreign system."""
@@ -112,9 +118,20 @@ class Conversion:
         return {outcome: counted[outcome] for outcome in _HEADS if counted[outcome]}
 
     @property
+    def refused(self) -> tuple[Line, ...]:
+        """Settings that ask for something and have no effect in the converted file."""
+        return tuple(line for line in self.lines if line.is_refused)
+
+    @property
     def lost(self) -> tuple[Line, ...]:
         """Refused settings that change what is learned: without them the converted run is another one."""
-        return tuple(line for line in self.lines if line.is_refused and line.changes_training)
+        return tuple(line for line in self.refused if line.changes_training)
+
+    @property
+    def share(self) -> float:
+        """Share of the settings that ask for something whose effect is in the converted files."""
+        asking = [line for line in self.lines if line.outcome != "needless"]
+        return 1 - len(self.refused) / len(asking) if asking else 1.0
 
     def headline(self) -> str:
         """The counts in one sentence."""
@@ -125,9 +142,14 @@ class Conversion:
         details += [f"{len(self.lost)} may change the training"] if self.lost else []
         return f"{', '.join(parts)}, refused {refused}" + (f" ({', '.join(details)})" if details else "")
 
+    def in_result(self) -> str:
+        """The share of settings that have their effect, in one sentence."""
+        asking = sum(line.outcome != "needless" for line in self.lines)
+        return f"Of the {asking} settings that ask for something, {_percent(self.share)} are in the result."
+
     def report(self) -> str:
         """The report as text: everything that was not simply kept, grouped by outcome."""
-        parts = [self.headline()]
+        parts = [self.headline(), self.in_result()]
         for outcome, head in _HEADS.items():
             rows = [line for line in self.lines if line.outcome == outcome]
             if rows and outcome != "kept":
@@ -142,9 +164,14 @@ class Conversion:
         return "\n".join(parts)
 
     def header(self) -> str:
-        """Comment lines for the top of the converted file: the settings without which it is another run."""
-        rows = [f"#   {_row(line)}" for line in self.lost]
-        return "\n".join(["# Refused by the conversion, and may change the training:", *rows, ""]) if rows else ""
+        """Comment lines for the top of the converted file: the settings that it does not have."""
+        rows = [f"#   {_row(line)}" for line in self.refused]
+        return "\n".join(["# Refused by the conversion:", *rows, ""]) if rows else ""
+
+
+def _percent(share: float) -> str:
+    """Rounded down, so that only all of them are 100 %."""
+    return f"{int(share * 1000) / 10:g} %"
 
 
 def _row(line: Line) -> str:

@@ -29,7 +29,8 @@ def flat_file(name: str, *, areal: bool = False) -> dict[str, Any]:
     refuse_other_tables(name, value, areal=areal)
     if not isinstance(value, Mapping):
         raise ConfigError([Problem(path=name, message="holds no table")], title="Nothing to convert")
-    return dict(flat(value))
+    keys = dict(flat(value))
+    return dict(_without_lists(keys)) if areal else keys
 
 
 def flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -40,6 +41,17 @@ def flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple
             yield from flat(value, names)
         else:
             yield dotted(names), value
+
+
+def _without_lists(keys: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The keys, with those of tables in lists as `places[0].cores`."""
+    for key, value in keys.items():
+        if isinstance(value, list) and value and all(isinstance(item, Mapping) and item for item in value):
+            for number, item in enumerate(value):
+                inner = dict(flat(item))
+                yield from _without_lists({f"{key}[{number}].{name}": each for name, each in inner.items()})
+        else:
+            yield key, value
 
 
 def yaml_value(text: str) -> Any:

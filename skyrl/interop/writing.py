@@ -11,7 +11,9 @@ from skyrl.config.kinds import header_of
 from skyrl.config.migrations import MIGRATIONS
 from skyrl.config.resolve import derived, resolve_with_origins
 from skyrl.errors import ConfigError, Problem
+from skyrl.interop.cluster_file import ClusterFile
 from skyrl.interop.report import Conversion, Line, OtherDefault
+from skyrl.interop.tables import put
 from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
 from skyrl.tree.builder import TreeBuilder
@@ -33,6 +35,8 @@ class Writing:
         self._written: dict[str, str] = {}  # our path -> the foreign key that wrote it
         self._references: dict[str, str] = {}  # our path -> `env:NAME`, for a field that is no text
         self.lines: list[Line] = []
+        self.cluster = ClusterFile(where)
+        """The part of the foreign file that belongs to the machines, and not to the run."""
 
     def note(self, line: Line) -> None:
         """A setting that writes nothing."""
@@ -75,15 +79,20 @@ class Writing:
         tables: dict[str, Any] = dict(header_of(self._root))
         for path in origins:
             if path not in needless:
-                _put(tables, split_path(path), _spelled(path, run))
+                put(tables, split_path(path), _spelled(path, run))
         for path, reference in self._references.items():
-            _put(tables, split_path(path), reference)
+            put(tables, split_path(path), reference)
         unsayable = _drop_what_toml_cannot_say(tables, self._root)
         sources = {self._written[path] for path in needless if path in self._written}
         followed = (_as_derived(line, needless) if line.source in sources else line for line in self.lines)
         lines = tuple(_as_unsayable(line) if {*line.targets} & unsayable else line for line in followed)
         return Conversion(
-            root=self._root, tables=tables, lines=lines, problems=problems, other_defaults=other_defaults(run)
+            root=self._root,
+            tables=tables,
+            cluster=self.cluster.tables(),
+            lines=lines,
+            problems=problems,
+            other_defaults=other_defaults(run),
         )
 
     def _followed(self, run: RunConfig, origins: Origins) -> tuple[set[str], tuple[Problem, ...]]:
@@ -123,15 +132,6 @@ def _drop_what_toml_cannot_say(tables: dict[str, Any], root: type[RunConfig]) ->
 def _as_unsayable(line: Line) -> Line:
     why = "null, which TOML cannot say in this table"
     return Line(outcome="refused", source=line.source, value=line.value, targets=line.targets, why=why)
-
-
-def _put(tables: dict[str, Any], names: tuple[str, ...], value: object) -> None:
-    for name in names[:-1]:
-        inner = tables.setdefault(name, {})
-        if not isinstance(inner, dict):
-            return  # written as a whole already
-        tables = inner
-    tables[names[-1]] = value
 
 
 def _spelled(path: str, run: RunConfig) -> Any:

@@ -14,6 +14,7 @@ from skyrl.cli import main
 from skyrl.cli.arguments import paths_from, split_words
 from skyrl.cli.config import config
 from skyrl.config import SkyRLTrainConfig, load
+from skyrl.config.cluster import load_cluster
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.config.stored import stored_form
 from skyrl.errors import ConfigError
@@ -144,22 +145,36 @@ def test_conversion_replaces_a_file_only_when_asked_to() -> None:
 
 
 @pytest.mark.usefixtures("run_toml")
-def test_nothing_is_written_where_a_refused_setting_changes_the_training() -> None:
+def test_nothing_is_written_where_a_setting_is_refused() -> None:
     script = "python -m x +trainer.mine=1 trainer.epochs=3\n"
     refused = converted(script, "-o", "new.toml")
     assert (refused.exit_code, Path("new.toml").exists()) == (1, False)
     assert refused.stderr.startswith("kept 1, renamed 0, derived 0, needless 0, refused 1 (1 may change the training)")
-    assert "Nothing was written: without 1 of the refused settings" in refused.stderr
+    assert "Of the 2 settings that ask for something, 50 % are in the result." in refused.stderr
+    assert "because of the settings that were refused, 1 of which may change the training" in refused.stderr
     written = converted(script, "--keep-going", "-o", "new.toml")
     assert (written.exit_code, load(["new.toml"]).config.trainer.epochs) == (0, 3)
-    assert Path("new.toml").read_text().startswith("# Refused by the conversion, and may change the training:\n#   tr")
+    assert Path("new.toml").read_text().startswith("# Refused by the conversion:\n#   trainer.mine = 1")
 
 
 @pytest.mark.usefixtures("run_toml")
-def test_a_refused_setting_that_only_watches_the_training_stops_nothing() -> None:
-    done = converted("python -m x hydra.run.dir=x trainer.policy.torch_profiler_config.ranks=[0] trainer.epochs=3\n")
-    assert done.exit_code == 0
-    assert done.stderr.startswith("kept 1, renamed 0, derived 0, needless 0, refused 2 (1 not implemented yet)\n")
+def test_a_refused_setting_that_only_watches_the_training_is_no_other_training() -> None:
+    done = converted("python -m x hydra.run.dir=x trainer.epochs=3\n", "-o", "new.toml")
+    assert (done.exit_code, Path("new.toml").exists()) == (1, False)
+    assert "Nothing was written, because of the settings that were refused. --keep-going" in done.stderr
+
+
+@pytest.mark.usefixtures("run_toml")
+def test_what_belongs_to_the_machines_goes_into_the_description_of_a_cluster() -> None:
+    Path("grpo.yaml").write_text("launcher: {trainer_cpus_per_gpu: 12}\nseed: 1\n")
+    arguments = ["convert", "grpo.yaml", "--from", "areal", "-o", "new.toml"]
+    done = CliRunner().invoke(config, arguments)
+    assert (done.exit_code, load_cluster("new.cluster.toml").slurm.cpus_per_gpu) == (0, 12)
+    assert done.stderr.endswith("\nWrote new.toml and new.cluster.toml.\n")
+    Path("new.toml").unlink()
+    again = CliRunner().invoke(config, arguments)
+    assert str(again.exception).startswith("new.cluster.toml exists already")
+    assert not Path("new.toml").exists()
 
 
 def test_schema_and_docs_know_classes_of_ones_own(run_toml: Path) -> None:

@@ -70,7 +70,7 @@ def test_the_type_of_the_rows_or_the_value_head_says_which_kind_it_is(keys: dict
         (SFT, "evaluator.freq_steps", 10, "needless", "there is no valid_dataset"),
         (SFT, "allocation_mode", "megatron:d2t2p2", "not yet", "all 8 GPUs can be ranks"),
         (SFT, "allocation_mode", "sglang:d4+fsdp:d4", "not yet", "this form"),
-        (SFT, "cluster.n_nodes", 2, "not yet", "a cluster without allocation_mode"),
+        (SFT, "cluster.n_nodes", 2, "renamed", ""),
         (SFT, "sglang.context_length", 32768, "needless", "nothing is generated"),
         (SFT, "train_dataset.drop_last", False, "not yet", "a last batch that is smaller"),
         (SFT, "valid_dataset.max_length", 99, "not yet", "a longest row for evaluation alone"),

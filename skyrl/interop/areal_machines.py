@@ -1,0 +1,206 @@
+"""AReaL's settings of machines: launchers, schedulers, places of processes and names, as a description of the cluster.
+
+There, each role has cores, memory, a container and variables of its own. Here, one job holds all processes of a run:
+it asks for what the most demanding role does, and roles that contradict each other are refused.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from skyrl.interop.areal_values import Becomes, not_there
+
+_VARIABLE = "variables."
+_CONTAINER = "slurm.container."
+_SPEC = re.compile(r"(?P<spec>.+\.scheduling_spec\[\d+\])(?:\.(?P<name>.+))?")
+_MEBIBYTES = re.compile(r"(launcher\.\w+_mem_per_gpu|mem_per_(model_worker|generation_server))")
+_CORES = re.compile(r"(launcher\.\w+_cpus_per_gpu|cpus_per_(model_worker|generation_server))")
+_OWN_PROCESSES = "skyrl starts its own processes"
+_NO_SUCH_PROCESS = "the process of the trainer does this itself: there is no other one to give cores or memory to"
+_ONE_JOB = "as actor.scheduling_spec: one job holds all processes"
+_FOUND_THROUGH_RAY = "processes of a run find each other through Ray; names of other services: docs/services.md"
+_COMMANDS = {"local": "skyrl launch local", "ray": "skyrl launch ray", "slurm": "skyrl launch slurm"}
+_GRANTED = "GPUs of ranks and engines follow from the backends"
+
+LINES_OF_BASH = ".additional_bash_cmds"
+"""End of the keys whose values a shell reads, there and here."""
+
+_OF_A_SPEC: dict[str, Callable[[Any], Becomes]] = {
+    "gpu": not_there(_GRANTED),
+    "port_count": not_there("ports are asked of the system when a process starts"),
+    "task_type": not_there("one job holds all processes"),
+    "ray_placement_strategy": not_there("groups of GPUs on Ray follow from trainer.placement"),
+    "cpu": lambda value: Becomes(cluster={"slurm.cpus_per_gpu": value}),
+    "mem": lambda value: Becomes(cluster={"slurm.memory_per_gpu": f"{value}GiB"}),
+    "nodelist": lambda value: _option("--nodelist", value),
+    "exclude": lambda value: _option("--exclude", value),
+    "cmd": lambda value: _command(value),
+    "srun_additional_args": lambda value: _srun(value),
+    "additional_bash_cmds": lambda value: (
+        Becomes(cluster={"prologue": list(value)}) if value else Becomes(needless="no commands")
+    ),
+}
+"""Settings of `scheduling_spec` that depend on no other."""
+
+
+def without_own_folder(key: str, value: Any) -> Any:
+    """Options of srun without `--chdir $PWD`: a job runs in the folder that it was submitted from."""
+    if key.endswith("srun_additional_args") and isinstance(value, str):
+        return re.sub(r"--chdir[= ]\$PWD", "", value).strip()
+    return value
+
+
+def machines(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | None:
+    """The conversion of a setting of machines; None for any other setting."""
+    if key in ("mode", "scheduler.type"):
+        return _launcher(value)
+    if key.startswith("cluster.name_resolve."):
+        return _names(key.rpartition(".")[2], value, values)
+    if key.startswith("scheduler."):
+        return _service(key.rpartition(".")[2], value)
+    if key == "ray_temp_path":
+        return Becomes(cluster={_VARIABLE + "RAY_TMPDIR": str(value)}) if value else Becomes(needless="Ray's own")
+    if value is not None and _CORES.fullmatch(key):
+        return Becomes(cluster={"slurm.cpus_per_gpu": value})
+    if value is not None and _MEBIBYTES.fullmatch(key):
+        return Becomes(cluster={"slurm.memory_per_gpu": f"{value}MiB"})
+    if key.startswith(("cpus_per_", "mem_per_")):
+        return Becomes(needless=_NO_SUCH_PROCESS)
+    if key.startswith("launcher."):
+        return _of_launcher(key, value, values)
+    found = _SPEC.fullmatch(key)
+    if found:
+        return _of_spec(found["spec"], found["name"] or "", value, values)
+    return _whole_spec(value) if key.endswith(".scheduling_spec") else None
+
+
+def _launcher(value: object) -> Becomes:
+    """AReaL's launchers, and the schedulers of its newer versions, are commands here."""
+    if value is None:
+        return Becomes(needless="null: the command that starts the run decides")
+    command = _COMMANDS.get(str(value))
+    return Becomes(command=command) if command else Becomes(not_yet=f"launchers beside {', '.join(_COMMANDS)}")
+
+
+def _of_launcher(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | None:
+    """The tables `launcher` and `launcher.slurm` of 2025."""
+    name = key.rpartition(".")[2]
+    if value in (None, "", {}):
+        return Becomes(needless="asks for nothing")
+    if name.endswith("_env_vars"):
+        return _variables(value)
+    if name in ("trainer_image", "inference_server_image"):
+        return _image(value, values.get("launcher.slurm.container_type", "apptainer"))
+    if name in ("container_type", "mount"):
+        images = [values.get(f"launcher.slurm.{role}_image") for role in ("trainer", "inference_server")]
+        return _container(name, value, any(images), values.get("launcher.slurm.container_type", "apptainer"))
+    return _srun(value) if name == "srun_additional_args" else None
+
+
+def _of_spec(spec: str, name: str, value: Any, values: Mapping[str, Any]) -> Becomes | None:
+    """One setting of a role's processes, since 2026."""
+    if name == "env_vars" or name.startswith("env_vars."):
+        return _variables({name.removeprefix("env_vars."): value} if "." in name else value)
+    kind = values.get(f"{spec}.container_type", "apptainer")
+    if name == "image":
+        return _image(value, kind)
+    if name in ("container_type", "mount"):
+        return _container(name, value, bool(values.get(f"{spec}.image")), kind)
+    entry = _OF_A_SPEC.get(name)
+    if entry is None:
+        return None
+    return Becomes(needless="null: nothing is asked for") if value is None else entry(value)
+
+
+def _whole_spec(value: object) -> Becomes:
+    """`${actor.scheduling_spec}`, or a list without tables."""
+    if isinstance(value, str) and "scheduling_spec" in value:
+        return Becomes(needless=_ONE_JOB)
+    return Becomes(needless="asks for nothing") if not value else Becomes(refused="it is a list of tables")
+
+
+def _variables(value: Any) -> Becomes:
+    """A table, or `A=1,B=2`. All processes of a run have one environment."""
+    pairs = value.items() if isinstance(value, Mapping) else _pairs(str(value or ""))
+    cluster = {_VARIABLE + str(name): str(text) for name, text in pairs if not str(name).startswith("AREAL_")}
+    if cluster:
+        return Becomes(cluster=cluster)
+    return Becomes(needless="read by AReaL alone" if value else "no variables")
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    """`A=1,B=2`; what follows the first `=` is the value."""
+    return [(name.strip(), each) for name, _, each in (part.partition("=") for part in text.split(",") if part.strip())]
+
+
+def _image(value: object, kind: object) -> Becomes:
+    if not value or kind == "none":
+        return Becomes(needless="no container is asked for")
+    note = "skyrl has to be installed in it"
+    return Becomes(cluster={_CONTAINER + "type": kind, _CONTAINER + "image": value}, note=note)
+
+
+def _container(name: str, value: Any, has_image: bool, kind: object) -> Becomes:
+    """Its kind and its mounts, which do nothing without an image of the user's."""
+    if not has_image or kind == "none":
+        return Becomes(needless="no image is named: processes run on the nodes as they are")
+    if name == "container_type":
+        return Becomes(cluster={_CONTAINER + "type": value})
+    return Becomes(cluster={_CONTAINER + "mounts": [part.strip() for part in str(value).split(",") if part.strip()]})
+
+
+def _srun(value: Any) -> Becomes:
+    """Options of srun, each in one word."""
+    try:
+        words = shlex.split(str(value))
+    except ValueError as error:
+        return Becomes(refused=f"{error} in these options")
+    options: list[str] = []
+    for word in words:
+        if word.startswith("-") or not options:
+            options.append(word)
+        else:  # the value of the option before
+            options[-1] += f"={word}"
+    return Becomes(cluster={"slurm.srun_options": options}) if options else Becomes(needless="no options")
+
+
+def _option(name: str, value: object) -> Becomes:
+    return Becomes(cluster={"slurm.sbatch_options": [f"{name}={value}"]}) if value else Becomes(needless="any nodes")
+
+
+def _command(value: object) -> Becomes:
+    is_own = "areal" in str(value)
+    return Becomes(needless=_OWN_PROCESSES) if is_own else Becomes(not_yet="a command of one's own for each rank")
+
+
+def _names(name: str, value: object, values: Mapping[str, Any]) -> Becomes:
+    """Where services publish their addresses: the variable SKYRL_NAMES. Runs themselves need none."""
+    kind = str(values.get("cluster.name_resolve.type", "nfs"))
+    setting, store = {"nfs": ("nfs_record_root", "nfs:"), "etcd3": ("etcd3_addr", "etcd:")}.get(kind, ("", ""))
+    if name == "type":
+        is_placed = bool(values.get(f"cluster.name_resolve.{setting}"))
+        return Becomes(needless=f"cluster.name_resolve.{setting} says where" if is_placed else _FOUND_THROUGH_RAY)
+    if name != setting or not value:
+        return Becomes(needless=_FOUND_THROUGH_RAY if kind == "ray" else f"names are in {kind}")
+    return Becomes(cluster={_VARIABLE + "SKYRL_NAMES": f"{store}{value}"}, note="for services: docs/services.md")
+
+
+def _service(name: str, value: Any) -> Becomes | None:
+    """Services of other machines that rewards need. In 2025 AReaL had these settings and read none of them."""
+    if value in (None, "", {}):
+        return Becomes(needless="asks for nothing")
+    table = "environment.skyrl_gym."
+    if name == "functioncall_service_domain":
+        address = str(value) if "://" in str(value) else f"http://{value}"
+        url = f"{address.rstrip('/')}/run"
+        return Becomes(writes={table + "code_url": url}, note="skyrl serve-code has this service: docs/services.md")
+    if name == "reward_model_service_url":
+        return Becomes(writes={table + "reward_model.url": value}, note="skyrl serve-reward: docs/services.md")
+    if name == "reward_model_path":
+        return Becomes(writes={table + "reward_model.path": value})
+    if name == "deploy_mode":
+        return Becomes(needless="whether engines have GPUs of their own follows from the backends")
+    return Becomes(needless="AReaL reads it nowhere") if name == "endpoint" else None

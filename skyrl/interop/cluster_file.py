@@ -1,0 +1,78 @@
+"""Builds a description of a cluster (docs/launching.md) from those settings of a foreign file that concern machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skyrl.config.cluster import ClusterConfig
+from skyrl.interop.tables import put
+from skyrl.tree.arguments import split_path
+from skyrl.tree.builder import TreeBuilder
+from skyrl.tree.masking import is_secret_name
+from skyrl.tree.origins import Assignment, Origin
+from skyrl.tree.read_context import ReadContext
+from skyrl.tree.units import GIGABYTES
+
+NAME = "cluster.toml"
+"""The file in reports, which name its fields as `cluster.toml:slurm.time`."""
+
+_LARGEST = ("slurm.cpus_per_gpu", "slurm.memory_per_gpu")
+"""Fields that give every process what the most demanding one asks for."""
+
+_VARIABLES = "variables."
+
+
+class ClusterFile:
+    """A draft of `cluster.toml`, to which several foreign settings may contribute to one field."""
+
+    def __init__(self, where: str) -> None:
+        """`where` names the foreign file in messages."""
+        self._where = where
+        self._values: dict[tuple[str, ...], Any] = {}
+
+    def write(self, source: str, path: str, value: Any) -> str:
+        """Put a value at a path of the cluster's description: the reason where it has no place there, else empty."""
+        names = _names(path)
+        if path.startswith(_VARIABLES) and is_secret_name(names[-1].lower()):
+            return f"it would be written to disk, and its name speaks of a secret: export {names[-1]} before the launch"
+        merged = self._merged(path, names, value)
+        if merged is None:
+            return f"is {self._values[names]!r} for other processes, and all processes of a run have one {path}"
+        builder: TreeBuilder[Any] = TreeBuilder(ClusterConfig(), ReadContext())
+        origin = Origin(kind="file", where=f"{self._where}: {source}")
+        builder.assign(Assignment(path=names, value=merged, origin=origin))
+        builder.build()
+        if builder.problems:
+            return f"{path}: {builder.problems[0].message}"
+        self._values[names] = merged
+        return ""
+
+    def tables(self) -> dict[str, Any]:
+        """Nested plain data: what goes into the TOML file."""
+        tables: dict[str, Any] = {}
+        for names, value in self._values.items():
+            put(tables, names, value)
+        return tables
+
+    def _merged(self, path: str, names: tuple[str, ...], value: Any) -> Any:
+        """The value beside what other settings wrote to the path; None where both cannot stand."""
+        earlier = self._values.get(names)
+        if earlier is None or earlier == value:
+            return value
+        if path in _LARGEST:
+            return max(earlier, value, key=_size)
+        if isinstance(earlier, list):
+            return [*earlier, *(each for each in value if each not in earlier)]
+        return None
+
+
+def _size(value: int | str) -> float:
+    """A number, or a size with its unit in gigabytes."""
+    return (GIGABYTES.read(value) or 0.0) if isinstance(value, str) else value
+
+
+def _names(path: str) -> tuple[str, ...]:
+    """Names of a path. Those of variables may hold any character."""
+    if path.startswith(_VARIABLES):
+        return ("variables", path.removeprefix(_VARIABLES))
+    return split_path(path)
