@@ -10,12 +10,14 @@ from attrs import evolve
 from skyrl.config.kinds import KINDS
 from skyrl.config.sizes import Model
 from skyrl.errors import ConfigError, Problem
-from skyrl.interop.areal_backends import allocation, backend, engine_backend, strategy, whole_cluster
+from skyrl.interop.areal_backends import allocation, backend, engine_backend, read_by, strategy, whole_cluster
 from skyrl.interop.areal_defaults import NO_REFERENCE, has_reference, is_whole, left_out, other_defaults
 from skyrl.interop.areal_keys import INTERVALS, KEYS
 from skyrl.interop.areal_keys_2026 import KEYS_2026, LORA_KEYS
+from skyrl.interop.areal_learner_keys import LEARNER_KEYS, MODELS, ONE_LIMIT
 from skyrl.interop.areal_machines import LINES_OF_BASH, machines, without_own_folder
 from skyrl.interop.areal_objective import OBJECTIVE_KEYS, estimator, has_critic, objective
+from skyrl.interop.areal_rollout_keys import ROLLOUT_KEYS
 from skyrl.interop.areal_settings import Tables, apply, convert_setting
 from skyrl.interop.areal_supervised import convert_supervised, is_preference, is_supervised
 from skyrl.interop.areal_trackers import tracker
@@ -32,6 +34,8 @@ _MINI_BATCHES = {
     "critic.ppo_n_minibatches": "trainer.critic_mini_batch_size",
 }
 _STALENESS = ("rollout.max_head_offpolicyness", "max_head_offpolicyness")
+_OPTIMIZERS = ("actor.optimizer.", "critic.optimizer.")
+_SCALING = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 _PENALTY = ("actor.overlong_tokens", "actor.overlong_penalty_factor")
 _DUAL_CLIP = ("actor.c_clip", "ppo.c_clip")
 _COPIES = {
@@ -42,13 +46,27 @@ _COPIES = {
     "rollout.consumer_batch_size": "train_dataset.batch_size",
     "ref.dtype": "actor.dtype",
     "ref.bf16": "actor.bf16",
-    "ref.gradient_checkpointing": "actor.gradient_checkpointing",
+    "ref.attn_impl": "actor.attn_impl",
+    "ref.temperature": "gconfig.temperature",
+    "critic.dtype": "actor.dtype",
+    "critic.attn_impl": "actor.attn_impl",
+    "critic.gradient_checkpointing": "actor.gradient_checkpointing",
+    "rollout.agent.engine_max_tokens": "gconfig.max_tokens",
     "sglang.model_path": "actor.path",
     "sglang.random_seed": "seed",
 }
-"""Settings that must be what another one is: we have one place for both."""
+"""Settings that must be what another one is, for which there is one place here."""
 
-_TABLES = Tables(keys=KEYS_2026 | KEYS, copies=_COPIES, follows={"tokenizer_path": "actor.path"}, intervals=INTERVALS)
+_ORIGINALS = {"actor.dtype": "bfloat16", "actor.attn_impl": "flash_attention_2", "gconfig.temperature": 1.0}
+"""AReaL's defaults of both ages."""
+
+_TABLES = Tables(
+    keys=LEARNER_KEYS | ROLLOUT_KEYS | KEYS_2026 | KEYS,
+    copies=_COPIES,
+    originals=_ORIGINALS,
+    follows={"tokenizer_path": "actor.path"},
+    intervals=INTERVALS,
+)
 
 _DATA = "data"
 _IN_PYTHON = (
@@ -112,10 +130,17 @@ def _of_several(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | No
         return Becomes(needless=f"the engines are {engine}'s")
     if key.endswith(".backend") and key.count(".") == 1:
         return backend(key, value, values)
-    if key in LORA_KEYS and not values.get("actor.use_lora"):
-        return Becomes(needless="actor.use_lora is off")
-    if key == "actor.use_lora":
-        return Becomes(needless="trainer.policy.model.lora.rank says it") if value else Becomes(needless="off")
+    if key in LORA_KEYS and not values.get(f"{owner}.use_lora"):
+        return Becomes(needless=f"{owner}.use_lora is off")
+    if key in ("actor.use_lora", "critic.use_lora"):
+        ours = f"trainer.{MODELS[owner]}.model.lora.rank"
+        return Becomes(needless=f"{ours} says it") if value else Becomes(needless="off")
+    if (name := key.rpartition(".")[2]) in ONE_LIMIT and not key.startswith(("teacher.", "train_dataset.", "valid_")):
+        return _limit(name, values)
+    if why := read_by(key, values):
+        return Becomes(needless=why)
+    if key.startswith(_OPTIMIZERS) and name in _SCALING and values.get(f"{owner}.dtype") == "float16":
+        return Becomes(not_yet="learning in float16")
     if ".scheduling_strategy." in key:
         return strategy(key, value, values)
     if key in _TOGETHER:
@@ -146,11 +171,21 @@ def _complete(writing: Writing, values: Mapping[str, Any]) -> None:
     for name, value in estimator(values).items():
         writing.write("advantages", ALGORITHM + name, value)
     for model in ("actor", "critic") if has_critic(values) else ("actor",):
+        if values.get(f"{model}.use_lora") and f"{model}.lora_rank" not in values:
+            writing.write(f"{model}.use_lora", f"trainer.{MODELS[model]}.model.lora.rank", 32)
         if (key := f"{model}.ppo_n_minibatches") not in values:  # AReaL's 4 do not divide the batch
             writing.write("one mini-batch", _MINI_BATCHES[key], _batch(values))
-    if values.get("actor.use_lora") and "actor.lora_rank" not in values:
-        writing.write("actor.use_lora", "trainer.policy.model.lora.rank", 32)
     writing.write("device", "trainer.device", "cuda")
+
+
+def _limit(name: str, values: Mapping[str, Any]) -> Becomes:
+    """One limit for all processes: the largest that the file names for some of them."""
+    given = [number(each) for key, each in values.items() if key.endswith(f".{name}") and each is not None]
+    numbers = [each for each in given if isinstance(each, int | float)]
+    if not numbers:
+        return Becomes(needless="null: nothing is asked for")
+    note = "the largest of all" if len({*numbers}) > 1 else ""
+    return Becomes(writes={ONE_LIMIT[name]: max(numbers)}, note=note)
 
 
 def _staleness(value: Any) -> Becomes:

@@ -7,8 +7,8 @@ from typing import Any
 
 from skyrl.config.allocation import ROLES, engine_fields, fields_of, learner_fields
 from skyrl.config.sizes import Model
-from skyrl.interop.areal_values import Becomes
-from skyrl.planning.allocation import AllocationError, Part, read_allocation, read_part
+from skyrl.interop.areal_values import Becomes, number
+from skyrl.planning.allocation import LEARNERS, AllocationError, Part, read_allocation, read_part
 
 SHARED = "it shares the policy's GPUs"
 _MODELS: Mapping[str, Model] = {"actor": "policy", "ref": "ref", "critic": "critic"}
@@ -18,6 +18,29 @@ def engine_backend(values: Mapping[str, Any]) -> str:
     """`sglang` or `vllm`, by either spelling; empty where the file does not say."""
     text = str(values.get("allocation_mode") or values.get("rollout.backend") or "")
     return next((name for name in ("sglang", "vllm") if text.startswith(name)), "")
+
+
+def read_by(key: str, values: Mapping[str, Any]) -> str:
+    """Why a setting of a backend does nothing: another one is named. Empty where it counts, or nothing is named."""
+    owner, _, rest = key.partition(".")
+    table = rest.partition(".")[0]
+    if owner not in _MODELS or table not in LEARNERS:
+        return ""
+    named = _learner_of(owner, values)
+    return f"the backend is {named}" if named and named != table else ""
+
+
+def _learner_of(owner: str, values: Mapping[str, Any]) -> str:
+    """fsdp, megatron or archon; empty where the file does not say."""
+    try:
+        if text := values.get("allocation_mode"):
+            found = read_allocation(str(text))
+            part = found.learner(*ROLES[_MODELS[owner]])
+        else:
+            part = read_part(str(values[f"{owner}.backend"])) if values.get(f"{owner}.backend") else None
+    except AllocationError:
+        return ""
+    return part.learner if part else ""
 
 
 def per_node(values: Mapping[str, Any]) -> int:
@@ -41,13 +64,13 @@ def backend(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
         return Becomes(refused=f"{part.learner} {'generates' if part.is_engine else 'learns'}, and {owner} does not")
     if owner == "rollout":
         return Becomes(writes=engines(part, shares=_is_colocated("rollout", values)))
-    return _learner(owner, part, values, is_same=value == values.get("actor.backend"))
+    return _learner(owner, part, values)
 
 
-def _learner(owner: str, part: Part, values: Mapping[str, Any], *, is_same: bool) -> Becomes:
+def _learner(owner: str, part: Part, values: Mapping[str, Any]) -> Becomes:
     """A model that learns or scores."""
-    if owner == "ref" and is_same and _is_colocated("ref", values):
-        return Becomes(needless=SHARED)
+    if owner == "ref" and not number(values.get("actor.kl_ctl", 0.1)):
+        return Becomes(needless="without a KL penalty there is no reference, here as there")
     model = _MODELS.get(owner)
     if model is None:
         return Becomes(not_yet="models beside policy, reference and critic")

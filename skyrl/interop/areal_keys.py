@@ -29,7 +29,7 @@ from skyrl.interop.areal_values import (
     overlong,
     recovery,
     switches_on,
-    top_k,
+    top_k_at,
     turned_round,
     unless_empty,
     whole_prefill,
@@ -37,7 +37,6 @@ from skyrl.interop.areal_values import (
 
 _INTERVALS = "intervals of other things than exports, checkpoints and evaluation"
 _SGLANG = "options of SGLang: engines here are vLLM's, see generator.inference_engine"
-_TUNING = "how fast SGLang is, not what it answers; engines here are vLLM's, which tune themselves"
 _LOGS = "every engine has a file below trainer.log_path"
 _LEAST = "one field for all models: trainer.min_microbatches; no result depends on it"
 _TOKENS = "one field for all models: trainer.max_tokens_per_microbatch; no result depends on it"
@@ -95,8 +94,6 @@ KEYS: dict[str, Entry] = {
     "critic.disable_dropout": turned_round("trainer.critic.use_dropout", on="dropout is off by default"),
     "*.disable_dropout": not_there("a model that does not learn drops nothing"),
     "actor.gradient_checkpointing": goes_to("trainer.gradient_checkpointing"),
-    "*.gradient_checkpointing": not_there("one field for all: trainer.gradient_checkpointing"),
-    "actor.dtype": goes_to("trainer.bf16", convert=lambda value: value in ("bfloat16", "bf16")),
     "actor.bf16": goes_to("trainer.bf16"),
     "ref.dtype": not_there("one field for all models: trainer.bf16"),
     "ref.bf16": not_there("one field for all models: trainer.bf16"),
@@ -114,15 +111,10 @@ KEYS: dict[str, Entry] = {
     "*.is_critic": only(False, does="it says which model it is", otherwise="reward models"),
     "actor.grad_reduce_dtype": goes_to("trainer.policy.fsdp_config.mixed_precision.reduce_dtype"),
     "ref.grad_reduce_dtype": not_there("the reference has no gradients"),
-    "actor.fsdp.offload_params": goes_to("trainer.policy.fsdp_config.cpu_offload"),
-    "ref.fsdp.offload_params": goes_to("trainer.ref.fsdp_config.cpu_offload"),
     "*.ds_auto_tp": later("DeepSpeed's tensor parallelism"),
     "*.ds_auto_tp.autotp_size": later("DeepSpeed's tensor parallelism", 1),
     # optimizer
     **optimizer_keys("actor.optimizer.", OPTIMIZER, "trainer.policy.fsdp_config.cpu_offload"),
-    "actor.megatron.ddp.grad_reduce_in_fp32": goes_to("trainer.policy.megatron_config.ddp_config.grad_reduce_in_fp32"),
-    "actor.megatron.ddp.overlap_grad_reduce": goes_to("trainer.policy.megatron_config.ddp_config.overlap_grad_reduce"),
-    "actor.megatron.ddp.use_distributed_optimizer": only(True, does="always on", otherwise="one on every rank"),
     "ref.optimizer": only(None, does="the reference has none", otherwise="an optimizer of the reference"),
     # objective
     "actor.eps_clip": goes_to(ALGORITHM + "eps_clip_low", ALGORITHM + "eps_clip_high", convert=number),
@@ -170,18 +162,12 @@ KEYS: dict[str, Entry] = {
     "mask_too_long": goes_to("generator.apply_overlong_filtering"),
     # sampling
     "gconfig.n_samples": goes_to("generator.n_samples_per_prompt"),
-    "gconfig.max_new_tokens": goes_to(SAMPLING + "max_generate_length"),
     "ppo.gen.max_new_tokens": goes_to(SAMPLING + "max_generate_length"),
-    "*.min_new_tokens": goes_to(SAMPLING + "min_new_tokens"),
-    "*.greedy": goes_to(SAMPLING + "greedy"),
-    "gconfig.temperature": goes_to(SAMPLING + "temperature", convert=number),
+    "ppo.gen.min_new_tokens": goes_to(SAMPLING + "min_new_tokens"),
+    "ppo.gen.greedy": goes_to(SAMPLING + "greedy"),
+    "ppo.gen.top_p": goes_to(SAMPLING + "top_p", convert=number),
+    "ppo.gen.top_k": top_k_at(SAMPLING + "top_k"),
     "ppo.gen.temperature": goes_to(SAMPLING + "temperature", convert=number),
-    "*.top_p": goes_to(SAMPLING + "top_p", convert=number),
-    "*.top_k": top_k,
-    "gconfig.stop": goes_to(SAMPLING + "stop"),
-    "gconfig.stop_token_ids": goes_to(SAMPLING + "stop_token_ids"),
-    "gconfig.frequency_penalty": goes_to(SAMPLING + "frequency_penalty", convert=number),
-    "gconfig.max_tokens": goes_to(SAMPLING + "max_tokens"),
     "ppo.gen.n": only(1, does="group_size counts the samples", otherwise="samples within samples"),
     # data
     "train_dataset.path": batch_of_one_source("data.train_data"),
@@ -199,7 +185,6 @@ KEYS: dict[str, Entry] = {
     "train_dataset.drop_last": only(True, does="training batches are whole", otherwise="a last batch that is smaller"),
     "valid_dataset.drop_last": only(False, does="evaluation takes every prompt", otherwise="leaving prompts out"),
     "valid_dataset.max_length": not_there("one field for all data: trainer.max_prompt_length"),
-    "*_dataset.num_workers": not_there("prompts are read by one process"),
     "*_dataset.type": only("rl", does="prompts", otherwise="rows of other kinds of run beside an actor"),
     "success_rate_*": later("leaving prompts out by their success rate"),
     # engines
@@ -207,13 +192,9 @@ KEYS: dict[str, Entry] = {
     "max_head_offpolicyness": goes_to("trainer.fully_async.max_staleness_steps"),
     "rollout.max_concurrent_rollouts": goes_to("trainer.fully_async.num_parallel_generation_workers"),
     "rollout.consumer_batch_size": not_there("follows from trainer.train_batch_size"),
-    "rollout.setup_timeout": goes_to("trainer.placement.start_timeout_seconds", convert=number),
-    "rollout.request_timeout": goes_to("trainer.placement.call_timeout_seconds", convert=number),
-    "rollout.request_retries": later("another number of attempts for a request"),
     "rollout.schedule_policy": only("round_robin", does="they are dealt out evenly", otherwise="another order"),
     "rollout.check_trajectory_format": not_there("trajectories have types, which are always checked"),
     "rollout.queue_size": goes_to("trainer.fully_async.queue_size"),
-    "rollout.enable_rollout_tracing": later("tracing of rollouts", False),
     "*sglang.model_path": not_there("the engines serve the policy"),
     "*sglang.random_seed": not_there("seeds of samples follow from trainer.seed"),
     "*sglang.skip_tokenizer_init": not_there("engines are given tokens"),
@@ -228,13 +209,6 @@ KEYS: dict[str, Entry] = {
     "*sglang.kv_cache_dtype": goes_to(ENGINE + "engine_init_kwargs.kv_cache_dtype"),
     "*sglang.cpu_offload_gb": goes_to(ENGINE + "engine_init_kwargs.cpu_offload_gb"),
     "*sglang.enable_multimodal": later("vision-language rollouts", False, None),
-    **{
-        f"*sglang.{name}": not_there(_TUNING)
-        for name in (
-            "attention_backend", "triton_attention_*", "torch_compile_max_bs", "num_continuous_decode_steps",
-            "schedule_*", "sampling_backend",
-        )
-    },
     **{f"*sglang.{name}": not_there(_LOGS) for name in ("log_*", "decode_log_interval", "show_time_cost")},
     "*sglang.*": later(_SGLANG, False, ""),
     # keeping and watching

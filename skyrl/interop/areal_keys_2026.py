@@ -14,10 +14,7 @@ from skyrl.interop.areal_values import (
     only,
 )
 
-_LORA = "trainer.policy.model.lora."
-_ADAPTERS = "the engines get the weights that the adapter is merged into"
-_TRACES = "traces and profiles of AReaL's"
-_SERVICE = "AReaL's rollout services and agents of other programs"
+_ADAPTERS = "whether an adapter travels alone, and under which name, follows from trainer.policy.model.lora"
 _VLLM = ENGINE + "engine_init_kwargs."
 
 KEYS_2026: dict[str, Entry] = {
@@ -42,36 +39,22 @@ KEYS_2026: dict[str, Entry] = {
     "vllm.max_loras": not_there(_ADAPTERS),
     "vllm.lora_modules": not_there(_ADAPTERS),
     "vllm.enable_lora": not_there(_ADAPTERS),
-    "sglang.enable_lora": not_there(_ADAPTERS),
-    "sglang.max_lora_rank": not_there(_ADAPTERS),
     # adapters
-    "rollout.use_lora": not_there(_ADAPTERS),
-    "gconfig.lora_name": not_there(_ADAPTERS),
-    "actor.peft_type": only("lora", does="adapters are LoRA's", otherwise="other adapters than LoRA"),
-    "actor.lora_rank": goes_to(_LORA + "rank"),
-    "actor.lora_alpha": goes_to(_LORA + "alpha"),
-    "actor.target_modules": lambda value: Becomes(
-        writes={_LORA + "target_modules": "all-linear" if value == ["all-linear"] else value}
-    ),
     # the objective
     "actor.m2_threshold": later("M2PO, which limits the second moment of the ratios"),
     "actor.rejection_sampling": later("settings of a table as a whole"),
     "actor.rejection_sampling.level": only("token", does="tokens are judged", otherwise="judging whole sequences"),
-    "actor.rejection_sampling.action": only("mask", does="tokens beyond it do not count", otherwise="clamping ratios"),
+    "actor.rejection_sampling.action": goes_to(ALGORITHM + "decoupled.cap_mode"),
     "actor.rejection_sampling.metric": only("ratio", does="ratios are limited", otherwise="limits of a KL divergence"),
     "actor.rejection_sampling.agg": not_there("tokens are judged, so that nothing is aggregated"),
     "actor.rejection_sampling.upper": goes_to(ALGORITHM + "decoupled.behav_imp_weight_cap", convert=number),
-    "actor.rejection_sampling.lower": later("a lower limit of ratios"),
+    "actor.rejection_sampling.lower": later("a lower limit of ratios in the decoupled loss"),
     "actor.prox_logp_method": only(
         "recompute", does="they are computed anew", otherwise="proximal log-probabilities by interpolation"
     ),
     "actor.enable_tree_training": later("training on trees of common prefixes", False),
-    "ref.enable_tree_training": not_there("the reference is not trained"),
-    "actor.use_kernels": later("kernels of a hub", False),
     "teacher.*": later("on-policy distillation from a teacher"),
     "dynamic_bs": later("batches that end when enough samples were seen", False),
-    "eval_gconfig": later("settings of a table as a whole"),
-    "*.mb_spec.n_mbs_divisor": only(1, does="no result depends on it", otherwise="a number of micro-batches"),
     "ref.optimizer.*": not_there("the reference has no optimizer"),
     # weights
     "actor.weight_update_mode": lambda value: (
@@ -81,23 +64,14 @@ KEYS_2026: dict[str, Entry] = {
     ),
     # places, traces, trackers
     "*.scheduling_spec[[]*": later("settings of places beside those of docs/launching.md"),
-    "perf_tracer": later(_TRACES),
-    "perf_tracer.enabled": later(_TRACES, False),
-    "perf_tracer.session_tracer.enabled": later(_TRACES, False),
-    "perf_tracer.*": not_there("read with perf_tracer.enabled"),
-    "memory_profiler*": later(_TRACES),
-    "enable_offload": later("offload of everything between phases by torch_memory_saver", False),
-    "rollout.dump_to_file": later("dumps of trajectories as AReaL has them", False),
     "rollout.tokenizer_path": not_there("the tokenizer is the policy's"),
-    "rollout.pause_grace_period": later("a pause before weights are sent", 0, 0.0),
-    "rollout.agent.*": later(_SERVICE),
-    "rollout._version": later(_SERVICE, "v1"),
-    "rollout.admin_api_key": later(_SERVICE),
     "stats_logger.trackio.*": later("Trackio as a tracker", "disabled"),
-    "actor.archon.*": later("options of Archon, AReaL's engine on FSDP2"),
-    "actor.megatron.*": later("options of Megatron"),
 }  # fmt: skip
 """Keys in the form of `areal_keys.KEYS`, looked up before those."""
 
-LORA_KEYS = tuple(key for key in KEYS_2026 if "lora" in key or key in ("actor.peft_type", "actor.target_modules"))
-"""Settings of adapters: read with `actor.use_lora`."""
+LORA_KEYS = tuple(
+    f"{model}.{name}" for model in ("actor", "critic", "ref") for name in (
+        "peft_type", "target_modules", "lora_rank", "lora_alpha",
+    )
+)  # fmt: skip
+"""Settings of adapters: read with the `use_lora` of their model."""

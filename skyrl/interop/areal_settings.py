@@ -39,6 +39,9 @@ class Tables:
     copies: Mapping[str, str]
     """Settings that must be what another one is, which have one place here."""
 
+    originals: Mapping[str, Any] = field(factory=dict)
+    """Defaults of settings that others copy, for files that leave them out."""
+
     follows: Mapping[str, str]
     """Settings that are another one here where nothing else is written."""
 
@@ -56,8 +59,8 @@ def convert_setting(
     """Write it, or note why not. `values` are all settings of the file; `copy_of` is the one that it refers to."""
     if _group_of(key, tables):
         _interval(writing, tables, key, value, values)
-    elif key in tables.copies and tables.copies[key] in values:
-        _copy(writing, tables.copies[key], key, value, values)
+    elif tables.copies.get(key) in {**tables.originals, **values}:
+        _copy(writing, tables.copies[key], key, value, {**tables.originals, **values})
     elif key in tables.follows and value == values.get(tables.follows[key]):
         apply(writing, key, value, Becomes(needless=f"as {tables.follows[key]}, which it follows here"))
     else:

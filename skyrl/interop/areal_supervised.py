@@ -9,6 +9,8 @@ from typing import Any
 from attrs import evolve
 
 from skyrl.config import RewardModelConfig, SFTConfig
+from skyrl.interop.areal_backends import read_by
+from skyrl.interop.areal_learner_keys import ONE_LIMIT
 from skyrl.interop.areal_machines import machines
 from skyrl.interop.areal_settings import Tables, apply, convert_setting
 from skyrl.interop.areal_supervised_keys import COPIES, INTERVALS, KEYS
@@ -23,6 +25,7 @@ _OF_RL = ("actor.", "actor_train.", "ppo.", "gconfig.", "rollout.")
 _SAMPLING = ("ppo.", "gconfig.")
 _TYPE = "train_dataset.type"
 _SPLITS = {"train_dataset.path": ("train_datasets", "train"), "valid_dataset.path": ("eval_datasets", "test")}
+_LORA = ("model.peft_type", "model.target_modules", "model.lora_rank", "model.lora_alpha")
 _MACHINES = ("cluster.n_nodes", "cluster.n_gpus_per_node")
 
 
@@ -73,6 +76,8 @@ def _converted(values: Mapping[str, Any], copies: Mapping[str, str], where: str)
             apply(writing, key, value, become)
         else:
             convert_setting(writing, _TABLES, key, value, values, copies.get(key, ""))
+    if values.get("model.use_lora") and "model.lora_rank" not in values:
+        writing.write("model.use_lora", "model.lora.rank", 32)
     writing.write("device", "device", "cuda")
     return writing.finish()
 
@@ -106,6 +111,14 @@ def _of_every_kind(key: str, value: Any, values: Mapping[str, Any]) -> Becomes |
     """Settings of machines and trackers, which mean the same in every kind of run."""
     if ".scheduling_strategy." in key:
         return Becomes(needless="there is one model, with GPUs of its own")
+    if why := read_by(f"actor.{key.removeprefix('model.')}", {"actor.backend": values.get("model.backend")}):
+        return Becomes(needless=why)
+    if key in _LORA and not values.get("model.use_lora"):
+        return Becomes(needless="use_lora is off")
+    if key == "model.use_lora":
+        return Becomes(needless="model.lora.rank says it") if value else Becomes(needless="off")
+    if (name := key.rpartition(".")[2]) in ONE_LIMIT and key.startswith("model."):
+        return Becomes(writes={ONE_LIMIT[name].removeprefix("trainer."): value})
     is_of_rewards = key.startswith("scheduler.") and key != "scheduler.type"
     return (None if is_of_rewards else machines(key, value, values)) or tracker(key, value, values, "")
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from skyrl.interop.areal_keys_2026 import KEYS_2026
+from skyrl.interop.areal_learner_keys import LEARNER_KEYS
+from skyrl.interop.areal_rollout_keys import ROLLOUT_KEYS
 from skyrl.interop.areal_values import (
     Becomes,
     Entry,
@@ -17,7 +21,19 @@ from skyrl.interop.areal_values import (
     unless_empty,
 )
 
-_OF_EVERY_KIND = ("*.", "perf_tracer", "memory_profiler", "enable_offload")
+
+def _of_a_model(entry: Entry) -> Entry:
+    """An entry of the policy's, with the paths of a tree that has one model."""
+
+    def become(value: object) -> Becomes:
+        found = Becomes(writes={entry: value}) if isinstance(entry, str) else entry(value)
+        writes = {path.removeprefix("trainer.").removeprefix("policy."): each for path, each in found.writes.items()}
+        return evolve(found, writes=writes)
+
+    return become
+
+
+_OF_EVERY_KIND = ("*.", "*_dataset.", "perf_tracer", "memory_profiler", "enable_offload", "saver.", "recover.")
 _ENGINES = "nothing is generated"
 
 INTERVALS = {
@@ -47,7 +63,6 @@ KEYS: dict[str, Entry] = {
     "model.init_from_scratch": switches_on("model.init_from_scratch", off="the weights are loaded"),
     "model.disable_dropout": turned_round("use_dropout", on="dropout is off by default"),
     "model.gradient_checkpointing": goes_to("gradient_checkpointing"),
-    "model.dtype": goes_to("bf16", convert=lambda value: value in ("bfloat16", "bf16")),
     "model.attn_impl": goes_to("attention"),
     "model.backend": not_there("allocation_mode decides, here as there"),
     "model.mb_spec.max_tokens_per_mb": goes_to("max_tokens_per_microbatch"),
@@ -55,14 +70,8 @@ KEYS: dict[str, Entry] = {
     "model.mb_spec.granularity": not_there("both rows of a pair stay together anyway"),
     "model.pad_to_maximum": only(True, False, does="results do not depend on padding", otherwise="padding"),
     "model.grad_reduce_dtype": goes_to("fsdp_config.mixed_precision.reduce_dtype"),
-    "model.fsdp.offload_params": goes_to("fsdp_config.cpu_offload"),
-    "model.fsdp.wrap_policy": later("settings of a table as a whole"),
-    "model.fsdp.wrap_policy.transformer_layer_cls_to_wrap": goes_to(
-        "fsdp_config.wrap_policy.transformer_layer_cls_to_wrap"
-    ),
     "model.ds_auto_tp": later("DeepSpeed's tensor parallelism"),
     "model.ds_auto_tp.autotp_size": later("DeepSpeed's tensor parallelism", 1),
-    "model.megatron.*": later("Megatron"),
     "model.optimizer": lambda value: Becomes(refused="without an optimizer nothing is learned"),
     **optimizer_keys("model.optimizer.", "optimizer_config.", "fsdp_config.cpu_offload"),
     # rows
@@ -77,7 +86,6 @@ KEYS: dict[str, Entry] = {
     "train_dataset.drop_last": only(True, does="training batches are whole", otherwise="a last batch that is smaller"),
     "valid_dataset.drop_last": only(False, does="evaluation takes every row", otherwise="leaving rows out"),
     "*_dataset.pin_memory": not_there("rows are small: there is no memory to pin"),
-    "*_dataset.num_workers": not_there("rows are tokenized when the run starts, by one process"),
     "valid_dataset": later("settings of a table as a whole"),
     # keeping and watching
     "recover.mode": recovery("recover_mode"),
@@ -91,7 +99,9 @@ KEYS: dict[str, Entry] = {
     "vllm.*": not_there(_ENGINES),
     "rollout.*": not_there(_ENGINES),
     "model.temperature": not_there(_ENGINES),
-    "model.archon.*": later("options of Archon, AReaL's engine on FSDP2"),
-    "model.use_lora": later("adapters of AReaL's: model.lora", False),
-    **{key: entry for key, entry in KEYS_2026.items() if key.startswith(_OF_EVERY_KIND)},
+    **{
+        key.replace("actor.", "model.", 1): _of_a_model(entry)
+        for key, entry in (LEARNER_KEYS | ROLLOUT_KEYS | KEYS_2026).items()
+        if key.startswith(("actor.", *_OF_EVERY_KIND)) and not key.startswith("actor.rejection_sampling")
+    },
 }

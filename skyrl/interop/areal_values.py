@@ -151,10 +151,10 @@ def _warmup(value: object, ours: str) -> Becomes:
     return Becomes(writes={f"{ours}warmup_steps_proportion": share, f"{ours}schedule_unit": "training_step"})
 
 
-def top_k(value: object) -> Becomes:
+def top_k_at(path: str) -> Callable[[Any], Becomes]:
     """AReaL writes a huge number for "all tokens"."""
-    return Becomes(
-        writes={SAMPLING + "top_k": -1 if value is None or (isinstance(value, int) and value >= 100_000) else value}
+    return lambda value: Becomes(
+        writes={path: -1 if value is None or (isinstance(value, int) and value >= 100_000) else value}
     )
 
 

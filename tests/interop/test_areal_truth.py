@@ -208,7 +208,7 @@ def test_the_settings_of_adapters_are_ours(tmp_path: Path) -> None:
         ("actor.rejection_sampling.level", "sequence", "judging whole sequences"),
         ("actor.enable_tree_training", True, "trees of common prefixes"),
         ("actor.made_up", 1, "not known to this converter"),
-        ("rollout.poll_interval", 1.0, "a setting of AReaL's that this converter does not convert"),
+        ("rollout.api_url", "http://x", "training on the answers of another provider"),
     ],
 )
 def test_a_refusal_that_changes_the_training_has_its_true_reason(key: str, value: object, why: str) -> None:
@@ -216,7 +216,7 @@ def test_a_refusal_that_changes_the_training_has_its_true_reason(key: str, value
     assert why in line.why
 
 
-@pytest.mark.parametrize("key", ["actor.scheduling_spec[0].cmd", "rollout.dump_to_file", "stats_logger.swanlab.mode"])
+@pytest.mark.parametrize("key", ["actor.scheduling_spec[0].cmd", "scheduler.type", "stats_logger.swanlab.mode"])
 def test_a_refusal_about_processes_and_logs_does_not_change_the_training(key: str) -> None:
     conversion = convert_keys({key: "something"})
     assert [line.outcome for line in conversion.lines] == ["not yet"]

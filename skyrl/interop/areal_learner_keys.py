@@ -1,0 +1,169 @@
+"""AReaL's engines that learn (FSDP, Archon, Megatron), and what all of its models have in common.
+
+Each table counts for the backend that it is named after: see `areal_backends.read_by`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from skyrl.interop.areal_values import Becomes, Entry, goes_to, later, not_there, only, switches_on
+
+_CALLS = "how AReaL's controllers reach its processes; skyrl reaches its own through Ray, which has a token"
+_LOGS = "every process has a log file below trainer.log_path"
+_FP8 = "training in FP8"
+_TURNS = "models that share GPUs take turns, and give their memory back in between"
+_FILES = "weights are read and stored in Hugging Face's format either way"
+_STAGES = "pipelines without Megatron"
+_MEGATRON = "this option of Megatron's"
+
+MODELS: Mapping[str, str] = {"actor": "policy", "ref": "ref", "critic": "critic"}
+"""AReaL's models and ours."""
+
+
+def _precision(value: object) -> Becomes:
+    """The type that a model is computed in."""
+    if value in ("float16", "fp16", "half"):
+        return Becomes(not_yet="learning in float16")
+    return Becomes(writes={"trainer.bf16": value in ("bfloat16", "bf16")})
+
+
+def _checkpointing(value: object) -> Becomes:
+    """Archon's `ac_mode`: all or nothing here."""
+    if value == "memory_budget":
+        return Becomes(not_yet="recomputing as much as a budget of memory asks for")
+    note = "each layer is recomputed whole" if value == "selective" else ""
+    return Becomes(writes={"trainer.gradient_checkpointing": value != "none"}, note=note)
+
+
+def _attention(value: object) -> Becomes:
+    if value == "tree":
+        return Becomes(not_yet="training on trees of common prefixes")
+    if value == "varlen":
+        return Becomes(needless="rows that are packed together attend to themselves alone")
+    return Becomes(writes={"trainer.attention": value})
+
+
+def _compiled(value: object) -> Becomes:
+    if not value:
+        return Becomes(needless="off")
+    return Becomes(writes={"trainer.policy.use_torch_compile": True}, note="log-probabilities are compiled, layers not")
+
+
+def _modules(path: str) -> Callable[[Any], Becomes]:
+    return lambda value: Becomes(writes={path: "all-linear" if value in (["all-linear"], [], None) else value})
+
+
+def _of_model(theirs: str, ours: str) -> dict[str, Entry]:
+    """FSDP of one model, and its adapter."""
+    fsdp, lora = f"trainer.{ours}.fsdp_config.", f"trainer.{ours}.model.lora."
+    wrapped = "wrap_policy.transformer_layer_cls_to_wrap"
+    return {
+        f"{theirs}.fsdp.offload_params": goes_to(f"{fsdp}cpu_offload"),
+        f"{theirs}.fsdp.{wrapped}": goes_to(f"{fsdp}{wrapped}"),
+        f"{theirs}.fsdp.wrap_policy": later("settings of a table as a whole"),
+        f"{theirs}.peft_type": only("lora", does="adapters are LoRA's", otherwise="other adapters than LoRA"),
+        f"{theirs}.lora_rank": goes_to(f"{lora}rank"),
+        f"{theirs}.lora_alpha": goes_to(f"{lora}alpha"),
+        f"{theirs}.target_modules": _modules(f"{lora}target_modules"),
+    }
+
+
+def _megatron(ours: str) -> dict[str, Entry]:
+    """Megatron's options by our paths: `trainer.policy.megatron_config`."""
+    table = f"trainer.{ours}.megatron_config."
+    transformer, optimizer, ddp = (f"{table}{name}." for name in (
+        "transformer_config_kwargs", "optimizer_config_kwargs", "ddp_config",
+    ))  # fmt: skip
+    return {
+        **{f"ddp.{name}": goes_to(ddp + name) for name in (
+            "grad_reduce_in_fp32", "overlap_grad_reduce", "overlap_param_gather", "average_in_collective",
+        )},
+        "ddp.use_distributed_optimizer": only(True, does="always on", otherwise="a whole optimizer on every rank"),
+        "ddp.check_for_nan_in_grad": not_there("non-finite gradients are always looked for: trainer.faults"),
+        **{name: goes_to(transformer + name) for name in (
+            "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",
+            "distribute_saved_activations", "moe_router_dtype", "moe_shared_expert_overlap", "moe_permute_fusion",
+        )},
+        **{name: goes_to(optimizer + name) for name in (
+            "use_precision_aware_optimizer", "main_grads_dtype", "main_params_dtype", "exp_avg_dtype",
+            "exp_avg_sq_dtype", "overlap_param_gather_with_optimizer_step",
+        )},
+        "moe_token_dispatcher_type": goes_to(f"{table}moe_token_dispatcher_type"),
+        "async_save": goes_to("trainer.async_ckpt_save"),
+        "use_deterministic_algorithms": switches_on("trainer.deterministic", off="off by default"),
+        "use_checkpoint_opt_param_scheduler": only(
+            True, does="a resumed run continues its schedule", otherwise="resuming with another schedule"
+        ),
+        "wrap_with_ddp": only(True, does="always on", otherwise="Megatron without its data parallelism"),
+        "use_torch_fsdp2": later("FSDP2 within Megatron (trainer.strategy = fsdp2 is without it)", False),
+        "use_custom_fsdp": later("FSDP within Megatron (trainer.strategy = fsdp2 is without it)", False),
+        "bridge_type": not_there(_FILES),
+        "use_mbridge_save": not_there(_FILES),
+        "fp8_config.mode": later(_FP8),
+        "fp8_config.*": later(_FP8, False),
+        "*": later(_MEGATRON, False),
+    }  # fmt: skip
+
+
+_ARCHON: dict[str, Entry] = {
+    "attn_type": _attention,
+    "offload_params": goes_to("trainer.policy.fsdp_config.cpu_offload"),
+    "enable_compile": _compiled,
+    "ac_mode": _checkpointing,
+    "selective_ac_option": not_there("each layer is recomputed whole, or none"),
+    "ac_memory_budget": not_there("read with ac_mode = memory_budget, which is refused"),
+    "ac_preserve_rng_state": not_there("draws follow from trainer.seed and the step, in a recomputed layer, too"),
+    "ac_debug": later("records of what is recomputed", False),
+    "pp_*": not_there("the model is not split into stages: Archon's pipelines are refused by their backend"),
+    "reshard_after_forward_policy": goes_to(
+        "trainer.policy.fsdp_config.reshard_after_forward", convert=lambda value: value != "never"
+    ),
+    "use_deterministic_algorithms": switches_on("trainer.deterministic", off="off by default"),
+    "moe_router_dtype": later("routers of experts in float32"),
+    "fp8_config.mode": later(_FP8, "disabled"),
+    "fp8_config.*": not_there("read with fp8_config.mode, which is refused"),
+}
+
+LEARNER_KEYS: dict[str, Entry] = {
+    "actor.dtype": _precision,
+    **{key: entry for theirs, ours in MODELS.items() for key, entry in _of_model(theirs, ours).items()},
+    "*.fsdp.memory_efficient_load": not_there("each rank holds its share of the weights, and no rank all of them"),
+    "*.fsdp.per_layer_optim_step": later("steps of the optimizer on the GPU whose state is kept on the host", False),
+    "*.fsdp.optim_step_prefetch_layers": not_there("read with per_layer_optim_step, which is refused"),
+    "*.fsdp.shard_vision_across_sp": later("vision models", False),
+    **{f"actor.megatron.{name}": entry for name, entry in _megatron("policy").items()},
+    **{f"ref.megatron.{name}": entry for name, entry in _megatron("ref").items()},
+    "critic.megatron.*": later("critics on Megatron"),
+    **{f"actor.archon.{name}": entry for name, entry in _ARCHON.items()},
+    "ref.archon.*": not_there("the reference is computed as the policy is"),
+    "critic.archon.*": not_there("the critic is computed as the policy is"),
+    "critic.grad_reduce_dtype": goes_to("trainer.critic.fsdp_config.mixed_precision.reduce_dtype"),
+    "critic.dtype": not_there("one field for all models: trainer.bf16"),
+    "critic.attn_impl": not_there("one field for all models: trainer.attention"),
+    "critic.gradient_checkpointing": goes_to("trainer.gradient_checkpointing"),
+    "critic.temperature": not_there("values have no temperature"),
+    "ref.temperature": not_there("samples are scored at the temperature that they were drawn at"),
+    "ref.gradient_checkpointing": not_there("the reference has no gradients"),
+    "ref.weight_update_mode": not_there("the reference's weights go to no engine"),
+    "critic.weight_update_mode": not_there("the critic's weights go to no engine"),
+    "ref.use_lora": later("adapters of a reference", False),
+    "ref.enable_tree_training": not_there("the reference is not trained"),
+    "critic.enable_tree_training": later("training on trees of common prefixes", False),
+    "*.offload": not_there(_TURNS),
+    "enable_offload": not_there(_TURNS),
+    "*.use_kernels": later("kernels of a hub", False),
+    "*._version": not_there(_CALLS),
+    "*.admin_api_key": not_there(_CALLS),
+    "*.log_level": not_there(_LOGS),
+    "*.mb_spec.n_mbs_divisor": not_there("how micro-batches are made up changes no result"),
+    "*.mb_spec.packing_algorithm": not_there("how micro-batches are made up changes no result"),
+}
+"""Keys in the form of `areal_keys.KEYS`, looked up before those."""
+
+ONE_LIMIT = {
+    "request_timeout": "trainer.placement.call_timeout_seconds",
+    "setup_timeout": "trainer.placement.start_timeout_seconds",
+}
+"""Limits that each of AReaL's engines has for itself, and that are one here: the largest."""
