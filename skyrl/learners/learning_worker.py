@@ -30,6 +30,7 @@ from skyrl.learners.schedule import (
     recompute_activations,
     updates_per_training_step,
 )
+from skyrl.learners.strategies import strategy_named
 from skyrl.learners.strategy import ModelSource
 from skyrl.models.dropout import dropping, dropping_modules
 from skyrl.models.lora import adapter_alone, merged, merged_shapes
@@ -79,12 +80,13 @@ class LearningWorker(ModelWorker):
             trainer, section, source, read, ranks, role=role, config_path=config_path, optimizer=optimizer, mover=mover
         )
         self.objective = objective
-        self._lora, self._seed, self._tensor_parallel = section.model.lora, trainer.seed, section.tensor_parallel_size
+        kind = strategy_named(trainer.strategy)
+        self._lora, self._seed, self._tensor_parallel = section.model.lora, trainer.seed, kind.sizes(section).tensor
         self._train_rows = trainer.micro_train_batch_size_per_gpu
         self._max_skipped = 0 if trainer.faults.on_non_finite == "abort" else optimizer.max_skipped_updates
         self._skipped = 0  # in a row
         self._profiler = UpdateProfiler(f"{role}-{ranks.rank}", record_memory=trainer.policy.record_memory)
-        if trainer.recompute_activations:
+        if trainer.recompute_activations and not kind.recomputes:
             recompute_activations(self.model, use_reentrant=trainer.gradient_checkpointing_use_reentrant)
             if trainer.offload_activations:
                 HostActivations().attach(self.model)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from attrs import asdict
 from torch import Tensor, nn
 
 from skyrl.batch import TrainingBatch
@@ -56,6 +57,8 @@ class ModelWorker:
         self.ranks, self._role, self._config_path, self._read = ranks, role, config_path, read
         self._staged: list[TensorShard] = []
         table = table_above(config_path)
+        kind = strategy_named(trainer.strategy, trainer_field(table, "strategy"))
+        sizes = kind.sizes(section)
         self.device = torch.device(required_device(trainer))
         self._forward_rows = trainer.micro_forward_batch_size_per_gpu
         self._budget = token_budget(trainer)
@@ -68,20 +71,20 @@ class ModelWorker:
             optimizer=optimizer,
             micro_batch_rows=trainer.micro_train_batch_size_per_gpu,
             mover=mover or DeviceMover(),
-            tensor_parallel=section.tensor_parallel_size,
+            tensor_parallel=sizes.tensor,
             tensor_parallel_field=joined(config_path, "tensor_parallel_size"),
+            section_field=config_path,
             strategy_field=trainer_field(table, "strategy"),
         )
         with ExitStack() as failed:
-            strategy = strategy_named(trainer.strategy, context.strategy_field)
-            self._joined = ranks.size > 1 or strategy.joins_alone
+            self._joined = ranks.size > 1 or kind.joins_alone
             if self._joined:
                 ranks.join(self.device)
                 failed.callback(ranks.leave)
-            self.strategy = strategy.start(source, section, context)
-            sizes = {name: getattr(section, f"{name}_parallel_size") for name in ("sequence", "context", "tensor")}
-            if sizes["sequence"] * sizes["context"] > 1:
-                refuse_unshareable(self.model, ranks.size, config_path, **sizes)
+            self.strategy = kind.start(source, section, context)
+            failed.callback(self.strategy.close)
+            if sizes.sequence * sizes.context > 1:
+                refuse_unshareable(self.model, ranks.size, config_path, **asdict(sizes))
             self._options = self.strategy.probe(
                 partial(
                     probe_forward,
@@ -89,7 +92,7 @@ class ModelWorker:
                     share_prompts=trainer.share_group_prompts,
                     device=self.device,
                     packing_field=trainer_field(table, "use_sample_packing"),
-                    row_sharing=ranks.row_sharing(**sizes),
+                    row_sharing=ranks.row_sharing(**asdict(sizes)),
                 )
             )
             failed.pop_all()

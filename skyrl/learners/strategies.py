@@ -3,17 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from attrs import frozen
 
-from skyrl.config import CriticConfig, PolicyConfig, RefConfig
-from skyrl.errors import ConfigError, Problem
+from skyrl.config import CriticConfig, MegatronConfig, PolicyConfig, RefConfig
+from skyrl.errors import ConfigError, ModelError, Problem
 from skyrl.learners.fsdp2 import Fsdp2
+from skyrl.learners.megatron_package import import_megatron
 from skyrl.learners.strategy import ModelSource, Strategy, StrategyContext
 from skyrl.learners.zero import Zero
 
 ModelSection = PolicyConfig | CriticConfig | RefConfig
 """One model's part of the configuration, with the settings of every strategy side by side."""
+
+
+def megatron_config_of(section: ModelSection) -> MegatronConfig:
+    """The table of a model under Megatron. Raises `ModelError` for a critic, which has none."""
+    if isinstance(section, CriticConfig):
+        raise ModelError("strategy = megatron trains no critic")
+    return section.megatron_config
+
+
+@frozen(kw_only=True)
+class RowSizes:
+    """Ranks along the dimensions in which they share rows: sequence, context and tensor parallel."""
+
+    sequence: int = 1
+    context: int = 1
+    tensor: int = 1
+
+    @classmethod
+    def of(cls, section: ModelSection) -> RowSizes:
+        """Those of the model's own fields."""
+        return cls(
+            sequence=section.sequence_parallel_size,
+            context=section.context_parallel_size,
+            tensor=section.tensor_parallel_size,
+        )
+
+    @classmethod
+    def of_megatron(cls, section: ModelSection) -> RowSizes:
+        """Those of Megatron's table."""
+        config = megatron_config_of(section)
+        return cls(context=config.context_parallel_size, tensor=config.tensor_model_parallel_size)
 
 
 @frozen(kw_only=True)
@@ -26,6 +59,18 @@ class StrategyKind:
     joins_alone: bool = False
     """The only rank of a role needs a process group, too."""
 
+    recomputes: bool = False
+    """It has settings of its own for what backward computes again."""
+
+    sizes: Callable[[ModelSection], RowSizes] = RowSizes.of
+    """Ranks that compute on the same rows."""
+
+
+def _megatron(source: ModelSource, section: ModelSection, context: StrategyContext) -> Strategy:
+    megatron: type[Any] = import_megatron("skyrl.learners.megatron", context.strategy_field).Megatron
+    started: Strategy = megatron(source, megatron_config_of(section), context)
+    return started
+
 
 _FSDP2 = StrategyKind(start=lambda source, section, context: Fsdp2(source, section.fsdp_config, context))
 
@@ -35,6 +80,7 @@ STRATEGIES: Mapping[str, StrategyKind] = {
     "deepspeed": StrategyKind(
         start=lambda source, section, context: Zero(source, section.deepspeed_config, context), joins_alone=True
     ),
+    "megatron": StrategyKind(start=_megatron, joins_alone=True, recomputes=True, sizes=RowSizes.of_megatron),
 }
 
 

@@ -52,6 +52,9 @@ class StrategyContext:
     tensor_parallel_field: str = "tensor_parallel_size"
     """Path of the field that says so, for messages."""
 
+    section_field: str = ""
+    """Path of the model's section of the configuration, for messages."""
+
     strategy_field: str = "trainer.strategy"
     """Path of the field that names the strategy, for messages."""
 

@@ -14,6 +14,14 @@ import torch
 from torch import Tensor, nn
 
 
+class PlainHead(nn.Module):
+    """An output head of its own kind: logits are the product of hidden states and `weight` (V, H), which may be
+    distributed by rows over ranks.
+    """
+
+    weight: Tensor
+
+
 @torch.no_grad()
 def has_plain_head(model: nn.Module, device: torch.device) -> bool:
     """Are its logits the product of hidden states and one matrix, and nothing else? Seen on a few tokens.
@@ -21,8 +29,8 @@ def has_plain_head(model: nn.Module, device: torch.device) -> bool:
     `model` is called as it is trained: with several ranks, all of them must come here.
     """
     head = _head(model)
-    if head is None:
-        return False
+    if head is None or isinstance(head, PlainHead):
+        return head is not None
     products: list[Tensor] = []
     own = head.forward
 
@@ -56,20 +64,20 @@ def in_place_of_the_head(model: nn.Module, read: Callable[[Tensor, Tensor], Tens
         yield
 
 
-def _head(model: nn.Module) -> nn.Linear | None:
+def _head(model: nn.Module) -> nn.Linear | PlainHead | None:
     find = getattr(model, "get_output_embeddings", None)
     head = find() if find else None
-    return head if isinstance(head, nn.Linear) and head.bias is None else None
+    return head if isinstance(head, PlainHead) or (isinstance(head, nn.Linear) and head.bias is None) else None
 
 
 @contextmanager
-def _forward_of(head: nn.Linear, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def _forward_of(head: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
     replaced = vars(head).get("forward")  # tensor parallelism has a forward of its own
-    head.forward = forward  # type: ignore[assignment, method-assign]  # until the block ends
+    head.forward = forward  # until the block ends
     try:
         yield
     finally:
         if replaced is None:
             del head.forward
         else:
-            head.forward = replaced  # type: ignore[method-assign]  # as it was
+            head.forward = replaced  # as it was

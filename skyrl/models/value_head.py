@@ -36,6 +36,11 @@ class ValueModel(nn.Module):
         self.add_module(self._head_name, head)
         self._no_split_modules: Sequence[str] = tuple(causal_lm._no_split_modules or ())
 
+    @property
+    def head_name(self) -> str:
+        """Name of the head among its modules."""
+        return self._head_name
+
     def forward(
         self, input_ids: Tensor, *, logits_to_keep: Tensor | None = None, **inputs: Any
     ) -> TokenClassifierOutput:

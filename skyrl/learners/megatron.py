@@ -1,0 +1,194 @@
+"""Megatron-core: tensor, pipeline and context parallelism with the distributed optimizer, behind the contract of FSDP2.
+
+The modules are built in `skyrl.models.megatron_gpt`, their weights are named and laid out by
+`skyrl.models.megatron_layout`, how state is read and written is in `megatron_state.py`. Importing this needs
+Megatron-core.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor, nn
+
+from skyrl.checkpoint.shards import TensorShard, TensorSource
+from skyrl.config import MegatronConfig
+from skyrl.learners.megatron_optimizer import ddp_config, make_megatron_optimizer
+from skyrl.learners.megatron_package import Degrees, join_groups, leave_groups
+from skyrl.learners.megatron_state import MegatronState
+from skyrl.learners.row_layouts import MicroBatch
+from skyrl.learners.strategy import ModelSource, StrategyContext, nan_unless_finite
+from skyrl.models.megatron_gpt import MegatronDecoder, transformer_config
+from skyrl.models.megatron_layout import DecoderSizes, layout_of
+from skyrl.tree import joined
+
+T = TypeVar("T")
+
+
+class Megatron:
+    """A model spread by Megatron-core. See `Strategy` for what each method does."""
+
+    def __init__(self, source: ModelSource, config: MegatronConfig, context: StrategyContext) -> None:
+        """Raises `ModelError` for a model that has no converter, and for degrees or settings that do not fit it."""
+        self._degrees = Degrees.of(config)
+        join_groups(self._degrees, context.ranks.timeout)
+        try:
+            self._build(source, config, context)
+        except BaseException:
+            leave_groups(self._degrees)
+            raise
+
+    def _build(self, source: ModelSource, config: MegatronConfig, context: StrategyContext) -> None:
+        self._ranks, self._device = context.ranks, context.device
+        self._meta: Any = source.meta_model()
+        sizes = DecoderSizes.of(self._meta.config)
+        field = joined(context.section_field, "megatron_config.transformer_config_kwargs")
+        megatron = transformer_config(
+            self._meta.config, sizes, context.compute_dtype, config.transformer_config_kwargs, field=field
+        )
+        if self._device.type == "cuda":
+            tensor_parallel.model_parallel_cuda_manual_seed(0)  # nothing is drawn, and the states must be there
+        head = getattr(self._meta, "head_name", None)
+        self.model = MegatronDecoder(self._meta, sizes, megatron, self._device, is_critic=head is not None)
+        parts, part = self._degrees.tensor, parallel_state.get_tensor_model_parallel_rank()
+        value_head = f"{head}.weight" if head else None
+        layouts = [layout_of(sizes, parts=parts, part=each, value_head=value_head) for each in range(parts)]
+        named: list[tuple[str, Any]] = list(self.model.named_parameters_of_all())
+        for name, parameter in named:
+            # Megatron-core's mark of what the norm counts on every rank; it sets it only where it draws weights
+            parameter.tensor_model_parallel = parts > 1 and layouts[0][name] != layouts[1][name]
+        self._ddp: Any = None
+        self._outer: Any = None
+        self.optimizer: torch.optim.Optimizer | None = None
+        self._max_grad_norm = float("inf")
+        if context.optimizer is None:
+            self.model.requires_grad_(False)
+        else:
+            self._ddp = DistributedDataParallel(
+                megatron, ddp_config(config, context.optimizer), self.model.gpt, disable_bucketing=False
+            )
+            self._outer = make_megatron_optimizer(self._ddp, megatron, config, context.optimizer)
+            self.optimizer = self._outer.chained_optimizers[0].optimizer
+            self._max_grad_norm = context.optimizer.max_grad_norm or float("inf")
+            megatron.finalize_model_grads_func = finalize_model_grads
+        self._state = MegatronState(self.model, self._outer, layouts, part, self._meta, self._ranks, self._device)
+        self._state.load_weights(source)
+
+    @property
+    def meta_model(self) -> nn.Module:
+        module: nn.Module = self._meta
+        return module
+
+    def probe(self, look: Callable[[Any], T]) -> T:
+        """`look(model)`, without gradient, where each call goes through all pipeline stages one after the other."""
+        self.model.relays = self._degrees.pipeline > 1
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                return look(self.model)
+        finally:
+            self.model.relays = False
+
+    def forward(self, micro_batches: Sequence[MicroBatch], read: Callable[[Any, MicroBatch], T]) -> list[T]:
+        """`read(model, micro_batch)` of each micro-batch on the last stage; an empty list on the others."""
+        found: list[T] = []
+
+        def step(micro: MicroBatch) -> Tensor:
+            if not self.model.is_last:
+                return self._hidden(micro)
+            found.append(read(self.model, micro))
+            return torch.zeros((), device=self._device)
+
+        self.model.eval()
+        with torch.no_grad():
+            self._run(micro_batches, step, forward_only=True)
+        return found
+
+    def accumulate(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        read: Callable[[Any, MicroBatch], T],
+        loss_of: Callable[[T, MicroBatch], Tensor],
+    ) -> None:
+        """Accumulate the gradient of the sum of all losses, in the order of Megatron-core's schedule (1F1B)."""
+        # Megatron-core averages over micro-batches and over data-parallel ranks, those of context parallelism included
+        factor = len(micro_batches) * parallel_state.get_data_parallel_world_size()
+
+        def step(micro: MicroBatch) -> Tensor:
+            if not self.model.is_last:
+                return self._hidden(micro)
+            loss: Tensor = nan_unless_finite(loss_of(read(self.model, micro), micro)) * factor
+            return loss
+
+        self.model.train()  # where alone Megatron-core recomputes; nothing is dropped
+        self._ddp.zero_grad_buffer()
+        self._outer.zero_grad()
+        self._run(micro_batches, step, forward_only=False)
+
+    def _run(
+        self, micro_batches: Sequence[MicroBatch], step: Callable[[MicroBatch], Tensor], *, forward_only: bool
+    ) -> None:
+        def forward_step(batches: Iterator[MicroBatch], _: object) -> tuple[Tensor, Callable[[Tensor], Any]]:
+            return step(next(batches).to(self._device)), lambda loss: (loss, {})
+
+        get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter(micro_batches),
+            model=self.model.gpt if forward_only else self._ddp,
+            num_microbatches=len(micro_batches),
+            seq_length=1,  # neither says anything: stages tell each other the shapes
+            micro_batch_size=1,
+            forward_only=forward_only,
+        )
+
+    def _hidden(self, micro: MicroBatch) -> Tensor:
+        inputs = {name: value for name, value in micro.layout.inputs.items() if name != "logits_to_keep"}
+        hidden: Tensor = self.model(**inputs).logits
+        return hidden
+
+    def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
+        """This rank's part of every weight, and of the optimizer's state if `optimizer`; not collective."""
+        return self._state.parts(optimizer=optimizer)
+
+    def step(self) -> float:
+        """Clip and step. Where the norm is not finite nothing is changed on any rank."""
+        self._outer.prepare_grads()
+        norm = float(self._outer.get_grad_norm())
+        if math.isfinite(norm):
+            if math.isfinite(self._max_grad_norm):
+                for each in self._outer.chained_optimizers:
+                    clip_grad_by_total_norm_fp32(each.get_parameters(), self._max_grad_norm, norm)
+            self._outer.step_with_ready_grads()
+        return norm
+
+    def named_shapes(self) -> dict[str, Tensor]:
+        """Every stored weight by name, tied ones once: meta tensors in float32."""
+        return dict(self._state.shapes)
+
+    def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Every stored weight by name, whole on every rank, one at a time."""
+        return self._state.gather(dtype)
+
+    def tensor_shards(self) -> Iterator[TensorShard]:
+        return self._state.tensor_shards()
+
+    def load_state(self, source: TensorSource) -> None:
+        self._state.load(source)
+
+    def offload(self, *, model: bool, optimizer: bool) -> int:
+        """0: see `planning`; nothing leaves yet."""
+        return 0
+
+    def onload(self, *, model: bool, optimizer: bool) -> int:
+        """0: nothing left."""
+        return 0
+
+    def close(self) -> None:
+        leave_groups(self._degrees)

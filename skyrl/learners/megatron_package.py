@@ -1,0 +1,79 @@
+"""Importing Megatron-core, and the groups of ranks that it keeps for a whole process."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import warnings
+from types import ModuleType
+
+from attrs import frozen
+
+from skyrl.config import MegatronConfig
+from skyrl.errors import ModelError, UserError
+
+
+def import_megatron(module: str, field: str = "trainer.strategy") -> ModuleType:
+    """A module of ours that needs Megatron-core. Raises `UserError`, which names `field`, if that is not installed."""
+    # of what it does without (Transformer Engine, Apex), of its own defaults, and of old names that it calls
+    warnings.filterwarnings("ignore", module=r"megatron\.")
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed", category=FutureWarning)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("megatron"):
+            raise
+        raise UserError(
+            f'{field} = "megatron" needs Megatron-core, which is not installed: pip install "skyrl[megatron]", or set '
+            f'{field} = "fsdp2"'
+        ) from error
+
+
+@frozen(kw_only=True)
+class Degrees:
+    """Ranks along each dimension of a model; the rest of them is data parallel."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+
+    @classmethod
+    def of(cls, config: MegatronConfig) -> Degrees:
+        """The degrees that are configured."""
+        return cls(
+            tensor=config.tensor_model_parallel_size,
+            pipeline=config.pipeline_model_parallel_size,
+            context=config.context_parallel_size,
+        )
+
+
+_users: list[Degrees] = []
+"""Models of this process that are under Megatron: its groups of ranks are global, so that all have the same."""
+
+
+def join_groups(degrees: Degrees, timeout: float) -> None:
+    """Make Megatron-core's groups of the ranks of the default process group, once for all models of this process; each
+    is told of by `leave_groups`. Raises `ModelError` for degrees that differ from those of the other models.
+    """
+    parallel_state = importlib.import_module("megatron.core.parallel_state")
+    if _users and _users[0] != degrees:
+        raise ModelError(
+            f"models that share processes need the same degrees under Megatron: {degrees} after {_users[0]}; set "
+            "trainer.ref.megatron_config as trainer.policy.megatron_config, or place them apart"
+        )
+    if not _users:
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=degrees.tensor,
+            pipeline_model_parallel_size=degrees.pipeline,
+            context_parallel_size=degrees.context,
+            distributed_timeout_minutes=max(1, math.ceil(timeout / 60)),
+            create_gloo_process_groups=False,
+        )
+    _users.append(degrees)
+
+
+def leave_groups(degrees: Degrees) -> None:
+    """Take back one `join_groups`; the last one forgets the groups."""
+    _users.remove(degrees)
+    if not _users:
+        importlib.import_module("megatron.core.parallel_state").destroy_model_parallel()

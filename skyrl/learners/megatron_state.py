@@ -1,0 +1,256 @@
+"""The weights and the optimizer's state out of Megatron-core's parameters and back, by the names of the stored model.
+
+A parameter is a part of several stored weights joined; of its state each data-parallel rank has a stretch. What is
+written is put together one stored tensor at a time and cut into as many stretches as ranks have it. Importing this
+needs Megatron-core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from megatron.core import parallel_state
+from torch import Tensor, nn
+
+from skyrl.checkpoint.shards import TensorShard, TensorSource
+from skyrl.learners.moving import HOST
+from skyrl.learners.ranks import Ranks
+from skyrl.learners.sharing import check_complete, slots_of
+from skyrl.learners.strategy import ModelSource
+from skyrl.models.megatron_gpt import MegatronDecoder
+from skyrl.models.megatron_layout import Layout, Piece, block_of, fill, own_part, put
+from skyrl.models.naming import named_weights
+
+STEP = "step"
+"""The one part of an optimizer's state that is a number."""
+
+
+@frozen(eq=False)
+class _Stretch:
+    """What this rank's optimizer has of a parameter: the numbers from `start` on, in the type that it computes in."""
+
+    start: int
+    main: Tensor
+    state: dict[str, Any]
+
+    def of(self, whole: Tensor) -> Tensor:
+        """This rank's numbers of a tensor that is laid out as the parameter is."""
+        return whole.flatten()[self.start : self.start + self.main.numel()].view(self.main.shape)
+
+
+class MegatronState:
+    """One model's weights and optimizer state. Methods are collective, but for `parts`."""
+
+    def __init__(
+        self,
+        model: MegatronDecoder,
+        optimizer: Any,
+        layouts: Sequence[Layout],
+        part: int,
+        meta_model: nn.Module,
+        ranks: Ranks,
+        device: torch.device,
+    ) -> None:
+        """`layouts` are those of all tensor-parallel ranks, of which this one is number `part`; `optimizer` is
+        Megatron-core's chain, None of a model that never changes.
+        """
+        self._model, self._optimizer, self._layouts, self._part = model, optimizer, layouts, part
+        self._ranks, self._device = ranks, device
+        self.shapes: Mapping[str, Tensor] = {
+            name: torch.empty(weight.shape, device="meta") for name, weight in named_weights(meta_model)
+        }
+        self._parameters = dict(model.named_parameters_of_all())
+        self._parameter_of: dict[str, str] = {}  # stored weight -> the first parameter here that has a part of it
+        for name in self._parameters:
+            for piece in layouts[part][name]:
+                self._parameter_of.setdefault(piece.weight, name)
+
+    @cached_property
+    def _stage_of(self) -> dict[str, int]:
+        """Stored weight -> the first pipeline stage that has it."""
+        group = parallel_state.get_pipeline_model_parallel_group()
+        held: list[list[str]] = [[] for _ in range(group.size())]
+        dist.all_gather_object(held, list(self._parameter_of), group=group)
+        return {name: stage for stage, names in reversed(list(enumerate(held))) for name in names}
+
+    def load_weights(self, source: ModelSource) -> None:
+        """Write every parameter out of the stored model."""
+        weights = dict(named_weights(source.load(HOST)))
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                fill(parameter.data, self._pieces(name), lambda piece: _cut(weights[piece.weight], piece))
+        if self._optimizer is not None:
+            self._optimizer.reload_model_params()
+
+    def parts(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
+        """This rank's part of every weight, and of the optimizer's state if `optimizer`, by the stored names."""
+        for name, parameter in self._parameters.items():
+            for piece in self._pieces(name):
+                yield f"model.{piece.weight}", block_of(parameter.detach(), piece)
+            stretch = self._stretch(parameter) if optimizer else None
+            for slot, value in ({} if stretch is None else stretch.state).items():
+                if isinstance(value, Tensor):
+                    yield f"optimizer.{self._pieces(name)[0].weight}.{slot}", value
+
+    def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Every weight, whole on every rank of every stage, one at a time, in float32 or rounded to `dtype`."""
+        group = parallel_state.get_pipeline_model_parallel_group()
+        for name, like in self.shapes.items():
+            stage = self._stage_of[name]
+            if group.rank() == stage:
+                parameter = self._parameters[self._parameter_of[name]]
+                local = self._master(parameter) if dtype is None else parameter.detach().to(dtype)
+                whole = self._whole(name, local)
+            else:
+                whole = torch.empty(like.shape, dtype=dtype or torch.float32, device=self._device)
+            if group.size() > 1:
+                dist.broadcast(whole, dist.get_global_rank(group, stage), group=group)
+            yield name, whole
+
+    def tensor_shards(self) -> Iterator[TensorShard]:
+        """Of each tensor of this stage, an equal stretch for each of its ranks."""
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        names = [name for name in self.shapes if self._stage_of[name] == stage]
+        for name in names:
+            parameter = self._parameters[self._parameter_of[name]]
+            yield from self._own_stretch(f"model.{name}", self._whole(name, self._master(parameter)))
+        slots, steps = self._slots_and_steps()
+        for name in names:
+            parameter = self._parameters[self._parameter_of[name]]
+            stretch = self._stretch(parameter)
+            for slot in slots if parameter.requires_grad else ():
+                local = self._joined(parameter, None if stretch is None else stretch.state[slot], stretch)
+                yield from self._own_stretch(f"optimizer.{name}.{slot}", self._whole(name, local))
+            if steps is not None and parameter.requires_grad and self._number == 0:
+                yield TensorShard.whole(f"optimizer.{name}.{STEP}", torch.tensor(steps))
+
+    def load(self, source: TensorSource) -> None:
+        """Load the state; see `Strategy.load_state`. Every rank reads what it holds."""
+        slots = slots_of(check_complete(source, self.shapes))
+        for name, parameter in self._parameters.items():
+            local = self._read(source, name, "model.{}")
+            parameter.data.copy_(local)
+            stretch = self._stretch(parameter)
+            if stretch is None:
+                continue
+            stretch.main.data.copy_(stretch.of(local))
+            stretch.state.clear()
+            for slot in slots.get(self._pieces(name)[0].weight, ()):
+                stretch.state[slot] = self._slot(source, name, slot, stretch)
+
+    def _slot(self, source: TensorSource, name: str, slot: str, stretch: _Stretch) -> Tensor:
+        if slot == STEP:
+            return source.read(f"optimizer.{self._pieces(name)[0].weight}.{slot}").view(())
+        return stretch.of(self._read(source, name, f"optimizer.{{}}.{slot}")).clone()
+
+    def _read(self, source: TensorSource, name: str, pattern: str) -> Tensor:
+        """A parameter's numbers, or those of a part of its state, out of the stored tensors, in float32."""
+        local = torch.zeros(self._parameters[name].shape, device=self._device)
+
+        def read(piece: Piece) -> Tensor:
+            width = self.shapes[piece.weight][:1].numel()
+            start = piece.rows.start * width
+            rows = source.read(pattern.format(piece.weight), start, len(piece.rows) * width)
+            return _columns(rows.view(len(piece.rows), -1), piece)
+
+        fill(local, self._pieces(name), read)
+        return local
+
+    def _pieces(self, name: str) -> tuple[Piece, ...]:
+        return self._layouts[self._part][name]
+
+    def _whole(self, weight: str, local: Tensor) -> Tensor:
+        """A stored tensor out of what each tensor-parallel rank's parameter, or a part of its state, holds of it."""
+        name = self._parameter_of[weight]
+        whole = torch.empty(self.shapes[weight].shape, dtype=local.dtype, device=local.device)
+        group = parallel_state.get_tensor_model_parallel_group()
+        own = own_part(local, self._pieces(name), weight).contiguous()
+        most = max(sum(len(each.rows) for each in layout[name] if each.weight == weight) for layout in self._layouts)
+        sent = torch.zeros((most, *own.shape[1:]), dtype=own.dtype, device=own.device)
+        sent[: len(own)] = own
+        received = [torch.empty_like(sent) for _ in self._layouts] if len(self._layouts) > 1 else [sent]
+        if len(self._layouts) > 1:
+            dist.all_gather(received, sent, group=group)
+        for layout, part in zip(self._layouts, received, strict=True):
+            put(whole, part, layout[name], weight)
+        return whole
+
+    def _own_stretch(self, name: str, whole: Tensor) -> Iterator[TensorShard]:
+        flat = whole.flatten()
+        size = -(-flat.numel() // self._copies)
+        own = flat[size * self._number : size * (self._number + 1)]
+        if own.numel():
+            yield TensorShard(name=name, shape=tuple(whole.shape), start=size * self._number, numbers=own)
+
+    @property
+    def _copies(self) -> int:
+        """Ranks of a stage."""
+        return self._ranks.size // int(parallel_state.get_pipeline_model_parallel_world_size())
+
+    @property
+    def _number(self) -> int:
+        """Number of this rank among those of its stage: stages are furthest apart."""
+        return self._ranks.rank % self._copies
+
+    def _master(self, parameter: nn.Parameter) -> Tensor:
+        """A parameter in float32: what the optimizer has, where the model computes in another type."""
+        if parameter.dtype is torch.float32 or self._optimizer is None:
+            return parameter.detach().float()
+        stretch = self._stretch(parameter)
+        return self._joined(parameter, None if stretch is None else stretch.main.detach(), stretch)
+
+    def _joined(self, parameter: nn.Parameter, own: Tensor | None, stretch: _Stretch | None) -> Tensor:
+        """A part of a parameter's state in the parameter's shape, out of the stretches of all data-parallel ranks."""
+        if not self._is_distributed:
+            assert own is not None
+            return own.view(parameter.shape)
+        flat = torch.zeros(parameter.numel(), device=self._device)
+        if stretch is not None and own is not None:
+            flat[stretch.start : stretch.start + own.numel()] = own.flatten()
+        dist.all_reduce(flat, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+        return flat.view(parameter.shape)
+
+    @property
+    def _is_distributed(self) -> bool:
+        return any(hasattr(inner, "model_param_gbuf_map") for inner in self._optimizer.chained_optimizers)
+
+    def _stretch(self, parameter: nn.Parameter) -> _Stretch | None:
+        """None of a parameter that never changes, or of which this rank has no number."""
+        for inner in () if self._optimizer is None else self._optimizer.chained_optimizers:
+            if hasattr(inner, "model_param_gbuf_map"):
+                place = inner.model_param_group_index_map.get(parameter)
+                if place is not None:
+                    group, number = place
+                    main = inner.optimizer.param_groups[group]["params"][number]
+                    start = inner._get_model_param_range_map(parameter)["param"].start
+                    return _Stretch(start, main, inner.optimizer.state[main])
+            else:
+                main = getattr(parameter, "main_param", parameter)
+                return _Stretch(0, main, inner.optimizer.state[main])
+        return None
+
+    def _slots_and_steps(self) -> tuple[list[str], float | None]:
+        """Names of the tensors in a parameter's state, and its number of steps: alike for all parameters that learn."""
+        own: tuple[list[str], float | None] = [], None
+        for parameter in self._parameters.values():
+            stretch = self._stretch(parameter)
+            if stretch is not None and stretch.state:
+                steps = stretch.state.get(STEP)
+                own = sorted(set(stretch.state) - {STEP}), None if steps is None else float(steps)
+        found = [own] * dist.get_world_size()
+        dist.all_gather_object(found, own)
+        return max(found, key=lambda each: len(each[0]))
+
+
+def _cut(weight: Tensor, piece: Piece) -> Tensor:
+    """The rows and columns of a stored weight that a piece is."""
+    return _columns(weight[piece.rows.start : piece.rows.stop], piece)
+
+
+def _columns(rows: Tensor, piece: Piece) -> Tensor:
+    return rows if piece.columns is None else rows[:, piece.columns.start : piece.columns.stop]

@@ -1,0 +1,304 @@
+"""A transformers decoder rebuilt out of Megatron-core's modules, called as the transformers model is.
+
+Importing this needs Megatron-core; `skyrl.learners.megatron_package` does it with a message for those who lack it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.functional import linear, pad, silu
+from transformers.modeling_outputs import TokenClassifierOutput
+
+from skyrl.errors import ModelError
+from skyrl.models.megatron_layout import DecoderSizes
+from skyrl.models.megatron_modules import MegatronNorm, RowAttention, RowsOfTokens
+from skyrl.models.output_head import PlainHead
+from skyrl.models.segment_attention import Segments, segments_fit
+from skyrl.models.shared_rows import RowSharing
+
+
+def transformer_config(
+    config: Any, sizes: DecoderSizes, dtype: torch.dtype, overrides: Mapping[str, Any], *, field: str
+) -> TransformerConfig:
+    """Megatron-core's settings of the decoder of a transformers configuration, computed in `dtype` on the groups of
+    ranks that there are. `overrides` are fields of it that the user sets at the path `field`.
+
+    Raises `ModelError` for a model that has what is not converted, and for overrides of what follows from the model.
+    """
+    _refuse_what_is_not_converted(config)
+    tensor = parallel_state.get_tensor_model_parallel_world_size()
+    pipeline = parallel_state.get_pipeline_model_parallel_world_size()
+    derived: dict[str, Any] = {
+        "num_layers": sizes.layers,
+        "hidden_size": sizes.hidden,
+        "ffn_hidden_size": sizes.intermediate,
+        "num_attention_heads": sizes.heads,
+        "num_query_groups": sizes.groups,
+        "kv_channels": sizes.head_size,
+        "layernorm_epsilon": config.rms_norm_eps,
+        "normalization": "RMSNorm",
+        "qk_layernorm": sizes.head_norms,
+        "add_qkv_bias": sizes.attention_bias,
+        "add_bias_linear": False,
+        "gated_linear_unit": True,
+        "activation_func": silu,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "tensor_model_parallel_size": tensor,
+        "pipeline_model_parallel_size": pipeline,
+        "context_parallel_size": parallel_state.get_context_parallel_world_size(),
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype is torch.bfloat16,
+        "fp16": dtype is torch.float16,
+        "variable_seq_lengths": pipeline > 1,
+        "moe_token_dispatcher_type": "alltoall",  # the only one that variable lengths allow
+        "perform_initialization": False,
+        "use_cpu_initialization": True,
+    }
+    _refuse_overrides(overrides, derived, field)
+    preset = {
+        "sequence_parallel": tensor > 1,
+        "masked_softmax_fusion": False,
+        "bias_activation_fusion": False,
+        "bias_dropout_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "apply_rope_fusion": False,
+        "persist_layer_norm": False,
+    }
+    return TransformerConfig(**derived, **{**preset, **overrides})
+
+
+def _refuse_what_is_not_converted(config: Any) -> None:
+    """Raises `ModelError` for what Megatron-core would compute otherwise."""
+    if not segments_fit(config):
+        raise ModelError("strategy = megatron needs layers that see the whole sequence, without windows or chunks")
+    biased = config.model_type != "qwen2" and getattr(config, "attention_bias", False)
+    if biased or getattr(config, "mlp_bias", False):
+        raise ModelError("strategy = megatron has no converter for a model with biases on its output projections")
+    if config.hidden_act != "silu":
+        raise ModelError(
+            f"strategy = megatron has no converter for the activation {config.hidden_act!r}, only for silu"
+        )
+
+
+def _refuse_overrides(overrides: Mapping[str, Any], derived: Mapping[str, Any], field: str) -> None:
+    known = {each.name for each in fields(TransformerConfig)}
+    for name in overrides:
+        if name in derived:
+            raise ModelError(f"{field}.{name} follows from the model and the degrees of parallelism: leave it out")
+        if name not in known:
+            raise ModelError(f"{field}.{name}: Megatron-core's TransformerConfig has no such field")
+
+
+class VocabularyHead(PlainHead):
+    """The output matrix, whose rows the ranks of a mesh of one dimension have among them."""
+
+    def __init__(self, matrix: nn.Parameter, vocabulary: int, mesh: DeviceMesh | None) -> None:
+        """`matrix` holds this rank's rows, those of padding last; `mesh` is None where it has all."""
+        super().__init__()
+        self._matrix = [matrix]  # in a list: it is a parameter of another module
+        self._vocabulary, self._mesh = vocabulary, mesh
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]  # made out of the parameter each time
+        """(vocabulary, H), distributed where several ranks have it, without the rows of padding."""
+        [matrix] = self._matrix
+        if self._mesh is None:
+            return matrix[: self._vocabulary]
+        first = self._mesh.get_local_rank() * len(matrix)
+        own = matrix[: max(min(self._vocabulary - first, len(matrix)), 0)]
+        shape = torch.Size((self._vocabulary, matrix.shape[1]))
+        return DTensor.from_local(
+            own, self._mesh, [Shard(0)], run_check=False, shape=shape, stride=(matrix.shape[1], 1)
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(..., H), the same on every rank -> logits of the whole vocabulary (..., vocabulary) on every rank."""
+        [matrix] = self._matrix
+        if self._mesh is None:
+            return linear(hidden, self.weight)
+        own = linear(tensor_parallel.copy_to_tensor_model_parallel_region(hidden), matrix)
+        logits: Tensor = tensor_parallel.gather_from_tensor_model_parallel_region(own)
+        return logits[..., : self._vocabulary]
+
+
+class MegatronDecoder(nn.Module):
+    """One pipeline stage on one tensor-parallel rank. The last stage answers with logits, the others with hidden states
+    for the next stage.
+    """
+
+    relays = False
+    """Whether every call goes through all stages and every stage gets the logits: for looks at the model that know of
+    no pipeline."""
+
+    def __init__(
+        self,
+        meta_model: Any,
+        sizes: DecoderSizes,
+        megatron: TransformerConfig,
+        device: torch.device,
+        *,
+        is_critic: bool,
+    ) -> None:
+        """`meta_model` is the transformers model, or the one with a value head, without values. The weights of this one
+        are still to be written.
+        """
+        super().__init__()
+        self.config = meta_model.config
+        self._megatron, self._sizes, self._device = megatron, sizes, device
+        self._tensor = megatron.tensor_model_parallel_size
+        self.gpt = self._build(is_critic).to(device)
+        self._width = 1 if is_critic else sizes.vocabulary
+        rotary = meta_model.model.rotary_emb
+        self._rotary = type(rotary)(config=self.config).to(device)
+        self._head: nn.Module | None = self._make_head(is_critic) if self.gpt.post_process else None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the embeddings."""
+        return bool(self.gpt.pre_process)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the output head."""
+        return bool(self.gpt.post_process)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The size of the vocabulary, for looks at the model; its values are those of one rank's part."""
+        with torch.device("meta"):
+            return nn.Embedding(self._sizes.vocabulary, self._sizes.hidden)
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The output head, on the last stage."""
+        return self._head if isinstance(self._head, VocabularyHead) else None
+
+    def named_parameters_of_all(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters of this stage by Megatron's names, layers counted over all stages."""
+        first = self.gpt.decoder.layers[0].layer_number - 1 if len(self.gpt.decoder.layers) else 0
+        for name, parameter in self.gpt.named_parameters():
+            head, layers, rest = name.partition("decoder.layers.")
+            if layers:
+                number, _, rest = rest.partition(".")
+                name = f"{head}{layers}{int(number) + first}.{rest}"
+            yield name, parameter
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        position_ids: Tensor | None = None,
+        logits_to_keep: Tensor | None = None,
+        segments: Segments | None = None,
+        row_sharing: RowSharing | None = None,
+        use_cache: bool = False,
+    ) -> TokenClassifierOutput:
+        """`.logits` (B, N, V) at the N kept columns, all where none are named; on another stage than the last one
+        hidden states (T, B, H), T a share of the tokens under sequence parallelism.
+        """
+        assert not use_cache, "a learner keeps no cache"
+        tokens = input_ids.shape[1]
+        if position_ids is None:
+            position_ids = torch.arange(tokens, device=input_ids.device).unsqueeze(0)
+        padding = -tokens % self._tensor if self._megatron.sequence_parallel else 0
+        rows = RowsOfTokens(
+            tokens=tokens,
+            rotation=self._rotary(torch.empty(0, device=input_ids.device), position_ids),
+            segments=segments,
+            row_sharing=row_sharing,
+        )
+        if self.relays:
+            self._receive(input_ids.shape[0], tokens + padding)
+        hidden = self.gpt(
+            input_ids=pad(input_ids, (0, padding)),
+            position_ids=None,
+            attention_mask=None,
+            packed_seq_params=rows,
+        )
+        answer: Any = self._logits(hidden, tokens, logits_to_keep) if self.is_last else hidden
+        if self.relays:
+            kept = tokens if logits_to_keep is None else len(logits_to_keep)
+            answer = self._pass_on(answer, (input_ids.shape[0], kept, self._width))
+        return TokenClassifierOutput(logits=answer)
+
+    def set_input_tensor(self, hidden: list[Tensor] | Tensor) -> None:
+        """What the next call computes on, in the place of embeddings, on another stage than the first one."""
+        self.gpt.set_input_tensor(hidden)
+
+    def _logits(self, hidden: Tensor, tokens: int, kept: Tensor | None) -> Tensor:
+        if self._megatron.sequence_parallel:
+            hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        hidden = hidden.transpose(0, 1)
+        assert self._head is not None
+        logits: Tensor = self._head(hidden[:, :tokens] if kept is None else hidden[:, kept])
+        return logits
+
+    def _build(self, is_critic: bool) -> Any:
+        layers = get_num_layers_to_build(self._megatron)
+        layer = get_gpt_layer_local_spec(qk_layernorm=self._sizes.head_norms, normalization="RMSNorm")
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = MegatronNorm
+        attention = layer.submodules.self_attention.submodules
+        attention.core_attention = RowAttention
+        if self._sizes.head_norms:
+            attention.q_layernorm = attention.k_layernorm = MegatronNorm
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        is_last = stage == self._megatron.pipeline_model_parallel_size - 1
+        gpt = GPTModel(
+            self._megatron,
+            TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=MegatronNorm),
+            vocab_size=self._sizes.padded_vocabulary(self._tensor),
+            max_sequence_length=getattr(self.config, "max_position_embeddings", 0) or 0,
+            pre_process=stage == 0,
+            post_process=is_last,
+            share_embeddings_and_output_weights=self._sizes.tied and not is_critic,
+            position_embedding_type="none",
+        )
+        gpt._postprocess = lambda hidden_states, **_: hidden_states
+        if is_last and is_critic:
+            del gpt.output_layer
+            gpt.value_head = nn.Linear(self._sizes.hidden, 1, bias=False, dtype=self._megatron.params_dtype)
+        return gpt
+
+    def _make_head(self, is_critic: bool) -> nn.Module:
+        if is_critic:
+            head: nn.Module = self.gpt.value_head
+            return head
+        matrix = self.gpt.shared_embedding_or_output_weight() if self._sizes.tied else self.gpt.output_layer.weight
+        mesh = None
+        if self._tensor > 1:
+            group = parallel_state.get_tensor_model_parallel_group()
+            mesh = DeviceMesh.from_group(group, self._device.type)
+        return VocabularyHead(matrix, self._sizes.vocabulary, mesh)
+
+    def _receive(self, rows: int, tokens: int) -> None:
+        """Wait for the previous stage's hidden states."""
+        if self.is_first:
+            return
+        share = self._tensor if self._megatron.sequence_parallel else 1
+        shape = (tokens // share, rows, self._sizes.hidden)
+        hidden = torch.empty(shape, dtype=self._megatron.params_dtype, device=self._device)
+        dist.recv(hidden, parallel_state.get_pipeline_model_parallel_prev_rank())
+        self.set_input_tensor(hidden)
+
+    def _pass_on(self, answer: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Hidden states to the next stage, and the logits of the last stage to all."""
+        if not self.is_last:
+            dist.send(answer.contiguous(), parallel_state.get_pipeline_model_parallel_next_rank())
+            answer = torch.empty(shape, dtype=self._megatron.params_dtype, device=self._device)
+        answer = answer.contiguous()
+        group = parallel_state.get_pipeline_model_parallel_group()
+        dist.broadcast(answer, parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+        return answer

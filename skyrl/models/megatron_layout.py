@@ -1,0 +1,188 @@
+"""Names and layouts of a decoder's weights: which rows of which stored weight make up a Megatron parameter.
+
+Megatron-core joins query, key and value of each group of heads into one matrix, and gate and up projection into
+another; its tensor parallelism cuts what is joined, and pads the vocabulary. Both directions of the conversion follow
+from one table of `Piece`s, one tensor at a time. Nothing here needs Megatron-core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from skyrl.errors import ModelError
+
+EMBEDDINGS, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
+"""Megatron's names of the matrices with a row for each token."""
+
+_STORED_EMBEDDINGS, _STORED_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@frozen(kw_only=True)
+class DecoderSizes:
+    """Sizes of a decoder that are needed to lay its weights out."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    groups: int
+    """Key and value heads."""
+
+    head_size: int
+    vocabulary: int
+
+    tied: bool
+    """The output head is the matrix of the embeddings."""
+
+    attention_bias: bool
+    """Query, key and value have a bias."""
+
+    head_norms: bool
+    """Queries and keys are normalized per head."""
+
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """Sizes from a transformers configuration. Raises `ModelError` for an architecture without a converter."""
+        kind = config.model_type
+        if kind not in ARCHITECTURES:
+            raise ModelError(
+                f"there is no converter between {kind} and Megatron: one of {', '.join(ARCHITECTURES)} is needed, or "
+                "another strategy"
+            )
+        attention_bias, head_norms = ARCHITECTURES[kind]
+        return cls(
+            layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            heads=config.num_attention_heads,
+            groups=config.num_key_value_heads,
+            head_size=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            vocabulary=config.vocab_size,
+            tied=bool(config.tie_word_embeddings),
+            attention_bias=attention_bias,
+            head_norms=head_norms,
+        )
+
+    def padded_vocabulary(self, parts: int) -> int:
+        """Rows of the embeddings that `parts` ranks have together: the least number that they can share equally."""
+        return -(-self.vocabulary // parts) * parts
+
+
+ARCHITECTURES: Mapping[str, tuple[bool, bool]] = {
+    "llama": (False, False),
+    "qwen2": (True, False),
+    "qwen3": (False, True),
+}
+"""`model_type` of transformers -> whether attention has a bias on query, key and value, and whether it normalizes
+heads."""
+
+
+@frozen
+class Piece:
+    """Rows of a Megatron parameter that are rows of a stored weight. A vector counts as a column."""
+
+    weight: str
+    """Name of the stored weight."""
+
+    rows: range
+    """Its rows."""
+
+    columns: range | None = None
+    """Its columns; None: all of them."""
+
+    first: int = 0
+    """Row of the Megatron parameter where they begin."""
+
+
+Layout = Mapping[str, tuple[Piece, ...]]
+"""Megatron parameter, layers counted from 0 over all pipeline stages -> its pieces, in the order of its rows."""
+
+
+def layout_of(sizes: DecoderSizes, *, parts: int = 1, part: int = 0, value_head: str | None = None) -> Layout:
+    """Pieces of every parameter on one of the `parts` ranks that cut matrices among them.
+
+    `value_head` names the weight of a critic's head, which stands in the place of the output head. A tied output head,
+    which the last stage of a pipeline holds a copy of, is laid out as the embeddings are.
+    """
+    tokens = sizes.padded_vocabulary(parts) // parts
+    own = range(part * tokens, min((part + 1) * tokens, sizes.vocabulary))
+    found: dict[str, tuple[Piece, ...]] = {EMBEDDINGS: (Piece(_STORED_EMBEDDINGS, own),)}
+    for layer in range(sizes.layers):
+        found |= {f"decoder.layers.{layer}.{name}": pieces for name, pieces in _layer(sizes, layer, parts, part)}
+    found["decoder.final_layernorm.weight"] = (Piece("model.norm.weight", range(sizes.hidden)),)
+    if value_head is not None:
+        found["value_head.weight"] = (Piece(value_head, range(1)),)
+    else:
+        found[HEAD] = (Piece(_STORED_EMBEDDINGS if sizes.tied else _STORED_HEAD, own),)
+    return found
+
+
+def _layer(sizes: DecoderSizes, layer: int, parts: int, part: int) -> Iterator[tuple[str, tuple[Piece, ...]]]:
+    stored = f"model.layers.{layer}."
+    whole, head = range(sizes.hidden), range(sizes.head_size)
+    for name, theirs in (("input_layernorm", "input_layernorm"), ("pre_mlp_layernorm", "post_attention_layernorm")):
+        yield f"{name}.weight", (Piece(f"{stored}{theirs}.weight", whole),)
+    for kind in ("weight", "bias") if sizes.attention_bias else ("weight",):
+        yield f"self_attention.linear_qkv.{kind}", tuple(_joined_heads(sizes, stored, kind, parts, part))
+    if sizes.head_norms:
+        for name in ("q", "k"):
+            yield f"self_attention.{name}_layernorm.weight", (Piece(f"{stored}self_attn.{name}_norm.weight", head),)
+    mixed = _share(sizes.heads * sizes.head_size, parts, part)
+    yield "self_attention.linear_proj.weight", (Piece(f"{stored}self_attn.o_proj.weight", whole, mixed),)
+    inner = _share(sizes.intermediate, parts, part)
+    gate, up = (Piece(f"{stored}mlp.{name}_proj.weight", inner, None, n * len(inner)) for n, name in enumerate(_GATED))
+    yield "mlp.linear_fc1.weight", (gate, up)
+    yield "mlp.linear_fc2.weight", (Piece(f"{stored}mlp.down_proj.weight", whole, inner),)
+
+
+_GATED = ("gate", "up")
+
+
+def _joined_heads(sizes: DecoderSizes, stored: str, kind: str, parts: int, part: int) -> Iterator[Piece]:
+    """Of each group of heads its queries, its key and its value, one group after the other."""
+    queries, size, first = sizes.heads // sizes.groups, sizes.head_size, 0
+    for group in _share(sizes.groups, parts, part):
+        for name, heads in (("q", queries), ("k", 1), ("v", 1)):
+            rows = range(group * heads * size, (group + 1) * heads * size)
+            yield Piece(f"{stored}self_attn.{name}_proj.{kind}", rows, None, first)
+            first += len(rows)
+
+
+def _share(whole: int, parts: int, part: int) -> range:
+    return range(whole * part // parts, whole * (part + 1) // parts)
+
+
+def block_of(local: Tensor, piece: Piece) -> Tensor:
+    """The rows of a Megatron parameter (rows, ...) that belong to the piece; a view."""
+    return local[piece.first : piece.first + len(piece.rows)]
+
+
+def fill(local: Tensor, pieces: Sequence[Piece], read: Callable[[Piece], Tensor]) -> None:
+    """Write a Megatron parameter (rows, ...) out of what `read` gives of each stored weight; rows of padding are 0."""
+    local.zero_()
+    for piece in pieces:
+        target = block_of(local, piece)
+        target.copy_(read(piece).view(target.shape))
+
+
+def own_part(local: Tensor, pieces: Sequence[Piece], weight: str) -> Tensor:
+    """(rows, ...): what a Megatron parameter holds of one stored weight, its pieces one after the other."""
+    blocks = [block_of(local, piece) for piece in pieces if piece.weight == weight]
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def put(whole: Tensor, part: Tensor, pieces: Sequence[Piece], weight: str) -> None:
+    """Write `part`, which `own_part` gave on a rank whose parameter has these `pieces`, into the whole weight."""
+    first = 0
+    for piece in (each for each in pieces if each.weight == weight):
+        rows = part[first : first + len(piece.rows)]
+        first += len(piece.rows)
+        target = whole[piece.rows.start : piece.rows.stop]
+        if piece.columns is not None:
+            target = target[:, piece.columns.start : piece.columns.stop]
+        target.copy_(rows)

@@ -1,0 +1,180 @@
+"""The learners' contract under Megatron-core, on CPUs through the shim of `tests/megatron_shim.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+
+from skyrl.config import TrainerConfig
+from skyrl.learners.group import LearnerGroup
+from skyrl.learners.model_worker import token_budget
+from skyrl.learners.workers import PolicyWorker
+from skyrl.planning.replicas import replicas
+from skyrl.processes.handles import Group
+from skyrl.processes.in_process import LocalHandle
+from skyrl.training.objective import policy_objective
+from tests.inference.nano import nano_model
+from tests.learners.pool import Pool
+from tests.learners.rows import batch
+from tests.learners.test_strategies import (
+    Trained,
+    assert_same_numbers,
+    assert_same_weights,
+    changed,
+    course,
+    mini_batch,
+    stored,
+    weights_of,
+)
+from tests.long_cases import long_except
+from tests.megatron_shim import shimmed
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+TABLE = "policy.megatron_config."
+TENSOR, PIPELINE, CONTEXT = (TABLE + f"{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context"))
+KWARGS = TABLE + "transformer_config_kwargs"
+ROW_BY_ROW = {"micro_train_batch_size_per_gpu": 1, "micro_forward_batch_size_per_gpu": 2}
+
+WAYS: dict[str, tuple[dict[str, Any], int]] = {
+    "one rank": ({}, 1),
+    "one rank, padded": ({"use_sample_packing": False}, 1),
+    "2 replicas": ({}, 2),
+    "TP2": ({TENSOR: 2}, 2),
+    "TP2 without sequence parallelism": ({TENSOR: 2, KWARGS: {"sequence_parallel": False}}, 2),
+    "TP2, padded": ({TENSOR: 2, "use_sample_packing": False}, 2),
+    "PP2": ({PIPELINE: 2, **ROW_BY_ROW}, 2),
+    "CP2": ({CONTEXT: 2}, 2),
+    "TP2 of 2 replicas": ({TENSOR: 2}, 4),
+    "TP2 x PP2": ({TENSOR: 2, PIPELINE: 2, **ROW_BY_ROW}, 4),
+    "PP2 of 2 replicas": ({PIPELINE: 2, **ROW_BY_ROW}, 4),
+    "TP2 x CP2": ({TENSOR: 2, CONTEXT: 2}, 4),
+    "CP2 x PP2": ({PIPELINE: 2, CONTEXT: 2, **ROW_BY_ROW}, 4),
+}
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Pool]:
+    started = Pool(4)
+    yield started
+    started.close()
+
+
+class Spread:
+    """Policies under Megatron, and one in this process that they are compared with."""
+
+    def __init__(self, processes: Pool, small: TrainerConfig) -> None:
+        self._processes, self._small = processes, small
+
+    def policy(self, changes: dict[str, Any], ranks: int) -> LearnerGroup[PolicyWorker]:
+        trainer = changed(self._small, {"strategy": "megatron"} | changes)
+        objective = policy_objective(trainer.algorithm)
+        config = trainer.policy.megatron_config
+        inner = config.tensor_model_parallel_size * config.context_parallel_size
+        together = replicas(ranks, inner=inner, stages=config.pipeline_model_parallel_size)
+        maker = partial(shimmed, partial(PolicyWorker, trainer, objective))
+        group = self._processes.start(maker, ranks, together)
+        return LearnerGroup(group, objective, token_budget(trainer), replicas=together)
+
+    def fsdp2(self) -> LearnerGroup[PolicyWorker]:
+        objective = policy_objective(self._small.algorithm)
+        group = self._processes.start(partial(PolicyWorker, self._small, objective), 2)
+        return LearnerGroup(group, objective, token_budget(self._small), replicas=replicas(2))
+
+    def alone(self, changes: dict[str, Any]) -> LearnerGroup[PolicyWorker]:
+        trainer = changed(self._small, changes)
+        objective = policy_objective(trainer.algorithm)
+        group = Group([LocalHandle("rank-0", PolicyWorker(trainer, objective))])
+        return LearnerGroup(group, objective, token_budget(trainer))
+
+
+@pytest.fixture(scope="module")
+def spread(processes: Pool, small: TrainerConfig) -> Spread:
+    return Spread(processes, small)
+
+
+@pytest.fixture(scope="module")
+def alone(spread: Spread) -> Trained:
+    return asyncio.run(course(spread.alone({})))
+
+
+@pytest.mark.parametrize("name", long_except(WAYS, "one rank", "2 replicas", "TP2 x PP2", "CP2"))
+async def test_five_steps_are_those_of_one_process(name: str, spread: Spread, alone: Trained) -> None:
+    other = await course(spread.policy(*WAYS[name]))
+    for one, two in zip(alone.metrics, other.metrics, strict=True):
+        assert_same_numbers(one, two)
+    assert_same_weights(alone.weights, other.weights)
+    torch.testing.assert_close(other.scores, alone.scores, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", long_except(["qwen2", "qwen3", "llama"], "qwen3"))
+@pytest.mark.parametrize("name", long_except(["one rank", "TP2 x PP2"], "TP2 x PP2"))
+async def test_models_of_other_kinds_are_converted_both_ways_and_learn_alike(
+    kind: str, name: str, spread: Spread, tmp_path: Path
+) -> None:
+    nano_model(kind).save_pretrained(tmp_path)
+    path = {"policy.model.path": str(tmp_path), "policy.optimizer_config.adam_eps": 1e-6}
+    changes, ranks = WAYS[name]
+    one, other = spread.alone(path), spread.policy(changes | path, ranks)
+    torch.testing.assert_close(await other.score(batch(7)), await one.score(batch(7)), atol=1e-5, rtol=1e-5)
+    before = await weights_of(other)
+    assert all(torch.equal(weight, before[key]) for key, weight in (await weights_of(one)).items())
+    for step in range(2):
+        assert_same_numbers(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+    assert_same_weights(await weights_of(one), await weights_of(other))
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [
+        ("TP2 x PP2", None),
+        (None, "TP2 x PP2"),
+        *(
+            pytest.param(saved, loaded, marks=pytest.mark.long)
+            for saved, loaded in (("2 replicas", "TP2"), ("PP2", "TP2 of 2 replicas"), ("CP2", None))
+        ),
+    ],
+)
+async def test_a_state_goes_on_with_other_degrees_and_under_fsdp2(
+    saved: str | None, loaded: str | None, spread: Spread, alone: Trained, tmp_path: Path
+) -> None:
+    first = spread.fsdp2() if saved is None else spread.policy(*WAYS[saved])
+    for step in range(3):
+        await first.update(mini_batch(step))
+    tensors, numbers = await stored(first, tmp_path)
+    second = spread.fsdp2() if loaded is None else spread.policy(*WAYS[loaded])
+    await second.update(mini_batch(9))  # what is there before is replaced
+    await second.load_state(tensors, numbers)
+    for step in (3, 4):
+        assert_same_numbers(alone.metrics[step], await second.update(mini_batch(step)))
+    assert_same_weights(alone.weights, await weights_of(second))
+
+
+@pytest.mark.parametrize("name", long_except(["2 replicas", "TP2 x PP2"], "2 replicas"))
+async def test_a_gradient_that_is_not_finite_is_skipped_on_all_ranks(name: str, spread: Spread) -> None:
+    changes, ranks = WAYS[name]
+    learner = spread.policy({**changes, "policy.optimizer_config.max_skipped_updates": 1}, ranks)
+    twin = spread.alone({})
+    good, last = mini_batch(1), torch.arange(8) == 7
+    assert good.advantages is not None
+    bad = evolve(good, advantages=torch.where(last.unsqueeze(1), torch.nan, good.advantages))
+    assert (await learner.update(bad))["skipped_updates"] == 1
+    assert_same_weights(await weights_of(twin), await weights_of(learner))
+    assert_same_numbers(await twin.update(good), await learner.update(good))
+
+
+@pytest.mark.parametrize("name", long_except(["2 replicas", "TP2 x PP2"], "TP2 x PP2"))
+async def test_sgd_learns_alike(name: str, spread: Spread) -> None:
+    changes, ranks = WAYS[name]
+    sgd = {"policy.optimizer_config.optimizer": "sgd", "policy.optimizer_config.lr": 0.1}
+    one, other = spread.alone(sgd), spread.policy(changes | sgd, ranks)
+    for step in range(2):
+        assert_same_numbers(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+    assert_same_weights(await weights_of(one), await weights_of(other))

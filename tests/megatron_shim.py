@@ -1,0 +1,77 @@
+"""Megatron-core on a CPU: what it takes from CUDA is given to it from the host. For tests alone.
+
+It shows that the wiring and the mathematics of parallelism are right, and says nothing of the CUDA path.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from skyrl.learners.ranks import Ranks
+
+_NAMES = {torch.float32: "Float", torch.bfloat16: "BFloat16", torch.float16: "Half"}
+
+
+class _OnTheHost(TorchFunctionMode):
+    """`device="cuda"` is the CPU, and a tensor on the CPU says that it is one of CUDA."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is Tensor.type and len(args) == 1 and not kwargs and args[0].dtype in _NAMES:
+            return f"torch.cuda.{_NAMES[args[0].dtype]}Tensor"
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
+
+
+class _Stream:
+    def __init__(self, *_: object, **__: object) -> None:
+        """Takes what a stream or an event of CUDA takes."""
+
+    def wait_stream(self, _: object) -> None:
+        """What is computed on the host is there."""
+
+
+@contextmanager
+def _nothing(*_: object, **__: object) -> Iterator[None]:
+    yield
+
+
+@cache
+def install() -> None:
+    """Once in a process, for good."""
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore")
+        patch.setattr(torch, "compile", lambda function: function)  # it would take a minute, and is not what is tested
+        from megatron.core.models import gpt  # noqa: F401 - all of it that is compiled
+        from megatron.core.tensor_parallel import random
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: torch.device("cpu")
+    cuda.synchronize = cuda.empty_cache = cuda.set_device = lambda *_: None
+    cuda.Stream = cuda.Event = _Stream
+    cuda.current_stream = cuda.default_stream = _Stream
+    cuda.stream = _nothing
+    modules: Any = (Tensor, torch.nn.Module)
+    for each in modules:
+        each.cuda = lambda self, *_, **__: self
+    random._get_cuda_rng_state = lambda *_, **__: torch.zeros(())
+    random._set_cuda_rng_state = lambda *_, **__: None
+    random.CudaRNGStatesTracker.fork = _nothing
+    mode: Any = _OnTheHost()
+    mode.__enter__()
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")  # seems to be ours
+
+
+def shimmed(maker: Callable[..., Any], *, ranks: Ranks) -> Any:
+    """`maker(ranks=...)` in a process where Megatron-core takes the CPU for CUDA."""
+    install()
+    return maker(ranks=ranks)

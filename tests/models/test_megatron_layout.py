@@ -1,0 +1,134 @@
+"""Stored weights become Megatron's parameters and come back, whole and each number once, however ranks cut them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from skyrl.errors import ModelError
+from skyrl.models.megatron_layout import DecoderSizes, Layout, Piece, fill, layout_of, own_part, put
+from skyrl.models.naming import named_weights
+from tests.inference.nano import nano_model
+
+REAL: dict[str, Any] = {
+    "Qwen2.5-0.5B": Qwen2Config(
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        vocab_size=151_936,
+        tie_word_embeddings=True,
+    ),
+    "Qwen2.5-7B": Qwen2Config(
+        hidden_size=3584,
+        intermediate_size=18_944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        vocab_size=152_064,
+        tie_word_embeddings=False,
+    ),
+    "Qwen3-8B": Qwen3Config(
+        hidden_size=4096,
+        intermediate_size=12_288,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151_936,
+        tie_word_embeddings=False,
+    ),
+    "Llama-3.1-8B": LlamaConfig(
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=128_256,
+        tie_word_embeddings=False,
+    ),
+}
+
+
+def rows_of(layout: Layout, weights: Mapping[str, Tensor], name: str, padded: int) -> Tensor:
+    """The parameter of one rank, out of the stored weights."""
+    pieces = layout[name]
+    rows = padded if "embedding" in name or "output_layer" in name else sum(len(piece.rows) for piece in pieces)
+    first = cut(weights[pieces[0].weight], pieces[0])
+    local = torch.full((rows, *first.shape[1:]), torch.nan)
+    fill(local, pieces, lambda piece: cut(weights[piece.weight], piece))
+    return local
+
+
+def cut(weight: Tensor, piece: Piece) -> Tensor:
+    rows = weight[piece.rows.start : piece.rows.stop]
+    return rows if piece.columns is None else rows[:, piece.columns.start : piece.columns.stop]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen2, tied", "qwen3", "llama"])
+def test_weights_come_back_as_they_were_however_many_ranks_cut_them(kind: str, parts: int) -> None:
+    model = nano_model(kind)
+    weights = {name: weight + torch.rand_like(weight) for name, weight in named_weights(model)}  # no norm is 1
+    sizes = DecoderSizes.of(model.config)
+    layouts = [layout_of(sizes, parts=parts, part=part) for part in range(parts)]
+    back = {name: torch.full_like(weight, torch.nan) for name, weight in weights.items()}
+    padded = sizes.padded_vocabulary(parts) // parts
+    for layout in layouts:
+        for name, pieces in layout.items():
+            local = rows_of(layout, weights, name, padded)
+            assert local.isfinite().all(), name
+            for weight in {piece.weight for piece in pieces}:
+                put(back[weight], own_part(local, pieces, weight), pieces, weight)
+    assert all(torch.equal(weight, back[name]) for name, weight in weights.items())
+
+
+def test_a_group_of_heads_lies_together_queries_first() -> None:
+    sizes = DecoderSizes.of(nano_model("qwen2").config)  # 4 heads of 8 in 2 groups
+    pieces = layout_of(sizes, parts=2, part=1)["decoder.layers.1.self_attention.linear_qkv.bias"]
+    stored = "model.layers.1.self_attn."
+    assert pieces == (
+        Piece(f"{stored}q_proj.bias", range(16, 32), None, 0),
+        Piece(f"{stored}k_proj.bias", range(8, 16), None, 16),
+        Piece(f"{stored}v_proj.bias", range(8, 16), None, 24),
+    )
+
+
+def test_a_vocabulary_that_ranks_cannot_share_equally_is_padded_at_its_end() -> None:
+    sizes = DecoderSizes.of(nano_model("qwen2").config)  # 258 tokens
+    assert sizes.padded_vocabulary(4) == 260
+    [piece] = layout_of(sizes, parts=4, part=3)["output_layer.weight"]
+    assert piece == Piece("lm_head.weight", range(195, 258))
+
+
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_every_number_of_a_real_model_has_one_place(name: str, parts: int) -> None:
+    config = REAL[name]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    stored = dict(named_weights(model))
+    sizes = DecoderSizes.of(config)
+    placed: Counter[str] = Counter()
+    for part in range(parts):
+        layout = dict(layout_of(sizes, parts=parts, part=part))
+        if sizes.tied:
+            del layout["output_layer.weight"]  # a copy of the embeddings
+        for piece in (piece for pieces in layout.values() for piece in pieces):
+            whole = stored[piece.weight]
+            width = 1 if whole.dim() == 1 else len(piece.columns) if piece.columns else whole.shape[1]
+            is_cut = len(piece.rows) * width < whole.numel() or parts == 1
+            placed[piece.weight] += len(piece.rows) * width if is_cut or part == 0 else 0
+    assert placed == {name: weight.numel() for name, weight in stored.items()}
+
+
+def test_a_model_without_a_converter_is_refused_by_its_name() -> None:
+    with pytest.raises(ModelError, match="no converter between mistral and Megatron: one of llama, qwen2, qwen3"):
+        DecoderSizes.of(MistralConfig())
