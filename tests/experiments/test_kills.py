@@ -122,6 +122,17 @@ def test_a_run_that_is_killed_at_other_moments_ends_like_one_that_was_not(
     assert_kills_change_nothing(nano, tmp_path, whole, moments(20, seed=seed))
 
 
+CUT: dict[str, Any] = {**ON_RAY, "trainer__policy__tensor_parallel_size": 2}
+"""Two ranks that cut matrices among them, in the place of two that shard them."""
+
+
+@pytest.mark.long
+def test_a_run_whose_ranks_cut_matrices_is_killed_and_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:
+    status, said = run(nano, tmp_path / "whole", **CUT)
+    assert status == 0, said
+    assert_kills_change_nothing(nano, tmp_path / "killed", tmp_path / "whole", moments(10, seed=4), **CUT)
+
+
 @pytest.fixture(scope="module")
 def whole_on_ray(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on Ray that nobody disturbed."""

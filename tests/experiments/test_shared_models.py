@@ -1,24 +1,57 @@
-"""Runs on Ray whose ranks share rows or matrices: their engines get their weights, and others go on."""
+"""Runs on Ray whose ranks share rows or matrices: they learn, their engines get their weights, others go on."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skyrl.config import compose
+from skyrl.experiments.ppo import BasePPOExp
 from tests.experiments.test_other_ranks import ON_RAY, RANKS, samples
 from tests.nano_run import metrics, train
 
 pytestmark = pytest.mark.long
 
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "examples" / "quickstart"
 SIZES = ("sequence", "context", "tensor")
 
 
 def size_of(name: str) -> str:
     """The field of `train` for one of the sizes."""
     return f"trainer__policy__{name}_parallel_size"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model and the data of the quick start."""
+    out = tmp_path_factory.mktemp("quickstart") / "base"
+    subprocess.run([sys.executable, str(QUICKSTART / "prepare.py"), "--out", str(out)], check=True, cwd=ROOT)
+    return out
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_quick_start_learns_on_two_ranks_that_share_its_model(name: str, base: Path, tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "data.train_data": [str(base / "train.parquet")],
+        "data.val_data": [str(base / "validation.parquet")],
+        "environment.env_class": f"{QUICKSTART / 'reward.py'}:sorted_exactly",
+        "trainer.policy.model.path": str(base / "model"),
+        "trainer.run_path": str(tmp_path / "run"),
+        "trainer.placement.executor": "ray",
+        "trainer.placement.colocate_all": False,
+        "trainer.placement.policy_num_gpus_per_node": 2,
+        "trainer.placement.heartbeat_timeout_seconds": 600,
+        f"trainer.policy.{name}_parallel_size": 2,
+    }
+    BasePPOExp(compose([str(QUICKSTART / "grpo.toml")], values).config).run()
+    scores = [row["eval/all/avg_score"] for row in metrics(tmp_path) if "eval/all/avg_score" in row]
+    assert scores[-1] >= 0.8
 
 
 @pytest.mark.parametrize(
