@@ -96,7 +96,19 @@ def _optimizer(model: ModelTable) -> Iterator[Effect]:
     by_adam = Condition("optimizer is adamw or muon", lambda run: rule(run) != "sgd")
     yield from (effect_where(f"{path}.{name}", by_adam) for name in ("adam_betas", "adam_eps"))
     yield effect_where(f"{path}.muon_momentum", Condition("optimizer is muon", lambda run: rule(run) == "muon"))
+    in_half = Condition("fsdp_config.mixed_precision names float16", lambda run: _is_in_half(model, run))
+    for name in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"):
+        yield effect_where(f"{path}.{name}", in_half)
     yield from schedule_reads(path, lambda run: model.section(run).optimizer_config, model.updates)
+
+
+def _is_in_half(model: ModelTable, run: Any) -> bool:
+    """Are gradients in float16 somewhere on their way?"""
+    precision = model.section(run).fsdp_config.mixed_precision
+    if precision is None or not model.by_fsdp(run):
+        return False
+    read = (precision.param_dtype, precision.reduce_dtype) if model.ranks(run) > 1 else (precision.param_dtype,)
+    return any(each in ("fp16", "float16") for each in read)
 
 
 # FSDP.

@@ -79,6 +79,21 @@ class OptimizerConfig(BaseConfig):
     """Optimizer steps in a row that may be left out because their gradient is not finite; one more ends the run. All
     are counted. 0: the first one ends it."""
 
+    initial_loss_scale: float = field(default=65536.0, validator=positive)
+    """Factor of the loss at the start, where `fsdp_config.mixed_precision` names float16: smaller gradients than 6e-8
+    are lost in it. Gradients are divided by it again before they are clipped."""
+
+    min_loss_scale: float = field(default=1.0, validator=positive)
+    """Smallest factor of the loss. A step that is left out while the factor is above it does not count towards
+    `max_skipped_updates`: the next one has a smaller factor."""
+
+    loss_scale_window: int = field(default=100, validator=positive)
+    """Steps in a row with finite gradients after which the factor of the loss doubles. Gradients that overflow then
+    cost a step, so that few steps cost many."""
+
+    hysteresis: int = field(default=2, validator=positive)
+    """Steps with gradients that are not finite, since the factor of the loss last doubled, from which on it halves."""
+
     offload_after_step: bool = field(default=True, metadata=FREE)
     """Move the optimizer's state to CPU memory while others have the GPU, where models or engines take turns on it."""
 
@@ -107,7 +122,13 @@ class OptimizerConfig(BaseConfig):
     the same. `num_warmup_steps` and `num_decay_steps` are counted in it."""
 
     def own_problems(self) -> Iterator[Problem]:
-        """Warm-up has one length."""
+        """Warm-up has one length, and a loss starts to be scaled no lower than it may be."""
+        if self.initial_loss_scale < self.min_loss_scale:
+            yield Problem(
+                path="initial_loss_scale",
+                message=f"{self.initial_loss_scale:g} is below min_loss_scale = {self.min_loss_scale:g}",
+                hint="raise it, or lower the other",
+            )
         if self.warmup_steps_proportion is not None and self.num_warmup_steps:
             yield Problem(
                 path="warmup_steps_proportion",
@@ -118,7 +139,9 @@ class OptimizerConfig(BaseConfig):
 
 @frozen
 class MixedPrecisionConfig(BaseConfig):
-    """Types in which FSDP computes; master weights stay float32."""
+    """Types in which FSDP computes; master weights stay float32. In float16 the loss is scaled: see
+    `optimizer_config.initial_loss_scale`.
+    """
 
     param_dtype: Dtype = "bf16"
     """Type of the gathered weights, and so of forward and backward."""

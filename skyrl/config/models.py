@@ -28,7 +28,8 @@ class SkyRLLoraConfig(BaseConfig):
     """Scale of the adapter: its output is multiplied by `alpha / rank`."""
 
     dropout: float = field(default=0.0, validator=fraction_below_one)
-    """Probability that an input of the adapter is dropped while training. 0: none."""
+    """Probability that an input of the adapter is dropped while training. 0: none. Scores are computed without it, so
+    that it adds noise to a ratio to old log-probabilities."""
 
     lora_sync_path: str = field(default="/tmp/skyrl_lora_sync", metadata=FREE)
     """Folder through which the adapter reaches vLLM engines and servers, and the torch engine on Ray where

@@ -23,7 +23,7 @@ from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import FSDPConfig, MixedPrecisionConfig
 from skyrl.errors import ModelError
 from skyrl.learners.data_parallel import DataParallel
-from skyrl.learners.gradients import clip, sum_over
+from skyrl.learners.gradients import clip, divide, sum_over
 from skyrl.learners.moving import HOST
 from skyrl.learners.ranks import REPLICATE, SHARD, TENSOR
 from skyrl.learners.schedule import make_optimizer
@@ -68,6 +68,7 @@ class Fsdp2(DataParallel):
             _convert_buffers(self.model, config.mixed_precision)
         self.model.eval()
         self.optimizer = None
+        self._loss_scale = context.loss_scale
         self._max_grad_norm = float("inf")
         if context.optimizer is None:
             self.model.requires_grad_(False)
@@ -96,18 +97,24 @@ class Fsdp2(DataParallel):
 
         FSDP2 averages gradients over ranks; the factor makes the average a sum.
         """
-        (loss * (self._ranks.size // self._tensor_parallel)).backward()
+        (self._scaled(loss) * (self._ranks.size // self._tensor_parallel)).backward()
 
     def step(self) -> float:
         assert self.optimizer is not None, "this model never changes"
         if self._partial:
             sum_over(self._mesh.get_group(TENSOR), [self.model.get_parameter(name) for name in self._partial])
-        found = clip((each for group in self.optimizer.param_groups for each in group["params"]), self._max_grad_norm)
+        learning = [each for group in self.optimizer.param_groups for each in group["params"]]
+        if self._loss_scale is not None:
+            divide(learning, self._loss_scale.value)
+        found = clip(learning, self._max_grad_norm)
         if math.isfinite(found):
             self.optimizer.step()
         else:
             self.zero_grad()
         return found
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        return loss if self._loss_scale is None else loss * self._loss_scale.value
 
     def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
         """This rank's part of every weight, of whatever shape, and of the optimizer's state if `optimizer`."""

@@ -58,5 +58,12 @@ def sum_over(group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> No
         each.copy_(summed.view(each.shape))
 
 
+def divide(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    """Divide the gradient of each parameter, in place."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            _local(parameter.grad).div_(factor)
+
+
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -85,6 +85,7 @@ class LearningWorker(ModelWorker):
         self._train_rows = trainer.micro_train_batch_size_per_gpu
         self._max_skipped = 0 if trainer.faults.on_non_finite == "abort" else optimizer.max_skipped_updates
         self._skipped = 0  # in a row
+        self._overflowed = False  # the last step was left out since its loss was scaled too far
         self._profiler = UpdateProfiler(f"{role}-{ranks.rank}", record_memory=trainer.policy.record_memory)
         if trainer.recompute_activations and not kind.recomputes:
             recompute_activations(self.model, use_reentrant=trainer.gradient_checkpointing_use_reentrant)
@@ -116,10 +117,11 @@ class LearningWorker(ModelWorker):
                 sums, seen = self._accumulate(batch)
             learning_rate = self._finite_learning_rate()
             norm = self.strategy.step()
+            shared = {f"{self._role}_lr": learning_rate, "grad_norm": norm} | self._adapt_loss_scale(norm)
             self._conclude(norm, sums)
-        left_out = self._skipped > 0
+        left_out = not math.isfinite(norm)
         _log.info("update of %d rows: gradient norm %.4g%s", len(batch), norm, ", left out" if left_out else "")
-        shared = {f"{self._role}_lr": learning_rate, "grad_norm": norm, "skipped_updates": float(left_out)}
+        shared["skipped_updates"] = float(left_out)
         return RankMetrics(sums=sums, moments=seen, shared=shared)
 
     def _dropout_seed(self) -> int:
@@ -153,15 +155,28 @@ class LearningWorker(ModelWorker):
             )
         return learning_rate
 
+    def _adapt_loss_scale(self, norm: float) -> Metrics:
+        """Choose the factor of the next loss, where there is one; the factor of this step, for the log."""
+        if self._loss_scale is None:
+            return {}
+        used = self._loss_scale.value
+        self._overflowed = self._loss_scale.adapt(finite=math.isfinite(norm))
+        return {"loss_scale": used}
+
     def _conclude(self, norm: float, sums: Metrics) -> None:
-        """Advance the schedule after a step, or count one that was left out since its gradient norm is not finite.
+        """Advance the schedule after a step, or count one that was left out since its gradient norm is not finite;
+        a loss that was scaled too far does not count.
 
         Raises `NonFiniteError` for too many of these in a row, and for a weight that is not finite.
         """
-        self._skipped = 0 if math.isfinite(norm) else self._skipped + 1
+        is_finite = math.isfinite(norm)
+        if is_finite:
+            self._skipped = 0
+        elif not self._overflowed:
+            self._skipped += 1
         if self._skipped > self._max_skipped:
             raise NonFiniteError(self._why_to_stop(norm, sums))
-        if not self._skipped:
+        if is_finite:
             self._refuse_non_finite(f"after an update with gradient norm {norm:.4g}")
             self.schedule.step()
 
@@ -204,12 +219,15 @@ class LearningWorker(ModelWorker):
 
     def stage(self) -> tuple[dict[str, Any], int]:
         _, size = super().stage()
-        return {"optimizer_steps": self.schedule.last_epoch, "skipped_in_a_row": self._skipped}, size
+        numbers: dict[str, Any] = {"optimizer_steps": self.schedule.last_epoch, "skipped_in_a_row": self._skipped}
+        return numbers | ({"loss_scale": self._loss_scale.state()} if self._loss_scale else {}), size
 
     def load_state(self, source: TensorSource, numbers: Mapping[str, Any]) -> None:
         super().load_state(source, numbers)
         move_schedule(self.schedule, numbers["optimizer_steps"])
         self._skipped = int(numbers["skipped_in_a_row"])
+        if self._loss_scale is not None and "loss_scale" in numbers:
+            self._loss_scale.load(numbers["loss_scale"])
 
     def _why_to_stop(self, norm: float, sums: Metrics) -> str:
         parts = ", ".join(f"{name} {value:g}" for name, value in sums.items())

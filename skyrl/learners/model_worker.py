@@ -22,6 +22,7 @@ from skyrl.config.trainer_fields import table_above, trainer_field
 from skyrl.errors import NonFiniteError, RunError
 from skyrl.learners.budget import TokenBudget, micro_batches
 from skyrl.learners.forward import ForwardFn, Outputs, probe_forward
+from skyrl.learners.loss_scale import loss_scale_of
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.rank_metrics import on_the_host
 from skyrl.learners.ranks import Ranks
@@ -70,12 +71,14 @@ class ModelWorker:
             compute_dtype=getattr(torch, required(trainer.compute_dtype, trainer_field(table, "compute_dtype"))),
             optimizer=optimizer,
             micro_batch_rows=trainer.micro_train_batch_size_per_gpu,
+            loss_scale=loss_scale_of(trainer, section, ranks.size) if optimizer else None,
             mover=mover or DeviceMover(),
             tensor_parallel=sizes.tensor,
             tensor_parallel_field=joined(config_path, "tensor_parallel_size"),
             section_field=config_path,
             strategy_field=trainer_field(table, "strategy"),
         )
+        self._loss_scale = context.loss_scale
         with ExitStack() as failed:
             self._joined = ranks.size > 1 or kind.joins_alone
             if self._joined:

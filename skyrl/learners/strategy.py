@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import OptimizerConfig
+from skyrl.learners.loss_scale import LossScale
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.row_layouts import MicroBatch
@@ -57,6 +58,9 @@ class StrategyContext:
 
     strategy_field: str = "trainer.strategy"
     """Path of the field that names the strategy, for messages."""
+
+    loss_scale: LossScale | None = None
+    """Factor of the loss for gradients in float16; None where they are in a type with the range of float32."""
 
     mover: DeviceMover = field(factory=DeviceMover)
 

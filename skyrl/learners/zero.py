@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import DeepSpeedConfig
-from skyrl.errors import UserError
+from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.learners.data_parallel import DataParallel
 from skyrl.learners.schedule import make_optimizer
 from skyrl.learners.strategy import ModelSource, StrategyContext
@@ -32,7 +32,10 @@ class Zero(DataParallel):
     """A model under a DeepSpeed engine. See `Strategy` for what each method does."""
 
     def __init__(self, source: ModelSource, config: DeepSpeedConfig, context: StrategyContext) -> None:
-        """Every rank reads the weights: the engine starts from whole models. Raises `UserError` without DeepSpeed."""
+        """Every rank reads the weights: the engine starts from whole models. Raises `UserError` without DeepSpeed,
+        `ConfigError` where ranks are to cut matrices.
+        """
+        _refuse_to_cut_matrices(context)
         deepspeed = import_deepspeed(context.device, context.strategy_field)
         self._ranks, self._device = context.ranks, context.device
         zero = config.zero_optimization
@@ -169,6 +172,13 @@ class Zero(DataParallel):
         before = torch.cuda.memory_allocated(self._device)
         action()
         return before - torch.cuda.memory_allocated(self._device)
+
+
+def _refuse_to_cut_matrices(context: StrategyContext) -> None:
+    if context.tensor_parallel > 1:
+        message = f"{context.tensor_parallel} ranks cannot cut matrices under DeepSpeed, which spreads whole ones"
+        hint = f'set it to 1, or {context.strategy_field} = "fsdp2"'
+        raise ConfigError([Problem(path=context.tensor_parallel_field, message=message, hint=hint)])
 
 
 def import_deepspeed(device: torch.device, field: str = "trainer.strategy") -> ModuleType:

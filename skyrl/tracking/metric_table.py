@@ -62,6 +62,7 @@ def _updates(prefix: str, rate: str, loss: Iterable[MetricSpec]) -> Iterator[Met
     yield MetricSpec(
         f"{prefix}/skipped_updates", "optimizer steps", "Steps left out because loss or gradient was not finite."
     )
+    yield MetricSpec(f"{prefix}/loss_scale", "1", "Factor of the loss, where gradients are in float16, mean of steps.")
 
 
 _REWARDS = (

@@ -49,6 +49,9 @@ SCHEDULE = "{m}optimizer_config."
 MUON: Values = {f"{SCHEDULE}optimizer": "muon"}
 FLAT: Values = {f"{SCHEDULE}scheduler": "constant"}
 WARM: Values = {f"{SCHEDULE}num_warmup_steps": 2}
+HALF: Values = {"{m}fsdp_config.mixed_precision.param_dtype": "fp16"}
+IN_BFLOAT16: Values = {"{m}fsdp_config.mixed_precision.param_dtype": "bf16"}
+SUMMED_IN_HALF: Values = {"{m}fsdp_config.mixed_precision.reduce_dtype": "float16"}
 ALONE: Values = {"{ranks}": 1}
 ON_CPU: Values = {"{t}device": "cpu"}
 KEPT: Values = {f"{ZERO}offload_optimizer.device": "none"}
@@ -71,6 +74,16 @@ CASES = (
     Case("optimizer_config.adam_betas", [0.5, 0.5], {}, ({f"{SCHEDULE}optimizer": "sgd"},), learns=True),
     Case("optimizer_config.adam_eps", 0.5, {}, ({f"{SCHEDULE}optimizer": "sgd"},), learns=True),
     Case("optimizer_config.muon_momentum", 0.5, MUON, ({f"{SCHEDULE}optimizer": "adamw"},), learns=True),
+    *(
+        Case(f"optimizer_config.{name}", value, HALF, (IN_BFLOAT16, BY_FSDP), learns=True)
+        for name, value in (
+            ("initial_loss_scale", 2.0),
+            ("min_loss_scale", 2.0),
+            ("loss_scale_window", 5),
+            ("hysteresis", 1),
+        )
+    ),
+    Case("optimizer_config.hysteresis", 1, {**SUMMED_IN_HALF, **SEVERAL}, (ALONE,), learns=True),
     Case("optimizer_config.num_warmup_steps", 3, {}, (FLAT,), learns=True),
     Case("optimizer_config.warmup_steps_proportion", 0.5, {}, (FLAT,), learns=True),
     Case("fsdp_config.cpu_offload", True, {**SEVERAL, **CUDA}, (ALONE, ON_CPU, BY_FSDP)),

@@ -47,6 +47,9 @@ class Sights:
     def rates(self) -> Observable:
         return self._of("the learning rate of {} at each optimizer step", self._rates)
 
+    def scaled(self) -> Observable:
+        return self._of("the factors of the loss of {} in three optimizer steps", self._scaled)
+
     def left_out(self) -> Observable:
         return self._of("the updates of {} that are left out before the run ends", self._left_out)
 
@@ -88,6 +91,15 @@ class Sights:
             found.append(learner.optimizer.param_groups[0]["lr"])
             learner.optimizer.step()
             learner.schedule.step()
+        return found
+
+    def _scaled(self, scene: Scene) -> object:
+        learner, batch, found = learner_of(scene, self.model), batch_for(scene), []
+        for _ in range(3):
+            try:
+                found.append(asyncio.run(learner.update(batch)).get("loss_scale"))
+            except NonFiniteError:
+                return [*found, "ended"]
         return found
 
     def _left_out(self, scene: Scene) -> object:
@@ -195,6 +207,9 @@ def optimizer(place: Place) -> Iterator[Probe]:
     for name, value in OPTIMIZER.items():
         yield place.probe(table + name, value, sights.trained())
     yield place.probe(table + "muon_momentum", 0.5, sights.trained(), {f"{{m}}{table}optimizer": "muon"})
+    for name, (value, context) in LOSS_SCALE.items():
+        scaled = {f"{{m}}{table}{path}": v for path, v in context.items()}
+        yield place.probe(table + name, value, sights.scaled(), scaled, HALF)
     for name, (value, context) in SCHEDULE.items():
         yield place.probe(
             table + name, value, sights.rates(), {f"{{m}}{table}{path}": v for path, v in context.items()}
@@ -216,6 +231,14 @@ OPTIMIZER: Mapping[str, Any] = {
     "weight_decay": 0.5,
     "weight_decay_on": "matrices",
     "max_grad_norm": 0.01,
+}
+TOO_FAR: Values = {"initial_loss_scale": 2.0**32, "hysteresis": 1}
+HALF: Values = {"{m}fsdp_config.mixed_precision.param_dtype": "fp16"}
+LOSS_SCALE: Mapping[str, tuple[Any, Values]] = {
+    "initial_loss_scale": (2.0, {}),
+    "min_loss_scale": (2.0**32, TOO_FAR),
+    "loss_scale_window": (1, {"initial_loss_scale": 2.0}),
+    "hysteresis": (1, {"initial_loss_scale": 2.0**32}),
 }
 SCHEDULE: Mapping[str, tuple[Any, Values]] = {
     "scheduler": ("linear", {}),

@@ -347,12 +347,26 @@ async def test_sgd_learns_and_resumes_alike_however_its_model_is_spread(
     assert_same_numbers(await one.update(mini_batch(2)), await other.update(mini_batch(2)))
 
 
-MUON = {"policy.optimizer_config.optimizer": "muon", "policy.optimizer_config.lr": 1e-4}
-"""Newton-Schulz in bfloat16 magnifies rounding: layouts differ by about one part in a hundred of a step."""
+MUON = {"policy.optimizer_config.optimizer": "muon", "policy.optimizer_config.lr": 3e-5}
+"""Newton-Schulz in bfloat16 magnifies rounding: layouts differ by about one part in a hundred of a step, which is small
+beside 1e-5 where the step is."""
 
 
 @pytest.mark.parametrize(
-    "name", long_except(["one process", "FSDP2 on 2 ranks", "FSDP2 hybrid 2x2"], "FSDP2 on 2 ranks")
+    "name",
+    long_except(
+        [
+            "one process",
+            "FSDP2 on 2 ranks",
+            "FSDP2 hybrid 2x2",
+            "FSDP2, 2 ranks cut matrices",
+            "FSDP2, 2x2 ranks cut matrices",
+            "FSDP2, 2 ranks share keys",
+            "FSDP2, 2 ranks share keys of 2 that cut matrices",
+            "FSDP2, 2 ranks share sequences",
+        ],
+        "FSDP2 on 2 ranks",
+    ),
 )
 async def test_muon_learns_and_resumes_alike_however_its_matrices_are_spread(
     name: str, spread: Spread, tmp_path: Path

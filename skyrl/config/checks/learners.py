@@ -93,8 +93,7 @@ def the_reference_begins_as_the_policys_model(run: SkyRLTrainConfig) -> Iterator
 def dropout_leaves_what_is_compared_alone(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Old log-probabilities and values are computed without dropout: a ratio to them would be noise."""
     algorithm, trainer = run.trainer.algorithm, run.trainer
-    compares = scores_old_logprobs(algorithm, POLICY.updates(run)) or loss_facts(algorithm).reads_rollout_logprobs
-    if trainer.policy.use_dropout and compares is not False:
+    if trainer.policy.use_dropout and _compares_logprobs(run):
         yield Problem(
             path="trainer.policy.use_dropout",
             message="the loss compares with log-probabilities that are computed without dropout: ratios would be noise",
@@ -107,6 +106,31 @@ def dropout_leaves_what_is_compared_alone(run: SkyRLTrainConfig) -> Iterator[Pro
             message="value_clip compares with values that were computed without dropout",
             hint="set it to false, or trainer.algorithm.value_clip = none",
         )
+
+
+def dropout_of_adapters_is_noise_in_what_is_compared(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The dropout of an adapter acts in updates alone, as that of the model does; it is smaller, and a warning."""
+    algorithm, trainer = run.trainer.algorithm, run.trainer
+    compared = {
+        "policy": ("log-probabilities", _compares_logprobs(run)),
+        "critic": ("values", has_critic(run) and algorithm.value_clip is not None),
+    }
+    for model, (numbers, compares) in compared.items():
+        lora = getattr(trainer, model).model.lora
+        if lora.rank and lora.dropout and compares:
+            yield Problem(
+                path=f"trainer.{model}.model.lora.dropout",
+                message=f"{lora.dropout} is noise: the loss compares with {numbers} computed without dropout",
+                hint="set it to 0",
+                severity="warning",
+            )
+
+
+def _compares_logprobs(run: SkyRLTrainConfig) -> bool:
+    """Does the policy's loss compare with log-probabilities of an earlier pass? So it is taken to, if unknown."""
+    algorithm = run.trainer.algorithm
+    compares = scores_old_logprobs(algorithm, POLICY.updates(run)) or loss_facts(algorithm).reads_rollout_logprobs
+    return compares is not False
 
 
 def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -123,6 +147,7 @@ LEARNER_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     the_schedules_have_what_they_need,
     the_reference_begins_as_the_policys_model,
     dropout_leaves_what_is_compared_alone,
+    dropout_of_adapters_is_noise_in_what_is_compared,
     repeatable_runs_are_promised_on_a_cpu,
     adapters_have_a_road_to_the_engines,
     adapters_are_reached_by_gradients,

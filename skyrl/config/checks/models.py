@@ -134,22 +134,6 @@ def units_of_sharding_are_named_as_fsdp_reads_them(run: RunConfig, model: ModelT
         yield Problem(path=path, message=f"{WRAPPED} = {named!r} names no classes", hint=hint)
 
 
-def gradients_fit_the_type_they_are_computed_in(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
-    """float16 ends at 65,504 and loses what is below 6e-8, and losses are not scaled to stay between."""
-    precision = model.section(run).fsdp_config.mixed_precision
-    if precision is None or not model.learns or not model.by_fsdp(run):
-        return
-    read = ("param_dtype", "reduce_dtype") if _is_sharded(run, model) else ("param_dtype",)
-    for name in read:
-        if getattr(precision, name) in ("fp16", "float16"):
-            yield Problem(
-                path=model.at(f"fsdp_config.mixed_precision.{name}"),
-                message="gradients below 6e-8 are lost in float16: losses are not scaled in this version",
-                hint="take bf16, which has the range of float32",
-                severity="warning",
-            )
-
-
 # DeepSpeed.
 
 
@@ -225,7 +209,6 @@ MODEL_CHECKS: tuple[ModelCheck, ...] = (
     copies_of_the_weights_are_whole,
     weights_stay_sharded_over_part_of_a_copy,
     units_of_sharding_are_named_as_fsdp_reads_them,
-    gradients_fit_the_type_they_are_computed_in,
     state_on_a_drive_has_a_folder,
     gradients_are_divided_where_deepspeed_can,
     buckets_of_weights_are_aligned,

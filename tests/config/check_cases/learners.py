@@ -11,6 +11,7 @@ PROFILER = "trainer.policy.megatron_config.torch_profiler_config."
 REENTRANT = "trainer.gradient_checkpointing_use_reentrant"
 
 DROPOUT, CRITIC_DROPOUT = "trainer.policy.use_dropout", "trainer.critic.use_dropout"
+ADAPTER_DROPOUT = "trainer.policy.model.lora.dropout"
 ONE_UPDATE = {
     "trainer.train_batch_size": 64,
     "trainer.policy_mini_batch_size": 64,
@@ -24,6 +25,13 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({DROPOUT: True, "trainer.update_epochs_per_batch": 2}, DROPOUT),
         ({DROPOUT: True, "trainer.algorithm.policy_loss_type": "rollout_is", **ONE_UPDATE}, DROPOUT),
         ({**CRITIC, CRITIC_DROPOUT: True}, CRITIC_DROPOUT),
+    ],
+    "dropout_of_adapters_is_noise_in_what_is_compared": [
+        ({**LORA, ADAPTER_DROPOUT: 0.1, "trainer.update_epochs_per_batch": 2}, ADAPTER_DROPOUT),
+        (
+            {**CRITIC, "trainer.critic.model.lora.rank": 8, "trainer.critic.model.lora.dropout": 0.1},
+            "trainer.critic.model.lora.dropout",
+        ),
     ],
     "the_reference_begins_as_the_policys_model": [
         (WIDER, "trainer.ref.model_config_kwargs"),

@@ -64,10 +64,6 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**LORA, "trainer.policy.model.lora.target_modules": "q_proj"}, "trainer.policy.model.lora.target_modules"),
         ({**LORA, "trainer.policy.model.lora.target_modules": "*_proj"}, "trainer.policy.model.lora.target_modules"),
     ],
-    "gradients_fit_the_type_they_are_computed_in": [
-        ({PRECISION + "param_dtype": "fp16"}, PRECISION + "param_dtype"),
-        ({**gpus(2, "policy"), PRECISION + "reduce_dtype": "float16"}, PRECISION + "reduce_dtype"),
-    ],
     "units_of_sharding_are_named_as_fsdp_reads_them": [
         ({WRAP: {"min_num_params": 100}}, WRAP),
         ({WRAP: {"transformer_layer_cls_to_wrap": [1]}}, WRAP),

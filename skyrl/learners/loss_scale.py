@@ -1,0 +1,67 @@
+"""Dynamic scaling of the loss, so that gradients in float16 neither vanish nor overflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl.config import CriticConfig, OptimizerConfig, PolicyConfig, RefConfig, TrainerConfig
+
+LARGEST = 2.0**32
+"""Largest factor that is reached by doubling, unless the run begins above it."""
+
+_HALF = ("float16", "fp16")
+
+
+def loss_scale_of(
+    trainer: TrainerConfig, section: PolicyConfig | CriticConfig | RefConfig, ranks: int
+) -> LossScale | None:
+    """A new scale for a model whose gradients are in float16 on their way, None for any other. Of the strategies, FSDP
+    alone computes in float16.
+    """
+    precision = section.fsdp_config.mixed_precision
+    if isinstance(section, RefConfig) or precision is None or trainer.strategy not in ("fsdp", "fsdp2"):
+        return None
+    read = (precision.param_dtype, precision.reduce_dtype) if ranks > 1 else (precision.param_dtype,)
+    return LossScale(section.optimizer_config) if any(each in _HALF for each in read) else None
+
+
+class LossScale:
+    """Factor of the loss (arXiv:1710.03740, section 3.2), which gradients are divided by before they are clipped.
+
+    It doubles after `loss_scale_window` steps in a row with finite gradients, and halves where gradients are not finite
+    for the `hysteresis`-th time since it last doubled and every time after that: Megatron's rules, whose settings AReaL
+    names. Every rank has the same, since the norm of the gradient is the same on all.
+    """
+
+    def __init__(self, config: OptimizerConfig) -> None:
+        self._config = config
+        self.value = config.initial_loss_scale
+        self._good_steps, self._patience = 0, config.hysteresis
+
+    def adapt(self, *, finite: bool) -> bool:
+        """Choose the scale of the next step. Returns whether the scale may be the reason for a gradient that is not
+        finite: it can still fall.
+        """
+        config = self._config
+        if finite:
+            self._good_steps += 1
+            if self._good_steps == config.loss_scale_window:
+                self.value = max(min(2 * self.value, LARGEST), self.value)
+                self._good_steps, self._patience = 0, config.hysteresis
+            return False
+        could_fall = self.value > config.min_loss_scale
+        self._good_steps = 0
+        self._patience -= 1
+        if self._patience <= 0:
+            self.value = max(self.value / 2, config.min_loss_scale)
+        return could_fall
+
+    def state(self) -> dict[str, float]:
+        """Numbers from which another scale continues."""
+        return {"value": self.value, "good_steps": self._good_steps, "patience": self._patience}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken."""
+        self.value = float(state["value"])
+        self._good_steps, self._patience = int(state["good_steps"]), int(state["patience"])
