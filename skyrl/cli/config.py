@@ -22,6 +22,8 @@ from skyrl.cli.options import Commands
 from skyrl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from skyrl.interop.report import Conversion
 
 _LANGUAGE = click.option(
@@ -148,12 +150,12 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
 
 @config.command()
 @click.argument("source", metavar="FILE|SCRIPT", type=click.Path())
-@click.option("--from", "house", type=click.Choice(["skyrl-hydra", "skyrl", "areal"]), required=True)
+@click.option("--from", "house", type=click.Choice(["skyrl-hydra", "skyrl", "areal", "verl", "trl"]), required=True)
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the TOML there, not to standard output.")
 @click.option("--keep-going", is_flag=True, help="Write the rest where settings are refused.")
 @click.option("--force", is_flag=True, help="Replace an output file that exists.")
 def convert(source: str, house: str, output: str | None, keep_going: bool, force: bool) -> None:
-    """Write our TOML from a configuration of SkyRL's or AReaL's, and say what became of each of its settings.
+    """Write our TOML from a configuration of SkyRL, AReaL, verl or TRL, and say what became of each of its settings.
 
     Exit code 1, and nothing written, where a setting is refused; see --keep-going. What an AReaL file says about the
     machines goes into a second file, run.cluster.toml beside run.toml, which `skyrl launch` reads with --cluster.
@@ -163,12 +165,8 @@ def convert(source: str, house: str, output: str | None, keep_going: bool, force
 
     if output and not force:
         _refuse_to_replace(output)
-    refuse_other_sources(source)
-    if house == "areal":
-        from skyrl.interop.areal import convert_areal as convert_file
-    else:
-        from skyrl.interop.skyrl_scripts import convert_skyrl as convert_file
-    converted = convert_file(source)
+    refuse_other_sources(source, house)
+    converted = _converter(house)(source)
     if not converted.lines:
         raise UserError(f"{source} has no settings of {house}: nothing was converted")
     is_written = keep_going or not converted.refused
@@ -190,6 +188,19 @@ def convert(source: str, house: str, output: str | None, keep_going: bool, force
             err=True,
         )
         sys.exit(1)
+
+
+def _converter(house: str) -> Callable[[str], Conversion]:
+    """The converter of files of one system."""
+    if house == "areal":
+        from skyrl.interop.areal import convert_areal as convert_file
+    elif house == "verl":
+        from skyrl.interop.verl import convert_verl as convert_file
+    elif house == "trl":
+        from skyrl.interop.trl import convert_trl as convert_file
+    else:
+        from skyrl.interop.skyrl_scripts import convert_skyrl as convert_file
+    return convert_file
 
 
 def _refuse_to_replace(output: str) -> None:

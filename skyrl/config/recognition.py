@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,12 +13,14 @@ _TITLE = "This is not a configuration of skyrl"
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _ROWS = (".parquet", ".jsonl", ".csv", ".arrow")
 _SHELLS = (".sh", ".bash", ".zsh", ".sbatch", ".slurm")
+_PYTHON = ".py"
 _OF_A_MODEL = ("config.json", "adapter_config.json", "model.safetensors", "model.safetensors.index.json")
 
-_SCRIPT = "this is a shell script, not a configuration"
 _TRL_COMMANDS = ("grpo", "sft", "dpo", "rloo", "reward")
-_TRL = "these are arguments of TRL, which skyrl does not convert"
-_BY_HAND = "begin with examples/quickstart/grpo.toml; `skyrl config docs` and docs/configuration.md describe the fields"
+_CONVERTED = {"verl": "verl", "TRL": "trl", "AReaL": "areal"}
+"""Program -> the name that `skyrl config convert --from` has for it."""
+
+_BY_HAND = "docs/coming-from.md lists where its settings are here; begin with examples/quickstart/grpo.toml"
 
 
 def refuse_other_files(name: str) -> None:
@@ -26,25 +29,29 @@ def refuse_other_files(name: str) -> None:
     """
     found = _model_at(name) or _rows_in(name)
     if found is None and (text := _script_in(name)):
-        found = _foreign_script(text) or (_SCRIPT, f"skyrl config convert {name} --from skyrl -o run.toml")
+        found = _of_program(name, _program_of_script(text), "script")
+        found = found or _script(name)
     _refuse(name, found)
 
 
-def refuse_other_sources(name: str) -> None:
-    """Raise `ConfigError` for what no conversion reads: a model, rows, a script that starts verl or TRL."""
+def refuse_other_sources(name: str, of: str = "") -> None:
+    """Raise `ConfigError` for what is not converted: a model, rows, a script of another program than `of`, which is the
+    name that `skyrl config convert --from` has for one.
+    """
     found = _model_at(name, is_run=False) or _rows_in(name)
     if found is None and (text := _script_in(name)):
-        found = _foreign_script(text)
+        program = _program_of_script(text)
+        found = None if _CONVERTED.get(program) == of else _of_program(name, program, "script")
     _refuse(name, found)
 
 
-def refuse_other_tables(name: str, tables: object, *, areal: bool = False) -> None:
+def refuse_other_tables(name: str, tables: object, *, of: str = "") -> None:
     """Raise `ConfigError` for the content of a file that another program's names stand at the top of.
 
-    `areal`: the file may be one of AReaL's.
+    `of`: the program whose file it may be.
     """
     if isinstance(tables, Mapping):
-        _refuse(name, _other_program(name, {str(key).partition(".")[0] for key in tables}, areal=areal))
+        _refuse(name, _other_tables(name, {str(key).partition(".")[0] for key in tables}, of))
 
 
 def _refuse(name: str, found: tuple[str, str] | None) -> None:
@@ -53,12 +60,38 @@ def _refuse(name: str, found: tuple[str, str] | None) -> None:
         raise ConfigError([Problem(path=name, message=message, hint=hint)], title=_TITLE)
 
 
-def _foreign_script(text: str) -> tuple[str, str] | None:
-    """The message and the hint for a script of a program that nothing is converted from."""
+def _program_of_script(text: str) -> str:
+    """The program that a script starts, or whose classes it uses; empty for none that is known."""
     if "actor_rollout_ref." in text or "verl.trainer" in text:
-        return "this is a script for verl, which skyrl does not convert", _BY_HAND
+        return "verl"
+    if "openrlhf.cli" in text:
+        return "OpenRLHF"
+    if "run_grpo" in text and ("nemo" in text.lower() or "++grpo." in text or " grpo." in text):
+        return "NeMo-RL"
+    if "uv run rl @" in text or "prime_rl" in text or "uv run orchestrator @" in text:
+        return "prime-rl"
     is_trl = "--model_name_or_path" in text or any(f"trl {each}" in text for each in _TRL_COMMANDS)
-    return (_TRL, _BY_HAND) if is_trl else None
+    return "TRL" if is_trl or re.search(r"^\s*(from|import) trl\b", text, re.MULTILINE) else ""
+
+
+def _of_program(name: str, program: str, what: str) -> tuple[str, str] | None:
+    """The message and the hint for a file of another program."""
+    if not program:
+        return None
+    article = "an" if program[0] in "AO" else "a"
+    message = f"this is {article} {program} {what}"
+    if program in _CONVERTED:
+        return message, f"skyrl config convert {name} --from {_CONVERTED[program]} -o run.toml"
+    return f"{message}, which skyrl does not convert", _BY_HAND
+
+
+def _script(name: str) -> tuple[str, str]:
+    if name.lower().endswith(_PYTHON):
+        return (
+            "this is a Python program, not a configuration",
+            f"a reward function is environment.env_class={name}:NAME",
+        )
+    return "this is a shell script, not a configuration", f"skyrl config convert {name} --from skyrl -o run.toml"
 
 
 def _model_at(name: str, *, is_run: bool = True) -> tuple[str, str] | None:
@@ -89,7 +122,7 @@ def _rows_in(name: str) -> tuple[str, str] | None:
 
 
 def _script_in(name: str) -> str:
-    """The first characters of a shell script; empty for anything else."""
+    """The first characters of a script of a shell or in Python; empty for anything else."""
     path = Path(_expanded(name))
     try:
         if not path.is_file():
@@ -99,22 +132,32 @@ def _script_in(name: str) -> str:
     except (OSError, ValueError):
         return ""  # reading it as a configuration reports why
     first = text.partition("\n")[0]
-    is_script = path.suffix.lower() in _SHELLS or (first.startswith("#!") and "sh" in first)
+    is_script = path.suffix.lower() in (*_SHELLS, _PYTHON) or (first.startswith("#!") and "sh" in first)
     return text if is_script else ""
 
 
-def _other_program(name: str, top: set[str], *, areal: bool) -> tuple[str, str] | None:
+def _other_tables(name: str, top: set[str], of: str) -> tuple[str, str] | None:
     if {"architectures", "model_type"} & top and "trainer" not in top:
         return _model(name if os.path.isdir(_expanded(name)) else os.path.dirname(name) or ".", "folder")
-    if "actor_rollout_ref" in top:
-        return "this is a verl configuration, which skyrl does not convert", _BY_HAND
-    if "model_name_or_path" in top:
-        return _TRL, _BY_HAND
     if {"run", "resources"} <= top:
         return "this is a task for SkyPilot", "give the configuration that the task starts"
-    if not areal and {"experiment_name", "trial_name"} <= top:
-        return "this is an AReaL configuration", f"skyrl config convert {name} --from areal -o run.toml"
-    return None
+    program = _program_of_tables(top)
+    return None if _CONVERTED.get(program) == of else _of_program(name, program, "configuration")
+
+
+def _program_of_tables(top: set[str]) -> str:
+    """The program that has such names at the top of its files; empty for none that is known."""
+    if "actor_rollout_ref" in top:
+        return "verl"
+    if "model_name_or_path" in top or {"per_device_train_batch_size", "learning_rate"} <= top:
+        return "TRL"
+    if "orchestrator" in top or ("max_steps" in top and {"optim", "ckpt", "deployment"} & top):
+        return "prime-rl"
+    if "policy" in top and top & {"grpo", "ppo", "sft", "dpo", "rm", "loss_fn", "cluster", "defaults"}:
+        return "NeMo-RL"
+    if {"experiment_name", "trial_name"} <= top:
+        return "AReaL"
+    return ""
 
 
 def _expanded(name: str) -> str:

@@ -79,7 +79,7 @@ _BATCH = ("train_dataset.batch_size", "dataset.train_bs_n_seqs")
 
 def convert_areal(name: str) -> Conversion:
     """A YAML file. Raises `ConfigError` if it cannot be read."""
-    return convert_keys(flat_file(name, areal=True), name)
+    return convert_keys(flat_file(name, of="areal"), name)
 
 
 def convert_keys(keys: Mapping[str, Any], where: str = "experiment") -> Conversion:

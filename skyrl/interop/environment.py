@@ -17,7 +17,7 @@ _OMEGACONF = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*(?:,([^{}]*))?\}
 _SHELL = re.compile(r"\$(?:(?P<open>\{)?([A-Za-z_]\w*)(?(open)\}))")
 _SHELL_START = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\}|:?[-=+?]|$)")
 _LEFT = re.compile(r"\$\{[^{}]*\}?|\$\(|\$[A-Za-z_]\w*|\$[\d@*#]")
-_NAMES = ("run_name", "project_name")
+_NAMES = ("run_name", "project_name", "experiment_name")
 """Fields whose text has no effect on a run: a command of the shell may stand in them unevaluated."""
 
 

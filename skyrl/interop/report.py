@@ -38,6 +38,11 @@ _ONLY_AROUND_THE_TRAINING = (
     "stats_logger*", "*wandb.*", "tensorboard.*", "cpus_per_*", "mem_per_*", "*.log_agent_stats*",
     "rollout.dump_to_file", "rollout.enable_rollout_tracing", "ray_temp_path", "metric_discovery_port", "mode",
     "recover_after", "n_rollout_workers", "*admin_api_key", "enable_offload", "cluster.*",
+    # verl
+    "*profiler.*", "trainer.logger", "trainer.experiment_name", "*.trace.*", "*.prometheus.*",
+    "trainer.default_hdfs_dir",
+    # TRL
+    "report_to", "trackio_*", "logging_*", "push_to_hub*", "hub_*", "output_dir", "save_total_limit", "save_only_model",
 )  # fmt: skip
 """Patterns of foreign settings that say how a run is started, placed or watched, and change nothing that it learns."""
 

@@ -1,8 +1,8 @@
-"""Reads the `path=value` arguments in a shell script without running it.
+"""Reads the `path=value` and `--name value` arguments in a shell script without running it.
 
 Variables that the script itself sets are substituted, and so are the defaults of `${NAME:-default}` and of
-`: "${NAME:=default}"`. Whatever only a shell can evaluate, such as `$(date)`, stays as it stands; so does a variable
-that is not set.
+`: "${NAME:=default}"`, and sums such as `$((1024 * 2))`. Whatever only a shell can evaluate, such as `$(date)`, stays
+as it stands; so does a variable that is not set.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
+from skyrl.interop.shell_arithmetic import calculated
 from skyrl.interop.shell_variables import expanded
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -21,7 +22,9 @@ _DECLARATIONS = ("export", "readonly", "local", "declare", "typeset")
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_]\w*(?:\.[\w\"-]+)*=.*|~[A-Za-z_]\w*(?:\.\w+)+", re.DOTALL)
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
 _ARRAY_OF_LINES = re.compile(r"^[ \t]*[A-Za-z_]\w*\+?=\([ \t]*$.*?^[ \t]*\)[ \t]*$", re.DOTALL | re.MULTILINE)
+_TEXT_OF_LINES = re.compile(r'^[ \t]*[A-Za-z_]\w*="[ \t]*\n[^"]*"[ \t]*$', re.MULTILINE)
 _WHOLE_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
+_FLAGS = "--"
 _ROOTS = ("data", "trainer", "generator", "environment", "hydra", "deepspeed_config")
 
 
@@ -34,11 +37,24 @@ def overrides_in(script: str, roots: tuple[str, ...] = _ROOTS) -> list[str]:
 
     `name=value` without a dot is an override where `name` is one of `roots`, and otherwise an assignment of the shell.
     """
+    return [each for words, variables in _commands(script) for each in _overrides(words, variables, roots)]
+
+
+def commands_in(script: str) -> list[list[str]]:
+    """The words of every command, and of every array, with variables filled in and quotes removed as a shell would."""
+    return [
+        [expanded(word, variables) for word in _split(words, variables, _FLAGS)]
+        for words, variables in _commands(script)
+    ]
+
+
+def _commands(script: str) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """The words of each command or array, and the variables that are set when it runs."""
     variables = {"HOME": "~"}  # paths of a configuration may begin with it
-    found: list[str] = []
     for line in _logical_lines(script):
-        if "=" not in line and not line.startswith(":") and "~" not in line and "$" not in line:
-            continue  # a line without assignments and overrides
+        line = calculated(line, variables)
+        if not any(sign in line for sign in "=:~$-"):
+            continue  # a line without assignments and arguments
         if computed := _COMPUTED.match(line):
             variables[computed[1]] = "$(...)"  # which is refused where a setting needs it
             continue
@@ -49,12 +65,11 @@ def overrides_in(script: str, roots: tuple[str, ...] = _ROOTS) -> list[str]:
                 expanded(word, variables)
         elif array:  # NAME=(trainer.epochs=2 ...)
             items = [words[0][array.end() :], *words[1:]]
-            found += _overrides([item.rstrip(")") for item in items], variables, roots)
+            yield [item.rstrip(")") for item in items], variables
         elif words and all(_sets_variable(word) for word in words):
             _assign(words, variables)
         else:
-            found += _overrides(words, variables, roots)
-    return found
+            yield words, variables
 
 
 def _overrides(words: list[str], variables: dict[str, str], roots: tuple[str, ...]) -> Iterator[str]:
@@ -72,7 +87,8 @@ def _assign(words: list[str], variables: dict[str, str]) -> None:
 
 
 def _logical_lines(script: str) -> list[str]:
-    script = _ARRAY_OF_LINES.sub(lambda found: " ".join(map(_without_comment, found[0].splitlines())), script)
+    for several in (_ARRAY_OF_LINES, _TEXT_OF_LINES):
+        script = several.sub(lambda found: " ".join(map(_without_comment, found[0].splitlines())), script)
     joined = re.sub(r"\\\r?\n", " ", script)
     return [line.strip() for line in joined.splitlines() if line.strip() and not line.strip().startswith("#")]
 
@@ -91,11 +107,11 @@ def _words(line: str) -> list[str]:
     return [word.removesuffix(";") for word in words]
 
 
-def _split(words: list[str], variables: dict[str, str]) -> Iterator[str]:
-    """The words, with those of a variable that holds several overrides on their own."""
+def _split(words: list[str], variables: dict[str, str], holds: str = "=") -> Iterator[str]:
+    """The words, with those of a variable that holds several arguments on their own."""
     for word in words:
         whole = _WHOLE_VARIABLE.fullmatch(word)
-        if whole and "=" in variables.get(whole[1], ""):
+        if whole and holds in variables.get(whole[1], ""):
             yield from _words(variables[whole[1]])
         else:
             yield word

@@ -18,15 +18,15 @@ _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _DEEPEST = 10
 
 
-def flat_file(name: str, *, areal: bool = False) -> dict[str, Any]:
+def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
     """A YAML, JSON or TOML file as dotted keys. Raises `ConfigError`, also for a file of another program.
 
-    `areal`: the file is AReaL's.
+    `of`: the program that the file is of (areal, verl, trl), by the name that `skyrl config convert --from` has for it.
     """
     if is_script(name):
         raise ConfigError([Problem(path=name, message="is no YAML, JSON or TOML file")], title="Nothing to convert")
     value = read_file(name)[-1].value
-    refuse_other_tables(name, value, areal=areal)
+    refuse_other_tables(name, value, of=of)
     if not isinstance(value, Mapping):
         raise ConfigError([Problem(path=name, message="holds no table")], title="Nothing to convert")
     keys = dict(flat(value))

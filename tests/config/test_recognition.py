@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import attrs
 import pytest
 from click.testing import CliRunner
 
 from skyrl.cli.main import cli
 from skyrl.config import load
+from skyrl.config.kinds import KINDS, root_of
+from skyrl.config.recognition import refuse_other_sources, refuse_other_tables
 from skyrl.errors import ConfigError
 
 VERL = "#!/bin/bash\npython3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=a/b data.train_batch_size=8\n"
+TRL_PROGRAM = "from trl import GRPOConfig\nGRPOConfig(learning_rate=1e-6)\n"
+OTHERS = json.loads((Path(__file__).parents[1] / "reference" / "other_systems_2026_08.json").read_text())
+"""Names at the top of files, and options in scripts, of systems that are not converted: a dozen files of each."""
+
 TRL = "#!/bin/bash\ntrl grpo --model_name_or_path a/b --dataset_name c/d\n"
 
 
@@ -47,10 +54,14 @@ def test_a_model_folder_is_the_value_of_an_argument(files: list[str], folder: Pa
     [
         ("run.sh", "python -m x trainer.epochs=1\n", "a shell script", "skyrl config convert run.sh --from skyrl"),
         ("run", "#!/usr/bin/env bash\ntrue\n", "a shell script", "skyrl config convert run --from skyrl"),
-        ("verl.sh", VERL, "a script for verl, which skyrl does not convert", "examples/quickstart/grpo.toml"),
-        ("trl.sh", TRL, "arguments of TRL, which skyrl does not convert", "examples/quickstart/grpo.toml"),
-        ("verl.yaml", "data: {a: 1}\nactor_rollout_ref: {model: {path: a}}\n", "a verl configuration", "grpo.toml"),
-        ("trl.yaml", "model_name_or_path: a/b\nlearning_rate: 1e-5\n", "arguments of TRL", "quickstart/grpo.toml"),
+        ("verl.sh", VERL, "this is a verl script", "skyrl config convert verl.sh --from verl"),
+        ("trl.sh", TRL, "this is a TRL script", "skyrl config convert trl.sh --from trl"),
+        ("trl.py", TRL_PROGRAM, "this is a TRL script", "skyrl config convert trl.py --from trl"),
+        ("reward.py", "def f(): ...\n", "this is a Python program", "environment.env_class=reward.py:NAME"),
+        ("verl.yaml", "data: {a: 1}\nactor_rollout_ref: {model: {path: a}}\n", "a verl configuration", "--from verl"),
+        ("trl.yaml", "model_name_or_path: a/b\nlearning_rate: 1e-5\n", "a TRL configuration", "--from trl"),
+        ("rl.sh", "uv run rl @ rl.toml\n", "a prime-rl script, which skyrl does not convert", "docs/coming-from.md"),
+        ("nemo.sh", "uv run examples/run_grpo.py --config a.yaml grpo.seed=1\n", "this is a NeMo-RL script", "docs/"),
         ("areal.yaml", "experiment_name: a\ntrial_name: b\nactor: {path: c}\n", "an AReaL", "areal.yaml --from areal"),
         ("sky.yaml", "resources: {cpus: 4}\nrun: python x\n", "a task for SkyPilot", "the configuration that"),
         ("rows.jsonl", '{"prompt": "a"}\n', "a file of rows", "data.train_data=[rows.jsonl]"),
@@ -65,14 +76,41 @@ def test_a_file_of_another_kind_is_named(name: str, text: str, message: str, hin
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("verl.sh", VERL), ("trl.sh", TRL), ("a.yaml", "actor_rollout_ref: {a: 1}\n")]
+    ("name", "text", "house"),
+    [("verl.sh", VERL, "verl"), ("trl.sh", TRL, "trl"), ("a.yaml", "actor_rollout_ref: {a: 1}\n", "verl")],
 )
-@pytest.mark.parametrize("house", ["skyrl", "areal"])
-def test_what_cannot_be_converted_is_named_by_convert(name: str, text: str, house: str, folder: Path) -> None:
+@pytest.mark.parametrize("other", ["skyrl", "areal"])
+def test_a_file_of_another_program_is_named_by_convert(
+    name: str, text: str, house: str, other: str, folder: Path
+) -> None:
     (folder / name).write_text(text)
-    done = CliRunner().invoke(cli, ["config", "convert", name, "--from", house])
+    done = CliRunner().invoke(cli, ["config", "convert", name, "--from", other])
     assert isinstance(done.exception, ConfigError)
-    assert "which skyrl does not convert" in str(done.exception)
+    assert f"skyrl config convert {name} --from {house}" in str(done.exception)
+
+
+@pytest.mark.parametrize("program", ["prime-rl", "NeMo-RL"])
+def test_files_of_systems_that_are_not_converted_are_named(program: str) -> None:
+    files = OTHERS[program]
+    assert len(files) >= 12
+    for name, top in files.items():
+        with pytest.raises(ConfigError, match=f"this is a {program} configuration, which skyrl does not convert"):
+            refuse_other_tables(name, dict.fromkeys(top))
+
+
+def test_scripts_of_openrlhf_are_named(folder: Path) -> None:
+    assert len(OTHERS["OpenRLHF"]) >= 12
+    for number, words in enumerate(OTHERS["OpenRLHF"].values()):
+        script = folder / f"{number}.sh"
+        script.write_text(f"python3 -m {words[0]} " + " ".join(f"--{word} 1" for word in words[1:]) + "\n")
+        with pytest.raises(ConfigError, match="this is an OpenRLHF script, which skyrl does not convert"):
+            refuse_other_sources(script.name, "verl")
+
+
+def test_our_own_files_are_no_other_programs() -> None:
+    for kind in KINDS:
+        names = [field.name for field in attrs.fields(root_of(kind))]
+        refuse_other_tables("run.toml", dict.fromkeys([*names, "extends", "kind"]))
 
 
 @pytest.mark.parametrize("words", [["--lr", "1e-5"], ["--lr=1e-5"]])

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from skyrl.interop import trl, verl
 from skyrl.interop.areal import convert_keys
 from skyrl.interop.report import Conversion
 from skyrl.interop.skyrl_scripts import convert_overrides
@@ -52,6 +53,17 @@ def areal_files(folder: Path, name: str = "areal_yaml_keys_2026_05.json") -> tup
         for file, keys in files.items()
         if not file.endswith(".sky.yaml")
     )
+
+
+@cache
+def option_sets(system: str) -> tuple[Converted, ...]:
+    """Settings of examples of verl or of TRL, as their scripts and programs give them."""
+    file, convert = {
+        "verl": ("verl_options_2026_01.json", verl.convert_keys),
+        "trl": ("trl_options_2026_07.json", trl.convert_keys),
+    }[system]
+    sets = json.loads((RECORDED / file).read_text())
+    return tuple(Converted(name=name, facts=keys, conversion=convert(keys, name)) for name, keys in sets.items())
 
 
 def total(files: Iterable[Converted]) -> Counter[str]:

@@ -7,7 +7,15 @@ from collections import Counter
 from functools import cache
 
 from skyrl.interop.report import Conversion
-from tests.interop.corpora import RECORDED, Converted, areal_files, hydra_scripts, scripts_of_2026, total
+from tests.interop.corpora import (
+    RECORDED,
+    Converted,
+    areal_files,
+    hydra_scripts,
+    option_sets,
+    scripts_of_2026,
+    total,
+)
 
 _SHELL = "values that are not in the script, but in its author's shell"
 
@@ -35,6 +43,8 @@ def corpora() -> dict[str, tuple[Converted, ...]]:
         "its SFT scripts of August 2026": scripts_of_2026(RECORDED, "sft"),
         "AReaL's examples of September 2025": areal_files(RECORDED, "areal_yaml_keys.json"),
         "AReaL's examples of May 2026": areal_files(RECORDED, "areal_yaml_keys_2026_05.json"),
+        "verl's examples of January 2026": option_sets("verl"),
+        "TRL's examples of July 2026": option_sets("trl"),
     }
 
 

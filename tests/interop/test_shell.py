@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from skyrl.interop.shell import overrides_in
+from skyrl.interop.shell import commands_in, overrides_in
+from skyrl.interop.shell_arithmetic import calculated
 from skyrl.interop.shell_variables import LONGEST, expanded
 
 
@@ -66,6 +67,42 @@ def test_overrides_of_an_array_and_of_a_variable_are_found() -> None:
 def test_an_array_over_several_lines_holds_overrides_of_any_name() -> None:
     script = "ARGS=(\n  strategy=fsdp  # sharded\n  # a comment\n  model.path=a\n  seed=42\n)\npython -m x ${ARGS[@]}\n"
     assert overrides_in(script, ("strategy", "seed")) == ["strategy=fsdp", "model.path=a", "seed=42"]
+
+
+def test_a_text_over_several_lines_holds_overrides() -> None:
+    script = 'n=3\nMORE="\n  trainer.epochs=$n\n  trainer.seed=4"\npython x $MORE\n'
+    assert overrides_in(script) == ["trainer.epochs=3", "trainer.seed=4"]
+
+
+@pytest.mark.parametrize(
+    ("sum_", "value"),
+    [
+        ("$((1024 * 2))", "2048"),
+        ("$(((a + b) * 2))", "26"),
+        ("$(($a - ${b}))", "7"),
+        ("$((a / b))", "3"),
+        ("$((-7 / 2))", "-3"),
+        ("$((7 % 4))x$((b))", "3x3"),
+        ("$((unknown + 1))", "$((unknown + 1))"),
+        ("$((a ? 1 : 2))", "$((a ? 1 : 2))"),
+        ("$((a / 0))", "$((a / 0))"),
+        ("$((loop))", "$((loop))"),
+    ],
+)
+def test_a_sum_of_what_the_script_says_is_calculated_as_a_shell_does(sum_: str, value: str) -> None:
+    assert calculated(sum_, {"a": "10", "b": "3", "loop": "loop + 1"}) == value
+
+
+def test_sums_in_overrides_and_assignments_are_calculated() -> None:
+    script = "length=$((2 * 512))\npython x trainer.max_prompt_length=$((length + 1)) trainer.epochs=$(( 1 + 1 ))"
+    assert overrides_in(script) == ["trainer.max_prompt_length=1025", "trainer.epochs=2"]
+
+
+def test_commands_are_given_with_their_words_filled_in() -> None:
+    script = "LR=1e-6\nMORE=(--beta 0.1)\ntrl grpo --learning_rate $LR \\\n  --bf16 ${MORE[@]}\n"
+    array, command = commands_in(script)
+    assert array == ["--beta", "0.1"]
+    assert command[:5] == ["trl", "grpo", "--learning_rate", "1e-6", "--bf16"]
 
 
 def test_a_name_that_the_shell_itself_reads_is_no_override() -> None:

@@ -1,0 +1,251 @@
+"""verl's objective, which several of its settings choose together: estimator, loss, KL divergence, corrections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl.interop.areal_values import ALGORITHM, Becomes, number
+from skyrl.interop.foreign import Together, Values, needless, off
+
+ACTOR = "actor_rollout_ref.actor."
+_CORRECTION = ALGORITHM + "off_policy_correction."
+_ESTIMATORS = {
+    "gae": "gae", "grpo": "grpo", "grpo_vectorized": "grpo", "rloo": "rloo", "rloo_vectorized": "rloo", "opo": "opo",
+    "remax": "remax", "gpg": "gpg", "reinforce_plus_plus": "reinforce++",
+    "reinforce_plus_plus_baseline": "reinforce++-baseline",
+}  # fmt: skip
+_LOSSES = {
+    "vanilla": "dual_clip", "gspo": "gspo", "sapo": "sapo", "clip_cov": "clip_cov", "kl_cov": "kl_cov",
+    "geo_mean": "gmpo", "cispo": "cispo",
+}  # fmt: skip
+_OF_WHOLE_ANSWERS = ("gspo", "sapo", "geo_mean")
+"""Losses that verl averages over each answer first, whatever `loss_agg_mode` says."""
+
+_CLIP = {
+    "vanilla": "eps_clip_{side}", "gspo": "eps_clip_{side}", "clip_cov": "eps_clip_{side}",
+    "cispo": "cispo.cispo_eps_clip_{side}", "geo_mean": "gmpo.log_clip_{side}",
+}  # fmt: skip
+_SETTINGS_OF = {
+    "policy_loss.clip_cov_ratio": ("clip_cov", "clip_cov.clip_ratio"),
+    "policy_loss.clip_cov_lb": ("clip_cov", "clip_cov.clip_cov_lb"),
+    "policy_loss.clip_cov_ub": ("clip_cov", "clip_cov.clip_cov_ub"),
+    "policy_loss.kl_cov_ratio": ("kl_cov", "kl_cov.kl_cov_frac"),
+    "policy_loss.ppo_kl_coef": ("kl_cov", "kl_cov.ppo_kl_coef"),
+    "tau_pos": ("sapo", "sapo.tau_pos"),
+    "tau_neg": ("sapo", "sapo.tau_neg"),
+    "clip_ratio_c": ("vanilla", "clip_ratio_c"),
+}
+"""Setting of one loss -> that loss, and our path below `trainer.algorithm`."""
+
+_DIVERGENCES = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+
+
+def has_critic(values: Values) -> bool:
+    """Whether a critic is trained: GAE needs one."""
+    enabled = values.get("critic.enable")
+    return enabled if isinstance(enabled, bool) else values.get("algorithm.adv_estimator", "gae") == "gae"
+
+
+def _loss(values: Values) -> str:
+    return str(values.get(ACTOR + "policy_loss.loss_mode", "vanilla"))
+
+
+def _estimator(key: str, value: Any, values: Values) -> Becomes:
+    if value not in _ESTIMATORS:
+        return Becomes(not_yet=f"the estimator {value!r}")
+    return Becomes(writes={ALGORITHM + "advantage_estimator": _ESTIMATORS[value]})
+
+
+def _loss_mode(key: str, value: Any, values: Values) -> Becomes:
+    if value not in _LOSSES:
+        return Becomes(not_yet=f"the loss {value!r}")
+    writes = {ALGORITHM + "policy_loss_type": _LOSSES[value]}
+    return Becomes(writes=writes | ({ALGORITHM + "loss_reduction": "sequence_mean"} if _averages(value) else {}))
+
+
+def _averages(loss: str) -> bool:
+    return loss in _OF_WHOLE_ANSWERS
+
+
+def _setting_of_a_loss(key: str, value: Any, values: Values) -> Becomes:
+    loss, path = _SETTINGS_OF[key.removeprefix(ACTOR)]
+    if _loss(values) != loss:
+        return needless(f"the loss is another one: {_loss(values)}")
+    return Becomes(writes={ALGORITHM + path: number(value)})
+
+
+def _clip(key: str, value: Any, values: Values) -> Becomes:
+    pattern = _CLIP.get(_loss(values))
+    if pattern is None:
+        return needless(f"the loss {_loss(values)} does not clip ratios")
+    if value is None:
+        return needless("null: clip_ratio counts")
+    return Becomes(writes={ALGORITHM + pattern.format(side=key.rpartition("_")[2]): number(value)})
+
+
+def _clip_ratio(key: str, value: Any, values: Values) -> Becomes:
+    """verl reads it only where the two others are null, and their defaults are 0.2."""
+    sides = [side for side in ("low", "high") if values.get(f"{ACTOR}clip_ratio_{side}", 0.2) is None]
+    pattern = _CLIP.get(_loss(values))
+    if not sides or pattern is None:
+        return needless("verl clips by clip_ratio_low and clip_ratio_high, which are 0.2 where they are left out")
+    return Becomes(writes={ALGORITHM + pattern.format(side=side): number(value) for side in sides})
+
+
+def _reduction(key: str, value: Any, values: Values) -> Becomes:
+    if _averages(_loss(values)):
+        return needless(f"the loss {_loss(values)} is averaged over each answer")
+    match value:
+        case "token-mean":
+            note = "verl averages each micro-batch by itself, which here is token_mean_legacy"
+            return Becomes(writes={ALGORITHM + "loss_reduction": "token_mean"}, note=note)
+        case "seq-mean-token-mean":
+            return Becomes(writes={ALGORITHM + "loss_reduction": "sequence_mean"})
+        case "seq-mean-token-sum":
+            return _by_length(1)
+        case "seq-mean-token-sum-norm":
+            length = values.get(ACTOR + "loss_scale_factor") or values.get("data.max_response_length", 512)
+            return _by_length(length)
+    return Becomes(not_yet=f"the reduction {value!r}")
+
+
+def _by_length(length: Any) -> Becomes:
+    writes = {"loss_reduction": "seq_mean_token_sum_norm", "max_seq_len": length}
+    return Becomes(writes={ALGORITHM + name: each for name, each in writes.items()})
+
+
+def _entropy(key: str, value: Any, values: Values) -> Becomes:
+    if not number(value):
+        return needless("0: the entropy is left as it is")
+    return Becomes(writes={ALGORITHM + "use_entropy_loss": True, ALGORITHM + "entropy_loss_coef": number(value)})
+
+
+def _weight_in_loss(key: str, value: Any, values: Values) -> Becomes:
+    if not values.get(ACTOR + "use_kl_loss"):
+        return needless("use_kl_loss is off")
+    return Becomes(writes={ALGORITHM + "kl_loss_coef": number(value)})
+
+
+def _weight_in_reward(key: str, value: Any, values: Values) -> Becomes:
+    if not values.get("algorithm.use_kl_in_reward"):
+        return needless("use_kl_in_reward is off")
+    return Becomes(writes={ALGORITHM + "kl_loss_coef": number(value)})
+
+
+def _divergence(key: str, value: Any, values: Values) -> Becomes:
+    """A `+` behind the name takes the value of one estimate and the gradient of k2."""
+    in_loss = key.startswith(ACTOR)
+    if not values.get(ACTOR + "use_kl_loss" if in_loss else "algorithm.use_kl_in_reward"):
+        return needless("the divergence does not count there")
+    if in_loss and str(value).endswith("+"):
+        return Becomes(writes={ALGORITHM + "kl_estimator_type": "k2"}, note="its gradient is that of k2")
+    if str(value).removesuffix("+") not in _DIVERGENCES:
+        return Becomes(not_yet=f"the estimate {value!r} of a divergence")
+    return Becomes(writes={ALGORITHM + "kl_estimator_type": _DIVERGENCES[str(value).removesuffix("+")]})
+
+
+def _control(key: str, value: Any, values: Values) -> Becomes:
+    if not values.get("algorithm.use_kl_in_reward"):
+        return needless("use_kl_in_reward is off")
+    name = {"type": "type", "horizon": "horizon", "target_kl": "kl_target"}[key.rpartition(".")[2]]
+    return Becomes(writes={f"{ALGORITHM}kl_ctrl.{name}": value})
+
+
+def _importance_sampling(key: str, value: Any, values: Values) -> Becomes:
+    if value is None:
+        return needless("null: nothing is corrected")
+    return Becomes(writes={_CORRECTION + "tis_ratio_type": value})
+
+
+def _threshold(key: str, value: Any, values: Values) -> Becomes:
+    level = values.get("algorithm.rollout_correction.rollout_is")
+    if level not in ("token", "sequence"):
+        return needless("nothing is corrected: rollout_is is null")
+    return Becomes(writes={f"{_CORRECTION}{level}_tis_ratio_clip_high": number(value)})
+
+
+def _rejection(key: str, value: Any, values: Values) -> Becomes:
+    if values.get("algorithm.rollout_correction.rollout_rs") is None:
+        return needless("nothing is rejected: rollout_rs is null")
+    return Becomes(not_yet="rejection of samples by rollout_rs: see trainer.algorithm.off_policy_correction")
+
+
+def _bypass(key: str, value: Any, values: Values) -> Becomes:
+    if not values.get("algorithm.rollout_correction.bypass_mode"):
+        return needless("old log-probabilities are computed: bypass_mode is off")
+    return Becomes(not_yet="the engine's log-probabilities in place of the old policy's")
+
+
+def _critic(key: str, value: Any, values: Values) -> Becomes:
+    follows = values.get("algorithm.adv_estimator", "gae") == "gae"
+    if value is None or value == follows:
+        return needless("a critic is trained where the estimator is gae")
+    return Becomes(refused="a critic is trained where the estimator is gae, and in no other run")
+
+
+def _filter(key: str, value: Any, values: Values) -> Becomes:
+    if not values.get("algorithm.filter_groups.enable"):
+        return needless("filter_groups.enable is off")
+    match key.rpartition(".")[2]:
+        case "enable":
+            return Becomes(writes={ALGORITHM + "dynamic_sampling.type": "filter"})
+        case "max_num_gen_batches":
+            return Becomes(writes={ALGORITHM + "dynamic_sampling.max_sample_batches": value})
+    return needless("groups whose rewards are all equal are replaced")
+
+
+def _overlong(key: str, value: Any, values: Values) -> Becomes:
+    """DAPO's penalty, which verl's reward manager `dapo` takes."""
+    prefix = "reward_model.reward_kwargs."
+    if not values.get(prefix + "overlong_buffer_cfg.enable"):
+        return needless("overlong_buffer_cfg.enable is off")
+    paths = {"len": "buffer_len", "penalty_factor": "penalty_factor", "max_resp_len": "max_len"}
+    name = paths.get(key.rpartition(".")[2])
+    if name is None:
+        return needless("overlong_buffer_cfg.len says it")
+    return Becomes(writes={f"{ALGORITHM}reward_shaping.overlong.{name}": value})
+
+
+def _manager(key: str, value: Any, values: Values) -> Becomes:
+    if value in ("naive", "dapo"):
+        return needless("each sample is scored by its environment")
+    return Becomes(not_yet=f"the reward manager {value!r}")
+
+
+def _reward_function(key: str, value: Any, values: Values) -> Becomes:
+    path, name = (values.get(f"custom_reward_function.{each}") for each in ("path", "name"))
+    if off(path) or key.endswith(".name"):
+        return needless("custom_reward_function.path says it" if path else "verl's own functions are used")
+    return Becomes(writes={"environment.env_class": f"{path}:{name or 'compute_score'}"})
+
+
+OBJECTIVE: Mapping[str, Together] = {
+    "algorithm.adv_estimator": _estimator,
+    "algorithm.kl_penalty": _divergence,
+    "algorithm.kl_ctrl.kl_coef": _weight_in_reward,
+    "algorithm.kl_ctrl.type": _control,
+    "algorithm.kl_ctrl.horizon": _control,
+    "algorithm.kl_ctrl.target_kl": _control,
+    "algorithm.filter_groups.*": _filter,
+    "algorithm.rollout_correction.rollout_is": _importance_sampling,
+    "algorithm.rollout_correction.rollout_is_threshold": _threshold,
+    "algorithm.rollout_correction.rollout_rs": _rejection,
+    "algorithm.rollout_correction.rollout_rs_threshold": _rejection,
+    "algorithm.rollout_correction.bypass_mode": _bypass,
+    "algorithm.rollout_correction.loss_type": _bypass,
+    "critic.enable": _critic,
+    "custom_reward_function.path": _reward_function,
+    "custom_reward_function.name": _reward_function,
+    "reward_model.reward_manager": _manager,
+    "reward_model.reward_kwargs.*": _overlong,
+    **{ACTOR + name: _setting_of_a_loss for name in _SETTINGS_OF},
+    ACTOR + "policy_loss.loss_mode": _loss_mode,
+    ACTOR + "clip_ratio": _clip_ratio,
+    ACTOR + "clip_ratio_low": _clip,
+    ACTOR + "clip_ratio_high": _clip,
+    ACTOR + "loss_agg_mode": _reduction,
+    ACTOR + "entropy_coeff": _entropy,
+    ACTOR + "kl_loss_coef": _weight_in_loss,
+    ACTOR + "kl_loss_type": _divergence,
+}

@@ -1,0 +1,197 @@
+"""verl's scripts and files become our tables, or the report says truly why a setting does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from skyrl.config import load
+from skyrl.interop.report import Conversion, Line
+from skyrl.interop.verl import convert_keys, convert_verl
+from skyrl.tree.sparse import as_toml_has_it
+from tests.interop.corpora import RECORDED, option_sets
+
+ACTOR = "actor_rollout_ref.actor."
+ROLLOUT = "actor_rollout_ref.rollout."
+WHOLE: dict[str, Any] = {"actor_rollout_ref.model.path": "a/b", "algorithm.adv_estimator": "grpo"}
+"""The least that is a run."""
+
+SCRIPT = """#!/bin/bash
+# python3 -m verl.trainer.main_ppo trainer.total_epochs=99
+model=Qwen/Qwen2.5-0.5B-Instruct
+max_response_length=$((1024 * 2))
+GPUS=${GPUS:-4}
+exp="grpo_$(date +%s)"
+ARGS=(
+    data.train_batch_size=64  # prompts
+    data.max_response_length=${max_response_length}
+)
+python3 -m verl.trainer.main_ppo "${ARGS[@]}" \\
+    algorithm.adv_estimator=grpo \\
+    actor_rollout_ref.model.path="$model" \\
+    actor_rollout_ref.rollout.name=vllm \\
+    actor_rollout_ref.rollout.max_num_batched_tokens=$((512 + max_response_length)) \\
+    +actor_rollout_ref.model.override_config.rope_theta=10000 \\
+    trainer.logger='["console","wandb"]' \\
+    trainer.experiment_name=${exp} \\
+    trainer.n_gpus_per_node=$GPUS $@
+"""
+
+
+def loaded(conversion: Conversion, folder: Path) -> Any:
+    file = folder / "converted.toml"
+    file.write_text(tomli_w.dumps(as_toml_has_it(conversion.tables, conversion.root)))
+    return load([file], environ={}).config
+
+
+def line_of(keys: dict[str, Any], source: str) -> Line:
+    return next(line for line in convert_keys(WHOLE | keys).lines if line.source == source)
+
+
+def test_a_script_is_read_with_its_variables_sums_and_arrays(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(SCRIPT)
+    run = loaded(convert_verl(str(script)), tmp_path)
+    assert run.trainer.policy.model.path == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert run.generator.sampling_params.max_generate_length == 2048
+    assert run.generator.inference_engine.max_num_batched_tokens == 2560
+    assert run.generator.inference_engine.num_engines == 2  # 4 GPUs, and verl's default of 2 for each engine
+    assert (run.trainer.train_batch_size, run.trainer.epochs) == (64, 30)
+    assert run.trainer.policy.model_config_kwargs["rope_theta"] == 10000
+    assert run.trainer.logger == ("console", "wandb")
+
+
+def test_verls_defaults_are_written_where_a_script_is_silent(tmp_path: Path) -> None:
+    conversion = convert_keys(WHOLE)
+    run = loaded(conversion, tmp_path)
+    algorithm = run.trainer.algorithm
+    assert (algorithm.policy_loss_type, algorithm.use_kl_loss) == ("dual_clip", False)
+    assert (run.generator.n_samples_per_prompt, run.generator.sampling_params.max_generate_length) == (1, 512)
+    assert (run.trainer.ckpt_interval, run.trainer.eval_interval) == (-1, -1)
+    assert {line.source for line in conversion.defaults} >= {ROLLOUT + "n", "trainer.total_epochs"}
+
+
+def test_a_critic_comes_with_gae_alone(tmp_path: Path) -> None:
+    keys = {"actor_rollout_ref.model.path": "a/b", "critic.model.path": "c/d"}
+    run = loaded(convert_keys(keys), tmp_path)
+    assert run.trainer.algorithm.advantage_estimator == "gae"
+    assert run.trainer.critic.model.path == "c/d"
+    assert run.trainer.critic.optimizer_config.lr == 1e-5
+    assert run.trainer.placement.critic_num_gpus_per_node == 8
+    assert line_of({"critic.enable": True}, "critic.enable").outcome == "refused"
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({ACTOR + "clip_ratio_low": 0.1, ACTOR + "clip_ratio_high": 0.3}, {"eps_clip_low": 0.1, "eps_clip_high": 0.3}),
+        ({ACTOR + "clip_ratio": 0.4}, {"eps_clip_low": 0.2, "eps_clip_high": 0.2}),
+        ({ACTOR + "clip_ratio": 0.4, ACTOR + "clip_ratio_low": None}, {"eps_clip_low": 0.4, "eps_clip_high": 0.2}),
+        ({ACTOR + "policy_loss.loss_mode": "gspo"}, {"policy_loss_type": "gspo", "loss_reduction": "sequence_mean"}),
+        ({ACTOR + "loss_agg_mode": "seq-mean-token-mean"}, {"loss_reduction": "sequence_mean"}),
+        ({ACTOR + "loss_agg_mode": "seq-mean-token-sum"}, {"max_seq_len": 1}),
+        ({ACTOR + "loss_agg_mode": "seq-mean-token-sum-norm"}, {"max_seq_len": 512}),
+        ({ACTOR + "entropy_coeff": 0.01}, {"use_entropy_loss": True, "entropy_loss_coef": 0.01}),
+        ({ACTOR + "use_kl_loss": True, ACTOR + "kl_loss_coef": 0.2}, {"use_kl_loss": True, "kl_loss_coef": 0.2}),
+        ({ACTOR + "use_kl_loss": True, ACTOR + "kl_loss_type": "k3+"}, {"kl_estimator_type": "k2"}),
+        (
+            {"algorithm.use_kl_in_reward": True, "algorithm.kl_penalty": "kl", "algorithm.kl_ctrl.kl_coef": 0.3},
+            {"use_kl_in_reward": True, "kl_estimator_type": "k1", "kl_loss_coef": 0.3},
+        ),
+        ({"algorithm.kl_ctrl.kl_coef": 0.3}, {"kl_loss_coef": 0.001}),
+        ({"algorithm.adv_estimator": "reinforce_plus_plus"}, {"advantage_estimator": "reinforce++"}),
+    ],
+)
+def test_the_objective_is_the_one_that_verl_computes(
+    keys: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    algorithm = loaded(convert_keys(WHOLE | keys), tmp_path).trainer.algorithm
+    assert {name: getattr(algorithm, name) for name in expected} == expected
+
+
+def test_cispos_bounds_are_those_of_its_weight(tmp_path: Path) -> None:
+    keys = {ACTOR + "policy_loss.loss_mode": "cispo", ACTOR + "clip_ratio_low": 10, ACTOR + "clip_ratio_high": 0.2}
+    cispo = loaded(convert_keys(WHOLE | keys), tmp_path).trainer.algorithm.cispo
+    assert (cispo.cispo_eps_clip_low, cispo.cispo_eps_clip_high) == (10, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("keys", "source", "outcome", "why"),
+    [
+        ({ACTOR + "kl_loss_coef": 0.1}, ACTOR + "kl_loss_coef", "needless", "use_kl_loss is off"),
+        ({ACTOR + "clip_ratio": 0.3}, ACTOR + "clip_ratio", "needless", "which are 0.2 where they are left out"),
+        ({ACTOR + "tau_pos": 2.0}, ACTOR + "tau_pos", "needless", "the loss is another one: vanilla"),
+        ({ROLLOUT + "name": "trtllm"}, ROLLOUT + "name", "not yet", "engines of 'trtllm'"),
+        ({"data.shuffle": False}, "data.shuffle", "not yet", "in the order of their file"),
+        ({"data.truncation": "left"}, "data.truncation", "not yet", "are left out, and counted"),
+        ({"data.truncation": "error"}, "data.truncation", "needless", "are left out of the data"),
+        ({"trainer.resume_mode": "never"}, "trainer.resume_mode", "refused", "it has auto, disable, resume_path"),
+        ({"trainer.logger": ["clearml"]}, "trainer.logger", "not yet", "the tracker clearml"),
+        ({"trainer.total_epoch": 3}, "trainer.total_epoch", "refused", "not known to this converter"),
+        ({"reward_model.enable": True}, "reward_model.enable", "not yet", "converting reward models"),
+        ({ROLLOUT + "tensor_model_parallel_size": 3}, ROLLOUT + "tensor_model_parallel_size", "refused", "divide 8"),
+        ({"trainer.nnodes": "$NODES"}, "trainer.nnodes", "refused", "no number of machines"),
+        ({"algorithm.adv_estimator": "grpo_passk"}, "algorithm.adv_estimator", "not yet", "the estimator 'grpo_passk'"),
+    ],
+)
+def test_every_setting_that_is_left_out_has_its_reason(
+    keys: dict[str, Any], source: str, outcome: str, why: str
+) -> None:
+    line = line_of(keys, source)
+    assert (line.outcome, line.targets) == (outcome, ())
+    assert why in line.why
+
+
+def test_a_reward_function_of_verls_is_called_as_it_is(tmp_path: Path) -> None:
+    keys = {"custom_reward_function.path": "rewards.py", "custom_reward_function.name": "score"}
+    conversion = convert_keys(WHOLE | keys)
+    assert loaded(conversion, tmp_path).environment.env_class == "rewards.py:score"
+    assert conversion.remarks == ()
+    assert "data_source" in convert_keys(WHOLE).remarks[0]
+
+
+def test_megatrons_settings_are_refused_by_capability(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python3 -m verl.trainer.main_ppo --config-name='ppo_megatron_trainer.yaml' "
+        "actor_rollout_ref.model.path=a/b actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2\n"
+    )
+    conversion = convert_verl(str(script))
+    assert [line.why for line in conversion.lost] == ["Megatron learners"]
+    assert "trainer.strategy" in {problem.path for problem in conversion.problems}
+
+
+def test_a_script_that_lays_its_settings_over_a_file_is_said_to(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("python3 -m verl.trainer.main_ppo --config-name=my_base actor_rollout_ref.model.path=a/b\n")
+    assert "my_base.yaml" in convert_verl(str(script)).remarks[-1]
+
+
+def test_every_field_of_verls_own_configuration_is_known() -> None:
+    fields = json.loads((RECORDED / "verl_fields_2026_01.json").read_text())
+    lines = convert_keys(fields | {ROLLOUT + "name": "vllm"}).lines
+    assert [line.source for line in lines] == list(fields)
+    assert [f"{line.source}: {line.why}" for line in lines if line.is_refused] == []
+
+
+def test_the_option_sets_of_examples_are_converted_or_refused_by_capability(tmp_path: Path) -> None:
+    examples = {each.name: each.conversion for each in option_sets("verl")}
+    assert len(examples) >= 12
+    for name, conversion in examples.items():
+        refused = [f"{line.source}: {line.why}" for line in conversion.lines if line.outcome == "refused"]
+        assert [line for line in refused if "write the value out" not in line] == [], name
+        if not conversion.lost:
+            loaded(conversion, tmp_path)
+
+
+def test_most_of_the_examples_become_runs() -> None:
+    whole = [each.name for each in option_sets("verl") if not each.conversion.refused and not errors(each.conversion)]
+    assert len(whole) == 8
+
+
+def errors(conversion: Conversion) -> list[str]:
+    return [problem.message for problem in conversion.problems if problem.severity == "error"]
