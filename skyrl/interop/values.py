@@ -30,7 +30,7 @@ def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError([Problem(path=name, message="holds no table")], title="Nothing to convert")
     keys = dict(flat(value))
-    return dict(_without_lists(keys)) if areal else keys
+    return dict(_without_lists(keys)) if of == "areal" else keys
 
 
 def flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
