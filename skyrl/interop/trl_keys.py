@@ -144,7 +144,11 @@ _OPTIMIZATION: dict[str, Entry] = {
     "neftune_noise_alpha": later("noise on embeddings"),
     "average_tokens_across_devices": not_there("a loss is averaged over all ranks"),
     "bf16": goes_to("trainer.bf16"),
-    "fp16": only(False, does="off", otherwise="training in float16"),
+    "fp16": lambda value: (
+        Becomes(writes={"trainer.policy.fsdp_config.mixed_precision.param_dtype": "float16"})
+        if value
+        else Becomes(needless="off")
+    ),
     "tf32": not_there("torch decides how float32 is multiplied"),
     "bf16_full_eval": not_there("engines compute in generator.inference_engine.model_dtype"),
     "fp16_full_eval": not_there("engines compute in generator.inference_engine.model_dtype"),

@@ -15,6 +15,14 @@ _MODEL = "actor_rollout_ref.model."
 _VLLM = ENGINE + "engine_init_kwargs."
 _LEAST = "one field for all models; no result depends on it"
 _TRACKERS = ("console", "wandb", "tensorboard", "mlflow", "swanlab")
+_MEGATRON_SIZES = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+    "expert_model_parallel_size", "expert_tensor_parallel_size",
+)  # fmt: skip
+_MEGATRON_NEEDLESS = (
+    "param_offload", "grad_offload", "optimizer_offload", "use_mbridge", "vanilla_mbridge",
+    "seed", "use_remove_padding",
+)  # fmt: skip
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size")
 
 
@@ -117,7 +125,16 @@ def _rows(key: str, value: Any, values: Values) -> Becomes:
 def _megatron(key: str, value: Any, values: Values) -> Becomes:
     if values.get(ACTOR + "strategy") != "megatron":
         return needless("the strategy is another one than megatron")
-    return Becomes(not_yet="Megatron learners")
+    owner, _, name = key.partition(".megatron.")
+    table = {"critic": "critic"}.get(owner, "ref" if key.startswith(_REF) else "policy")
+    if name in _MEGATRON_SIZES and table != "critic":
+        return Becomes(writes={f"trainer.{table}.megatron_config.{name}": value})
+    if name.startswith("override_transformer_config.") and table == "policy":
+        option = name.partition(".")[2]
+        return Becomes(writes={f"trainer.policy.megatron_config.transformer_config_kwargs.{option}": value})
+    if name in _MEGATRON_NEEDLESS or off(value):
+        return needless("weights are converted from and to the model's own form, and move where models take turns")
+    return Becomes(not_yet="this option of Megatron's")
 
 
 def _of_fsdp(name: str) -> Together:

@@ -194,7 +194,7 @@ def test_evaluation_is_that_of_trl(tmp_path: Path) -> None:
         ({"reward_funcs": ["org/model"]}, "reward_funcs", "not yet", "reward_model"),
         ({"lora_r": 8}, "lora_r", "needless", "use_peft is off"),
         ({"vllm_gpu_memory_utilization": 0.5}, "vllm_gpu_memory_utilization", "needless", "use_vllm is off"),
-        ({"fp16": True}, "fp16", "not yet", "training in float16"),
+        ({"load_in_4bit": True}, "load_in_4bit", "not yet", "quantized weights"),
         ({"learning_rates": 1e-5}, "learning_rates", "refused", "not known to this converter"),
         ({"scale_rewards": "all"}, "scale_rewards", "refused", "it has group, batch and none"),
         ({"deepspeed": "zero3.json"}, "deepspeed", "needless", "trainer.strategy"),
@@ -206,6 +206,11 @@ def test_every_setting_that_is_left_out_has_its_reason(
     line = line_of(keys, source)
     assert (line.outcome, line.targets) == (outcome, ())
     assert why in line.why
+
+
+def test_float16_is_the_type_of_forward_and_backward(tmp_path: Path) -> None:
+    policy = loaded(convert_keys(WHOLE | {"fp16": True}), tmp_path).trainer.policy
+    assert policy.fsdp_config.mixed_precision.param_dtype == "float16"
 
 
 def test_what_a_program_computes_is_refused_and_counts_for_nothing(tmp_path: Path) -> None:

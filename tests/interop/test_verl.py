@@ -154,14 +154,15 @@ def test_a_reward_function_of_verls_is_called_as_it_is(tmp_path: Path) -> None:
     assert "data_source" in convert_keys(WHOLE).remarks[0]
 
 
-def test_megatrons_settings_are_refused_by_capability(tmp_path: Path) -> None:
+def test_megatrons_sizes_convert_and_the_strategy_is_judged_by_check(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(
         "python3 -m verl.trainer.main_ppo --config-name='ppo_megatron_trainer.yaml' "
         "actor_rollout_ref.model.path=a/b actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2\n"
     )
     conversion = convert_verl(str(script))
-    assert [line.why for line in conversion.lost] == ["Megatron learners"]
+    assert conversion.refused == ()
+    assert conversion.tables["trainer"]["policy"]["megatron_config"] == {"tensor_model_parallel_size": 2}
     assert "trainer.strategy" in {problem.path for problem in conversion.problems}
 
 
