@@ -29,6 +29,7 @@ from skyrl.cli.init import init
 from skyrl.cli.launch import launch
 from skyrl.cli.options import Commands
 from skyrl.cli.plan import plan
+from skyrl.cli.rehearse import rehearse
 from skyrl.cli.replay import bisect, replay
 from skyrl.cli.run_report import report
 from skyrl.cli.serve import serve
@@ -133,6 +134,7 @@ cli.add_command(launch)
 cli.add_command(sweep)
 cli.add_command(ckpt)
 cli.add_command(plan)
+cli.add_command(rehearse)
 cli.add_command(view)
 cli.add_command(report)
 cli.add_command(serve)

@@ -1,0 +1,62 @@
+"""Findings of a rehearsal that need no process: whether the layout has its GPUs, its memory, and heads that its engine
+computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from skyrl.config import SkyRLTrainConfig
+    from skyrl.tools.rehearsal import Finding
+
+HEAD_MULTIPLE, LARGEST_HEAD = 8, 256
+"""Head sizes that vLLM 0.32's FlashAttention computes are multiples of one, up to the other."""
+
+
+def planned_findings(run: SkyRLTrainConfig, gpus: int | None) -> Iterator[Finding]:
+    """Placement, memory and engine of the run as it is."""
+    from skyrl.cli.plan import plan_of
+    from skyrl.tools.rehearsal import Finding
+
+    plan = plan_of(run)
+    text = f"{plan['gpus']} GPUs on {plan['nodes']} machines of {plan['gpus_per_node']}"
+    if gpus is not None and plan["gpus"] > gpus:
+        yield Finding("placement", "failed", f"the run needs {text}, and there are {gpus}")
+    else:
+        yield Finding("placement", "passed", text)
+    yield from _memory(plan["memory"])
+    yield from _heads(run)
+
+
+def _memory(memory: dict[str, object]) -> Iterator[Finding]:
+    from skyrl.config.memory_fit import written
+    from skyrl.tools.rehearsal import Finding
+
+    if memory["phases"] is None:
+        yield Finding("memory", "not tried", str(memory["why"]))
+    elif memory["fits"] is None:
+        yield Finding("memory", "not tried", "name trainer.placement.gpu_kind")
+    elif memory["fits"]:
+        yield Finding("memory", "passed", f"each phase fits {memory['gpu_kind']} by estimate")
+    else:
+        nearest = memory["nearest"]
+        remedy = f"\nnearest that fits: {written(nearest)}" if isinstance(nearest, dict) else ""
+        yield Finding("memory", "failed", f"{memory['why']}{remedy}")
+
+
+def _heads(run: SkyRLTrainConfig) -> Iterator[Finding]:
+    from skyrl.cli.plan_memory import known_shape_of
+    from skyrl.tools.rehearsal import Finding
+
+    engine, shape = run.generator.inference_engine, known_shape_of(run.trainer.policy.model.path or "")
+    if engine.backend != "vllm" or run.trainer.device != "cuda" or shape is None:
+        return
+    if shape.head_size % HEAD_MULTIPLE or shape.head_size > LARGEST_HEAD:
+        kernels = f"multiples of {HEAD_MULTIPLE} up to {LARGEST_HEAD}"
+        text = f"vLLM's FlashAttention has no kernels for heads of {shape.head_size}, but for {kernels}"
+        yield Finding("engine", "failed", text)
+    elif shape.heads % engine.tensor_parallel_size:
+        text = f"tensor_parallel_size = {engine.tensor_parallel_size} does not divide the model's {shape.heads} heads"
+        yield Finding("engine", "failed", text)

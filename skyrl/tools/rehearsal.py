@@ -1,0 +1,293 @@
+"""A rehearsal: the configuration of a large run, through every phase on this machine, with a miniature of its model.
+
+What the configuration says is judged as it is: sizes, placement, memory, folders. Then a folded run (see
+`skyrl.config.folding`) trains for real, in a process of its own: data and templates, generation, environments and
+rewards, scoring, update, weight transfer, evaluation, checkpoints; it is killed, resumed, and its model exported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import frozen
+
+from skyrl.config import SkyRLTrainConfig, compose
+from skyrl.config.folding import folded, what_was_folded
+from skyrl.config.kept import kept_text
+from skyrl.config.sizes import evaluates, has_critic, has_reference
+from skyrl.data.sources import BadRow, iterate_rows
+from skyrl.errors import ConfigError, SkyRLError
+from skyrl.experiments.folder_checks import folders_can_be_written
+from skyrl.models.shrinking import shrink
+from skyrl.tracking.jsonlines import JsonLines
+from skyrl.tree.access import default_at
+
+State = Literal["passed", "folded", "not tried", "failed"]
+
+STEPS = 2
+"""Training steps of the folded run; it is killed and resumed in those after."""
+
+EVALUATED = 8
+"""Rows of each evaluation source that the folded run reads."""
+
+KILLED_AT = 3
+"""Step whose checkpoint the folded run is killed after."""
+
+LAST_STEP = 4
+
+TAIL = 12
+"""Lines of a failed run's output that are shown."""
+
+
+@frozen
+class Finding:
+    """One line of a rehearsal's table."""
+
+    phase: str
+    state: State
+    text: str
+
+
+@frozen(kw_only=True)
+class Rehearsal:
+    """A configuration, as the words of a command line and as the run that they make, and a folder to work in."""
+
+    files: Sequence[str]
+    words: Sequence[str]
+    run: SkyRLTrainConfig
+    folder: Path
+    timeout: float = 900.0
+    """Seconds that one folded run may take."""
+
+    def findings(self) -> Iterator[Finding]:
+        """Every finding as soon as it is known. A phase that fails ends those that build on it."""
+        yield from self._of_folders()
+        yield from self._of_services()
+        try:
+            changes, told = self._small()
+            yield from told
+            file, told = self._folded_file(changes)
+            yield from told
+        except SkyRLError as error:
+            yield Finding("folding", "failed", str(error))
+            return
+        yield from self._of_runs(file)
+
+    def _of_folders(self) -> Iterator[Finding]:
+        """Folders of the run as they are written; one on a disk that this machine has not got cannot be tried."""
+        paths = _folders(self.run)
+        elsewhere = [path for path in paths if not Path(*Path(path).parts[:2]).is_dir()]
+        for path in elsewhere:
+            yield Finding("folders", "not tried", f"{path}: this machine has no {Path(*Path(path).parts[:2])}")
+        if elsewhere:
+            return
+        problems = list(folders_can_be_written(self.run))
+        for problem in problems:
+            yield Finding("folders", "failed", f"{problem.path}: {problem.message}")
+        if not problems:
+            yield Finding("folders", "passed", "those of the run can be written to")
+
+    def _of_services(self) -> Iterator[Finding]:
+        """Parts of a run that only the cluster has."""
+        run = self.run
+        for tracker in [each for each in _each(run.trainer.logger) if each != "console"]:
+            yield Finding("trackers", "not tried", tracker)
+        if run.trainer.device == "cuda":
+            yield Finding("GPUs", "not tried", f"CUDA kernels, memory and {run.trainer.strategy} on several ranks")
+        engine = run.generator.inference_engine
+        if engine.backend != "torch":
+            yield Finding(
+                "engines", "not tried", f"{engine.backend}, and weight transfer by {engine.weight_sync_backend}"
+            )
+
+    def _small(self) -> tuple[dict[str, Any], list[Finding]]:
+        """Changes that fold the run, with models in miniature and few rows of evaluation, and what they are."""
+        run, changes = self.run, dict(folded(self.run))
+        path = run.trainer.policy.model.path or ""
+        told = [Finding("model", "folded", f"{path}: {shrink(path, self.folder / 'model')}")]
+        changes["trainer.policy.model.path"] = str(self.folder / "model")
+        if has_critic(run):
+            shrink(run.trainer.critic.model.path or path, self.folder / "critic", seed=1)
+            changes["trainer.critic.model.path"] = str(self.folder / "critic")
+        if has_reference(run):
+            changes["trainer.ref.model.path"] = str(self.folder / "model")
+        if evaluates(run):
+            changes["data.val_data"] = self._few_rows(run.data.val_data)
+            told.append(Finding("data", "folded", f"{EVALUATED} rows of each evaluation source"))
+        told += [Finding("layout", "folded", line) for line in what_was_folded(run, changes)]
+        return changes | self._places(), told
+
+    def _places(self) -> dict[str, Any]:
+        """Folders of the folded run, and a schedule of few steps with a checkpoint and an evaluation after each."""
+        here = {"run_path": "run", "ckpt_path": "run/checkpoints", "export_path": "run/exports", "log_path": "run/logs"}
+        schedule = {"ckpt_interval": "1", "epochs": LAST_STEP, "resume_mode": "latest", "resume_path": None}
+        if evaluates(self.run):
+            schedule["eval_interval"] = "1"
+        return {f"trainer.{name}": str(self.folder / place) for name, place in here.items()} | {
+            f"trainer.{name}": value for name, value in schedule.items()
+        }
+
+    def _few_rows(self, sources: Sequence[str]) -> tuple[str, ...]:
+        """Files with the first rows of each source."""
+        files = []
+        for number, source in enumerate(sources):
+            rows = islice((row for row in iterate_rows(source) if not isinstance(row, BadRow)), EVALUATED)
+            file = self.folder / f"evaluation-{number}.jsonl"
+            file.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows), encoding="utf-8")
+            files.append(str(file))
+        return tuple(files)
+
+    def _folded_file(self, changes: dict[str, Any]) -> tuple[Path, list[Finding]]:
+        """The folded run as a file. A setting that one process on a CPU has no use for is left at its default, and
+        reported. Raises `ConfigError` for one that cannot be.
+        """
+        told: list[Finding] = []
+        while True:
+            try:
+                words = [*self.words, *(_word(*each) for each in changes.items())]
+                composed = compose(self.files, words, environ=os.environ)
+            except ConfigError as error:
+                path, message = error.problems[0].path, error.problems[0].message
+                default = _default(path)
+                if path in changes or default is _NONE:
+                    raise
+                changes[path] = default
+                told.append(Finding("folding", "not tried", f"{path}: {message}"))
+            else:
+                file = self.folder / "folded.toml"
+                file.write_text(kept_text(composed.written, composed.origins), encoding="utf-8")
+                return file, told
+
+    def _of_runs(self, file: Path) -> Iterator[Finding]:
+        """Trains, kills, resumes, and exports."""
+        failure = self._run(file, STEPS)
+        if failure is not None:
+            yield Finding("training", "failed", failure)
+            return
+        yield from _what_happened(self.folder / "run" / "metrics.jsonl")
+        failure = self._killed(file) or self._run(file, LAST_STEP) or self._steps_twice()
+        text = f"killed after step {KILLED_AT}, resumed to step {LAST_STEP}"
+        yield Finding("resume", "failed" if failure else "passed", failure or text)
+        if failure is None:
+            yield self._export()
+
+    def _command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "skyrl.cli", *words]
+
+    def _run(self, file: Path, steps: int) -> str | None:
+        """Why a folded run of so many steps failed; None where it did not."""
+        return self._ended(self._start("run", str(file), f"trainer.max_training_steps={steps}"))
+
+    def _start(self, *words: str) -> subprocess.Popen[str]:
+        with (self.folder / "output.log").open("w") as log:
+            return subprocess.Popen(
+                self._command(*words),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+            )
+
+    def _ended(self, process: subprocess.Popen[str]) -> str | None:
+        try:
+            code = process.wait(self.timeout)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            return f"it had not ended after {self.timeout:.0f} s; its last words:\n{self._last_words()}"
+        except BaseException:
+            _kill(process)
+            raise
+        return None if code == 0 else self._last_words()
+
+    def _last_words(self) -> str:
+        lines = (self.folder / "output.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join([line for line in lines if line.strip()][-TAIL:])
+
+    def _killed(self, file: Path) -> str | None:
+        """Kills the run once it has the checkpoint of a step between; why that failed, or None."""
+        process = self._start("run", str(file), f"trainer.max_training_steps={LAST_STEP + 2}")
+        saved = self.folder / "run" / "checkpoints" / f"global_step_{KILLED_AT}"
+        until = time.monotonic() + self.timeout
+        while not saved.is_dir() and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        ended = process.poll()
+        _kill(process)
+        if saved.is_dir() and ended in (None, 0):
+            return None
+        return f"there is no checkpoint of step {KILLED_AT}:\n{self._last_words()}"
+
+    def _steps_twice(self) -> str | None:
+        steps = [step for step, _ in _records(self.folder / "run" / "metrics.jsonl")]
+        expected = list(range(1, LAST_STEP + 1))
+        return None if steps == expected else f"metrics have steps {steps} and not {expected}"
+
+    def _export(self) -> Finding:
+        failure = self._ended(self._start("export", str(self.folder / "run"), "--to", str(self.folder / "exported")))
+        return Finding("export", "failed" if failure else "passed", failure or "a folder that transformers loads")
+
+
+def _what_happened(metrics: Path) -> Iterator[Finding]:
+    """Findings of a run that ended well, from its metrics."""
+    records = _records(metrics)
+    trained = dict(records)
+    yield Finding(
+        "training", "passed", f"{len(trained)} steps: generation, environment, scoring, update, weight transfer"
+    )
+    failures = sum(int(record.get("rollout/failures", 0)) for _, record in records)
+    if failures:
+        yield Finding("environment", "failed", f"{failures} attempts at a trajectory failed in the environment")
+    else:
+        yield Finding("environment", "passed", "every trajectory got its reward")
+    if any(name.startswith("eval/") for _, record in records for name in record):
+        yield Finding("evaluation", "passed", "its prompts were answered and judged")
+    yield Finding("checkpoints", "passed", "one after each step")
+
+
+def _records(metrics: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Training step and metrics of each record of a step."""
+    records = [record for record in JsonLines(metrics).read() if record.get("step")]
+    return [(int(record["step"]), dict(record)) for record in records]
+
+
+def _folders(run: SkyRLTrainConfig) -> list[str]:
+    """Local folders of the run."""
+    trainer = run.trainer
+    paths = (trainer.run_path, trainer.ckpt_path, trainer.export_path, trainer.log_path)
+    return sorted({str(Path(path).expanduser().absolute()) for path in paths if path and "://" not in path})
+
+
+_NONE = object()
+
+
+def _default(path: str) -> Any:
+    """The default of a field; `_NONE` where there is no such field."""
+    try:
+        return default_at(SkyRLTrainConfig, path)
+    except (AttributeError, KeyError, ValueError):
+        return _NONE
+
+
+def _word(path: str, value: object) -> str:
+    return f"{path}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def _each(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
