@@ -45,8 +45,26 @@ class _Duration(click.ParamType[Any]):
 @click.option("--sync-seconds", type=click.FloatRange(min=0), help="What new weights take to reach the engines.")
 @click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Training steps.")
 @click.option("--split", is_flag=True, help="Deal the GPUs out between engines and learners in other ways, too.")
+@click.option(
+    "--failures-per-hour",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Failures that end the run [default: those of Llama 3's training, by the number of GPUs].",
+)
+@click.option(
+    "--restart-seconds", type=click.FloatRange(min=0), help="From a failure until the run trains again: adds failures."
+)
+@click.option("--checkpoint-seconds", type=click.FloatRange(min=0), help="What training waits for a checkpoint.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def simulate(arguments: tuple[str, ...], steps: int, split: bool, as_json: bool, **given: Any) -> None:
+def simulate(
+    arguments: tuple[str, ...],
+    steps: int,
+    split: bool,
+    failures_per_hour: float | None,
+    restart_seconds: float | None,
+    checkpoint_seconds: float | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Run the scheduler on a clock that jumps: throughput, idle time and the age of samples. Nothing is computed."""
     import json
 
@@ -62,11 +80,15 @@ def simulate(arguments: tuple[str, ...], steps: int, split: bool, as_json: bool,
         unit = max(1, (engines + learners) // 16)
         for share, other in splits(world, engines, learners, engines + learners, unit):
             others.append((share, run(other, max(5, steps // 5))))
+    failing = _failing(config, outcome, failures_per_hour, restart_seconds, checkpoint_seconds)
     if as_json:
         dealt = [{"engine_gpus": share, **summary(each)} for share, each in others]
-        click.echo(json.dumps(summary(outcome) | ({"splits": dealt} if split else {}), indent=2))
+        more = ({"splits": dealt} if split else {}) | ({"failures": failing} if failing else {})
+        click.echo(json.dumps(summary(outcome) | more, indent=2))
         return
     click.echo(_render(outcome))
+    if failing:
+        click.echo(_render_failing(failing))
     for share, each in sorted(others, key=lambda pair: -pair[1].trajectories_per_second)[:5]:
         click.echo(
             f"  {share:>5} GPUs for engines: {each.trajectories_per_second:.2f} trajectories/s, engines idle "
@@ -113,6 +135,50 @@ def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, 
         seed=config.trainer.seed,
         **durations,
     )
+
+
+def _failing(
+    config: SkyRLTrainConfig, outcome: Outcome, per_hour: float | None, restart: float | None, checkpoint: float | None
+) -> dict[str, Any] | None:
+    """Throughput with failures, and the best checkpoint interval; None where nobody asks. Raises `UserError` for one
+    duration without the other.
+    """
+    from skyrl.config.sizes import sizes_of
+    from skyrl.errors import UserError
+    from skyrl.planning.failures import GPU_HOURS_BETWEEN_FAILURES, Interruptions
+    from skyrl.planning.sizes import layout
+
+    if restart is None or checkpoint is None:
+        if (per_hour, restart, checkpoint) == (None, None, None):
+            return None
+        raise UserError("failures need both --restart-seconds and --checkpoint-seconds")
+    gpus = layout(sizes_of(config)).gpus
+    between = 3600 / per_hour if per_hour else 3600 * GPU_HOURS_BETWEEN_FAILURES / gpus
+    failures = Interruptions(between=between, restart=restart, checkpoint=checkpoint)
+    step = outcome.seconds / outcome.steps
+    best, now = failures.best_interval(step), config.trainer.ckpt_interval
+    shares = {best: failures.share_trained(best * step)}
+    if isinstance(now, int) and now > 0:
+        shares[now] = failures.share_trained(now * step)
+    return {
+        "gpus": gpus,
+        "hours_between_failures": between / 3600,
+        "best_ckpt_interval": best,
+        "share_trained": {str(interval): share for interval, share in shares.items()},
+        "trajectories_per_second": {
+            str(interval): share * outcome.trajectories_per_second for interval, share in shares.items()
+        },
+    }
+
+
+def _render_failing(failing: dict[str, Any]) -> str:
+    best = str(failing["best_ckpt_interval"])
+    lines = [f"a failure each {failing['hours_between_failures']:,.1f} h on {failing['gpus']:,} GPUs:"]
+    for interval, share in failing["share_trained"].items():
+        name = "best: " if interval == best else ""
+        rate = failing["trajectories_per_second"][interval]
+        lines.append(f"  {name}ckpt_interval = {interval}: {share:.1%} of the time, {rate:,.2f} trajectories/s")
+    return "\n".join(lines)
 
 
 def _gpus(config: SkyRLTrainConfig) -> tuple[int, int]:

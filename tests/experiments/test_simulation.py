@@ -112,6 +112,20 @@ def test_the_command_says_how_fast_and_how_old(capsys: pytest.CaptureFixture[str
     assert (told["steps"], told["trajectories"], told["groups_by_age"]) == (5, 640, {"0": 80})
 
 
+def test_failures_cost_a_share_of_the_throughput(capsys: pytest.CaptureFixture[str]) -> None:
+    """A failure an hour, 15 minutes to restart: about a quarter is lost, and more with rare checkpoints."""
+    options = ["--answer-seconds", "20", "--train-seconds", "10", "--steps", "5", "--json"]
+    failing = ["--failures-per-hour", "1", "--restart-seconds", "900", "--checkpoint-seconds", "5"]
+    with pytest.raises(SystemExit):
+        main(["simulate", TOML, *options, *failing, "trainer.ckpt_interval=50"])
+    told = json.loads(capsys.readouterr().out)
+    best, rare = str(told["failures"]["best_ckpt_interval"]), "50"
+    shares, rates = told["failures"]["share_trained"], told["failures"]["trajectories_per_second"]
+    assert told["failures"]["hours_between_failures"] == 1
+    assert 0.6 < shares[rare] < shares[best] < 0.8
+    assert rates[best] == pytest.approx(shares[best] * told["trajectories_per_second"])
+
+
 def test_the_documentation_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path("docs/asynchronous.md").read_text(encoding="utf-8")
     shown = page[page.index("$ skyrl simulate") : page.index("```", page.index("$ skyrl simulate"))]
@@ -128,6 +142,7 @@ def test_the_documentation_shows_what_the_command_prints(capsys: pytest.CaptureF
         (["--answer-seconds", "fast"], "'fast' is not seconds"),
         (["--answer-seconds", "20,40,10"], "the longest, 10, is below the mean or its 90th percentile"),
         (["--answer-seconds", "1"], "--train-seconds is missing"),
+        (["--answer-seconds", "1", "--train-seconds", "1", "--restart-seconds", "9"], "--checkpoint-seconds"),
         (["--like", "nowhere"], "holds no two training steps"),
         (["--answer-seconds", "1", "--train-seconds", "1", "--split"], "--split needs engines on GPUs of their own"),
     ],
