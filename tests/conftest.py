@@ -16,9 +16,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(scope="session")
 def nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `model/`, `train.jsonl` (24 rows), `validation.jsonl` (6 rows) and `reward.py`."""
+    """A folder with `model/`, `adapter/` for its q_proj, `train.jsonl` (24 rows), `validation.jsonl` (6 rows) and
+    `reward.py`.
+    """
     folder = tmp_path_factory.mktemp("nano")
     _save_model(folder / "model")
+    _save_adapter(folder / "adapter")
     letters = random.Random(0).choices("abcdefgh", k=30)
     rows = [
         {
@@ -69,3 +72,21 @@ def _save_model(folder: Path) -> None:
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _save_adapter(folder: Path) -> None:
+    """An adapter of rank 4 and alpha 8 that has learned something, as PEFT stores one."""
+    import torch
+    from safetensors.torch import save_file
+
+    draws = torch.Generator().manual_seed(0)
+    tensors = {
+        f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{part}.weight": 0.2
+        * torch.randn(shape, generator=draws)
+        for layer in range(2)
+        for part, shape in (("A", (4, 32)), ("B", (32, 4)))
+    }
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -39,8 +39,8 @@ def never(words: str) -> Condition:
 
 def model_effects(model: ModelTable) -> tuple[Effect, ...]:
     """Conditions under which the fields of a model's table act."""
-    learning = (*_adapter(model), *_optimizer(model)) if model.learns else ()
-    return (*learning, *_fsdp(model), *_deepspeed(model))
+    learning = tuple(_optimizer(model)) if model.learns else ()
+    return (*_adapter(model), *learning, *_fsdp(model), *_deepspeed(model))
 
 
 def exists(model: ModelTable) -> list[Condition]:
@@ -75,10 +75,13 @@ def _gradients(model: ModelTable) -> list[Condition]:
 
 def _adapter(model: ModelTable) -> Iterator[Effect]:
     adapts = Condition("lora.rank is above 0", lambda run: model.section(run).model.lora.rank > 0)
+    is_new = Condition("lora.path is none", lambda run: model.section(run).model.lora.path is None)
+    more = {"init_method": [is_new], "dropout": []}
     yield from _where_it_exists(model, "model.lora")
     for name in fields_of(SkyRLLoraConfig):
         if name not in ("rank", "lora_sync_path"):
-            yield effect_where(model.at(f"model.lora.{name}"), adapts)
+            learning = [*more[name], *_gradients(model)] if name in more else []
+            yield effect_where(model.at(f"model.lora.{name}"), adapts, *learning)
     if model.title != "policy" or not model.at("x").startswith("trainer."):
         yield effect_where(model.at("model.lora.lora_sync_path"), never("engines sample from the adapted model"))
 

@@ -24,6 +24,11 @@ class SkyRLLoraConfig(BaseConfig):
     rank: int = field(default=0, validator=non_negative, metadata=IDENTITY)
     """Inner dimension of A and B. 0: no adapter, all weights are trained."""
 
+    path: str | None = field(default=None, metadata=IDENTITY)
+    """Folder of a stored adapter to start from, with PEFT's `adapter_config.json` and `adapter_model.safetensors`, such
+    as the one that a run exports; `rank`, `alpha` and the modules have to be its own. A reference needs one, and has it
+    merged into its weights. None: a new adapter."""
+
     alpha: int = field(default=16, validator=positive)
     """Scale of the adapter: its output is multiplied by `alpha / rank`."""
 
@@ -58,4 +63,4 @@ class ModelConfig(BaseConfig):
     configuration and a tokenizer only. Policy, reference and engines of one path and seed start alike."""
 
     lora: SkyRLLoraConfig = SkyRLLoraConfig()
-    """Adapter to train on top of the weights; read for the policy and the critic."""
+    """Adapter on top of the weights: trained for the policy and the critic, stored for the reference."""

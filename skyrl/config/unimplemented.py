@@ -64,7 +64,6 @@ _POLICY = "trainer.policy."
 UNIMPLEMENTED: tuple[Unimplemented, ...] = (
     # learners
     Unimplemented(_POLICY + "megatron_config", "Megatron learners"),
-    Unimplemented("trainer.ref.model.lora", "adapters of a reference"),
     Unimplemented("trainer.ref.megatron_config", "Megatron learners"),
     # rollouts
     Unimplemented("generator.sampling_params.logprobs", "engines that leave log-probabilities out", (0, 1), "warning"),

@@ -26,6 +26,7 @@ from skyrl.models.loading import load_causal_lm, load_config
 from skyrl.models.lora import with_adapter
 from skyrl.models.meta_model import causal_lm_skeleton
 from skyrl.models.segment_attention import SEGMENTS, register, segments_fit
+from skyrl.models.stored_adapter import merge_adapters
 from skyrl.models.value_head import ValueModel
 from skyrl.tree import joined, required
 
@@ -37,9 +38,9 @@ class RefWorker(ModelWorker):
     """A model that does not learn and scores what the policy wrote: pi_ref of the KL penalty."""
 
     def __init__(self, trainer: TrainerConfig, *, ranks: Ranks = ALONE, mover: DeviceMover | None = None) -> None:
-        """Loads `trainer.ref.model`."""
+        """Loads `trainer.ref.model`; its adapter, if it has one, is merged into its weights."""
         ref = trainer.ref
-        source = _causal_lm(trainer, "ref", "trainer.ref", adapted=False)
+        source = _causal_lm(trainer, "ref", "trainer.ref")
         super().__init__(
             trainer,
             ref,
@@ -128,9 +129,7 @@ class CriticWorker(LearningWorker):
         )
 
 
-def _causal_lm(
-    trainer: TrainerConfig, role: Literal["policy", "critic", "ref"], config_path: str, *, adapted: bool = True
-) -> ModelSource:
+def _causal_lm(trainer: TrainerConfig, role: Literal["policy", "critic", "ref"], config_path: str) -> ModelSource:
     model: ModelConfig = getattr(trainer, role).model
     field, table = joined(config_path, "model"), table_above(config_path)
     source, overrides = required(model.path, f"{field}.path"), learner_overrides(trainer, role)
@@ -151,9 +150,11 @@ def _causal_lm(
         )
 
     meta_model = partial(causal_lm_skeleton, source, attention=attention, overrides=overrides)
-    if not (adapted and model.lora.rank):
+    if not model.lora.rank:
         return ModelSource(load=load, meta_model=meta_model)
     adapt = partial(with_adapter, lora=model.lora, seed=trainer.seed, field=f"{field}.lora")
+    if role == "ref":
+        return ModelSource(load=lambda device: merge_adapters(adapt(load(device))), meta_model=meta_model)
     return ModelSource(load=lambda device: adapt(load(device)), meta_model=lambda: adapt(meta_model()))
 
 

@@ -25,6 +25,7 @@ from skyrl.config import SkyRLLoraConfig
 from skyrl.config.supervised.root import SCORE
 from skyrl.errors import ModelError, UserError
 from skyrl.models.naming import tied_names
+from skyrl.models.stored_adapter import read_adapter
 
 _PARTS = re.compile(r"(.+)\.(base_layer|lora_A\.default|lora_B\.default)\.weight")
 HEAD = f"{SCORE}.weight"
@@ -35,10 +36,11 @@ _INITS: Mapping[str, bool | str] = {"kaiming": True, "gaussian": "gaussian", "or
 
 
 def with_adapter(model: nn.Module, lora: SkyRLLoraConfig, *, seed: int, field: str) -> nn.Module:
-    """The transformers model itself, with adapters in it that alone learn; A is drawn from `seed`.
+    """The transformers model itself, with adapters in it that alone learn; A is drawn from `seed`, unless they are
+    stored in `lora.path`.
 
     On the meta device they have no values. `field` is the dotted path of the configuration. Raises `ModelError` for
-    modules that cannot have one, `UserError` without PEFT.
+    modules that cannot have one and for a stored adapter that does not fit, `UserError` without PEFT.
     """
     peft = import_peft()
     is_empty = next(model.parameters()).device.type == "meta"
@@ -51,6 +53,8 @@ def with_adapter(model: nn.Module, lora: SkyRLLoraConfig, *, seed: int, field: s
             raise ModelError(f"{field}: no adapter fits this model: {str(error).splitlines()[0]}") from error
     _refuse_names_of_nothing(names, lora, field)
     _refuse_unsuitable(model, field)
+    if lora.path is not None and not is_empty:
+        read_adapter(model, lora, field)
     return model
 
 

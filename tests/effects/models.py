@@ -250,10 +250,32 @@ SCHEDULE: Mapping[str, tuple[Any, Values]] = {
 }
 
 
+STORED: Values = {
+    "{m}model.lora.rank": 4,
+    "{m}model.lora.alpha": 8,
+    "{m}model.lora.target_modules": ("q_proj",),
+    "{m}model.lora.path": "{nano}/adapter",
+}
+
+
+def stored_adapter(place: Place) -> Iterator[Probe]:
+    """Probes of `model.lora` of a model that does not learn."""
+    seen_in = place.sights.scored()
+    for name, value in (
+        ("rank", 0),
+        ("alpha", 3),
+        ("path", "{nano}/none"),
+        ("target_modules", ("k_proj",)),
+        ("exclude_modules", ("layers.0.self_attn.q_proj",)),
+    ):
+        yield place.probe(f"model.lora.{name}", value, seen_in, STORED)
+
+
 def adapter(place: Place) -> Iterator[Probe]:
     """Probes of `model.lora` of a model that learns."""
     seen_in, adapted = place.sights.trained(), {"{m}model.lora.rank": 4}
     yield place.probe("model.lora.rank", 4, seen_in)
+    yield place.probe("model.lora.path", "{nano}/none", seen_in, STORED)
     for name, value in (
         ("alpha", 3),
         ("dropout", 0.5),
@@ -374,6 +396,7 @@ PROBES: tuple[Probe, ...] = (
             place.probe("tensor_parallel_size", 2, place.sights.cut(), place.several),
         )
     ),
+    *stored_adapter(REFERENCE_PLACE),
     *(probe for place in LEARNING for table in (adapter, optimizer) for probe in table(place)),
     *(probe for place in (*LEARNING, REFERENCE_PLACE) for table in (fsdp, deepspeed) for probe in table(place)),
 )

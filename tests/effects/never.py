@@ -33,6 +33,8 @@ NEVER: dict[tuple[str, str], str] = {
         )
     },
     **{("rl", f"trainer.ref.{field}"): _FROZEN for field in _OF_GRADIENTS},
+    ("rl", "trainer.ref.model.lora.dropout"): _FROZEN,
+    ("rl", "trainer.ref.model.lora.init_method"): "a reference has a stored adapter or none",
     **{
         (kind, field): why
         for kind in ("sft", "reward_model")
@@ -46,6 +48,7 @@ NEVER: dict[tuple[str, str], str] = {
     **dict.fromkeys(
         (
             ("rl", "trainer.critic.model.lora.lora_sync_path"),
+            ("rl", "trainer.ref.model.lora.lora_sync_path"),
             ("sft", "model.lora.lora_sync_path"),
             ("reward_model", "model.lora.lora_sync_path"),
         ),

@@ -90,6 +90,20 @@ def the_reference_begins_as_the_policys_model(run: SkyRLTrainConfig) -> Iterator
             )
 
 
+def the_reference_has_the_adapter_that_the_policy_starts_from(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A policy that starts from a stored adapter is far from the model below it."""
+    policy, ref = run.trainer.policy.model, run.trainer.ref.model
+    if not has_reference(run) or not policy.lora.rank or ref.path not in (None, policy.path):
+        return
+    if policy.lora.path not in (None, ref.lora.path):
+        yield Problem(
+            path="trainer.ref.model.lora.path",
+            message="the policy starts from an adapter that the reference does not have: the KL begins above 0",
+            hint="set all of trainer.ref.model.lora as trainer.policy.model.lora",
+            severity="warning",
+        )
+
+
 def dropout_leaves_what_is_compared_alone(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Old log-probabilities and values are computed without dropout: a ratio to them would be noise."""
     algorithm, trainer = run.trainer.algorithm, run.trainer
@@ -146,6 +160,7 @@ def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Pro
 LEARNER_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     the_schedules_have_what_they_need,
     the_reference_begins_as_the_policys_model,
+    the_reference_has_the_adapter_that_the_policy_starts_from,
     dropout_leaves_what_is_compared_alone,
     dropout_of_adapters_is_noise_in_what_is_compared,
     repeatable_runs_are_promised_on_a_cpu,

@@ -56,9 +56,20 @@ def adapters_start_in_a_way_that_runs(run: RunConfig, model: ModelTable) -> Iter
         yield Problem(path=path, message=message, hint="take an even rank, or kaiming")
 
 
+def adapters_that_do_not_learn_are_stored(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+    """A new adapter changes nothing before it has learned."""
+    lora = model.section(run).model.lora
+    if not model.learns and lora.rank and lora.path is None:
+        yield Problem(
+            path=model.at("model.lora.rank"),
+            message=f"a new adapter changes no score, and the {model.title} learns none",
+            hint=f"name a stored adapter in {model.at('model.lora.path')}, or set this to 0",
+        )
+
+
 def adapters_have_weights_below_them(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """An adapter is stored without the weights that it is for."""
-    if model.learns and model.section(run).model.lora.rank and model.section(run).model.init_from_scratch:
+    if model.section(run).model.lora.rank and model.section(run).model.init_from_scratch:
         yield Problem(
             path=model.at("model.init_from_scratch"),
             message="an adapter is for weights that are stored somewhere, and these are drawn anew",
@@ -69,7 +80,7 @@ def adapters_have_weights_below_them(run: RunConfig, model: ModelTable) -> Itera
 def modules_are_named_in_a_list(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """A text is a regular expression of the whole name of a module, which a bare name such as `q_proj` never is."""
     lora = model.section(run).model.lora
-    if lora.rank == 0 or not model.learns:
+    if lora.rank == 0:
         return
     for field in ("target_modules", "exclude_modules"):
         value, path = getattr(lora, field), model.at(f"model.lora.{field}")
@@ -204,6 +215,7 @@ def matrices_are_whole_where_muon_steps(run: RunConfig, model: ModelTable) -> It
 
 MODEL_CHECKS: tuple[ModelCheck, ...] = (
     adapters_start_in_a_way_that_runs,
+    adapters_that_do_not_learn_are_stored,
     adapters_have_weights_below_them,
     modules_are_named_in_a_list,
     copies_of_the_weights_are_whole,

@@ -37,6 +37,9 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         (WIDER, "trainer.ref.model_config_kwargs"),
         ({SCRATCH: True}, "trainer.ref.model.init_from_scratch"),
     ],
+    "the_reference_has_the_adapter_that_the_policy_starts_from": [
+        ({**LORA, "trainer.policy.model.lora.path": "stored"}, "trainer.ref.model.lora.path"),
+    ],
     "the_schedules_have_what_they_need": [
         ({"trainer.policy.optimizer_config.scheduler": name}, "trainer.policy.optimizer_config.scheduler")
         for name in WITHOUT_FIELDS
@@ -82,6 +85,11 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
+    "the_reference_has_the_adapter_that_the_policy_starts_from": {
+        **LORA,
+        "trainer.policy.model.lora.path": "stored",
+        "trainer.ref.model.path": "another",
+    },
     "dropout_leaves_what_is_compared_alone": {
         **CRITIC,
         **ONE_UPDATE,

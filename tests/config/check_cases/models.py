@@ -53,6 +53,9 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             ZERO + "offload_optimizer.device",
         ),
     ],
+    "adapters_that_do_not_learn_are_stored": [
+        ({"trainer.ref.model.lora.rank": 4}, "trainer.ref.model.lora.rank"),
+    ],
     "adapters_have_weights_below_them": [
         ({**LORA, "trainer.policy.model.init_from_scratch": True}, "trainer.policy.model.init_from_scratch"),
     ],

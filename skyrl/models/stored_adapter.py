@@ -1,0 +1,96 @@
+"""Adapters that PEFT or a run stored: read into a model, or merged into the weights that they are for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from skyrl.config import SkyRLLoraConfig
+from skyrl.errors import ModelError
+
+_PREFIX = "base_model.model."
+_PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "use_rslora": (None, False),
+    "use_dora": (None, False),
+    "bias": (None, "none"),
+    "rank_pattern": (None, {}),
+    "alpha_pattern": (None, {}),
+    "modules_to_save": (None, []),
+}
+"""Settings of PEFT with the values under which an adapter is W + alpha / rank B A and nothing else."""
+
+
+def read_adapter(model: nn.Module, lora: SkyRLLoraConfig, field: str) -> None:
+    """Fill the adapters of a model, which are new, with those stored in the folder `lora.path`.
+
+    `field` is the dotted path of the adapter's table. Raises `ModelError` where the folder holds no adapter, or one of
+    another size, scale or set of modules.
+    """
+    folder = Path(str(lora.path)).expanduser()
+    try:
+        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        tensors = load_file(folder / "adapter_model.safetensors")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(
+            f"{field}.path: {folder} holds no adapter ({error}): name a folder with PEFT's adapter_config.json and "
+            "adapter_model.safetensors"
+        ) from error
+    _refuse_other_settings(settings, lora, field)
+    _fill(model, tensors, field)
+
+
+def merge_adapters(model: nn.Module) -> nn.Module:
+    """The model with its adapters added to the weights that they are for, and without their modules."""
+    for name, module in list(model.named_modules()):
+        if not hasattr(module, "lora_A"):
+            continue
+        layer: Any = module
+        layer.merge()
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, layer.get_base_layer())
+    return model
+
+
+def _refuse_other_settings(settings: Mapping[str, Any], lora: SkyRLLoraConfig, field: str) -> None:
+    for ours, theirs in (("rank", "r"), ("alpha", "lora_alpha")):
+        if settings.get(theirs) != getattr(lora, ours):
+            raise ModelError(
+                f"{field}.{ours} = {getattr(lora, ours)}, and the adapter in {field}.path has {settings.get(theirs)}: "
+                "set it to that"
+            )
+    for name, plain in _PLAIN.items():
+        if settings.get(name) not in plain:
+            raise ModelError(f"{field}.path: an adapter with {name} = {settings[name]!r} is not read in this version")
+
+
+def _fill(model: nn.Module, tensors: Mapping[str, Tensor], field: str) -> None:
+    """Copy each tensor into the parameter that PEFT stores under its name."""
+    wanted = {
+        f"{_PREFIX}{name.replace('.default.weight', '.weight')}": parameter
+        for name, parameter in model.named_parameters()
+        if ".lora_" in name
+    }
+    for missing, what in (
+        (wanted.keys() - tensors.keys(), "has none for"),
+        (tensors.keys() - wanted.keys(), "has one for"),
+    ):
+        if missing:
+            module = min(missing).removeprefix(_PREFIX).partition(".lora_")[0]
+            others = "which would get one" if what == "has none for" else "which would get none"
+            raise ModelError(
+                f"{field}.path: the stored adapter {what} {module}, {others}: set {field}.target_modules and "
+                "exclude_modules to the modules that it was trained for"
+            )
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            if parameter.shape != tensors[name].shape:
+                found, own = tuple(tensors[name].shape), tuple(parameter.shape)
+                raise ModelError(f"{field}.path: {name} has the shape {found}, and the model wants {own}")
+            parameter.copy_(tensors[name])
