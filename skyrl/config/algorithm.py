@@ -123,6 +123,11 @@ class AlgorithmConfig(BaseConfig):
     value_clip: float | None = field(default=0.2, validator=non_negative)
     """The critic's loss counts a value at most this far from the one before the update. None: plain squared error."""
 
+    normalize_values: bool = False
+    """The critic's model predicts returns less their mean and divided by their standard deviation, both running means
+    over the run (arXiv:2103.01955, section 5.1), so that the size of rewards does not matter to it; its values are in
+    the units of rewards again. `value_clip` and the critic's loss are in normalized units."""
+
     use_kl_loss: bool = True
     """Add `kl_loss_coef` times the KL divergence from the reference to the policy loss. Not with `use_kl_in_reward`."""
 

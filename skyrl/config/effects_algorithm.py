@@ -50,6 +50,7 @@ ALGORITHM_EFFECTS: tuple[Effect, ...] = (
     _when("kl_ctrl", "use_kl_in_reward is on", lambda algorithm: algorithm.use_kl_in_reward),
     Effect("trainer.algorithm.value_clip", "there is a critic", has_critic),
     Effect("trainer.algorithm.value_head_prefix", "there is a critic", has_critic),
+    Effect("trainer.algorithm.normalize_values", "there is a critic", has_critic),
     _when("entropy_loss_coef", "use_entropy_loss is on", lambda algorithm: algorithm.use_entropy_loss),
     _estimator_field("grpo_norm_by_std"),
     _estimator_field("lambd"),

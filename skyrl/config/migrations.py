@@ -59,9 +59,6 @@ def _of_models() -> tuple[Migration, ...]:
 
 
 _NO_REWARD_MODEL = "rewards come from environments (environment.env_class); a reward model has no place in the tree"
-_NO_VALUE_NORMALIZATION = (
-    "values are not normalised; trainer.algorithm.advantage_batch_normalize shifts and scales advantages"
-)
 _ABS_KL = "write trainer.algorithm.kl_estimator_type = abs (with use_kl_estimator_k3 it changed nothing)"
 _GAE_ONLY_WARMUP = "the critic has its own: trainer.critic.optimizer_config.num_warmup_steps"
 
@@ -87,7 +84,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     _moved("trainer.algorithm.use_kl_estimator_k3", "trainer.algorithm.kl_estimator_type", DOCUMENTS,
            convert=_k3_or_k1),
     _gone("trainer.algorithm.use_abs_kl", DOCUMENTS, _ABS_KL, False),
-    _gone("trainer.algorithm.normalize_reward", DOCUMENTS, _NO_VALUE_NORMALIZATION, False),
+    _moved("trainer.algorithm.normalize_reward", "trainer.algorithm.normalize_values", DOCUMENTS),
     _gone("trainer.placement.colocate_critic_reward", DOCUMENTS, _NO_REWARD_MODEL, False),
     _gone("trainer.placement.reward_num_nodes", DOCUMENTS, _NO_REWARD_MODEL),
     _gone("trainer.placement.reward_num_gpus_per_node", DOCUMENTS, _NO_REWARD_MODEL),

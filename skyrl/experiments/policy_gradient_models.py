@@ -15,6 +15,7 @@ from skyrl.experiments.experiment import BaseExp
 from skyrl.learners.group import LearnerGroup, ScorerGroup
 from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.model_worker import ModelWorker, token_budget
+from skyrl.learners.normalized_critic import NormalizedCritic
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
@@ -84,7 +85,8 @@ class PolicyGradientModels(BaseExp):
             for ranks in self._ranks("critic")
         ]
         ranks, replicas = self.processes.start("critic", makers), replicas_of(self.cfg, "critic")
-        return LearnerGroup(ranks, objective, token_budget(trainer), replicas=replicas)
+        kind = NormalizedCritic if trainer.algorithm.normalize_values else LearnerGroup[CriticWorker]
+        return kind(ranks, objective, token_budget(trainer), replicas=replicas)
 
     async def refresh_reference(self) -> None:
         """The reference, if there is one, becomes the policy as it is now; an adapter is merged into what it gets."""

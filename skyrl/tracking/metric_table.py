@@ -119,6 +119,8 @@ _CRITIC = (
     *_updates("critic", "critic_lr", [MetricSpec("critic/critic_loss", "reward squared", "Loss of the critic.")]),
     MetricSpec("critic/mini_batches_without_a_token", "mini-batches", "Mini-batches without a token to train on."),
     MetricSpec("critic/values_clipfrac", "share", "Tokens whose value the loss of the critic clips."),
+    MetricSpec("critic/return_mean", "reward", "Running mean of returns that the critic's targets are normalized by."),
+    MetricSpec("critic/return_std", "reward", "Running standard deviation that its targets are normalized by."),
     *_spread("critic/critic_values", "reward", "Values that the critic predicts for tokens"),
 )
 _GENERATE = (

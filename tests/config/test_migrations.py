@@ -75,6 +75,7 @@ MOVED = dict(
     trainer.num_warmup_steps                            trainer.policy.optimizer_config.num_warmup_steps
     trainer.algorithm.ppo_loss_type                     trainer.algorithm.policy_loss_type
     trainer.algorithm.use_kl_estimator_k3               trainer.algorithm.kl_estimator_type
+    trainer.algorithm.normalize_reward                  trainer.algorithm.normalize_values
     trainer.remove_microbatch_padding                   trainer.use_sample_packing
     trainer.tags                                        trainer.trackers.tags
     """.strip().splitlines()
@@ -84,7 +85,6 @@ MOVED = dict(
 GONE: dict[str, tuple[Any, str]] = {
     "generator.model_name": ("m", "generator.inference_engine.served_model_name"),
     "trainer.algorithm.use_abs_kl": (True, "trainer.algorithm.kl_estimator_type = abs"),
-    "trainer.algorithm.normalize_reward": (True, "trainer.algorithm.advantage_batch_normalize"),
     "trainer.placement.colocate_critic_reward": (True, "environment.env_class"),
     "trainer.placement.reward_num_nodes": (1, "environment.env_class"),
     "trainer.placement.reward_num_gpus_per_node": (1, "environment.env_class"),
@@ -95,8 +95,7 @@ GONE: dict[str, tuple[Any, str]] = {
 }
 """Old path -> a value that is refused, and what the refusal names instead."""
 
-HARMLESS = ("trainer.algorithm.use_abs_kl", "trainer.algorithm.normalize_reward",
-            "trainer.placement.colocate_critic_reward")  # fmt: skip
+HARMLESS = ("trainer.algorithm.use_abs_kl", "trainer.placement.colocate_critic_reward")
 """Those of which false asks for what happens anyway."""
 
 

@@ -10,6 +10,7 @@ import torch
 from skyrl.batch import TrainingBatch
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
+from skyrl.experiments.ppo import BasePPOExp
 from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers import CriticWorker, PolicyWorker
 from skyrl.rollout.batches import SynchronousRollouts
@@ -88,6 +89,18 @@ def critic_loss(scene: Scene) -> object:
 def rewards(scene: Scene) -> object:
     shaping = reward_shaping(scene.run.trainer.algorithm)
     return plain([shaping(small_batch()), shaping.state()])
+
+
+@observable("the values of the critic after an update")
+def learned_values(scene: Scene) -> object:
+    experiment = BasePPOExp(scene.run)
+    try:
+        critic, batch = experiment.get_critic(), small_batch()
+        assert critic is not None and batch.values is not None
+        asyncio.run(critic.update(batch.given(returns=10 * batch.values + 5)))
+        return plain(asyncio.run(critic.score(batch)))
+    finally:
+        experiment.processes.close()
 
 
 @observable("the names of the critic's weights")
@@ -170,6 +183,7 @@ CRITICS: tuple[Probe, ...] = (
     Probe(f"{A}gamma", 0.5, critic_loss, CRITIC),
     Probe(f"{A}value_clip", 0.5, critic_loss, CRITIC),
     Probe(f"{A}value_head_prefix", "score", critic_weights, CRITIC),
+    Probe(f"{A}normalize_values", True, learned_values, CRITIC),
 )
 
 LOSSES: tuple[Probe, ...] = (

@@ -21,6 +21,7 @@ CRITIC: dict[str, Any] = {
     "trainer__critic_mini_batch_size": 4,
     "trainer__critic__optimizer_config__lr": 1e-2,
     "trainer__algorithm__advantage_estimator": "gae",
+    "trainer__algorithm__normalize_values": True,
     "trainer__algorithm__use_kl_in_reward": True,
     "trainer__algorithm__kl_loss_coef": 0.1,
     "trainer__algorithm__kl_ctrl__type": "adaptive",

@@ -1,0 +1,75 @@
+"""The running mean and standard deviation of returns, by which the targets of a critic are normalized."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+DECAY = 0.99
+"""Part of the running means that one more update leaves."""
+
+LEAST_VARIANCE = 1e-2
+"""Variance below which returns are not stretched any further, as in MAPPO: equal returns have none."""
+
+
+@frozen(kw_only=True)
+class ReturnScale:
+    """Exponential running means of returns and of their squares, with Adam's correction for the first updates.
+
+    Value normalization as in MAPPO (arXiv:2103.01955, section 5.1; PopArt, arXiv:1602.07714, without its correction of
+    the output layer).
+    """
+
+    first: float = 0.0
+    """Running mean of returns, uncorrected."""
+
+    second: float = 0.0
+    """Running mean of squared returns, uncorrected."""
+
+    weight: float = 0.0
+    """Sum of the weights in both, 0 before the first update and almost 1 after many."""
+
+    def after(self, returns: Tensor) -> ReturnScale:
+        """The scale after the returns (N,) of one more mini-batch; the same where there are none, or one is not
+        finite.
+        """
+        exact = returns.double()
+        if not exact.numel() or not exact.isfinite().all():
+            return self
+        return ReturnScale(
+            first=DECAY * self.first + (1 - DECAY) * exact.mean().item(),
+            second=DECAY * self.second + (1 - DECAY) * exact.square().mean().item(),
+            weight=DECAY * self.weight + (1 - DECAY),
+        )
+
+    @property
+    def mean(self) -> float:
+        """Mean of the returns; 0 before there are any."""
+        return self.first / self.weight if self.weight else 0.0
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns, at least 0.1; 1 before there are any."""
+        return math.sqrt(max(self.second / self.weight - self.mean**2, LEAST_VARIANCE)) if self.weight else 1.0
+
+    def normalized(self, values: Tensor) -> Tensor:
+        """(x - mean) / std, for a tensor of any shape."""
+        return (values - self.mean) / self.std
+
+    def restored(self, values: Tensor) -> Tensor:
+        """x std + mean, for a tensor of any shape."""
+        return values * self.std + self.mean
+
+    @classmethod
+    def of(cls, state: Mapping[str, float]) -> ReturnScale:
+        """The scale with these numbers, as `attrs.asdict` gives them."""
+        return cls(first=float(state["first"]), second=float(state["second"]), weight=float(state["weight"]))
+
+
+def masked(values: Tensor, mask: Tensor) -> Tensor:
+    """The values where the mask is set, and 0 elsewhere; both (B, L)."""
+    return torch.where(mask, values, 0.0)
