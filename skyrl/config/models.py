@@ -41,7 +41,8 @@ class SkyRLLoraConfig(BaseConfig):
     `weight_sync_backend` is disk; they read it under the same path. Read for the policy."""
 
     target_modules: str | tuple[str, ...] = field(default="all-linear", metadata=IDENTITY)
-    """Modules that get an adapter: `all-linear` for every linear layer but the head, a regular expression, or names."""
+    """Modules that get an adapter: `all-linear` for every linear layer but the head, a regular expression, or names.
+    The experts of a mixture of experts are no linear layers and get none: `all-linear` is the attention alone."""
 
     exclude_modules: str | tuple[str, ...] | None = field(default=None, metadata=IDENTITY)
     """Modules that get none although `target_modules` matches them: a regular expression, or names."""

@@ -88,6 +88,11 @@ class SGLangServer:
                 f"the inference server {self.url} takes weights as files: set "
                 "generator.inference_engine.weight_sync_backend = disk"
             )
+        if expected.has_experts:
+            raise WeightSyncError(
+                f"the inference server {self.url} would read the experts of this model under other names than the "
+                "learner's: use vLLM"
+            )
         body = {
             "model_path": incoming.path,
             "weight_version": str(version),

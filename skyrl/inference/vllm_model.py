@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from skyrl.errors import ModelError, WeightSyncError
 from skyrl.inference.incoming_weights import IncomingWeights, WeightInfo, weight_info
+from skyrl.models.expert_names import is_experts, refuse_unnamed_experts
 from skyrl.models.failures import model_error
 from skyrl.models.foreign_code import refuse_foreign_code
 from skyrl.models.naming import named_weights, tied_names
@@ -53,6 +54,11 @@ class ExpectedWeights:
         shapes = {name.removesuffix(".weight"): info.shape for name, info in self.infos.items()}
         return {name: (shape[0], shape[1]) for name, shape in shapes.items() if len(shape) == 2}
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether some tensors hold the matrices of all experts of a layer, which files have one by one."""
+        return any(map(is_experts, self.infos))
+
     tied: dict[str, str]
     """Second names of tied weights, and the first: `lm_head.weight` of a tied head, usually."""
 
@@ -92,6 +98,7 @@ def expected_weights(
     except Exception as error:  # as in `_config`
         raise model_error("model", path, error) from error
     infos = {name: weight_info(name, weight) for name, weight in named_weights(model)}
+    refuse_unnamed_experts(iter(infos), config.get_text_config().model_type)
     return ExpectedWeights(infos=infos, tied=tied_names(model))
 
 

@@ -128,6 +128,11 @@ class VLLMServer:
                 "generator.inference_engine.weight_sync_backend = disk, or start the server with "
                 f"--worker-extension-cls {EXTENSION}"
             )
+        if expected.has_experts and not self._has_extension:
+            raise WeightSyncError(
+                f"the inference server {self.url} would read the experts of this model under other names than the "
+                f"learner's: start the server with --worker-extension-cls {EXTENSION}"
+            )
         outcomes = mapping(await self._replace(incoming, expected), "its workers").get("results") or ()
         if problem := "; ".join(sorted({str(outcome) for outcome in outcomes if outcome})):
             return problem

@@ -16,6 +16,7 @@ from skyrl.errors import WeightSyncError
 from skyrl.inference import vllm_native
 from skyrl.inference.incoming_weights import IncomingWeights, Native, Shared, for_worker, from_plain
 from skyrl.inference.vllm_environment import end_with_host
+from skyrl.models.expert_names import stored_names
 
 _GREEDY = 1e-5
 """Temperatures below this are greedy to vLLM."""
@@ -26,6 +27,7 @@ end_with_host()
 class WeightReceiver:
     """Methods that our workers add to vLLM's. Each name begins with `skyrl`, to avoid clashes."""
 
+    model_config: Any
     model_runner: Any
     parallel_config: Any
     rank: int
@@ -49,20 +51,34 @@ class WeightReceiver:
         place = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.rank
         try:
             if isinstance(received, Native):
-                vllm_native.receive(self, place, received, lambda weights: under_all_names(weights, tied, received))
+                vllm_native.receive(self, place, received, lambda weights: self._skyrl_named(weights, tied, received))
             else:
                 with for_worker(received, place).open() as weights:
-                    self.reload_weights(weights_iterator=under_all_names(weights, tied, received))
+                    self.reload_weights(weights_iterator=self._skyrl_named(weights, tied, received))
         except WeightSyncError as error:
             return str(error)
         self._skyrl_renew_heads()
+        self._skyrl_renew_experts()
         return ""
+
+    def _skyrl_named(
+        self, weights: Iterator[tuple[str, Tensor]], tied: Mapping[str, str], incoming: IncomingWeights
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The weights under all names that vLLM reads in the files of this model."""
+        return stored_names(under_all_names(weights, tied, incoming), self.model_config.hf_text_config.model_type)
 
     def _skyrl_renew_heads(self) -> None:
         """A tied head computes with a packed copy of the embedding on a CPU, which reloading leaves as it was."""
         for module in self.model_runner.get_model().modules():
             if any(base.__name__ == "ParallelLMHead" for base in type(module).__mro__):
                 module.quant_method.process_weights_after_loading(module)
+
+    def _skyrl_renew_experts(self) -> None:
+        """Experts compute with packed weights on a CPU, where vLLM packs them when it starts and never again."""
+        for module in self.model_runner.get_model().modules():
+            kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+            if kernel is not None and next(module.parameters()).device.type == "cpu":
+                kernel.fused_experts.process_weights_after_loading(module)
 
 
 def under_all_names(

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from skyrl.config import SkyRLLoraConfig
 from skyrl.config.supervised.root import SCORE
 from skyrl.errors import ModelError, UserError
+from skyrl.models.expert_names import EXPERT_MATRICES, is_experts
 from skyrl.models.naming import tied_names
 from skyrl.models.stored_adapter import read_adapter
 
@@ -45,10 +46,13 @@ def with_adapter(model: nn.Module, lora: SkyRLLoraConfig, *, seed: int, field: s
     peft = import_peft()
     is_empty = next(model.parameters()).device.type == "meta"
     names = [name for name, _ in model.named_modules()]
+    _refuse_experts(model, lora, field)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            peft.inject_adapter_in_model(_settings(lora, initialize=not is_empty), model, low_cpu_mem_usage=is_empty)
+            settings = _settings(lora, initialize=not is_empty)
+            settings.target_modules = _beside_experts(model, lora.target_modules) or settings.target_modules
+            peft.inject_adapter_in_model(settings, model, low_cpu_mem_usage=is_empty)
         except ValueError as error:
             raise ModelError(f"{field}: no adapter fits this model: {str(error).splitlines()[0]}") from error
     _refuse_names_of_nothing(names, lora, field)
@@ -70,8 +74,35 @@ def _settings(lora: SkyRLLoraConfig, *, initialize: bool) -> Any:
     )
 
 
+def _beside_experts(model: nn.Module, wanted: str | tuple[str, ...]) -> list[str]:
+    """Linear layers that an expression or `all-linear` means in a mixture of experts, where PEFT would take the
+    experts, too; empty for names, and for other models.
+    """
+    if not isinstance(wanted, str) or not any(is_experts(name) for name, _ in model.named_parameters()):
+        return []
+    transformer: Any = model
+    head = transformer.get_output_embeddings()
+    linear = [name for name, each in model.named_modules() if isinstance(each, nn.Linear) and each is not head]
+    return [name for name in linear if wanted == "all-linear" or re.fullmatch(wanted, name)]
+
+
 def _names(value: str | tuple[str, ...] | None) -> str | list[str] | None:
     return list(value) if isinstance(value, tuple) else value
+
+
+def _refuse_experts(model: nn.Module, lora: SkyRLLoraConfig, field: str) -> None:
+    """Refuse names of experts' matrices: transformers holds all experts of a layer in one tensor, which is no linear
+    layer.
+    """
+    layers = [name for name, _ in model.named_parameters() if is_experts(name)]
+    wanted = lora.target_modules if isinstance(lora.target_modules, tuple) else ()
+    asked = [each for each in wanted if each.rpartition(".")[2] in ("experts", *EXPERT_MATRICES)]
+    linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    if layers and (found := next((each for each in asked if each.rpartition(".")[2] not in linear), None)):
+        raise ModelError(
+            f"{field}.target_modules: {found!r} belongs to the experts of this model, which get no adapters: all "
+            "experts of a layer are one tensor, and adapters are for linear layers; name those of the attention"
+        )
 
 
 def _refuse_names_of_nothing(modules: Sequence[str], lora: SkyRLLoraConfig, field: str) -> None:

@@ -78,7 +78,11 @@ MODELS = [(family, tied) for family in ("qwen2", "qwen3", "llama") for tied in (
 
 @pytest.mark.parametrize(
     ("family", "tied"),
-    [pytest.param(*model, marks=[pytest.mark.long] * (model != ("qwen3", True))) for model in MODELS],
+    [
+        ("qwen3_moe", False),
+        pytest.param("mixtral", False, marks=pytest.mark.long),
+        *(pytest.param(*model, marks=[pytest.mark.long] * (model != ("qwen3", True))) for model in MODELS),
+    ],
 )
 def test_log_probabilities_are_the_learners_after_every_update(
     host: Host, tmp_path: Path, family: str, tied: bool

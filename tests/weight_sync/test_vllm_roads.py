@@ -41,7 +41,14 @@ MODELS = [
     ("qwen3", False),
     *(
         pytest.param(*each, marks=pytest.mark.long)
-        for each in (("qwen2", False), ("qwen3", True), ("llama", True), ("llama", False))
+        for each in (
+            ("qwen2", False),
+            ("qwen3", True),
+            ("llama", True),
+            ("llama", False),
+            ("qwen3_moe", False),
+            ("mixtral", False),
+        )
     ),
 ]
 

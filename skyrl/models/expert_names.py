@@ -1,0 +1,83 @@
+"""Weights of experts under the names of model files, which servers read.
+
+transformers holds all experts of a layer in two tensors, and so do learners and the torch engine:
+
+    X.mlp.experts.gate_up_proj    (experts, 2 x inner, hidden): gate above up
+    X.mlp.experts.down_proj       (experts, hidden, inner)
+
+Files and vLLM have a matrix for each expert and projection.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from attrs import frozen
+from torch import Tensor
+
+from skyrl.errors import ModelError
+
+_FUSED = re.compile(r"(.+)\.mlp\.experts\.(gate_up_proj|down_proj)")
+_ROUTER = re.compile(r"(.+)\.mlp\.(gate\.weight)")
+
+
+@frozen
+class _Names:
+    """How files of one family call the parts of a mixture of experts."""
+
+    block: str
+    gate: str
+    up: str
+    down: str
+
+
+_QWEN = _Names("mlp", "gate_proj", "up_proj", "down_proj")
+_FAMILIES: Mapping[str, _Names] = {
+    "qwen2_moe": _QWEN,
+    "qwen3_moe": _QWEN,
+    "olmoe": _QWEN,
+    "mixtral": _Names("block_sparse_moe", "w1", "w3", "w2"),
+}
+
+EXPERT_MATRICES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+"""What the matrices of an expert are called, in files and in transformers."""
+
+
+def is_experts(name: str) -> bool:
+    """Whether a weight of this name holds a matrix for each expert of a layer."""
+    return _FUSED.fullmatch(name) is not None
+
+
+def refuse_unnamed_experts(names: Iterator[str], model_type: str) -> None:
+    """Raises `ModelError` for a mixture of experts whose names in files are not known here."""
+    if model_type not in _FAMILIES and any(is_experts(name) for name in names):
+        raise ModelError(
+            f"the names that servers have for the experts of a {model_type} are not known: known are "
+            f"{', '.join(_FAMILIES)}; set generator.inference_engine.backend = torch"
+        )
+
+
+def stored_names(weights: Iterator[tuple[str, Tensor]], model_type: str) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a model of this transformers type under the names of its files; experts one by one, as views of
+    the tensors that hold all of them. Weights of a type without experts pass as they are.
+    """
+    names = _FAMILIES.get(model_type)
+    for name, tensor in weights:
+        fused, router = _FUSED.fullmatch(name), _ROUTER.fullmatch(name)
+        if names is not None and fused is not None:
+            yield from _each_expert(f"{fused[1]}.{names.block}.experts", fused[2], tensor, names)
+        elif names is not None and router is not None:
+            yield f"{router[1]}.{names.block}.{router[2]}", tensor
+        else:
+            yield name, tensor
+
+
+def _each_expert(prefix: str, kind: str, tensor: Tensor, names: _Names) -> Iterator[tuple[str, Tensor]]:
+    for number, matrix in enumerate(tensor):
+        if kind == "down_proj":
+            yield f"{prefix}.{number}.{names.down}.weight", matrix
+            continue
+        gate, up = matrix.chunk(2)
+        yield f"{prefix}.{number}.{names.gate}.weight", gate
+        yield f"{prefix}.{number}.{names.up}.weight", up
