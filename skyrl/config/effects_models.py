@@ -40,7 +40,7 @@ def never(words: str) -> Condition:
 def model_effects(model: ModelTable) -> tuple[Effect, ...]:
     """Conditions under which the fields of a model's table act."""
     learning = tuple(_optimizer(model)) if model.learns else ()
-    return (*_adapter(model), *learning, *_fsdp(model), *_deepspeed(model))
+    return (*_adapter(model), *learning, *_fsdp(model), *_deepspeed(model), *_megatron(model))
 
 
 def exists(model: ModelTable) -> list[Condition]:
@@ -180,6 +180,24 @@ def _deepspeed(model: ModelTable) -> Iterator[Effect]:
     )
     yield from _offload(model, f"{zero}.offload_param", (3,))
     yield from _offload(model, f"{zero}.offload_optimizer", (1, 2, 3), *gradients)
+
+
+def _megatron(model: ModelTable) -> Iterator[Effect]:
+    """A critic has no such table, and supervised runs have none."""
+    if model.title not in ("policy", "reference") or not model.trainer:
+        return
+    path = model.at("megatron_config")
+    yield effect_where(path, *exists(model), Condition("the strategy is megatron", model.by_megatron))
+    yield effect_where(
+        f"{path}.dist_ckpt_optim_fully_reshardable",
+        never("a checkpoint is kept from other numbers of ranks (any number of ranks can load every checkpoint)"),
+    )
+    gradients = _gradients(model)
+    of_learning = ("ddp_config", "torch_profiler_config", "optimizer_config_kwargs") if gradients else ()
+    yield from (effect_where(f"{path}.{name}", *gradients) for name in of_learning)
+    yield effect_where(f"{path}.empty_cuda_cache", *gradients, _on_cuda(model))
+    others = Condition("the strategy is not megatron", lambda run: not model.by_megatron(run))
+    yield effect_where(model.at("model_config_kwargs"), others)
 
 
 def _stage_is(model: ModelTable, *stages: int) -> Condition:

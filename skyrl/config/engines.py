@@ -191,9 +191,6 @@ class EngineBackend:
     head_sizes_on_a_cpu: bool = False
     """Head sizes of the models that the engine serves on a CPU, which is checked before the run starts."""
 
-    takes_megatron_weights: bool = False
-    """Weights of Megatron learners are translated for it."""
-
     sampling_arguments: tuple[str, ...] = ()
     """Names that `additional_kwargs` of the sampling parameters may have: settings of the engine that change which
     tokens are drawn, not what an answer looks like."""
@@ -246,7 +243,6 @@ BACKENDS: Mapping[str, EngineBackend] = {
         shares_prefixes=True,
         transports=("nccl", "gloo", "disk"),
         head_sizes_on_a_cpu=True,
-        takes_megatron_weights=True,
         sampling_arguments=_VLLM_SAMPLING,
         as_server="http",
         package="vllm",

@@ -13,6 +13,7 @@ from skyrl.config.checks.checkpoints import CHECKPOINT_CHECKS
 from skyrl.config.checks.data import DATA_CHECKS
 from skyrl.config.checks.engines import ENGINE_CHECKS
 from skyrl.config.checks.learners import LEARNER_CHECKS
+from skyrl.config.checks.megatron import MEGATRON_CHECKS
 from skyrl.config.checks.memory import MEMORY_CHECKS
 from skyrl.config.checks.placement import PLACEMENT_CHECKS
 from skyrl.config.checks.plausible import PLAUSIBLE_CHECKS
@@ -40,6 +41,7 @@ RL = RunKind(
         *ALGORITHM_CHECKS,
         *BATCH_CHECKS,
         *PLACEMENT_CHECKS,
+        *MEGATRON_CHECKS,
         *ALLOCATION_CHECKS,
         *MEMORY_CHECKS,
         *SEQUENCE_CHECKS,

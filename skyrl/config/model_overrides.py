@@ -11,14 +11,22 @@ from skyrl.config.trainer import TrainerConfig
 
 def learner_overrides(trainer: TrainerConfig, model: str) -> Mapping[str, Any]:
     """Values by name for `policy`, `critic` or `ref`; `rope_scaling` and `rope_theta` are those of all models."""
-    own = getattr(trainer, model).model_config_kwargs
-    return _with_rope(own, trainer.rope_scaling, trainer.rope_theta)
+    return _with_rope(_own(trainer, model), trainer.rope_scaling, trainer.rope_theta)
 
 
 def engine_overrides(run: SkyRLTrainConfig) -> Mapping[str, Any]:
     """Values by name for the engines: those of the policy. The tree must have passed `check`."""
-    own = run.trainer.policy.model_config_kwargs
-    return _with_rope(own, run.generator.rope_scaling, run.generator.rope_theta)
+    return _with_rope(_own(run.trainer, "policy"), run.generator.rope_scaling, run.generator.rope_theta)
+
+
+def _own(trainer: TrainerConfig, model: str) -> Mapping[str, Any]:
+    """Those of the model's own table; Megatron's has a field for them."""
+    section = getattr(trainer, model)
+    is_megatrons = trainer.strategy == "megatron" and model != "critic"
+    own: Mapping[str, Any] = (
+        section.megatron_config.model_config_kwargs if is_megatrons else section.model_config_kwargs
+    )
+    return own
 
 
 def _with_rope(own: Mapping[str, Any], scaling: Mapping[str, Any] | None, theta: float | None) -> dict[str, Any]:

@@ -62,6 +62,10 @@ class ModelTable:
         """Is it spread over ranks by DeepSpeed?"""
         return bool(self._trainer(run).strategy == "deepspeed")
 
+    def by_megatron(self, run: Any) -> bool:
+        """Is it spread over ranks by Megatron?"""
+        return bool(self._trainer(run).strategy == "megatron")
+
     def zero(self, run: Any) -> ZeroOptimizationConfig:
         """DeepSpeed's settings of what is sharded and offloaded."""
         settings: ZeroOptimizationConfig = self.section(run).deepspeed_config.zero_optimization
@@ -69,6 +73,8 @@ class ModelTable:
 
     def optimizer_may_leave(self, run: Any) -> bool:
         """Can the state of the optimizer move off a GPU between phases? It cannot where it rests elsewhere anyway."""
+        if self.by_megatron(run):
+            return True
         if self.by_fsdp(run):
             return not (self.section(run).fsdp_config.cpu_offload and self.ranks(run) > 1)
         zero = self.zero(run)

@@ -61,10 +61,28 @@ class Unimplemented:
 _ENGINE = "generator.inference_engine."
 _POLICY = "trainer.policy."
 
+_EXPERTS: Mapping[str, tuple[Any, ...] | None] = {
+    "expert_model_parallel_size": (1,),
+    "expert_tensor_parallel_size": (None, 1),
+    "moe_token_dispatcher_type": None,
+    "moe_router_load_balancing_type": None,
+    "moe_grouped_gemm": None,
+    "moe_router_score_function": None,
+    "moe_router_enable_expert_bias": None,
+}
+"""Fields of `megatron_config` about experts -> values that run; None: others are warned about."""
+
 UNIMPLEMENTED: tuple[Unimplemented, ...] = (
     # learners
-    Unimplemented(_POLICY + "megatron_config", "Megatron learners"),
-    Unimplemented("trainer.ref.megatron_config", "Megatron learners"),
+    *(
+        Unimplemented(f"trainer.{model}.megatron_config.{name}", "mixtures of experts under Megatron", runs)
+        for model in ("policy", "ref")
+        for name, runs in _EXPERTS.items()
+    ),
+    *(
+        Unimplemented(f"trainer.{model}.megatron_config.lora_config", "adapters under Megatron")
+        for model in ("policy", "ref")
+    ),
     # rollouts
     Unimplemented("generator.sampling_params.logprobs", "engines that leave log-probabilities out", (0, 1), "warning"),
     Unimplemented(
@@ -75,7 +93,6 @@ UNIMPLEMENTED: tuple[Unimplemented, ...] = (
 )
 
 UNIMPLEMENTED_VALUES: tuple[Unimplemented, ...] = (
-    Unimplemented("trainer.strategy", "Megatron learners", ("fsdp", "fsdp2", "deepspeed")),
     Unimplemented(_ENGINE + "weight_sync_backend", "sending the differences alone", ("nccl", "gloo", "disk", "none")),
 )
 """Fields that components read, with values that none does yet."""

@@ -58,6 +58,14 @@ class Objective(Protocol):
         """
 
 
+def trace_folder(trainer: TrainerConfig, section: PolicyConfig | CriticConfig, rank: int) -> Path | None:
+    """The folder that this rank's updates are traced into from the start, under Megatron. None: they are not."""
+    if trainer.strategy != "megatron" or isinstance(section, CriticConfig):
+        return None
+    traces = section.megatron_config.torch_profiler_config
+    return Path(traces.save_path) if traces.enable and traces.save_path and rank in traces.ranks else None
+
+
 class LearningWorker(ModelWorker):
     """A model that learns: scoring, optimizer steps, and its weights and state for others to copy."""
 
@@ -87,6 +95,7 @@ class LearningWorker(ModelWorker):
         self._skipped = 0  # in a row
         self._overflowed = False  # the last step was left out since its loss was scaled too far
         self._profiler = UpdateProfiler(f"{role}-{ranks.rank}", record_memory=trainer.policy.record_memory)
+        self._profiler.write_to(trace_folder(trainer, section, ranks.rank))
         if trainer.recompute_activations and not kind.recomputes:
             recompute_activations(self.model, use_reentrant=trainer.gradient_checkpointing_use_reentrant)
             if trainer.offload_activations:

@@ -13,20 +13,26 @@ from typing import Any, TypeVar
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
-from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import MegatronConfig
-from skyrl.learners.megatron_optimizer import ddp_config, make_megatron_optimizer
-from skyrl.learners.megatron_package import Degrees, join_groups, leave_groups
+from skyrl.errors import ModelError
+from skyrl.learners.megatron_memory import BufferMemory, move_optimizer
+from skyrl.learners.megatron_optimizer import make_megatron_optimizer
+from skyrl.learners.megatron_package import join_groups, leave_groups
+from skyrl.learners.megatron_settings import MegatronSettings
 from skyrl.learners.megatron_state import MegatronState
+from skyrl.learners.moving import HOST
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.strategy import ModelSource, StrategyContext, nan_unless_finite
+from skyrl.models.files import sizes_to_cut
 from skyrl.models.megatron_gpt import MegatronDecoder, transformer_config
 from skyrl.models.megatron_layout import DecoderSizes, layout_of
+from skyrl.planning.batches import uneven_parts
 from skyrl.tree import joined
 
 T = TypeVar("T")
@@ -37,21 +43,41 @@ class Megatron:
 
     def __init__(self, source: ModelSource, config: MegatronConfig, context: StrategyContext) -> None:
         """Raises `ModelError` for a model that has no converter, and for degrees or settings that do not fit it."""
-        self._degrees = Degrees.of(config)
+        self._settings = MegatronSettings.of(config, context.optimizer, context.compute_dtype)
+        self._degrees = self._settings.degrees
+        self._refuse_uneven(source, context)
         join_groups(self._degrees, context.ranks.timeout)
         try:
-            self._build(source, config, context)
+            self._build(source, context)
         except BaseException:
             leave_groups(self._degrees)
             raise
 
-    def _build(self, source: ModelSource, config: MegatronConfig, context: StrategyContext) -> None:
-        self._ranks, self._device = context.ranks, context.device
+    def _refuse_uneven(self, source: ModelSource, context: StrategyContext) -> None:
+        """Raises `ModelError` for degrees that do not divide the model, before any group of ranks is made."""
         self._meta: Any = source.meta_model()
+        config, ranks = self._meta.config.get_text_config().to_dict(), context.ranks.size
+        cuts = (
+            ("tensor_model", self._degrees.tensor, sizes_to_cut(config)),
+            ("pipeline_model", self._degrees.pipeline, {"layers": config["num_hidden_layers"]}),
+        )
+        for name, size, parts in cuts:
+            if found := uneven_parts(parts, size, ranks):
+                what, uneven = found
+                field = joined(context.section_field, f"megatron_config.{name}_parallel_size")
+                sizes = " or ".join(map(str, uneven.nearest))
+                raise ModelError(f"{size} ranks cannot share the model's {uneven.whole} {what}: set {field} = {sizes}")
+
+    def _build(self, source: ModelSource, context: StrategyContext) -> None:
+        self._ranks, self._device, self._mover = context.ranks, context.device, context.mover
         sizes = DecoderSizes.of(self._meta.config)
-        field = joined(context.section_field, "megatron_config.transformer_config_kwargs")
+        table = joined(context.section_field, "megatron_config")
         megatron = transformer_config(
-            self._meta.config, sizes, context.compute_dtype, config.transformer_config_kwargs, field=field
+            self._meta.config,
+            sizes,
+            context.compute_dtype,
+            self._settings.transformer,
+            field=f"{table}.transformer_config_kwargs",
         )
         if self._device.type == "cuda":
             tensor_parallel.model_parallel_cuda_manual_seed(0)  # nothing is drawn, and the states must be there
@@ -71,10 +97,12 @@ class Megatron:
         if context.optimizer is None:
             self.model.requires_grad_(False)
         else:
-            self._ddp = DistributedDataParallel(
-                megatron, ddp_config(config, context.optimizer), self.model.gpt, disable_bucketing=False
+            reducing = DistributedDataParallelConfig(**self._settings.ddp or {})
+            self._ddp = DistributedDataParallel(megatron, reducing, self.model.gpt)
+            self._outer = make_megatron_optimizer(
+                self._ddp, self._settings, context.optimizer, field=f"{table}.optimizer_config_kwargs"
             )
-            self._outer = make_megatron_optimizer(self._ddp, megatron, config, context.optimizer)
+            self._buffers = BufferMemory(self._ddp)
             self.optimizer = self._outer.chained_optimizers[0].optimizer
             self._max_grad_norm = context.optimizer.max_grad_norm or float("inf")
             megatron.finalize_model_grads_func = finalize_model_grads
@@ -166,6 +194,8 @@ class Megatron:
                 for each in self._outer.chained_optimizers:
                     clip_grad_by_total_norm_fp32(each.get_parameters(), self._max_grad_norm, norm)
             self._outer.step_with_ready_grads()
+        if self._settings.empties_cache and self._device.type == "cuda":
+            torch.cuda.empty_cache()
         return norm
 
     def named_shapes(self) -> dict[str, Tensor]:
@@ -183,12 +213,34 @@ class Megatron:
         self._state.load(source)
 
     def offload(self, *, model: bool, optimizer: bool) -> int:
-        """0: see `planning`; nothing leaves yet."""
-        return 0
+        if self._device.type == "cpu":
+            return 0
+        moved = 0
+        if model:
+            moved += self._move_parameters(HOST) + (0 if self._ddp is None else self._buffers.leave())
+        if optimizer and self._outer is not None:
+            moved += move_optimizer(self._outer, HOST, self._mover)
+        self._mover.settle(self._device)
+        return moved
 
     def onload(self, *, model: bool, optimizer: bool) -> int:
-        """0: nothing left."""
-        return 0
+        if self._device.type == "cpu":
+            return 0
+        moved = 0
+        if model:
+            moved += self._move_parameters(self._device) + (0 if self._ddp is None else self._buffers.come_back())
+        if optimizer and self._outer is not None:
+            moved += move_optimizer(self._outer, self._device, self._mover)
+        return moved
+
+    def _move_parameters(self, device: torch.device) -> int:
+        """Parameters that are no views of a buffer."""
+        in_buffers = self._settings.ddp is not None and self._settings.ddp["use_distributed_optimizer"]
+        moved = 0
+        for parameter in () if in_buffers else self.model.parameters():
+            parameter.data, count = self._mover.move(parameter.data, device)
+            moved += count
+        return moved
 
     def close(self) -> None:
         leave_groups(self._degrees)

@@ -79,11 +79,20 @@ class MegatronState:
         return {name: stage for stage, names in reversed(list(enumerate(held))) for name in names}
 
     def load_weights(self, source: ModelSource) -> None:
-        """Write every parameter out of the stored model."""
-        weights = dict(named_weights(source.load(HOST)))
+        """Write every parameter out of the stored model, of which each rank reads its own rows. A model that is drawn
+        is drawn whole on every rank.
+        """
+        stored = source.stored
+        drawn = dict(named_weights(source.load(HOST))) if stored is None else {}
+
+        def read(piece: Piece) -> Tensor:
+            if stored is None:
+                return _columns(drawn[piece.weight][piece.rows.start : piece.rows.stop], piece)
+            return _columns(stored.rows(piece.weight, piece.rows, self.shapes[piece.weight].shape), piece)
+
         with torch.no_grad():
             for name, parameter in self._parameters.items():
-                fill(parameter.data, self._pieces(name), lambda piece: _cut(weights[piece.weight], piece))
+                fill(parameter.data, self._pieces(name), read)
         if self._optimizer is not None:
             self._optimizer.reload_model_params()
 
@@ -245,11 +254,6 @@ class MegatronState:
         found = [own] * dist.get_world_size()
         dist.all_gather_object(found, own)
         return max(found, key=lambda each: len(each[0]))
-
-
-def _cut(weight: Tensor, piece: Piece) -> Tensor:
-    """The rows and columns of a stored weight that a piece is."""
-    return _columns(weight[piece.rows.start : piece.rows.stop], piece)
 
 
 def _columns(rows: Tensor, piece: Piece) -> Tensor:

@@ -19,6 +19,7 @@ from skyrl.learners.loss_scale import LossScale
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.row_layouts import MicroBatch
+from skyrl.models.stored_weights import StoredWeights
 
 T = TypeVar("T")
 
@@ -32,6 +33,10 @@ class ModelSource:
 
     meta_model: Callable[[], Any]
     """The same modules without values, on the meta device."""
+
+    stored: StoredWeights | None = None
+    """The weights where they lie, for strategies that never have the whole model on one rank. None where they are not
+    stored: a model that is drawn."""
 
 
 @frozen(kw_only=True)

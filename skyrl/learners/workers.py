@@ -27,6 +27,7 @@ from skyrl.models.lora import with_adapter
 from skyrl.models.meta_model import causal_lm_skeleton
 from skyrl.models.segment_attention import SEGMENTS, register, segments_fit
 from skyrl.models.stored_adapter import merge_adapters
+from skyrl.models.stored_weights import StoredWeights
 from skyrl.models.value_head import ValueModel
 from skyrl.tree import joined, required
 
@@ -134,7 +135,8 @@ def _causal_lm(trainer: TrainerConfig, role: Literal["policy", "critic", "ref"],
     field, table = joined(config_path, "model"), table_above(config_path)
     source, overrides = required(model.path, f"{field}.path"), learner_overrides(trainer, role)
     attention: str = required(trainer.attention, trainer_field(table, "attention"))
-    if attention == "sdpa" and segments_fit(load_config(source, overrides)):
+    ours = attention == "sdpa" or trainer.strategy == "megatron"
+    if ours and segments_fit(load_config(source, overrides)):
         register()
         attention = SEGMENTS
 
@@ -151,7 +153,8 @@ def _causal_lm(trainer: TrainerConfig, role: Literal["policy", "critic", "ref"],
 
     meta_model = partial(causal_lm_skeleton, source, attention=attention, overrides=overrides)
     if not model.lora.rank:
-        return ModelSource(load=load, meta_model=meta_model)
+        stored = None if model.init_from_scratch else StoredWeights(source, table)
+        return ModelSource(load=load, meta_model=meta_model, stored=stored)
     adapt = partial(with_adapter, lora=model.lora, seed=trainer.seed, field=f"{field}.lora")
     if role == "ref":
         return ModelSource(load=lambda device: merge_adapters(adapt(load(device))), meta_model=meta_model)

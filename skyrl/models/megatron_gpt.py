@@ -34,7 +34,7 @@ def transformer_config(
     config: Any, sizes: DecoderSizes, dtype: torch.dtype, overrides: Mapping[str, Any], *, field: str
 ) -> TransformerConfig:
     """Megatron-core's settings of the decoder of a transformers configuration, computed in `dtype` on the groups of
-    ranks that there are. `overrides` are fields of it that the user sets at the path `field`.
+    ranks that there are. `overrides` are further fields, of which the user sets some at the path `field`.
 
     Raises `ModelError` for a model that has what is not converted, and for overrides of what follows from the model.
     """
@@ -70,16 +70,7 @@ def transformer_config(
         "use_cpu_initialization": True,
     }
     _refuse_overrides(overrides, derived, field)
-    preset = {
-        "sequence_parallel": tensor > 1,
-        "masked_softmax_fusion": False,
-        "bias_activation_fusion": False,
-        "bias_dropout_fusion": False,
-        "gradient_accumulation_fusion": False,
-        "apply_rope_fusion": False,
-        "persist_layer_norm": False,
-    }
-    return TransformerConfig(**derived, **{**preset, **overrides})
+    return TransformerConfig(**derived, **overrides)
 
 
 def _refuse_what_is_not_converted(config: Any) -> None:

@@ -28,8 +28,6 @@ def other_values(entry: Unimplemented) -> Iterator[Any]:
     value = OTHERS[entry.path]
     if value not in (entry.runs or ()):
         yield value
-    if entry.path == "trainer.strategy":
-        yield "megatron"
     if entry.path == ENGINE + "backend":
         yield "http"
     if entry.path == ENGINE + "weight_sync_backend":
@@ -50,7 +48,7 @@ def evolve_if_possible(run: SkyRLTrainConfig, path: str, value: Any) -> SkyRLTra
 @pytest.mark.parametrize(
     ("path", "value", "hint"),
     [
-        ("trainer.strategy", "megatron", "what runs: fsdp or fsdp2 or deepspeed"),
+        (ENGINE + "weight_sync_backend", "delta", "what runs: nccl or gloo or disk or none"),
     ],
 )
 def test_the_values_that_run_are_spelled_as_a_file_has_them(path: str, value: Any, hint: str) -> None:

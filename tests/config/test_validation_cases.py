@@ -26,6 +26,7 @@ TAKEN_HERE = {
     r"(trainer|generator)\.rope_(scaling|theta)": "a field of the seeds' tree, which a later SkyRL took away",
     r"generator\.inference_engine\.(async_engine|enable_http_endpoint|http_endpoint_\w+|override_existing_update_group"
     r"|remote_urls)": "a field of the seeds' tree, which a later SkyRL took away",
+    r"generator\.inference_engine\.weight_sync_backend=gloo": "Megatron's weights are gathered whole: they go any way",
     r"trainer\.algorithm\.loss_reduction=seq_mean_token_sum_norm": "max_seq_len is derived, as in the seeds' SkyRL",
 }
 """An override that SkyRL refuses and we take -> why."""

@@ -145,7 +145,7 @@ def given_to_fsdp(scene: Scene, model: ModelTable) -> object:
     roots = (PreTrainedModel, ValueModel)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("skyrl.learners.fsdp2.fully_shard", shard)
-        return _reached(scene, model, Unmet(rank=1, size=model.ranks(scene.run)))
+        return reached(scene, model, Unmet(rank=1, size=model.ranks(scene.run)))
 
 
 def given_to_deepspeed(scene: Scene, model: ModelTable) -> object:
@@ -158,10 +158,11 @@ def given_to_deepspeed(scene: Scene, model: ModelTable) -> object:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("skyrl.learners.zero.import_deepspeed", lambda *_: DeepSpeed)
-        return _reached(scene, model, Unmet(size=model.ranks(scene.run)))
+        return reached(scene, model, Unmet(size=model.ranks(scene.run)))
 
 
-def _reached(scene: Scene, model: ModelTable, ranks: Ranks) -> object:
+def reached(scene: Scene, model: ModelTable, ranks: Ranks) -> object:
+    """What a worker of the model is stopped with while it is made; None where nothing stops it."""
     try:
         worker_of(scene, model, ranks)
     except Reached as stop:

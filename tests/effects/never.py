@@ -21,6 +21,16 @@ _OF_GRADIENTS = (
     f"{_ZERO}sub_group_size",
     *(f"{_ZERO}offload_optimizer.{name}" for name in ("device", "pin_memory", "nvme_path")),
 )
+_MEGATRON = "megatron_config."
+_OF_MEGATRONS_LEARNING = (
+    *(
+        f"ddp_config.{name}"
+        for name in ("grad_reduce_in_fp32", "overlap_grad_reduce", "overlap_param_gather", "average_in_collective")
+    ),
+    *(f"torch_profiler_config.{name}" for name in ("enable", "ranks", "save_path")),
+    "optimizer_config_kwargs",
+    "empty_cuda_cache",
+)
 _MODELS = (*(("rl", f"trainer.{model}.") for model in ("policy", "critic", "ref")), ("sft", ""), ("reward_model", ""))
 
 NEVER: dict[tuple[str, str], str] = {
@@ -53,6 +63,11 @@ NEVER: dict[tuple[str, str], str] = {
             ("reward_model", "model.lora.lora_sync_path"),
         ),
         "engines sample from the policy alone",
+    ),
+    **{("rl", f"trainer.ref.{_MEGATRON}{field}"): _FROZEN for field in _OF_MEGATRONS_LEARNING},
+    **dict.fromkeys(
+        (("rl", f"trainer.{model}.{_MEGATRON}dist_ckpt_optim_fully_reshardable") for model in ("policy", "ref")),
+        "every checkpoint can be loaded by any number of ranks",
     ),
     ("reward_model", "too_long"): "a score is read at the end of a chat, so that longer pairs are left out",
 }

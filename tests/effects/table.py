@@ -15,6 +15,7 @@ from tests.effects import (
     data,
     engines,
     environments,
+    megatron,
     models,
     placement,
     rollouts,
@@ -35,6 +36,7 @@ PROBES: tuple[Probe, ...] = (
     *environments.PROBES,
     *data.PROBES,
     *models.PROBES,
+    *megatron.PROBES,
     *placement.PROBES,
     *supervised.PROBES,
 )

@@ -13,9 +13,11 @@ import torch
 from attrs import evolve
 
 from skyrl.config import TrainerConfig
-from skyrl.learners.group import LearnerGroup
+from skyrl.errors import ModelError
+from skyrl.learners.group import LearnerGroup, ScorerGroup
 from skyrl.learners.model_worker import token_budget
-from skyrl.learners.workers import PolicyWorker
+from skyrl.learners.ranks import Ranks
+from skyrl.learners.workers import PolicyWorker, RefWorker
 from skyrl.planning.replicas import replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
@@ -67,6 +69,17 @@ def processes() -> Iterator[Pool]:
     started.close()
 
 
+def without_the_whole_model(maker: Any, *, ranks: Ranks) -> Any:
+    """`maker(ranks=...)`, which may read rows of the stored weights, and may not load the model."""
+
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("a rank loads the whole model")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skyrl.learners.workers.load_causal_lm", load)
+        return maker(ranks=ranks)
+
+
 class Spread:
     """Policies under Megatron, and one in this process that they are compared with."""
 
@@ -79,7 +92,7 @@ class Spread:
         config = trainer.policy.megatron_config
         inner = config.tensor_model_parallel_size * config.context_parallel_size
         together = replicas(ranks, inner=inner, stages=config.pipeline_model_parallel_size)
-        maker = partial(shimmed, partial(PolicyWorker, trainer, objective))
+        maker = partial(shimmed, partial(without_the_whole_model, partial(PolicyWorker, trainer, objective)))
         group = self._processes.start(maker, ranks, together)
         return LearnerGroup(group, objective, token_budget(trainer), replicas=together)
 
@@ -178,3 +191,34 @@ async def test_sgd_learns_alike(name: str, spread: Spread) -> None:
     for step in range(2):
         assert_same_numbers(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
     assert_same_weights(await weights_of(one), await weights_of(other))
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "message"),
+    [
+        ({TENSOR: 4}, 4, r"4 ranks cannot share the model's 2 key and value heads: set .*tensor_model.*_size = 2"),
+        (
+            {PIPELINE: 4},
+            4,
+            r"4 ranks cannot share the model's 2 layers: set .*pipeline_model.*_size = 2",
+        ),
+        ({KWARGS: {"hidden_size": 3}}, 1, r"transformer_config_kwargs\.hidden_size follows from the model"),
+        ({KWARGS: {"hiden_size": 3}}, 1, r"transformer_config_kwargs\.hiden_size: .* has no such field"),
+        ({TABLE + "optimizer_config_kwargs": {"speed": 3}}, 1, r"optimizer_config_kwargs: .*'speed'"),
+    ],
+)
+def test_what_does_not_fit_the_model_or_megatron_core_is_refused_by_name(
+    changes: dict[str, Any], ranks: int, message: str, spread: Spread
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        spread.policy(changes, ranks)
+
+
+async def test_the_reference_scores_alike(spread: Spread, small: TrainerConfig, processes: Pool) -> None:
+    trainer = changed(
+        small, {"strategy": "megatron", **{path.replace("policy", "ref"): 2 for path in (TENSOR, PIPELINE)}}
+    )
+    together = replicas(4, inner=2, stages=2)
+    group = processes.start(partial(shimmed, partial(RefWorker, trainer)), 4, together)
+    many = ScorerGroup[RefWorker](group, replicas=together)
+    torch.testing.assert_close(await many.score(batch(7)), await RefWorker(small).score(batch(7)), atol=1e-5, rtol=1e-5)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from skyrl.config.engines import backend_of, backends_that, server_urls
+from skyrl.config.engines import backend_of, server_urls
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import (
     engines_of,
@@ -177,24 +177,6 @@ def megatron_has_no_critic(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="trainer.critic.model.path", message="strategy = megatron trains no critic", hint=hint)
 
 
-def megatron_feeds_vllm(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Megatron's weights are translated for vLLM engines only."""
-    engine = run.generator.inference_engine
-    if _is_megatron(run) and not backend_of(engine).takes_megatron_weights:
-        able = backends_that(lambda backend: backend.takes_megatron_weights)
-        message = f"strategy = megatron sends weights to {able} engines only, not to {engine.backend}"
-        yield Problem(path=f"{_ENGINE}.backend", message=message, hint="set it to vllm, or trainer.strategy = fsdp2")
-
-
-def megatron_sends_weights_between_gpus(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Over nccl, or as files of differences."""
-    engine = run.generator.inference_engine
-    takes_them = backend_of(engine).takes_megatron_weights
-    if _is_megatron(run) and takes_them and engine.weight_sync_backend == "gloo":
-        message = "strategy = megatron sends weights over nccl or as delta, not over gloo"
-        yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint="set it to nccl")
-
-
 def megatron_splits_sequences_by_context(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A sequence is shared among ranks by `context_parallel_size` under Megatron."""
     for model in _megatron_models(run):
@@ -232,8 +214,6 @@ PLACEMENT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     experts_take_every_gpu_of_an_engine,
     an_engine_of_child_processes_has_one_node,
     megatron_has_no_critic,
-    megatron_feeds_vllm,
-    megatron_sends_weights_between_gpus,
     megatron_splits_sequences_by_context,
     context_parallel_samples_are_packed,
 )

@@ -97,10 +97,6 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
     ],
     "megatron_has_no_critic": [({**MEGATRON, **CRITIC}, "trainer.critic.model.path")],
-    "megatron_feeds_vllm": [({"trainer.strategy": "megatron"}, ENGINE + "backend")],
-    "megatron_sends_weights_between_gpus": [
-        ({**MEGATRON, ENGINE + "weight_sync_backend": "gloo"}, ENGINE + "weight_sync_backend")
-    ],
     "megatron_splits_sequences_by_context": [
         ({**MEGATRON, f"trainer.{role}.{name}_parallel_size": 2}, f"trainer.{role}.{name}_parallel_size")
         for name in ("sequence", "context")
@@ -172,8 +168,6 @@ SILENT: dict[str, dict[str, Any]] = {
         ENGINE + "num_engines": 4,
     },
     "megatron_has_no_critic": CRITIC,
-    "megatron_feeds_vllm": MEGATRON,
-    "megatron_sends_weights_between_gpus": {**VLLM, ENGINE + "weight_sync_backend": "gloo"},
     "megatron_splits_sequences_by_context": {**MEGATRON, **NO_KL, "trainer.ref.sequence_parallel_size": 2},
     "context_parallel_samples_are_packed": {**MEGATRON, **split(1, 1, 2)},
     "one_process_has_one_rank": {"trainer.placement.policy_num_nodes": 2},

@@ -1,0 +1,66 @@
+"""The memory of a model under Megatron that leaves a GPU for others: flat buffers, and the optimizer's state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skyrl.learners.moving import HOST, DeviceMover
+
+
+class BufferMemory:
+    """The flat buffers that parameters and gradients are views of. Their memory goes and comes back; views last."""
+
+    def __init__(self, ddp: Any) -> None:
+        """`ddp` is Megatron-core's `DistributedDataParallel`."""
+        self._ddp = ddp
+        self._on_host: dict[int, Tensor] = {}
+
+    def leave(self) -> int:
+        """Weights go to the host, gradients are dropped. Bytes that are free."""
+        freed = 0
+        for buffer in self._buffers():
+            for tensor, kept in ((buffer.param_data, True), (buffer.grad_data, False)):
+                if tensor is None or not tensor.untyped_storage().size():
+                    continue
+                if kept:
+                    self._on_host[id(tensor)] = tensor.to(HOST, copy=True)
+                freed += tensor.nbytes
+                tensor.untyped_storage().resize_(0)
+        return freed
+
+    def come_back(self) -> int:
+        """Bytes that are taken."""
+        taken = 0
+        for buffer in self._buffers():
+            for tensor in (buffer.param_data, buffer.grad_data):
+                if tensor is None or tensor.untyped_storage().size():
+                    continue
+                tensor.untyped_storage().resize_(tensor.nbytes)
+                kept = self._on_host.pop(id(tensor), None)
+                tensor.zero_() if kept is None else tensor.copy_(kept)
+                taken += tensor.nbytes
+        return taken
+
+    def _buffers(self) -> Iterator[Any]:
+        yield from self._ddp.buffers
+        yield from self._ddp.expert_parallel_buffers
+
+
+def move_optimizer(outer: Any, device: torch.device, mover: DeviceMover) -> int:
+    """The optimizer's state, and master weights of its own, to `device`. Bytes moved."""
+    moved = 0
+    for inner in outer.chained_optimizers:
+        for group in getattr(inner, "shard_fp32_from_float16_groups", ()):
+            for main in group:
+                main.data, count = mover.move(main.data, device)
+                moved += count
+        for slots in inner.optimizer.state.values():
+            for slot, value in slots.items():
+                if isinstance(value, Tensor) and slot != "step":
+                    slots[slot], count = mover.move(value, device)
+                    moved += count
+    return moved

@@ -1,0 +1,79 @@
+"""Probes of `megatron_config` of policy and reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import pytest
+
+from skyrl.config import MegatronConfig
+from skyrl.config.model_tables import ModelTable
+from skyrl.learners.learning_worker import trace_folder
+from skyrl.learners.megatron_settings import MegatronSettings
+from skyrl.learners.strategy import ModelSource, StrategyContext
+from tests.effects.boundaries import Reached, Unmet, reached
+from tests.effects.models import POLICY_PLACE, REFERENCE_PLACE, Place
+from tests.effects.observables import plain
+from tests.effects.probe import Observable, Probe, Scene
+
+MEGATRON = {"{t}strategy": "megatron"}
+TABLE = "megatron_config."
+TRACED = {
+    f"{{m}}{TABLE}torch_profiler_config.{name}": value
+    for name, value in {"enable": True, "ranks": (0,), "save_path": "traces"}.items()
+}
+
+
+class FakePackage:
+    """In the place of the module that needs Megatron-core."""
+
+    @staticmethod
+    def Megatron(source: ModelSource, config: MegatronConfig, context: StrategyContext) -> None:
+        settings = MegatronSettings.of(config, context.optimizer, context.compute_dtype)
+        model = source.meta_model().config.to_dict()
+        raise Reached(plain([attrs.asdict(settings), {name: str(value) for name, value in model.items()}]))
+
+
+def given_to_megatron(scene: Scene, model: ModelTable) -> object:
+    """Degrees and fields that Megatron-core gets, and the model that it rebuilds; None where it is not called."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skyrl.learners.strategies.import_megatron", lambda *_: FakePackage)
+        return reached(scene, model, Unmet(size=model.ranks(scene.run)))
+
+
+def _traces(scene: Scene) -> object:
+    trainer = scene.run.trainer
+    return str(trace_folder(trainer, trainer.policy, 0))
+
+
+def _probes(place: Place) -> Iterator[Probe]:
+    title = place.model.title
+    given = Observable(f"what Megatron-core gets for the {title}", lambda it: given_to_megatron(it, place.model))
+    for name in ("tensor_model", "pipeline_model", "context"):
+        yield place.probe(f"{TABLE}{name}_parallel_size", 2, given, MEGATRON, place.several)
+    yield place.probe(f"{TABLE}transformer_config_kwargs", {"recompute_granularity": None}, given, MEGATRON)
+    yield place.probe(f"{TABLE}model_config_kwargs", {"rms_norm_eps": 0.5}, given, MEGATRON)
+
+
+def _learning() -> Iterator[Probe]:
+    place = POLICY_PLACE
+    given = Observable("what Megatron-core gets for the policy", lambda it: given_to_megatron(it, place.model))
+    overlapping = {f"{{m}}{TABLE}ddp_config.overlap_grad_reduce": True}
+    values: tuple[tuple[str, Any, dict[str, Any]], ...] = (
+        ("ddp_config.grad_reduce_in_fp32", False, {}),
+        ("ddp_config.overlap_grad_reduce", True, {}),
+        ("ddp_config.overlap_param_gather", True, overlapping),
+        ("ddp_config.average_in_collective", False, {}),
+        ("optimizer_config_kwargs", {"optimizer_cpu_offload": True}, {}),
+        ("empty_cuda_cache", True, {"{t}device": "cuda", "{t}attention": "sdpa"}),
+    )
+    for name, value, context in values:
+        yield place.probe(TABLE + name, value, given, MEGATRON, context)
+    traces = Observable("the folder that updates of the policy are traced into by rank 0", _traces)
+    for name, other in (("enable", False), ("ranks", (1,)), ("save_path", "elsewhere")):
+        yield place.probe(f"{TABLE}torch_profiler_config.{name}", other, traces, MEGATRON, TRACED)
+
+
+PROBES: tuple[Probe, ...] = (*_probes(POLICY_PLACE), *_learning(), *_probes(REFERENCE_PLACE))
