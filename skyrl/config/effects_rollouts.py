@@ -14,7 +14,15 @@ from skyrl.config.environment import (
 from skyrl.config.generator import SamplingParams
 from skyrl.config.import_paths import is_import_path
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import evaluates, on_ray, samples, sends_adapter_files, sends_adapters_alone, starts_engines
+from skyrl.config.sizes import (
+    evaluates,
+    may_restart_engines,
+    on_ray,
+    samples,
+    sends_adapter_files,
+    sends_adapters_alone,
+    starts_engines,
+)
 from skyrl.tree.rules import Effect
 
 Condition = Callable[[SkyRLTrainConfig], bool]
@@ -154,6 +162,16 @@ _ENGINE_EFFECTS: tuple[Effect, ...] = (
         "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB",
         "weights travel through CUDA IPC (weight_sync_backend is nccl, and engines share the learner's GPUs)",
         _hands_over_by_ipc,
+    ),
+    Effect(
+        "generator.inference_engine.max_engine_restarts",
+        "the run is on Ray with several engines, on GPUs of their own or on a CPU",
+        may_restart_engines,
+    ),
+    Effect(
+        "generator.inference_engine.engine_restart_backoff_seconds",
+        "the run is on Ray with several engines, on GPUs of their own or on a CPU, and max_engine_restarts is above 0",
+        lambda run: may_restart_engines(run) and run.generator.inference_engine.max_engine_restarts > 0,
     ),
     *(
         Effect(

@@ -11,8 +11,8 @@ import attrs
 from skyrl.config.entry import BaseConfig
 from skyrl.config.models import Dtype
 from skyrl.tree import FREE, FrozenDict, Secret, field, frozen
-from skyrl.tree.units import Gigabytes
-from skyrl.tree.validators import port, positive, positive_fraction
+from skyrl.tree.units import Gigabytes, Seconds
+from skyrl.tree.validators import non_negative, port, positive, positive_fraction
 
 RolloutDtype = Literal["bfloat16", "bf16", "float16", "fp16", "float32", "fp32", "int8"]
 """A floating-point type, or eight bits for the products of matrices."""
@@ -41,6 +41,14 @@ class InferenceEngineConfig(BaseConfig):
 
     num_engines: int = field(default=1, validator=positive)
     """Replicas; prompts are spread over them."""
+
+    max_engine_restarts: int = field(default=3, validator=non_negative, metadata=FREE)
+    """Times that each engine that died is started again, while the others carry on; it serves with the next weights.
+    Engines that take turns with learners on GPUs stay out of service, since the learners hold the memory. The last
+    engine that dies ends the run. 0: none is started again. Read when the executor is ray."""
+
+    engine_restart_backoff_seconds: Seconds = field(default=5.0, validator=non_negative, metadata=FREE)
+    """Pause before an engine is started again for the first time; twice as long each time after."""
 
     tensor_parallel_size: int = field(default=1, validator=positive)
     """GPUs that share each matrix of an engine."""

@@ -77,6 +77,14 @@ def starts_engines(run: SkyRLTrainConfig) -> bool:
     return samples(run) and backend_of(run.generator.inference_engine).is_started_by_the_run
 
 
+def may_restart_engines(run: SkyRLTrainConfig) -> bool:
+    """Can an engine that died be started again while others carry on? Not where learners have its memory meanwhile."""
+    placement = run.trainer.placement
+    takes_turns = placement.colocate_all and run.trainer.device == "cuda"
+    several = run.generator.inference_engine.num_engines > 1
+    return on_ray(run) and starts_engines(run) and several and not takes_turns
+
+
 def sends_adapters_alone(run: SkyRLTrainConfig) -> bool:
     """Do engines get the adapter that is trained, and not the weights that it is merged into? They need the base
     weights all the time: weights in eight bits, those drawn by the learner, and those of engines that give theirs up to

@@ -11,9 +11,19 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.config.engines import backend_of, engine_dtype, weight_dtype
 from skyrl.config.kinds import kind_of
 from skyrl.config.model_overrides import engine_overrides
-from skyrl.config.sizes import engines_of, grid_of, on_ray, sends_adapter_files, sends_adapters_alone, starts_engines
+from skyrl.config.sizes import (
+    engines_of,
+    grid_of,
+    may_restart_engines,
+    on_ray,
+    sends_adapter_files,
+    sends_adapters_alone,
+    starts_engines,
+)
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.inference.engine import InferenceEngine, InFlight
+from skyrl.inference.remote_engine import RemoteEngine
+from skyrl.inference.restarts import EngineRestarts
 from skyrl.inference.torch_engine import load_torch_engine
 from skyrl.inference.vllm_engine import VLLMEngine
 from skyrl.learners.model_worker import required_device
@@ -21,6 +31,7 @@ from skyrl.learners.ranks import Rendezvous
 from skyrl.models.loading import max_positions
 from skyrl.planning.layout import Layout
 from skyrl.planning.sizes import layout
+from skyrl.processes.background import in_a_daemon_thread
 from skyrl.processes.handles import Deadlines, Processes
 from skyrl.processes.in_process import InProcess
 from skyrl.processes.torch_environment import TORCH_ENVIRONMENT
@@ -115,6 +126,20 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
             path = "generator.inference_engine.backend"
             raise ConfigError([Problem(path=path, message=f"no engine {unknown!r}")])
     return [make] * engine.num_engines
+
+
+def engine_restarts(run: SkyRLTrainConfig, processes: Processes) -> EngineRestarts | None:
+    """Restarts of the run's engines that die; None where they stay out of service."""
+    engine = run.generator.inference_engine
+    if not (may_restart_engines(run) and engine.max_engine_restarts):
+        return None
+    makers = engine_makers(run)
+
+    async def start(number: int) -> InferenceEngine:
+        restart = partial(processes.restart, "engine", number, makers[number])
+        return RemoteEngine(await in_a_daemon_thread(restart))
+
+    return EngineRestarts(start, most=engine.max_engine_restarts, backoff=engine.engine_restart_backoff_seconds)
 
 
 def in_flight(run: SkyRLTrainConfig) -> InFlight:

@@ -22,6 +22,7 @@ from skyrl.endpoint.doors import Address, Doors
 from skyrl.errors import DataError
 from skyrl.experiments.collaborators import (
     engine_makers,
+    engine_restarts,
     in_flight,
     parity_canary,
     weight_road,
@@ -160,6 +161,7 @@ class BasePPOExp(PolicyGradientModels):
             self.cfg.trainer.policy.model.lora,
             self.cfg.generator.inference_engine,
             in_flight=in_flight(self.cfg),
+            restarts=engine_restarts(self.cfg, self.processes),
         )
 
     def get_engines(self) -> Sequence[InferenceEngine]:

@@ -2,8 +2,9 @@
 
     generate --> wait for capacity --> engine with the fewest samples in flight --> another one if it fails
 
-An engine that dies, or that can no longer prove which weights it holds, leaves service for good; the run continues with
-those that remain, and ends with the cause when none does.
+An engine that dies, or that can no longer prove which weights it holds, leaves service; the run continues with those
+that remain, and ends with the cause when none does. Where engines are started again, a new one takes its place with the
+next weights: it gets them by the same transport as the others, and nothing is sampled from it before the canary has.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from skyrl.errors import ProcessError, RunError, WeightSyncError
 from skyrl.inference.conversations import Conversations
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
 from skyrl.inference.incoming_weights import IncomingWeights
+from skyrl.inference.restarts import EngineRestarts
 
 T = TypeVar("T")
 
 _LOST = (ProcessError, WeightSyncError)
-"""Exceptions after which an engine is never used again."""
+"""Exceptions after which this engine is never used again."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,13 +58,17 @@ class InferenceEngineClient:
         inference_engine_config: InferenceEngineConfig,
         *,
         in_flight: InFlight = "finish",
+        restarts: EngineRestarts | None = None,
     ) -> None:
-        """`in_flight` says what a pause does with samples that are being drawn."""
+        """`in_flight` says what a pause does with samples that are being drawn; `restarts` starts engines again that
+        were lost, None: they stay out of service.
+        """
         assert engines, "an inference client needs at least one engine"
         self.tokenizer, self.model_path = tokenizer, model_path
         self.lora_cfg, self.inference_engine_config = lora_cfg, inference_engine_config
         self._serving = [_Served(number, engine) for number, engine in enumerate(engines)]
-        self._all = tuple(engines)
+        self._all, self._number = tuple(engines), len(engines)
+        self._restarts = restarts
         self._waiting: deque[tuple[GenerationRequest, asyncio.Future[_Served]]] = deque()
         self._conversations: Conversations[_Served] = Conversations()
         self._open, self._in_flight = True, in_flight
@@ -89,9 +95,10 @@ class InferenceEngineClient:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """How many engines serve, and how many were lost since the start."""
+        """How many engines serve, how many are out of service, and how many were started again since the start."""
         serving = len(self._serving)
-        return {"inference/engines_in_service": float(serving), "inference/engines_lost": len(self._all) - serving}
+        found = {"inference/engines_in_service": float(serving), "inference/engines_lost": self._number - serving}
+        return found if self._restarts is None else found | {"inference/engine_restarts": self._restarts.succeeded}
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """Draw all samples of a request from one engine, the one with the fewest samples in flight. A later turn of a
@@ -118,6 +125,20 @@ class InferenceEngineClient:
         """Returns when nothing runs on any engine. Requests made from now on wait."""
         self._open = False
         await self._everywhere(lambda engine: engine.pause(self._in_flight))
+
+    async def admit_restarted(self) -> None:
+        """Take engines that were started again into service. Called while paused, before weights are loaded: they hold
+        those that the run started from.
+        """
+        for number, engine in self._restarts.take() if self._restarts else ():
+            self._all = (*self._all, engine)
+            served = _Served(number, engine)
+            self._serving.append(served)
+            self._serving.sort(key=lambda each: each.number)
+            try:
+                await engine.pause(self._in_flight)
+            except ProcessError as error:
+                self._lose(served, error)
 
     async def resume(self) -> None:
         """Lets every engine take work again."""
@@ -185,6 +206,8 @@ class InferenceEngineClient:
 
     async def close(self) -> None:
         """Closes every engine, the lost ones too. Raises the first error of one that was in service."""
+        if self._restarts is not None:
+            await self._restarts.close()
         outcomes = await asyncio.gather(*(engine.close() for engine in self._all), return_exceptions=True)
         self._open = True
         self._admit()
@@ -265,5 +288,7 @@ class InferenceEngineClient:
                 call.cancel()
             left = len(self._serving)
             _log.warning("inference engine %d is out of service, %d left: %s", served.number, left, cause)
+            if self._restarts is not None:
+                self._restarts.died(served.number)
         elif served in self._serving:
             raise cause

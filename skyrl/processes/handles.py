@@ -115,6 +115,11 @@ class Processes(Protocol):
     def host(self) -> str:
         """Address of this machine at which every process reaches it."""
 
+    def restart(self, role: str, rank: int, maker: Callable[[], T]) -> Handle[T]:
+        """One process anew, in the place of the one that had this role and rank, which is ended if it still runs.
+        Returns when it is made; raises `ProcessError` as `start` does.
+        """
+
     def start(self, role: str, makers: Sequence[Callable[[], T]]) -> Group[T]:
         """One process for each maker, rank i made by `makers[i]()` inside it; returns when all are made.
 

@@ -51,6 +51,10 @@ class InProcess:
         with self.progress.waiting_for(f"the start of {role}-0"):
             return Group([LocalHandle(f"{role}-0", maker(), self.progress)])
 
+    def restart(self, role: str, rank: int, maker: Callable[[], T]) -> LocalHandle[T]:
+        """Another object in the place of the old one."""
+        return LocalHandle(f"{role}-{rank}", maker(), self.progress)
+
     def dump_stacks(self) -> list[Path]:
         """There is no other process."""
         return []

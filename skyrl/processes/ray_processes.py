@@ -96,8 +96,17 @@ class RayProcesses:
 
     def start(self, role: str, makers: Sequence[Callable[[], T]]) -> Group[T]:
         assert len(makers) == len(self._layout.placements_of(role)), f"{len(makers)} makers for the seats of {role}"
-        deadline = time.monotonic() + self._deadlines.start
         members = [self._start_actor(role, rank) for rank in range(len(makers))]
+        return Group(self._made(members, makers))
+
+    def restart(self, role: str, rank: int, maker: Callable[[], T]) -> RayHandle[T]:
+        self._end([member for member in self._members if (member.role, member.rank) == (role, rank)])
+        [handle] = self._made([self._start_actor(role, rank)], [maker])
+        return handle
+
+    def _made(self, members: Sequence[Member], makers: Sequence[Callable[[], T]]) -> list[RayHandle[T]]:
+        """Handles of the objects, once every process is there and has made its own; else none of them is left."""
+        deadline = time.monotonic() + self._deadlines.start
         self._members += members
         try:
             with self.progress.waiting_for(f"the start of {', '.join(member.name for member in members)}"):
@@ -106,12 +115,9 @@ class RayProcesses:
         except BaseException:
             self._end(members)
             raise
-        return Group(
-            [
-                RayHandle(member, self._watch, lambda: self.step, self._deadlines.call, self.progress)
-                for member in members
-            ]
-        )
+        return [
+            RayHandle(member, self._watch, lambda: self.step, self._deadlines.call, self.progress) for member in members
+        ]
 
     def dump_stacks(self) -> list[Path]:
         """Write the stacks of the processes that still answer."""

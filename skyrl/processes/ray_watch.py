@@ -29,7 +29,8 @@ class Member:
     """One actor as the driver knows it."""
 
     def __init__(self, role: str, rank: int, actor: ActorHandle[Any], log: Path) -> None:
-        self.role, self.name, self.actor, self.log = role, f"{role}-{rank}", actor, log
+        self.role, self.rank, self.name = role, rank, f"{role}-{rank}"
+        self.actor, self.log = actor, log
         self.location = "not started yet"
         self.exit_notice = ExitNotice()
         self.busy: dict[int, str] = {}

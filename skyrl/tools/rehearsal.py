@@ -130,7 +130,13 @@ class Rehearsal:
     def _places(self) -> dict[str, Any]:
         """Folders of the folded run, and a schedule of few steps with a checkpoint and an evaluation after each."""
         here = {"run_path": "run", "ckpt_path": "run/checkpoints", "export_path": "run/exports", "log_path": "run/logs"}
-        schedule = {"ckpt_interval": "1", "epochs": LAST_STEP, "resume_mode": "latest", "resume_path": None}
+        schedule: dict[str, Any] = {
+            "ckpt_interval": "1",
+            "epochs": LAST_STEP,
+            "resume_mode": "latest",
+            "resume_path": None,
+        }
+        schedule["recover_mode"] = default_at(SkyRLTrainConfig, "trainer.recover_mode")  # resume_mode decides
         if evaluates(self.run):
             schedule["eval_interval"] = "1"
         return {f"trainer.{name}": str(self.folder / place) for name, place in here.items()} | {

@@ -67,6 +67,7 @@ class WeightSync:
         """
         version = self._newest
         await self._client.pause()
+        await self._client.admit_restarted()
         try:
             await self._transport.send(self._source, self._client, version)
         except WeightSyncError:

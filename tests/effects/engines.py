@@ -19,11 +19,12 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import SamplingParams
 from skyrl.config.sizes import starts_engines
 from skyrl.endpoint.doors import TOKEN_VARIABLE
-from skyrl.errors import SkyRLError
-from skyrl.experiments.collaborators import engine_makers, parity_canary, weight_road
+from skyrl.errors import ProcessError, SkyRLError
+from skyrl.experiments.collaborators import engine_makers, engine_restarts, parity_canary, weight_road
 from skyrl.experiments.served_policy import address_of_clients, served_policy
 from skyrl.experiments.servers import server_engines
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+from skyrl.processes.in_process import InProcess
 from tests.effects.observables import placement
 from tests.effects.probe import Probe, Scene, observable
 
@@ -74,6 +75,23 @@ def engine(scene: Scene) -> object:
             return f"{type(error).__name__}: {error}"
         asyncio.run(made.close())
         return type(made).__name__
+
+
+@observable("the pauses before an engine that does not come back is started again")
+def restarts(scene: Scene) -> object:
+    class NoRoom(InProcess):
+        def restart(self, role: str, rank: int, maker: Callable[[], Any]) -> Any:
+            raise ProcessError("no room")
+
+    async def pauses() -> object:
+        with mock.patch("skyrl.inference.restarts.asyncio.sleep") as sleep:
+            found = engine_restarts(scene.run, NoRoom())
+            if found is None:
+                return "it stays out of service"
+            await found.again(0)
+        return [call.args for call in sleep.call_args_list]
+
+    return asyncio.run(pauses())
 
 
 @observable("the log-probabilities that the embedded engine draws with")
@@ -210,6 +228,8 @@ VALUES: Mapping[str, Any] = {
 PROBES: tuple[Probe, ...] = (
     Probe(f"{E}backend", "vllm", engine, {"trainer.deterministic": False}),
     Probe(f"{E}num_engines", 2, placement, APART),
+    Probe(f"{E}max_engine_restarts", 1, restarts, {**APART, f"{E}num_engines": 2}),
+    Probe(f"{E}engine_restart_backoff_seconds", 1.0, restarts, {**APART, f"{E}num_engines": 2}),
     Probe(f"{E}run_engines_locally", False, servers, {f"{E}backend": "vllm"}),
     Probe(f"{E}external_server_urls", ("http://127.0.0.1:2", "http://127.0.0.1:3"), servers, SERVER),
     Probe(f"{E}remote_urls", ("127.0.0.1:2",), servers, {f"{E}backend": "http", "trainer.deterministic": False}),

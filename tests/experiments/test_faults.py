@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,10 +39,10 @@ ON_RAY = {
 class Run:
     """The command in a process of its own, on a cluster of its own."""
 
-    def __init__(self, nano: Path, out: Path) -> None:
+    def __init__(self, nano: Path, out: Path, **changes: Any) -> None:
         out.mkdir(parents=True)
         self.out = out
-        values = overrides(nano, out, **ON_RAY)
+        values = overrides(nano, out, **ON_RAY, **changes)
         words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "skyrl.cli", "run", *words],
@@ -75,6 +76,15 @@ class Run:
             assert time.monotonic() < deadline, "the run made no progress"
             time.sleep(0.05)
 
+    def wait_for(self, name: str, value: float) -> None:
+        """Returns once a step has this metric."""
+        deadline = time.monotonic() + PATIENCE
+        file = self.out / "run" / "metrics.jsonl"
+        while not any(json.loads(line).get(name) == value for line in file.read_text().splitlines()):
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < deadline, f"{name} was never {value}"
+            time.sleep(0.05)
+
     def ends(self, within: float = PATIENCE) -> tuple[int, str]:
         """Exit status, and what it said."""
         _, errors = self.process.communicate(timeout=within)
@@ -82,8 +92,8 @@ class Run:
 
 
 @contextmanager
-def running(nano: Path, out: Path) -> Iterator[Run]:
-    run = Run(nano, out)
+def running(nano: Path, out: Path, **changes: Any) -> Iterator[Run]:
+    run = Run(nano, out, **changes)
     try:
         yield run
     finally:
@@ -157,6 +167,34 @@ def test_a_stopped_process_ends_the_run_within_the_deadline_and_is_named(
     assert silence is not None, errors
     assert int(silence[1]) >= HEARTBEAT
     assert_nothing_is_left(folder)
+
+
+@pytest.mark.long
+def test_an_engine_that_is_killed_is_started_again_and_serves(nano: Path, tmp_path: Path) -> None:
+    """Twice; the third time it stays out, and the run continues with the other."""
+    engines = {
+        "generator__inference_engine__num_engines": 2,
+        "generator__inference_engine__max_engine_restarts": 2,
+        "generator__inference_engine__engine_restart_backoff_seconds": 0.0,
+    }
+    with running(nano, tmp_path / "out", **engines) as run:
+        run.wait_for_step(1)
+        for restarts in (1, 2):
+            os.kill(run.pid_of("engine-0"), signal.SIGKILL)
+            run.wait_for("inference/engine_restarts", restarts)
+            done = (run.out / "run" / "metrics.jsonl").read_text(encoding="utf-8").count("\n")
+            run.wait_for_step(done + 1)
+        folder = run.folder
+        os.kill(run.pid_of("engine-0"), signal.SIGKILL)
+        run.wait_for("inference/engines_lost", 1)
+        os.killpg(run.process.pid, signal.SIGINT)
+        status, errors = run.ends()
+    assert status == 130, errors
+    assert_nothing_is_left(folder)
+    records = [json.loads(line) for line in (run.out / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert {record["inference/engine_restarts"] for record in records} <= {0, 1, 2}
+    samples = [record["rollout/failures"] for record in records if "rollout/failures" in record]
+    assert sum(samples) == 0
 
 
 @pytest.mark.long

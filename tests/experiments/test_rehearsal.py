@@ -182,7 +182,7 @@ PUBLISHED = (
     "examples/train/gsm8k/run_gsm8k.sh",
     "examples/train/algorithms/dapo/run_dapo_gsm8k.sh",
     "examples/train/ppo/run_ppo.sh",
-    "examples/math/gsm8k_reinforce.yaml",
+    "examples/math/gsm8k_liteppo.yaml",
     "examples/experimental/prox_approx/gsm8k_grpo_prox_approx.yaml",
 )
 """Three scripts of SkyRL and two files of AReaL, each of GSM8K on several GPUs."""

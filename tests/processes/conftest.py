@@ -13,7 +13,7 @@ from skyrl.processes.ray_processes import RayProcesses
 from tests.processes.clusters import layout, own_folder
 
 ROLES = {"counter": 1, "broken": 1} | dict.fromkeys(
-    ("stays", "vanishes", "crashes", "dies", "freezes", "loses", "misses", "spawns", "unmade", "slow"), 2
+    ("stays", "vanishes", "crashes", "dies", "again", "freezes", "loses", "misses", "spawns", "unmade", "slow"), 2
 )
 
 

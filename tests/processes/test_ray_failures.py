@@ -145,6 +145,16 @@ async def test_a_death_is_named_with_process_cause_and_log(
     assert soon(lambda: not lives(pid))
 
 
+async def test_a_process_that_died_is_made_anew_in_its_place(processes: RayProcesses) -> None:
+    group = two(processes, "again")
+    with pytest.raises(ProcessError):
+        await group.handles[0].call(Counter.die)
+    handle = processes.restart("again", 0, partial(Counter, 5))
+    assert handle.name == "again-0"
+    assert await handle.call(Counter.add, 1) == 6
+    assert await group.handles[1].call(Counter.add, 1) == 1
+
+
 async def test_a_frozen_process_is_named_and_one_that_computes_for_longer_is_not(
     processes: RayProcesses, logs: Path, tmp_path: Path
 ) -> None:
