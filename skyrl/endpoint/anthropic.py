@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import aclosing
 from typing import Any
 
 from attrs import frozen
 
 from skyrl.endpoint.conversations import History, Message
 from skyrl.endpoint.fields import Fields
+from skyrl.endpoint.live import LiveAnswers
 from skyrl.endpoint.messages import SampledMessage, answer_of, call_message, text_of
 from skyrl.endpoint.policy import Policy, Prompt
-from skyrl.endpoint.reply import Event, Json, Reply, pieces
+from skyrl.endpoint.reply import Event, Events, Json, Reply
 from skyrl.endpoint.sampling import Drawn, drawn
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
@@ -34,15 +37,32 @@ class _Asked:
 async def messages(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
     """The answer to one request. Raises `RequestError`."""
     asked = _asked(body, policy, trajectory)
+    if asked.stream:
+        return Reply(events=_events(asked, policy, trajectory))
+    return Reply(_whole(asked, await _answered(asked, policy, trajectory)))
+
+
+@frozen
+class _Answered:
+    """The answer, and the stop text that ended it."""
+
+    prompt: Prompt
+    message: SampledMessage
+    ended_by: str | None
+
+
+async def _answered(
+    asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
+) -> _Answered:
     with policy.admitted(1, trajectory):
         prompt = await policy.conversation(asked.history, trajectory)
-        (completion,) = await policy.sample(prompt, asked.drawn, 1, trajectory)
+        heard = None if live is None else live.listener(prompt)
+        (completion,) = await policy.sample(prompt, asked.drawn, 1, trajectory, heard)
         stops = asked.drawn.sampling.stop or ()
         answer = answer_of(completion, stops, tools=bool(asked.history.tools))
         policy.record(trajectory, prompt, completion, answer.message)
     ended_by = next((stop for stop in stops if completion.text.endswith(stop)), None)
-    whole = _whole(asked.model, prompt, answer, ended_by if completion.stop_reason == "stop" else None)
-    return Reply(events=_events(whole)) if asked.stream else Reply(whole)
+    return _Answered(prompt, answer, ended_by if completion.stop_reason == "stop" else None)
 
 
 async def count_tokens(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
@@ -116,22 +136,35 @@ def _use(block: Json) -> dict[str, Any]:
     return call_message(str(block.get("id", "")), block["name"], block.get("input") or {})
 
 
-def _whole(model: str, prompt: Prompt, answer: SampledMessage, ended_by: str | None) -> dict[str, Any]:
+def _whole(asked: _Asked, found: _Answered) -> dict[str, Any]:
+    answer = found.message
     content: list[Json] = [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
-    content += [
-        {"type": "tool_use", "id": number, "name": call.name, "input": dict(call.arguments)}
-        for number, call in answer.calls
-    ]
+    head = _head(asked.model, found.prompt, len(answer.completion.token_ids))
+    return {**head, "content": [*content, *_uses(answer)], **_ending(found)}
+
+
+def _head(model: str, prompt: Prompt, drawn: int) -> dict[str, Any]:
     return {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
         "role": "assistant",
         "model": model,
-        "content": content,
-        "stop_reason": _reason(answer, ended_by),
-        "stop_sequence": ended_by,
-        "usage": {"input_tokens": len(prompt.ids), "output_tokens": len(answer.completion.token_ids)},
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": len(prompt.ids), "output_tokens": drawn},
     }
+
+
+def _ending(found: _Answered) -> Json:
+    return {"stop_reason": _reason(found.message, found.ended_by), "stop_sequence": found.ended_by}
+
+
+def _uses(answer: SampledMessage) -> list[Json]:
+    return [
+        {"type": "tool_use", "id": number, "name": call.name, "input": dict(call.arguments)}
+        for number, call in answer.calls
+    ]
 
 
 def _reason(answer: SampledMessage, ended_by: str | None) -> str:
@@ -142,25 +175,35 @@ def _reason(answer: SampledMessage, ended_by: str | None) -> str:
     return "stop_sequence" if ended_by else "end_turn"
 
 
-def _events(whole: Mapping[str, Any]) -> Sequence[Event]:
-    head = {**whole, "content": [], "stop_reason": None, "stop_sequence": None}
-    head["usage"] = {**whole["usage"], "output_tokens": 0}
-    events = [_event("message_start", message=head)]
-    for index, block in enumerate(whole["content"]):
-        is_text = block["type"] == "text"
-        begun = {**block, "text": ""} if is_text else {**block, "input": {}}
-        events.append(_event("content_block_start", index=index, content_block=begun))
-        for piece in pieces(block["text"] if is_text else json.dumps(block["input"])):
-            delta = {"type": "text_delta", "text": piece} if is_text else _partial(piece)
-            events.append(_event("content_block_delta", index=index, delta=delta))
-        events.append(_event("content_block_stop", index=index))
-    delta = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
-    events.append(_event("message_delta", delta=delta, usage={"output_tokens": whole["usage"]["output_tokens"]}))
-    return [*events, _event("message_stop")]
+async def _events(asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
+    """Text as it is sampled, and the uses of tools when the answer is whole."""
+    live = LiveAnswers(policy, asked.drawn.sampling.stop or (), tools=bool(asked.history.tools))
+    answering = asyncio.ensure_future(_answered(asked, policy, trajectory, live))
+    blocks = 0
+    async with aclosing(live.pieces(answering, lambda found: [found.message.text])) as pieces:
+        async for _, piece in pieces:
+            if not blocks:
+                yield _event("message_start", message=_head(asked.model, live.prompt, 0))
+                yield _block_start(0, {"type": "text", "text": ""})
+                blocks = 1
+            yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
+    found = answering.result()
+    if not blocks:
+        yield _event("message_start", message=_head(asked.model, live.prompt, 0))
+    else:
+        yield _event("content_block_stop", index=0)
+    for index, use in enumerate(_uses(found.message), start=blocks):
+        yield _block_start(index, {**use, "input": {}})
+        delta = {"type": "input_json_delta", "partial_json": json.dumps(use["input"])}
+        yield _event("content_block_delta", index=index, delta=delta)
+        yield _event("content_block_stop", index=index)
+    usage = {"output_tokens": len(found.message.completion.token_ids)}
+    yield _event("message_delta", delta=_ending(found), usage=usage)
+    yield _event("message_stop")
 
 
-def _partial(piece: str) -> Json:
-    return {"type": "input_json_delta", "partial_json": piece}
+def _block_start(index: int, block: Json) -> Event:
+    return _event("content_block_start", index=index, content_block=block)
 
 
 def _event(name: str, **data: object) -> Event:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
+from attrs import evolve
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from skyrl.endpoint.anthropic import count_tokens, messages
 from skyrl.endpoint.chat import chat
@@ -17,7 +19,8 @@ from skyrl.endpoint.doors import Doors
 from skyrl.endpoint.fields import Fields, body_object
 from skyrl.endpoint.generate import generate
 from skyrl.endpoint.policy import Policy
-from skyrl.endpoint.reply import Json, Reply, now
+from skyrl.endpoint.reply import Event, Events, Json, Reply, now
+from skyrl.endpoint.responses import responses
 from skyrl.endpoint.trajectories import PlayedTrajectory, Trajectories
 from skyrl.errors import RequestError
 from skyrl.processes.service import LONGEST_BODY, body_of
@@ -50,12 +53,10 @@ def endpoint_app(policy: Policy, trajectories: Trajectories, doors: Doors) -> St
             try:
                 trajectory = trajectory_of(request)
                 body = Fields(body_object(await _body(request)))
-                reply = await _while_connected(request, answer(body, policy, trajectory))
+                reply = await _while_connected(request, _begun(answer(body, policy, trajectory)))
             except RequestError as error:
                 return _refusal(error)
-            if reply.body is None:
-                return StreamingResponse(reply.stream(), media_type="text/event-stream")
-            return JSONResponse(reply.body)
+            return JSONResponse(reply.body) if reply.events is None else _EventStream(reply)
 
         return respond
 
@@ -75,6 +76,7 @@ def endpoint_app(policy: Policy, trajectories: Trajectories, doors: Doors) -> St
             Route("/v1/models", models),
             Route("/v1/chat/completions", post(chat), methods=["POST"]),
             Route("/v1/completions", post(complete), methods=["POST"]),
+            Route("/v1/responses", post(responses), methods=["POST"]),
             Route("/v1/messages", post(messages), methods=["POST"]),
             Route("/v1/messages/count_tokens", post(count_tokens), methods=["POST"]),
             Route("/inference/v1/generate", post(generate), methods=["POST"]),
@@ -97,6 +99,48 @@ async def _body(request: Request) -> bytes:
         return await body_of(request)
     except ValueError as error:
         raise RequestError(str(error), status=413 if "longer" in str(error) else 400) from error
+
+
+async def _begun(answer: Awaitable[Reply]) -> Reply:
+    """The answer; a stream with its first event, so that what fails before it is answered with a status."""
+    reply = await answer
+    if reply.events is None:
+        return reply
+    return evolve(reply, events=_with_first(await anext(reply.events), reply.events))
+
+
+async def _with_first(first: Event, events: Events) -> Events:
+    try:
+        yield first
+        async for event in events:
+            yield event
+    finally:
+        await events.aclose()
+
+
+class _EventStream(StreamingResponse):
+    """Sends events as they come, and closes them when they end or the client hangs up."""
+
+    def __init__(self, reply: Reply) -> None:
+        assert reply.events is not None
+        self._events, self._ends_with_done = reply.events, reply.ends_with_done
+        super().__init__(self._lines(), media_type="text/event-stream")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._events.aclose()
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        try:
+            async for event in self._events:
+                yield event.line
+        except RequestError as error:  # too late for a status
+            yield Event(_error(error), "error").line
+            return
+        if self._ends_with_done:
+            yield b"data: [DONE]\n\n"
 
 
 async def _while_connected(request: Request, answer: Awaitable[Reply]) -> Reply:
@@ -129,14 +173,18 @@ def _model(policy: Policy, name: str) -> Json:
     }
 
 
-def _refusal(error: RequestError) -> JSONResponse:
+def _error(error: RequestError) -> Json:
+    """The body of a refusal, in the form of OpenAI's and Anthropic's clients."""
     kind = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}.get(
         error.status, "server_error" if error.status >= 500 else "invalid_request_error"
     )
     said = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
-    body = {"type": "error", "error": said}  # `type` is Anthropic's
+    return {"type": "error", "error": said}  # `type` is Anthropic's
+
+
+def _refusal(error: RequestError) -> JSONResponse:
     headers = {"Retry-After": str(RETRY_SECONDS)} if error.status in (429, 503) else None
-    return JSONResponse(body, error.status, headers)
+    return JSONResponse(_error(error), error.status, headers)
 
 
 async def _no_route(request: Request, error: Exception) -> JSONResponse:

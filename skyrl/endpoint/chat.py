@@ -7,18 +7,21 @@ choice; `weight_versions` says which weights drew each token.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any
 
 from attrs import frozen
 
 from skyrl.endpoint.conversations import History
 from skyrl.endpoint.fields import Fields
+from skyrl.endpoint.live import LiveAnswers
 from skyrl.endpoint.messages import SampledMessage, answer_of, messages_of, tools_of
 from skyrl.endpoint.policy import MOST_ANSWERS, Policy, Prompt
-from skyrl.endpoint.reply import Event, Json, Reply, now, pieces
+from skyrl.endpoint.reply import Event, Events, Json, Reply, now
 from skyrl.endpoint.sampling import Drawn, drawn
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
@@ -50,19 +53,35 @@ class _Asked:
         return self.drawn.sampling.stop or ()
 
 
+@frozen
+class _Answered:
+    """Its answers."""
+
+    prompt: Prompt
+    messages: Sequence[SampledMessage]
+    logprobs: Sequence[Json | None]
+
+
 async def chat(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
     """The answer to one request. Raises `RequestError`."""
     asked = _asked(body, policy, trajectory)
+    if asked.stream:
+        return Reply(events=_events(asked, policy, trajectory), ends_with_done=True)
+    return Reply(_whole(asked, await _answered(asked, policy, trajectory)))
+
+
+async def _answered(
+    asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
+) -> _Answered:
     with policy.admitted(asked.n, trajectory):
         prompt = await policy.conversation(asked.history, trajectory)
-        completions = await policy.sample(prompt, asked.drawn, asked.n, trajectory)
+        heard = None if live is None else live.listener(prompt)
+        completions = await policy.sample(prompt, asked.drawn, asked.n, trajectory, heard)
         answers = [answer_of(each, asked.stops, tools=bool(asked.history.tools)) for each in completions]
         for answer in answers:
             policy.record(trajectory, prompt, answer.completion, answer.message)
         shown = [await _logprobs(policy, answer) if asked.logprobs else None for answer in answers]
-    if asked.stream:
-        return Reply(events=_events(asked, prompt, answers, shown), ends_with_done=True)
-    return Reply(_whole(asked, prompt, answers, shown))
+    return _Answered(prompt, answers, shown)
 
 
 def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
@@ -113,41 +132,42 @@ async def _logprobs(policy: Policy, answer: SampledMessage) -> Json:
     return {"content": content, "refusal": None}
 
 
-def _whole(asked: _Asked, prompt: Prompt, answers: Sequence[SampledMessage], shown: Sequence[Json | None]) -> Json:
+def _whole(asked: _Asked, found: _Answered) -> Json:
     choices: list[dict[str, Any]] = []
-    for index, (answer, logprobs) in enumerate(zip(answers, shown, strict=True)):
+    for index, (answer, logprobs) in enumerate(zip(found.messages, found.logprobs, strict=True)):
         message: dict[str, Any] = {"role": "assistant", "content": answer.text or None if answer.calls else answer.text}
         if answer.calls:
             message["tool_calls"] = _calls(answer)
         choices.append({"index": index, "message": message, "finish_reason": _finish(answer), "logprobs": logprobs})
         if asked.token_ids:
             choices[-1] |= tokens_of(answer)
-    body = _head(asked, "chat.completion") | {"choices": choices, "usage": usage(prompt, answers)}
-    return body | ({"prompt_token_ids": list(prompt.ids)} if asked.token_ids else {})
+    body = _head(asked, "chat.completion") | {"choices": choices, "usage": usage(found.prompt, found.messages)}
+    return body | ({"prompt_token_ids": list(found.prompt.ids)} if asked.token_ids else {})
 
 
-def _events(
-    asked: _Asked, prompt: Prompt, answers: Sequence[SampledMessage], shown: Sequence[Json | None]
-) -> list[Event]:
-    head = _head(asked, "chat.completion.chunk")
-    events = []
+async def _events(asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
+    """Text as it is sampled; calls, log-probabilities and token ids when an answer is whole."""
+    live = LiveAnswers(policy, asked.stops, tools=bool(asked.history.tools))
+    answering = asyncio.ensure_future(_answered(asked, policy, trajectory, live))
+    head, begun = _head(asked, "chat.completion.chunk"), set[int]()
 
-    def add(index: int, delta: Json, finish: str | None = None, **more: object) -> None:
-        choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": None, **more}
-        events.append(Event({**head, "choices": [choice]}))
+    def event(index: int, delta: dict[str, Any], finish: str | None = None, **more: object) -> Event:
+        role = {} if index in begun else {"role": "assistant", "content": ""}
+        ids = {"prompt_token_ids": list(live.prompt.ids)} if asked.token_ids and not begun else {}
+        begun.add(index)
+        choice = {"index": index, "delta": role | delta, "finish_reason": finish, "logprobs": None, **more}
+        return Event({**head, "choices": [choice], **ids})
 
-    for index, (answer, logprobs) in enumerate(zip(answers, shown, strict=True)):
-        add(index, {"role": "assistant", "content": ""})
-        for piece in pieces(answer.text):
-            add(index, {"content": piece})
+    async with aclosing(live.pieces(answering, lambda found: [each.text for each in found.messages])) as pieces:
+        async for index, piece in pieces:
+            yield event(index, {"content": piece})
+    found = answering.result()
+    for index, (answer, logprobs) in enumerate(zip(found.messages, found.logprobs, strict=True)):
         if answer.calls:
-            add(index, {"tool_calls": [{"index": place, **call} for place, call in enumerate(_calls(answer))]})
-        add(index, {}, _finish(answer), logprobs=logprobs, **(tokens_of(answer) if asked.token_ids else {}))
-    if asked.token_ids:
-        events[0] = Event({**events[0].data, "prompt_token_ids": list(prompt.ids)})
+            yield event(index, {"tool_calls": [{"index": place, **call} for place, call in enumerate(_calls(answer))]})
+        yield event(index, {}, _finish(answer), logprobs=logprobs, **(tokens_of(answer) if asked.token_ids else {}))
     if asked.usage_in_stream:
-        events.append(Event({**head, "choices": [], "usage": usage(prompt, answers)}))
-    return events
+        yield Event({**head, "choices": [], "usage": usage(found.prompt, found.messages)})
 
 
 def _head(asked: _Asked, kind: str) -> dict[str, Any]:

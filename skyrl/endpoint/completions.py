@@ -6,8 +6,10 @@ A list of prompts is answered with `n` choices for each, in order. `return_token
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Sequence
+from contextlib import aclosing
 from itertools import accumulate
 from typing import Any
 
@@ -15,9 +17,10 @@ from attrs import frozen
 
 from skyrl.endpoint.chat import BOOKKEEPING, tokens_of
 from skyrl.endpoint.fields import Fields
+from skyrl.endpoint.live import LiveAnswers
 from skyrl.endpoint.messages import SampledMessage, answer_of
 from skyrl.endpoint.policy import MOST_ANSWERS, Policy, Prompt
-from skyrl.endpoint.reply import Event, Json, Reply, now, pieces
+from skyrl.endpoint.reply import Event, Events, Json, Reply, now
 from skyrl.endpoint.sampling import Drawn, drawn
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
@@ -43,24 +46,35 @@ class _Asked:
 async def complete(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
     """The answer to one request. Raises `RequestError`."""
     asked = _asked(body, policy, trajectory)
+    if asked.stream:
+        return Reply(events=_events(asked, policy, trajectory), ends_with_done=True)
+    choices, usage = await _answered(asked, policy, trajectory)
+    return Reply({**_head(asked), "choices": choices, "usage": usage})
+
+
+async def _answered(
+    asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
+) -> tuple[list[dict[str, Any]], Json]:
+    """The choices, and the counts of tokens."""
     with policy.admitted(asked.n * len(asked.prompts), trajectory):
-        answered = await gather_or_cancel([_answers(each, asked, policy, trajectory) for each in asked.prompts])
+        answered = await gather_or_cancel(
+            [_answers(place, asked, policy, trajectory, live) for place in range(len(asked.prompts))]
+        )
         pairs = [(prompt, answer) for prompt, answers in answered for answer in answers]
         choices = [
             _choice(index, *pair, asked, await _logprobs(policy, pair[1]) if asked.logprobs else None)
             for index, pair in enumerate(pairs)
         ]
-    head = {
+    return choices, _usage(answered)
+
+
+def _head(asked: _Asked) -> dict[str, Any]:
+    return {
         "id": f"cmpl-{secrets.token_hex(12)}",
         "object": "text_completion",
         "created": now(),
         "model": asked.model,
     }
-    if asked.stream:
-        return Reply(
-            events=_events(head, choices, _usage(answered) if asked.usage_in_stream else None), ends_with_done=True
-        )
-    return Reply({**head, "choices": choices, "usage": _usage(answered)})
 
 
 def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
@@ -116,10 +130,13 @@ def _is_id(given: object) -> bool:
 
 
 async def _answers(
-    given: str | tuple[int, ...], asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None
+    place: int, asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None
 ) -> tuple[Prompt, list[SampledMessage]]:
+    """The answers to the prompt at this place."""
+    given = asked.prompts[place]
     prompt = await (policy.text(given, trajectory) if isinstance(given, str) else policy.tokens(given, trajectory))
-    completions = await policy.sample(prompt, asked.drawn, asked.n, trajectory)
+    heard = None if live is None else live.listener(prompt, place * asked.n)
+    completions = await policy.sample(prompt, asked.drawn, asked.n, trajectory, heard)
     for completion in completions:
         policy.record(trajectory, prompt, completion)
     return prompt, [answer_of(each, asked.drawn.sampling.stop or (), tools=False) for each in completions]
@@ -147,14 +164,19 @@ def _choice(index: int, prompt: Prompt, answer: SampledMessage, asked: _Asked, l
     return choice | (tokens_of(answer) | {"prompt_token_ids": list(prompt.ids)} if asked.token_ids else {})
 
 
-def _events(head: Json, choices: Sequence[Json], usage: Json | None) -> list[Event]:
-    events = []
+async def _events(asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
+    """Text as it is sampled; log-probabilities and token ids when all answers are whole."""
+    live, head = LiveAnswers(policy, asked.drawn.sampling.stop or ()), _head(asked)
+    answering = asyncio.ensure_future(_answered(asked, policy, trajectory, live))
+    async with aclosing(live.pieces(answering, lambda found: [choice["text"] for choice in found[0]])) as pieces:
+        async for index, piece in pieces:
+            part = {"index": index, "text": piece, "finish_reason": None, "logprobs": None}
+            yield Event({**head, "choices": [part]})
+    choices, usage = answering.result()
     for choice in choices:
-        for piece in pieces(choice["text"]):
-            part = {"index": choice["index"], "text": piece, "finish_reason": None, "logprobs": None}
-            events.append(Event({**head, "choices": [part]}))
-        events.append(Event({**head, "choices": [{**choice, "text": ""}]}))
-    return events + ([Event({**head, "choices": [], "usage": usage})] if usage else [])
+        yield Event({**head, "choices": [{**choice, "text": ""}]})
+    if asked.usage_in_stream:
+        yield Event({**head, "choices": [], "usage": usage})
 
 
 def _usage(answered: Sequence[tuple[Prompt, Sequence[SampledMessage]]]) -> Json:

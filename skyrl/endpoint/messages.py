@@ -112,9 +112,7 @@ def answer_of(completion: Completion, stops: Sequence[str], *, tools: bool) -> S
     found = hermes(text) if tools else ()
     readable = tuple(call for call in found if not call.unreadable)
     if readable and len(readable) == len(found):
-        before, _, _ = text.partition(OPENING)
-        behind = text.rpartition(CLOSING)[2] if text.rstrip().endswith(CLOSING) else ""
-        text = (before + behind).strip()
+        text = (text.partition(OPENING)[0].rstrip() + text.rpartition(CLOSING)[2]).rstrip()
     else:
         readable = ()
     return SampledMessage(completion, text, tuple((f"call_{secrets.token_hex(8)}", call) for call in readable))

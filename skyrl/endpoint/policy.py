@@ -24,10 +24,11 @@ from skyrl.chats.text import continued_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SamplingParams
 from skyrl.endpoint.conversations import History, Message, Turn
+from skyrl.endpoint.items import StoredResponses
 from skyrl.endpoint.sampling import Drawn
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import DataError, RequestError, RunError, TemplateTimeoutError
-from skyrl.inference.engine import Completion, GenerationRequest, SampleKey, longest_completion
+from skyrl.inference.engine import Completion, GenerationRequest, NewTokens, SampleKey, longest_completion
 
 T = TypeVar("T")
 
@@ -79,6 +80,7 @@ class Policy:
         self._generate = generate
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="endpoint-tokenizer")
         self._in_flight = 0
+        self._stored = StoredResponses()
 
     def close(self) -> None:
         """Tokenize nothing more."""
@@ -138,9 +140,16 @@ class Policy:
         return Prompt(ids=ids, before=trajectory.conversations.continued_ids(ids) if trajectory else None)
 
     async def sample(
-        self, prompt: Prompt, drawn: Drawn, count: int, trajectory: PlayedTrajectory | None
+        self,
+        prompt: Prompt,
+        drawn: Drawn,
+        count: int,
+        trajectory: PlayedTrajectory | None,
+        on_tokens: Callable[[NewTokens], None] | None = None,
     ) -> tuple[Completion, ...]:
-        """`count` answers to a prompt. Raises `RequestError` for a prompt that is empty or fills the model."""
+        """`count` answers to a prompt; `on_tokens` takes their tokens as they are drawn. Raises `RequestError` for a
+        prompt that is empty or fills the model.
+        """
         try:
             self._refuse_length(prompt.ids, drawn.sampling)
         except RequestError:
@@ -153,7 +162,9 @@ class Policy:
             trajectory.overruled.update(drawn.overruled)
             keys = trajectory.keys(prompt.ids, count)
         try:
-            return await self._generate(GenerationRequest(prompt_ids=prompt.ids, sampling=drawn.sampling, keys=keys))
+            return await self._generate(
+                GenerationRequest(prompt_ids=prompt.ids, sampling=drawn.sampling, keys=keys, on_tokens=on_tokens)
+            )
         except RunError as error:
             raise RequestError(f"the engine gave no answer: {error}", status=503, code="engine_error") from error
 
@@ -167,9 +178,17 @@ class Policy:
                 prompt.ids, completion, prompt.before, history=prompt.history, reply=reply, text=text
             )
 
+    def stored(self, trajectory: PlayedTrajectory | None) -> StoredResponses:
+        """The responses that a request may continue: those of its trajectory, or those of all clients."""
+        return self._stored if trajectory is None else trajectory.stored
+
     async def decoded(self, ids: Sequence[int]) -> list[str]:
         """The text of each token by itself, special ones as they are written."""
         return await self._in_thread(self._each, tuple(ids))
+
+    async def with_tokenizer(self, work: Callable[..., T], *args: object) -> T:
+        """The result of `work(tokenizer, *args)`, on the thread that the tokenizer is used on."""
+        return await self._in_thread(work, self._tokenizer, *args)
 
     def _each(self, ids: Sequence[int]) -> list[str]:
         return [self._tokenizer.decode([token], skip_special_tokens=False) for token in ids]

@@ -12,6 +12,7 @@ from attrs import Factory, define, evolve
 
 from skyrl.config import SamplingParams
 from skyrl.endpoint.conversations import Conversations
+from skyrl.endpoint.items import StoredResponses
 from skyrl.errors import RequestError
 from skyrl.inference.engine import SampleKey
 
@@ -37,6 +38,7 @@ class PlayedTrajectory:
 
     key: str = Factory(lambda: PREFIX + secrets.token_urlsafe(24))
     conversations: Conversations = Factory(Conversations)
+    stored: StoredResponses = Factory(StoredResponses)
     overruled: Counter[str] = Factory(Counter)
     """How often a request asked for another value of a sampling setting than the run's."""
 

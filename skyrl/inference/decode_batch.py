@@ -2,7 +2,7 @@
 
 Read `advance` first. Rows join and leave at any step (continuous batching). That changes no random number, and logits
 only by the rounding of a matrix product of another size. A step does no work per row in Python, except for rows with
-stop strings.
+stop strings and those whose tokens are reported as they are drawn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from skyrl.errors import NonFiniteError
 from skyrl.inference import stop_strings
 from skyrl.inference.causal_lm import CausalLM
 from skyrl.inference.draws import sample_seed, uniforms
-from skyrl.inference.engine import Completion
+from skyrl.inference.engine import Completion, NewTokens
 from skyrl.inference.kv_cache import RowCache
 from skyrl.inference.rows import Job, Row, RowTensors
 from skyrl.inference.sampling import choose, less_frequent, not_ending, penalised
@@ -80,6 +80,7 @@ class DecodeBatch:
         logits = torch.stack([prefix.logits for prefix in prefixes]).repeat_interleave(copies, dim=0)
         self._sample(logits, joined, RowTensors.of(self.rows[joined:], self._model.device, self._eos_ids))
         self._describe_rows()
+        self._report(joined)
 
     def _remember_begun(self, joined: int) -> None:
         """Restore the tokens and log-probabilities of interrupted rows, which came back with the prompt."""
@@ -96,6 +97,19 @@ class DecodeBatch:
         logits = self._model.decode(self._cache, self._tensors.starts, ragged=self._ragged)
         self._cache.window.end += 1
         self._sample(logits, 0, self._tensors)
+        self._report(0)
+
+    def _report(self, joined: int) -> None:
+        """Hand the newest token of the rows from `joined` on to those who asked for it."""
+        places = [place for place in self._reported if place >= joined]
+        if not places:
+            return
+        end = self._cache.window.end
+        for place, token in zip(places, self._cache.tokens[places, 0, end].tolist(), strict=True):
+            row = self.rows[place]
+            assert row.job.on_tokens is not None
+            index = row.job.first_index + row.index
+            row.job.on_tokens(NewTokens(index=index, start=end - row.first, token_ids=(token,)))
 
     def _reserve(self, count: int, *, before: int, ahead: int) -> None:
         shift = self._cache.reserve(count, before=before, ahead=max(ahead, self._last + 1 - self._cache.window.end))
@@ -207,4 +221,5 @@ class DecodeBatch:
         self._ragged = len(starts) > 1
         self._last = max((row.last for row in self.rows), default=0)
         self._watched = [place for place, row in enumerate(self.rows) if row.tail]
+        self._reported = [place for place, row in enumerate(self.rows) if row.job.on_tokens is not None]
         self._cache.window.start = min(starts, default=0)

@@ -5,9 +5,10 @@ An engine knows tokens, sampling settings and weights. It knows nothing of promp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 from skyrl.config import SamplingParams
 from skyrl.trajectory import StopReason
@@ -40,6 +41,19 @@ class SampleKey:
 
 
 @frozen(kw_only=True)
+class NewTokens:
+    """Tokens that an engine has drawn for one sample of a request that is still being answered."""
+
+    index: int
+    """Place of the sample in `GenerationRequest.keys`."""
+
+    start: int
+    """Number of tokens that the sample had before these."""
+
+    token_ids: tuple[int, ...]
+
+
+@frozen(kw_only=True)
 class GenerationRequest:
     """One prompt and the samples wanted of it: the prompt is prefilled once for all of them."""
 
@@ -47,6 +61,11 @@ class GenerationRequest:
     sampling: SamplingParams
     keys: tuple[SampleKey, ...]
     """One for each sample wanted; their number is n."""
+
+    on_tokens: Callable[[NewTokens], None] | None = field(default=None, eq=False, repr=False)
+    """Called with tokens as they are drawn, in order for each sample, from any thread; it returns at once. An engine
+    that has no tokens before it has the whole answer, such as one in another process, never calls it. When an engine
+    is lost and another draws the samples again, `start` begins again at 0."""
 
 
 @frozen(kw_only=True)

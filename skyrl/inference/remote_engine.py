@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
 from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.processes.handles import Handle
@@ -20,7 +22,8 @@ class RemoteEngine:
         return self._weight_version
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        return await self._handle.call(InferenceEngine.generate, request)
+        """Tokens are not reported before the answer is whole: a callback does not reach another process."""
+        return await self._handle.call(InferenceEngine.generate, evolve(request, on_tokens=None))
 
     async def pause(self, in_flight: InFlight = "finish") -> None:
         await self._handle.call(InferenceEngine.pause, in_flight)

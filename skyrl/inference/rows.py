@@ -5,14 +5,14 @@ The list of rows on the host is authoritative; the tensors are built from it whe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
 from skyrl.config import SamplingParams
-from skyrl.inference.engine import Completion, SampleKey
+from skyrl.inference.engine import Completion, NewTokens, SampleKey
 from skyrl.inference.sampling import RowSettings
 from skyrl.inference.stop_strings import tail_length
 
@@ -26,6 +26,12 @@ class Job:
     keys: tuple[SampleKey, ...]
     limit: int
     """Longest completion in tokens, at least 1: the smaller of what was requested and what the model can hold."""
+
+    first_index: int = 0
+    """Place of the job's first sample in its request."""
+
+    on_tokens: Callable[[NewTokens], None] | None = None
+    """See `GenerationRequest.on_tokens`."""
 
     completions: dict[int, Completion] = field(factory=dict)
     """Finished samples by their index in `keys`."""

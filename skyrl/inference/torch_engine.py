@@ -172,6 +172,8 @@ class TorchEngine:
                 sampling=request.sampling,
                 keys=request.keys[start : start + self._max_num_seqs],
                 limit=limit,
+                first_index=start,
+                on_tokens=request.on_tokens,
             )
             for start in starts
         ]

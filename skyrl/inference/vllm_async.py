@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from skyrl.errors import ProcessError, RunError
 from skyrl.inference.engine import InFlight
-from skyrl.inference.vllm_backend import ADAPTER, Output, adapter_request, first_line, request_maker
+from skyrl.inference.vllm_backend import ADAPTER, Heard, Output, adapter_request, first_line, request_maker
 
 T = TypeVar("T")
 
@@ -40,14 +40,16 @@ class AsyncBackend:
         self._in_flight: InFlight = "finish"
         self._adapter: Any = None
 
-    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Output:
-        prompt, params = self._make(prompt_ids, sampling)
+    async def generate(
+        self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any], heard: Heard | None = None
+    ) -> Output:
+        prompt, params = self._make(prompt_ids, sampling, heard is not None)
         self._running += 1
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._watch_engine())
         try:
             drawing = self._llm.generate(prompt, params, request_id, lora_request=self._adapter)
-            return await self._alive(self._last(drawing))
+            return await self._alive(self._last(drawing, heard))
         finally:
             self._running -= 1
 
@@ -94,10 +96,12 @@ class AsyncBackend:
                 child.kill()
                 child.join(5.0)
 
-    async def _last(self, outputs: AsyncIterator[Any]) -> Output:
+    async def _last(self, outputs: AsyncIterator[Any], heard: Heard | None) -> Output:
         last = None
         async for output in outputs:
             last = output
+            if heard is not None:
+                heard(output.outputs[0].token_ids)
         if last is None or not last.finished:
             raise RunError("vLLM ended a request without an answer")
         answer: Output = last.outputs[0]

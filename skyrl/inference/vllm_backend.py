@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-from skyrl.inference.engine import InFlight
+from skyrl.inference.engine import InFlight, NewTokens
 
 
 class Output(Protocol):
@@ -27,14 +27,21 @@ class Output(Protocol):
     """Spans of `version`, `start` and `end` (excluded)."""
 
 
+Heard = Callable[[Sequence[int]], None]
+
+
 class Backend(Protocol):
     """One vLLM engine. After any of its calls raised `ProcessError`, it is dead, and every other call raises it too."""
 
     shares_memory: bool
     """Workers are this process: weights need not travel."""
 
-    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Output:
-        """vLLM's finished `CompletionOutput`. Giving up the call gives up the sample."""
+    async def generate(
+        self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any], heard: Heard | None = None
+    ) -> Output:
+        """vLLM's finished `CompletionOutput`. Giving up the call gives up the sample. `heard` is called with all tokens
+        so far whenever there are more.
+        """
 
     async def pause(self, in_flight: InFlight) -> None:
         """Stop the scheduler. No request is running, unless `in_flight` says what becomes of those that are."""
@@ -73,15 +80,31 @@ def adapter_request(folder: str) -> object:
     return kind(lora_name="skyrl", lora_int_id=ADAPTER, lora_path=folder)
 
 
-def request_maker(vllm: ModuleType) -> Callable[[Sequence[int], Mapping[str, Any]], tuple[Any, Any]]:
-    """Makes vLLM's prompt and sampling parameters; only the finished answer comes back, not each token."""
+def request_maker(vllm: ModuleType) -> Callable[[Sequence[int], Mapping[str, Any], bool], tuple[Any, Any]]:
+    """Makes vLLM's prompt and sampling parameters. Only the finished answer comes back or, where the request is
+    `streamed`, all tokens so far after each step.
+    """
     tokens_input = importlib.import_module("vllm.inputs").tokens_input
-    final = importlib.import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY
+    kinds = importlib.import_module("vllm.sampling_params").RequestOutputKind
 
-    def make(prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> tuple[Any, Any]:
-        return tokens_input(list(prompt_ids)), vllm.SamplingParams(output_kind=final, **sampling)
+    def make(prompt_ids: Sequence[int], sampling: Mapping[str, Any], streamed: bool) -> tuple[Any, Any]:
+        kind = kinds.CUMULATIVE if streamed else kinds.FINAL_ONLY
+        return tokens_input(list(prompt_ids)), vllm.SamplingParams(output_kind=kind, **sampling)
 
     return make
+
+
+def reporter(on_tokens: Callable[[NewTokens], None], index: int) -> Heard:
+    """Reports the new ones among all tokens so far of the sample at place `index`."""
+    count = 0
+
+    def heard(token_ids: Sequence[int]) -> None:
+        nonlocal count
+        if len(token_ids) > count:
+            on_tokens(NewTokens(index=index, start=count, token_ids=tuple(token_ids[count:])))
+            count = len(token_ids)
+
+    return heard
 
 
 def refusals() -> tuple[type[Exception], ...]:

@@ -26,12 +26,12 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ModelError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, refuse_foreign, write_adapter
-from skyrl.inference.engine import Completion, GenerationRequest, InFlight, SampleKey, longest_completion
+from skyrl.inference.engine import Completion, GenerationRequest, InFlight, longest_completion
 from skyrl.inference.gate import Gate
 from skyrl.inference.incoming_weights import IncomingWeights, Shared, as_plain
 from skyrl.inference.vllm_arguments import engine_arguments
 from skyrl.inference.vllm_async import AsyncBackend
-from skyrl.inference.vllm_backend import Backend, refusals
+from skyrl.inference.vllm_backend import Backend, refusals, reporter
 from skyrl.inference.vllm_environment import import_vllm, set_variables
 from skyrl.inference.vllm_model import expected_weights, model_facts, overridden, refuse_unfit
 from skyrl.inference.vllm_sampling import check_sampling, completion, sampling_arguments
@@ -173,7 +173,7 @@ class VLLMEngine:
     async def _generate(self, request: GenerationRequest, limit: int) -> tuple[Completion, ...]:
         async with self._gate:
             self._refuse_if_out_of_service()
-            samples = [asyncio.ensure_future(self._sample(request, key, limit)) for key in request.keys]
+            samples = [asyncio.ensure_future(self._sample(request, index, limit)) for index in range(len(request.keys))]
             try:
                 return tuple(await asyncio.gather(*samples))
             finally:
@@ -187,10 +187,12 @@ class VLLMEngine:
         if self._broken:
             raise WeightSyncError(self._broken)
 
-    async def _sample(self, request: GenerationRequest, key: SampleKey, limit: int) -> Completion:
+    async def _sample(self, request: GenerationRequest, index: int, limit: int) -> Completion:
+        key = request.keys[index]
         arguments = sampling_arguments(request.sampling, key, limit=limit, eos_ids=self._eos_ids)
         try:
-            output = await self._backend.generate(str(next(self._numbers)), request.prompt_ids, arguments)
+            heard = None if request.on_tokens is None else reporter(request.on_tokens, index)
+            output = await self._backend.generate(str(next(self._numbers)), request.prompt_ids, arguments, heard)
         except refusals() as error:
             raise UserError(f"prompt {key.prompt_id!r}: vLLM refuses the request: {error}") from error
         return completion(output, key, request.sampling, self._tokenizer)

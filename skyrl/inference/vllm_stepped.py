@@ -9,7 +9,7 @@ from typing import Any
 
 from skyrl.errors import ProcessError, RunError
 from skyrl.inference.engine import InFlight
-from skyrl.inference.vllm_backend import ADAPTER, Output, adapter_request, first_line, request_maker
+from skyrl.inference.vllm_backend import ADAPTER, Heard, Output, adapter_request, first_line, request_maker
 
 
 class SteppedBackend:
@@ -23,14 +23,17 @@ class SteppedBackend:
         )
         self._make = request_maker(vllm)
         self._futures: dict[str, asyncio.Future[Output]] = {}
+        self._heard: dict[str, Heard] = {}
         self._stepping: asyncio.Task[None] | None = None
         self._dead = ""
         self._adapter: Any = None
         self._in_flight: InFlight = "finish"
         self._resting = False
 
-    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Output:
-        prompt, params = self._make(prompt_ids, sampling)
+    async def generate(
+        self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any], heard: Heard | None = None
+    ) -> Output:
+        prompt, params = self._make(prompt_ids, sampling, heard is not None)
         if self._dead:
             raise ProcessError(self._dead)
         self._engine.add_request(
@@ -38,6 +41,8 @@ class SteppedBackend:
         )  # a request that it refuses leaves it as it was
         future: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
         self._futures[request_id] = future
+        if heard is not None:
+            self._heard[request_id] = heard
         self._step()
         try:
             return await future
@@ -46,6 +51,7 @@ class SteppedBackend:
             raise
         finally:
             del self._futures[request_id]
+            self._heard.pop(request_id, None)
 
     async def pause(self, in_flight: InFlight) -> None:
         self._in_flight, self._resting = in_flight, True  # the engine rests when it is not stepped
@@ -97,6 +103,8 @@ class SteppedBackend:
             except ProcessError:
                 return
             for output in outputs:
+                if heard := self._heard.get(output.request_id):
+                    heard(output.outputs[0].token_ids)
                 asked = self._futures.get(output.request_id)
                 if output.finished and asked is not None and not asked.done():
                     asked.set_result(output.outputs[0])

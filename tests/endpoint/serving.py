@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from skyrl.config import SamplingParams
 from skyrl.endpoint.doors import Address, Doors
 from skyrl.endpoint.policy import Generate, ServedPolicy
 from skyrl.endpoint.server import Endpoint, serving
-from skyrl.inference.engine import Completion, GenerationRequest
+from skyrl.inference.engine import Completion, GenerationRequest, NewTokens
 from skyrl.inference.torch_engine import TorchEngine
 from tests.inference.nano import nano_model
 from tests.rollout.chats import chat_tokenizer
@@ -55,6 +56,27 @@ class Script:
             weight_versions=(3,) * len(ids),
             stop_reason="stop",
         )
+
+
+class Held(Script):
+    """Reports the first `count` tokens of a text as they are drawn, and is then held until `let_go` is set."""
+
+    def __init__(self, text: str, count: int) -> None:
+        super().__init__([text])
+        self.count, self.let_go, self.given_up = count, asyncio.Event(), asyncio.Event()
+
+    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+        (answer,) = await super().generate(request)
+        assert request.on_tokens is not None
+        try:
+            for place, token in enumerate(answer.token_ids):
+                if place == self.count:
+                    await self.let_go.wait()
+                request.on_tokens(NewTokens(index=0, start=place, token_ids=(token,)))
+        except asyncio.CancelledError:
+            self.given_up.set()
+            raise
+        return (answer,)
 
 
 @frozen

@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ConfigError, NonFiniteError, ProcessError, SkyRLError, UserError, WeightSyncError
+from skyrl.inference.engine import NewTokens
 from skyrl.inference.incoming_weights import Shared, WeightInfo
 from skyrl.inference.vllm_engine import VLLMEngine
 from skyrl.inference.vllm_environment import import_vllm
 from skyrl.inference.vllm_model import expected_weights, model_facts
 from skyrl.models.loading import load_causal_lm
 from tests.inference.nano import full_forward_logprobs, nano_tokenizer, prompts, request
+from tests.inference.test_reported_tokens import together
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
 
@@ -226,6 +228,24 @@ def test_weights_that_are_no_numbers_are_no_completion(host: Host, folder: Path)
 def test_a_request_that_vllm_refuses_is_the_users_and_does_no_harm(host: Host, folder: Path) -> None:
     asked = {"additional_kwargs": {"allowed_token_ids": [10**6]}}
     assert host.run(draw_from, folder, sampling=asked).startswith(f"{UserError.__name__}: prompt 'of 2 tokens': vLLM")
+
+
+async def reported_and_drawn(folder: Path, async_engine: bool) -> list[Any]:
+    engine = VLLMEngine(
+        evolve(CONFIG, async_engine=async_engine), model_path=str(folder), device="cpu", tokenizer=nano_tokenizer()
+    )
+    reported: list[NewTokens] = []
+    drawn = await engine.generate(evolve(request(prompts(5)[0], count=2), on_tokens=reported.append))
+    await engine.close()
+    return [len(reported), together(reported), {index: each.token_ids for index, each in enumerate(drawn)}]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("async_engine", [False, True])
+def test_tokens_are_reported_as_vllm_draws_them(host: Host, folder: Path, async_engine: bool) -> None:
+    reports, found, drawn = host.run(reported_and_drawn, folder, async_engine)
+    assert found == drawn
+    assert reports > 2  # of two samples
 
 
 async def starting(folder: Path) -> str:

@@ -19,7 +19,9 @@ async def test_whoever_waits_in_an_engine_that_dies_while_it_rests_hears_of_it(m
     vllm = Mock()
     vllm.LLMEngine.from_engine_args.return_value = engine
     monkeypatch.setattr("skyrl.inference.vllm_stepped.importlib", Mock(import_module=lambda name: vllm))
-    monkeypatch.setattr("skyrl.inference.vllm_stepped.request_maker", lambda _: lambda ids, sampling: (ids, sampling))
+    monkeypatch.setattr(
+        "skyrl.inference.vllm_stepped.request_maker", lambda _: lambda ids, sampling, streamed: (ids, sampling)
+    )
     backend = SteppedBackend({})
     await backend.pause("keep")
     waiting: list[asyncio.Task[Any]] = [asyncio.create_task(backend.generate(str(n), (1,), {})) for n in range(2)]

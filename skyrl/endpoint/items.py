@@ -1,0 +1,113 @@
+"""Items of OpenAI's Responses API as messages of a chat template, and answers as items."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skyrl.endpoint.conversations import History, Message
+from skyrl.endpoint.messages import SampledMessage, call_message, text_of
+from skyrl.endpoint.reply import Json
+from skyrl.errors import RequestError
+
+STORED_CHARACTERS = 64 << 20
+"""Characters of all stored conversations together; the oldest are dropped beyond it."""
+
+
+class StoredResponses:
+    """Conversations by the id of the response that they end with. The oldest are dropped."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, tuple[History, int]] = OrderedDict()
+        self._size = 0
+
+    def keep(self, number: str, history: History) -> None:
+        """Store a conversation; each counts in full, whatever it has in common with another."""
+        size = sum(len(json.dumps(message)) for message in history.messages)
+        self._kept[number] = history, size
+        self._size += size
+        while self._size > STORED_CHARACTERS:
+            _, (_, dropped) = self._kept.popitem(last=False)
+            self._size -= dropped
+
+    def history(self, number: str) -> History:
+        """The conversation that a response ends. Raises `RequestError` for one that is not stored."""
+        if number not in self._kept:
+            raise RequestError(
+                f"there is no response {number[:80]!r} here: it was not stored, or newer ones have taken its place; "
+                "give the whole conversation as input",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return self._kept[number][0]
+
+
+def messages_of_items(given: object) -> tuple[Message, ...]:
+    """The messages of an input. A call belongs to the message before it, if that is the assistant's. Raises
+    `RequestError`.
+    """
+    if isinstance(given, str):
+        return ({"role": "user", "content": given},)
+    if not isinstance(given, list) or not given or not all(isinstance(item, Mapping) for item in given):
+        raise RequestError("input has to be a string, or a list of items that is not empty", param="input")
+    found: list[dict[str, Any]] = []
+    for place, item in enumerate(given):
+        _add(found, item, f"input[{place}]")
+    return tuple(found)
+
+
+def _add(found: list[dict[str, Any]], item: Json, where: str) -> None:
+    match item.get("type", "message"):
+        case "message":
+            found.append(_message(item, where))
+        case "function_call":
+            if not isinstance(item.get("name"), str):
+                raise RequestError(f"{where} is a call without a name", param=where)
+            if not found or found[-1]["role"] != "assistant":
+                found.append({"role": "assistant", "content": ""})
+            call = call_message(str(item.get("call_id", "")), item["name"], item.get("arguments") or {})
+            found[-1].setdefault("tool_calls", []).append(call)
+        case "function_call_output":
+            text = text_of(item.get("output"), where)
+            found.append({"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": text})
+        case other:
+            raise RequestError(
+                f"{where} is of type {str(other)[:60]!r}: message, function_call and function_call_output are read",
+                param=where,
+                code="unsupported_value",
+            )
+
+
+def _message(item: Json, where: str) -> dict[str, Any]:
+    role = item.get("role")
+    if role not in ("system", "developer", "user", "assistant"):
+        raise RequestError(f"{where}.role has to be system, developer, user or assistant", param=where)
+    return {"role": "system" if role == "developer" else role, "content": text_of(item.get("content"), where)}
+
+
+def tools_of_items(given: Sequence[Json]) -> tuple[Json, ...]:
+    """Tools of this protocol as those of a chat template. Raises `RequestError` for a tool that runs at OpenAI's."""
+    for tool in given:
+        if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
+            raise RequestError("tools has to hold functions with a name: no other tool runs here", param="tools")
+    kept = ("name", "description", "parameters")
+    return tuple(
+        {"type": "function", "function": {name: tool[name] for name in kept if tool.get(name) is not None}}
+        for tool in given
+    )
+
+
+def items_of(answer: SampledMessage, number: str | None = None) -> list[dict[str, Any]]:
+    """An answer as items: its text, whose item is called `number`, if it has any or has no calls, and its calls."""
+    part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
+    status = "incomplete" if answer.completion.stop_reason == "length" else "completed"
+    said = {"type": "message", "id": number or f"msg_{secrets.token_hex(12)}", "role": "assistant", "status": status}
+    items: list[dict[str, Any]] = [{**said, "content": [part]}] if answer.text or not answer.calls else []
+    for call_id, call in answer.calls:
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+        item = {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}", "call_id": call_id, "name": call.name}
+        items.append({**item, "arguments": arguments, "status": "completed"})
+    return items

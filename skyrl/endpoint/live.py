@@ -1,0 +1,122 @@
+"""Answers while they are sampled: their text, piece by piece, as far as no later token can change it.
+
+    engine --NewTokens--> LiveAnswers --(index, text)--> events of a stream
+
+Half a character, the beginning of a stop text and, where tools are given, a call wait until it is known what they are.
+The pieces of an answer are together the text of the whole answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from attrs import evolve
+
+from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.chats.tool_calls import OPENING
+from skyrl.endpoint.policy import Policy, Prompt
+from skyrl.errors import RequestError
+from skyrl.inference.engine import NewTokens
+
+T = TypeVar("T")
+
+
+class GrowingText:
+    """The text of one answer while its tokens come."""
+
+    def __init__(self, stops: Sequence[str], *, tools: bool) -> None:
+        self._markers, self._tools = (*stops, OPENING) if tools else tuple(stops), tools
+        self._ids: list[int] = []
+        self._window = self._read = 0
+        self._text = self._sent = ""
+
+    def add(self, tokenizer: ChatTokenizer, new: NewTokens) -> None:
+        """Decode new tokens with the few before them. Tokens that are drawn again count once."""
+        self._ids += new.token_ids[len(self._ids) - new.start :]
+        before = tokenizer.decode(self._ids[self._window : self._read], skip_special_tokens=True)
+        after = tokenizer.decode(self._ids[self._window :], skip_special_tokens=True)
+        if not after.endswith("\N{REPLACEMENT CHARACTER}"):  # else perhaps half a character
+            self._text += after[len(before) :]
+            self._window, self._read = self._read, len(self._ids)
+
+    def piece(self) -> str:
+        """Text that is certain and was not returned before."""
+        end = self._certain()
+        piece, self._sent = self._text[len(self._sent) : end], self._text[:end]
+        return piece
+
+    def rest(self, whole: str) -> str:
+        """The part of the whole text that was not returned yet. Raises `RequestError` if it begins differently."""
+        if not whole.startswith(self._sent):
+            raise RequestError("the answer differs from the part that was already sent", status=500)
+        return whole[len(self._sent) :]
+
+    def _certain(self) -> int:
+        """End of the text that stays. A marker never begins in what was returned."""
+        text, start = self._text, len(self._sent)
+        found = [place for marker in self._markers if (place := text.find(marker, start)) >= 0]
+        end = min(found) if found else len(text) - max((_begun(text, marker) for marker in self._markers), default=0)
+        return max(start, len(text[:end].rstrip()) if self._tools else end)
+
+
+def _begun(text: str, marker: str) -> int:
+    """Number of characters at the end of a text with which a marker begins."""
+    return next((size for size in range(len(marker) - 1, 0, -1) if text.endswith(marker[:size])), 0)
+
+
+class LiveAnswers:
+    """The answers of one request, by their index. Lives on the endpoint's event loop."""
+
+    prompt: Prompt
+    """Known from the first piece on."""
+
+    def __init__(self, policy: Policy, stops: Sequence[str], *, tools: bool = False) -> None:
+        self._policy = policy
+        self._texts = defaultdict[int, GrowingText](lambda: GrowingText(stops, tools=tools))
+        self._new: list[NewTokens] = []
+        self._changed = asyncio.Event()
+
+    def listener(self, prompt: Prompt, first: int = 0) -> Callable[[NewTokens], None]:
+        """Takes the tokens of a prompt's samples, in any thread; the first of them is answer number `first`."""
+        self.prompt, loop = prompt, asyncio.get_running_loop()
+
+        def listen(new: NewTokens) -> None:
+            with suppress(RuntimeError):  # the endpoint's loop has ended before the engine noticed
+                loop.call_soon_threadsafe(self._hear, evolve(new, index=first + new.index))
+
+        return listen
+
+    async def pieces(
+        self, answering: asyncio.Task[T], texts: Callable[[T], Sequence[str]]
+    ) -> AsyncGenerator[tuple[int, str], None]:
+        """Each piece of text with its answer's index, until `answering` is done, which is given up where the iteration
+        is. `texts` are the whole texts of its result. Raises what it raises.
+        """
+        answering.add_done_callback(lambda task: task.cancelled() or task.exception())  # looked at, whatever happens
+        answering.add_done_callback(lambda _: self._changed.set())
+        try:
+            while not answering.done() or self._new:
+                await self._changed.wait()
+                self._changed.clear()
+                new, self._new = self._new, []
+                await self._policy.with_tokenizer(self._decode, new)
+                for index in sorted({each.index for each in new}):
+                    if piece := self._texts[index].piece():
+                        yield index, piece
+        finally:
+            answering.cancel()
+        for index, text in enumerate(texts(answering.result())):
+            if rest := self._texts[index].rest(text):
+                yield index, rest
+
+    def _hear(self, new: NewTokens) -> None:
+        self._new.append(new)
+        self._changed.set()
+
+    def _decode(self, tokenizer: ChatTokenizer, new: Sequence[NewTokens]) -> None:
+        for each in new:
+            self._texts[each.index].add(tokenizer, each)

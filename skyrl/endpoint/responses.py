@@ -1,0 +1,238 @@
+"""OpenAI's `POST /v1/responses`: a text or items in, items out, whole or as typed events.
+
+`previous_response_id` continues a stored response. The latest responses are stored, as far as 64 MiB of text go;
+`store = false` keeps one out. `instructions` hold for one request alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.endpoint.conversations import History, Message
+from skyrl.endpoint.fields import Fields
+from skyrl.endpoint.items import items_of, messages_of_items, tools_of_items
+from skyrl.endpoint.live import LiveAnswers
+from skyrl.endpoint.messages import SampledMessage, answer_of
+from skyrl.endpoint.policy import Policy, Prompt
+from skyrl.endpoint.reply import Event, Events, Json, Reply, now
+from skyrl.endpoint.sampling import Drawn, drawn
+from skyrl.endpoint.trajectories import PlayedTrajectory
+from skyrl.errors import RequestError
+
+_BOOKKEEPING = (
+    *("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls", "include"),
+    *("prompt_cache_retention", "reasoning", "max_tool_calls"),
+)
+"""Fields of OpenAI's services that change nothing here."""
+
+
+@frozen(kw_only=True)
+class _Asked:
+    """A request, read."""
+
+    model: str
+    number: str
+    """Id of the response."""
+
+    history: History
+    carried: tuple[Message, ...]
+    """The messages that a later response continues: all but the instructions."""
+
+    drawn: Drawn
+    stream: bool
+    store: bool
+    echoed: Json
+    """Fields of the request that the response repeats."""
+
+    def stored(self, reply: Message) -> History:
+        """The conversation that a later response continues."""
+        return History((*self.carried, reply))
+
+
+@frozen
+class _Answered:
+    """Its answer."""
+
+    prompt: Prompt
+    message: SampledMessage
+
+
+async def responses(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
+    """The answer to one request. Raises `RequestError`."""
+    asked = _asked(body, policy, trajectory)
+    if asked.stream:
+        return Reply(events=_events(asked, policy, trajectory))
+    found = await _answered(asked, policy, trajectory)
+    return Reply(_whole(asked, found, items_of(found.message)))
+
+
+async def _answered(
+    asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
+) -> _Answered:
+    with policy.admitted(1, trajectory):
+        prompt = await policy.conversation(asked.history, trajectory)
+        heard = None if live is None else live.listener(prompt)
+        (completion,) = await policy.sample(prompt, asked.drawn, 1, trajectory, heard)
+        answer = answer_of(completion, asked.drawn.sampling.stop or (), tools=bool(asked.history.tools))
+        policy.record(trajectory, prompt, completion, answer.message)
+    if asked.store:
+        policy.stored(trajectory).keep(asked.number, asked.stored(answer.message))
+    return _Answered(prompt, answer)
+
+
+def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
+    model = policy.refuse_other_models(body.text("model"))
+    ours = policy.served.sampling if trajectory is None else trajectory.sampling
+    settings = drawn(body, ours, fixed=trajectory is not None, lengths=("max_output_tokens",))
+    _refuse(body)
+    instructions, before = body.text("instructions"), body.text("previous_response_id")
+    earlier = policy.stored(trajectory).history(before).messages if before is not None else ()
+    carried = (*earlier, *messages_of_items(body.any("input")))
+    first: tuple[Message, ...] = () if instructions is None else ({"role": "system", "content": instructions},)
+    choice = body.any("tool_choice", "auto")
+    if choice not in ("auto", "none"):
+        raise RequestError("tool_choice is auto or none: nothing makes a model call a tool", param="tool_choice")
+    given = body.objects("tools")
+    tools = tools_of_items(given)
+    echoed = {"instructions": instructions, "previous_response_id": before, "tools": given, "tool_choice": choice}
+    asked = _Asked(
+        model=model,
+        number=f"resp_{secrets.token_hex(12)}",
+        history=History((*first, *carried), tools if choice == "auto" else ()),
+        carried=carried,
+        drawn=settings,
+        stream=body.boolean("stream"),
+        store=body.boolean("store", True),
+        echoed=echoed | {"metadata": body.mapping("metadata")},
+    )
+    body.finish()
+    return asked
+
+
+def _refuse(body: Fields) -> None:
+    """Refuse what would change the answer and is not implemented."""
+    body.refuse("top_logprobs", "the engines return the log-probability of the drawn token alone", harmless=(0,))
+    body.refuse("background", "a response is sampled while its request waits", harmless=(False,))
+    body.refuse("truncation", "a prompt that is too long is refused", harmless=("disabled",))
+    body.refuse("conversation", "conversations continue by previous_response_id")
+    body.refuse("prompt", "there are no stored prompts")
+    text = dict(body.mapping("text"))
+    if text.pop("format", {"type": "text"}) != {"type": "text"}:
+        raise RequestError("text.format is text: nothing constrains an answer", param="text", code="unsupported_value")
+    body.ignore(*_BOOKKEEPING, "stream_options")
+
+
+def _whole(asked: _Asked, found: _Answered, output: Sequence[Json]) -> dict[str, Any]:
+    drawn = len(found.message.completion.token_ids)
+    cut = found.message.completion.stop_reason == "length"
+    usage = {
+        "input_tokens": len(found.prompt.ids),
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": drawn,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": len(found.prompt.ids) + drawn,
+    }
+    status = "incomplete" if cut else "completed"
+    details = {"reason": "max_output_tokens"} if cut else None
+    return _head(asked, status) | {"output": output, "incomplete_details": details, "usage": usage}
+
+
+def _head(asked: _Asked, status: str) -> dict[str, Any]:
+    settings = asked.drawn.sampling
+    return {
+        "id": asked.number,
+        "object": "response",
+        "created_at": now(),
+        "status": status,
+        "model": asked.model,
+        "output": [],
+        "error": None,
+        "incomplete_details": None,
+        "max_output_tokens": settings.max_generate_length,
+        "temperature": 0.0 if settings.greedy else settings.temperature,
+        "top_p": settings.top_p,
+        "parallel_tool_calls": True,
+        "text": {"format": {"type": "text"}},
+        "truncation": "disabled",
+        "usage": None,
+        **asked.echoed,
+    }
+
+
+class _Numbered:
+    """Makes events, each with its number in the stream."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def __call__(self, kind: str, **data: object) -> Event:
+        number, self._next = self._next, self._next + 1
+        return Event({"type": kind, "sequence_number": number, **data}, kind)
+
+
+async def _events(asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
+    """Text as it is sampled, and calls when the answer is whole."""
+    live = LiveAnswers(policy, asked.drawn.sampling.stop or (), tools=bool(asked.history.tools))
+    answering = asyncio.ensure_future(_answered(asked, policy, trajectory, live))
+    event, number, begun = _Numbered(), f"msg_{secrets.token_hex(12)}", False
+    where = {"item_id": number, "output_index": 0, "content_index": 0}
+    async with aclosing(live.pieces(answering, lambda found: [found.message.text])) as pieces:
+        async for _, piece in pieces:
+            if not begun:
+                for opening in _opening(event, asked, number):
+                    yield opening
+                begun = True
+            yield event("response.output_text.delta", **where, delta=piece, logprobs=[])
+    found = answering.result()
+    items = items_of(found.message, number)
+    if not begun:
+        for opening in _begin(event, asked):
+            yield opening
+    for place, item in enumerate(items):
+        for closing in _closing(event, place, item, begun=begun and place == 0):
+            yield closing
+    whole = _whole(asked, found, items)
+    yield event(f"response.{whole['status']}", response=whole)
+
+
+def _begin(event: _Numbered, asked: _Asked) -> list[Event]:
+    head = _head(asked, "in_progress")
+    return [event("response.created", response=head), event("response.in_progress", response=head)]
+
+
+def _opening(event: _Numbered, asked: _Asked, number: str) -> list[Event]:
+    """The events before the first piece of text."""
+    return [*_begin(event, asked), *_open_text(event, 0, number)]
+
+
+def _open_text(event: _Numbered, place: int, number: str) -> list[Event]:
+    item = {"type": "message", "id": number, "role": "assistant", "status": "in_progress", "content": []}
+    part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    where = {"item_id": number, "output_index": place, "content_index": 0}
+    return [
+        event("response.output_item.added", output_index=place, item=item),
+        event("response.content_part.added", **where, part=part),
+    ]
+
+
+def _closing(event: _Numbered, place: int, item: Mapping[str, Any], *, begun: bool) -> list[Event]:
+    """The events that end an item, and those that begin it where it has not `begun`."""
+    events: list[Event] = []
+    if item["type"] == "message":
+        (part,), where = item["content"], {"item_id": item["id"], "output_index": place, "content_index": 0}
+        events += [] if begun else _open_text(event, place, item["id"])
+        events.append(event("response.output_text.done", **where, text=part["text"], logprobs=[]))
+        events.append(event("response.content_part.done", **where, part=part))
+    else:
+        empty, given = {**item, "arguments": "", "status": "in_progress"}, item["arguments"]
+        where = {"item_id": item["id"], "output_index": place}
+        events.append(event("response.output_item.added", output_index=place, item=empty))
+        events.append(event("response.function_call_arguments.delta", **where, delta=given))
+        events.append(event("response.function_call_arguments.done", **where, name=item["name"], arguments=given))
+    return [*events, event("response.output_item.done", output_index=place, item=item)]
