@@ -56,6 +56,12 @@ class DynamicSamplingConfig(BaseConfig):
     max_sample_batches: int = field(default=30, validator=at_least(-1))
     """Batches that may be drawn for one step before the run stops with an error. -1 or 0: no limit."""
 
+    min_success_rate: float = field(default=0.0, validator=fraction)
+    """Least share of samples with a reward above 0 in a group that is kept under `filter`."""
+
+    max_success_rate: float = field(default=1.0, validator=fraction)
+    """Largest share of samples with a reward above 0 in a group that is kept under `filter`."""
+
     min_replace_ratio: float = field(default=0.3, validator=fraction)
     """Least share of good groups under `replace`; below it the whole batch is drawn again."""
 
@@ -84,6 +90,12 @@ class AlgorithmConfig(BaseConfig):
     """token_mean: mean over the tokens of the mini-batch; token_mean_legacy: over those of each micro-batch, then over
     micro-batches; sequence_mean: over each sequence's tokens, then over sequences; prompt_mean: over the tokens of each
     prompt's samples, then over prompts; seq_mean_token_sum_norm: mean of each sequence's sum by `max_seq_len`."""
+
+    old_logprobs: Literal["learner", "engine"] = "learner"
+    """Source of log pi_old, which ratios of losses and a KL term in the reward are taken from. learner: the weights
+    before the batch's first update score its tokens anew; engine: those that the tokens were drawn with, without a pass
+    of their own, as AReaL without `recompute_logprob`. No correction of what engine and learner differ in is then left.
+    """
 
     max_seq_len: int | None = field(default=None, validator=positive)
     """Tokens by which `seq_mean_token_sum_norm` divides a sequence's sum. None: `generator.max_input_length` plus

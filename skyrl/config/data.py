@@ -19,7 +19,11 @@ class DataConfig(BaseConfig):
     """
 
     train_data: tuple[str, ...] = field(default=("~/data/gsm8k/train.parquet",), metadata=IDENTITY)
-    """Sources of training prompts, shuffled with `trainer.seed` in every epoch."""
+    """Sources of training prompts."""
+
+    shuffle: bool = True
+    """Take the training prompts in another order in every epoch, which follows from `trainer.seed`. False: in the order
+    of `train_data`, the same in every epoch."""
 
     train_weights: tuple[float, ...] | None = field(default=None, validator=all_positive)
     """Share of each source of `train_data` in an epoch, relative to each other; an epoch has as many prompts as all
@@ -41,12 +45,19 @@ class DataConfig(BaseConfig):
     """Policy for rows that are no prompt. stop: end the run with the row's number and the reason; skip: leave the row
     out and count it."""
 
-    epoch_tail: Literal["drop", "carry"] = "drop"
+    epoch_tail: Literal["drop", "carry", "short"] = "drop"
     """Policy for the prompts that do not fill the last batch of an epoch. drop: they are left out of that epoch,
-    different ones in each, and counted; carry: the batch is filled from the next epoch."""
+    different ones in each where they are shuffled, and counted; carry: the batch is filled from the next epoch; short:
+    they are a smaller batch, which synchronous training has."""
 
     def own_problems(self) -> Iterator[Problem]:
-        """Every training source has a weight, or none has."""
+        """Every training source has a weight, or none has; and mixed sources have no order."""
+        if self.train_weights is not None and len(self.train_weights) > 1 and not self.shuffle:
+            yield Problem(
+                path="shuffle",
+                message="train_weights mixes the sources at random places",
+                hint="leave train_weights out, or set shuffle to true",
+            )
         weights, sources = self.train_weights, self.train_data
         if weights is not None and len(weights) != len(sources):
             yield Problem(

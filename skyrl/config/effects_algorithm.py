@@ -51,6 +51,11 @@ ALGORITHM_EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.algorithm.value_clip", "there is a critic", has_critic),
     Effect("trainer.algorithm.value_head_prefix", "there is a critic", has_critic),
     Effect("trainer.algorithm.normalize_values", "there is a critic", has_critic),
+    _when(
+        "old_logprobs",
+        "the loss, or a KL term in the reward, is taken from pi_old",
+        lambda algorithm: algorithm.use_kl_in_reward or loss_facts(algorithm).reads_old_logprobs,
+    ),
     _when("entropy_loss_coef", "use_entropy_loss is on", lambda algorithm: algorithm.use_entropy_loss),
     _estimator_field("grpo_norm_by_std"),
     _estimator_field("lambd"),
@@ -100,6 +105,14 @@ ALGORITHM_EFFECTS: tuple[Effect, ...] = (
         "dynamic_sampling.max_sample_batches",
         "dynamic_sampling.type is given",
         lambda algorithm: algorithm.dynamic_sampling.type is not None,
+    ),
+    *(
+        _when(
+            f"dynamic_sampling.{name}",
+            "dynamic_sampling.type is filter",
+            lambda algorithm: algorithm.dynamic_sampling.type == "filter",
+        )
+        for name in ("min_success_rate", "max_success_rate")
     ),
     _when(
         "dynamic_sampling.min_replace_ratio",

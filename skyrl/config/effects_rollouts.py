@@ -326,7 +326,11 @@ _DATA_EFFECTS: tuple[Effect, ...] = (
     Effect("data", _SAMPLES, samples),
     Effect("data.val_data", "evaluation is on", evaluates),
     Effect("data.train_weights", "data.train_data has several sources", lambda run: len(run.data.train_data) > 1),
-    Effect("data.epoch_tail", "there are several epochs (trainer.epochs)", lambda run: run.trainer.epochs > 1),
+    Effect(
+        "data.epoch_tail",
+        "there are several epochs (trainer.epochs)",
+        lambda run: run.trainer.epochs > 1 or run.data.epoch_tail == "short",
+    ),
 )
 
 ROLLOUT_EFFECTS: tuple[Effect, ...] = (*_ENGINE_EFFECTS, *_GENERATOR_EFFECTS, *_ENVIRONMENT_EFFECTS, *_DATA_EFFECTS)

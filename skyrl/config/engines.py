@@ -83,7 +83,8 @@ class InferenceEngineConfig(BaseConfig):
     """Compute without CUDA graphs. False is faster and was seen to disturb long runs; a CPU has none. vllm."""
 
     enable_prefix_caching: bool = True
-    """Reuse the keys and values of a prompt's beginning among requests: later turns of a conversation and prompts with
+    """Reuse the keys and values of a prompt's beginning among requests (derived as false where old ones outlive new
+    weights, see `trainer.fully_async.clear_kv_cache_on_weight_sync`): later turns of a conversation and prompts with
     a common system text compute what is new in them. The torch engine keeps up to 1 GiB of them until weights change,
     for Llama, Qwen2 and Qwen3 with `sdpa` attention, and none where it is deterministic."""
 

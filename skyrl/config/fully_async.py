@@ -29,7 +29,7 @@ class FullyAsyncConfig(BaseConfig):
 
     clear_kv_cache_on_weight_sync: bool = True
     """Let an interrupted sample continue from keys and values computed anew by the new weights. False: from those it
-    has, which is faster, but samples from a mixture of policies; with vllm only without `enable_prefix_caching`."""
+    has, which is faster, but samples from a mixture of policies; engines then share no prefixes of prompts."""
 
     mask_older_tokens: bool = False
     """Train only on the newest version's tokens of a sample that several versions of the weights drew. False: on all,

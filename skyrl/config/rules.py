@@ -188,6 +188,25 @@ def a_deterministic_run_samples_deterministically(run: SkyRLTrainConfig) -> bool
 
 
 @rule(
+    writes="generator.inference_engine.enable_prefix_caching",
+    reads=(
+        *(
+            f"trainer.fully_async.{name}"
+            for name in ("enabled", "interrupt_generation", "clear_kv_cache_on_weight_sync")
+        ),
+        *_KIND_OF_ENGINE,
+    ),
+    unset=True,
+    placeholder=False,
+)
+def keys_and_values_that_outlive_new_weights_are_not_shared(run: SkyRLTrainConfig) -> bool:
+    """Without `clear_kv_cache_on_weight_sync`, a prefix cache would give new samples what old weights computed."""
+    settings, shares = run.trainer.fully_async, backend_of(run.generator.inference_engine).shares_prefixes
+    keeps = settings.enabled and settings.interrupt_generation and not settings.clear_kv_cache_on_weight_sync
+    return not (keeps and shares)
+
+
+@rule(
     writes="generator.inference_engine.weight_sync_backend",
     reads=("trainer.device", *_KIND_OF_ENGINE),
     unset="nccl",
@@ -286,6 +305,7 @@ RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
     the_engine_scales_rope_as_the_trainer,
     the_engine_uses_the_trainers_rope_base,
     a_deterministic_run_samples_deterministically,
+    keys_and_values_that_outlive_new_weights_are_not_shared,
     nccl_is_for_vllm_on_cuda,
     precision_bounds_how_far_engine_and_learner_differ,
 )

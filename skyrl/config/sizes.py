@@ -40,8 +40,11 @@ def scores_old_logprobs(algorithm: AlgorithmConfig, updates: int) -> bool:
     """Is the policy asked for log-probabilities of a batch before the first of its `updates`?
 
     A KL term in the reward needs them. Otherwise only what compares with them after the first update does, where the
-    policy is no longer the old one: not a loss that is measured against the engine, or against nothing.
+    policy is no longer the old one: not a loss that is measured against the engine, or against nothing. The engine's
+    own log-probabilities are there already.
     """
+    if algorithm.old_logprobs == "engine":
+        return False
     reads = loss_facts(algorithm).reads_old_logprobs or asks_for_correction(algorithm.off_policy_correction)
     return algorithm.use_kl_in_reward or (updates > 1 and reads)
 

@@ -13,7 +13,7 @@ from skyrl.data.prompts import content_hash
 from skyrl.errors import ResumeError
 from skyrl.trajectory import Prompt
 
-Tail = Literal["drop", "carry"]
+Tail = Literal["drop", "carry", "short"]
 """Policy for the prompts of an epoch that do not fill a batch."""
 
 _PARTS = 32
@@ -69,14 +69,18 @@ class PromptCursor(Generic[T]):
     def take(self) -> tuple[T, ...]:
         """The next batch."""
         start = self._position(self.batches_taken)
+        end = start + self._batch_size
+        if self._tail == "short":
+            end = min(end, (start // len(self._order) + 1) * len(self._order))
         self.batches_taken += 1
-        return tuple(self._prompts[self._index(place)] for place in range(start, start + self._batch_size))
+        return tuple(self._prompts[self._index(place)] for place in range(start, end))
 
     def _position(self, batches_taken: int) -> int:
         """Index of the next prompt in the concatenation of all epochs."""
         if self._tail == "carry":
             return batches_taken * self._batch_size
-        epoch, batch = divmod(batches_taken, len(self._order) // self._batch_size)
+        of_an_epoch, _ = batches(len(self._order), self._batch_size, 1, self._tail)
+        epoch, batch = divmod(batches_taken, of_an_epoch)
         return epoch * len(self._order) + batch * self._batch_size
 
     def _index(self, position: int) -> int:
@@ -133,4 +137,6 @@ def batches(prompts: int, batch_size: int, epochs: int, tail: Tail) -> tuple[int
     """Batches in so many epochs of so many prompts, and how many prompts are left out of them in all."""
     if tail == "carry":
         return divmod(epochs * prompts, batch_size)
+    if tail == "short":
+        return epochs * -(-prompts // batch_size), 0
     return epochs * (prompts // batch_size), epochs * (prompts % batch_size)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig
 from skyrl.data.cursor import PromptCursor, batches
-from skyrl.data.order import Mixed
+from skyrl.data.order import InOrder, Mixed
 from skyrl.data.prompts import PromptDataset, load_prompts
 from skyrl.data.sources import Columns
 from skyrl.experiments.collaborators import stream_limits
@@ -79,12 +79,13 @@ def sampled_rollouts(
 def _cursor(run: SkyRLTrainConfig, dataset: PromptDataset) -> PromptCursor[Prompt]:
     data, trainer = run.data, run.trainer
     shares = data.train_weights if data.train_weights and len(data.train_weights) > 1 else None
-    mixed = None if shares is None else Mixed(dataset.sizes, shares, trainer.seed)
+    in_order = None if data.shuffle else InOrder(len(dataset.prompts))
+    order = in_order if shares is None else Mixed(dataset.sizes, shares, trainer.seed)
     return PromptCursor(
         dataset.prompts,
         trainer.train_batch_size,
         trainer.seed,
-        order=mixed,
+        order=order,
         tail=data.epoch_tail,
         fingerprint=dataset.fingerprint,
     )

@@ -157,6 +157,8 @@ def _of_several(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | No
         return kl(value, values.get("actor.kl_estimator", "k1"))
     if key in _STALENESS and "async_training" not in values:
         return _staleness(value)
+    if key == "train_dataset.drop_last":
+        return _last_batch(value, values)
     if key in OBJECTIVE_KEYS:
         return objective(key, value, values)
     return machines(key, value, values) or tracker(key, value, values, "trainer.")
@@ -205,6 +207,16 @@ def _mini_batches(count: object, values: Mapping[str, Any], path: str) -> Become
 def _batch(values: Mapping[str, Any]) -> Any:
     """Prompts of a step, where the file says."""
     return next((values[name] for name in _BATCH if name in values), None)
+
+
+def _last_batch(drops: object, values: Mapping[str, Any]) -> Becomes:
+    """Asynchronous training takes prompts one by one, so that the batch is filled from the next epoch."""
+    if drops:
+        return Becomes(writes={"data.epoch_tail": "drop"})
+    is_asynchronous = values.get("async_training", bool(number(values.get(_STALENESS[0], 0))))
+    if is_asynchronous:
+        return Becomes(writes={"data.epoch_tail": "carry"}, note="a stream of prompts has no last batch")
+    return Becomes(writes={"data.epoch_tail": "short"})
 
 
 def _dual_clip(value: object, values: Mapping[str, Any]) -> Becomes:

@@ -23,6 +23,10 @@ _OPTIMIZERS = {
 _OPTIMIZER = {"warmup_steps_proportion": 0.001, "lr_scheduler_type": "constant", "gradient_clipping": 1.0}
 
 _LEARNING: dict[int, dict[str, Any]] = {2025: {"async_training": True}, 2026: {}}
+_MAX_TOKENS = {2025: 65536, 2026: 32768}
+_CONTEXT = 32768
+"""Tokens of prompt and answer that its engines hold."""
+
 _LEARNING_ALWAYS: dict[str, Any] = {
     "seed": 1,
     "total_train_epochs": 1,
@@ -34,8 +38,16 @@ _LEARNING_ALWAYS: dict[str, Any] = {
     "actor.ppo_n_minibatches": MINI_BATCHES,
     "actor.reward_clip": 20.0,
     "actor.kl_ctl": 0.1,
+    "actor.recompute_logprob": False,
+    "actor.disable_dropout": False,
 }
-_CRITIC: dict[str, Any] = {"critic.eps_clip": 0.5, "critic.ppo_n_minibatches": MINI_BATCHES}
+_CRITIC: dict[str, Any] = {
+    "critic.eps_clip": 0.5,
+    "critic.ppo_n_minibatches": MINI_BATCHES,
+    "critic.disable_dropout": False,
+}
+_TRACKERS = ("stats_logger.", "wandb.", "swanlab.", "tensorboard.")
+_SAMPLED_ALIKE = ("temperature", "top_p", "top_k")
 _NORM = {2025: {"std_unbiased": False}, 2026: {"std_unbiased": True}}
 _NORM_ALWAYS: dict[str, Any] = {"mean_level": "batch", "std_level": "batch", "eps": 1e-5}
 
@@ -54,6 +66,8 @@ NO_REFERENCE = (
 
 OTHERS: dict[str, tuple[Any, str, Any]] = {
     "recover.freq_steps": (None, "trainer.ckpt_interval", -1),
+    "evaluator.eval_before_train": (False, "trainer.eval_before_train", False),
+    "recover.mode": ("disabled", "trainer.resume_mode", None),
     "evaluator.freq_steps": (None, "trainer.eval_interval", -1),
     "sglang.disable_radix_cache": (True, ENGINE + "enable_prefix_caching", False),
 }
@@ -82,6 +96,7 @@ def left_out(values: Mapping[str, Any]) -> dict[str, Any]:
     year = age(values)
     optimizer = _OPTIMIZERS[year] | _OPTIMIZER
     found = _LEARNING_ALWAYS | _LEARNING[year] | {f"actor.optimizer.{name}": each for name, each in optimizer.items()}
+    found |= _evaluation(values) | _lengths({**found, **values}, _MAX_TOKENS[year]) | _logging(values)
     if has_critic(values):
         found |= _CRITIC | {f"critic.optimizer.{name}": each for name, each in optimizer.items()}
     for norm in ("actor.adv_norm", "actor.reward_norm"):
@@ -90,6 +105,33 @@ def left_out(values: Mapping[str, Any]) -> dict[str, Any]:
     if not splits_evenly(values):
         found = {key: value for key, value in found.items() if not key.endswith(".ppo_n_minibatches")}
     return {key: value for key, value in found.items() if not _is_given(key, values)}
+
+
+def _evaluation(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Evaluation samples are drawn as those of training, unless they have settings of their own."""
+    if any(key.startswith("eval_gconfig.") for key in values):
+        return {"eval_gconfig.temperature": 1.0, "eval_gconfig.max_new_tokens": 16384}
+    alike = {f"eval_gconfig.{name}": values.get(f"gconfig.{name}") for name in _SAMPLED_ALIKE}
+    return {key: value for key, value in alike.items() if value is not None} or {"eval_gconfig.temperature": 1.0}
+
+
+def _lengths(values: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+    """A prompt without a limit may be as long as an engine's context has room for beside a whole answer; with one, a
+    prompt and its answer have `max_tokens` together.
+    """
+    answer, longest = values["gconfig.max_new_tokens"], values.get("train_dataset.max_length")
+    if not isinstance(answer, int):
+        return {}
+    if isinstance(longest, int):
+        return {"gconfig.max_tokens": max_tokens} if longest + answer > max_tokens else {}
+    limits = (values.get(key) for key in ("gconfig.max_tokens", "sglang.context_length", "vllm.max_model_len"))
+    whole = min([_CONTEXT, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
+    return {"train_dataset.max_length": whole - answer} if whole > answer else {}
+
+
+def _logging(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nothing is sent to a service that the file does not name."""
+    return {} if any(key.startswith(_TRACKERS) for key in values) else {"stats_logger.wandb.mode": "disabled"}
 
 
 def splits_evenly(values: Mapping[str, Any]) -> bool:

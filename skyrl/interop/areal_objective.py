@@ -16,7 +16,8 @@ _NORM = ALGORITHM + "advantage_norm."
 OBJECTIVE_KEYS = (
     "actor.adv_norm", "actor.adv_norm.mean_level", "actor.adv_norm.std_level", "actor.adv_norm.eps",
     "actor.adv_norm.std_unbiased", "actor.adv_norm.mean_leave1out", "actor.kl_estimator", "actor.gae_lambda",
-    "actor.importance_sampling_level", "actor.use_sapo_loss", "actor.sapo_tau_pos", "actor.sapo_tau_neg",
+    "actor.recompute_logprob", "ppo.recompute_logprob", "actor.importance_sampling_level", "actor.use_sapo_loss",
+    "actor.sapo_tau_pos", "actor.sapo_tau_neg",
 )  # fmt: skip
 """Settings whose conversion depends on others: see `objective`."""
 
@@ -47,6 +48,8 @@ def objective(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
     name = key.removeprefix("actor.")
     if name == "adv_norm" or name.startswith("adv_norm."):
         return _advantage_norm(name, value)
+    if name.endswith("recompute_logprob"):
+        return _old_logprobs(value, values)
     if name == "kl_estimator":
         return _kl_estimator(value, values)
     if name == "gae_lambda":
@@ -63,6 +66,15 @@ def _advantage_norm(name: str, value: Any) -> Becomes:
     if field.endswith("_level") and value == "none":
         value = None
     return Becomes(writes={_NORM + field: number(value)})
+
+
+def _old_logprobs(is_recomputed: Any, values: Mapping[str, Any]) -> Becomes:
+    """Without it, ratios there are taken from the engine's log-probabilities; the decoupled loss needs both."""
+    if is_recomputed:
+        return Becomes(needless="the learner scores the tokens of a batch anew")
+    if values.get("actor.use_decoupled_loss") or values.get("ppo.use_decoupled_loss"):
+        return Becomes(needless="the decoupled loss recomputes them, here as there")
+    return Becomes(writes={ALGORITHM + "old_logprobs": "engine"})
 
 
 def _kl_estimator(value: Any, values: Mapping[str, Any]) -> Becomes:

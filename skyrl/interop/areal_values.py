@@ -187,6 +187,19 @@ def dynamic(value: object) -> Becomes:
     return Becomes(writes={ALGORITHM + "zero_variance_filter": True}) if value else Becomes(needless="off")
 
 
+def success_rate(bound: str, *, everything: float) -> Callable[[Any], Becomes]:
+    """A bound of the share of good samples in a group; `everything` lets all groups pass."""
+
+    def become(value: object) -> Becomes:
+        if number(value) in (None, everything):
+            return Becomes(needless="every group is kept")
+        table = ALGORITHM + "dynamic_sampling."
+        note = "groups whose samples all got one reward are left out, too"
+        return Becomes(writes={f"{table}type": "filter", f"{table}{bound}": number(value)}, note=note)
+
+    return become
+
+
 def decoupled(value: object) -> Becomes:
     """A switch there, a loss here."""
     return Becomes(writes={ALGORITHM + "policy_loss_type": "decoupled"}) if value else Becomes(needless="off")

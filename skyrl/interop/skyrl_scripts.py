@@ -30,7 +30,7 @@ def convert_skyrl(name: str) -> Conversion:
         return convert_sft(values, name)
     writing = Writing(name)
     for key, value in values.items():
-        convert_one(writing, key, value)
+        convert_one(writing, key, value, others=values)
     return _finished(writing, values)
 
 
@@ -49,7 +49,8 @@ def convert_overrides(overrides: Iterable[str], where: str = "overrides") -> Con
         if each.takes_away:
             writing.note(_taken_away(each))
         else:
-            convert_one(writing, each.key, references.filled(each.value), each.text, added=each.is_added)
+            filled = references.filled(each.value)
+            convert_one(writing, each.key, filled, each.text, added=each.is_added, others=values)
     return _finished(writing, values)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from skyrl.errors import Problem
 from skyrl.interop.environment import read_environment
 from skyrl.interop.report import Line
@@ -12,6 +14,9 @@ _OWN_FIELD = (
     'with class = "module:Name"'
 )
 _EMPTY = "the script gives no value here: a variable of its is empty"
+_NAMES = ("run_name", "project_name", "ckpt_path", "export_path")
+"""Names and folders, for which an empty text is the lack of one."""
+
 _OVERLONG = "trainer.algorithm.reward_shaping.overlong."
 _EXAMPLES = {
     f"trainer.algorithm.{prefix}{name}": _OVERLONG + ours
@@ -21,20 +26,33 @@ _EXAMPLES = {
 """Fields that SkyRL's own examples bring with them, and that are fields of our tree."""
 
 
-def convert_one(writing: Writing, key: str, value: object, text: str | None = None, *, added: bool = False) -> None:
-    """Write one setting, or note why not. `text` is the value as it stands in a script; None in a file."""
+def convert_one(
+    writing: Writing,
+    key: str,
+    value: object,
+    text: str | None = None,
+    *,
+    added: bool = False,
+    others: Mapping[str, object] | None = None,
+) -> None:
+    """Write one setting, or note why not. `text` is the value as it stands in a script; None in a file. `others` are
+    all settings of the source.
+    """
     read = read_environment(value, key)
     if read.refused:
         writing.note(Line(outcome="refused", source=key, value=value, why=read.refused))
+        return
+    if why := _without_effect(key, value, others or {}):
+        writing.note(Line(outcome="needless", source=key, value=value, why=why))
         return
     text = text if read.value == value else None
     paths, problems = writing.write(key, _EXAMPLES.get(key, key), read.value)
     errors = [problem for problem in problems if problem.severity == "error"]
     if errors and text and not isinstance(value, str | list | dict):  # `run_name=1e5`: a text that looks like a number
-        again, others = writing.write(key, key, text, text=True)
+        again, found = writing.write(key, key, text, text=True)
         if again:
             writing.undo_problems(errors)
-            paths, problems, errors = again, others, []
+            paths, problems, errors = again, found, []
     if errors:
         writing.note(refusal(key, value, errors, text, added=added))
     elif not paths:
@@ -43,6 +61,18 @@ def convert_one(writing: Writing, key: str, value: object, text: str | None = No
         outcome = "renamed" if any(path.partition(".")[0] and not _within(path, key) for path in paths) else "kept"
         why = "; ".join(problem.hint for problem in problems if problem.hint)
         writing.note(Line(outcome=outcome, source=key, value=value, targets=paths, why=why))  # type: ignore[arg-type]  # a Literal
+
+
+def _without_effect(key: str, value: object, others: Mapping[str, object]) -> str:
+    """Why a setting does nothing beside the others; empty where it does something."""
+    if value in (None, "") and key.endswith(_NAMES):
+        return "it is empty, and names nothing: the default stays"
+    table, found, _ = key.partition("torch_profiler_config.")
+    if found and others.get(f"{table}{found}enable") is False:
+        return f"read with {table}{found}enable = true"
+    if key == "generator.retokenize_chat_history" and others.get("generator.step_wise_trajectories") is True:
+        return "with step_wise_trajectories each turn is tokenized anew"
+    return ""
 
 
 def refusal(key: str, value: object, errors: list[Problem], text: str | None = None, *, added: bool = False) -> Line:

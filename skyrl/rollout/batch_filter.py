@@ -10,7 +10,7 @@ import attrs
 from skyrl.config import AlgorithmConfig, GeneratorConfig
 from skyrl.config.facts import estimator_facts
 from skyrl.errors import RunError
-from skyrl.rollout.filters import has_reward_variance, masked_out, with_replacements
+from skyrl.rollout.filters import has_reward_variance, is_kept, masked_out, with_replacements
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import Prompt, TrajectoryGroup
 from skyrl.tree import evolve_at
@@ -62,7 +62,7 @@ class BatchFilter:
             self._expect_attempt(attempt, f"{len(kept)} groups of different rewards, {wanted} are needed")
             groups = await self._draw(version, attempt)
             wanted, attempt, seen = len(groups), attempt + 1, seen + len(groups)
-            kept += [group for group in groups if has_reward_variance(group)]
+            kept += [group for group in groups if is_kept(group, self._algorithm.dynamic_sampling)]
         self.metrics |= {
             "generate/sampled_batches": attempt,
             "generate/groups_dropped": seen - len(kept),

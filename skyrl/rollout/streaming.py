@@ -13,7 +13,7 @@ from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
 from skyrl.processes.calls import summary
 from skyrl.rollout.batch_filter import Batch, BatchFilter
-from skyrl.rollout.filters import has_reward_variance
+from skyrl.rollout.filters import is_kept
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.stream import GroupStream, StreamLimits
 from skyrl.trajectory import Prompt, TokenRow, Trajectory, TrajectoryGroup
@@ -96,16 +96,17 @@ class StreamingRollouts:
         return await self._session.group(prompt, weight_version=version, attempt=attempt)
 
     def _accept(self, group: TrajectoryGroup) -> bool:
-        wanted = self._algorithm.dynamic_sampling.type != "filter" or has_reward_variance(group)
+        settings = self._algorithm.dynamic_sampling
+        wanted = settings.type != "filter" or is_kept(group, settings)
         accepted = wanted and self._asked_user(group)
         self._refused += not accepted
-        most = self._algorithm.dynamic_sampling.max_sample_batches
+        most = settings.max_sample_batches
         if not wanted and 0 < most * self._limits.batch <= self._refused:
             raise RunError(
                 f"dynamic sampling refused {self._refused} groups since the last batch, as many as are in {most} "
                 "batches (trainer.algorithm.dynamic_sampling.max_sample_batches), because all samples of their prompt "
-                "had the same reward. The task is too easy or too hard for the policy; raise the limit, or "
-                "generator.n_samples_per_prompt, or turn dynamic sampling off"
+                "had the same reward, or too few or too many succeeded. The task is too easy or too hard for the "
+                "policy; raise the limit, or generator.n_samples_per_prompt, or turn dynamic sampling off"
             )
         return accepted
 

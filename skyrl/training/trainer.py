@@ -105,7 +105,9 @@ class PPOTrainer:
         """
         groups = await self.rollouts.next_batch(self.version)  # x ~ data, y_1..y_n ~ pi_old, r_i = R(x, y_i)
         batch = collate(groups)
-        if self._needs_old_logprobs(batch):  # else pi_old is the policy itself, exactly
+        if self._config.algorithm.old_logprobs == "engine":
+            batch = batch.given(old_logprobs=batch.rollout_logprobs)
+        elif self._needs_old_logprobs(batch):  # else pi_old is the policy itself, exactly
             batch = batch.given(old_logprobs=await self.policy.score(batch))  # log pi_old
         if self.reference:
             batch = batch.given(ref_logprobs=await self.reference.score(batch))  # log pi_ref

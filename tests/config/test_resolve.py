@@ -164,6 +164,15 @@ EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
     ({"trainer.rope_theta": 1e4}, "generator.rope_theta", 1e4),
     ({"trainer.rope_scaling": {"factor": 2}}, "generator.rope_scaling", {"factor": 2}),
     ({"trainer.deterministic": True}, "generator.inference_engine.deterministic", True),
+    (
+        {
+            "generator.inference_engine.backend": "vllm",
+            "trainer.fully_async.enabled": True,
+            "trainer.fully_async.clear_kv_cache_on_weight_sync": False,
+        },
+        "generator.inference_engine.enable_prefix_caching",
+        False,
+    ),
     ({"trainer.device": "cuda"}, "generator.inference_engine.weight_sync_backend", "nccl"),
     ({"trainer.device": "cpu"}, "generator.inference_engine.weight_sync_backend", "gloo"),
     (

@@ -68,6 +68,14 @@ def test_an_epoch_that_carries_its_tail_over_leaves_nothing_out() -> None:
     assert (cursor.epoch, cursor.left_out) == (2, 0)
 
 
+def test_the_last_batch_of_an_epoch_may_be_short() -> None:
+    cursor = PromptCursor(prompts(10), batch_size=4, seed=1, tail="short")
+    taken = ids(cursor, 4)
+    assert [len(batch) for batch in taken] == [4, 4, 2, 4]
+    assert sorted(name for batch in taken[:3] for name in batch) == sorted(map(str, range(10)))
+    assert (cursor.epoch, cursor.left_out, batches(10, 4, 3, "short")) == (1, 0, (9, 0))
+
+
 def test_what_epochs_leave_out_is_counted() -> None:
     cursor = PromptCursor(prompts(10), batch_size=4, seed=1)
     counts = []

@@ -234,6 +234,8 @@ GROUPS: tuple[Probe, ...] = (
     *on(filtered, {}, zero_variance_filter=True, dynamic_sampling__type="filter"),
     *on(filtered, {"zero_variance_filter": True}, zero_variance_filter_tol=0.1),
     *on(filtered, {"dynamic_sampling__type": "filter"}, dynamic_sampling__max_sample_batches=1),
+    *on(filtered, {"dynamic_sampling__type": "filter"}, dynamic_sampling__min_success_rate=0.75),
+    *on(filtered, {"dynamic_sampling__type": "filter"}, dynamic_sampling__max_success_rate=0.25),
     *on(filtered, {"dynamic_sampling__type": "replace"}, dynamic_sampling__min_replace_ratio=0.6),
 )
 

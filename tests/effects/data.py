@@ -74,6 +74,7 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{D}prompt_column", "question", questions),
     Probe(f"{D}answer_column", "answer", questions),
     Probe(f"{D}bad_rows", "skip", broken),
+    Probe(f"{D}shuffle", False, order),
     Probe(f"{D}epoch_tail", "carry", order, SIX),
     Probe(f"{TEMPLATE}.name_or_path", "qwen3_with_thinking", prompts, {"trainer.max_prompt_length": 58}),
     Probe(f"{TEMPLATE}.source", "file", prompts, QWEN),

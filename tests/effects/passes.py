@@ -19,8 +19,10 @@ from skyrl.learners.host_activations import HostActivations
 from skyrl.learners.workers import PolicyWorker
 from skyrl.training.objective import policy_objective
 from skyrl.training.trainer import PPOTrainer
+from skyrl.trajectory import TrajectoryGroup
 from tests.effects.algorithm import small_batch
 from tests.effects.probe import Scene, observable
+from tests.training.test_metrics import answer, group
 
 
 @observable("the passes through the learner's first layer: shapes, type, attention, recomputation")
@@ -95,17 +97,32 @@ def strategy(scene: Scene) -> object:
         worker.close()
 
 
+class Sampled:
+    """Rollouts of one group, and engines that take any weights."""
+
+    async def next_batch(self, version: int) -> tuple[TrajectoryGroup, ...]:
+        return (group(answer("11", 1.0, rollout_logprobs=(-0.25, -0.5)), answer("1", 0.0, rollout_logprobs=(-1.0,))),)
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    async def publish(self, version: int) -> dict[str, float]:
+        return {}
+
+
 class Counting:
     """A learner that notes how many answers each update has."""
 
     def __init__(self) -> None:
         self.answers: list[int] = []
+        self.old: list[object] = []
 
     async def score(self, batch: TrainingBatch) -> torch.Tensor:
         return torch.zeros(batch.input_ids.shape)
 
     async def update(self, batch: TrainingBatch) -> dict[str, float]:
         self.answers.append(batch.answers)
+        self.old.append(None if batch.old_logprobs is None else batch.old_logprobs.tolist())
         return {"skipped_updates": 0.0}
 
 
@@ -116,6 +133,24 @@ def optimizer_steps(scene: Scene) -> object:
     trainer = PPOTrainer(scene.run.trainer, policy=policy, critic=critic, targets=lambda batch: batch.rewards, **parts)
     asyncio.run(trainer.improve(small_batch()))
     return policy.answers, critic.answers
+
+
+@observable("the old log-probabilities that a batch is learned with")
+def old_logprobs(scene: Scene) -> object:
+    policy = Counting()
+    parts: dict[str, Any] = dict.fromkeys(("reference", "critic", "position"))
+    trainer = PPOTrainer(
+        scene.run.trainer,
+        rollouts=Sampled(),
+        policy=policy,
+        weights=Sampled(),
+        shape=lambda batch: (batch.rewards, {}),
+        estimate=lambda batch: batch.rewards,
+        targets=lambda batch: batch.rewards,
+        **parts,
+    )
+    asyncio.run(trainer.step())
+    return policy.old
 
 
 @observable("the type, attention and recomputation that are derived for the learner")

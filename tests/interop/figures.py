@@ -19,16 +19,17 @@ from tests.interop.corpora import (
 
 _SHELL = "values that are not in the script, but in its author's shell"
 
+_UNEVEN = "batches that the GPUs cannot share evenly; SkyRL ends with an error, too, or leaves samples out"
+
 REASONS = {
     r"implemented(?: it)? yet: (.+)": r"not implemented yet: \1",
-    r"the prefix cache of vllm would hand": "not implemented yet: a prefix cache kept while weights change",
     r"no such field of|did you mean trainer": "fields that the script's own code adds",
     r"a variable of its is empty|is set outside of the file|only a shell can evaluate": _SHELL,
     r"the run starts no engines, and no address": _SHELL,
     r"Hydra is not used": "settings of Hydra itself",
     r"^'(simple_baseline|no_op|loop)' is unknown": "an estimator that the script's own code registers",
-    r"do not divide the policy's mini-batch|cannot be dealt out evenly": "batches that the GPUs cannot share evenly",
     r"models in the same processes have the same": "a reference with other degrees of parallelism on the policy's GPUs",
+    r"do not divide the policy's mini-batch|cannot be dealt out evenly": _UNEVEN,
     r"does not reach engines that run already": "weights sent to servers that run already, by NCCL or as differences",
     r"one call of the engine has one turn": "several turns in one call of the engine (`batched`)",
 }

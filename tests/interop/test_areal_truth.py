@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import tomli_w
 
-from skyrl.config import ConfigError, SFTConfig, load
+from skyrl.config import ConfigError, SFTConfig, load, resolve
 from skyrl.interop.areal import convert_keys
 from skyrl.interop.areal_defaults import NO_REFERENCE, age, left_out
 from skyrl.interop.areal_names import is_known, known_names
 from skyrl.interop.report import Conversion, Line
+from skyrl.tree import get_at
 from skyrl.tree.sparse import as_toml_has_it
 from tests.interop.corpora import Converted, areal_files, total
 
@@ -247,6 +248,8 @@ CLASSES = {
     "actor.adv_norm": "NormConfig",
     "actor.reward_norm": "NormConfig",
     "gconfig": "GenerationHyperparameters",
+    "eval_gconfig": "GenerationHyperparameters",
+    "stats_logger.wandb": "WandBConfig",
     "rollout": "InferenceEngineConfig",
     "train_dataset": "TrainDatasetConfig",
 }
@@ -278,6 +281,7 @@ def test_settings_that_are_left_out_have_the_defaults_of_areals_classes(year: in
     assert age(whole) == year
     found = left_out(whole | {"train_dataset.batch_size": 64})
     older = DEFAULTS_OF_2025 if year == 2025 else {}
+    assert found.pop("train_dataset.max_length") == 32768 - 16384  # what a context has beside a whole answer
     for key, value in found.items():
         table, _, field = key.rpartition(".")
         assert value == (older[key] if key in older else _default_of(classes, CLASSES[table], field)), key
@@ -290,24 +294,115 @@ def _default_of(classes: dict[str, Any], cls: str, field: str) -> object:
     return found["default"] if found else _default_of(classes, bases[0], field)
 
 
+REQUIRED: dict[int, dict[str, Any]] = {
+    2025: {"actor.path": "a/b", "ref.path": "a/b", "allocation_mode": "sglang:d4+fsdp:d4"},
+    2026: {"actor.path": "a/b", "ref.path": "a/b", "rollout.backend": "vllm:d4"}
+    | {f"{model}.backend": "fsdp:d4" for model in ("actor", "ref")},
+}
+"""Nothing but what a file has to name, and a reference, without which AReaL's default weight of the KL is refused."""
+
+MEANING: dict[str, tuple[Any, Any]] = {
+    # the objective
+    "trainer.algorithm.use_kl_in_reward": (True, True),
+    "trainer.algorithm.use_kl_loss": (False, False),
+    "trainer.algorithm.kl_loss_coef": (0.1, 0.1),
+    "trainer.algorithm.kl_estimator_type": ("k1", "k1"),
+    "trainer.algorithm.advantage_estimator": ("reinforce++", "reinforce++"),
+    "trainer.algorithm.whiten_advantages": (False, False),
+    "trainer.algorithm.advantage_norm.mean_level": (None, None),
+    "trainer.algorithm.advantage_norm.std_level": (None, None),
+    "trainer.algorithm.gamma": (1.0, 1.0),
+    "trainer.algorithm.reward_shaping.clip": (20.0, 20.0),
+    "trainer.algorithm.reward_shaping.scale": (1.0, 1.0),
+    "trainer.algorithm.old_logprobs": ("engine", "engine"),
+    "trainer.algorithm.policy_loss_type": ("regular", "regular"),
+    "trainer.algorithm.eps_clip_low": (0.2, 0.2),
+    "trainer.algorithm.eps_clip_high": (0.2, 0.2),
+    "trainer.algorithm.loss_reduction": ("token_mean", "token_mean"),
+    "trainer.algorithm.dynamic_sampling.type": (None, None),
+    "trainer.algorithm.temperature": (1.0, 1.0),
+    # the optimizer
+    "trainer.policy.optimizer_config.optimizer": ("adamw", "adamw"),
+    "trainer.policy.optimizer_config.lr": (2e-5, 1e-3),
+    "trainer.policy.optimizer_config.weight_decay": (0.05, 0.01),
+    "trainer.policy.optimizer_config.adam_betas": ((0.9, 0.95), (0.9, 0.999)),
+    "trainer.policy.optimizer_config.adam_eps": (1e-5, 1e-8),
+    "trainer.policy.optimizer_config.scheduler": ("constant_with_warmup", "constant_with_warmup"),
+    "trainer.policy.optimizer_config.warmup_steps_proportion": (0.001, 0.001),
+    "trainer.policy.optimizer_config.max_grad_norm": (1.0, 1.0),
+    "trainer.policy.use_dropout": (True, True),
+    # batches, samples and data
+    "trainer.seed": (1, 1),
+    "trainer.epochs": (1, 1),
+    "trainer.train_batch_size": (1, 1),
+    "trainer.policy_mini_batch_size": (1, 1),
+    "trainer.max_prompt_length": (16384, 16384),
+    "trainer.fully_async.enabled": (True, False),
+    "trainer.fully_async.max_staleness_steps": (0, 0),
+    "generator.n_samples_per_prompt": (1, 1),
+    "generator.sampling_params.max_generate_length": (16384, 16384),
+    "generator.sampling_params.min_new_tokens": (0, 0),
+    "generator.sampling_params.temperature": (1.0, 1.0),
+    "generator.sampling_params.top_p": (1.0, 1.0),
+    "generator.sampling_params.top_k": (-1, -1),
+    "generator.eval_sampling_params.temperature": (1.0, 1.0),
+    "generator.zero_reward_on_non_stop": (False, False),
+    "generator.apply_overlong_filtering": (False, False),
+    "data.shuffle": (True, True),
+    "data.epoch_tail": ("drop", "drop"),
+    # around it
+    "trainer.bf16": (True, True),
+    "trainer.logger": ("console", "console"),
+    "trainer.hf_save_interval": (-1, -1),
+}
+"""Path here -> AReaL's meaning in September 2025 and in May 2026."""
+
+
+@pytest.mark.parametrize("year", [2025, 2026])
+def test_a_file_of_required_settings_alone_means_what_it_means_in_areal(year: int, tmp_path: Path) -> None:
+    conversion = convert_keys(REQUIRED[year])
+    run = resolve(loaded(conversion, tmp_path))
+    assert {path: get_at(run, path) for path in MEANING} == {path: both[year - 2025] for path, both in MEANING.items()}
+    assert conversion.refused == ()
+
+
 @pytest.mark.parametrize(
-    ("year", "lr", "betas", "is_asynchronous"), [(2025, 2e-5, (0.9, 0.95), True), (2026, 1e-3, (0.9, 0.999), False)]
+    ("keys", "path", "value"),
+    [
+        ({"actor.recompute_logprob": True}, "trainer.algorithm.old_logprobs", "learner"),
+        ({"actor.use_decoupled_loss": True}, "trainer.algorithm.old_logprobs", "learner"),
+        ({"gconfig.temperature": 0.7}, "generator.eval_sampling_params.temperature", 0.7),
+        ({"eval_gconfig.max_new_tokens": 100}, "generator.eval_sampling_params.temperature", 1.0),
+        ({"eval_gconfig.n_samples": 3}, "generator.eval_n_samples_per_prompt", 3),
+        ({"gconfig.max_new_tokens": 1024, "gconfig.max_tokens": 4096}, "trainer.max_prompt_length", 3072),
+        ({"train_dataset.max_length": 30000}, "generator.sampling_params.max_tokens", 32768),
+        ({"train_dataset.max_length": 1024}, "generator.sampling_params.max_tokens", None),
+        ({"stats_logger.wandb.mode": "online"}, "trainer.logger", ("console", "wandb")),
+        ({"actor.disable_dropout": True}, "trainer.policy.use_dropout", False),
+        ({"train_dataset.shuffle": False}, "data.shuffle", False),
+        ({"train_dataset.drop_last": False}, "data.epoch_tail", "short"),
+        ({"train_dataset.drop_last": False, "rollout.max_head_offpolicyness": 2}, "data.epoch_tail", "carry"),
+        ({"success_rate_lb": 0.05}, "trainer.algorithm.dynamic_sampling.min_success_rate", 0.05),
+        ({"success_rate_ub": 0.95}, "trainer.algorithm.dynamic_sampling.max_success_rate", 0.95),
+        ({"success_rate_ub": 1.0}, "trainer.algorithm.dynamic_sampling.type", None),
+        ({"rollout.scheduling_strategy.type": "colocation"}, "trainer.placement.colocate_all", True),
+        ({"ref.scheduling_strategy.type": "colocation"}, "trainer.placement.colocate_policy_ref", True),
+        ({}, "trainer.placement.colocate_policy_ref", False),
+    ],
 )
-def test_a_file_of_required_settings_alone_means_what_it_means_in_areal(
-    year: int, lr: float, betas: tuple[float, float], is_asynchronous: bool, tmp_path: Path
+def test_a_setting_beside_the_required_ones_means_what_it_means_in_areal(
+    keys: dict[str, Any], path: str, value: object, tmp_path: Path
 ) -> None:
-    conversion = convert_keys(MINIMAL[year] | {"ref.path": "a/b", "train_dataset.batch_size": 64})
-    run = loaded(conversion, tmp_path)
-    algorithm, optimizer = run.trainer.algorithm, run.trainer.policy.optimizer_config
-    assert (algorithm.use_kl_in_reward, algorithm.use_kl_loss, algorithm.kl_loss_coef) == (True, False, 0.1)
-    assert (algorithm.kl_estimator_type, algorithm.reward_shaping.clip) == ("k1", 20.0)
-    assert (algorithm.advantage_estimator, algorithm.whiten_advantages) == ("reinforce++", False)
-    assert (optimizer.lr, optimizer.adam_betas, optimizer.warmup_steps_proportion) == (lr, betas, 0.001)
-    assert run.trainer.fully_async.enabled is is_asynchronous
-    assert (run.trainer.seed, run.trainer.epochs, run.trainer.policy_mini_batch_size) == (1, 1, 16)
-    assert run.generator.n_samples_per_prompt == 1
-    assert run.generator.sampling_params.max_generate_length == 16384
-    assert conversion.lost == ()
+    assert get_at(loaded(convert_keys(REQUIRED[2026] | keys), tmp_path), path) == value
+
+
+def test_a_cluster_without_an_allocation_is_shared_by_everything(tmp_path: Path) -> None:
+    keys = {"actor.path": "a/b", "ref.path": "a/b", "cluster.n_nodes": 2, "cluster.n_gpus_per_node": 4}
+    conversion = convert_keys(keys)
+    placement = loaded(conversion, tmp_path).trainer.placement
+    assert (placement.colocate_all, placement.policy_num_nodes, placement.policy_num_gpus_per_node) == (True, 2, 4)
+    assert conversion.tables["generator"]["inference_engine"]["num_engines"] == 8
+    assert conversion.cluster == {"slurm": {"nodes": 2, "gpus_per_node": 4}}
 
 
 def test_defaults_that_were_written_are_reported_with_their_place() -> None:
@@ -321,4 +416,9 @@ def test_defaults_that_were_written_are_reported_with_their_place() -> None:
 
 def test_defaults_that_change_no_training_are_listed_where_they_differ() -> None:
     rows = convert_keys(GRPO_EXAMPLE | {"recover.freq_secs": 60, "train_dataset.batch_size": 8}).other_defaults
-    assert [row.source for row in rows] == ["evaluator.freq_steps", "sglang.disable_radix_cache"]
+    assert [row.source for row in rows] == [
+        "evaluator.eval_before_train",
+        "recover.mode",
+        "evaluator.freq_steps",
+        "sglang.disable_radix_cache",
+    ]

@@ -70,7 +70,7 @@ def test_what_is_kept_has_the_value_that_was_recorded(
     different = {}
     for script, conversion in converted:
         run = loaded(conversion, tmp_path)
-        refused = {line.source.lstrip("+") for line in conversion.lines if line.outcome == "refused"}
+        refused = {line.source.lstrip("+") for line in conversion.lines if line.outcome in ("refused", "needless")}
         for path, value in (script.get("translated_values") or {}).items():
             if path not in refused and not same(at(run, path), value):
                 different[path, at(run, path)] = value
@@ -137,3 +137,37 @@ def test_a_script_that_leaves_the_bounds_of_cispo_alone_gets_those_of_scale_rl(t
     run = loaded(convert_overrides(["trainer.algorithm.policy_loss_type=cispo"]), tmp_path)
     cispo = run.trainer.algorithm.cispo
     assert (1 - cispo.cispo_eps_clip_low, 1 + cispo.cispo_eps_clip_high) == (0.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["trainer.run_name="], "names nothing: the default stays"),
+        (["trainer.ckpt_path="], "names nothing: the default stays"),
+        (
+            ["generator.step_wise_trajectories=true", "+generator.retokenize_chat_history=true"],
+            "each turn is tokenized anew",
+        ),
+        (
+            ["trainer.policy.torch_profiler_config.enable=false", "trainer.policy.torch_profiler_config.ranks=[0]"],
+            "read with trainer.policy.torch_profiler_config.enable = true",
+        ),
+    ],
+)
+def test_settings_that_do_nothing_beside_others_are_needless(overrides: list[str], why: str) -> None:
+    conversion = convert_overrides(overrides)
+    assert (conversion.refused, conversion.lines[-1].outcome) == ((), "needless")
+    assert why in conversion.lines[-1].why
+
+
+def test_the_same_settings_count_where_they_are_asked_for() -> None:
+    overrides = ["trainer.policy.torch_profiler_config.enable=true", "+generator.retokenize_chat_history=true"]
+    assert [line.outcome for line in convert_overrides(overrides).lines] == ["not yet", "refused"]
+    assert convert_overrides(["data.train_data="]).lines[0].outcome == "refused"
+
+
+def test_a_script_that_keeps_its_cache_under_new_weights_shares_no_prefixes(tmp_path: Path) -> None:
+    overrides = ["trainer.fully_async.enabled=true", "trainer.fully_async.clear_kv_cache_on_weight_sync=false"]
+    conversion = convert_overrides([*overrides, "trainer.placement.colocate_all=false"])
+    assert not any(problem.path.endswith("weight_sync") for problem in conversion.problems)
+    assert loaded(conversion, tmp_path).generator.inference_engine.enable_prefix_caching is False

@@ -54,6 +54,20 @@ async def test_filter_without_a_limit_draws_until_the_batch_is_full(unlimited: i
     assert [group.rewards for group in await source.next_batch(0)] == [GOOD, GOOD]
 
 
+@pytest.mark.parametrize(
+    ("bounds", "kept"),
+    [
+        ({}, [(1.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 0.0)]),
+        ({"min_success_rate": 0.5}, [(1.0, 1.0, 1.0, 0.0), (1.0, 1.0, 0.0, 0.0)]),
+        ({"max_success_rate": 0.5}, [(1.0, 0.0, 0.0, 0.0), (1.0, 1.0, 0.0, 0.0)]),
+    ],
+)
+async def test_filter_leaves_out_prompts_that_are_too_hard_or_too_easy(bounds: Any, kept: Any) -> None:
+    generator = Scripted([(1.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 0.0)], [(1.0, 1.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0)])
+    source = rollouts(generator, **sampling(type="filter", **bounds))
+    assert [group.rewards for group in await source.next_batch(0)] == kept
+
+
 async def test_filter_gives_up_at_its_limit_and_says_how_far_it_came() -> None:
     generator = Scripted([GOOD, ALL_RIGHT], [ALL_RIGHT, ALL_WRONG])
     source = rollouts(generator, **sampling(type="filter", max_sample_batches=2))

@@ -34,6 +34,11 @@ def test_old_logprobs_are_asked_for_exactly_where_they_change_the_loss(algorithm
     assert (losses[0] != losses[1]) == scores_old_logprobs(algorithm, updates=2)
 
 
+def test_the_engines_own_log_probabilities_need_no_pass() -> None:
+    algorithm = AlgorithmConfig(old_logprobs="engine", use_kl_in_reward=True, use_kl_loss=False)
+    assert not scores_old_logprobs(algorithm, updates=4)
+
+
 def test_one_update_compares_with_nothing_older_than_itself() -> None:
     assert not scores_old_logprobs(AlgorithmConfig(), updates=1)
 

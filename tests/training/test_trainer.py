@@ -43,12 +43,12 @@ class Model:
 class World:
     """A trainer at version 5."""
 
-    def __init__(self, *, others: bool, epochs: int, mini: int) -> None:
+    def __init__(self, *, others: bool, epochs: int, mini: int, algorithm: AlgorithmConfig | None = None) -> None:
         self.calls: list[str] = []
         self.policy, self.critic = Model("policy", -1.0, self.calls), Model("critic", 3.0, self.calls)
         self.epoch = 4
         config = evolve(
-            TrainerConfig(update_epochs_per_batch=epochs),
+            TrainerConfig(update_epochs_per_batch=epochs, algorithm=algorithm or AlgorithmConfig()),
             policy_mini_batch_size_in_samples=mini,
             critic_mini_batch_size_in_samples=4,
         )
@@ -125,6 +125,14 @@ async def test_a_single_update_needs_no_old_probabilities_and_no_other_model() -
     assert not any(name.startswith("critic/") for name in metrics)
     assert await world.trainer.begin() == {"weight_sync/parity_mean": 0.5}
     assert world.calls[-1] == "publish 5"
+
+
+async def test_the_engines_own_probabilities_may_be_the_old_ones() -> None:
+    world = World(others=False, epochs=2, mini=2, algorithm=AlgorithmConfig(old_logprobs="engine"))
+    await world.trainer.step()
+    assert "policy scores 4" not in world.calls
+    old = world.policy.seen[0].old_logprobs
+    assert old is not None and torch.equal(old, world.policy.seen[0].rollout_logprobs)
 
 
 async def test_a_mini_batch_without_a_token_is_not_learned_from_and_is_counted() -> None:

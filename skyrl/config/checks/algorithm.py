@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from skyrl.config.facts import estimator_facts, loss_facts
 from skyrl.config.import_paths import is_import_path
+from skyrl.config.losses import asks_for_correction
 from skyrl.config.registry import AdvantageEstimatorRegistry, PolicyLossRegistry, Registry
 from skyrl.config.rewards import RewardShapingConfig
 from skyrl.config.root import SkyRLTrainConfig
@@ -95,6 +96,21 @@ def corrections_suit_the_loss(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
+def the_engines_logprobs_are_compared_with_others(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A correction for the gap between engine and learner needs log-probabilities of both."""
+    algorithm = run.trainer.algorithm
+    if algorithm.old_logprobs != "engine":
+        return
+    facts, compares = loss_facts(algorithm), asks_for_correction(algorithm.off_policy_correction)
+    if compares or (facts.reads_old_logprobs and facts.reads_rollout_logprobs):
+        what = "off_policy_correction" if compares else f"the loss {algorithm.policy_loss_type}"
+        yield Problem(
+            path=_ALGORITHM + "old_logprobs",
+            message=f"{what} compares pi_old with the engine's probabilities, and here both are one",
+            hint="set it to learner, or leave the correction out",
+        )
+
+
 def correction_bounds_leave_something(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A lower bound lies below the upper one."""
     yield from run.trainer.algorithm.off_policy_correction.problems_at("trainer.algorithm.off_policy_correction")
@@ -146,6 +162,7 @@ ALGORITHM_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     a_group_has_something_to_compare,
     advantages_are_normalized_once,
     corrections_suit_the_loss,
+    the_engines_logprobs_are_compared_with_others,
     correction_bounds_leave_something,
     whole_answers_have_equal_shares,
     remax_compares_raw_rewards,

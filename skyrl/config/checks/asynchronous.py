@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from skyrl.config.engines import backend_of
 from skyrl.config.facts import loss_facts
+from skyrl.config.fully_async import FullyAsyncConfig
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
@@ -18,12 +19,18 @@ def is_off_policy(run: SkyRLTrainConfig) -> bool:
     return run.trainer.fully_async.enabled and run.trainer.fully_async.max_staleness_steps > 0
 
 
+def _keeps_keys_and_values(settings: FullyAsyncConfig) -> bool:
+    """Do samples continue under new weights from what old ones computed?"""
+    return settings.enabled and settings.interrupt_generation and not settings.clear_kv_cache_on_weight_sync
+
+
 def is_corrected(run: SkyRLTrainConfig) -> bool:
     """Does the loss, or a correction of it, know which probabilities the samples were drawn with?"""
     algorithm = run.trainer.algorithm
     correction = algorithm.off_policy_correction
     return (
-        loss_facts(algorithm).reads_rollout_logprobs is not False
+        algorithm.old_logprobs == "engine"
+        or loss_facts(algorithm).reads_rollout_logprobs is not False
         or correction.tis_ratio_type is not None
         or correction.sequence_mask_metric is not None
     )
@@ -65,8 +72,7 @@ def a_stream_is_not_one_call(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def kept_keys_and_values_are_not_shared(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A prefix cache would give new samples what the old weights computed."""
     settings, engine = run.trainer.fully_async, run.generator.inference_engine
-    kept = settings.enabled and settings.interrupt_generation and not settings.clear_kv_cache_on_weight_sync
-    if kept and backend_of(engine).shares_prefixes and engine.enable_prefix_caching:
+    if _keeps_keys_and_values(settings) and backend_of(engine).shares_prefixes and engine.enable_prefix_caching:
         yield Problem(
             path=f"{_ASYNC}.clear_kv_cache_on_weight_sync",
             message=f"the prefix cache of {engine.backend} would hand keys and values of old weights to new samples",
@@ -77,9 +83,8 @@ def kept_keys_and_values_are_not_shared(run: SkyRLTrainConfig) -> Iterator[Probl
 def kept_keys_and_values_outlive_the_engines_sleep(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """vLLM gives up its cache where learners need the GPU, and the samples in it stand still meanwhile."""
     settings, shares = run.trainer.fully_async, run.trainer.placement.colocate_all
-    kept = settings.enabled and settings.interrupt_generation and not settings.clear_kv_cache_on_weight_sync
     engine = run.generator.inference_engine
-    if kept and shares and backend_of(engine).sleeps:
+    if _keeps_keys_and_values(settings) and shares and backend_of(engine).sleeps:
         yield Problem(
             path=f"{_ASYNC}.clear_kv_cache_on_weight_sync",
             message=f"trainer.placement.colocate_all has {engine.backend} give up its keys and values whenever "
@@ -100,10 +105,21 @@ def older_samples_are_corrected(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
+def a_stream_has_no_last_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Groups of a stream make batches in the order in which they are ready, over the borders of epochs."""
+    if run.trainer.fully_async.enabled and run.data.epoch_tail == "short":
+        yield Problem(
+            path="data.epoch_tail",
+            message=f"{_ASYNC}.enabled takes prompts one by one, so that no epoch has a last batch",
+            hint='set it to "carry", which leaves out no prompt either, or to "drop"',
+        )
+
+
 ASYNC_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     a_queue_holds_a_batch,
     weights_travel_before_samples_are_too_old,
     a_stream_is_not_one_call,
+    a_stream_has_no_last_batch,
     kept_keys_and_values_are_not_shared,
     kept_keys_and_values_outlive_the_engines_sleep,
     older_samples_are_corrected,

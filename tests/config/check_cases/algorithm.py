@@ -27,6 +27,10 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             ALGORITHM + "advantage_batch_normalize",
         )
     ],
+    "the_engines_logprobs_are_compared_with_others": [
+        ({ALGORITHM + "old_logprobs": "engine", **compared}, ALGORITHM + "old_logprobs")
+        for compared in ({ALGORITHM + "policy_loss_type": "decoupled"}, {CORRECTION + "tis_ratio_type": "token"})
+    ],
     "corrections_suit_the_loss": [
         (
             {ALGORITHM + "policy_loss_type": loss, CORRECTION + "tis_ratio_type": "token"},
@@ -81,6 +85,7 @@ SILENT: dict[str, dict[str, Any]] = {
     "kl_is_counted_once": {"trainer.algorithm.use_kl_in_reward": True, "trainer.algorithm.use_kl_loss": False},
     "a_critic_is_asked": {**CRITIC, ALGORITHM + "advantage_estimator": "gae"},
     "advantages_are_normalized_once": {ALGORITHM + "advantage_norm.mean_level": "group"},
+    "the_engines_logprobs_are_compared_with_others": {ALGORITHM + "old_logprobs": "engine"},
     "corrections_suit_the_loss": {
         ALGORITHM + "policy_loss_type": "cispo",
         CORRECTION + "tis_ratio_type": "token",

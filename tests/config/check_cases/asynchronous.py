@@ -15,8 +15,16 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**ON, ASYNC + "steps_per_sync": 2, ASYNC + "max_staleness_steps": 0}, ASYNC + "steps_per_sync"),
     ],
     "a_stream_is_not_one_call": [({**ON, "generator.batched": True}, "generator.batched")],
+    "a_stream_has_no_last_batch": [({**ON, "data.epoch_tail": "short"}, "data.epoch_tail")],
     "kept_keys_and_values_are_not_shared": [
-        ({**KEPT, "generator.inference_engine.backend": "vllm"}, ASYNC + "clear_kv_cache_on_weight_sync"),
+        (
+            {
+                **KEPT,
+                "generator.inference_engine.backend": "vllm",
+                "generator.inference_engine.enable_prefix_caching": True,
+            },
+            ASYNC + "clear_kv_cache_on_weight_sync",
+        ),
     ],
     "kept_keys_and_values_outlive_the_engines_sleep": [
         (
@@ -35,6 +43,7 @@ SILENT: dict[str, dict[str, Any]] = {
     "a_queue_holds_a_batch": {**ON, ASYNC + "queue_size": 1024},
     "weights_travel_before_samples_are_too_old": {**ON, ASYNC + "steps_per_sync": 5},
     "a_stream_is_not_one_call": {"generator.batched": True},
+    "a_stream_has_no_last_batch": {"data.epoch_tail": "short"},
     "kept_keys_and_values_are_not_shared": {
         **KEPT,
         "generator.inference_engine.backend": "vllm",
