@@ -54,7 +54,7 @@ def batches(values: Values) -> Mapping[str, Any]:
     return {"trainer.train_batch_size": drawn // group, "trainer.policy_mini_batch_size": used // group}
 
 
-def _batch(key: str, value: Any, values: Values) -> Becomes:
+def _batch(key: str, value: object, values: Values) -> Becomes:
     """All of TRL's batch sizes together give ours."""
     if value is None:
         return needless("null: it follows from the others")
@@ -88,7 +88,7 @@ def _steps(path: str) -> Together:
 
 
 def _strategy(path: str, steps: str) -> Together:
-    def become(key: str, value: Any, values: Values) -> Becomes:
+    def become(key: str, value: object, values: Values) -> Becomes:
         match value:
             case "no" | False:
                 return Becomes(writes={path: -1})

@@ -31,17 +31,17 @@ _SCHEDULES = {
 }  # fmt: skip
 
 
-def _whole_number(value: Any) -> Any:
+def _whole_number(value: object) -> Any:
     """`num_train_epochs = 3.0` is 3."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _scheduler(value: Any) -> Becomes:
+def _scheduler(value: object) -> Becomes:
     name = _SCHEDULES.get(str(value).removeprefix("SchedulerType.").lower())
     return Becomes(writes={OPTIMIZER + "scheduler": name}) if name else Becomes(not_yet=f"the schedule {value!r}")
 
 
-def _schedule_settings(value: Any) -> Becomes:
+def _schedule_settings(value: object) -> Becomes:
     if not value:
         return Becomes(needless="asks for nothing")
     if isinstance(value, dict) and set(value) <= {"min_lr_rate"}:
@@ -49,7 +49,7 @@ def _schedule_settings(value: Any) -> Becomes:
     return Becomes(not_yet="settings of a schedule other than min_lr_rate")
 
 
-def _optimizer(value: Any) -> Becomes:
+def _optimizer(value: object) -> Becomes:
     if str(value) in ("adamw_torch", "adamw_torch_fused", "adamw_hf"):
         return Becomes(writes={OPTIMIZER + "optimizer": "adamw"})
     return (
@@ -57,13 +57,13 @@ def _optimizer(value: Any) -> Becomes:
     )
 
 
-def _checkpointing(value: Any) -> Becomes:
+def _checkpointing(value: object) -> Becomes:
     if not isinstance(value, dict) or set(value) - {"use_reentrant"}:
         return Becomes(needless="asks for nothing") if not value else Becomes(not_yet="other ways of recomputing")
     return Becomes(writes={"trainer.gradient_checkpointing_use_reentrant": value["use_reentrant"]})
 
 
-def _resume(value: Any) -> Becomes:
+def _resume(value: object) -> Becomes:
     if isinstance(value, str):
         return Becomes(refused="a checkpoint of TRL's cannot be resumed here: start from its model")
     return Becomes(writes={"trainer.resume_mode": "latest" if value else "none"})

@@ -25,7 +25,7 @@ def loss_of(values: Values) -> str:
     return "dual_clip" if values.get("delta") is not None else "regular"
 
 
-def _divergence(key: str, value: Any, values: Values) -> Becomes:
+def _divergence(key: str, value: object, values: Values) -> Becomes:
     weight = number(value)
     writes: dict[str, Any] = {ALGORITHM + "use_kl_loss": bool(weight)}
     if weight:
@@ -33,7 +33,7 @@ def _divergence(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes=writes)
 
 
-def _loss(key: str, value: Any, values: Values) -> Becomes:
+def _loss(key: str, value: object, values: Values) -> Becomes:
     if value not in _REDUCTIONS:
         return Becomes(not_yet=f"the loss {value!r}")
     writes = {ALGORITHM + "policy_loss_type": loss_of(values), ALGORITHM + "loss_reduction": _REDUCTIONS[value]}
@@ -42,7 +42,7 @@ def _loss(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes=writes)
 
 
-def _level(key: str, value: Any, values: Values) -> Becomes:
+def _level(key: str, value: object, values: Values) -> Becomes:
     if value == "token":
         return needless("ratios are those of tokens")
     if value != "sequence" or loss_of(values) != "gspo" or values.get("delta") is not None:
@@ -50,7 +50,7 @@ def _level(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes={ALGORITHM + "policy_loss_type": "gspo"})
 
 
-def _clip(key: str, value: Any, values: Values) -> Becomes:
+def _clip(key: str, value: object, values: Values) -> Becomes:
     """`epsilon` is both bounds unless `epsilon_high` is given. CISPO's weight has an upper bound only."""
     if value is None:
         return needless("null: epsilon says it")
@@ -68,7 +68,7 @@ def _clip(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes={f"{ALGORITHM}eps_clip_{side}": bound for side in sides})
 
 
-def _delta(key: str, value: Any, values: Values) -> Becomes:
+def _delta(key: str, value: object, values: Values) -> Becomes:
     """Ratios of bad tokens are held below it, as dual clip does."""
     if value is None:
         return needless("null: nothing is asked for")
@@ -77,13 +77,13 @@ def _delta(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes={ALGORITHM + "clip_ratio_c": number(value)})
 
 
-def _of_sapo(key: str, value: Any, values: Values) -> Becomes:
+def _of_sapo(key: str, value: object, values: Values) -> Becomes:
     if loss_of(values) != "sapo":
         return needless("the loss is another one than sapo")
     return Becomes(writes={f"{ALGORITHM}sapo.tau_{key.rpartition('_')[2]}": number(value)})
 
 
-def _scale(key: str, value: Any, values: Values) -> Becomes:
+def _scale(key: str, value: object, values: Values) -> Becomes:
     match {True: "group", False: "none"}.get(value, value) if isinstance(value, bool) else value:
         case "group":
             return Becomes(writes={ALGORITHM + "grpo_norm_by_std": True})
@@ -95,7 +95,7 @@ def _scale(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(refused=f"TRL has no scale_rewards {value!r}; it has group, batch and none")
 
 
-def _entropy(key: str, value: Any, values: Values) -> Becomes:
+def _entropy(key: str, value: object, values: Values) -> Becomes:
     if not number(value):
         return needless("0: the entropy is left as it is")
     note = "TRL averages it over all tokens, whatever the reduction"
@@ -104,7 +104,7 @@ def _entropy(key: str, value: Any, values: Values) -> Becomes:
     )
 
 
-def _correction(key: str, value: Any, values: Values) -> Becomes:
+def _correction(key: str, value: object, values: Values) -> Becomes:
     """Importance sampling against the engine, which TRL has for vLLM alone."""
     if not values.get("use_vllm") or not values.get("vllm_importance_sampling_correction", True):
         return needless("nothing is corrected: it is off, or use_vllm is")

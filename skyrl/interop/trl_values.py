@@ -18,11 +18,11 @@ _ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash_atte
 _GPUS_OF_A_NODE = 8
 
 
-def _engine(key: str, value: Any, values: Values) -> Becomes:
+def _engine(key: str, value: object, values: Values) -> Becomes:
     return Becomes(writes={ENGINE + "backend": "vllm" if value else "torch"})
 
 
-def _mode(key: str, value: Any, values: Values) -> Becomes:
+def _mode(key: str, value: object, values: Values) -> Becomes:
     if not values.get("use_vllm") or value == "colocate":
         return needless("engines share the learners' GPUs")
     return Becomes(
@@ -38,7 +38,7 @@ def _of_vllm(path: str) -> Together:
     )
 
 
-def _warm_up(key: str, value: Any, values: Values) -> Becomes:
+def _warm_up(key: str, value: object, values: Values) -> Becomes:
     """Below 1, a share of all steps."""
     amount = number(value)
     if off(amount):
@@ -47,7 +47,7 @@ def _warm_up(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes={OPTIMIZER + name: amount})
 
 
-def _rewards(key: str, value: Any, values: Values) -> Becomes:
+def _rewards(key: str, value: object, values: Values) -> Becomes:
     if off(value):
         return needless("none: environment.env_class decides")
     names = value if isinstance(value, list) else [value]
@@ -62,7 +62,7 @@ def _rewards(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes={"environment.env_class": f"{module}:{function}"})
 
 
-def _dataset(key: str, value: Any, values: Values) -> Becomes:
+def _dataset(key: str, value: object, values: Values) -> Becomes:
     """NAME, NAME:SPLIT or NAME:CONFIGURATION:SPLIT."""
     path = "data.val_data" if key.startswith("eval_") else "data.train_data"
     if value is None:
@@ -77,7 +77,7 @@ def _dataset(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes=writes)
 
 
-def _trackers(key: str, value: Any, values: Values) -> Becomes:
+def _trackers(key: str, value: object, values: Values) -> Becomes:
     asked = [name for name in (value if isinstance(value, list) else [value]) if name not in ("none", None)]
     missing = [name for name in asked if name not in _TRACKERS]
     if missing:
@@ -85,7 +85,7 @@ def _trackers(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes={"trainer.logger": ["console", *asked]})
 
 
-def _attention(key: str, value: Any, values: Values) -> Becomes:
+def _attention(key: str, value: object, values: Values) -> Becomes:
     if value is None:
         return needless("null: trainer.attention chooses")
     name = "flash_attention_2" if str(value).startswith("kernels-community/flash-attn2") else value
@@ -100,7 +100,7 @@ def _adapter(path: str) -> Together:
     )
 
 
-def _targets(key: str, value: Any, values: Values) -> Becomes:
+def _targets(key: str, value: object, values: Values) -> Becomes:
     whole_model = value in ("all-linear", ["all-linear"])
     return _adapter("trainer.policy.model.lora.target_modules")(key, "all-linear" if whole_model else value, values)
 

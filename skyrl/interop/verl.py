@@ -72,7 +72,7 @@ def _setting(override: str) -> tuple[str, Any]:
     return name.lstrip("+~"), yaml_value(text)
 
 
-def _reference(key: str, value: Any) -> Any:
+def _reference(key: str, value: object) -> Any:
     """`${oc.select:a.b,default}` and `${.b}`, which is relative to the key's table, as `${a.b}`."""
     found = _SELECT.fullmatch(value) or _RELATIVE.fullmatch(value) if isinstance(value, str) else None
     if found is None:
@@ -80,7 +80,7 @@ def _reference(key: str, value: Any) -> Any:
     return "${" + (key.rpartition(".")[0] + found[1] if found[1].startswith(".") else found[1]) + "}"
 
 
-def _names_a_table(value: Any, values: Mapping[str, Any]) -> bool:
+def _names_a_table(value: object, values: Mapping[str, Any]) -> bool:
     """Whether the value is a copy of a whole table, whose settings stand there."""
     name = value[2:-1] if isinstance(value, str) and value.startswith("${") else ""
     return bool(name) and any(key.startswith(name + ".") for key in values)

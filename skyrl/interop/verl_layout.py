@@ -50,14 +50,14 @@ def _gpus_of_an_engine(values: Values) -> int:
     return size
 
 
-def _machines(key: str, value: Any, values: Values) -> Becomes:
+def _machines(key: str, value: object, values: Values) -> Becomes:
     ours = {"trainer.nnodes": "num_nodes", "trainer.n_gpus_per_node": "num_gpus_per_node"}[key]
     if not isinstance(value, int):
         return Becomes(refused=f"{value!r} is no number of machines or GPUs: write the value out")
     return Becomes(writes={f"trainer.placement.policy_{ours}": value})
 
 
-def _engine_size(key: str, value: Any, values: Values) -> Becomes:
+def _engine_size(key: str, value: object, values: Values) -> Becomes:
     gpus = whole(values.get("trainer.nnodes")) * whole(values.get("trainer.n_gpus_per_node"), default=8)
     if gpus % _gpus_of_an_engine(values):
         return Becomes(refused=f"engines of {_gpus_of_an_engine(values)} GPUs do not divide {gpus} GPUs")
@@ -65,7 +65,7 @@ def _engine_size(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes={ENGINE + name: value})
 
 
-def _engine(key: str, value: Any, values: Values) -> Becomes:
+def _engine(key: str, value: object, values: Values) -> Becomes:
     if value == "vllm":
         return Becomes(writes={ENGINE + "backend": "vllm"})
     if value == "sglang":
@@ -75,7 +75,7 @@ def _engine(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(not_yet=f"engines of {value!r} (generator.inference_engine.backend)")
 
 
-def _engine_option(key: str, value: Any, values: Values) -> Becomes:
+def _engine_option(key: str, value: object, values: Values) -> Becomes:
     """`engine_kwargs.vllm.NAME`; options of other engines ask for nothing where the engine is vLLM."""
     _, _, rest = key.partition(".engine_kwargs.")
     engine, _, name = rest.partition(".")
@@ -85,7 +85,7 @@ def _engine_option(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes={_VLLM + name: value}) if engine == "vllm" else Becomes(not_yet=f"options of {engine}")
 
 
-def _strategy(key: str, value: Any, values: Values) -> Becomes:
+def _strategy(key: str, value: object, values: Values) -> Becomes:
     if key != ACTOR + "strategy":
         return needless("all models are spread in one way: trainer.strategy")
     if value not in ("fsdp", "fsdp2", "megatron"):
@@ -93,7 +93,7 @@ def _strategy(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes={"trainer.strategy": value})
 
 
-def _tokens(key: str, value: Any, values: Values) -> Becomes:
+def _tokens(key: str, value: object, values: Values) -> Becomes:
     if not values.get(ACTOR + "use_dynamic_bsz"):
         return needless("use_dynamic_bsz is off")
     if key == ACTOR + "ppo_max_token_len_per_gpu":
@@ -101,13 +101,13 @@ def _tokens(key: str, value: Any, values: Values) -> Becomes:
     return needless(f"trainer.max_tokens_per_microbatch: {_LEAST}")
 
 
-def _dynamic(key: str, value: Any, values: Values) -> Becomes:
+def _dynamic(key: str, value: object, values: Values) -> Becomes:
     if key != ACTOR + "use_dynamic_bsz" or not value or ACTOR + "ppo_max_token_len_per_gpu" in values:
         return needless(f"trainer.max_tokens_per_microbatch says it: {_LEAST}" if value else "rows are counted")
     return Becomes(writes={"trainer.max_tokens_per_microbatch": 16384})
 
 
-def _rows(key: str, value: Any, values: Values) -> Becomes:
+def _rows(key: str, value: object, values: Values) -> Becomes:
     """Rows of a micro-batch, of one GPU or of all of them together."""
     if value is None:
         return needless("null: nothing is asked for")
@@ -122,7 +122,7 @@ def _rows(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes={f"trainer.{name}": value})
 
 
-def _megatron(key: str, value: Any, values: Values) -> Becomes:
+def _megatron(key: str, value: object, values: Values) -> Becomes:
     if values.get(ACTOR + "strategy") != "megatron":
         return needless("the strategy is another one than megatron")
     owner, _, name = key.partition(".megatron.")
@@ -149,19 +149,19 @@ def _ours(key: str) -> str:
     return "trainer.critic." if key.startswith("critic.") else f"trainer.{'ref' if key.startswith(_REF) else 'policy'}."
 
 
-def _truncation(key: str, value: Any, values: Values) -> Becomes:
+def _truncation(key: str, value: object, values: Values) -> Becomes:
     if values.get("data.filter_overlong_prompts") or value == "error":
         return needless("longer prompts are left out of the data, and counted")
     return Becomes(not_yet="shortened prompts: longer ones than trainer.max_prompt_length are left out, and counted")
 
 
-def _contents(key: str, value: Any, values: Values) -> Becomes:
+def _contents(key: str, value: object, values: Values) -> Becomes:
     if isinstance(value, list) and "hf_model" in value:
         return Becomes(writes={"trainer.hf_save_interval": values.get("trainer.save_freq", -1)})
     return needless("checkpoints hold all that resuming needs")
 
 
-def _warm_up(key: str, value: Any, values: Values) -> Becomes:
+def _warm_up(key: str, value: object, values: Values) -> Becomes:
     """verl's schedules count training steps."""
     table, _, name = key.rpartition(".")
     ours = _optimizer(key)
@@ -175,7 +175,7 @@ def _warm_up(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes={ours + "warmup_steps_proportion": value, ours + "schedule_unit": "training_step"})
 
 
-def _scheduler(key: str, value: Any, values: Values) -> Becomes:
+def _scheduler(key: str, value: object, values: Values) -> Becomes:
     if value is None:
         return needless("lr_scheduler_type says it")
     if value not in ("constant", "cosine"):
@@ -188,7 +188,7 @@ def _optimizer(key: str) -> str:
     return ("trainer.critic." if key.startswith("critic.") else "trainer.policy.") + "optimizer_config."
 
 
-def _clipping(key: str, value: Any, values: Values) -> Becomes:
+def _clipping(key: str, value: object, values: Values) -> Becomes:
     """`grad_clip` of the model and `optim.clip_grad` are one setting of two ages; the model's counts where both are."""
     owner = "critic." if key.startswith("critic.") else ACTOR
     if key.endswith("clip_grad") and owner + "grad_clip" in values:
@@ -196,7 +196,7 @@ def _clipping(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes={_optimizer(key) + "max_grad_norm": value})
 
 
-def _trackers(key: str, value: Any, values: Values) -> Becomes:
+def _trackers(key: str, value: object, values: Values) -> Becomes:
     asked = value if isinstance(value, list) else [value]
     ours = [name for name in asked if name in _TRACKERS]
     if len(ours) < len(asked):
@@ -205,14 +205,14 @@ def _trackers(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes={"trainer.logger": ours})
 
 
-def _resume(key: str, value: Any, values: Values) -> Becomes:
+def _resume(key: str, value: object, values: Values) -> Becomes:
     modes = {"auto": "latest", "disable": "none", "resume_path": "from_path"}
     if value not in modes:
         return Becomes(refused=f"verl has no resume_mode {value!r}; it has {', '.join(modes)}")
     return Becomes(writes={"trainer.resume_mode": modes[value]})
 
 
-def _reward_model(key: str, value: Any, values: Values) -> Becomes:
+def _reward_model(key: str, value: object, values: Values) -> Becomes:
     if off(values.get("reward_model.enable")) and key != "reward_model.enable":
         return needless("there is no reward model: reward_model.enable is off")
     if off(value):
@@ -222,11 +222,11 @@ def _reward_model(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(not_yet='converting reward models: environment.env_class = "reward_model" (docs/environments.md)')
 
 
-def _profile(key: str, value: Any, values: Values) -> Becomes:
+def _profile(key: str, value: object, values: Values) -> Becomes:
     return needless("profiles are taken of the steps in trainer.profile_steps")
 
 
-def _turns(key: str, value: Any, values: Values) -> Becomes:
+def _turns(key: str, value: object, values: Values) -> Becomes:
     if not values.get(_ROLLOUT + "multi_turn.enable") and off(values.get(_ROLLOUT + "multi_turn.tool_config_path")):
         return needless("multi_turn.enable is off")
     name = key.rpartition(".")[2]
@@ -239,11 +239,11 @@ def _turns(key: str, value: Any, values: Values) -> Becomes:
     )
 
 
-def _template(key: str, value: Any, values: Values) -> Becomes:
+def _template(key: str, value: object, values: Values) -> Becomes:
     return Becomes(writes={f"generator.chat_template_kwargs.{key.partition('apply_chat_template_kwargs.')[2]}": value})
 
 
-def _override(key: str, value: Any, values: Values) -> Becomes:
+def _override(key: str, value: object, values: Values) -> Becomes:
     name = key.partition("override_config.")[2].removeprefix("model_config.")
     return Becomes(writes={f"{_ours(key)}model_config_kwargs.{name}": value})
 

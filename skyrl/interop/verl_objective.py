@@ -51,13 +51,13 @@ def _loss(values: Values) -> str:
     return str(values.get(ACTOR + "policy_loss.loss_mode", "vanilla"))
 
 
-def _estimator(key: str, value: Any, values: Values) -> Becomes:
+def _estimator(key: str, value: object, values: Values) -> Becomes:
     if value not in _ESTIMATORS:
         return Becomes(not_yet=f"the estimator {value!r}")
     return Becomes(writes={ALGORITHM + "advantage_estimator": _ESTIMATORS[value]})
 
 
-def _loss_mode(key: str, value: Any, values: Values) -> Becomes:
+def _loss_mode(key: str, value: object, values: Values) -> Becomes:
     if value not in _LOSSES:
         return Becomes(not_yet=f"the loss {value!r}")
     writes = {ALGORITHM + "policy_loss_type": _LOSSES[value]}
@@ -68,14 +68,14 @@ def _averages(loss: str) -> bool:
     return loss in _OF_WHOLE_ANSWERS
 
 
-def _setting_of_a_loss(key: str, value: Any, values: Values) -> Becomes:
+def _setting_of_a_loss(key: str, value: object, values: Values) -> Becomes:
     loss, path = _SETTINGS_OF[key.removeprefix(ACTOR)]
     if _loss(values) != loss:
         return needless(f"the loss is another one: {_loss(values)}")
     return Becomes(writes={ALGORITHM + path: number(value)})
 
 
-def _clip(key: str, value: Any, values: Values) -> Becomes:
+def _clip(key: str, value: object, values: Values) -> Becomes:
     pattern = _CLIP.get(_loss(values))
     if pattern is None:
         return needless(f"the loss {_loss(values)} does not clip ratios")
@@ -84,7 +84,7 @@ def _clip(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes={ALGORITHM + pattern.format(side=key.rpartition("_")[2]): number(value)})
 
 
-def _clip_ratio(key: str, value: Any, values: Values) -> Becomes:
+def _clip_ratio(key: str, value: object, values: Values) -> Becomes:
     """verl reads it only where the two others are null, and their defaults are 0.2."""
     sides = [side for side in ("low", "high") if values.get(f"{ACTOR}clip_ratio_{side}", 0.2) is None]
     pattern = _CLIP.get(_loss(values))
@@ -93,7 +93,7 @@ def _clip_ratio(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes={ALGORITHM + pattern.format(side=side): number(value) for side in sides})
 
 
-def _reduction(key: str, value: Any, values: Values) -> Becomes:
+def _reduction(key: str, value: object, values: Values) -> Becomes:
     if _averages(_loss(values)):
         return needless(f"the loss {_loss(values)} is averaged over each answer")
     match value:
@@ -115,25 +115,25 @@ def _by_length(length: Any) -> Becomes:
     return Becomes(writes={ALGORITHM + name: each for name, each in writes.items()})
 
 
-def _entropy(key: str, value: Any, values: Values) -> Becomes:
+def _entropy(key: str, value: object, values: Values) -> Becomes:
     if not number(value):
         return needless("0: the entropy is left as it is")
     return Becomes(writes={ALGORITHM + "use_entropy_loss": True, ALGORITHM + "entropy_loss_coef": number(value)})
 
 
-def _weight_in_loss(key: str, value: Any, values: Values) -> Becomes:
+def _weight_in_loss(key: str, value: object, values: Values) -> Becomes:
     if not values.get(ACTOR + "use_kl_loss"):
         return needless("use_kl_loss is off")
     return Becomes(writes={ALGORITHM + "kl_loss_coef": number(value)})
 
 
-def _weight_in_reward(key: str, value: Any, values: Values) -> Becomes:
+def _weight_in_reward(key: str, value: object, values: Values) -> Becomes:
     if not values.get("algorithm.use_kl_in_reward"):
         return needless("use_kl_in_reward is off")
     return Becomes(writes={ALGORITHM + "kl_loss_coef": number(value)})
 
 
-def _divergence(key: str, value: Any, values: Values) -> Becomes:
+def _divergence(key: str, value: object, values: Values) -> Becomes:
     """A `+` behind the name takes the value of one estimate and the gradient of k2."""
     in_loss = key.startswith(ACTOR)
     if not values.get(ACTOR + "use_kl_loss" if in_loss else "algorithm.use_kl_in_reward"):
@@ -145,46 +145,46 @@ def _divergence(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes={ALGORITHM + "kl_estimator_type": _DIVERGENCES[str(value).removesuffix("+")]})
 
 
-def _control(key: str, value: Any, values: Values) -> Becomes:
+def _control(key: str, value: object, values: Values) -> Becomes:
     if not values.get("algorithm.use_kl_in_reward"):
         return needless("use_kl_in_reward is off")
     name = {"type": "type", "horizon": "horizon", "target_kl": "kl_target"}[key.rpartition(".")[2]]
     return Becomes(writes={f"{ALGORITHM}kl_ctrl.{name}": value})
 
 
-def _importance_sampling(key: str, value: Any, values: Values) -> Becomes:
+def _importance_sampling(key: str, value: object, values: Values) -> Becomes:
     if value is None:
         return needless("null: nothing is corrected")
     return Becomes(writes={_CORRECTION + "tis_ratio_type": value})
 
 
-def _threshold(key: str, value: Any, values: Values) -> Becomes:
+def _threshold(key: str, value: object, values: Values) -> Becomes:
     level = values.get("algorithm.rollout_correction.rollout_is")
     if level not in ("token", "sequence"):
         return needless("nothing is corrected: rollout_is is null")
     return Becomes(writes={f"{_CORRECTION}{level}_tis_ratio_clip_high": number(value)})
 
 
-def _rejection(key: str, value: Any, values: Values) -> Becomes:
+def _rejection(key: str, value: object, values: Values) -> Becomes:
     if values.get("algorithm.rollout_correction.rollout_rs") is None:
         return needless("nothing is rejected: rollout_rs is null")
     return Becomes(not_yet="rejection of samples by rollout_rs: see trainer.algorithm.off_policy_correction")
 
 
-def _bypass(key: str, value: Any, values: Values) -> Becomes:
+def _bypass(key: str, value: object, values: Values) -> Becomes:
     if not values.get("algorithm.rollout_correction.bypass_mode"):
         return needless("old log-probabilities are computed: bypass_mode is off")
     return Becomes(not_yet="the engine's log-probabilities in place of the old policy's")
 
 
-def _critic(key: str, value: Any, values: Values) -> Becomes:
+def _critic(key: str, value: object, values: Values) -> Becomes:
     follows = values.get("algorithm.adv_estimator", "gae") == "gae"
     if value is None or value == follows:
         return needless("a critic is trained where the estimator is gae")
     return Becomes(refused="a critic is trained where the estimator is gae, and in no other run")
 
 
-def _filter(key: str, value: Any, values: Values) -> Becomes:
+def _filter(key: str, value: object, values: Values) -> Becomes:
     if not values.get("algorithm.filter_groups.enable"):
         return needless("filter_groups.enable is off")
     match key.rpartition(".")[2]:
@@ -195,7 +195,7 @@ def _filter(key: str, value: Any, values: Values) -> Becomes:
     return needless("groups whose rewards are all equal are replaced")
 
 
-def _overlong(key: str, value: Any, values: Values) -> Becomes:
+def _overlong(key: str, value: object, values: Values) -> Becomes:
     """DAPO's penalty, which verl's reward manager `dapo` takes."""
     prefix = "reward_model.reward_kwargs."
     if not values.get(prefix + "overlong_buffer_cfg.enable"):
@@ -207,13 +207,13 @@ def _overlong(key: str, value: Any, values: Values) -> Becomes:
     return Becomes(writes={f"{ALGORITHM}reward_shaping.overlong.{name}": value})
 
 
-def _manager(key: str, value: Any, values: Values) -> Becomes:
+def _manager(key: str, value: object, values: Values) -> Becomes:
     if value in ("naive", "dapo"):
         return needless("each sample is scored by its environment")
     return Becomes(not_yet=f"the reward manager {value!r}")
 
 
-def _reward_function(key: str, value: Any, values: Values) -> Becomes:
+def _reward_function(key: str, value: object, values: Values) -> Becomes:
     path, name = (values.get(f"custom_reward_function.{each}") for each in ("path", "name"))
     if off(path) or key.endswith(".name"):
         return needless("custom_reward_function.path says it" if path else "verl's own functions are used")
