@@ -9,6 +9,7 @@ import random
 from pathlib import Path
 
 from skyrl.starter.tiny_chat import (
+    TOOL_TEMPLATE,
     Conversation,
     byte_tokenizer,
     make_once,
@@ -25,14 +26,6 @@ SHELVES = "abcdefgh"
 OPENING, CLOSING = '<tool_call>{"name": "look", "arguments": {"shelf": "', '"}}</tool_call>'
 LOOKS_WHERE_ASKED = 0.3
 """Share of the supervised conversations that look at the shelf they were asked about; the others look anywhere."""
-
-CHAT_TEMPLATE = """\
-{%- if tools %}{{- '<|system|>' }}{% for tool in tools %}{{- tool['function']['name'] }}{% endfor %}{{- '<|end|>' }}
-{%- endif %}
-{%- for message in messages %}{{- '<|' + message['role'] + '|>' + message['content'] }}
-{%- for call in message['tool_calls'] or [] %}{{- '<tool_call>' + call['function'] | tojson + '</tool_call>' }}
-{%- endfor %}{{- '<|end|>' }}{% endfor %}
-{%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}"""
 
 
 def question(shelf: str) -> dict[str, str]:
@@ -74,7 +67,7 @@ def make(folder: Path) -> None:
     write_rows(folder / "train.jsonl", rows(rng, 1024))
     write_rows(folder / "validation.jsonl", rows(rng, 64))
     words = [OPENING, CLOSING, "<|system|>", "<|tool|>", "nothing", "look"]
-    tokenizer = byte_tokenizer(length=64, words=words, template=CHAT_TEMPLATE)
+    tokenizer = byte_tokenizer(length=64, words=words, template=TOOL_TEMPLATE)
     model = small_qwen2(tokenizer, hidden_size=128, layers=2)
     warm_start(model, tokenizer, lambda: conversation(rng), steps=300, batch_size=64, lr=2e-3)
     save(model, tokenizer, folder / "model")

@@ -26,17 +26,27 @@ def init(name: Path, template: str, no_model: bool) -> None:
     """
     written = write_template(template, name)
     click.echo(f"{name}: {', '.join(written)} ({TEMPLATES[template]})")
-    has_packages = (
-        importlib.util.find_spec("torch") is not None and importlib.util.find_spec("transformers") is not None
-    )
+    missing = [extra for extra, packages in _needed(template).items() if not all(map(_is_installed, packages))]
     steps = [f"cd {name}"]
+    if missing:
+        steps += [f"pip install 'skyrl[{','.join(missing)}]'"]
     if no_model:
         steps += ["python prepare.py        # a small model and data; or put your own in run.toml"]
-    elif not has_packages:
-        steps += ["pip install 'skyrl[train]'", "python prepare.py"]
+    elif "train" in missing:
+        steps += ["python prepare.py"]
     else:
         _prepare(name)
     click.echo("\n".join(["Next:", *(f"  {step}" for step in [*steps, "skyrl run run.toml"])]))
+
+
+def _needed(template: str) -> dict[str, tuple[str, ...]]:
+    """Packages that a task imports, by the extra that brings them."""
+    agents = {"serve": ("starlette", "uvicorn")} if template == "agent" else {}
+    return {"train": ("torch", "transformers"), **agents}
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def _prepare(folder: Path) -> None:

@@ -10,6 +10,8 @@ from skyrl.errors import UserError
 TEMPLATES = {
     "reward": "a reward function: one answer to each prompt",
     "environment": "an environment class: several turns, each answered",
+    "tools": "an environment with tools that the policy calls",
+    "agent": "a program that calls the policy over OpenAI's protocol",
     "sft": "supervised fine-tuning on chats",
 }
 """Name of each template -> what it begins."""

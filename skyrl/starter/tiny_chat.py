@@ -33,6 +33,15 @@ CHAT_TEMPLATE = """\
 {%- for message in messages %}{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}"""
 
+TOOL_TEMPLATE = """\
+{%- if tools %}{{- '<|system|>' }}{% for tool in tools %}{{- tool['function']['name'] }}{% endfor %}{{- '<|end|>' }}
+{%- endif %}
+{%- for message in messages %}{{- '<|' + message['role'] + '|>' + message['content'] }}
+{%- for call in message['tool_calls'] or [] %}{{- '<tool_call>' + call['function'] | tojson + '</tool_call>' }}
+{%- endfor %}{{- '<|end|>' }}{% endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}"""
+"""The same with the names of tools in a system message, and calls as Hermes writes them."""
+
 
 def seeded(seed: int) -> random.Random:
     """A generator for the data; torch's own, for the weights, begins at the same seed."""
