@@ -105,7 +105,7 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment") -> Conversi
     return evolve(converted, lines=lines, defaults=defaults, remarks=remarks)
 
 
-def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any], copy_of: str) -> None:
+def _convert(writing: Writing, key: str, value: object, values: Mapping[str, Any], copy_of: str) -> None:
     is_followed = _copies_a_table(value, values) or key.endswith(LINES_OF_BASH)
     read = Read(value) if is_followed else read_environment(without_own_folder(key, value), key)
     together = _of_several(key, read.value, values)
@@ -117,13 +117,13 @@ def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any], 
         convert_setting(writing, _TABLES, key, read.value, values, copy_of)
 
 
-def _copies_a_table(value: Any, values: Mapping[str, Any]) -> bool:
+def _copies_a_table(value: object, values: Mapping[str, Any]) -> bool:
     """Whether the value refers to a table or a list of tables: `${actor.scheduling_spec}`."""
     name = value[2:-1] if isinstance(value, str) and value.startswith("${") and value.endswith("}") else ""
     return bool(name) and any(key.startswith((f"{name}.", f"{name}[")) for key in values)
 
 
-def _of_several(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | None:
+def _of_several(key: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
     """The conversion of a setting that depends on others; None for one that does not."""
     engine, owner = engine_backend(values), key.partition(".")[0]
     if owner in ("sglang", "vllm") and engine and owner != engine:
@@ -190,7 +190,7 @@ def _limit(name: str, values: Mapping[str, Any]) -> Becomes:
     return Becomes(writes={ONE_LIMIT[name]: max(numbers)}, note=note)
 
 
-def _staleness(value: Any) -> Becomes:
+def _staleness(value: object) -> Becomes:
     """AReaL is asynchronous as far as samples may be stale."""
     writes = {"trainer.fully_async.enabled": bool(value), "trainer.fully_async.max_staleness_steps": value}
     return Becomes(writes=writes)

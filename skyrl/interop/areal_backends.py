@@ -49,7 +49,7 @@ def per_node(values: Mapping[str, Any]) -> int:
     return found if isinstance(found, int) and found > 0 else 8
 
 
-def backend(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+def backend(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
     """The conversion of `actor.backend`, `rollout.backend` and their like."""
     owner = key.removesuffix(".backend")
     if values.get("allocation_mode"):
@@ -81,7 +81,7 @@ def _learner(owner: str, part: Part, values: Mapping[str, Any]) -> Becomes:
     return Becomes(writes=fields, note=note)
 
 
-def strategy(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+def strategy(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
     """The conversion of `scheduling_strategy`: whether a role shares the GPUs of another one."""
     owner, _, name = key.partition(".scheduling_strategy.")
     if name == "fork":

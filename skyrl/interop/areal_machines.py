@@ -46,14 +46,14 @@ _OF_A_SPEC: dict[str, Callable[[Any], Becomes]] = {
 """Settings of `scheduling_spec` that depend on no other."""
 
 
-def without_own_folder(key: str, value: Any) -> Any:
+def without_own_folder(key: str, value: object) -> Any:
     """Options of srun without `--chdir $PWD`: a job runs in the folder that it was submitted from."""
     if key.endswith("srun_additional_args") and isinstance(value, str):
         return re.sub(r"--chdir[= ]\$PWD", "", value).strip()
     return value
 
 
-def machines(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | None:
+def machines(key: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
     """The conversion of a setting of machines; None for any other setting."""
     if key in ("mode", "scheduler.type"):
         return _launcher(value)
@@ -85,7 +85,7 @@ def _launcher(value: object) -> Becomes:
     return Becomes(command=command) if command else Becomes(not_yet=f"launchers beside {', '.join(_COMMANDS)}")
 
 
-def _of_launcher(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | None:
+def _of_launcher(key: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
     """The tables `launcher` and `launcher.slurm` of 2025."""
     name = key.rpartition(".")[2]
     if value in (None, "", {}):
@@ -100,7 +100,7 @@ def _of_launcher(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | N
     return _srun(value) if name == "srun_additional_args" else None
 
 
-def _of_spec(spec: str, name: str, value: Any, values: Mapping[str, Any]) -> Becomes | None:
+def _of_spec(spec: str, name: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
     """One setting of a role's processes, since 2026."""
     if name == "env_vars" or name.startswith("env_vars."):
         return _variables({name.removeprefix("env_vars."): value} if "." in name else value)
@@ -122,7 +122,7 @@ def _whole_spec(value: object) -> Becomes:
     return Becomes(needless="asks for nothing") if not value else Becomes(refused="it is a list of tables")
 
 
-def _variables(value: Any) -> Becomes:
+def _variables(value: object) -> Becomes:
     """A table, or `A=1,B=2`. All processes of a run have one environment."""
     pairs = value.items() if isinstance(value, Mapping) else _pairs(str(value or ""))
     cluster = {_VARIABLE + str(name): str(text) for name, text in pairs if not str(name).startswith("AREAL_")}
@@ -143,7 +143,7 @@ def _image(value: object, kind: object) -> Becomes:
     return Becomes(cluster={_CONTAINER + "type": kind, _CONTAINER + "image": value}, note=note)
 
 
-def _container(name: str, value: Any, has_image: bool, kind: object) -> Becomes:
+def _container(name: str, value: object, has_image: bool, kind: object) -> Becomes:
     """Its kind and its mounts, which do nothing without an image of the user's."""
     if not has_image or kind == "none":
         return Becomes(needless="no image is named: processes run on the nodes as they are")
@@ -152,7 +152,7 @@ def _container(name: str, value: Any, has_image: bool, kind: object) -> Becomes:
     return Becomes(cluster={_CONTAINER + "mounts": [part.strip() for part in str(value).split(",") if part.strip()]})
 
 
-def _srun(value: Any) -> Becomes:
+def _srun(value: object) -> Becomes:
     """Options of srun, each in one word."""
     try:
         words = shlex.split(str(value))
@@ -188,7 +188,7 @@ def _names(name: str, value: object, values: Mapping[str, Any]) -> Becomes:
     return Becomes(cluster={_VARIABLE + "SKYRL_NAMES": f"{store}{value}"}, note="for services: docs/services.md")
 
 
-def _service(name: str, value: Any) -> Becomes | None:
+def _service(name: str, value: object) -> Becomes | None:
     """Services of other machines that rewards need. In 2025 AReaL had these settings and read none of them."""
     if value in (None, "", {}):
         return Becomes(needless="asks for nothing")

@@ -43,7 +43,7 @@ def has_critic(values: Mapping[str, Any]) -> bool:
     return any(key.startswith("critic.") for key in values) and values.get("critic.path") is not None
 
 
-def objective(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+def objective(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
     """The conversion of one of `OBJECTIVE_KEYS`."""
     name = key.removeprefix("actor.")
     if name == "adv_norm" or name.startswith("adv_norm."):
@@ -59,7 +59,7 @@ def objective(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
     return _sapo(name, value, values)
 
 
-def _advantage_norm(name: str, value: Any) -> Becomes:
+def _advantage_norm(name: str, value: object) -> Becomes:
     if name == "adv_norm":
         return Becomes(needless="advantages stay as they are") if value is None else Becomes(refused="it is a table")
     field = name.removeprefix("adv_norm.")
@@ -77,13 +77,13 @@ def _old_logprobs(is_recomputed: Any, values: Mapping[str, Any]) -> Becomes:
     return Becomes(writes={ALGORITHM + "old_logprobs": "engine"})
 
 
-def _kl_estimator(value: Any, values: Mapping[str, Any]) -> Becomes:
+def _kl_estimator(value: object, values: Mapping[str, Any]) -> Becomes:
     if number(values.get("actor.kl_ctl", 0.1)) == 0:
         return Becomes(needless="there is no KL penalty")
     return Becomes(writes={ALGORITHM + "kl_estimator_type": value})
 
 
-def _gae_lambda(value: Any, values: Mapping[str, Any]) -> Becomes:
+def _gae_lambda(value: object, values: Mapping[str, Any]) -> Becomes:
     """Without values, lambda is one more discount."""
     if has_critic(values) or "actor.path" not in values:
         return Becomes(writes={ALGORITHM + "lambd": number(value)})
@@ -95,7 +95,7 @@ def _gae_lambda(value: Any, values: Mapping[str, Any]) -> Becomes:
     )
 
 
-def _level(value: Any, values: Mapping[str, Any]) -> Becomes:
+def _level(value: object, values: Mapping[str, Any]) -> Becomes:
     if value == "token":
         return Becomes(needless="ratios are those of tokens")
     if values.get("actor.use_decoupled_loss"):
@@ -103,7 +103,7 @@ def _level(value: Any, values: Mapping[str, Any]) -> Becomes:
     return Becomes(writes={ALGORITHM + "policy_loss_type": "gspo"})
 
 
-def _sapo(name: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+def _sapo(name: str, value: object, values: Mapping[str, Any]) -> Becomes:
     if not values.get("actor.use_sapo_loss"):
         return Becomes(needless="the loss is another one: use_sapo_loss is off")
     if name == "use_sapo_loss":

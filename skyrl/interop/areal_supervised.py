@@ -97,7 +97,7 @@ def _allocation(text: str, values: Mapping[str, Any]) -> Becomes:
     return Becomes(writes=writes)
 
 
-def _nodes(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+def _nodes(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
     """They describe the cluster; without an allocation they are the run's, too."""
     if not isinstance(value, int) or value < 1:
         return Becomes(needless="no GPUs are counted")
@@ -107,7 +107,7 @@ def _nodes(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
     return Becomes(writes=writes, cluster={f"slurm.{name}": value})
 
 
-def _of_every_kind(key: str, value: Any, values: Mapping[str, Any]) -> Becomes | None:
+def _of_every_kind(key: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
     """Settings of machines and trackers, which mean the same in every kind of run."""
     if ".scheduling_strategy." in key:
         return Becomes(needless="there is one model, with GPUs of its own")

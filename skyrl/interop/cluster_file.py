@@ -30,7 +30,7 @@ class ClusterFile:
         self._where = where
         self._values: dict[tuple[str, ...], Any] = {}
 
-    def write(self, source: str, path: str, value: Any) -> str:
+    def write(self, source: str, path: str, value: object) -> str:
         """Put a value at a path of the cluster's description: the reason where it has no place there, else empty."""
         names = _names(path)
         if path.startswith(_VARIABLES) and is_secret_name(names[-1].lower()):

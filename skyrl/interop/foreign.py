@@ -58,7 +58,7 @@ class System:
     def _(self) -> tuple[str, ...]:
         return tuple(key for key in (*self.together, *self.keys) if "*" in key)
 
-    def becomes(self, key: str, value: Any, values: Values) -> Becomes:
+    def becomes(self, key: str, value: object, values: Values) -> Becomes:
         """The outcome of one setting."""
         found = key if key in self.together or key in self.keys else self._pattern(key)
         if found in self.together:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from skyrl.interop.areal_values import ALGORITHM, Becomes, number
 from skyrl.interop.foreign import Together, Values, needless, off
@@ -110,7 +109,7 @@ def _reduction(key: str, value: object, values: Values) -> Becomes:
     return Becomes(not_yet=f"the reduction {value!r}")
 
 
-def _by_length(length: Any) -> Becomes:
+def _by_length(length: object) -> Becomes:
     writes = {"loss_reduction": "seq_mean_token_sum_norm", "max_seq_len": length}
     return Becomes(writes={ALGORITHM + name: each for name, each in writes.items()})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig
 
 from skyrl.models.loading import load_config, load_tokenizer
 from skyrl.models.storing import save_pretrained
@@ -35,7 +35,7 @@ def shrink(path: str, folder: Path, *, seed: int = 0) -> str:
     return f"{before[0]} layers of width {before[1]:,} are {LAYERS} of width {HIDDEN}, with random weights"
 
 
-def _sizes(config: Any) -> dict[str, Any]:
+def _sizes(config: PretrainedConfig) -> dict[str, Any]:
     """The miniature's sizes, for those that the configuration has."""
     sizes: dict[str, Any] = {
         "num_hidden_layers": min(LAYERS, config.num_hidden_layers),

@@ -277,7 +277,7 @@ def _folders(run: SkyRLTrainConfig) -> list[str]:
 _NONE = object()
 
 
-def _default(path: str) -> Any:
+def _default(path: str) -> object:
     """The default of a field; `_NONE` where there is no such field."""
     try:
         return default_at(SkyRLTrainConfig, path)

@@ -154,7 +154,7 @@ def test_a_reward_function_of_verls_is_called_as_it_is(tmp_path: Path) -> None:
     assert "data_source" in convert_keys(WHOLE).remarks[0]
 
 
-def test_megatrons_sizes_convert_and_the_strategy_is_judged_by_check(tmp_path: Path) -> None:
+def test_megatrons_sizes_convert_and_the_strategy_follows(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(
         "python3 -m verl.trainer.main_ppo --config-name='ppo_megatron_trainer.yaml' "
@@ -163,7 +163,8 @@ def test_megatrons_sizes_convert_and_the_strategy_is_judged_by_check(tmp_path: P
     conversion = convert_verl(str(script))
     assert conversion.refused == ()
     assert conversion.tables["trainer"]["policy"]["megatron_config"] == {"tensor_model_parallel_size": 2}
-    assert "trainer.strategy" in {problem.path for problem in conversion.problems}
+    assert conversion.tables["trainer"]["strategy"] == "megatron"
+    assert "trainer.strategy" not in {problem.path for problem in conversion.problems}
 
 
 def test_a_script_that_lays_its_settings_over_a_file_is_said_to(tmp_path: Path) -> None:
