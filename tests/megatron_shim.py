@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from skyrl.learners.ranks import Ranks
+from skyrl.learners.workers import PolicyWorker
 
 _NAMES = {torch.float32: "Float", torch.bfloat16: "BFloat16", torch.float16: "Half"}
 
@@ -75,3 +76,12 @@ def shimmed(maker: Callable[..., Any], *, ranks: Ranks) -> Any:
     """`maker(ranks=...)` in a process where Megatron-core takes the CPU for CUDA."""
     install()
     return maker(ranks=ranks)
+
+
+class HostPolicyWorker(PolicyWorker):
+    """A policy's rank in a process where Megatron-core takes the CPU for CUDA."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """As a policy's rank is made."""
+        install()
+        super().__init__(*args, **kwargs)

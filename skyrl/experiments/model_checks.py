@@ -83,6 +83,26 @@ def ranks_that_cut_matrices_get_equal_parts(run: SkyRLTrainConfig) -> Iterator[P
             )
 
 
+def degrees_of_megatron_divide_the_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Under Megatron each rank has as many heads and features as the others, and each pipeline stage as many layers."""
+    if run.trainer.strategy != "megatron":
+        return
+    for model in (name for name in models_of(run) if name != "critic"):
+        section = getattr(run.trainer, model)
+        files, config = readable_files(section.model.path), section.megatron_config
+        if files is None:
+            continue
+        for name, parts in (("tensor_model", files.sizes_to_cut), ("pipeline_model", files.layers_to_cut)):
+            size = getattr(config, f"{name}_parallel_size")
+            if found := uneven_parts(parts, size, grid_of(run, model).ranks):
+                what, uneven = found
+                yield Problem(
+                    path=f"trainer.{model}.megatron_config.{name}_parallel_size",
+                    message=f"{size} ranks cannot share the {uneven.whole} {what} of the model {section.model.path}",
+                    hint=f"nearest sizes that can: {' and '.join(map(str, uneven.nearest))}",
+                )
+
+
 def the_policy_can_chat(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A chat template writes the prompts, and an answer fits into the positions of the model."""
     files = readable_files(run.trainer.policy.model.path, run.trainer.tokenizer_path)

@@ -32,6 +32,7 @@ from skyrl.experiments.folder_checks import (
 )
 from skyrl.experiments.gpu_checks import flash_attention_is_installed
 from skyrl.experiments.model_checks import (
+    degrees_of_megatron_divide_the_model,
     models_are_where_they_are_said_to_be,
     ranks_that_cut_matrices_get_equal_parts,
     ranks_that_share_sequences_share_their_heads,
@@ -196,8 +197,8 @@ def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
     backend = backend_of(run.generator.inference_engine)
     if backend.package and samples(run):
         yield "generator.inference_engine.backend", backend.package, backend.extra
-    if run.trainer.strategy == "deepspeed":
-        yield "trainer.strategy", "deepspeed", "deepspeed"
+    if run.trainer.strategy in ("deepspeed", "megatron"):
+        yield "trainer.strategy", run.trainer.strategy, run.trainer.strategy
     agent = "environment.agent" if run.environment.agent.plays else None
     if samples(run) and (run.generator.inference_engine.enable_http_endpoint or agent):
         yield agent or "generator.inference_engine.enable_http_endpoint", "starlette", "serve"
@@ -255,6 +256,7 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     training_gives_servers_its_weights,
     folders_can_be_written,
     models_are_where_they_are_said_to_be,
+    degrees_of_megatron_divide_the_model,
     ranks_that_cut_matrices_get_equal_parts,
     ranks_that_share_sequences_share_their_heads,
     the_policy_can_chat,

@@ -106,8 +106,22 @@ class Megatron:
             self.optimizer = self._outer.chained_optimizers[0].optimizer
             self._max_grad_norm = context.optimizer.max_grad_norm or float("inf")
             megatron.finalize_model_grads_func = finalize_model_grads
+            self._overlap(megatron, reducing)
         self._state = MegatronState(self.model, self._outer, layouts, part, self._meta, self._ranks, self._device)
         self._state.load_weights(source)
+
+    def _overlap(self, megatron: Any, reducing: Any) -> None:
+        """Let sums of gradients and gathers of weights run beside computation, where that is configured."""
+        if reducing.overlap_grad_reduce:
+            megatron.no_sync_func = self._ddp.no_sync
+        if reducing.overlap_param_gather and self.model.is_last:
+            matrix = self.model.head_parameter
+            self.model.before_head = lambda: self._ddp.param_to_bucket_group[matrix].finish_param_sync()
+
+    def _settle(self) -> None:
+        """Weights that data-parallel ranks have stepped and not gathered yet become whole."""
+        if self._ddp is not None and self._ddp.ddp_config.overlap_param_gather:
+            self._ddp.start_param_sync(force_sync=True)
 
     @property
     def meta_model(self) -> nn.Module:
@@ -116,6 +130,7 @@ class Megatron:
 
     def probe(self, look: Callable[[Any], T]) -> T:
         """`look(model)`, without gradient, where each call goes through all pipeline stages one after the other."""
+        self._settle()
         self.model.relays = self._degrees.pipeline > 1
         self.model.eval()
         try:
@@ -134,6 +149,7 @@ class Megatron:
             found.append(read(self.model, micro))
             return torch.zeros((), device=self._device)
 
+        self._settle()
         self.model.eval()
         with torch.no_grad():
             self._run(micro_batches, step, forward_only=True)
@@ -204,12 +220,15 @@ class Megatron:
 
     def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Every stored weight by name, whole on every rank, one at a time."""
+        self._settle()
         return self._state.gather(dtype)
 
     def tensor_shards(self) -> Iterator[TensorShard]:
+        self._settle()
         return self._state.tensor_shards()
 
     def load_state(self, source: TensorSource) -> None:
+        self._settle()
         self._state.load(source)
 
     def offload(self, *, model: bool, optimizer: bool) -> int:

@@ -50,6 +50,12 @@ class ModelFiles:
         return sizes_to_cut(self.config)
 
     @property
+    def layers_to_cut(self) -> dict[str, int]:
+        """What stages of a pipeline have equal parts of, by its name in messages."""
+        found = self.config.get("num_hidden_layers")
+        return {"layers": found} if isinstance(found, int) else {}
+
+    @property
     def heads(self) -> int | None:
         """Attention heads of a layer; None where they are named otherwise."""
         found = self.config.get("num_attention_heads")

@@ -5,7 +5,7 @@ Importing this needs Megatron-core; `skyrl.learners.megatron_package` does it wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -105,6 +105,11 @@ class VocabularyHead(PlainHead):
         self._vocabulary, self._mesh = vocabulary, mesh
 
     @property
+    def parameter(self) -> nn.Parameter:
+        """This rank's rows, with those of padding."""
+        return self._matrix[0]
+
+    @property
     def weight(self) -> Tensor:  # type: ignore[override]  # made out of the parameter each time
         """(vocabulary, H), distributed where several ranks have it, without the rows of padding."""
         [matrix] = self._matrix
@@ -135,6 +140,9 @@ class MegatronDecoder(nn.Module):
     relays = False
     """Whether every call goes through all stages and every stage gets the logits: for looks at the model that know of
     no pipeline."""
+
+    before_head: Callable[[], None] | None = None
+    """Called before the output matrix is read, which no module of Megatron-core does."""
 
     def __init__(
         self,
@@ -167,6 +175,13 @@ class MegatronDecoder(nn.Module):
     def is_last(self) -> bool:
         """Whether it has the output head."""
         return bool(self.gpt.post_process)
+
+    @property
+    def head_parameter(self) -> nn.Parameter:
+        """This rank's part of the output matrix, or a critic's; on the last stage."""
+        head: Any = self._head
+        parameter: nn.Parameter = head.parameter if isinstance(head, VocabularyHead) else head.weight
+        return parameter
 
     def get_input_embeddings(self) -> nn.Module:
         """The size of the vocabulary, for looks at the model; its values are those of one rank's part."""
@@ -233,6 +248,8 @@ class MegatronDecoder(nn.Module):
         if self._megatron.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
         hidden = hidden.transpose(0, 1)
+        if self.before_head is not None:
+            self.before_head()
         assert self._head is not None
         logits: Tensor = self._head(hidden[:, :tokens] if kept is None else hidden[:, kept])
         return logits

@@ -11,13 +11,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from attrs import asdict, frozen
-from torch import Tensor
 
 from skyrl.checkpoint.storage import Bytes, Disk
 from skyrl.experiments.ppo import BasePPOExp
@@ -28,6 +27,9 @@ from skyrl.learners.group import LearnerGroup
 from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.workers import CriticWorker, PolicyWorker, SFTWorker
 from skyrl.processes.orphans import RUN, tagged
+from tests.megatron_shim import HostPolicyWorker
+
+T = TypeVar("T")
 
 PHASES = ("start", "generation", "reward", "forward", "backward", "optimizer", "sync", "save", "writing")
 OF_THE_CLOCK = {"generate": "generation", "sync_weights": "sync", "eval": "evaluation", "save_checkpoints": "save"}
@@ -111,6 +113,14 @@ def tell_of_writing() -> None:
         Disk.write = phased_write  # type: ignore[method-assign]  # replaced for the test
 
 
+def _telling(phase: str, function: Callable[..., T]) -> Callable[..., T]:
+    def phased(*args: Any, **kwargs: Any) -> T:
+        enter(phase)
+        return function(*args, **kwargs)
+
+    return phased
+
+
 class Phased(LearningWorker):
     """Tells of each forward and backward pass, and of each optimizer step."""
 
@@ -118,18 +128,13 @@ class Phased(LearningWorker):
         enter("start")
         tell_of_writing()
         super().__init__(*args, **kwargs)
-        assert isinstance(self.strategy, DataParallel)
-        backward, step = self.strategy.backward, self.strategy.step
-
-        def phased_backward(loss: Tensor, *, last: bool) -> None:
-            enter("backward")
-            backward(loss, last=last)
-
-        def phased_step() -> float:
-            enter("optimizer")
-            return step()
-
-        self.strategy.backward, self.strategy.step = phased_backward, phased_step  # type: ignore[method-assign]  # replaced for the test
+        strategy: Any = self.strategy
+        if isinstance(self.strategy, DataParallel):
+            strategy.backward = _telling("backward", strategy.backward)
+        else:  # Megatron-core's schedule goes backward by itself once it has a loss
+            accumulate = strategy.accumulate
+            strategy.accumulate = lambda rows, read, loss_of: accumulate(rows, read, _telling("backward", loss_of))
+        strategy.step = _telling("optimizer", strategy.step)
 
     def _forward(self, model: Any, batch: Any) -> Any:
         enter("forward")
@@ -138,6 +143,10 @@ class Phased(LearningWorker):
 
 class PhasedPolicyWorker(Phased, PolicyWorker):
     """Of a reinforcement-learning run."""
+
+
+class PhasedHostPolicyWorker(Phased, HostPolicyWorker):
+    """The same under Megatron, which takes the CPU for CUDA."""
 
 
 class PhasedSFTWorker(Phased, SFTWorker):
@@ -173,7 +182,9 @@ class PhasedExp(BasePPOExp):
     def get_policy(self) -> LearnerGroup[PolicyWorker]:
         from skyrl.experiments import policy_gradient_models as models
 
-        models.PolicyWorker = PhasedPolicyWorker  # type: ignore[attr-defined]  # replaced for the test
+        is_megatrons = self.cfg.trainer.strategy == "megatron"
+        worker = PhasedHostPolicyWorker if is_megatrons else PhasedPolicyWorker
+        models.PolicyWorker = worker  # type: ignore[attr-defined]  # replaced for the test
         return super().get_policy()
 
 

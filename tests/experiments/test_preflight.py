@@ -19,6 +19,7 @@ from skyrl.config.trackers import TRACKERS, is_installed
 from skyrl.experiments import gpu_checks
 from skyrl.experiments.gpu_checks import flash_attention_is_installed
 from skyrl.experiments.model_checks import (
+    degrees_of_megatron_divide_the_model,
     ranks_that_cut_matrices_get_equal_parts,
     ranks_that_share_sequences_share_their_heads,
 )
@@ -43,6 +44,7 @@ def resolved(**overrides: Any) -> SkyRLTrainConfig:
         ({"generator__inference_engine__backend": "vllm"}, "vllm", "generator.inference_engine.backend"),
         ({"trainer__placement__executor": "ray"}, "ray", "trainer.placement.executor"),
         ({"trainer__strategy": "deepspeed"}, "deepspeed", "trainer.strategy"),
+        ({"trainer__strategy": "megatron"}, "megatron", "trainer.strategy"),
     ],
 )
 def test_a_package_that_is_not_there_is_told_with_its_extra(
@@ -123,6 +125,32 @@ def test_ranks_that_cut_matrices_divide_what_is_in_them(
     )
     found = [*ranks_that_cut_matrices_get_equal_parts(run), *ranks_that_share_sequences_share_their_heads(run)]
     assert [problem.hint for problem in found] == ([] if hint is None else [hint])
+    assert all(message is not None and problem.message.startswith(message) for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "message", "hint"),
+    [
+        ("tensor", 4, "4 ranks cannot share the 2 key and value heads of", "nearest sizes that can: 2"),
+        ("pipeline", 4, "4 ranks cannot share the 6 layers of", "nearest sizes that can: 2"),
+        ("pipeline", 2, None, None),
+    ],
+)
+def test_degrees_of_megatron_divide_heads_and_layers(
+    name: str, size: int, message: str | None, hint: str | None, tmp_path: Path
+) -> None:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "num_hidden_layers": 6}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", **sizes}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    run = resolved(
+        trainer__strategy="megatron",
+        trainer__policy__model__path=str(tmp_path),
+        trainer__placement__policy_num_gpus_per_node=8,
+        **{f"trainer__policy__megatron_config__{name}_model_parallel_size": size},
+    )
+    found = list(degrees_of_megatron_divide_the_model(run))
+    path = f"trainer.policy.megatron_config.{name}_model_parallel_size"
+    assert [(problem.path, problem.hint) for problem in found] == ([] if hint is None else [(path, hint)])
     assert all(message is not None and problem.message.startswith(message) for problem in found)
 
 

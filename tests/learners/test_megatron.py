@@ -60,6 +60,27 @@ WAYS: dict[str, tuple[dict[str, Any], int]] = {
     "TP2 x CP2": ({TENSOR: 2, CONTEXT: 2}, 4),
     "CP2 x PP2": ({PIPELINE: 2, CONTEXT: 2, **ROW_BY_ROW}, 4),
 }
+DDP = TABLE + "ddp_config."
+OVERLAPPING = {DDP + "overlap_grad_reduce": True, DDP + "overlap_param_gather": True, **ROW_BY_ROW}
+VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
+    "2 replicas, overlapping": (OVERLAPPING, 2),
+    "PP2 of 2 replicas, overlapping": ({PIPELINE: 2, **OVERLAPPING}, 4),
+    "2 replicas, divided before the sum": ({DDP + "average_in_collective": False}, 2),
+    "2 replicas, summed in the type of the weights": ({DDP + "grad_reduce_in_fp32": False}, 2),
+    "TP2, nothing recomputed": ({TENSOR: 2, KWARGS: {"recompute_granularity": None}}, 2),
+    "TP2, attention recomputed": (
+        {
+            TENSOR: 2,
+            KWARGS: {
+                "recompute_granularity": "selective",
+                "recompute_method": None,
+                "recompute_num_layers": None,
+            },
+        },
+        2,
+    ),
+    "2 replicas under a budget": ({"max_tokens_per_microbatch": 25}, 2),
+}
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +139,9 @@ def alone(spread: Spread) -> Trained:
     return asyncio.run(course(spread.alone({})))
 
 
-@pytest.mark.parametrize("name", long_except(WAYS, "one rank", "2 replicas", "TP2 x PP2", "CP2"))
+@pytest.mark.parametrize("name", long_except(WAYS | VARIANTS, "one rank", "2 replicas", "TP2 x PP2", "CP2"))
 async def test_five_steps_are_those_of_one_process(name: str, spread: Spread, alone: Trained) -> None:
-    other = await course(spread.policy(*WAYS[name]))
+    other = await course(spread.policy(*(WAYS | VARIANTS)[name]))
     for one, two in zip(alone.metrics, other.metrics, strict=True):
         assert_same_numbers(one, two)
     assert_same_weights(alone.weights, other.weights)
@@ -128,13 +149,13 @@ async def test_five_steps_are_those_of_one_process(name: str, spread: Spread, al
 
 
 @pytest.mark.parametrize("kind", long_except(["qwen2", "qwen3", "llama"], "qwen3"))
-@pytest.mark.parametrize("name", long_except(["one rank", "TP2 x PP2"], "TP2 x PP2"))
+@pytest.mark.parametrize("name", long_except(["one rank", "TP2 x PP2", "2 replicas, overlapping"], "TP2 x PP2"))
 async def test_models_of_other_kinds_are_converted_both_ways_and_learn_alike(
     kind: str, name: str, spread: Spread, tmp_path: Path
 ) -> None:
     nano_model(kind).save_pretrained(tmp_path)
     path = {"policy.model.path": str(tmp_path), "policy.optimizer_config.adam_eps": 1e-6}
-    changes, ranks = WAYS[name]
+    changes, ranks = (WAYS | VARIANTS)[name]
     one, other = spread.alone(path), spread.policy(changes | path, ranks)
     torch.testing.assert_close(await other.score(batch(7)), await one.score(batch(7)), atol=1e-5, rtol=1e-5)
     before = await weights_of(other)

@@ -1,0 +1,90 @@
+"""Runs on Ray under Megatron: they learn, and their engines get their weights."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.config import compose
+from skyrl.experiments.ppo import BasePPOExp
+from tests.experiments.forked import run
+from tests.experiments.test_kills import ON_RAY as KILLED_ON_RAY
+from tests.experiments.test_kills import assert_kills_change_nothing, moments
+from tests.experiments.test_other_ranks import ON_RAY, RANKS, samples
+from tests.megatron_shim import HostPolicyWorker
+from tests.nano_run import metrics, train
+
+pytestmark = pytest.mark.long
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "examples" / "quickstart"
+
+
+@pytest.fixture(autouse=True)
+def megatron_takes_the_cpu_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the processes of the policy's ranks."""
+    monkeypatch.setattr("skyrl.experiments.policy_gradient_models.PolicyWorker", HostPolicyWorker)
+
+
+def degrees(**sizes: int) -> dict[str, Any]:
+    """Changes of `train` for the policy's degrees, such as `tensor_model`."""
+    table = {f"trainer__policy__megatron_config__{name}_parallel_size": size for name, size in sizes.items()}
+    ranks = 1
+    for size in sizes.values():
+        ranks *= size
+    return {"trainer__strategy": "megatron", RANKS: ranks, **table}
+
+
+def test_the_quick_start_learns_on_two_ranks_that_cut_matrices(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    subprocess.run([sys.executable, str(QUICKSTART / "prepare.py"), "--out", str(base)], check=True, cwd=ROOT)
+    values: dict[str, Any] = {
+        "data.train_data": [str(base / "train.parquet")],
+        "data.val_data": [str(base / "validation.parquet")],
+        "environment.env_class": f"{QUICKSTART / 'reward.py'}:sorted_exactly",
+        "trainer.policy.model.path": str(base / "model"),
+        "trainer.run_path": str(tmp_path / "run"),
+        "trainer.placement.executor": "ray",
+        "trainer.placement.colocate_all": False,
+        "trainer.placement.policy_num_gpus_per_node": 2,
+        "trainer.placement.heartbeat_timeout_seconds": 600,
+        "trainer.strategy": "megatron",
+        "trainer.policy.megatron_config.tensor_model_parallel_size": 2,
+    }
+    BasePPOExp(compose([str(QUICKSTART / "grpo.toml")], values).config).run()
+    scores = [row["eval/all/avg_score"] for row in metrics(tmp_path) if "eval/all/avg_score" in row]
+    assert scores[-1] >= 0.8
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"tensor_model": 2}, {"pipeline_model": 2}, {"context": 2}, {"tensor_model": 2, "pipeline_model": 2}],
+    ids=lambda sizes: " x ".join(sizes),
+)
+def test_engines_get_the_weights_of_every_combination(sizes: dict[str, int], nano: Path, tmp_path: Path) -> None:
+    train(nano, tmp_path, **ON_RAY | {"trainer__max_training_steps": 2} | degrees(**sizes))
+    parity = [row["weight_sync/parity_max"] for row in metrics(tmp_path) if "weight_sync/parity_max" in row]
+    assert parity and max(parity) < 1e-4
+
+
+def test_a_run_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:
+    split: dict[str, Any] = {**KILLED_ON_RAY, **degrees(tensor_model=2)}
+    status, said = run(nano, tmp_path / "whole", **split)
+    assert status == 0, said
+    assert_kills_change_nothing(nano, tmp_path / "killed", tmp_path / "whole", moments(10, seed=5), **split)
+
+
+def test_a_run_goes_on_under_fsdp2_and_back(nano: Path, tmp_path: Path) -> None:
+    split, sharded = ON_RAY | degrees(tensor_model=2, pipeline_model=2), {**ON_RAY, RANKS: 2}
+    train(nano, tmp_path / "whole", **sharded)
+    for name, first, then in (("there", sharded, split), ("back", split, sharded)):
+        train(nano, tmp_path / name, **first | {"trainer__max_training_steps": 2})
+        train(nano, tmp_path / name, **then | {"trainer__resume_with_changes": True})
+        assert samples(tmp_path / name) == samples(tmp_path / "whole")
+        for one, two in zip(metrics(tmp_path / "whole"), metrics(tmp_path / name), strict=True):
+            if one["step"]:
+                assert two["policy/final_loss"] == pytest.approx(one["policy/final_loss"], rel=1e-6, abs=1e-6)
