@@ -23,6 +23,11 @@ def logprobs_and_entropy(logits: Tensor, targets: Tensor, temperature: float) ->
     return token_logprobs(logits, targets, temperature=temperature), entropy(logits, temperature=temperature)
 
 
+def logprobs_alone(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """`token_logprobs` of a table of logits."""
+    return token_logprobs(logits, targets, temperature=temperature)
+
+
 def statistics(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """log p at the targets, entropy of p, and log of the sum of exp(scores), where p is the softmax of `scores`."""
     highest = scores.amax(-1)

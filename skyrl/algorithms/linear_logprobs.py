@@ -16,7 +16,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from skyrl.algorithms.compiled import change_of_scores, compiled, logprobs_and_entropy, statistics
+from skyrl.algorithms.compiled import change_of_scores, compiled, logprobs_alone, logprobs_and_entropy, statistics
 from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.algorithms.shapes import expect_same_shape
 
@@ -96,6 +96,8 @@ def logprobs_of_logits(
     compile_it: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The same of a table of logits (N, V) that is there already."""
+    if compile_it and not with_entropy and logits.requires_grad:
+        return compiled(logprobs_alone)(logits, targets, temperature), None
     if compile_it and with_entropy:
         logprobs, spread = compiled(logprobs_and_entropy)(logits, targets, temperature)
         return logprobs, spread if entropy_gradient else spread.detach()

@@ -37,7 +37,8 @@ class RewardModelExp(SupervisedExp):
             for ranks in self.ranks()
         ]
         # placed as the policy of a run is: there is no other model
-        return LearnerGroup(self.processes.start("policy", makers), objective, self.budget())
+        ranks = self.processes.start("policy", makers)
+        return LearnerGroup(ranks, objective, self.budget(), replicas=self.replicas)
 
     def get_evaluation(self) -> SupervisedEvaluation | None:
         if not self.eval_datasets:

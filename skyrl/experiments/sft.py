@@ -16,6 +16,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SFTConfig, SupervisedConfig, TrainerConfig
 from skyrl.config.supervised.checks import evaluation_names
+from skyrl.config.supervised.model import MODEL, sharing_rows
 from skyrl.data.cursor import PromptCursor
 from skyrl.data.order import InOrder, Mixed, Order
 from skyrl.data.supervised_rows import Rows, load_supervised
@@ -29,6 +30,7 @@ from skyrl.learners.ranks import Ranks
 from skyrl.learners.supervised import CrossEntropy
 from skyrl.learners.workers import SFTWorker
 from skyrl.models.loading import max_positions, refuse_small_vocabulary
+from skyrl.planning.replicas import Replicas, replicas
 from skyrl.runs.inputs import notice, report_unread_variables
 from skyrl.tracking.tracker import Tracker
 from skyrl.training.describe import Metrics
@@ -204,9 +206,14 @@ class SupervisedExp(BaseExp):
                     "not stop: the exported generation_config.json gets it as one more eos_token_id"
                 )
 
+    @property
+    def replicas(self) -> Replicas:
+        """Which ranks of the model compute on the same rows."""
+        return replicas(MODEL.ranks(self.cfg), inner=sharing_rows(self.cfg))
+
     def ranks(self) -> tuple[Ranks, ...]:
         """The ranks of the model."""
-        return self.ranks_of(self.role, self.cfg.placement.num_nodes * self.cfg.placement.num_gpus_per_node)
+        return self.ranks_of(self.role, MODEL.ranks(self.cfg), self.replicas)
 
     def budget(self) -> TokenBudget:
         """Bound of micro-batches in tokens. What belongs together stays together."""
@@ -232,7 +239,8 @@ class SFTExp(SupervisedExp):
             partial(SFTWorker, trainer, objective, self.total_steps, ranks=ranks, config_path="")
             for ranks in self.ranks()
         ]
-        return LearnerGroup(self.processes.start("policy", makers), objective, self.budget())
+        ranks = self.processes.start("policy", makers)
+        return LearnerGroup(ranks, objective, self.budget(), replicas=self.replicas)
 
     def get_evaluation(self) -> SupervisedEvaluation | None:
         if not self.eval_datasets:

@@ -40,9 +40,9 @@ def _strategy(value: object) -> Becomes:
 
 _KEYS: dict[str, Entry] = {
     "strategy": _strategy,
-    "sequence_parallel_size": only(1, does="each GPU has whole sequences", otherwise="sequence parallelism"),
+    "sequence_parallel_size": goes_to("sequence_parallel_size"),
     "model_config_kwargs": later("changes to the model's configuration", {}),
-    "use_torch_compile": later("torch.compile of supervised runs", False),
+    "use_torch_compile": goes_to("use_torch_compile"),
     "record_memory": goes_to("record_memory"),
     "torch_profiler_config.enable": later("traces of every step (profile_steps traces chosen ones)", False),
     "pretokenized_dataset_paths": later(_PRETOKENIZED, []),

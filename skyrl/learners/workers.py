@@ -96,7 +96,8 @@ class SFTWorker(PolicyWorker):
 
     @staticmethod
     def _reading(trainer: TrainerConfig) -> ForwardFn:
-        return partial(compute_logprobs, temperature=1.0, measured=False)
+        compile_it = trainer.policy.use_torch_compile
+        return partial(compute_logprobs, temperature=1.0, measured=False, compile_it=compile_it)
 
 
 class CriticWorker(LearningWorker):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from skyrl.algorithms import linear_logprobs as module
+from skyrl.algorithms.compiled import compiled
 from skyrl.algorithms.linear_logprobs import linear_logprobs
 
 TOKENS, WIDTH, VOCABULARY = 23, 16, 101
@@ -194,5 +197,32 @@ def test_what_is_compiled_computes_the_same(
         assert entropy is not None
         ((logprobs * shares[0]).sum() + (entropy * shares[1]).sum() * entropy_gradient).backward()
         results.append((logprobs, entropy, hidden.grad, weight.grad))
-    for compiled, plain in zip(results[1], results[0], strict=True):
-        torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-5)
+    for ours, plain in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("by_the_compiler", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("plain_up_to", [0, TOKENS * VOCABULARY])
+def test_log_probabilities_without_entropies_are_compiled_where_they_have_gradients(
+    by_the_compiler: bool, plain_up_to: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+    compiler: Callable[..., Any] = compiled if by_the_compiler else lambda function: function
+
+    def noted(function: Any) -> Any:
+        given.append(function.__name__)
+        return compiler(function)
+
+    monkeypatch.setattr(module, "compiled", noted)
+    monkeypatch.setattr(module, "PLAIN_UP_TO", plain_up_to)
+    results = []
+    for compile_it in (False, True):
+        hidden, weight, targets = problem()
+        logprobs, entropy = linear_logprobs(
+            hidden, weight, targets, temperature=0.7, with_entropy=False, compile_it=compile_it
+        )
+        assert entropy is None and bool(given) == compile_it
+        logprobs.sum().backward()
+        results.append((logprobs, hidden.grad, weight.grad))
+    for ours, plain in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)

@@ -48,6 +48,59 @@ def test_rows_are_dealt_out_evenly_and_the_nearest_sizes_are_named(rows: int, ra
     )
 
 
+@pytest.mark.parametrize(("rows", "nearest"), [(8, None), (7, "6 and 8")])
+def test_rows_are_dealt_out_to_groups_of_ranks_that_share_them(rows: int, nearest: str | None) -> None:
+    said = problems(batch_size=rows, placement__num_gpus_per_node=4, sequence_parallel_size=2).get("batch_size")
+    assert said == (
+        nearest and f"{rows} cannot be dealt out evenly to 2 groups of 2 ranks; nearest sizes that can: {nearest}"
+    )
+
+
+SHARED: dict[str, Any] = {"placement__num_gpus_per_node": 4, "batch_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "said"),
+    [
+        (
+            {"sequence_parallel_size": 3, "tensor_parallel_size": 2},
+            "sequence_parallel_size",
+            "4 ranks are no whole groups of 6 (sequence_parallel_size = 3, tensor_parallel_size = 2); sizes whose "
+            "product is one of 1, 2, 4",
+        ),
+        (
+            {"context_parallel_size": 2, "use_sequence_packing": False},
+            "context_parallel_size",
+            "2 ranks share a sequence only where rows are packed; set use_sequence_packing = true",
+        ),
+        (
+            {"sequence_parallel_size": 2, "attention": "eager"},
+            "sequence_parallel_size",
+            "2 ranks cannot share a sequence where attention is eager; set attention = sdpa, which takes torch's "
+            "FlashAttention kernels on CUDA",
+        ),
+        (
+            {"context_parallel_size": 2, "use_dropout": True},
+            "use_dropout",
+            "attention drops no weights where context_parallel_size = 2; set it to false, or sequence_parallel_size in "
+            "the place of the other",
+        ),
+        (
+            {"tensor_parallel_size": 2, "strategy": "deepspeed"},
+            "tensor_parallel_size",
+            "2: strategy = deepspeed does not read it; set it to 1, or strategy = fsdp2",
+        ),
+    ],
+)
+def test_a_layout_that_cannot_run_is_refused(values: dict[str, Any], path: str, said: str) -> None:
+    assert problems(**SHARED, **values) == {path: said}
+
+
+def test_layouts_that_fit_their_ranks_are_taken() -> None:
+    assert problems(**SHARED, sequence_parallel_size=2, tensor_parallel_size=2) == {}
+    assert problems(**SHARED, context_parallel_size=2, strategy="deepspeed") == {}
+
+
 def test_a_supervised_run_without_its_kind_is_recognized_by_fields_that_reinforcement_learning_lacks() -> None:
     with pytest.raises(ConfigError) as refused:
         compose([], {"train_datasets": ["rows"], "eval_datasets": ["others"]})

@@ -20,6 +20,7 @@ from skyrl.experiments.ppo import BasePPOExp
 from tests.effects.algorithm import small_batch
 from tests.effects.boundaries import STEPS, Reached, given_to_deepspeed, given_to_fsdp, learner_of, worker_of
 from tests.effects.observables import plain, problems
+from tests.effects.passes import compiled_functions
 from tests.effects.probe import Observable, Probe, Scene
 
 Values = dict[str, Any]
@@ -375,6 +376,7 @@ PROBES: tuple[Probe, ...] = (
         for place in (*LEARNING, REFERENCE_PLACE)
     ),
     *(place.probe("use_dropout", True, place.sights.trained(), HALF_DROPPED[place.model.path]) for place in LEARNING),
+    SFT_PLACE.probe("use_torch_compile", True, compiled_functions),
     POLICY_PLACE.probe("model_config_kwargs", {"rms_norm_eps": 0.5}, POLICY_PLACE.sights.trained()),
     CRITIC_PLACE.probe("model_config_kwargs", {"rms_norm_eps": 0.5}, CRITIC_PLACE.sights.trained()),
     REFERENCE_PLACE.probe(
@@ -389,7 +391,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("generator.rope_scaling", {"rope_type": "linear", "factor": 4.0}, problems),
     *(
         probe
-        for place in (POLICY_PLACE, CRITIC_PLACE, REFERENCE_PLACE)
+        for place in (*LEARNING, REFERENCE_PLACE)
         for probe in (
             place.probe("sequence_parallel_size", 2, place.sights.shared(), place.several),
             place.probe("context_parallel_size", 2, place.sights.shared(), place.several),

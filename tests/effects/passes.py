@@ -16,7 +16,8 @@ from skyrl.batch import TrainingBatch
 from skyrl.errors import DataError, ModelError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.learners.host_activations import HostActivations
-from skyrl.learners.workers import PolicyWorker
+from skyrl.learners.supervised import CrossEntropy
+from skyrl.learners.workers import PolicyWorker, SFTWorker
 from skyrl.training.objective import policy_objective
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
@@ -82,8 +83,12 @@ def compiled_functions(scene: Scene) -> object:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("skyrl.algorithms.linear_logprobs.compiled", note)
-        worker = PolicyWorker(scene.run.trainer, policy_objective(scene.run.trainer.algorithm))
-        asyncio.run(worker.update(small_batch()))
+        trainer, batch = scene.run.trainer, small_batch()
+        if scene.run.kind == "sft":
+            worker: PolicyWorker = SFTWorker(trainer, CrossEntropy(), config_path="")
+        else:
+            worker = PolicyWorker(trainer, policy_objective(trainer.algorithm))
+        asyncio.run(worker.update(batch))
     return given
 
 

@@ -11,9 +11,11 @@ from safetensors.torch import load_file
 
 from skyrl.config import compose
 from skyrl.experiments.experiment import experiment_class
+from skyrl.planning.replicas import Replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.progress import Progress
 from tests.learners.pool import Pool
+from tests.long_cases import long_except
 from tests.supervised_run import chats, farthest, pairs, records, settings, train, write
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -26,11 +28,11 @@ class PoolProcesses:
 
     host = "127.0.0.1"
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool, self.step, self.progress = pool, 0, Progress()
+    def __init__(self, pool: Pool, replicas: Replicas) -> None:
+        self._pool, self._replicas, self.step, self.progress = pool, replicas, 0, Progress()
 
     def start(self, role: str, makers: Sequence[Callable[..., Any]]) -> Group[Any]:
-        return self._pool.start(makers[0], len(makers))  # which exchanges the ranks for its own
+        return self._pool.start(makers[0], len(makers), self._replicas)  # which exchanges the ranks for its own
 
     def dump_stacks(self) -> list[Path]:
         return []
@@ -53,16 +55,32 @@ def evaluated(folder: Path, kind: str) -> dict[str, Any]:
     return {"num_epochs": 1, "eval_datasets": (held_out,), "eval_interval": 4}
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "deepspeed"])
+ONE = ("FSDP2", "ZeRO-3", "two ranks share sequences")
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "FSDP2": {},
+    "ZeRO-3": {"strategy": "deepspeed"},
+    "two ranks share sequences": {"sequence_parallel_size": 2},
+    "two ranks share keys": {"context_parallel_size": 2},
+    "two ranks cut matrices": {"tensor_parallel_size": 2},
+    "two ranks share sequences of two that cut matrices": {
+        "placement__num_gpus_per_node": 4,
+        "sequence_parallel_size": 2,
+        "tensor_parallel_size": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("layout", long_except(LAYOUTS, *ONE))
 @pytest.mark.parametrize("kind", ROWS)
-def test_two_ranks_learn_what_one_process_does(
-    nano: Path, tmp_path: Path, pool: Pool, zero_pool: Pool, alone: dict[str, Path], kind: str, strategy: str
+def test_several_ranks_learn_what_one_process_does(
+    nano: Path, tmp_path: Path, pool: Pool, zero_pool: Pool, alone: dict[str, Path], kind: str, layout: str
 ) -> None:
-    changes = {**evaluated(tmp_path, kind), "strategy": strategy, "placement__num_gpus_per_node": 2}
+    changes = {**evaluated(tmp_path, kind), "placement__num_gpus_per_node": 2, **LAYOUTS[layout]}
     config: Any = compose([], settings(nano, tmp_path, kind, **changes)).config
     assert config.deepspeed_config.zero_optimization.stage == 3
-    experiment = experiment_class(config)(config)
-    experiment.processes = PoolProcesses({"fsdp2": pool, "deepspeed": zero_pool}[strategy])
+    experiment: Any = experiment_class(config)(config)
+    pools = {"fsdp2": pool, "deepspeed": zero_pool}
+    experiment.processes = PoolProcesses(pools[config.strategy], experiment.replicas)
     experiment.run()
     found, expected = records(tmp_path), records(alone[kind])
     for name in ("train/loss", "train/grad_norm", "eval/all/loss"):

@@ -16,7 +16,8 @@ from skyrl.config.checks.models import model_checks
 from skyrl.config.checks.schedule import schedule_problems
 from skyrl.config.generator import CHAT_TEMPLATES
 from skyrl.config.intervals import read_interval
-from skyrl.config.supervised.model import MODEL
+from skyrl.config.supervised.layouts import LAYOUT_CHECKS
+from skyrl.config.supervised.model import MODEL, sharing_rows
 from skyrl.config.supervised.root import RewardModelConfig, SupervisedConfig
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
@@ -72,12 +73,14 @@ def evaluation_sets_have_different_names(run: SupervisedConfig) -> Iterator[Prob
 
 
 def batches_deal_out_evenly(run: SupervisedConfig) -> Iterator[Problem]:
-    """Every rank gets as many rows of each batch."""
-    ranks = run.placement.num_nodes * run.placement.num_gpus_per_node
-    if run.batch_size % ranks:
-        below, above = run.batch_size // ranks * ranks, -(-run.batch_size // ranks) * ranks
+    """Every rank, or group of ranks that share rows, gets as many rows of each batch."""
+    ranks, together = run.placement.num_nodes * run.placement.num_gpus_per_node, sharing_rows(run)
+    replicas = max(ranks // together, 1)
+    if run.batch_size % replicas:
+        below, above = run.batch_size // replicas * replicas, -(-run.batch_size // replicas) * replicas
         nearest = " and ".join(str(size) for size in (below, above) if size)
-        message = f"{run.batch_size} cannot be dealt out evenly to {ranks} ranks"
+        groups = "ranks" if together == 1 else f"groups of {together} ranks"
+        message = f"{run.batch_size} cannot be dealt out evenly to {replicas} {groups}"
         yield Problem(path="batch_size", message=message, hint=f"nearest sizes that can: {nearest}")
 
 
@@ -146,6 +149,7 @@ SUPERVISED_CHECKS: tuple[Check[Any], ...] = (
     pairs_are_never_cut,
     a_template_that_is_named_is_built_in,
     recovery_and_resuming_agree,
+    *LAYOUT_CHECKS,
     *model_checks((MODEL,)),
 )
 

@@ -31,6 +31,11 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
     *EVERY_KIND_EFFECTS,
     *model_effects(MODEL),
     Effect("record_memory", "profile_steps has a step", lambda run: bool(run.profile_steps)),
+    Effect(
+        "use_torch_compile",
+        "tensor_parallel_size is 1",
+        lambda run: run.tensor_parallel_size == 1,
+    ),
     Effect("project_name", "logger names a tracker beside the console", names_a_service),
     Effect("optimizer_config.offload_after_step", "engines share the device, and there are none", lambda run: False),
     Effect(

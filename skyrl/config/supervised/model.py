@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from skyrl.config.model_tables import ModelTable
+from skyrl.config.supervised.root import SupervisedConfig
 
 MODEL = ModelTable(
     path="",
@@ -11,3 +12,8 @@ MODEL = ModelTable(
     ranks=lambda run: run.placement.num_nodes * run.placement.num_gpus_per_node,
 )
 """The model of a supervised run. One batch is one optimizer step."""
+
+
+def sharing_rows(run: SupervisedConfig) -> int:
+    """Ranks that compute on the same rows."""
+    return run.sequence_parallel_size * run.context_parallel_size * run.tensor_parallel_size

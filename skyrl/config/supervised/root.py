@@ -95,6 +95,18 @@ class SupervisedConfig(RunConfig):
     deepspeed_config: DeepSpeedConfig = DeepSpeedConfig()
     """Sharding under DeepSpeed."""
 
+    sequence_parallel_size: int = field(default=1, validator=positive)
+    """Consecutive ranks that share sequences (Ulysses, arXiv:2309.14509): each computes a stretch of every packed row,
+    and in attention some of the heads. Divides the number of ranks and of attention heads. 1: none."""
+
+    context_parallel_size: int = field(default=1, validator=positive)
+    """Ranks that share sequences, each of which attends from its own tokens to gathered keys and values: for sequences
+    longer than a GPU holds. Divides the number of ranks. 1: none."""
+
+    tensor_parallel_size: int = field(default=1, validator=positive)
+    """Consecutive ranks that hold a part of every large matrix each and compute on the same rows (arXiv:1909.08053).
+    Divides the number of ranks, of attention heads, and of key and value heads. 1: matrices are whole."""
+
     faults: FaultsConfig = FaultsConfig(on_non_finite="abort")
     """Interruptions and stalls. A gradient that is not finite is left out as `optimizer_config.max_skipped_updates`
     says with `on_non_finite = "skip"`, and ends the run with abort."""
@@ -284,6 +296,11 @@ class SupervisedConfig(RunConfig):
         return 1
 
     @property
+    def compiles(self) -> bool:
+        """Whether what follows the logits is compiled."""
+        return False
+
+    @property
     def trainer(self) -> TrainerConfig:
         """The tree as a `TrainerConfig`, which learners, checkpoints and sessions are built from."""
         rows, resume = self.micro_train_batch_size_per_gpu * self.rows_of_an_item, self.resume_from
@@ -291,7 +308,7 @@ class SupervisedConfig(RunConfig):
         learner: dict[str, Any] = {name: getattr(self, name) for name in _OF_A_LEARNER}
         return TrainerConfig(
             **{name: getattr(self, name) for name in _OF_A_TRAINER},
-            policy=PolicyConfig(**learner, record_memory=self.record_memory),
+            policy=PolicyConfig(**learner, record_memory=self.record_memory, use_torch_compile=self.compiles),
             critic=CriticConfig(**learner),
             algorithm=AlgorithmConfig(temperature=1.0, use_kl_loss=False, value_head_prefix=SCORE),
             placement=self._placement,
@@ -324,7 +341,10 @@ class SupervisedConfig(RunConfig):
         )
 
 
-_OF_A_LEARNER = ("model", "optimizer_config", "fsdp_config", "deepspeed_config", "use_dropout")
+_OF_A_LEARNER = (
+    "model", "optimizer_config", "fsdp_config", "deepspeed_config", "use_dropout", "sequence_parallel_size",
+    "context_parallel_size", "tensor_parallel_size",
+)  # fmt: skip
 """Fields that a policy and a critic have under the same name. Which of both learns is the experiment's choice."""
 
 _OF_A_TRAINER = (
@@ -346,9 +366,19 @@ class SFTConfig(SupervisedConfig):
     train_on_what: TrainOnWhat = "last_assistant_message"
     """Messages that are learned, with the text by which the template ends them."""
 
+    use_torch_compile: bool = False
+    """Compute log-probabilities from logits by `torch.compile`, in updates: fewer passes over the table of tokens x
+    vocabulary, and less memory for it. The first updates wait for the compiler, which on a CPU needs g++ or another C++
+    compiler. Equal up to rounding."""
+
     messages_key: str = "messages"
     """Column of the chat: a list of messages with `role` and `content`, or its JSON text. Rows without it may have
     another of the forms in `docs/sft.md`."""
+
+    @property
+    def compiles(self) -> bool:
+        """Whether what follows the logits is compiled."""
+        return self.use_torch_compile
 
 
 @frozen

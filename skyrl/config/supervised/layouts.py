@@ -1,0 +1,65 @@
+"""Checks of supervised runs whose ranks share sequences or matrices.
+
+Whether the sizes divide the heads of the model is seen when the run starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from skyrl.config.supervised.model import MODEL, sharing_rows
+from skyrl.config.supervised.root import SupervisedConfig
+from skyrl.errors import Problem
+from skyrl.planning.batches import divisors
+from skyrl.tree.rules import Check
+
+_SIZES = ("sequence_parallel_size", "context_parallel_size", "tensor_parallel_size")
+
+
+def ranks_form_whole_groups(run: SupervisedConfig) -> Iterator[Problem]:
+    """Each row is computed by as many ranks as the others."""
+    ranks, together = MODEL.ranks(run), sharing_rows(run)
+    if ranks % together:
+        written = [f"{name} = {getattr(run, name)}" for name in _SIZES if getattr(run, name) > 1]
+        yield Problem(
+            path=next(name for name in _SIZES if getattr(run, name) > 1),
+            message=f"{ranks} ranks are no whole groups of {together} ({', '.join(written)})",
+            hint=f"sizes whose product is one of {', '.join(map(str, divisors(ranks)))}",
+        )
+
+
+def shared_sequences_are_packed(run: SupervisedConfig) -> Iterator[Problem]:
+    """Ranks share the row that others are packed into, by torch's own attention."""
+    for name in _SIZES[:2]:
+        size = getattr(run, name)
+        if size > 1 and not run.use_sequence_packing:
+            message = f"{size} ranks share a sequence only where rows are packed"
+            yield Problem(path=name, message=message, hint="set use_sequence_packing = true")
+        if size > 1 and run.attention not in (None, "sdpa"):
+            message = f"{size} ranks cannot share a sequence where attention is {run.attention}"
+            hint = "set attention = sdpa, which takes torch's FlashAttention kernels on CUDA"
+            yield Problem(path=name, message=message, hint=hint)
+
+
+def gathered_keys_are_not_dropped(run: SupervisedConfig) -> Iterator[Problem]:
+    """Attention in blocks of gathered keys has no dropout."""
+    if run.use_dropout and run.context_parallel_size > 1:
+        message = f"attention drops no weights where context_parallel_size = {run.context_parallel_size}"
+        hint = "set it to false, or sequence_parallel_size in the place of the other"
+        yield Problem(path="use_dropout", message=message, hint=hint)
+
+
+def matrices_are_cut_under_fsdp(run: SupervisedConfig) -> Iterator[Problem]:
+    """DeepSpeed spreads whole matrices."""
+    if run.tensor_parallel_size > 1 and not MODEL.by_fsdp(run):
+        message = f"{run.tensor_parallel_size}: strategy = {run.strategy} does not read it"
+        yield Problem(path="tensor_parallel_size", message=message, hint="set it to 1, or strategy = fsdp2")
+
+
+LAYOUT_CHECKS: tuple[Check[Any], ...] = (
+    ranks_form_whole_groups,
+    shared_sequences_are_packed,
+    gathered_keys_are_not_dropped,
+    matrices_are_cut_under_fsdp,
+)
