@@ -243,3 +243,24 @@ async def test_the_reference_scores_alike(spread: Spread, small: TrainerConfig, 
     group = processes.start(partial(shimmed, partial(RefWorker, trainer)), 4, together)
     many = ScorerGroup[RefWorker](group, replicas=together)
     torch.testing.assert_close(await many.score(batch(7)), await RefWorker(small).score(batch(7)), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", long_except(["2 replicas", "TP2 x PP2"], "2 replicas"))
+async def test_computing_in_bfloat16_stays_near_float32_and_keeps_weights_in_float32(
+    name: str, spread: Spread, alone: Trained, tmp_path: Path
+) -> None:
+    changes, ranks = WAYS[name]
+    learner = spread.policy({**changes, "compute_dtype": "bfloat16"}, ranks)
+    before = await weights_of(learner)
+    first = await learner.update(mini_batch(0))
+    assert first["grad_norm"] == pytest.approx(alone.metrics[0]["grad_norm"], rel=0.05)
+    assert first["grad_norm"] != pytest.approx(alone.metrics[0]["grad_norm"], rel=1e-5)
+    tensors, numbers = await stored(learner, tmp_path)
+    undisturbed = await learner.update(mini_batch(1)), await weights_of(learner)
+    await learner.load_state(tensors, numbers)
+    resumed = await learner.update(mini_batch(1)), await weights_of(learner)
+    assert resumed[0] == undisturbed[0]
+    assert all(torch.equal(weight, resumed[1][key]) for key, weight in undisturbed[1].items())
+    assert {weight.dtype for weight in before.values()} == {torch.float32}
+    moved = resumed[1]["model.norm.weight"] - before["model.norm.weight"]
+    assert (moved.abs() < 0.004).any(), "less than bfloat16 can tell from 1"
