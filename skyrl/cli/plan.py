@@ -148,15 +148,7 @@ def _model(run: SkyRLTrainConfig, model: Any) -> dict[str, Any]:
     """The sizes of a model and what one of its ranks does in one training step."""
     import attrs
 
-    from skyrl.config.sizes import (
-        context_parallel,
-        data_parallel_of,
-        grid_of,
-        model_parallel,
-        sequence_parallel,
-        tensor_parallel,
-        work_of,
-    )
+    from skyrl.config.sizes import data_parallel_of, grid_of, model_parallel, parallel_sizes, work_of
 
     trainer, work = run.trainer, work_of(run, model)
     tokens = trainer.max_tokens_per_microbatch if trainer.max_tokens_per_microbatch > 0 else None
@@ -165,9 +157,7 @@ def _model(run: SkyRLTrainConfig, model: Any) -> dict[str, Any]:
         "ranks": grid_of(run, model).ranks,
         "data_parallel": data_parallel_of(run, model),
         "model_parallel": model_parallel(run, model),
-        "sequence_parallel": sequence_parallel(run, model),
-        "context_parallel": context_parallel(run, model),
-        "tensor_parallel": tensor_parallel(run, model),
+        **{f"{name}_parallel": size for name, size in parallel_sizes(run, model).items()},
         **attrs.asdict(work),
         "gradient_accumulation": work.micro_batches,
         "micro_batch_size": trainer.micro_train_batch_size_per_gpu if work.optimizer_steps else 0,

@@ -79,7 +79,7 @@ def _work(model: Mapping[str, Any]) -> list[str]:
 
 def _replicas(model: Mapping[str, Any]) -> str:
     """`4`, or `4 x sequence 2` where two ranks each share sequences: replicas, and the ranks of one."""
-    sizes = {name: model[f"{name}_parallel"] for name in ("context", "sequence", "tensor")}
+    sizes = {name: model[f"{name}_parallel"] for name in ("pipeline", "context", "sequence", "tensor")}
     return " x ".join([str(model["data_parallel"]), *(f"{name} {size}" for name, size in sizes.items() if size > 1)])
 
 

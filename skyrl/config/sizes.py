@@ -146,6 +146,24 @@ def tensor_parallel(run: SkyRLTrainConfig, model: Model) -> int:
     return int(getattr(run.trainer, model).tensor_parallel_size)
 
 
+def parallel_sizes(run: SkyRLTrainConfig, model: Model) -> dict[str, int]:
+    """Ranks of one replica by the dimension along which they share it, whatever the strategy."""
+    if run.trainer.strategy == "megatron" and model != "critic":
+        megatron = getattr(run.trainer, model).megatron_config
+        return {
+            "pipeline": megatron.pipeline_model_parallel_size,
+            "context": megatron.context_parallel_size,
+            "sequence": 1,
+            "tensor": megatron.tensor_model_parallel_size,
+        }
+    return {
+        "pipeline": 1,
+        "context": context_parallel(run, model),
+        "sequence": sequence_parallel(run, model),
+        "tensor": tensor_parallel(run, model),
+    }
+
+
 def replicas_of(run: SkyRLTrainConfig, model: Model) -> Replicas:
     """Which ranks of the model compute on the same rows. The tree must have passed `check`."""
     together = model_parallel(run, model)

@@ -141,6 +141,22 @@ def test_the_table_says_how_many_ranks_share_a_sequence() -> None:
     assert (plan["models"][0]["sequence_parallel"], plan["models"][0]["data_parallel"]) == (4, 2)
 
 
+def test_the_table_says_how_megatron_spreads_a_replica() -> None:
+    table_of_megatron = "trainer.policy.megatron_config."
+    values = {
+        **gpus(8, "policy", "ref"),
+        f"{ENGINE}num_engines": 8,
+        "trainer.placement.colocate_policy_ref": False,
+        "trainer.placement.colocate_all": False,
+        "trainer.strategy": "megatron",
+        f"{table_of_megatron}tensor_model_parallel_size": 2,
+        f"{table_of_megatron}pipeline_model_parallel_size": 2,
+    }
+    plan = planned(values)
+    assert "2 x pipeline 2 x tensor 2" in table(plan)
+    assert plan["models"][0]["pipeline_parallel"] == 2
+
+
 def test_micro_batches_bounded_by_tokens_are_counted_in_tokens() -> None:
     plan = planned({"trainer.max_tokens_per_microbatch": 4096})
     row = table(plan).splitlines()[-5:-2]
