@@ -1,0 +1,125 @@
+"""Runs as jobs of a real Ray cluster on this machine, with the job server of its dashboard."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.nano_run import as_words, overrides
+
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("ray jobs")]
+
+ROOT = Path(__file__).parents[2]
+WAITS = 400.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nothing listens on, and that Ray gives to none of its workers."""
+    with contextlib.ExitStack() as stack:
+        found: list[int] = []
+        while len(found) < count:
+            each = stack.enter_context(socket.socket())
+            each.bind(("127.0.0.1", 0))
+            found.append(each.getsockname()[1])
+        return found
+
+
+def until(holds: Callable[[], object], what: Callable[[], str]) -> None:
+    """Wait until the condition holds; `what` is reported where it never does."""
+    deadline, pause = time.monotonic() + WAITS, threading.Event()
+    while not holds():
+        assert time.monotonic() < deadline, what()
+        pause.wait(0.2)
+
+
+def answers(address: str) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(urllib.request.urlopen(f"{address}/api/version", timeout=5).status == 200)
+    return False
+
+
+@pytest.fixture(scope="module")
+def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the dashboard of a cluster with one node."""
+    folder = tmp_path_factory.mktemp("ray")
+    port, dashboard, client, agent = free_ports(4)
+    head = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
+    head += ["--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=4", f"--ray-client-server-port={client}"]
+    head += ["--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
+    head += [f"--dashboard-agent-listen-port={agent}", "--min-worker-port=10002", "--max-worker-port=19999"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with (folder / "head.log").open("wb") as log:
+        process = subprocess.Popen(head, env=environment, stdout=log, stderr=log, start_new_session=True)
+    address = f"http://127.0.0.1:{dashboard}"
+    try:
+        until(lambda: answers(address), (folder / "head.log").read_text)
+        yield address
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+class Place:
+    """A folder to launch from."""
+
+    def __init__(self, folder: Path, dashboard: str) -> None:
+        self.folder = folder
+        (folder / "cluster.toml").write_text(f'[ray]\naddress = "{dashboard}"\n')
+
+    def launch(self, *words: str) -> str:
+        """Output of `skyrl launch`, which has to succeed."""
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "skyrl.cli", "launch", *words]
+        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def steps(self) -> list[int]:
+        """Steps in the run's metrics."""
+        file = self.folder / "run" / "metrics.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [json.loads(line)["step"] for line in lines if line.endswith("}")]
+
+
+@pytest.fixture
+def place(tmp_path: Path, dashboard: str) -> Place:
+    return Place(tmp_path, dashboard)
+
+
+def words(nano: Path, place: Place, **changes: Any) -> list[str]:
+    return as_words(overrides(nano, place.folder, trainer__run_name="mine", trainer__eval_interval=-1, **changes))
+
+
+def test_a_job_of_ray_trains_to_its_end_and_its_output_is_followed(place: Place, nano: Path) -> None:
+    place.launch("ray", *words(nano, place, trainer__max_training_steps=3))
+    followed = place.launch("logs", "-f", "launches/mine")  # which ends with the run
+    assert "finished" in place.launch("status")
+    assert "3/3" in followed or "step 3" in followed, followed
+    assert place.launch("logs", "launches/mine").strip().endswith(followed.strip()[-200:])
+    assert place.steps()[-1] == 3
+
+
+def test_a_job_of_ray_that_is_stopped_says_so(place: Place, nano: Path) -> None:
+    endless: dict[str, Any] = {"trainer__epochs": 4000, "trainer__max_training_steps": 6000}
+    place.launch("ray", *words(nano, place, **endless))
+    until(lambda: len(place.steps()) > 2, lambda: place.launch("logs", "launches/mine"))
+    place.launch("stop", "mine")
+    until(lambda: "stopped" in place.launch("status"), lambda: place.launch("logs", "launches/mine"))
+    steps = place.steps()
+    assert steps == list(range(steps[0], steps[0] + len(steps)))
