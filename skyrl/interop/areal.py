@@ -14,7 +14,7 @@ from skyrl.interop.areal_backends import allocation, backend, engine_backend, re
 from skyrl.interop.areal_defaults import NO_REFERENCE, has_reference, is_whole, left_out, other_defaults
 from skyrl.interop.areal_keys import INTERVALS, KEYS
 from skyrl.interop.areal_keys_2026 import KEYS_2026, LORA_KEYS
-from skyrl.interop.areal_learner_keys import LEARNER_KEYS, MODELS, ONE_LIMIT
+from skyrl.interop.areal_learner_keys import LEARNER_KEYS, MODELS, NO_ADAPTER, ONE_LIMIT
 from skyrl.interop.areal_machines import LINES_OF_BASH, machines, without_own_folder
 from skyrl.interop.areal_objective import OBJECTIVE_KEYS, estimator, has_critic, objective
 from skyrl.interop.areal_rollout_keys import ROLLOUT_KEYS
@@ -130,6 +130,8 @@ def _of_several(key: str, value: object, values: Mapping[str, Any]) -> Becomes |
         return Becomes(needless=f"the engines are {engine}'s")
     if key.endswith(".backend") and key.count(".") == 1:
         return backend(key, value, values)
+    if key in LORA_KEYS and owner == "ref":
+        return Becomes(needless=NO_ADAPTER)
     if key in LORA_KEYS and not values.get(f"{owner}.use_lora"):
         return Becomes(needless=f"{owner}.use_lora is off")
     if key in ("actor.use_lora", "critic.use_lora"):

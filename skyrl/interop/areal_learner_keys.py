@@ -18,6 +18,8 @@ _FILES = "weights are read and stored in Hugging Face's format either way"
 _STAGES = "pipelines without Megatron"
 _MEGATRON = "this option of Megatron's"
 
+NO_ADAPTER = "the reference is the model without an adapter, and a new one would not change it"
+
 MODELS: Mapping[str, str] = {"actor": "policy", "ref": "ref", "critic": "critic"}
 """AReaL's models and ours."""
 
@@ -148,7 +150,7 @@ LEARNER_KEYS: dict[str, Entry] = {
     "ref.gradient_checkpointing": not_there("the reference has no gradients"),
     "ref.weight_update_mode": not_there("the reference's weights go to no engine"),
     "critic.weight_update_mode": not_there("the critic's weights go to no engine"),
-    "ref.use_lora": later("adapters of a reference", False),
+    "ref.use_lora": not_there(NO_ADAPTER),
     "ref.enable_tree_training": not_there("the reference is not trained"),
     "critic.enable_tree_training": later("training on trees of common prefixes", False),
     "*.offload": not_there(_TURNS),

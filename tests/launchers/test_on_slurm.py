@@ -138,10 +138,11 @@ def test_a_launch_that_depends_on_a_failed_one_never_starts(site: Site, nano: Pa
     assert not (site.folder / "second").exists()
 
 
-def test_a_sweep_is_an_array_and_is_not_submitted_twice(site: Site, nano: Path) -> None:
+def test_a_sweep_of_six_is_an_array_of_three_at_a_time_and_is_not_submitted_twice(site: Site, nano: Path) -> None:
     values = overrides(nano, site.folder, trainer__max_training_steps=1, trainer__eval_before_train=False)
     (site.folder / "run.toml").write_text("\n".join(f"{path} = {json.dumps(each)}" for path, each in values.items()))
-    (site.folder / "sweep.toml").write_text('name = "s"\nrun = ["run.toml"]\nseeds = [1, 2, 3]\nat_once = 2\n')
+    sweep = 'name = "s"\nrun = ["run.toml"]\nseeds = [1, 2, 3, 4, 5, 6]\nat_once = 3\n'
+    (site.folder / "sweep.toml").write_text(sweep)
     command = (
         sys.executable,
         "-m",
@@ -153,12 +154,21 @@ def test_a_sweep_is_an_array_and_is_not_submitted_twice(site: Site, nano: Path) 
         "--set",
         "slurm.cpus_per_gpu=2",
     )
-    assert "3 runs were submitted as job" in site.run(*command)
+    assert "6 runs were submitted as job" in site.run(*command)
     again = subprocess.run(command, cwd=site.folder, env=site.environment, capture_output=True, text=True, check=False)
     assert again.returncode == 2
     assert "of this sweep is" in again.stderr
-    site.wait(lambda: site.run("squeue", "-h").strip() == "")
+    at_once: list[int] = []
+
+    def is_over() -> bool:
+        states = site.run("squeue", "-h", "-r", "-o", "%T").split()
+        at_once.append(states.count("RUNNING"))
+        return not states
+
+    site.wait(is_over)
+    assert max(at_once) == 3  # four nodes would have run four
     states = [json.loads(file.read_text())["state"] for file in site.folder.glob("sweeps/s/tasks/*/state.json")]
-    assert states == ["finished"] * 3
+    assert states == ["finished"] * 6
     assert "submitted" not in site.run(*command)  # all of it is trained
-    assert (site.folder / "sweeps" / "s" / "results.json").exists()
+    results = json.loads((site.folder / "sweeps" / "s" / "results.json").read_text())
+    assert [point["states"] for point in results] == [["finished"] * 6]
