@@ -1,0 +1,99 @@
+"""examples/gsm8k: its files are runs that fit, its page says their memory, its data are what the environment reads."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from skyrl.cli.main import cli
+from skyrl.config import compose
+from skyrl.envs.registry import find_env
+
+FOLDER = Path(__file__).parents[2] / "examples" / "gsm8k"
+FILES = sorted(FOLDER.glob("qwen*.toml"))
+PHASES = ("generation", "scoring", "update", "transfer")
+
+
+@pytest.fixture(scope="module")
+def maker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_gsm8k", FOLDER / "make_data.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def planned(file: Path) -> dict[str, Any]:
+    done = CliRunner().invoke(cli, ["plan", str(file), "--json"])
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def row_of(file: Path) -> str:
+    """The row of the page's table: GiB of the fullest model in each phase, and on the host."""
+    memory = planned(file)["memory"]
+    run = compose([str(file)]).config
+    most = [max(each["bytes"] for each in memory["phases"] if each["name"] == phase) for phase in PHASES]
+    assert memory["fits"]
+    host = max(each["host"] for each in memory["phases"])
+    numbers = " | ".join(f"{number / 2**30:.1f}" for number in (*most, host))
+    return f"| [{file.name}]({file.name}) | {run.trainer.placement.policy_num_gpus_per_node} | {numbers} |"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_each_file_is_a_run_without_a_warning(file: Path) -> None:
+    composed = compose([str(file)])
+    assert composed.warnings == ()
+    assert composed.config.generator.inference_engine.backend == "vllm"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_page_says_the_memory_that_the_plan_estimates(file: Path) -> None:
+    assert row_of(file) in (FOLDER / "README.md").read_text()
+
+
+def test_both_models_have_adapters_and_all_weights_on_one_gpu_or_eight() -> None:
+    runs = [compose([str(file)]).config.trainer for file in FILES]
+    found = {
+        (run.policy.model.path, run.placement.policy_num_gpus_per_node, run.policy.model.lora.rank) for run in runs
+    }
+    small, large = "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-7B-Instruct"
+    assert found == {(small, 1, 0), (small, 1, 32), (small, 8, 0), (large, 1, 32), (large, 8, 0), (large, 8, 32)}
+
+
+def test_a_file_of_the_hubs_form_becomes_prompts(
+    maker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "gsm8k.jsonl"
+    source.write_text(json.dumps({"question": "1 + 1?", "answer": "One and one.\n#### 1,002"}) + "\n")
+    monkeypatch.setattr(
+        sys, "argv", ["make_data.py", "--train", str(source), "--test", str(source), "--out", str(tmp_path / "out")]
+    )
+    maker.main()
+    [row] = map(json.loads, (tmp_path / "out" / "train.jsonl").read_text().splitlines())
+    assert row["reward_spec"] == {"ground_truth": "1002"}
+    assert re.search(r"1 \+ 1\?.*####", row["prompt"][0]["content"])
+
+
+def test_a_row_without_a_number_is_named(maker: ModuleType, tmp_path: Path) -> None:
+    source = tmp_path / "gsm8k.jsonl"
+    source.write_text(json.dumps({"question": "1 + 1?", "answer": "two"}) + "\n")
+    with pytest.raises(SystemExit, match="row 1: no question, or no number behind ####"):
+        list(maker.rows(str(source)))
+
+
+def test_the_environment_rewards_the_form_that_the_prompt_asks_for(maker: ModuleType, tmp_path: Path) -> None:
+    source = tmp_path / "gsm8k.jsonl"
+    source.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}) + "\n")
+    [row] = maker.rows(str(source))
+    rewards = [find_env("gsm8k")(row).step(answer).reward for answer in ("One and one.\n#### 2", "#### 3", "2")]
+    assert rewards == [1.0, 0.0, 0.0]
